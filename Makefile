@@ -176,9 +176,9 @@ e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSIO
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
 
-# Prometheus takes 3 minutes to build on two cores, once; it needs Go. Then the run takes 6 minutes. The console's part needs Node
-# and Chromium.
-e2e-observe: release $(VENV_READY) ## run a real Prometheus and a real Chromium on a stack under load: alerts, panels, the console
+# Prometheus takes 3 minutes to build on two cores, and KEDA's client some minutes, once; they need Go. Then the run takes
+# minutes. The console's part needs Node and Chromium.
+e2e-observe: release $(VENV_READY) ## run a real Prometheus, KEDA's client and a real Chromium on a stack under load: alerts, panels, the scaler, the console
 	@python3 .ci/steps.py observe
 
 # Needs root and Go. The node's binaries take some minutes to build, once.

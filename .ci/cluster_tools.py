@@ -3,13 +3,14 @@
 published schemas into .tools/schemas, for tests that need the real programs and schemas.
 
     .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
-    .ci/cluster_tools.py node containerd cni helm crane cosign prometheus
+    .ci/cluster_tools.py node containerd cni helm crane cosign prometheus keda-scaler
 
 It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
 the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
 with a message. Standard library only.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -138,6 +139,7 @@ class Schemas(NamedTuple):
 CERT_MANAGER = "github.com/cert-manager/cert-manager"
 PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
 KEDA = "github.com/kedacore/keda/v2"
+KEDA_VERSION = "v2.21.0"
 # The Gateway API in the version that this Envoy Gateway is built with. For the Inference Extension, the last version that has each
 # kind: objectives and rewrites have since moved to llm-d, with the same fields, but llm-d's module is not published.
 SCHEMAS = [
@@ -154,8 +156,13 @@ SCHEMAS = [
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
     Schemas(PROMETHEUS_OPERATOR, "v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml"),
     # The object of docs/how-to/scale.md.
-    Schemas(KEDA, "v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"),
+    Schemas(KEDA, KEDA_VERSION, "config/crd/bases/keda.sh_scaledobjects.yaml"),
 ]
+
+
+# A program of ours with KEDA's package `scalers`: the test's client of our external scaler.
+KEDA_SCALER = "keda-scaler"
+KEDA_PROGRAM = ROOT / "e2e" / "observe" / "keda" / "main.go"
 
 
 # The tools that this run has built.
@@ -189,6 +196,35 @@ def build(name: str) -> None:
     stamp.touch()
     BUILT.append(name)
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)
+
+
+def build_keda_scaler() -> None:
+    """Builds the program inside a copy of KEDA's module, so with the dependencies that KEDA pins. The package `scalers` has a file for
+    each of 80 scalers; without the others it needs a tenth of their dependencies, and the code of this one stays as it is."""
+    stamp = TOOLS / f".{KEDA_SCALER}-{KEDA_VERSION}-{hashlib.sha256(KEDA_PROGRAM.read_bytes()).hexdigest()[:12]}"
+    if stamp.exists() and (TOOLS / "bin" / KEDA_SCALER).exists():
+        return
+    if shutil.which("go") is None:
+        raise Unavailable("Go is not installed")
+    print(f"setup: {KEDA_SCALER} {KEDA_VERSION} into .tools (once, takes minutes)", flush=True)
+    began = time.monotonic()
+    (TOOLS / "go").mkdir(parents=True, exist_ok=True)
+    (TOOLS / "bin").mkdir(exist_ok=True)
+    found = json.loads(go(TOOLS / "go", "mod", "download", "-json", f"{KEDA}@{KEDA_VERSION}"))
+    folder = TOOLS / "go" / KEDA_SCALER
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(found["Dir"], folder)
+    for file in (folder / "pkg" / "scalers").glob("*.go"):
+        if file.name not in ("scaler.go", "external_scaler.go"):
+            file.unlink()
+    # The one name that external_scaler.go takes from another scaler's file, with KEDA's value.
+    (folder / "pkg" / "scalers" / "rest.go").write_text('package scalers\n\nconst externalMetricType = "External"\n')
+    (folder / "cmd" / KEDA_SCALER).mkdir()
+    shutil.copy(KEDA_PROGRAM, folder / "cmd" / KEDA_SCALER)
+    go(folder, "build", "-trimpath", "-ldflags=-s -w", "-o", str(TOOLS / "bin" / KEDA_SCALER), f"./cmd/{KEDA_SCALER}")
+    stamp.touch()
+    BUILT.append(KEDA_SCALER)
+    print(f"setup: {KEDA_SCALER} took {time.monotonic() - began:.0f} s", flush=True)
 
 
 def copy_files(name: str, folder: pathlib.Path) -> None:
@@ -256,13 +292,14 @@ def go(folder: pathlib.Path, *arguments: str) -> str:
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in TABLE and name != "schemas"]
+    others = {"schemas": fetch_schemas, KEDA_SCALER: build_keda_scaler}
+    unknown = [name for name in names if name not in TABLE and name not in others]
     if unknown or not names:
-        print(f"usage: cluster_tools.py TOOL...  with TOOL one of {' '.join(TABLE)} schemas", file=sys.stderr)
+        print(f"usage: cluster_tools.py TOOL...  with TOOL one of {' '.join([*TABLE, *others])}", file=sys.stderr)
         return 2
     for name in names:
         try:
-            fetch_schemas() if name == "schemas" else build(name)
+            others.get(name, lambda name=name: build(name))()
         except Unavailable as why:
             print(f"setup: {name} cannot be built here, and tests that need it will be SKIPPED: {why}", file=sys.stderr)
             return UNAVAILABLE

@@ -309,6 +309,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "observe": lambda: [
         Step("observe: Prometheus", "python3 .ci/cluster_tools.py prometheus", buildable),
         Step("observe: alerts and panels on a real Prometheus", "python3 -m unittest discover e2e/observe -p test_observe.py", unit_tests),
+        Step("observe: KEDA's client", "python3 .ci/cluster_tools.py keda-scaler", buildable),
+        Step("observe: the external scaler as KEDA calls it", "python3 -m unittest discover e2e/observe -p test_keda.py", unit_tests),
         # It needs Chromium, of the system.
         Step("observe: console in a real Chromium", "python3 -m unittest discover e2e/observe -p test_console.py", unit_tests),
     ],
