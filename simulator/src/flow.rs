@@ -159,7 +159,7 @@ pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
     let mut rows = Vec::new();
     for file in files {
         let results: Value = serde_json::from_str(&read(file)?).map_err(|error| format!("{}: {error}", file.display()))?;
-        rows.extend(results["rows"].as_array().cloned().unwrap_or_default());
+        rows.extend(results.get("rows").and_then(Value::as_array).cloned().unwrap_or_default());
     }
     let means = page::means(&rows);
     write(DATA, format!("{:#}\n", json!({ "rows": means })))?;
