@@ -76,6 +76,8 @@ pub struct EndpointGroup {
     pub endpoints: Vec<OutstandingWork>,
     /// Replicas that start: seconds since each was seen.
     pub starting: Arc<[f64]>,
+    /// Requests that proxies hold for it, by its share of those that arrive.
+    pub held: f64,
     measured: bool,
     step: Arc<StepModel>,
     seats: EngineSeats,
@@ -154,9 +156,11 @@ impl ScalingSignals {
             let measured = window.is_some_and(TrafficWindow::is_measured);
             let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics));
             let (mix, starting, step) = (with_prompts(mix, &endpoints), Arc::clone(&starting), Arc::clone(&step));
-            EndpointGroup { key, mix, endpoints, starting, measured, step, seats }
+            EndpointGroup { key, mix, endpoints, starting, held: 0.0, measured, step, seats }
         };
-        members.into_iter().map(group).collect()
+        let mut groups: Vec<EndpointGroup> = members.into_iter().map(group).collect();
+        share(&mut groups, float(totals.bands.values().map(|band| band.held).sum()));
+        groups
     }
 
     /// Whether requests of a pool were refused within the last minute.
@@ -197,6 +201,20 @@ fn starting(shared: &DaemonState, pool: &str) -> Vec<f64> {
     let seen = components.iter().flat_map(|(_, followed)| followed.seen());
     let starts = seen.filter(|seen| matches!(seen.state, InstanceState::NotReady(_) | InstanceState::Pending(_)));
     starts.filter_map(|seen| age(seen.since)).collect()
+}
+
+/// Shares the requests that proxies hold among the groups, by what arrives at each: at those that
+/// prefill, and at those that decode, because each of them serves every request.
+fn share(groups: &mut [EndpointGroup], held: f64) {
+    for prefills in [true, false] {
+        let mut of_stage: Vec<&mut EndpointGroup> =
+            groups.iter_mut().filter(|group| (group.key.0 == ScalingRole::Prefill) == prefills).collect();
+        let rate: f64 = of_stage.iter().map(|group| group.mix.per_second).sum();
+        let count = float(of_stage.len() as u64);
+        for group in &mut of_stage {
+            group.held = held * if rate > 0.0 { group.mix.per_second / rate } else { 1.0 / count };
+        }
+    }
 }
 
 /// The mix with the prompts that are outstanding, where engines report no usage.
@@ -261,9 +279,9 @@ impl EndpointGroup {
     /// The signal for `goal`.
     #[must_use]
     pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {
-        let Self { key: (role, _), mix, endpoints, starting, measured, step, seats } = self;
-        let (role, mix, measured, seats) = (*role, *mix, *measured, *seats);
-        signal(&ScalingGroup { role, step, mix, measured, seats, endpoints, starting }, goal)
+        let Self { key: (role, _), mix, endpoints, starting, held, measured, step, seats } = self;
+        let (role, mix, held, measured, seats) = (*role, *mix, *held, *measured, *seats);
+        signal(&ScalingGroup { role, step, mix, measured, seats, endpoints, starting, held }, goal)
     }
 
     /// The models of the group for labels and pages, separated by commas.
@@ -274,5 +292,37 @@ impl EndpointGroup {
             models.truncate(models.floor_char_boundary(MODELS_LABEL_BYTES_MAX));
         }
         models
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(role: ScalingRole, per_second: f64) -> EndpointGroup {
+        EndpointGroup {
+            key: (role, Arc::new([])),
+            mix: RequestMix { per_second, ..RequestMix::default() },
+            endpoints: Vec::new(),
+            starting: Arc::new([]),
+            held: 0.0,
+            measured: true,
+            step: Arc::new(StepModel::of([10.0, 0.05, 1e-6], [10.0, 0.02, 1e-4], 100.0)),
+            seats: EngineSeats::default(),
+        }
+    }
+
+    #[test]
+    fn requests_that_proxies_hold_are_shared_by_what_arrives() {
+        use ScalingRole::{Both, Decode, Prefill};
+        let held = |groups: &[(ScalingRole, f64)]| {
+            let mut groups: Vec<EndpointGroup> = groups.iter().map(|(role, rate)| group(*role, *rate)).collect();
+            share(&mut groups, 12.0);
+            groups.iter().map(|group| group.held).collect::<Vec<_>>()
+        };
+        assert_eq!(held(&[(Both, 3.0), (Both, 1.0)]), [9.0, 3.0]);
+        assert_eq!(held(&[(Prefill, 5.0), (Decode, 5.0)]), [12.0, 12.0], "each request needs both");
+        assert_eq!(held(&[(Both, 0.0), (Both, 0.0)]), [6.0, 6.0], "nothing is known about the arrivals");
+        assert!(held(&[]).is_empty());
     }
 }

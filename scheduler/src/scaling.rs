@@ -4,7 +4,7 @@
 //! Work is measured in seconds of an average replica. Three quantities decide how many are needed:
 //!
 //! - **Demand** `d`: replicas kept busy by the requests that arrive, `requests/s × seconds each`.
-//! - **Backlog** `W`: seconds of work that is outstanding now.
+//! - **Backlog** `W`: seconds of work that is outstanding now, at engines and in proxies.
 //! - **Staff** `n(d)`: replicas with which requests still begin within the wait `w` of the SLO
 //!   ([`staffed`]).
 //!
@@ -147,6 +147,8 @@ pub struct ScalingGroup<'g> {
     pub endpoints: &'g [OutstandingWork],
     /// Replicas that start and do not serve yet: seconds since the order of each.
     pub starting: &'g [f64],
+    /// Requests that proxies hold until an endpoint has room.
+    pub held: f64,
 }
 
 /// The signal of a group.
@@ -181,7 +183,7 @@ struct RequestCost {
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let cost = RequestCost::of(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
-    let work = cost.outstanding(group.endpoints);
+    let work = cost.outstanding(group.endpoints).map(|work| work + known(group.held) * cost.request_s());
     let ready: f64 = group.endpoints.iter().map(|endpoint| cost.capacity(endpoint.speed)).sum();
     let starting = group.starting.len() as f64;
     let capacity = ready + starting;

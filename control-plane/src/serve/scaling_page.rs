@@ -34,6 +34,7 @@ fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
         "endpoints_unknown": group.endpoints.iter().filter(|endpoint| endpoint.reported.is_none()).count(),
         "starting": group.starting.len(),
         "requests": sum(|endpoint| endpoint.requests),
+        "held": group.held,
         "prompts": sum(|endpoint| endpoint.prompts),
         "uncached_tokens": sum(|endpoint| endpoint.uncached_tokens),
         "arriving": {

@@ -28,6 +28,7 @@ fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> Sca
             seats: EngineSeats::default(),
             endpoints,
             starting: &[],
+            held: 0.0,
         },
         goal,
     )
@@ -54,6 +55,21 @@ fn the_figures_of_an_example() {
     assert_near(found.desired, 5_000.0 * (PREFILL_S + DECODE_S) / (60.0 + 2.0 - 0.063));
 }
 
+/// 200 requests in proxies are as much work as 200 at engines without a first token.
+#[test]
+fn requests_that_proxies_hold_are_backlog() {
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let found = |held, endpoint: OutstandingWork| {
+        let (role, seats) = (ScalingRole::Both, EngineSeats::default());
+        signal(&ScalingGroup { role, step: &step, mix: MIX, measured: true, seats, endpoints: &[endpoint], starting: &[], held }, &GOAL)
+    };
+    let queued = OutstandingWork { requests: 200.0, prompts: 200.0, uncached_tokens: 2e5, ..IDLE };
+    let (held, at_engine) = (found(200.0, IDLE), found(0.0, queued));
+    assert_near(held.backlog_s.unwrap(), at_engine.backlog_s.unwrap());
+    assert_near(held.desired, at_engine.desired);
+    assert_eq!(found(f64::NAN, IDLE), found(0.0, IDLE));
+}
+
 #[test]
 fn no_work_needs_the_minimum() {
     let found = of(MIX, &[IDLE; 4], &ScalingGoal { replicas: (2, 9), ..GOAL });
@@ -67,8 +83,16 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
     assert_eq!((found.backlog_s, found.desired), (None, 5.0), "the group keeps its size");
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let seats = EngineSeats::default();
-    let new =
-        ScalingGroup { role: ScalingRole::Both, step: &step, mix: MIX, measured: false, seats, endpoints: &[IDLE; 5], starting: &[5.0; 2] };
+    let new = ScalingGroup {
+        role: ScalingRole::Both,
+        step: &step,
+        mix: MIX,
+        measured: false,
+        seats,
+        endpoints: &[IDLE; 5],
+        starting: &[5.0; 2],
+        held: 0.0,
+    };
     assert_eq!(signal(&new, &GOAL).desired, 7.0, "a new leader does not know yet what arrives");
     let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
     let with = |other| of(MIX, &[loaded, other], &GOAL).backlog_s.unwrap();
@@ -90,6 +114,7 @@ fn a_starting_replica_is_capacity_that_comes() {
                 seats: EngineSeats::default(),
                 endpoints,
                 starting,
+                held: 0.0,
             },
             &ScalingGoal { startup_s, ..GOAL },
         )
@@ -118,6 +143,7 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
             seats: EngineSeats::default(),
             endpoints: &[loaded],
             starting: &[],
+            held: 0.0,
         };
         signal(&group, &GOAL).backlog_s.unwrap()
     });

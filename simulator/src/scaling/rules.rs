@@ -190,6 +190,7 @@ impl Autoscaler {
             seats: seats(),
             endpoints: &endpoints,
             starting: &pool.starting,
+            held: 0.0,
         };
         let goal = ScalingGoal {
             ttft_s: TTFT_SLO_S,

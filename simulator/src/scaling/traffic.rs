@@ -120,8 +120,11 @@ pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
     let (step, mix) = (exact_step(), RequestMix { per_second: 1.0, prompt_tokens, uncached_tokens: prompt_tokens, output_tokens });
     let goal = ScalingGoal { ttft_s: 1.0, drain_s: 1.0, startup_s: 0.0, spare: 0.0, replicas: (0, 1) };
     let endpoints: &[OutstandingWork] = &[];
-    signal(&ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: seats(), endpoints, starting: &[] }, &goal)
-        .busy
+    signal(
+        &ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: seats(), endpoints, starting: &[], held: 0.0 },
+        &goal,
+    )
+    .busy
 }
 
 #[cfg(test)]
