@@ -3,7 +3,7 @@
 published schemas into .tools/schemas, for tests that need the real programs and schemas.
 
     .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
-    .ci/cluster_tools.py node containerd cni helm crane cosign prometheus keda-scaler
+    .ci/cluster_tools.py node containerd cni helm crane cosign prometheus otelcol keda-scaler
 
 It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
 the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
@@ -57,6 +57,8 @@ class Tool(NamedTuple):
     tags: str = ""
     files: tuple[str, ...] = ()
     tests: dict[str, str] = {}
+    # A folder of this repository with the program and its go.mod, for a tool that is published as libraries only.
+    source: str = ""
 
 
 TABLE = {
@@ -110,6 +112,8 @@ TABLE = {
     "prometheus": Tool(
         PROMETHEUS, "v0.313.5", {name: f"{PROMETHEUS}/cmd/{name}" for name in ("prometheus", "promtool")}, tags="remove_all_sd"
     ),
+    # A collector with what `e2e/observe` needs: its makers publish no program as a module.
+    "otelcol": Tool("go.opentelemetry.io/collector/otelcol", "v0.165.0", {"otelcol": "."}, source="e2e/observe/collector"),
     # istiod and the agent, with the charts and the template of Envoy's bootstrap. Istio 1.31; the module proxy has no tagged version.
     # Istio's own Envoy is not published as a module; the tests use the stock one.
     "istio": Tool(
@@ -184,7 +188,10 @@ def build(name: str) -> None:
     print(f"setup: {name} {tool.version} into .tools (once, takes minutes)", flush=True)
     began = time.monotonic()
     folder = TOOLS / "go" / name
-    write_module(folder, [other for other in TABLE.values() if tool.family and other.family == tool.family] or [tool])
+    if tool.source:
+        shutil.copytree(ROOT / tool.source, folder, dirs_exist_ok=True)
+    else:
+        write_module(folder, [other for other in TABLE.values() if tool.family and other.family == tool.family] or [tool])
     (TOOLS / "bin").mkdir(exist_ok=True)
     flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
     # Several packages at once are linked side by side; go then names each binary after its package.

@@ -305,12 +305,13 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("e2e: slow tests, Envoy 1.40", "cargo test --locked -p e2e --test e2e -- slow::", cargo_test),
         Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
     ],
-    # Prometheus takes 3 minutes to build on two cores, once.
+    # Both take 6 minutes to build on two cores, once.
     "observe": lambda: [
-        Step("observe: Prometheus", "python3 .ci/cluster_tools.py prometheus", buildable),
+        Step("observe: Prometheus and an OpenTelemetry collector", "python3 .ci/cluster_tools.py prometheus otelcol", buildable),
         Step("observe: alerts and panels on a real Prometheus", "python3 -m unittest discover e2e/observe -p test_observe.py", unit_tests),
         Step("observe: KEDA's client", "python3 .ci/cluster_tools.py keda-scaler", buildable),
         Step("observe: the external scaler as KEDA calls it", "python3 -m unittest discover e2e/observe -p test_keda.py", unit_tests),
+        Step("observe: traces in a real OpenTelemetry collector", "python3 -m unittest discover e2e/observe -p test_traces.py", unit_tests),
         # It needs Chromium, of the system.
         Step("observe: console in a real Chromium", "python3 -m unittest discover e2e/observe -p test_console.py", unit_tests),
     ],

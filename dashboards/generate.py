@@ -145,6 +145,12 @@ CACHE = [
     Panel("Hit rate", "Share of the prompt tokens that engines had cached, as they report it.", "percentunit", [Query(HITS.replace("@", "pool"), "{{pool}}")]),
     Panel("Hit rate by model", "Share of the prompt tokens that engines had cached, by model.", "percentunit", [Query(HITS.replace("@", "pool, model_name"), "{{pool}} {{model_name}}")]),
     Panel(
+        "Missed prompt tokens by cause",
+        "Prompt tokens per second that engines had to compute, by cause. With the cached ones they are all prompt tokens.",
+        "short",
+        [Query(rate("switchpoint_missed_tokens_total", "pool, cause") + " > 0", "{{pool}} {{cause}}")],
+    ),
+    Panel(
         "Prompt tokens",
         "Prompt tokens per second: all, and those that engines had cached.",
         "short",

@@ -34,7 +34,7 @@ pub(crate) struct ShippedOption {
     edit: fn(&mut Value) -> Option<()>,
 }
 
-pub(crate) const OPTIONS: [ShippedOption; 15] = [
+pub(crate) const OPTIONS: [ShippedOption; 18] = [
     ShippedOption { name: "the same listener twice: the noise", instead: "the same", edit: |_| Some(()) },
     ShippedOption { name: "access log", instead: "no access log", edit: |listener| remove(listener, "access_log") },
     ShippedOption { name: "access log", instead: "failures and 10 % of the rest", edit: sample_log },
@@ -84,11 +84,15 @@ pub(crate) const OPTIONS: [ShippedOption; 15] = [
     ShippedOption { name: "retry back-off", instead: "Envoy's default", edit: remove_back_off },
     ShippedOption { name: "`gunzip`", instead: "no filter", edit: |listener| remove_filter(listener, "gunzip") },
     ShippedOption { name: "`unzstd`", instead: "no filter", edit: |listener| remove_filter(listener, "unzstd") },
+    ShippedOption { name: TRACES, instead: "`trace_tags`, and no request sampled", edit: |listener| trace(listener, None) },
+    ShippedOption { name: TRACES, instead: "`tracing.yaml`, 1 % of the requests", edit: |listener| trace(listener, Some(1)) },
+    ShippedOption { name: TRACES, instead: "`tracing.yaml`, every request", edit: |listener| trace(listener, Some(100)) },
     ShippedOption { name: READ_LIMIT, instead: "32 KiB", edit: |listener| read_limit(listener, 32 << 10) },
     ShippedOption { name: READ_LIMIT, instead: "128 KiB", edit: |listener| read_limit(listener, 128 << 10) },
     ShippedOption { name: READ_LIMIT, instead: "1 MiB (Envoy's default)", edit: |listener| read_limit(listener, 1 << 20) },
 ];
 
+const TRACES: &str = "no traces";
 const READ_LIMIT: &str = "`per_connection_buffer_limit_bytes`";
 
 /// Connections of the cases; with one connection, everything runs on one core.
@@ -236,6 +240,25 @@ fn remove_back_off(listener: &mut Value) -> Option<()> {
     let routes = listener.pointer_mut(MANAGER)?.pointer_mut("/route_config/virtual_hosts/0/routes")?.as_array_mut()?;
     let removed = routes.iter_mut().filter_map(|route| route.get_mut("route")?.as_object_mut()?.remove("retry_policy"));
     (removed.count() > 0).then_some(())
+}
+
+/// Has the picker tag spans; with `percent`, Envoy also makes spans of this share of the requests.
+/// Instead of a collector, they go to the daemon, which refuses them.
+fn trace(listener: &mut Value, percent: Option<u32>) -> Option<()> {
+    let manager = listener.pointer_mut(MANAGER)?;
+    if let Some(percent) = percent {
+        let mut tracing = EnvoyConfig::shipped("tracing.yaml").ok()?.value().get("tracing")?.clone();
+        *tracing.pointer_mut("/provider/typed_config/grpc_service/envoy_grpc/cluster_name")? = "switchpoint-state".into();
+        *tracing.pointer_mut("/random_sampling/value")? = percent.into();
+        manager.as_object_mut()?.insert("tracing".to_owned(), tracing);
+    }
+    let filters = manager.get_mut("http_filters")?.as_array_mut()?;
+    let picker = filters.iter_mut().find(|filter| filter["name"] == "switchpoint")?;
+    let text = picker.pointer_mut("/typed_config/config/configuration/value")?;
+    let mut config: Value = serde_json::from_str(text.as_str()?).ok()?;
+    config.as_object_mut()?.insert("trace_tags".to_owned(), true.into());
+    *text = config.to_string().into();
+    Some(())
 }
 
 fn read_limit(listener: &mut Value, bytes: u32) -> Option<()> {

@@ -13,7 +13,7 @@ from paths import ETC, NODE_NAME, ROOT, SCHEMAS, Skipped
 ENVOY_CONFIG = ROOT / "envoy-config"
 NAMESPACES = ("switchpoint", "inference", "istio-system", "envoy-gateway-system")
 # Not manifests: Envoy's configuration, and the values of another project's chart.
-NOT_MANIFESTS = {"standalone.yaml", "ext_proc.yaml", "h2c.yaml", "mtls.yaml", "gateway-values.yaml"}
+NOT_MANIFESTS = {"standalone.yaml", "ext_proc.yaml", "h2c.yaml", "mtls.yaml", "tracing.yaml", "gateway-values.yaml"}
 GPUS = 8
 # The files that need another namespace than the one they name.
 TARGETS = {"rbac.yaml": "default", "bootstrap.yaml": "istio-system", "envoyfilter.yaml": "istio-system", "wasmplugin.yaml": "istio-system"}

@@ -101,6 +101,7 @@ class Stack:
     def __init__(self, folder: pathlib.Path, config: str = CONFIG):
         self.folder = folder
         self.config = config
+        self.daemon_options: list[str] = []
         self.processes: dict[str, subprocess.Popen] = {}
         self.state, self.admin, self.engine_admin, self.prometheus, ext_proc, health = free_ports(6)
         self.engines = free_ports(ENGINES)
@@ -133,18 +134,21 @@ class Stack:
             "daemon", RELEASE / "switchpointd", "serve", "--endpoints-file", self.folder / "endpoints.yaml",
             "--snapshot-file", self.folder / "snapshot", "--config", self.folder / "config.yaml", "--latency-prediction",
             "--listen-state", f"{at}{self.state}", "--listen-admin", f"{at}{self.admin}",
-            "--listen-ext-proc", f"{at}{self.unused[0]}", "--listen-health", f"{at}{self.unused[1]}",
+            "--listen-ext-proc", f"{at}{self.unused[0]}", "--listen-health", f"{at}{self.unused[1]}", *self.daemon_options,
         )  # fmt: skip
 
     def start_envoy(self, number: int) -> None:
         """Starts a proxy with the shipped file, with other ports."""
-        text = (ROOT / "envoy-config" / "standalone.yaml").read_text()
-        for old, new in ((8080, self.listeners[number]), (9901, self.envoys[number]), (9004, self.state)):
+        text = self.envoy_config(number)
+        for old, new in ((8080, self.listeners[number]), (9901, self.envoys[number]), (9004, self.state), (9002, self.unused[0])):
             text = text.replace(f"port_value: {old}}}", f"port_value: {new}}}")
         file = self.folder / f"envoy-{number}.yaml"
         file.write_text(text.replace("target/wasm32-wasip1/release/switchpoint.wasm", str(MODULE)))
         envoy = ROOT / ".venv" / "bin" / "envoy"
         self.run(f"envoy-{number}", envoy, "-c", file, "--service-node", f"proxy-{number}", "--concurrency", "1", "--disable-hot-restart")
+
+    def envoy_config(self, _number: int) -> str:
+        return (ROOT / "envoy-config" / "standalone.yaml").read_text()
 
     def start_prometheus(self) -> None:
         (self.folder / "rules.yaml").write_text(scaled((DASHBOARDS / "rules.yaml").read_text()))

@@ -27,7 +27,7 @@ CLEAR_SECONDS_MAX = 120
 WARM_SECONDS = 40
 STEP = "1s"
 # Panels by reason: a reason that occurs once in the run has a constant rate. One of their series must move.
-BY_REASON = {"Failed scrapes", "Errors"}
+BY_REASON = {"Failed scrapes", "Errors", "Missed prompt tokens by cause"}
 
 
 @contextlib.contextmanager

@@ -115,6 +115,15 @@ enum BodyDelivery {
     HoldNext,
 }
 
+fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
+    if let Some(record) = exchange.take_record() {
+        host.log_decision(&record);
+    }
+    if let Some(candidates) = exchange.take_candidates() {
+        host.trace_decision(candidates);
+    }
+}
+
 // === impl RequestDriver ===
 
 impl<H: RequestHost> Default for RequestDriver<H> {
@@ -147,6 +156,7 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Hold;
         }
         self.pool = host.find_pool();
+        self.exchange.set_traced(host.is_traced(pairs.clone()));
         let Some(pool) = &self.pool else {
             self.exchange.phase = ExchangePhase::Passed;
             host.count(None, RequestCount::Passed);
@@ -265,6 +275,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 if let Some(rest) = rest {
                     host.append_response(rest);
                 }
+                self.trace_outcome(host, now);
             }
         }
     }
@@ -405,9 +416,7 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             Err(step) => step,
         };
-        if let Some(record) = self.exchange.take_record() {
-            host.log_decision(&record);
-        }
+        log_decision(&mut self.exchange, host);
         match step {
             ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
             ExchangeStep::Reply(reply) => self.refuse(host, reply),
@@ -434,9 +443,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if due {
             host.release_held(pool);
         }
-        if let Some(record) = self.exchange.take_record() {
-            host.log_decision(&record);
-        }
+        log_decision(&mut self.exchange, host);
         if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
             host.log_hold(now.ms_since(since), priority);
         }
@@ -499,7 +506,19 @@ impl<H: RequestHost> RequestDriver<H> {
         if due {
             host.release_held(pool);
         }
+        if last {
+            self.trace_outcome(host, now);
+        }
         let restored = self.exchange.restore_chunk(bytes.as_ref(), last);
         host.send_response_body(bytes, restored, held);
+    }
+
+    /// Puts the outcome of a traced request into its span.
+    fn trace_outcome(&mut self, host: &mut H, now: Timestamp) {
+        let Some(pool) = self.pool.as_ref().filter(|_| self.exchange.is_traced()) else { return };
+        let exchange = &mut self.exchange;
+        if let Some(outcome) = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.outcome_so_far(pool, now)) {
+            host.trace_outcome(&outcome);
+        }
     }
 }

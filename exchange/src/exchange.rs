@@ -48,7 +48,7 @@ pub struct Exchange {
     api: RequestApi,
     family: crate::api::ApiFamily,
     started: Timestamp,
-    why: DecisionReason,
+    pub(crate) why: DecisionReason,
     /// Whether the host cannot show the body.
     unseen: bool,
     facts: HeaderFacts,

@@ -19,6 +19,8 @@ pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 pub(crate) struct DecisionReason {
     /// The most endpoints in the reasons; 0: no reasons are wanted.
     pub(crate) endpoints_max: usize,
+    /// Whether the ranked endpoints are wanted for a trace.
+    pub(crate) traced: bool,
     /// Names of the request headers to record, if the decision is recorded.
     pub(crate) recorded: Option<Box<str>>,
     /// Why the request was held before, if it was.
@@ -27,6 +29,8 @@ pub(crate) struct DecisionReason {
     pub(crate) reasons: Option<String>,
     /// The record.
     pub(crate) record: Option<String>,
+    /// The ranked endpoints with their costs.
+    pub(crate) candidates: Option<String>,
     /// The record of a decision that is being made.
     pending: Option<DecisionRecord>,
 }
@@ -47,6 +51,7 @@ pub fn reasons(
 ) -> String {
     let none = ProfileExplanation::default();
     let (first, others) = explanation.profiles.split_first().unwrap_or((&none, &[]));
+    let shown: Vec<EndpointIndex> = snapshot.indices().take(endpoints_max).collect();
     let mut w = JsonWriter::default();
     w.object(|w| {
         if !first.name.is_empty() {
@@ -62,14 +67,14 @@ pub fn reasons(
             });
         }
         w.name("candidates");
-        candidates(w, snapshot, explanation, first, endpoints_max);
+        candidates(w, snapshot, explanation, first, &shown);
         if !others.is_empty() {
             w.name("profiles").array(|w| {
                 for profile in others {
                     w.object(|w| {
                         w.name("name").string(&profile.name);
                         w.name("candidates");
-                        candidates(w, snapshot, explanation, profile, endpoints_max);
+                        candidates(w, snapshot, explanation, profile, &shown);
                     });
                 }
             });
@@ -105,7 +110,7 @@ impl DecisionObserver for DecisionReason {
     }
 
     fn explains(&self) -> bool {
-        self.endpoints_max > 0
+        self.endpoints_max > 0 || self.traced
     }
 
     fn after(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>) {
@@ -113,19 +118,29 @@ impl DecisionObserver for DecisionReason {
         if explanation.is_none() && record.is_none() {
             return;
         }
-        self.reasons = explanation.map(|e| reasons(snapshot, decision, e, self.held.as_ref(), self.endpoints_max));
         let picked: Vec<EndpointIndex> = match decision {
             Decision::Route(route) => route.ranked.iter().collect(),
             _ => Vec::new(),
         };
+        let wanted = explanation.filter(|_| self.endpoints_max > 0);
+        self.reasons = wanted.map(|e| reasons(snapshot, decision, e, self.held.as_ref(), self.endpoints_max));
+        self.candidates = explanation.filter(|_| self.traced).map(|e| ranked(snapshot, e, &picked));
         let addresses = picked.into_iter().filter_map(|index| snapshot.endpoint(index)).map(|endpoint| &*endpoint.address);
         self.record = record.map(|record| record.to_json(addresses));
     }
 }
 
-fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) {
+/// The candidates of [`reasons`] that were picked, best first.
+fn ranked(snapshot: &Snapshot, explanation: &Explanation, picked: &[EndpointIndex]) -> String {
+    let mut w = JsonWriter::default();
+    let none = ProfileExplanation::default();
+    candidates(&mut w, snapshot, explanation, explanation.profiles.first().unwrap_or(&none), picked);
+    w.finish()
+}
+
+fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, shown: &[EndpointIndex]) {
     w.array(|w| {
-        for index in snapshot.indices().take(max) {
+        for &index in shown {
             let Some(endpoint) = snapshot.endpoint(index) else { continue };
             let dropped_by = explanation.dropped.iter().chain(&profile.dropped).find(|d| d.endpoint == index).map(|d| &*d.by);
             let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, total)| *total);

@@ -30,6 +30,7 @@ mod number;
 pub mod restore;
 pub mod rewrite;
 pub mod sse;
+pub mod trace;
 pub mod usage;
 
 pub mod headers;

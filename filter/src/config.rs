@@ -43,6 +43,9 @@ pub struct FilterConfig {
     /// Whether the filter holds the headers of a request until the decision. If not, a buffer
     /// filter after it must hold them, and another one set the headers of the decision.
     pub hold_headers: bool,
+    /// Whether the decision and the outcome of a request whose trace is sampled are put where the
+    /// proxy's span finds them.
+    pub trace_tags: bool,
 }
 
 /// How to reach the daemon.
@@ -108,6 +111,7 @@ impl Default for FilterConfig {
             lease_ms: 3_000,
             sharing: true,
             hold_headers: true,
+            trace_tags: false,
         }
     }
 }
@@ -301,7 +305,8 @@ mod tests {
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
                  "objective_header": "trust", "fairness_namespace": "jwt", "fairness_key": "payload/sub", "fairness_header": "trust", "ttl_header": "x-t", "retry": false,
-                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false}"#,
+                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false, "hold_headers": false,
+                 "trace_tags": true}"#,
         )
         .unwrap();
         let settings = ExchangeSettings {
@@ -332,7 +337,15 @@ mod tests {
             backoff_max_ms: 100,
         };
         let pools = vec![PoolConfig { name: "p".into(), clusters: vec!["x".into(), "y".into()] }];
-        let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500, sharing: false, hold_headers: false };
+        let rest = FilterConfig {
+            prefix_entries: 0,
+            lease_ms: 500,
+            sharing: false,
+            hold_headers: false,
+            trace_tags: true,
+            ..FilterConfig::default()
+        };
+        let expected = FilterConfig { state, pools, settings, ..rest };
         assert_eq!(format!("{config:?}"), format!("{expected:?}"));
     }
 

@@ -13,6 +13,7 @@
 
 mod accepted_kinds;
 mod adapters;
+mod cache_places;
 mod counters;
 mod crash_correlation;
 mod ejection;
@@ -20,6 +21,8 @@ mod flow;
 mod health;
 mod load_report;
 mod lookups;
+mod miss_cause;
+mod missed;
 mod observation;
 mod pick;
 mod request_timing;
@@ -34,6 +37,7 @@ pub use counters::{
 pub use ejection::{Ejection, Ejections};
 pub use flow::FlowAdmission;
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
+pub use miss_cause::{MISS_CAUSES, MissedTokens};
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
 pub use request_timing::{RequestEnding, ms_between};
 pub use sharing::Placement;
@@ -79,6 +83,8 @@ pub struct ManagedPool {
     state: Option<PublishedState>,
     in_flight: InFlight,
     prefixes: PrefixIndex,
+    /// Since when the index remembers an endpoint that restarted or was removed.
+    remembered_since: Option<Timestamp>,
     failures: EndpointFailures,
     counters: PoolCounters,
     rng: Rng,
@@ -156,6 +162,7 @@ impl ManagedPool {
             state: None,
             in_flight: InFlight::default(),
             prefixes: PrefixIndex::with_capacity(prefix_entries),
+            remembered_since: None,
             failures: EndpointFailures { ejections: Ejections::with_stagger(seed), ..EndpointFailures::default() },
             counters: PoolCounters::default(),
             rng: Rng::seeded(seed),
@@ -270,7 +277,7 @@ impl ManagedPool {
 
     /// Does a bounded slice of housekeeping. Hosts call it at every tick, never in a request.
     pub fn tick(&mut self, now: Timestamp) {
-        let _ = self.prefixes.sweep(SWEEP_BUCKETS);
+        self.sweep_prefixes(SWEEP_BUCKETS, now);
         self.failures.ejections.forget_expired(now);
         self.tick_queues(now);
     }

@@ -26,5 +26,8 @@ mod table;
 mod cache_estimate;
 pub use cache_estimate::CacheEstimate;
 
+mod recall;
+pub use recall::RecalledLength;
+
 mod index;
 pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats};

@@ -17,10 +17,12 @@ mod framing;
 mod held_body;
 mod memory;
 mod open_streams;
+mod otlp;
 mod refusal;
 mod serve;
 mod server;
 mod session;
+mod span;
 mod wire;
 
 pub use counts::StreamCounts;
@@ -31,12 +33,14 @@ pub use open_streams::ExpiringStream;
 pub use serve::ExtProcListener;
 pub use server::{ExtProcServer, ServedPool, ServedPoolState};
 pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
+pub use span::{RequestSpan, SpanCounts, SpanQueue};
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use exchange::trace::{TRACEPARENT, TraceContext};
 use exchange::{DestinationFormat, ExchangeSettings, Timestamp};
 use futures::stream;
 use http::{HeaderMap, HeaderValue};
@@ -167,6 +171,9 @@ impl ExtProcService {
         let metadata = MetadataMap::from_headers(parts.headers);
         let pool = self.pool(&metadata, parts.uri.authority().map_or("", |authority| authority.as_str()))?;
         let session = StreamSession::new(&self.server, &pool, self.settings(&metadata)?);
+        if self.server.spans().is_some() {
+            session.set_parent(metadata.get(TRACEPARENT).and_then(|value| TraceContext::parse(value.as_encoded_bytes())));
+        }
         Ok(StreamTransport { session, server: Arc::clone(&self.server), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
     }
 }

@@ -5,6 +5,7 @@
 //! in llm-d, `pool`, because one daemon serves several pools. Histograms of tokens have only the
 //! unbounded bucket: proxies report sums, which is enough for rates and means.
 
+mod ext_proc;
 mod flow_control;
 mod page;
 mod scaling;
@@ -126,6 +127,10 @@ impl MetricsCollector {
             ["met", "missed", "shed"].into_iter().zip(m.slo).map(move |(outcome, count)| (with(&labels, "outcome", outcome), count))
         });
         page.counter("switchpoint_slo_requests", "Requests with an SLO: met, missed, or shed.", slos)?;
+        let missed = rows().flat_map(|(labels, m)| {
+            pool_state::MISS_CAUSES.into_iter().zip(m.missed_tokens).map(move |(cause, tokens)| (with(&labels, "cause", cause), tokens))
+        });
+        page.counter("switchpoint_missed_tokens", "Tokens of prompts that the engine had not cached, by cause.", missed)?;
         let sums: [(&str, &str, ModelSum); 5] = [
             ("llm_d_epp_request_size_bytes", "Request bodies.", |m| m.request_bytes),
             ("llm_d_epp_response_size_bytes", "Response bodies.", |m| m.response_bytes),
@@ -420,12 +425,7 @@ impl MetricsCollector {
         let build = vec![("version", version), ("commit", commit)];
         page.gauge("switchpoint_build_info", "The version and the commit of the daemon.", [(build, 1.0)])?;
         self.leadership(page)?;
-        let streams = self.shared.ext_proc.streams.get();
-        let now = |of: fn(&crate::serve::ext_proc::StreamCounts) -> f64| streams.map(|s| (MetricLabels::new(), of(s)));
-        page.gauge("llm_d_epp_extproc_streams_inflight", "Open ext_proc streams of gateways.", now(|s| float(s.open())))?;
-        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes held for ext_proc streams.", now(|s| count(s.memory().used())))?;
-        page.counter("llm_d_epp_extproc_streams", "ext_proc streams since start.", streams.map(|s| (MetricLabels::new(), s.begun())))?;
-        page.counter("switchpoint_ext_proc_refused", "Requests refused by ext_proc.", streams.map(|s| (MetricLabels::new(), s.refused())))?;
+        self.ext_proc(page)?;
         self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         page.gauge("switchpoint_pool_revision", "Grows with every change of a pool.", per_pool(&|p| float(p.view.revision)))?;

@@ -26,7 +26,7 @@ use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::PoolView;
 use crate::scaling::ScalingSignals;
 use crate::scrape::{BusyHint, ScrapeStats};
-use crate::serve::ext_proc::StreamCounts;
+use crate::serve::ext_proc::{SpanCounts, StreamCounts};
 use crate::state::counters::{CounterStore, CounterTotals, VmReport};
 use crate::state::decision_log::DecisionLog;
 use crate::state::peer::{Origin, OriginQuotas, ProxyProcess, RemoteAddress, STREAMS_MAX};
@@ -135,6 +135,8 @@ pub struct ExtProcState {
     pools: Mutex<BTreeMap<String, ProxyPool>>,
     /// The counts of its streams; unset without an ext_proc server.
     pub streams: OnceLock<Arc<StreamCounts>>,
+    /// The counts of its spans; unset without a collector.
+    pub spans: OnceLock<Arc<SpanCounts>>,
 }
 
 /// The parts of a pool's scraper that other tasks use.

@@ -151,6 +151,21 @@ pub trait RequestHost {
     /// log.
     fn log_hold(&mut self, _ms: u64, _priority: i32) {}
 
+    /// Whether a trace of the request is sampled. Its decision is then explained.
+    fn is_traced<'h>(&mut self, _pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
+        false
+    }
+
+    /// Puts the ranked endpoints with their costs, a JSON array, into the span. It has at most
+    /// [`scheduler::RANKED_MAX`] rows, with the scorers of the configuration, and nothing of the
+    /// request.
+    fn trace_decision(&mut self, _candidates: String) {}
+
+    /// Puts the outcome into the span, at the last byte of the response: a proxy may end its span
+    /// before the stream ends. A response whose body is not read, or that breaks off, has no such
+    /// moment.
+    fn trace_outcome(&mut self, _outcome: &ExchangeOutcome) {}
+
     /// Puts a decision record into the access log.
     fn log_decision(&mut self, record: &str);
 

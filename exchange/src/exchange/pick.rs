@@ -83,7 +83,7 @@ impl Exchange {
     /// Holds the request. A pick without room is neither explained nor recorded.
     fn queue(&mut self, request: Box<QueuedRequest>) {
         self.phase = ExchangePhase::Queued(request);
-        (self.why.reasons, self.why.record) = (None, None);
+        (self.why.reasons, self.why.record, self.why.candidates) = (None, None, None);
     }
 
     fn pick_refused(&mut self, pool: &mut ManagedPool, pending: &PendingRequest<'_>, refusal: PickRefusal) -> ExchangeStep {

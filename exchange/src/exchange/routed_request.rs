@@ -16,7 +16,7 @@ use crate::usage::TokenUsage;
 use pool_state::Timestamp;
 use pool_state::verdict::{ErrorBody, Verdict};
 use pool_state::{
-    CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, RecordedPick, RequestEnding, RequestFailure, SentRequest,
+    CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, MissedTokens, RecordedPick, RequestEnding, RequestFailure, SentRequest,
     SessionTokenHeader, ms_between,
 };
 
@@ -68,8 +68,12 @@ pub struct ExchangeOutcome {
     pub ttft_ms: Option<u64>,
     /// Pick to end, ms.
     pub duration_ms: u64,
-    /// Token counts.
+    /// Token counts, completed by [`pool_state::PoolCounters::complete_usage`].
     pub usage: TokenUsage,
+    /// Prompt tokens that the engine had to compute, by cause.
+    pub missed: MissedTokens,
+    /// Expected times to the first token and to the end, ms; `None` after a retry.
+    pub expected_ms: Option<(f32, f32)>,
 }
 
 /// The number of tokens after which their mean pace is published: often enough to see a stream slow
@@ -112,6 +116,7 @@ struct SentPick {
     ranked: Vec<(EndpointRef, Box<str>)>,
     hold: LedgerHold,
     tokens: Vec<SessionTokenHeader>,
+    expected_ms: (f32, f32),
 }
 
 /// The facts that the reply to a request has shown so far.
@@ -190,8 +195,8 @@ impl RoutedRequest {
         kind: (u64, u64),
         now: Timestamp,
     ) -> Self {
-        let RecordedPick { ranked, hold, tokens, .. } = picked;
-        let pick = SentPick { at: now, ranked, hold, tokens };
+        let RecordedPick { ranked, hold, tokens, expected_ms, .. } = picked;
+        let pick = SentPick { at: now, ranked, hold, tokens, expected_ms };
         Self { api, kind, counted, prompt, pick, reply: ReplyState::new(now), names: None, restorer: None }
     }
 
@@ -299,15 +304,7 @@ impl RoutedRequest {
     pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
         let usage = self.reply.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
         let verdict = self.judge(pool, now);
-        let outcome = ExchangeOutcome {
-            status: self.reply.status,
-            verdict,
-            served: self.reply.served,
-            failed_attempts: self.reply.failed_attempts,
-            ttft_ms: self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| at.ms_since(self.pick.at)),
-            duration_ms: now.ms_since(self.pick.at),
-            usage,
-        };
+        let outcome = self.outcome(pool, verdict, usage, now);
         let ttft_ms = self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| ms_between(self.pick.at, at));
         let ended = self.request_end(verdict);
         let ending = RequestEnding { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
@@ -320,6 +317,27 @@ impl RoutedRequest {
         }
         pool.release(self.pick.hold, now);
         outcome
+    }
+
+    /// The outcome as far as it is known before the end.
+    pub(crate) fn outcome_so_far(&mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
+        let usage = self.reply.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
+        self.outcome(pool, Verdict::Unknown, usage, now)
+    }
+
+    fn outcome(&self, pool: &mut ManagedPool, verdict: Verdict, usage: TokenUsage, now: Timestamp) -> ExchangeOutcome {
+        let usage = self.reply.served_by.map_or(usage, |server| pool.counters_mut().complete_usage(server, usage));
+        ExchangeOutcome {
+            status: self.reply.status,
+            verdict,
+            served: self.reply.served,
+            failed_attempts: self.reply.failed_attempts,
+            ttft_ms: self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| at.ms_since(self.pick.at)),
+            duration_ms: now.ms_since(self.pick.at),
+            usage,
+            missed: self.pick.hold.missed(&usage, self.prompt.blocks),
+            expected_ms: (self.reply.failed_attempts == 0).then_some(self.pick.expected_ms),
+        }
     }
 
     fn prompt_hash(&self) -> u64 {
@@ -435,7 +453,7 @@ impl RoutedRequest {
         if outcome.status >= 400 {
             row.error(outcome.status);
         }
-        row.tokens.add(&outcome.usage);
+        row.tokens.add(&outcome.usage, &outcome.missed);
         if let Some(ttft) = outcome.ttft_ms {
             row.ttft_ms.record(ttft as f64, &DURATION_BOUNDS_MS);
         }

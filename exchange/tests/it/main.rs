@@ -13,6 +13,7 @@ mod held;
 mod hosts;
 mod json;
 mod memory_host;
+mod missed;
 mod observed;
 mod pool;
 mod record;

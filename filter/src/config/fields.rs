@@ -161,6 +161,11 @@ pub const FIELDS: &[ConfigField] = &[
         about: readable("request headers shown in a record, comma-separated; no other header's value is logged"),
     },
     ConfigField {
+        path: "trace_tags",
+        kind: flag!(trace_tags),
+        about: readable("put the decision and the outcome of requests whose trace is sampled into filter state, for tags of Envoy's span"),
+    },
+    ConfigField {
         path: "objective_header",
         kind: FieldKind::Choice {
             allowed: OBJECTIVE_HEADERS,

@@ -11,7 +11,7 @@ use std::rc::{Rc, Weak};
 use exchange::usage::TokenUsage;
 use exchange::{
     BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestDriver,
-    RequestFlow, RequestHost, ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
+    RequestFlow, RequestHost, ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply, trace,
 };
 
 use crate::config::FilterConfig;
@@ -288,6 +288,20 @@ impl<H: Host> RequestHost for FilterHost<H> {
         }
     }
 
+    fn is_traced<'h>(&mut self, pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
+        self.config.trace_tags && trace::is_sampled(pairs)
+    }
+
+    fn trace_decision(&mut self, candidates: String) {
+        self.tag("candidates", &candidates);
+    }
+
+    fn trace_outcome(&mut self, outcome: &ExchangeOutcome) {
+        for (name, value) in outcome.span_attributes() {
+            self.tag(name, &value);
+        }
+    }
+
     fn resume_after(&mut self, replica: &Self::Pool, at: Timestamp) {
         self.vm.borrow_mut().retry_after(at, Rc::clone(replica), self.stream.clone());
     }
@@ -403,6 +417,12 @@ impl<H: Host> FilterHost<H> {
         self.metrics.collect(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
         self.metrics.collect(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
         self.metrics.collect(completion, usage.completion_tokens.unwrap_or(0));
+    }
+
+    /// Sets a property that a tag of the proxy's span shows.
+    fn tag(&self, name: &str, value: &str) {
+        let name = ["switchpoint_", name].concat();
+        self.proxy.property_set(&name, value.as_bytes()).unwrap_or_else(|e| self.failed("a tag", e));
     }
 
     /// Lets the headers go on to the buffer filter after this one. That filter writes the length of

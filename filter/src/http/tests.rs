@@ -3,6 +3,7 @@
 mod host_calls;
 mod parked;
 mod refusing;
+mod traced;
 
 use super::*;
 use crate::fake::{FakeHost, pool_update_message};

@@ -111,6 +111,7 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
         response_bytes: m.response_bytes,
         running: m.running,
         slo: m.slo.to_vec(),
+        missed_tokens: m.tokens.missed.to_vec(),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use scheduler::EndpointRef;
 
+use super::miss_cause::{MISS_CAUSES, MissedTokens};
 use crate::usage::TokenUsage;
 
 /// The most labels; further ones count as `other`. Model names come from clients, and every row is
@@ -40,6 +41,8 @@ pub struct EndpointCounters {
     pub served: u64,
     /// Attempts that were refused or reset before a response.
     pub failed: u64,
+    /// Whether it ever reported cached tokens.
+    reports_cached: bool,
 }
 
 /// The label of request counters.
@@ -63,6 +66,8 @@ pub struct TokenCounters {
     pub completion: u64,
     /// Prompt tokens that engines had cached, as reported by them.
     pub cached: u64,
+    /// The other prompt tokens, by [`MISS_CAUSES`]. With `cached` they add up to `prompt`.
+    pub missed: [u64; MISS_CAUSES.len()],
 }
 
 /// The counters of the requests of one label.
@@ -131,11 +136,13 @@ impl CountHistogram {
 // === impl TokenCounters ===
 
 impl TokenCounters {
-    /// Adds the tokens of a request.
-    pub fn add(&mut self, usage: &TokenUsage) {
-        self.prompt += u64::from(usage.prompt_tokens.unwrap_or(0));
+    /// Adds the tokens of a request. More cached tokens than the prompt has do not count.
+    pub fn add(&mut self, usage: &TokenUsage, missed: &MissedTokens) {
+        let prompt = usage.prompt_tokens.unwrap_or(0);
+        self.prompt += u64::from(prompt);
         self.completion += u64::from(usage.completion_tokens.unwrap_or(0));
-        self.cached += u64::from(usage.cached_tokens.unwrap_or(0));
+        self.cached += u64::from(usage.cached_tokens.unwrap_or(0).min(prompt));
+        self.missed.iter_mut().zip(missed.0).for_each(|(total, tokens)| *total += u64::from(tokens));
     }
 }
 
@@ -227,7 +234,7 @@ impl PoolCounters {
     pub(super) fn keep_endpoints(&mut self, refs: &[EndpointRef]) {
         for &endpoint in refs {
             if !self.endpoints.iter().any(|e| e.endpoint == endpoint) {
-                self.endpoints.push(EndpointCounters { endpoint, picked: 0, served: 0, failed: 0 });
+                self.endpoints.push(EndpointCounters { endpoint, picked: 0, served: 0, failed: 0, reports_cached: false });
             }
         }
     }
@@ -248,6 +255,15 @@ impl PoolCounters {
 
     pub(super) fn count_failed(&mut self, endpoint: EndpointRef) {
         self.with(endpoint, |e| e.failed += 1);
+    }
+
+    /// Completes the usage that `endpoint` reported: an engine that has reported cached tokens
+    /// before had none cached if it reports none (vLLM leaves out a zero).
+    pub fn complete_usage(&mut self, endpoint: EndpointRef, usage: TokenUsage) -> TokenUsage {
+        let Some(row) = self.endpoints.iter_mut().find(|row| row.endpoint == endpoint) else { return usage };
+        row.reports_cached |= usage.cached_tokens.is_some();
+        let zero = Some(0).filter(|_| row.reports_cached && usage.prompt_tokens.is_some());
+        TokenUsage { cached_tokens: usage.cached_tokens.or(zero), ..usage }
     }
 
     fn with(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointCounters)) {

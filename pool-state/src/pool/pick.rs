@@ -11,6 +11,7 @@ use scheduler::{
     session_token,
 };
 
+use super::cache_places::CachePlaces;
 use super::flow::RoomCheck;
 use super::request_timing::RequestTiming;
 use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
@@ -53,6 +54,8 @@ pub struct LedgerHold {
     /// The estimate of the prompt's blocks that the prefill endpoint had cached; `None` where the
     /// reply has no information about that endpoint.
     cache_estimate: Option<CacheEstimate>,
+    /// Where the prompt was cached at the pick; `None` like `cache_estimate`.
+    pub(super) places: Option<CachePlaces>,
     /// The measurement of the request; `None` when it is not measured.
     pub(super) watch: Option<Box<RequestTiming>>,
     /// The charge of the request's flow; `None` without flow control.
@@ -228,7 +231,8 @@ impl ManagedPool {
         let probe = self.failures.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
         let second_answered = picked.get(1).is_some_and(|(second, _)| self.failures.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
-        let mut held = LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, watch, charge: None, probe };
+        let mut held =
+            LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, places: None, watch, charge: None, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
         let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
@@ -241,6 +245,7 @@ impl ManagedPool {
             self.place(prompting_ref, request.prefix_blocks, self.lookups.known(prompting));
             self.record_model(prompting, request.model);
         }
+        held.places = (prompting == serving).then(|| self.cache_places(serving, request.prefix_blocks));
         let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.lookups.known(serving));
         held.cache_estimate = (prompting == serving).then_some(cache_estimate);
         self.record_model(serving, request.model);
@@ -274,7 +279,9 @@ impl ManagedPool {
         // endpoint serves.
         let had_estimate = held.cache_estimate.is_some();
         self.undo_placement(held, blocks);
-        held.cache_estimate = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| had_estimate);
+        let placed = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| had_estimate);
+        held.places = held.places.zip(placed).map(|(places, (_, known))| places.moved_to(known, blocks));
+        held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
     /// Removes the placement of a prompt that its endpoint never worked on.
@@ -355,10 +362,11 @@ impl ManagedPool {
     }
 
     /// Like [`Self::place`], for an endpoint that was not looked up at this pick.
-    fn place_unmatched(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> CacheEstimate {
+    fn place_unmatched(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> (CacheEstimate, MatchLength) {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
-        self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
+        let known = known.first().copied().unwrap_or_default();
+        (self.place(endpoint, hashes, known), known)
     }
 
     /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached.

@@ -476,6 +476,9 @@ pub struct ModelCounters {
     /// Requests with an SLO: met, missed, shed.
     #[prost(uint64, repeated, tag = "15")]
     pub slo: ::prost::alloc::vec::Vec<u64>,
+    /// The prompt tokens that were not cached, in the order of pool_state::MISS_CAUSES.
+    #[prost(uint64, repeated, tag = "16")]
+    pub missed_tokens: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Count {

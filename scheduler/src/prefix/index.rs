@@ -58,8 +58,8 @@ const AT_ONCE: usize = 64;
 
 /// The prefix index of a pool. Has one writer.
 pub struct PrefixIndex {
-    table: BlockTable,
-    owners: OwnerTable,
+    pub(super) table: BlockTable,
+    pub(super) owners: OwnerTable,
     /// Blocks touched so far.
     touches: u64,
     /// Touches per epoch.
@@ -261,6 +261,12 @@ impl PrefixIndex {
             self.look_at(budget_buckets);
         }
         self.owners.retired() == 0
+    }
+
+    /// Former generations whose entries are not swept yet.
+    #[must_use]
+    pub fn retired(&self) -> usize {
+        self.owners.retired()
     }
 
     /// The fill level. Walks the owners, not the entries.

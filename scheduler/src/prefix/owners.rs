@@ -69,6 +69,8 @@ pub(super) struct OwnerTable {
     /// Ids whose entries are being swept, oldest first, each with the count of swept buckets at
     /// which it becomes free.
     retired: VecDeque<(u16, u64)>,
+    /// Ids below this were in use at some time.
+    used: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -127,7 +129,12 @@ impl OwnerTable {
     /// for them.
     pub(super) fn new(present: bool) -> Self {
         let (owners, slots) = if present { (OWNERS_MAX, ENDPOINTS_MAX) } else { (0, 0) };
-        Self { rows: vec![Owner::FREE; owners], by_slot: vec![(Generation(0), NO_OWNER); slots], retired: VecDeque::with_capacity(owners) }
+        Self {
+            rows: vec![Owner::FREE; owners],
+            by_slot: vec![(Generation(0), NO_OWNER); slots],
+            retired: VecDeque::with_capacity(owners),
+            used: 0,
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -154,6 +161,7 @@ impl OwnerTable {
         let id = self.rows.iter().skip(1).position(free)? + 1;
         *self.by_slot.get_mut(slot)? = (endpoint.generation, id as u16);
         *self.rows.get_mut(id)? = Owner::new(epoch);
+        self.used = self.used.max(id + 1);
         Some(id as u16)
     }
 
@@ -186,6 +194,15 @@ impl OwnerTable {
 
     pub(super) fn is_live(&self, id: u16) -> bool {
         self.row(id).is_some_and(|row| row.state == OwnerState::Live)
+    }
+
+    pub(super) fn is_retired(&self, id: u16) -> bool {
+        self.row(id).is_some_and(|row| row.state == OwnerState::Retired)
+    }
+
+    /// The number of regions in which an owner has, or had, entries.
+    pub(super) fn regions(&self) -> u16 {
+        self.used.div_ceil(REGION_OWNERS) as u16
     }
 
     /// The state of an entry of `id` last touched in `epoch`; neither cached nor maybe cached if

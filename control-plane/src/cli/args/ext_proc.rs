@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::OptionalAddress;
-use super::values::{duration, header_name, listen};
+use super::values::{collector, duration, header_name, listen};
 
 /// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
 #[derive(Debug, Args)]
@@ -55,6 +55,11 @@ pub struct ExtProcArgs {
     /// Give clients that request it (x-switchpoint-explain: 1) the reasons of a decision.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
+
+    /// An OpenTelemetry collector (OTLP over HTTP) for spans of requests whose trace the gateway
+    /// samples [default: no spans].
+    #[arg(long, env = "SWITCHPOINT_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
+    pub otlp_endpoint: Option<reqwest::Url>,
 
     /// How long to answer ext_proc after SIGTERM, so that gateways learn that this daemon is not
     /// ready and call another one [default: not at all].

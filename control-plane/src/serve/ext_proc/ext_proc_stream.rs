@@ -22,6 +22,7 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse};
 use exchange::api::ApiFamily;
+use exchange::trace::TraceContext;
 use exchange::{BodyProgress, ExchangeSettings, RequestDriver, Timestamp};
 
 pub use self::host::StreamAction;
@@ -51,6 +52,12 @@ impl ExtProcStream {
         let number = server.streams().begin();
         let host = ExtProcHost::new(server, pool, settings);
         Self { driver: RequestDriver::default(), host, number, family: ApiFamily::OpenAi, head_bytes: 0 }
+    }
+
+    /// Sets the caller's span; a request whose headers name one belongs to the caller's all the
+    /// same.
+    pub fn set_parent(&mut self, parent: Option<TraceContext>) {
+        self.host.parent = parent;
     }
 
     /// The number of the stream, counted since the start.
@@ -187,6 +194,7 @@ impl ExtProcStream {
 impl Drop for ExtProcStream {
     fn drop(&mut self) {
         self.driver.end(&mut self.host);
+        self.host.end_span();
         self.host.server.streams().end();
     }
 }

@@ -8,11 +8,12 @@ use exchange::{
     DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader, FlowRequestSettings, ObjectiveHeader,
     RetrySettings, SubsetSettings,
 };
+use reqwest::Url;
 use tokio::task::JoinSet;
 
 use super::{
-    CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX,
-    health::HealthChecks,
+    CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue,
+    health::HealthChecks, otlp,
 };
 use crate::cli::args::{self, ExtProcArgs};
 use crate::error::FatalError;
@@ -27,6 +28,7 @@ pub struct ExtProcListener {
     ext_proc: IncomingConnections,
     settings: ExchangeSettings,
     destination_namespace: Option<String>,
+    collector: Option<Url>,
 }
 
 // === impl ExtProcListener ===
@@ -39,8 +41,9 @@ impl ExtProcListener {
     pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, FatalError> {
         let Some(address) = args.listen_ext_proc.0 else { return Ok(None) };
         let (settings, destination_namespace) = (settings(&args), args.exchanges.ext_proc_destination_namespace.clone());
+        let collector = args.otlp_endpoint.clone();
         let ext_proc = open(ListenerName::ExtProc, address, tls(args), shutdown).await?;
-        Ok(Some(Self { ext_proc, settings, destination_namespace }))
+        Ok(Some(Self { ext_proc, settings, destination_namespace, collector }))
     }
 
     /// The address for gateways.
@@ -51,12 +54,22 @@ impl ExtProcListener {
 
     /// Serves until `shutdown`, and reports to `health` whether requests can be decided.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, health: HealthChecks, shutdown: &Shutdown) {
-        let Self { ext_proc, settings, destination_namespace } = self;
+        let Self { ext_proc, settings, destination_namespace, collector } = self;
         let ext_proc_server = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
         if let Some(components) = shared.discovery.components.get() {
             ext_proc_server.follow(components);
         }
         let _ = shared.ext_proc.streams.set(Arc::clone(ext_proc_server.streams())); // there is one ext_proc server
+        if let Some(collector) = collector {
+            let (queue, spans) = SpanQueue::new();
+            let _ = shared.ext_proc.spans.set(Arc::clone(queue.counts())); // as above
+            let (counts, stop) = (Arc::clone(queue.counts()), shutdown.clone());
+            ext_proc_server.trace(queue);
+            tasks.spawn(async move {
+                otlp::export(collector, spans, counts, stop).await;
+                "the exporter of spans"
+            });
+        }
         let service = ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)

@@ -27,6 +27,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::authority::ServiceAuthority;
 use super::counts::StreamCounts;
 use super::open_streams::OpenStreams;
+use super::span::SpanQueue;
 use super::wire;
 use crate::pool::watched::WatchedComponents;
 use crate::serve::health::HealthChecks;
@@ -75,6 +76,8 @@ pub struct ExtProcServer {
     parking: Arc<Semaphore>,
     streams: Arc<StreamCounts>,
     open_streams: OpenStreams,
+    /// Where the spans of traced requests go; unset without a collector.
+    spans: OnceLock<SpanQueue>,
 }
 
 /// One pool.
@@ -120,7 +123,19 @@ impl ExtProcServer {
             parking: Arc::new(Semaphore::new(PARKED_MAX)),
             streams: Arc::default(),
             open_streams: OpenStreams::default(),
+            spans: OnceLock::new(),
         })
+    }
+
+    /// Makes spans of traced requests from now on.
+    pub fn trace(&self, spans: SpanQueue) {
+        let _ = self.spans.set(spans); // it is set only once, at the start
+    }
+
+    /// Where the spans of traced requests go; `None` without a collector.
+    #[must_use]
+    pub fn spans(&self) -> Option<&SpanQueue> {
+        self.spans.get()
     }
 
     /// The metadata namespace of destinations and of the served endpoint.

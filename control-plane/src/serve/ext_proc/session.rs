@@ -8,6 +8,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use exchange::trace::TraceContext;
 use exchange::{ExchangeSettings, Timestamp};
 use prost::Message;
 use prost::bytes::{BufMut, Bytes, BytesMut};
@@ -144,6 +145,13 @@ impl StreamSession {
     /// Releases the memory and the pick of the stream, because the proxy sends nothing more.
     pub fn close(&self) {
         self.lock().end(Status::ok(""));
+    }
+
+    /// Sets the caller's span, from the gRPC metadata of the stream.
+    pub fn set_parent(&self, parent: Option<TraceContext>) {
+        if let Some(stream) = &mut self.lock().stream {
+            stream.set_parent(parent);
+        }
     }
 
     /// Whether the proxy can continue without the daemon.

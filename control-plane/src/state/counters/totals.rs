@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use pool_state::MISS_CAUSES;
 use pool_state::queues::FLOW_OUTCOMES;
 use proto::{HISTOGRAM_BOUNDS, state};
 use scheduler::{ENDPOINTS_MAX, Generation, Slot};
@@ -105,7 +106,7 @@ pub struct EndpointTotals {
     pub tracked: u64,
 }
 
-/// Counts of one model.
+/// Counts of one model. It has many fields because each is a metric of its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelTotals {
     /// Requests begun.
@@ -124,6 +125,8 @@ pub struct ModelTotals {
     pub completion_tokens: u64,
     /// Tokens of prompts that the engine had cached.
     pub cached_tokens: u64,
+    /// The other tokens of prompts, by [`pool_state::MISS_CAUSES`].
+    pub missed_tokens: [u64; MISS_CAUSES.len()],
     /// Bytes of request bodies.
     pub request_bytes: u64,
     /// Bytes of response bodies.
@@ -357,6 +360,7 @@ impl ModelTotals {
             response_bytes: m.response_bytes,
             running: m.running,
             slo: std::array::from_fn(|at| m.slo.get(at).copied().unwrap_or(0)),
+            missed_tokens: std::array::from_fn(|at| m.missed_tokens.get(at).copied().unwrap_or(0)),
         }
     }
 
@@ -374,6 +378,7 @@ impl ModelTotals {
             response_bytes: m.response_bytes,
             running: m.running,
             slo: m.slo,
+            missed_tokens: m.tokens.missed,
         }
     }
 
@@ -389,6 +394,7 @@ impl ModelTotals {
         add_to(&mut self.cached_tokens, other.cached_tokens);
         add_to(&mut self.request_bytes, other.request_bytes);
         add_to(&mut self.response_bytes, other.response_bytes);
+        self.missed_tokens.iter_mut().zip(other.missed_tokens).for_each(|(total, count)| add_to(total, count));
         self.slo.iter_mut().zip(other.slo).for_each(|(total, count)| add_to(total, count));
         if fresh {
             add_to(&mut self.running, other.running);

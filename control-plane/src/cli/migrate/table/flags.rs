@@ -7,7 +7,8 @@
 use super::{MigrationRow, changed, kept, none};
 
 const FIXED_PORT: &str = "the daemon's ports are fixed";
-const NO_SPANS: &str = "the picker has no spans of its own; Envoy can trace requests";
+const NO_SPANS: &str =
+    "spans have settings of their own here: tags of Envoy's span, or --otlp-endpoint of the daemon (docs/how-to/traces.md)";
 const CHART_TLS: &str = "the chart makes the daemon's certificates, and the daemon reads them again when they change";
 const ENGINE_METRIC: &str = "engineConfigs of core-metrics-extractor, or an engine that is known here";
 const WHERE_METRICS: &str = "a parameter of metrics-data-source";

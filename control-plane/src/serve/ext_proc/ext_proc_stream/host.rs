@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, ProcessingRequest, ProcessingResponse};
 use exchange::rewrite::BodyEdit;
+use exchange::trace::TraceContext;
 use exchange::{
     BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestHost,
     ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
@@ -14,6 +15,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use super::super::answers::{self, AnswerQueue};
 use super::super::held_body::{BodyPieces, HeldBody};
 use super::super::server::{ExtProcServer, ServedPool};
+use super::super::span::RequestSpan;
 use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
 
 /// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
@@ -57,6 +59,10 @@ pub struct ExtProcHost {
     /// The piece of the response body that the driver may take.
     pub(super) piece: Option<ResponsePiece>,
     pub(super) out: AnswerQueue,
+    /// The caller's span, if the stream names one.
+    pub(super) parent: Option<TraceContext>,
+    /// The span of the request, if its trace is sampled.
+    span: Option<Box<RequestSpan>>,
 }
 
 /// A piece of a response body.
@@ -141,6 +147,9 @@ impl RequestHost for ExtProcHost {
         self.hold = None;
         let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
         let known = [&self.settings.destination.header, &self.settings.destination.fallback_header];
+        if let Some((_, destination)) = set.iter().find(|(name, _)| *name == self.settings.destination.header) {
+            self.span.iter_mut().for_each(|span| span.tag("destination", destination.as_str()));
+        }
         let destinations = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
         // The metadata that `header_to_metadata` sets behind the filter is set here directly.
         let metadata = destinations.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
@@ -164,6 +173,7 @@ impl RequestHost for ExtProcHost {
     fn reply(&mut self, reply: LocalReply) {
         self.held = HeldBody::default();
         (self.parking, self.hold) = (None, None);
+        self.tag("refused", &reply.status.to_string());
         self.answer(wire::immediate(reply));
     }
 
@@ -188,6 +198,26 @@ impl RequestHost for ExtProcHost {
     fn resume_after(&mut self, _: &Arc<ServedPool>, _: Timestamp) {}
 
     fn log_decision(&mut self, _: &str) {}
+
+    fn log_hold(&mut self, ms: u64, priority: i32) {
+        self.tag("held_ms", &ms.to_string());
+        self.tag("band", &priority.to_string());
+    }
+
+    fn is_traced<'h>(&mut self, pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
+        self.end_span();
+        if self.server.spans().is_some() {
+            let parent = self.parent.or_else(|| TraceContext::in_headers(pairs)).filter(|parent| parent.sampled);
+            self.span = parent.map(|parent| Box::new(RequestSpan::begin(parent)));
+        }
+        self.span.is_some()
+    }
+
+    fn trace_decision(&mut self, candidates: String) {
+        if let Some(span) = &mut self.span {
+            span.tag("candidates", candidates);
+        }
+    }
 
     /// The pool itself counts everything except the time of a pick.
     fn count(&mut self, pool: Option<&Arc<ServedPool>>, count: RequestCount) {
@@ -230,7 +260,13 @@ impl RequestHost for ExtProcHost {
         false
     }
 
-    fn ended(&mut self, _: &ExchangeOutcome) {}
+    fn ended(&mut self, outcome: &ExchangeOutcome) {
+        if self.span.is_some() {
+            self.tag("status", &outcome.status.to_string());
+            self.tag("failed_attempts", &outcome.failed_attempts.to_string());
+            outcome.span_attributes().into_iter().for_each(|(name, value)| self.tag(name, &value));
+        }
+    }
 }
 
 impl ExtProcHost {
@@ -250,6 +286,8 @@ impl ExtProcHost {
             flow_id: None,
             piece: None,
             out: AnswerQueue::default(),
+            parent: None,
+            span: None,
         }
     }
 
@@ -267,9 +305,23 @@ impl ExtProcHost {
         self.flow_id = flow_id.and_then(wire::text).map(|id| id.as_bytes().to_vec());
     }
 
+    fn tag(&mut self, name: &str, value: &str) {
+        self.span.iter_mut().for_each(|span| span.tag(name, value));
+    }
+
+    /// Ends the span of the request, if it has one.
+    pub(super) fn end_span(&mut self) {
+        if let (Some(span), Some(spans)) = (self.span.take(), self.server.spans()) {
+            spans.end(*span);
+        }
+    }
+
     /// Memory for what the proxy sent, in bytes.
     pub(super) fn memory(&self) -> usize {
-        self.hint.as_ref().map_or(0, Vec::capacity) + self.held.memory() + self.out.memory()
+        self.hint.as_ref().map_or(0, Vec::capacity)
+            + self.held.memory()
+            + self.out.memory()
+            + self.span.as_ref().map_or(0, |span| span.memory())
     }
 
     /// The next thing that the stream needs.

@@ -1,5 +1,7 @@
 //! Streams as transcripts (`transcripts.txt`): the messages of the proxy, and the answers.
 
+mod traced;
+
 use std::collections::HashMap;
 use std::fmt::Write;
 
