@@ -219,9 +219,10 @@ impl FlowRun<'_> {
                 (class("long", 0, "long"), self.batch(PROMPTS, self.load / 2.0, WAVE_S, dice)),
             ],
             FlowScenario::Bands => vec![
-                (class("critical", 10, ""), self.chat(dice)?),
-                (class("standard", 0, ""), self.batch(PROMPTS, rest(CHAT_LOAD), WAVE_S, dice)),
-                (class("low", -10, ""), self.batch(PROMPTS, LOW_LOAD, WAVE_S, dice)),
+                // Without flow control, a negative priority would be refused.
+                (class("critical", 20, ""), self.chat(dice)?),
+                (class("standard", 10, ""), self.batch(PROMPTS, rest(CHAT_LOAD), WAVE_S, dice)),
+                (class("low", 0, ""), self.batch(PROMPTS, LOW_LOAD, WAVE_S, dice)),
             ],
         })
     }
