@@ -180,7 +180,9 @@ class Unavailable(Exception):
 def build(name: str) -> None:
     """Builds a tool unless its stamp file exists."""
     tool = TABLE[name]
-    stamp = TOOLS / f".{name}-{tool.version}"
+    files = sorted((ROOT / tool.source).iterdir()) if tool.source else []
+    ours = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12] if files else ""
+    stamp = TOOLS / "-".join(filter(None, (f".{name}", tool.version, ours)))
     if stamp.exists() and all((TOOLS / "bin" / binary).exists() for binary in (*tool.packages, *tool.tests)):
         return
     if shutil.which("go") is None:
