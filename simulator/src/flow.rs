@@ -22,8 +22,9 @@ use crate::trace::{self, TraceRequest};
 use crate::workload::{RequestClass, Sampler, Workload, WorkloadKind, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
-/// The policies of the published tables.
-const POLICIES: [&str; 5] = [NONE, "ours", "oracle", "llm-d-default", "llm-d-tuned"];
+/// The policies of the published tables. `llm-d-default` is left out: at each scrape all held
+/// requests that fit the last report are sent at once here, and one each millisecond in llm-d.
+const POLICIES: [&str; 4] = [NONE, "ours", "oracle", "llm-d-tuned"];
 
 /// Without flow control.
 const NONE: &str = "none";
@@ -161,6 +162,7 @@ pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
         let results: Value = serde_json::from_str(&read(file)?).map_err(|error| format!("{}: {error}", file.display()))?;
         rows.extend(results.get("rows").and_then(Value::as_array).cloned().unwrap_or_default());
     }
+    rows.retain(|row| row.get("policy").and_then(Value::as_str).is_some_and(|policy| POLICIES.contains(&policy)));
     let means = page::means(&rows);
     write(DATA, format!("{:#}\n", json!({ "rows": means })))?;
     write(PAGE, page::with_results(&read(Path::new(PAGE))?, &means)?)

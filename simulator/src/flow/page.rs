@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(means.len(), 2);
         assert_eq!((means[1]["seeds"].as_u64(), means[1]["ttft_p99_ms"].as_f64()), (Some(2), Some(150.0)));
         let page = with_results(&format!("before\n{BEGIN}old\n{END}after\n"), &means).unwrap();
-        assert!(page.contains("| 1.3 | TTFT p99 of chat, ms | 15,000 | 150 | - | - | - |") && page.ends_with("after\n"), "{page}");
+        assert!(page.contains("| 1.3 | TTFT p99 of chat, ms | 15,000 | 150 | - | - |") && page.ends_with("after\n"), "{page}");
         assert!(with_results("no mark", &means).is_err());
     }
 
