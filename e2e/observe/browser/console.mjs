@@ -78,7 +78,8 @@ test("endpoints are live: picks move, and every figure of an engine is there", a
     await page.waitForTimeout(1_500);
   }
   assert.ok(seen.size >= 3, `picks do not move: ${[...seen]}`);
-  await page.waitForFunction(() => [...document.querySelectorAll("tbody tr:first-child td")].every((cell) => cell.textContent !== "–"));
+  const known = page.waitForFunction(() => [...document.querySelectorAll("tbody tr:first-child td")].every((cell) => cell.textContent !== "–"));
+  await known.catch(async (error) => assert.fail(`${error.message}: ${await page.locator("tbody tr").first().innerText()}`));
   assert.equal(await page.locator("tbody tr").count(), 3);
   await picture(page, "endpoints");
 });
