@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use http::Request;
 use serde::{Deserialize, Serialize};
 use testbed::ports::ReservedPort;
-use testbed::process::ChildProcess;
+use testbed::process::{ChildProcess, memory_bytes};
 use testbed::{Result, client, root};
 
 use crate::load::cpu_ns;
@@ -98,10 +98,7 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
 
 /// Resident memory of a process, MiB.
 fn resident_mb(pid: u32) -> Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-    let kb: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kb / 1024.0)
+    Ok(memory_bytes(pid)? as f64 / f64::from(1 << 20))
 }
 
 /// Memory of Envoy with one worker and with three, before and after prompts that fill the prefix

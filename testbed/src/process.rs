@@ -58,9 +58,7 @@ impl ChildProcess {
     /// # Errors
     /// If the process has ended.
     pub fn memory_bytes(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-        Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
+        memory_bytes(self.id())
     }
 
     /// Checks that the process runs.
@@ -142,4 +140,14 @@ impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.kill(); // it may have ended already
     }
+}
+
+/// The resident memory of a process, in bytes.
+///
+/// # Errors
+/// If there is no such process.
+pub fn memory_bytes(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
 }
