@@ -6,6 +6,7 @@ import pathlib
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -93,6 +94,18 @@ def scaled(rules: str) -> str:
     for window, short in WINDOWS.items():
         rules = rules.replace(window, short)
     return re.sub(r"for: \w+", f"for: {FOR}", rules)
+
+
+def note(text: str) -> None:
+    """Shows progress beside unittest's own output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def check_built() -> None:
+    """Raises FileNotFoundError if a program of the stack is not built."""
+    for file in (RELEASE / "switchpointd", RELEASE / "model-server", MODULE):
+        if not file.exists():
+            raise FileNotFoundError(f"{file.relative_to(ROOT)} is missing: run `make release`")
 
 
 class Stack:

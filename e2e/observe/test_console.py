@@ -18,7 +18,7 @@ import time
 import unittest
 
 from load import Load
-from stack import ENGINES, MODULE, RELEASE, ROOT, START_SECONDS_MAX, Stack, answers, fetch, free_ports, wait
+from stack import ENGINES, RELEASE, ROOT, START_SECONDS_MAX, Stack, answers, check_built, fetch, free_ports, wait
 
 BROWSER = pathlib.Path(__file__).resolve().parent / "browser"
 PICTURES = ROOT / "docs" / "how-to" / "console"
@@ -55,9 +55,7 @@ def missing() -> str | None:
         return "there is no Node with npm"
     if not chromium():
         return "there is no Chromium (Debian: apt-get install chromium)"
-    for file in (RELEASE / "switchpointd", RELEASE / "model-server", MODULE):
-        if not file.exists():
-            raise FileNotFoundError(f"{file.relative_to(ROOT)} is missing: run `make release`")
+    check_built()
     return None
 
 

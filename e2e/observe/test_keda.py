@@ -15,7 +15,7 @@ import threading
 import unittest
 
 from load import Load
-from stack import BIN, ENGINES, MODULE, RELEASE, ROOT, Stack, fetch, free_ports, wait
+from stack import BIN, ENGINES, Stack, check_built, fetch, free_ports, wait
 
 SCALER = BIN / "keda-scaler"
 ASK_SECONDS_MAX = 30
@@ -71,9 +71,7 @@ class Watch:
 
 class Keda(unittest.TestCase):
     def setUp(self) -> None:
-        for file in (RELEASE / "switchpointd", RELEASE / "model-server", MODULE):
-            if not file.exists():
-                raise FileNotFoundError(f"{file.relative_to(ROOT)} is missing: run `make release`")
+        check_built()
         if not SCALER.exists():
             why = "KEDA's client could not be built (it needs Go): python3 .ci/cluster_tools.py keda-scaler"
             print(f"SKIPPED {self.id().replace('.', '::')}: {why}", flush=True)

@@ -12,14 +12,13 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 from collections.abc import Callable, Iterator
 
 from load import Load
-from stack import BIN, DASHBOARDS, MODULE, RATE_WINDOW, RELEASE, ROOT, Stack, wait
+from stack import BIN, DASHBOARDS, RATE_WINDOW, Stack, check_built, note, wait
 
 FIRE_SECONDS_MAX = 60
 CLEAR_SECONDS_MAX = 120
@@ -112,14 +111,8 @@ def missing() -> str | None:
     for file in (BIN / "prometheus", BIN / "promtool"):
         if not file.exists():
             return f"there is no {file.name}; `.ci/cluster_tools.py prometheus` builds it where Go is installed"
-    for file in (RELEASE / "switchpointd", RELEASE / "model-server", MODULE):
-        if not file.exists():
-            raise FileNotFoundError(f"{file.relative_to(ROOT)} is missing: run `make release`")
+    check_built()
     return None
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class Observed(unittest.TestCase):

@@ -13,7 +13,6 @@ import json
 import pathlib
 import secrets
 import socket
-import sys
 import tempfile
 import textwrap
 import threading
@@ -21,7 +20,7 @@ import unittest
 import uuid
 from typing import Any
 
-from stack import BIN, ENGINES, MODULE, RELEASE, ROOT, START_SECONDS_MAX, Stack, free_ports, wait
+from stack import BIN, ENGINES, ROOT, START_SECONDS_MAX, Stack, check_built, free_ports, note, wait
 
 SPAN_SECONDS_MAX = 30
 PROMPT_WORDS = 800
@@ -60,14 +59,8 @@ def missing() -> str | None:
     """The reason why the collector cannot run here, if there is one."""
     if not (BIN / "otelcol").exists():
         return "there is no otelcol; `.ci/cluster_tools.py otelcol` builds it where Go is installed"
-    for file in (RELEASE / "switchpointd", RELEASE / "model-server", MODULE):
-        if not file.exists():
-            raise FileNotFoundError(f"{file.relative_to(ROOT)} is missing: run `make release`")
+    check_built()
     return None
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class Sink:

@@ -159,7 +159,7 @@ pub struct ScalingSignal {
     pub backlog_s: Option<f64>,
     /// Replicas that the arriving requests keep busy.
     pub busy: f64,
-    /// How busy a replica may be, with those that are to spare left out.
+    /// The share of the time in which a replica may be busy, without the spare ones.
     pub utilization: f64,
     /// The replicas that the goal needs, within its bounds and not rounded.
     pub desired: f64,

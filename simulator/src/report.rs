@@ -1,7 +1,7 @@
 //! Writes `docs/reference/routing-quality.md` and its figures, from the results of runs alone.
 
 mod changes;
-mod figures;
+pub(crate) mod figures;
 mod ratios;
 mod real;
 mod text;

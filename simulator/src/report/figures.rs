@@ -15,7 +15,7 @@ const SIZE: (u32, u32) = (900, 380);
 
 /// Colours that colour-blind readers can distinguish (Okabe and Ito), and shades of grey for
 /// policies that are far off.
-const COLOURS: [RGBColor; 6] = [
+pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),

@@ -4,23 +4,12 @@ use plotters::prelude::*;
 
 use super::page::curve;
 use super::{STARTUPS_S, ScalingResult, ScalingRule, TrafficShape};
+use crate::report::figures::COLOURS;
 
 const SIZE: (u32, u32) = (1_080, 900);
 
 /// The least share in time that is shown.
 const SHARE_MIN: f64 = 0.5;
-
-/// Colours that colour-blind readers can distinguish (Okabe and Ito), in the order of
-/// [`ScalingRule::ALL`]; the oracle is black.
-const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(213, 94, 0),
-    RGBColor(86, 180, 233),
-    BLACK,
-];
 
 /// The curves of these results as SVG.
 ///
@@ -58,7 +47,8 @@ fn draw(results: &[ScalingResult], text: &mut String) -> Result<(), Box<dyn std:
             .x_label_formatter(&|hours| format!("{hours:.0}"))
             .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
             .draw()?;
-        for ((rule, curve), colour) in ScalingRule::ALL.iter().zip(&curves).zip(COLOURS) {
+        // In the order of the rules; the oracle, the last one, is black.
+        for ((rule, curve), colour) in ScalingRule::ALL.iter().zip(&curves).zip(COLOURS.into_iter().chain([BLACK])) {
             let width = if *rule == ScalingRule::Ours { 3 } else { 1 };
             let points: Vec<(f64, f64)> = curve.iter().copied().filter(|point| point.1 >= SHARE_MIN).collect();
             chart.draw_series(points.iter().map(|point| Circle::new(*point, 2 + width, colour.filled())))?;
