@@ -14,7 +14,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-pub(crate) use self::rules::ScalingRule;
+pub(crate) use self::rules::{ScalingRule, ScalingSetting};
 pub(crate) use self::traffic::TrafficShape;
 use self::world::ScalingOutcome;
 use crate::grid::parallel;
@@ -28,7 +28,7 @@ pub(crate) struct ScalingResult {
     pub(crate) traffic: String,
     pub(crate) startup_s: f64,
     pub(crate) signal: String,
-    pub(crate) setting: f64,
+    pub(crate) setting: ScalingSetting,
     pub(crate) seed: u64,
     pub(crate) outcome: ScalingOutcome,
 }
@@ -49,7 +49,7 @@ pub(crate) fn campaign(
         for &startup_s in startups {
             for &rule in rules {
                 jobs.extend(
-                    rule.settings().iter().flat_map(|&setting| seeds.iter().map(move |&seed| (shape, startup_s, rule, setting, seed))),
+                    rule.settings().into_iter().flat_map(|setting| seeds.iter().map(move |&seed| (shape, startup_s, rule, setting, seed))),
                 );
             }
         }
@@ -59,7 +59,9 @@ pub(crate) fn campaign(
         let (traffic, signal) = (shape.name().to_owned(), rule.name().to_owned());
         let _ = writeln!(
             std::io::stderr(),
-            "{traffic:<8}{startup_s:>5} s  {signal:<24}{setting:>6}{seed:>5}  {:.4}  {:.2} h",
+            "{traffic:<8}{startup_s:>5} s  {signal:<24}{:>6}{:>5} s{seed:>5}  {:.4}  {:.2} h",
+            setting.value,
+            setting.window_s,
             outcome.attainment,
             outcome.gpu_hours
         );
@@ -88,7 +90,7 @@ impl ScalingResult {
         let Self { traffic, startup_s, signal, setting, seed, outcome: ScalingOutcome { attainment, gpu_hours } } = self;
         let rounded = |number: f64| (number * 1e5).round() / 1e5;
         json!({
-            "traffic": traffic, "startup_s": startup_s, "signal": signal, "setting": setting, "seed": seed,
+            "traffic": traffic, "startup_s": startup_s, "signal": signal, "setting": setting.value, "window_s": setting.window_s, "seed": seed,
             "attainment": rounded(*attainment), "gpu_hours": rounded(*gpu_hours),
         })
     }
@@ -99,7 +101,7 @@ impl ScalingResult {
             traffic: row["traffic"].as_str()?.to_owned(),
             startup_s: row["startup_s"].as_f64()?,
             signal: row["signal"].as_str()?.to_owned(),
-            setting: row["setting"].as_f64()?,
+            setting: ScalingSetting { value: row["setting"].as_f64()?, window_s: row["window_s"].as_f64()? },
             seed: row["seed"].as_u64()?,
             outcome: ScalingOutcome { attainment: row["attainment"].as_f64()?, gpu_hours: row["gpu_hours"].as_f64()? },
         })
@@ -112,7 +114,8 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_run() {
-        let once = || world::run(TrafficShape::Bursts, 30.0, (ScalingRule::Ours, 1.0), 7).unwrap();
+        let once =
+            || world::run(TrafficShape::Bursts, 30.0, (ScalingRule::Ours, ScalingSetting { value: 1.0, window_s: 300.0 }), 7).unwrap();
         assert_eq!(once(), once());
         assert!(once().attainment > 0.5 && once().gpu_hours > 2.0, "{:?}", once());
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{STARTUPS_S, ScalingResult, ScalingRule, TrafficShape};
+use super::{STARTUPS_S, ScalingResult, ScalingRule, ScalingSetting, TrafficShape};
 
 /// The shares of requests in time for which the page shows the cost.
 const LEVELS: [f64; 3] = [0.9, 0.95, 0.99];
@@ -88,18 +88,15 @@ pub(super) fn curve(results: &[ScalingResult], shape: TrafficShape, startup_s: f
 }
 
 fn points(results: &[ScalingResult], shape: TrafficShape, startup_s: f64, rule: ScalingRule) -> Vec<CurvePoint> {
-    let of = |setting: f64| {
+    let of = |setting: ScalingSetting| {
         let is_it = |r: &&ScalingResult| {
-            r.traffic == shape.name()
-                && r.signal == rule.name()
-                && r.startup_s.total_cmp(&startup_s).is_eq()
-                && r.setting.total_cmp(&setting).is_eq()
+            r.traffic == shape.name() && r.signal == rule.name() && r.startup_s.total_cmp(&startup_s).is_eq() && r.setting == setting
         };
         let runs: Vec<&ScalingResult> = results.iter().filter(is_it).collect();
         let mean = |of: fn(&ScalingResult) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
         (!runs.is_empty()).then(|| (mean(|run| run.outcome.gpu_hours), mean(|run| run.outcome.attainment)))
     };
-    rule.settings().iter().filter_map(|setting| of(*setting)).collect()
+    rule.settings().into_iter().filter_map(of).collect()
 }
 
 /// The GPU-hours at which the curve reaches this share in time, between its points by a line.

@@ -17,8 +17,8 @@ use crate::hardware::QWEN_32B_H200;
 /// A signal to scale by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScalingRule {
-    /// `switchpoint_desired_replicas`. The setting is the replicas to spare. A negative one has none,
-    /// drains for 10 min, and raises the HPA's target of 1, which orders fewer than desired.
+    /// `switchpoint_desired_replicas`. The value of a setting is the replicas to spare. A negative one
+    /// has none, and raises the HPA's target of 1, which orders fewer than desired.
     Ours,
     /// Requests waiting in the engines, for each replica.
     QueueLength,
@@ -33,6 +33,15 @@ pub(crate) enum ScalingRule {
     Planner,
     /// Knows all future requests. The setting is the utilization.
     Oracle,
+}
+
+/// One point of a signal's curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ScalingSetting {
+    /// The target of the signal, or what [`ScalingRule`] says.
+    pub(crate) value: f64,
+    /// The HPA's stabilization window of scaling down, seconds; 0 without an HPA.
+    pub(crate) window_s: f64,
 }
 
 /// One ready engine, as the signals see it.
@@ -57,7 +66,7 @@ pub(super) struct PoolSample<'s> {
 /// An autoscaler with its signal and the state of both.
 pub(super) struct Autoscaler {
     rule: ScalingRule,
-    setting: f64,
+    setting: ScalingSetting,
     startup_s: f64,
     window: TrafficWindow,
     planner: ThroughputPlanner,
@@ -95,15 +104,36 @@ impl ScalingRule {
     }
 
     /// The settings of the curve, from cheap to safe.
-    pub(crate) fn settings(self) -> &'static [f64] {
-        match self {
-            Self::Ours => &[-1.0, -0.4, -0.2, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0],
-            Self::QueueLength => &[10.0, 5.0, 1.0, 0.25],
-            Self::Saturation => &[0.8, 0.6, 0.4, 0.2],
-            Self::TokenBacklog => &[1.5, 0.75, 0.4, 0.15],
-            Self::RunningRequests => &[64.0, 48.0, 32.0, 16.0],
-            Self::Planner => &[1.0, 0.75, 0.6, 0.45],
-            Self::Oracle => &[1.1, 0.95, 0.8, 0.65],
+    pub(crate) fn settings(self) -> Vec<ScalingSetting> {
+        let (usual, short): (&[f64], &[f64]) = match self {
+            Self::Ours => (&[-1.0, -0.6, -0.4, -0.2, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0], &[-0.4, -0.2, 0.0]),
+            Self::QueueLength => (&[10.0, 5.0, 1.0, 0.25], &[10.0, 5.0, 1.0, 0.25]),
+            Self::Saturation => (&[0.8, 0.6, 0.4, 0.2], &[0.8, 0.6, 0.4, 0.2]),
+            Self::TokenBacklog => (&[1.5, 0.75, 0.4, 0.15], &[1.5, 0.75, 0.4, 0.15]),
+            Self::RunningRequests => (&[64.0, 48.0, 32.0, 16.0], &[64.0, 48.0, 32.0, 16.0]),
+            Self::Planner => return [1.0, 0.75, 0.6, 0.45].map(|value| ScalingSetting { value, window_s: 0.0 }).to_vec(),
+            Self::Oracle => return [1.1, 0.95, 0.8, 0.65].map(|value| ScalingSetting { value, window_s: 0.0 }).to_vec(),
+        };
+        let with = |values: &[f64], window_s| values.iter().map(move |&value| ScalingSetting { value, window_s }).collect::<Vec<_>>();
+        [with(short, ScalingSetting::SHORT_WINDOW_S), with(usual, ScalingSetting::WINDOW_S)].concat()
+    }
+}
+
+// === impl ScalingSetting ===
+
+impl ScalingSetting {
+    /// The HPA's default.
+    const WINDOW_S: f64 = 300.0;
+
+    const SHORT_WINDOW_S: f64 = 60.0;
+
+    /// Our drain time, seconds: [`ScalingGoal::drain_s`]. The cheap settings of the usual window
+    /// drain slowly, those of the short one quickly.
+    fn drain_s(self) -> f64 {
+        match (self.window_s < Self::WINDOW_S, self.value < 0.0) {
+            (true, _) => 30.0,
+            (false, true) => 600.0,
+            (false, false) => 60.0,
         }
     }
 }
@@ -117,21 +147,20 @@ impl Autoscaler {
     /// The HPA looks at every third tick: its default sync period is 15 s.
     const HPA_TICKS: u64 = 3;
 
-    /// The HPA's default tolerance and stabilization window of scaling down.
+    /// The HPA's default tolerance.
     const TOLERANCE: f64 = 0.1;
-    const STABILIZATION_S: f64 = 300.0;
 
     /// The time over which the oracle averages work, in ticks.
     const AHEAD_TICKS: usize = 6;
 
-    pub(super) fn new(rule: ScalingRule, setting: f64, startup_s: f64, requests: &[ArrivingRequest]) -> Self {
+    pub(super) fn new(rule: ScalingRule, setting: ScalingSetting, startup_s: f64, requests: &[ArrivingRequest]) -> Self {
         let mut future = vec![0.0; (LASTING_S / Self::TICK_S) as usize + 1];
         for request in requests.iter().filter(|_| rule == ScalingRule::Oracle) {
             if let Some(bin) = future.get_mut((request.at / 1e3 / Self::TICK_S) as usize) {
                 *bin += seconds(f64::from(request.prompt), f64::from(request.output));
             }
         }
-        let (window, planner) = (TrafficWindow::default(), ThroughputPlanner::new(setting));
+        let (window, planner) = (TrafficWindow::default(), ThroughputPlanner::new(setting.value));
         Self { rule, setting, startup_s, window, planner, future, recommended: VecDeque::new() }
     }
 
@@ -154,18 +183,18 @@ impl Autoscaler {
     fn metrics(&self, pool: &PoolSample<'_>) -> Vec<HpaMetric> {
         let sum = |of: fn(&EngineSample) -> f64| pool.engines.iter().map(of).sum::<f64>();
         match self.rule {
-            ScalingRule::Ours => vec![HpaMetric::Average(self.ours(pool), 1.0 - self.setting.min(0.0))],
-            ScalingRule::QueueLength => vec![HpaMetric::Average(sum(|e| e.waiting), self.setting)],
+            ScalingRule::Ours => vec![HpaMetric::Average(self.ours(pool), 1.0 - self.setting.value.min(0.0))],
+            ScalingRule::QueueLength => vec![HpaMetric::Average(sum(|e| e.waiting), self.setting.value)],
             ScalingRule::Saturation => {
                 let saturation = sum(|e| (e.waiting / 5.0).max(e.kv / 0.8)) / pool.engines.len().max(1) as f64;
-                vec![HpaMetric::Value(saturation, self.setting)]
+                vec![HpaMetric::Value(saturation, self.setting.value)]
             }
             ScalingRule::TokenBacklog => {
                 let peak = QWEN_32B_H200.budget as f64 / QWEN_32B_H200.times.cold_ms(8192, QWEN_32B_H200.budget) * 1e3;
                 let backlog_s = sum(|e| e.load.prefills.uncached_tokens as f64) / peak;
-                vec![HpaMetric::Average(backlog_s, self.setting), HpaMetric::Average(sum(|e| e.kv), 0.8)]
+                vec![HpaMetric::Average(backlog_s, self.setting.value), HpaMetric::Average(sum(|e| e.kv), 0.8)]
             }
-            ScalingRule::RunningRequests => vec![HpaMetric::Average(sum(|e| f64::from(e.load.requests)), self.setting)],
+            ScalingRule::RunningRequests => vec![HpaMetric::Average(sum(|e| f64::from(e.load.requests)), self.setting.value)],
             ScalingRule::Planner | ScalingRule::Oracle => Vec::new(),
         }
     }
@@ -194,19 +223,19 @@ impl Autoscaler {
         };
         let goal = ScalingGoal {
             ttft_s: TTFT_SLO_S,
-            drain_s: if self.setting < 0.0 { 600.0 } else { 60.0 },
+            drain_s: self.setting.drain_s(),
             startup_s: self.startup_s,
-            spare: self.setting.max(0.0),
+            spare: self.setting.value.max(0.0),
             replicas: (REPLICAS_MIN as u32, REPLICAS_MAX as u32),
         };
         signal(&group, &goal).desired
     }
 
-    /// Applies the HPA's default behaviour: at most twice as many or four more at a time, and fewer
+    /// Applies the behaviour of an HPA: at most twice as many or four more at a time, and fewer
     /// only if all recommendations of the window are lower.
     fn stabilized(&mut self, now_s: f64, ordered: usize, wanted: usize) -> usize {
         self.recommended.push_back((now_s, wanted));
-        while self.recommended.pop_front_if(|(at, _)| now_s - *at > Self::STABILIZATION_S).is_some() {}
+        while self.recommended.pop_front_if(|(at, _)| now_s - *at > self.setting.window_s).is_some() {}
         if wanted >= ordered {
             return wanted.min((2 * ordered).max(ordered + 4));
         }
@@ -222,7 +251,7 @@ impl Autoscaler {
         let bins = self.future.get(from.min(self.future.len())..).unwrap_or_default();
         let sums = bins.windows(Self::AHEAD_TICKS).take(ahead).map(|bins| bins.iter().sum::<f64>());
         let busiest = sums.fold(0.0, f64::max) / (Self::AHEAD_TICKS as f64 * Self::TICK_S);
-        (busiest / self.setting).ceil() as usize
+        (busiest / self.setting.value).ceil() as usize
     }
 }
 
@@ -255,7 +284,7 @@ mod tests {
         ] {
             assert_eq!(metric.replicas(ready, ordered), expected, "{metric:?}");
         }
-        let mut scaler = Autoscaler::new(ScalingRule::QueueLength, 1.0, 30.0, &[]);
+        let mut scaler = Autoscaler::new(ScalingRule::QueueLength, ScalingSetting { value: 1.0, window_s: 300.0 }, 30.0, &[]);
         assert_eq!(scaler.stabilized(0.0, 2, 30), 6);
         assert_eq!(scaler.stabilized(15.0, 10, 3), 10, "the window has a higher recommendation");
         assert_eq!(scaler.stabilized(300.0, 10, 4), 10);
@@ -266,7 +295,7 @@ mod tests {
     fn the_oracle_orders_before_the_burst() {
         let burst = |at: f64| ArrivingRequest { at, prompt: 4_000, output: 100 };
         let requests: Vec<ArrivingRequest> = (0..600).map(|n| burst(600_000.0 + f64::from(n) * 100.0)).collect();
-        let scaler = Autoscaler::new(ScalingRule::Oracle, 1.0, 60.0, &requests);
+        let scaler = Autoscaler::new(ScalingRule::Oracle, ScalingSetting { value: 1.0, window_s: 0.0 }, 60.0, &requests);
         assert_eq!(scaler.foreseen(300.0), 0);
         assert!(scaler.foreseen(545.0) >= 4 && scaler.foreseen(700.0) == 0);
     }

@@ -10,7 +10,7 @@ use scheduler::scaling::TrafficTotals;
 use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Request, Slot, Snapshot, Version};
 
 use super::limits::{REPLICAS_FIRST, REPLICAS_MAX, TPOT_SLO_S, TTFT_SLO_S};
-use super::rules::{Autoscaler, EngineSample, PoolSample, ScalingRule};
+use super::rules::{Autoscaler, EngineSample, PoolSample, ScalingRule, ScalingSetting};
 use super::traffic::{ArrivingRequest, LASTING_S, TrafficShape};
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, SimulatedEngine, StepEvent};
 use crate::event_queue::{EventQueue, virtual_time};
@@ -86,7 +86,12 @@ struct ScalingWorld<'w> {
 ///
 /// # Errors
 /// When an engine or the pool refuses a request.
-pub(crate) fn run(shape: TrafficShape, startup_s: f64, (rule, setting): (ScalingRule, f64), seed: u64) -> Result<ScalingOutcome, String> {
+pub(crate) fn run(
+    shape: TrafficShape,
+    startup_s: f64,
+    (rule, setting): (ScalingRule, ScalingSetting),
+    seed: u64,
+) -> Result<ScalingOutcome, String> {
     let requests = shape.requests(seed);
     let mut world = ScalingWorld::new(&requests, startup_s, (rule, setting), seed)?;
     world.play()?;
@@ -97,7 +102,12 @@ pub(crate) fn run(shape: TrafficShape, startup_s: f64, (rule, setting): (Scaling
 // === impl ScalingWorld ===
 
 impl<'w> ScalingWorld<'w> {
-    fn new(requests: &'w [ArrivingRequest], startup_s: f64, (rule, setting): (ScalingRule, f64), seed: u64) -> Result<Self, String> {
+    fn new(
+        requests: &'w [ArrivingRequest],
+        startup_s: f64,
+        (rule, setting): (ScalingRule, ScalingSetting),
+        seed: u64,
+    ) -> Result<Self, String> {
         let pipeline = Pipeline::build(&PipelineSpec::default()).map_err(|error| error.to_string())?;
         let replicas: Vec<Replica<'w>> = (0..REPLICAS_MAX)
             .map(|at| Replica {
