@@ -68,8 +68,8 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
 /// which then pick by old state: of 8 runs with both tests at once 4 failed, of 8 runs alone none.
 static ONE_FLEET: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Bursts of a shape. The median decides: a burst is also uneven if the machine delays a worker, which
-/// then picks by old state.
+/// Bursts of a shape. The median decides: a burst is also uneven if the machine delays a worker,
+/// which then picks by old state.
 const BURSTS: usize = 3;
 
 async fn check_spread(shape: FleetShape) -> Result<()> {
