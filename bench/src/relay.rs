@@ -215,7 +215,13 @@ impl RelayProxy {
         let (out, messages) = mpsc::channel(16);
         let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
         let pools = vec!["default".to_owned()];
-        let hello = state::Hello { schema: proto::SCHEMA, node_id: format!("played-{number}"), process_id: 1 + u64::from(number), pools };
+        let hello = state::Hello {
+            schema: proto::SCHEMA,
+            node_id: format!("played-{number}"),
+            process_id: 1 + u64::from(number),
+            pools,
+            ..state::Hello::default()
+        };
         out.send(proxy_message::Message::Hello(hello)).await?;
         let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| state::ProxyMessage { message: Some(message) });
         let mut stream = client.stream(wrapped).await?.into_inner();

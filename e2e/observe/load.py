@@ -42,7 +42,8 @@ class Load:
         while not self.over.is_set():
             sent += 1
             try:
-                self.served += self.request(generator, sent % INVALID_EVERY == 0)
+                was_served = self.request(generator, sent % INVALID_EVERY == 0)
+                self.served += was_served
             except (OSError, http.client.HTTPException):
                 pass  # drills break requests on purpose
             time.sleep(PAUSE_SECONDS * generator.uniform(0, 4))

@@ -23,7 +23,7 @@ from stack import ENGINES, RELEASE, ROOT, START_SECONDS_MAX, Stack, answers, che
 BROWSER = pathlib.Path(__file__).resolve().parent / "browser"
 PICTURES = ROOT / "docs" / "how-to" / "console"
 # The pictures that the documents show.
-SHOWN = ["endpoints", "traffic", "decision"]
+SHOWN = ["endpoints", "traffic", "queues", "decision"]
 ENDPOINTS = 1000
 TOKEN = "0123456789abcdef0123456789abcdef"
 # Two samples of the daemon, and some decisions.
@@ -31,9 +31,14 @@ WARM_SECONDS = 25
 INSTALL_SECONDS_MAX = 300
 BROWSER_SECONDS_MAX = 600
 
+# Fewer seats than clients, so that some requests are always held.
 CONFIG = """apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
+featureGates: [flowControl]
+flowControl:
+  saturationDetector: {pluginRef: concurrency-detector}
 plugins:
+- {type: concurrency-detector, parameters: {maxConcurrency: 1}}
 - {type: marginal-cost-scorer}
 - {type: slo-request-tracker}
 - {type: slo-aware-profile-handler, parameters: {sloMissing: default}}

@@ -271,8 +271,13 @@ impl StateLink {
                 let (root, state) = (leader.root, leader.config.state.clone());
                 self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: leader.now, state, pools: pools.clone() });
                 self.reported = leader.now;
-                let hello =
-                    state::Hello { schema: proto::SCHEMA, node_id: node_id(leader.host), process_id: process_id(leader.host), pools };
+                let hello = state::Hello {
+                    schema: proto::SCHEMA,
+                    node_id: node_id(leader.host),
+                    process_id: process_id(leader.host),
+                    pools,
+                    release: env!("CARGO_PKG_VERSION").to_owned(),
+                };
                 self.send(leader, proxy_message::Message::Hello(hello));
             }
         }

@@ -81,11 +81,64 @@ export interface Pool {
   dropped: {
     [k: string]: number;
   };
+  /**
+   * Whether flow control is switched on.
+   */
+  flow_control: boolean;
+  /**
+   * The bands of flow control that had a request, the highest priority first.
+   */
+  bands: Band[];
   endpoints: Endpoint[];
   /**
    * The 100 models with the most requests.
    */
   models: Model[];
+}
+/**
+ * The requests of one priority in flow control, over all proxies.
+ *
+ * This interface was referenced by `ConsoleApi`'s JSON-Schema
+ * via the `definition` "Band".
+ */
+export interface Band {
+  priority: number;
+  /**
+   * Requests held now.
+   */
+  held: number;
+  /**
+   * Bytes of the requests held: of their bodies, and of the memory that the proxy keeps.
+   */
+  bytes: number;
+  /**
+   * How long the oldest of them has waited; null if none is held.
+   */
+  oldest_ms: number | null;
+  /**
+   * The endpoint that was picked for the oldest one and had no room; null if none could be picked.
+   */
+  full: string | null;
+  /**
+   * Requests by outcome since their proxies started, under llm-d's names.
+   */
+  outcomes: {
+    [k: string]: number;
+  };
+  /**
+   * The time in the queue of requests that were sent.
+   */
+  wait_ms: Quantiles | null;
+}
+/**
+ * Quantiles in ms, interpolated within the buckets of a histogram.
+ *
+ * This interface was referenced by `ConsoleApi`'s JSON-Schema
+ * via the `definition` "Quantiles".
+ */
+export interface Quantiles {
+  p50: number;
+  p99: number;
 }
 /**
  * An endpoint of a pool.
@@ -196,9 +249,17 @@ export interface Proxy {
   peer: string;
   certificate: string | null;
   /**
+   * The release of the filter; null if it is too old to send it.
+   */
+  release: string | null;
+  /**
    * When the stream was opened, in ms since 1970
    */
   since_ms: number;
+  /**
+   * The time since the last report of the proxy, which comes about once a second; null before the first.
+   */
+  heard_ms: number | null;
   pools: ProxyPool[];
 }
 /**
@@ -221,6 +282,10 @@ export interface ProxyPool {
    * The newest revision that the proxy applied.
    */
   acknowledged: number | null;
+  /**
+   * The time since the proxy applied that revision; null if it has applied none.
+   */
+  age_ms: number | null;
   /**
    * Endpoints withheld until the proxy's Envoy has them.
    */
@@ -286,22 +351,16 @@ export interface Sample {
    * Requests outstanding at the end of the interval.
    */
   running: number;
+  /**
+   * Requests that flow control held at the end of the interval.
+   */
+  held: number;
   slo_met: number;
   slo_missed: number;
   slo_shed: number;
   ttft_ms: Quantiles | null;
   tpot_ms: Quantiles | null;
   duration_ms: Quantiles | null;
-}
-/**
- * Quantiles in ms, interpolated within the buckets of a histogram.
- *
- * This interface was referenced by `ConsoleApi`'s JSON-Schema
- * via the `definition` "Quantiles".
- */
-export interface Quantiles {
-  p50: number;
-  p99: number;
 }
 /**
  * Sampled decisions, newest first.
@@ -407,6 +466,20 @@ export interface Explanation {
    * The drop reason.
    */
   refused?: string;
+  /**
+   * Why flow control holds the request; the pick is the one that it would get now.
+   */
+  held?: {
+    /**
+     * How long it has been held.
+     */
+    ms: number;
+    priority: number;
+    /**
+     * The address of the endpoint that was picked and has no room; null if none could be picked.
+     */
+    full: string | null;
+  };
   /**
    * The answer to the client instead of a pick.
    */

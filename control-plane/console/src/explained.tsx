@@ -67,6 +67,12 @@ function Outcome({ answer, original, names }: { answer: Explanation; original: E
         {answer.refused !== undefined && `, refused: ${answer.refused}`}
         {answer.reply !== undefined && `, answered ${answer.reply.status}${message(answer.reply.body)}`}.
       </p>
+      {answer.held !== undefined && (
+        <p>
+          Held by flow control at priority {answer.held.priority}
+          {answer.held.full === null ? ", because no endpoint can take it now." : ` until ${named(answer.held.full, names)} has room. The endpoint is picked again then.`}
+        </p>
+      )}
       {original !== undefined && original !== answer && (
         <p>{first === before ? "The first choice stays the same." : `Without this change the first choice is ${before === undefined ? "none" : named(before, names)}.`}</p>
       )}

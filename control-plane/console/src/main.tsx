@@ -8,15 +8,17 @@ import { Decisions } from "./decisions";
 import { Endpoints } from "./endpoints";
 import { age } from "./format";
 import { Proxies } from "./proxies";
+import { Queues } from "./queues";
 import { Rates } from "./rates";
 import { Slo } from "./slo";
 import { Traffic } from "./traffic";
 
-const PARTS = ["endpoints", "traffic", "slo", "decisions", "proxies"] as const;
+const PARTS = ["endpoints", "traffic", "queues", "slo", "decisions", "proxies"] as const;
 type Part = (typeof PARTS)[number];
 const TITLES: Record<Part, string> = {
   endpoints: "Endpoints",
   traffic: "Traffic",
+  queues: "Queues",
   slo: "SLO",
   decisions: "Decisions",
   proxies: "Proxies",
@@ -100,6 +102,8 @@ function Shown({ part, overview, pool }: { part: Part; overview: Overview; pool:
       return <Endpoints pool={pool} nowMs={overview.now_ms} rates={rates} />;
     case "traffic":
       return <Traffic pool={pool} />;
+    case "queues":
+      return <Queues pool={pool} />;
     case "slo":
       return <Slo pool={pool} />;
     case "decisions":

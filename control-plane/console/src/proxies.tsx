@@ -1,13 +1,28 @@
 // Proxies and the state that they have.
 
 import type { Overview, Proxy, ProxyPool } from "./api";
-import { UNKNOWN, age, words } from "./format";
+import { UNKNOWN, age, duration, words } from "./format";
 import { counts } from "./traffic";
 
 interface Row {
   proxy: Proxy;
   pool: ProxyPool | undefined;
 }
+
+const TITLES = [
+  "Node",
+  "Filter",
+  "Connected",
+  "Last report",
+  "Pool",
+  "Revision applied",
+  "Applied",
+  "State",
+  "Endpoints withheld",
+  "Process",
+  "Address",
+  "Certificate",
+];
 
 export function Proxies({ overview }: { overview: Overview }) {
   const rows = overview.proxies.flatMap((proxy): Row[] =>
@@ -22,7 +37,7 @@ export function Proxies({ overview }: { overview: Overview }) {
           <table>
             <thead>
               <tr>
-                {["Node", "Process", "Connected", "Pool", "Revision applied", "State", "Endpoints withheld", "Address", "Certificate"].map((title) => (
+                {TITLES.map((title) => (
                   <th key={title} scope="col">
                     {title}
                   </th>
@@ -33,14 +48,17 @@ export function Proxies({ overview }: { overview: Overview }) {
               {rows.map(({ proxy, pool }) => (
                 <tr key={`${proxy.process_id} ${proxy.peer} ${pool?.pool ?? ""}`}>
                   <th scope="row">{proxy.node_id}</th>
+                  <td>{proxy.release ?? UNKNOWN}</td>
+                  <td>{age(overview.now_ms - proxy.since_ms)}</td>
+                  <td>{ago(proxy.heard_ms, duration)}</td>
+                  <td>{pool?.pool ?? UNKNOWN}</td>
+                  <td>{pool?.acknowledged ?? UNKNOWN}</td>
+                  <td>{ago(pool?.age_ms ?? null, age)}</td>
+                  <td class={`state ${pool?.refused === null && isCurrent(pool) ? "ready" : "doubtful"}`}>{stateOf(pool)}</td>
+                  <td>{pool?.withheld ?? UNKNOWN}</td>
                   <td>
                     <code>{proxy.process_id}</code>
                   </td>
-                  <td>{age(overview.now_ms - proxy.since_ms)}</td>
-                  <td>{pool?.pool ?? UNKNOWN}</td>
-                  <td>{pool?.acknowledged ?? UNKNOWN}</td>
-                  <td class={`state ${pool?.refused === null && isCurrent(pool) ? "ready" : "doubtful"}`}>{stateOf(pool)}</td>
-                  <td>{pool?.withheld ?? UNKNOWN}</td>
                   <td>{proxy.peer}</td>
                   <td>{proxy.certificate ?? UNKNOWN}</td>
                 </tr>
@@ -52,11 +70,15 @@ export function Proxies({ overview }: { overview: Overview }) {
       <h3>Refusals since the daemon started</h3>
       <p>{counts(Object.fromEntries(Object.entries(overview.refusals).map(([name, count]) => [words(name), count])))}</p>
       <p class="note">
-        A proxy does not report the release of its filter, and an acknowledgement has no time. So this page says which revision a proxy applied and
-        whether a newer one exists, not how old the state is. Metrics are sent at least every 250 ms while a stream is open.
+        A proxy reports about once a second. It keeps the revision that it applied until there is a newer one, so an old revision is current if
+        nothing has changed since. Metrics are sent at least every 250 ms while a stream is open.
       </p>
     </>
   );
+}
+
+function ago(ms: number | null, text: (ms: number) => string): string {
+  return ms === null ? UNKNOWN : `${text(ms)} ago`;
 }
 
 function isCurrent(pool: ProxyPool): boolean {

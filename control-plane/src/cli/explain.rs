@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use exchange::record::ParsedRecord;
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp};
+use pool_state::queues::HeldReason;
 use proto::LearnedModels;
+use scheduler::flow::FLOW_CONTROL;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::objects::Objects;
 use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
@@ -26,6 +28,7 @@ use crate::cli::check::cause;
 use crate::config;
 use crate::pool::writer::PoolView;
 use crate::scrape::http_client;
+use crate::state::counters::CounterTotals;
 use crate::state::shared::DaemonState;
 
 /// The largest question, in bytes: a request with the largest body that proxies take, escaped as
@@ -70,33 +73,32 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
     let view =
         pools.get(name).ok_or_else(|| if known { format!("pool {name} has no endpoints yet") } else { format!("no pool {name}") })?;
     let learned = shared.learning.models.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
-    let live = with_models(live(view, question)?, learned.as_ref());
+    let live = |has_queues| live(view, question, has_queues).map(|live| with_models(live, learned.as_ref()));
     let mut answer = match ParsedRecord::from_json(&question.request) {
-        Ok(record) => replay(&record, &live, question)?,
+        Ok(record) => replay(&record, &live(true)?, question)?,
         Err(_) => {
             all_there(view, &question.without)?;
             let totals = shared.counters().totals(name, Instant::now());
-            let loads = totals.endpoints.iter().map(|(&(generation, slot), row)| {
-                let load = EndpointLoad {
-                    requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
-                    prefill_tokens: row.prefill_tokens,
-                    decode_tokens: row.decode_tokens,
-                    ..EndpointLoad::default()
-                };
-                (EndpointRef { slot, generation }, load)
-            });
-            fresh(live, learned, loads, question)?
+            let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
+            if let Some(held) = fresh.held {
+                // A held request has no pick yet. The one that it would get shows why it waits.
+                fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
+                fresh.answer.insert("held".to_owned(), held_members(view, &held));
+            }
+            fresh.answer
         }
     };
     answer.insert("pool".to_owned(), name.into());
     Ok(Value::Object(answer))
 }
 
-/// The current pool with the changes of the question.
-fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> {
+/// The current pool with the changes of the question; without flow control unless `has_queues`.
+fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
     let other = other.map(|other| PipelineSpec { latency_prediction: view.pipeline.latency_prediction, ..other });
-    let pipeline = Pipeline::build(other.as_ref().unwrap_or(&view.pipeline)).map_err(|e| e.to_string())?;
+    let mut spec = other.unwrap_or_else(|| (*view.pipeline).clone());
+    spec.plugins.retain(|plugin| has_queues || plugin.plugin_type != FLOW_CONTROL);
+    let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
     let now = Instant::now();
     let present = view.members.iter().zip(view.metrics.iter());
     let kept = present.filter(|(member, _)| !question.without.contains(&member.instance.address.to_string()));
@@ -134,45 +136,68 @@ fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> 
     Ok(answer)
 }
 
-/// Decides a request as if it had just arrived.
-fn fresh(
-    live: Snapshot,
-    learned: Option<LearnedModels>,
-    loads: impl Iterator<Item = (EndpointRef, EndpointLoad)>,
-    question: &ExplainRequest,
-) -> Result<Map<String, Value>, String> {
-    let now = Timestamp(0);
-    let mut pool = ManagedPool::new(rand::random(), 0);
-    let metrics = live.metrics().to_vec();
-    let refreshed = live.with_metrics(live.version(), metrics).map_err(|e| e.to_string())?;
-    pool.install(live, 0, u32::MAX);
-    pool.refresh(refreshed, now);
-    if let Some(learned) = learned {
-        pool.install_models(learned.step, learned.latency);
+/// A request that was decided as if it had just arrived.
+struct FreshRequest {
+    answer: Map<String, Value>,
+    /// Why flow control holds it, if it does.
+    held: Option<HeldReason>,
+}
+
+impl FreshRequest {
+    fn decide(live: Snapshot, learned: Option<LearnedModels>, totals: &CounterTotals, question: &ExplainRequest) -> Result<Self, String> {
+        let now = Timestamp(0);
+        let mut pool = ManagedPool::new(rand::random(), 0);
+        let metrics = live.metrics().to_vec();
+        let refreshed = live.with_metrics(live.version(), metrics).map_err(|e| e.to_string())?;
+        pool.install(live, 0, u32::MAX);
+        pool.refresh(refreshed, now);
+        if let Some(learned) = learned {
+            pool.install_models(learned.step, learned.latency);
+        }
+        pool.set_peer_loads(loads(totals));
+        let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..ExchangeSettings::default() };
+        let mut exchange = Exchange::new(now).with_explanation();
+        let pairs = || {
+            let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
+            let given = question.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+            pseudo.chain(given).map(|(name, value)| (name.as_bytes(), value.as_bytes()))
+        };
+        if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
+            return Err(format!("{} asks whether the proxy is ready", question.path));
+        }
+        exchange.capture_headers(&pool, pairs());
+        let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
+        let held = exchange.held_reason(&pool, now);
+        let mut answer = exchange.reasons().map_or_else(undecided, members);
+        if let ExchangeStep::Reply(reply) = step {
+            let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
+            answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
+        }
+        answer.insert(
+            "note".to_owned(),
+            "the daemon does not have the proxies' prefix index: explained as if no endpoint had cached a prefix of this prompt".into(),
+        );
+        Ok(Self { answer, held })
     }
-    pool.set_peer_loads(loads);
-    let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..ExchangeSettings::default() };
-    let mut exchange = Exchange::new(now).with_explanation();
-    let pairs = || {
-        let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
-        let given = question.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        pseudo.chain(given).map(|(name, value)| (name.as_bytes(), value.as_bytes()))
-    };
-    if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
-        return Err(format!("{} asks whether the proxy is ready", question.path));
-    }
-    exchange.capture_headers(&pool, pairs());
-    let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
-    let mut answer = exchange.reasons().map_or_else(undecided, members);
-    if let ExchangeStep::Reply(reply) = step {
-        let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
-        answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
-    }
-    answer.insert(
-        "note".to_owned(),
-        "the daemon does not have the proxies' prefix index: explained as if no endpoint had cached a prefix of this prompt".into(),
-    );
-    Ok(answer)
+}
+
+/// What proxies have outstanding at each endpoint.
+fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> {
+    totals.endpoints.iter().map(|(&(generation, slot), row)| {
+        let load = EndpointLoad {
+            requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
+            prefill_tokens: row.prefill_tokens,
+            decode_tokens: row.decode_tokens,
+            ..EndpointLoad::default()
+        };
+        (EndpointRef { slot, generation }, load)
+    })
+}
+
+/// Why a request is held, in the same form as in the reasons of a request that was held.
+fn held_members(view: &PoolView, held: &HeldReason) -> Value {
+    let full = held.full_at.and_then(|full| view.members.iter().find(|member| member.id == full));
+    json!({"ms": held.ms, "priority": held.priority, "full": full.map(|member| member.instance.address.to_string())})
 }
 
 /// The reasons of a request that is answered before any endpoint is compared.
@@ -237,6 +262,11 @@ fn table(answer: &Value) -> String {
         picked => {
             let _ = writeln!(out, "picked: {}", picked.join(", then "));
         }
+    }
+    if answer["held"].is_object() {
+        let held = &answer["held"];
+        let cause = held["full"].as_str().map_or_else(|| "no endpoint can take it".to_owned(), |full| format!("{full} has no room"));
+        let _ = writeln!(out, "held at priority {}: {cause}", held["priority"]);
     }
     for stage in ["prefill", "encode", "data_parallel", "was_picked"] {
         let addresses = list(stage);

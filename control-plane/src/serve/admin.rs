@@ -319,7 +319,7 @@ fn running_row(view: &PoolView, mut row: Value) -> Value {
 }
 
 /// The name of the endpoint with this slot and generation.
-fn member_name(view: &PoolView, (slot, generation): (u32, u32)) -> Option<&str> {
+pub(super) fn member_name(view: &PoolView, (slot, generation): (u32, u32)) -> Option<&str> {
     let is_it = |m: &&PoolMember| u32::from(m.id.slot.0) == slot && m.id.generation.0 == generation;
     view.members.iter().find(is_it).map(|m| m.instance.name.as_str())
 }

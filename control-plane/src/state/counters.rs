@@ -176,6 +176,14 @@ impl CounterStore {
         totals
     }
 
+    /// When a process last reported; `None` if it has not, or has been silent for so long that its
+    /// counts were merged.
+    #[must_use]
+    pub fn reported_at(&self, peer: &ProxyProcess) -> Option<Instant> {
+        let first = VmKey { peer: peer.id, ..EXT_PROC_SERVER };
+        self.vms.range(first..).take_while(|(key, _)| key.peer == peer.id).map(|(_, vm)| vm.updated_at).max()
+    }
+
     /// What arrived in a pool since the last call. There is one caller for each pool.
     pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
         self.pools.get_mut(pool).map(|pool| std::mem::take(&mut pool.arrivals)).unwrap_or_default()

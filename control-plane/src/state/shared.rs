@@ -153,6 +153,8 @@ pub struct ScraperHandle {
 pub struct ConnectedProxy {
     /// The process of the proxy.
     pub peer: ProxyProcess,
+    /// The release of the filter; empty if the filter is too old to send it.
+    pub release: String,
     /// When the stream was opened.
     pub since: SystemTime,
     /// The state that the proxy has, by requested pool.
@@ -167,6 +169,8 @@ pub struct ProxyPool {
     /// The newest pool update that the proxy acknowledged, and the pool revision that it was made
     /// from.
     pub acked: Option<(Version, u64)>,
+    /// When it acknowledged that.
+    pub acked_at: Option<Instant>,
     /// Endpoints withheld until the proxy's Envoy has them.
     pub withheld: usize,
     /// Why the proxy refused the last pool update; `None` if it did not.

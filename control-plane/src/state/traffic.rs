@@ -64,6 +64,8 @@ pub struct TrafficSample {
     pub output_tokens: u64,
     /// Requests outstanding at the end of the interval.
     pub running: u64,
+    /// Requests that flow control held at the end of the interval.
+    pub held: u64,
     /// Requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
     /// Time to the first token.
@@ -107,13 +109,14 @@ impl TrafficHistory {
     pub fn record(&mut self, pool: &Arc<str>, totals: &CounterTotals, earlier: &CounterTotals, now: Instant) {
         let reading = TrafficReading::of(totals).minus(&TrafficReading::of(earlier));
         let running = totals.models.values().map(|model| model.running).sum();
+        let held = totals.bands.values().map(|band| band.held).sum();
         let traffic = self.pools.entry(Arc::clone(pool)).or_default();
         if let Some((since, before)) = traffic.before.replace((now, reading.clone())) {
             while traffic.samples.len() >= SAMPLES_MAX {
                 traffic.samples.pop_front();
             }
             let seconds = now.saturating_duration_since(since).as_secs_f64();
-            traffic.samples.push_back(reading.minus(&before).sample(seconds, running));
+            traffic.samples.push_back(reading.minus(&before).sample(seconds, running, held));
         }
     }
 
@@ -152,7 +155,7 @@ impl TrafficReading {
         Self { all, refused: self.refused.saturating_sub(before.refused) }
     }
 
-    fn sample(&self, seconds: f64, running: u64) -> TrafficSample {
+    fn sample(&self, seconds: f64, running: u64, held: u64) -> TrafficSample {
         let errors = |class: fn(u16) -> bool| {
             let of_class = self.all.errors.iter().filter(|(status, _)| status.parse().is_ok_and(class));
             of_class.map(|(_, count)| count).sum()
@@ -168,6 +171,7 @@ impl TrafficReading {
             cached_tokens: self.all.cached_tokens,
             output_tokens: self.all.completion_tokens,
             running,
+            held,
             slo: self.all.slo,
             ttft: LatencyQuantiles::of(&self.all.ttft_ms),
             tpot: LatencyQuantiles::of(&self.all.tpot_ms),
@@ -185,7 +189,8 @@ fn growth(now: &TotalsHistogram, before: &TotalsHistogram) -> TotalsHistogram {
 
 impl LatencyQuantiles {
     /// The quantiles of a histogram; `None` without values.
-    fn of(histogram: &TotalsHistogram) -> Option<Self> {
+    #[must_use]
+    pub fn of(histogram: &TotalsHistogram) -> Option<Self> {
         (histogram.count() > 0).then(|| Self { p50: quantile(histogram, 0.5), p99: quantile(histogram, 0.99) })
     }
 }

@@ -15,8 +15,10 @@ import { chromium } from "playwright-core";
 
 const { CONSOLE, CROWD, GUARDED, TOKEN, PICTURES, CHROMIUM } = process.env;
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const PARTS = ["endpoints", "traffic", "slo", "decisions", "proxies"];
+const PARTS = ["endpoints", "traffic", "queues", "slo", "decisions", "proxies"];
 const PATIENCE_MS = 60_000;
+// About two in three requests are held.
+const HELD_ROUNDS_MAX = 50;
 // A machine that runs other tests may take ten times the stated time.
 const FIRST_PAINT_MS_MAX = 10 * 200;
 // A reader notices a task over 50 ms as a stutter. Time on the CPU counts, because the wall clock also shows what else runs here.
@@ -102,6 +104,15 @@ test("sorting, finding and moving between parts work from the keyboard", async (
   await page.getByRole("heading", { name: "Proxies" }).waitFor();
 });
 
+test("queues show the requests held, and why", async (t) => {
+  const page = await opened(t, `${CONSOLE}/#/queues/`);
+  const held = () => [...document.querySelectorAll("tbody tr")].some((row) => /no room at gpu-\d/.test(row.textContent) && Number(row.cells[1].textContent) > 0);
+  await page.waitForFunction(held);
+  assert.match(await page.getByRole("region", { name: "Bands" }).locator("tbody tr").first().textContent(), /Dispatched: [1-9]/);
+  await page.waitForFunction(() => [...document.querySelectorAll("path.line-0")].some((line) => line.getAttribute("d").includes("L")));
+  await picture(page, "queues");
+});
+
 test("traffic, SLO and proxies show what runs", async (t) => {
   const page = await opened(t, CONSOLE);
   await show(page, "Traffic");
@@ -114,6 +125,8 @@ test("traffic, SLO and proxies show what runs", async (t) => {
   await page.getByRole("region", { name: "SLO by model" }).locator("tbody tr").first().waitFor();
   await show(page, "Proxies");
   await page.waitForFunction(() => [...document.querySelectorAll("tbody tr")].filter((row) => row.textContent.includes("current")).length === 2);
+  // The release of the filter, and when it reported and applied its state.
+  assert.match(await page.locator("tbody tr").first().innerText(), /\d+\.\d+\.\d+[^]* ago[^]* ago/);
 });
 
 test("a sampled decision opens with its costs, and a left out endpoint changes it", async (t) => {
@@ -140,6 +153,12 @@ test("a pasted request is decided, and its text is nowhere", async (t) => {
   await page.getByRole("button", { name: "Explain" }).click();
   const explanation = page.getByRole("region", { name: "Explanation" });
   await explanation.getByText(/^Picked:/).waitFor();
+  const held = explanation.getByText(/^Held by flow control at priority 0 until gpu-\d/);
+  for (let round = 0; round < HELD_ROUNDS_MAX && (await held.count()) === 0; round += 1) {
+    await page.waitForTimeout(200);
+    await page.getByRole("button", { name: "Explain" }).click();
+  }
+  await held.waitFor();
   await explanation.locator(".stack > span").first().waitFor();
   assert.ok(!(await page.locator("main").innerText()).includes(SECRET));
   for (const route of ["overview", "history", "decisions"]) {

@@ -207,7 +207,7 @@ async fn told(stack: &Stack, observations: Vec<state::Observations>) -> Result<(
     let address = stack.daemon.as_ref().ok_or("a daemon")?.settings().state.address();
     let mut client = StateServiceClient::connect(format!("http://{address}")).await?;
     let pools = vec!["default".to_owned()];
-    let hello = state::Hello { schema: proto::SCHEMA, node_id: "liar".to_owned(), process_id: 99, pools };
+    let hello = state::Hello { schema: proto::SCHEMA, node_id: "liar".to_owned(), process_id: 99, pools, ..state::Hello::default() };
     let said = [proxy_message::Message::Hello(hello)].into_iter().chain(observations.into_iter().map(proxy_message::Message::Observations));
     let said: Vec<state::ProxyMessage> = said.map(|message| state::ProxyMessage { message: Some(message) }).collect();
     // The stream stays open, because closing it could drop messages that are still on it.

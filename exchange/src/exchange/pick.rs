@@ -1,6 +1,6 @@
 //! The pick of an exchange: at once, or when flow control releases the request.
 
-use pool_state::queues::FlowArrival;
+use pool_state::queues::{FlowArrival, HeldReason};
 use pool_state::{FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
 use scheduler::{FAIRNESS_ID, UnavailableReason};
 
@@ -76,6 +76,15 @@ impl Exchange {
     pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
         match &self.phase {
             ExchangePhase::Queued(held) => Some((held.since, held.pending.priority)),
+            _ => None,
+        }
+    }
+
+    /// Why flow control holds the request; `None` if it does not.
+    #[must_use]
+    pub fn held_reason(&self, pool: &ManagedPool, now: Timestamp) -> Option<HeldReason> {
+        match &self.phase {
+            ExchangePhase::Queued(held) => pool.queues().reason(&held.ticket, now),
             _ => None,
         }
     }

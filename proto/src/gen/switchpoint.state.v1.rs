@@ -73,6 +73,9 @@ pub struct Hello {
     pub process_id: u64,
     #[prost(string, repeated, tag = "4")]
     pub pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// For display: the filter's release.
+    #[prost(string, tag = "5")]
+    pub release: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {

@@ -30,6 +30,7 @@ fn sample(sample: &TrafficSample) -> Value {
         "cached_tokens": cached_tokens,
         "output_tokens": sample.output_tokens,
         "running": sample.running,
+        "held": sample.held,
         "slo_met": met,
         "slo_missed": missed,
         "slo_shed": shed,

@@ -1,11 +1,13 @@
 //! The current state: pools, endpoints, models, proxies, refusals.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::State;
 use discovery::Instance;
+use pool_state::queues::FLOW_OUTCOMES;
+use scheduler::flow::FLOW_CONTROL;
 use scheduler::{EndpointMetrics, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -13,9 +15,10 @@ use tokio::time::Instant;
 use crate::cli::build::COMMIT;
 use crate::learn::directory::{LearnedEndpoint, LearnerReport};
 use crate::pool::writer::{Absentee, PoolMember, PoolView};
-use crate::serve::admin::{AdminServer, absence, member_reason};
-use crate::state::counters::{CounterTotals, EndpointTotals, ModelTotals, TotalsLabel};
+use crate::serve::admin::{AdminServer, absence, member_name, member_reason};
+use crate::state::counters::{BandTotals, CounterTotals, EndpointTotals, ModelTotals, TotalsLabel};
 use crate::state::shared::{ConnectedProxy, DaemonState, ProxyPool};
+use crate::state::traffic::LatencyQuantiles;
 
 /// The most models of a pool in an answer, the busiest first: clients choose the names, and a page
 /// of hundreds helps no reader.
@@ -25,6 +28,9 @@ pub(super) async fn answer(State(AdminServer { shared, snapshot, .. }): State<Ad
     let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
     let proxies = shared.proxies.borrow().clone();
     let now = Instant::now();
+    let heard_at: Vec<Option<Instant>> = proxies.values().map(|proxy| shared.counters().reported_at(&proxy.peer)).collect();
+    let age = |at: Option<Instant>| at.map(|at| whole_ms(now.saturating_duration_since(at)));
+    let proxies = proxies.values().zip(heard_at).map(|(proxy, heard_at)| proxy_row(proxy, heard_at, &views, age));
     let pools = views.iter().map(|view| {
         let totals = shared.counters().totals(&view.name, now);
         let learned = shared.learning.learners.get().and_then(|learners| learners.report(&view.name)).unwrap_or_default();
@@ -37,15 +43,18 @@ pub(super) async fn answer(State(AdminServer { shared, snapshot, .. }): State<Ad
         "term": shared.life.term(),
         "snapshot_written_ms": snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0),
         "pools": pools.collect::<Vec<_>>(),
-        "proxies": proxies.values().map(|proxy| proxy_row(proxy, &views)).collect::<Vec<_>>(),
+        "proxies": proxies.collect::<Vec<_>>(),
         "refusals": refusals(&shared),
     }))
 }
 
 /// Milliseconds since 1970.
 pub(super) fn unix_ms(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    whole_ms(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+}
+
+fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) -> Value {
@@ -59,7 +68,7 @@ fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) ->
         "complete": view.sources.complete,
         "revision": view.revision,
         "profiles": view.pipeline.profiles.iter().map(|profile| &*profile.name).collect::<Vec<_>>(),
-        "staleness_max_ms": u64::try_from(view.staleness_max.as_millis()).unwrap_or(u64::MAX),
+        "staleness_max_ms": whole_ms(view.staleness_max),
         "discovery_error": view.sources.discovery_error,
         "config_error": view.sources.config.error.as_ref().map(|error| &error.why),
         "objects_error": view.sources.objects.error.as_ref().map(|error| &error.why),
@@ -67,6 +76,8 @@ fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) ->
         "predicts": learned.predicts,
         "vms": totals.vms,
         "dropped": totals.dropped,
+        "flow_control": view.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == FLOW_CONTROL),
+        "bands": totals.bands.iter().rev().map(|(priority, band)| band_row(view, *priority, band)).collect::<Vec<_>>(),
         "endpoints": endpoints.collect::<Vec<_>>(),
         "models": models.into_iter().take(MODELS_SHOWN_MAX).map(model_row).collect::<Vec<_>>(),
     })
@@ -141,7 +152,22 @@ fn model_row((label, model): (&TotalsLabel, &ModelTotals)) -> Value {
     })
 }
 
-fn proxy_row(proxy: &ConnectedProxy, views: &[PoolView]) -> Value {
+fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
+    let outcomes: BTreeMap<&str, u64> = FLOW_OUTCOMES.into_iter().zip(band.outcomes).collect();
+    let wait = LatencyQuantiles::of(&band.queue_ms);
+    json!({
+        "priority": priority,
+        "held": band.held,
+        "bytes": band.bytes,
+        "oldest_ms": (band.held > 0).then_some(band.oldest_ms),
+        "full": band.full_at.filter(|_| band.held > 0).and_then(|full| member_name(view, full)),
+        "outcomes": outcomes,
+        "wait_ms": wait.map(|wait| json!({ "p50": wait.p50, "p99": wait.p99 })),
+    })
+}
+
+/// `age` gives the milliseconds since a moment.
+fn proxy_row(proxy: &ConnectedProxy, heard_at: Option<Instant>, views: &[PoolView], age: impl Fn(Option<Instant>) -> Option<u64>) -> Value {
     let revision = |version: Option<(Version, u64)>| version.map(|(_, revision)| revision);
     let pool = |(name, pool): (&String, &ProxyPool)| {
         json!({
@@ -149,6 +175,7 @@ fn proxy_row(proxy: &ConnectedProxy, views: &[PoolView]) -> Value {
             "revision": views.iter().find(|view| *view.name == **name).map(|view| view.revision),
             "sent": revision(pool.sent),
             "acknowledged": revision(pool.acked),
+            "age_ms": age(pool.acked_at),
             "withheld": pool.withheld,
             "refused": pool.refused,
         })
@@ -158,7 +185,9 @@ fn proxy_row(proxy: &ConnectedProxy, views: &[PoolView]) -> Value {
         "process_id": format!("{:016x}", proxy.peer.process_id),
         "peer": proxy.peer.remote.to_string(),
         "certificate": proxy.peer.remote.origin.certificate.as_deref(),
+        "release": if proxy.release.is_empty() { None } else { Some(&proxy.release) },
         "since_ms": unix_ms(proxy.since),
+        "heard_ms": age(heard_at),
         "pools": proxy.pools.iter().map(pool).collect::<Vec<_>>(),
     })
 }

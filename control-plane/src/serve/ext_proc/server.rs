@@ -239,7 +239,7 @@ impl ExtProcServer {
             }
             while let Some(message) = session.next(&shared, Instant::now()) {
                 if let Some(ack) = self.apply(message) {
-                    session.ack(ack);
+                    session.ack(ack, Instant::now());
                 }
                 shared.set_ext_proc_pools(session.status());
             }

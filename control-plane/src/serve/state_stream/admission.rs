@@ -72,8 +72,8 @@ pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hel
     if hello.pools.len() > POOLS_ASKED_MAX {
         return Err(Status::invalid_argument(format!("{} pools requested, at most {POOLS_ASKED_MAX} are allowed", hello.pools.len())));
     }
-    if hello.pools.iter().chain([&hello.node_id]).any(|name| name.len() > NAME_BYTES_MAX) {
-        return Err(Status::invalid_argument(format!("a node id or pool name is longer than {NAME_BYTES_MAX} bytes")));
+    if hello.pools.iter().chain([&hello.node_id, &hello.release]).any(|name| name.len() > NAME_BYTES_MAX) {
+        return Err(Status::invalid_argument(format!("a node id, release or pool name is longer than {NAME_BYTES_MAX} bytes")));
     }
     let is_served = |name: &String| served.iter().any(|served| **served == **name);
     let (known, unknown) = std::mem::take(&mut hello.pools).into_iter().partition(is_served);

@@ -178,7 +178,7 @@ impl StateSession {
 
     /// Records an acknowledgement or refusal of a pool update. One for a version that was not sent
     /// changes nothing.
-    pub fn ack(&mut self, ack: state::Ack) -> Option<&ProxyPool> {
+    pub fn ack(&mut self, ack: state::Ack, now: Instant) -> Option<&ProxyPool> {
         let state::Ack { pool, version, refused, held } = ack;
         let [version, held] = [version, held].map(|v| v.map(|v| Version { term: v.term, sequence: v.sequence }));
         let version = version?;
@@ -187,6 +187,7 @@ impl StateSession {
         let acked = pool.unacked.drain(..=position).next_back()?;
         if refused.is_empty() {
             pool.status.acked = Some(acked);
+            pool.status.acked_at = Some(now);
             pool.status.refused = None;
         } else {
             pool.status.refused = Some(refused);

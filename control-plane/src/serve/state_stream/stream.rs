@@ -48,7 +48,7 @@ impl StateStream {
         }
         let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
         let stream_id = shared.next_stream_id();
-        let proxy = ConnectedProxy { peer: peer.clone(), since: SystemTime::now(), pools: session.status() };
+        let proxy = ConnectedProxy { peer: peer.clone(), release: hello.release, since: SystemTime::now(), pools: session.status() };
         shared.proxies.send_modify(|proxies| {
             proxies.retain(|_, other| other.peer.id != peer.id);
             proxies.insert(stream_id, proxy);
@@ -98,7 +98,7 @@ impl StateStream {
             *count = count.saturating_add(refused);
         }
         match said {
-            Some(AdmittedMessage::Ack(ack)) => self.ack(ack),
+            Some(AdmittedMessage::Ack(ack)) => self.ack(ack, now),
             Some(AdmittedMessage::Report(report)) => self.shared.report(&self.peer, report, now),
             Some(AdmittedMessage::Share(share)) => {
                 self.shared.relay().receive(self.peer.id, share, now);
@@ -132,7 +132,7 @@ impl StateStream {
         self.session.wake_at(pools, now)
     }
 
-    fn ack(&mut self, ack: state::Ack) {
+    fn ack(&mut self, ack: state::Ack, now: Instant) {
         if !ack.refused.is_empty() {
             self.refusals += 1;
             self.shared.counters().pool_updates_refused += 1;
@@ -148,7 +148,7 @@ impl StateStream {
                 );
             }
         }
-        if self.session.ack(ack).is_some() {
+        if self.session.ack(ack, now).is_some() {
             self.update();
         }
     }

@@ -87,7 +87,7 @@ impl CallClient {
 
 fn hello(schema: u32, process_id: u64) -> proxy_message::Message {
     let pools = vec!["default".to_owned()];
-    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id, pools })
+    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id, pools, ..state::Hello::default() })
 }
 
 #[tokio::test]

@@ -121,6 +121,10 @@ async fn every_answer_is_as_the_schema_says() {
     schema.check("Overview", &overview);
     assert_eq!(overview["pools"][0]["endpoints"].as_array().unwrap().len(), 2);
     assert_eq!(overview["proxies"][0]["pools"][0]["acknowledged"], overview["pools"][0]["revision"]);
+    let proxy = &overview["proxies"][0];
+    assert_eq!(proxy["release"], "9.8.7");
+    assert!(proxy["heard_ms"].is_u64() && proxy["pools"][0]["age_ms"].is_u64(), "{proxy}");
+    assert_eq!((&overview["pools"][0]["flow_control"], &overview["pools"][0]["bands"]), (&json!(false), &json!([])));
     let history = get_json(daemon.admin_address, "/api/v1/history").await;
     schema.check("History", &history);
     let last = history["pools"][0]["samples"].as_array().unwrap().last().unwrap().clone();
@@ -173,5 +177,61 @@ async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
         assert_eq!(status, expected, "{question}");
         assert!(failure["error"].as_str().unwrap().contains(why), "{failure}");
     }
+    daemon.stop().await;
+}
+
+const ONE_SEAT: &str = "apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {type: marginal-cost-scorer}
+- {type: concurrency-detector, parameters: {maxConcurrency: 1}}
+flowControl:
+  saturationDetector: {pluginRef: concurrency-detector}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: marginal-cost-scorer}]
+";
+
+#[tokio::test]
+async fn requests_held_are_shown_and_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.yaml");
+    std::fs::write(&config, ONE_SEAT).unwrap();
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--config", config.to_str().unwrap()]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "node-7", 7, &["default"]).await;
+    let endpoint = filter.pool_update().await.endpoints[0].clone();
+    let question = json!({"request": r#"{"model":"m","prompt":"x"}"#, "path": "/v1/completions"});
+    let (schema, (_, free)) = (schema(), post(&daemon, &question).await);
+    assert_eq!((&free["held"], &free["picked"][0]), (&Value::Null, &json!("127.0.0.1:1")));
+
+    let row = state::EndpointCounters { slot: endpoint.slot, generation: endpoint.generation, requests: 2, ..Default::default() };
+    let band = |priority, held, outcomes| state::BandCounters {
+        priority,
+        held,
+        bytes: 100 * held,
+        oldest_ms: 1_500,
+        full_slot: Some(endpoint.slot),
+        full_generation: endpoint.generation,
+        outcomes,
+        ..Default::default()
+    };
+    let bands = vec![band(-1, 3, vec![5, 1]), band(4, 0, vec![9])];
+    let vm = state::VmCounters { pool: "default".to_owned(), vm_id: 1, endpoints: vec![row], bands, ..Default::default() };
+    filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
+    let bands = || async { get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["bands"].clone() };
+    until("the report is counted", || async { bands().await != json!([]) }).await;
+    let (overview, bands) = (get_json(daemon.admin_address, "/api/v1/overview").await, bands().await);
+    schema.check("Overview", &overview);
+    assert_eq!(overview["pools"][0]["flow_control"], true);
+    let row = |band: &Value| ["priority", "held", "bytes", "oldest_ms", "full"].map(|name| band[name].clone());
+    assert_eq!(row(&bands[0]), [json!(4), json!(0), json!(0), Value::Null, Value::Null]);
+    assert_eq!(row(&bands[1]), [json!(-1), json!(3), json!(300), json!(1_500), json!("127.0.0.1:1")]);
+    assert_eq!((&bands[1]["outcomes"]["Dispatched"], &bands[1]["outcomes"]["RejectedCapacity"]), (&json!(5), &json!(1)));
+
+    let (_, held) = post(&daemon, &question).await;
+    schema.check("Explanation", &held);
+    assert_eq!(held["held"], json!({"ms": 0, "priority": 0, "full": "127.0.0.1:1"}), "{held}");
+    assert_eq!((&held["picked"][0], held["candidates"].as_array().unwrap().len()), (&json!("127.0.0.1:1"), 1));
     daemon.stop().await;
 }

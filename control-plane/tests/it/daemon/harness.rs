@@ -234,7 +234,14 @@ impl FilterStream {
 
     pub(crate) async fn hello(&self, schema: u32, node_id: &str, process_id: u64, pools: &[&str]) {
         let pools = pools.iter().map(|&p| p.to_owned()).collect();
-        self.say(proxy_message::Message::Hello(state::Hello { schema, node_id: node_id.to_owned(), process_id, pools })).await;
+        self.say(proxy_message::Message::Hello(state::Hello {
+            schema,
+            node_id: node_id.to_owned(),
+            process_id,
+            pools,
+            release: "9.8.7".to_owned(),
+        }))
+        .await;
     }
 
     pub(crate) async fn next(&mut self) -> Result<daemon_message::Message, Status> {

@@ -24,7 +24,7 @@ async fn refused(rig: &DaemonHarness, message: proxy_message::Message) -> tonic:
 }
 
 fn hello(schema: u32, pools: Vec<String>) -> proxy_message::Message {
-    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id: 1, pools })
+    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id: 1, pools, ..state::Hello::default() })
 }
 
 fn observed(queue: f32) -> ScrapedMetrics {

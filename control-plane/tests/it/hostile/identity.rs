@@ -92,7 +92,13 @@ async fn a_call_belongs_to_the_host_that_began_the_connection() {
             client.post(format!("http://{}/switchpoint/state/{kind}", rig.address)).header("x-switchpoint-session", "5").body(body);
         async { request.send().await.unwrap().status().as_u16() }
     };
-    let hello = state::Hello { schema: proto::SCHEMA, node_id: NODE.to_owned(), process_id: 1, pools: vec!["default".to_owned()] };
+    let hello = state::Hello {
+        schema: proto::SCHEMA,
+        node_id: NODE.to_owned(),
+        process_id: 1,
+        pools: vec!["default".to_owned()],
+        ..state::Hello::default()
+    };
     let mut body = Vec::new();
     let message = state::ProxyMessage { message: Some(proxy_message::Message::Hello(hello)) };
     proto::frames::push(&mut body, &prost::Message::encode_to_vec(&message));

@@ -258,7 +258,7 @@ fn remote(host: u8) -> RemoteAddress {
 
 fn begin(shared: &Arc<DaemonState>, host: u8, process_id: u64, now: Instant) -> StateStream {
     let pools = vec!["p".to_owned(), "q".to_owned()];
-    let hello = state::Hello { schema: proto::SCHEMA, node_id: "n".to_owned(), process_id, pools };
+    let hello = state::Hello { schema: proto::SCHEMA, node_id: "n".to_owned(), process_id, pools, ..state::Hello::default() };
     let (conversation, _) = StateStream::begin(shared, hello, remote(host), now).unwrap();
     conversation
 }

@@ -36,7 +36,13 @@ impl SimulatedPeer {
         let daemon = stack.daemon()?.settings().state.address();
         let (out, messages) = mpsc::channel(16);
         let mut client = StateServiceClient::connect(format!("http://{daemon}")).await?;
-        let hello = state::Hello { schema: proto::SCHEMA, node_id: "outsider".into(), process_id: 77, pools: vec!["default".into()] };
+        let hello = state::Hello {
+            schema: proto::SCHEMA,
+            node_id: "outsider".into(),
+            process_id: 77,
+            pools: vec!["default".into()],
+            ..state::Hello::default()
+        };
         out.send(proxy_message::Message::Hello(hello)).await?;
         let wrapped = ReceiverStream::new(messages).map(|message| state::ProxyMessage { message: Some(message) });
         let stream = client.stream(wrapped).await?.into_inner();
