@@ -105,6 +105,8 @@ class Keda(unittest.TestCase):
         # A goal of a millisecond needs more replicas once arrivals are measured, which shows that KEDA sends the metadata.
         steady, hurried = ("minReplicas=0", "spare=0"), ("minReplicas=0", "spare=0", "ttft=1ms")
         wait("arrivals that were measured", MEASURE_SECONDS_MAX, lambda: stack.ask(*hurried)["value"] > 1.2 * stack.ask(*steady)["value"] > 0.0)
+        spared = lambda: stack.ask("minReplicas=0", "spare=9")["value"] - stack.ask(*steady)["value"]
+        wait("nine replicas to spare", MEASURE_SECONDS_MAX, lambda: abs(spared() - 9.0) < 0.5)
         self.assertEqual(stack.ask("minReplicas=7")["value"], 7.0)
         self.assertEqual(stack.ask("minReplicas=1", "maxReplicas=1")["value"], 1.0)
 
