@@ -12,6 +12,7 @@
 mod band;
 mod counters;
 mod pass;
+mod shared;
 
 pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
 
@@ -21,6 +22,9 @@ use band::{BandQueue, HeldEntry};
 use pass::ReleasePass;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
 use scheduler::{EndpointRef, Timestamp, name_hash};
+pub(crate) use shared::ClaimedEntry;
+pub use shared::FlowTurn;
+use shared::SharedQueues;
 
 /// The most bands. Priorities come from objectives; further ones share the nearest band.
 const BANDS_MAX: usize = 64;
@@ -52,6 +56,8 @@ pub struct FlowQueues {
     /// The number of the last request that was held.
     last: u64,
     pass: ReleasePass,
+    /// What other VMs of the process hold.
+    shared: SharedQueues,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, HeldRefusal)>,
     /// The numbers in `leaving` that no host has received yet.
@@ -158,12 +164,16 @@ impl FlowQueues {
     /// Whether [`Self::next_due`] may name a request.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        !self.untold.is_empty() || (self.held > 0 && self.pass.is_due())
+        let is_due = if self.is_shared() { self.shared.is_due() } else { self.held > 0 && self.pass.is_due() };
+        !self.untold.is_empty() || is_due
     }
 
-    /// An endpoint may have got room: the next pass tries every band again.
+    /// An endpoint may have got room: the next pass, or the next round of all VMs, tries every band
+    /// again.
     pub fn room_changed(&mut self) {
-        if self.held > 0 {
+        if self.is_shared() {
+            self.shared.room_changed();
+        } else if self.held > 0 {
             self.pass.begin();
         }
     }
@@ -193,13 +203,21 @@ impl FlowQueues {
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
-        if band.held as u64 >= rules.max_requests || band.bytes.saturating_add(arrival.bytes) > rules.max_bytes {
+        let (held, bytes) = (band.held as u64, band.bytes);
+        let elsewhere = self.shared.held(own);
+        let band = self.band_mut(own);
+        if held + elsewhere.requests >= rules.max_requests || bytes + elsewhere.bytes + arrival.bytes > rules.max_bytes {
             band.counters.count(FlowOutcome::RejectedCapacity, 0);
             return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
         }
         let (max_requests, max_bytes) = control.limits();
-        while self.held as u64 >= max_requests || self.bytes.saturating_add(arrival.bytes) > max_bytes {
-            if !self.evict_below(own, now) {
+        loop {
+            let elsewhere = self.shared.held_in_all();
+            let (held, bytes) = (self.held as u64 + elsewhere.requests, self.bytes + elsewhere.bytes);
+            if held < max_requests && bytes.saturating_add(arrival.bytes) <= max_bytes {
+                break;
+            }
+            if !self.evict_below(own, now) && !self.shared.evict_below(own, self.lowest()) {
                 self.band_mut(own).counters.count(FlowOutcome::RejectedCapacity, 0);
                 return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
             }
@@ -223,6 +241,7 @@ impl FlowQueues {
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
         // While a pass is due, the requests before this one are tried first.
         let is_due = self.pass.is_due();
+        self.shared.look();
         let band = self.band_mut(own);
         let is_first = band.held == 0;
         let flow = band.flow_ref(arrival.flow_id());
@@ -230,11 +249,22 @@ impl FlowQueues {
         Ok((HeldTicket { number, flow, key, is_first }, !is_due && band.held <= pass::LOOK_AHEAD))
     }
 
-    /// Removes the newest request of the lowest band below `priority`. False if there is none.
+    /// The lowest band that holds requests.
+    fn lowest(&self) -> Option<i32> {
+        self.bands.iter().rev().find(|band| band.held > 0).map(|band| band.priority)
+    }
+
+    /// Removes the newest request of the lowest band, if that is below `priority` and no other VM
+    /// holds a lower one. False if it is not.
     fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
-        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0).filter(|band| band.priority < priority) else {
-            return false;
-        };
+        let elsewhere = self.shared.lowest();
+        let is_lowest = |own: i32| own < priority && elsewhere.is_none_or(|other| own <= other);
+        self.lowest().is_some_and(is_lowest) && self.evict_newest(now)
+    }
+
+    /// Removes the newest request of the lowest band. False if nothing is held.
+    fn evict_newest(&mut self, now: Timestamp) -> bool {
+        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else { return false };
         let (lowest, Some(entry)) = (band.priority, band.take_newest()) else { return false };
         self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
         true
@@ -347,6 +377,7 @@ impl FlowQueues {
         let since_ms = now.us_since(self.sent_at) as f64 / 1_000.0;
         self.sent = self.sent * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0;
         self.sent_at = now;
+        let rival = self.shared.lowest_rank(priority);
         let band = self.band_mut(priority);
         band.seen = now;
         band.credit = (band.credit - tokens).max(0.0);
@@ -355,7 +386,7 @@ impl FlowQueues {
             band.counters.count(FlowOutcome::Dispatched, 0);
             band.pass(flow.at, rules.fairness);
         }
-        band.charge(flow.at, rules.fairness, cost, now);
+        band.charge(flow.at, rules.fairness, (cost, rival), now);
         Some(FlowCharge { flow, prompt_tokens, output: cost.output })
     }
 
@@ -400,6 +431,7 @@ impl FlowQueues {
     /// The refusal of a request, with the time after which those before it have been sent.
     pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> HeldRefusal {
         let before: usize = self.bands.iter().filter(|band| band.priority >= priority).map(|band| band.held).sum();
+        let before = before as u64 + self.shared.held_from(priority);
         let rate = self.sent / RATE_MS * 1_000.0;
         let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]

@@ -7,6 +7,9 @@ mod control;
 pub use control::{BandRules, FLOW_CONTROL, FlowControl};
 pub(crate) use control::{PLUGIN, Policies};
 
+mod order;
+pub use order::{BandHeld, BandService, HeldTag, OrderRow, OrderStep, SharedOrder};
+
 mod settings;
 pub use settings::FlowSettings;
 

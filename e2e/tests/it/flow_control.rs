@@ -1,6 +1,9 @@
 //! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none
 //! is lost when the daemon is killed, a client leaves, or the pool changes.
 
+mod seat_engine;
+mod workers;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

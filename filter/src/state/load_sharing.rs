@@ -59,6 +59,8 @@ pub enum SharingOccasion {
     End,
     /// No request waits.
     Tick,
+    /// A held request is tried: all reports are read.
+    Claim,
 }
 
 /// This VM's identity in the process.
@@ -100,6 +102,8 @@ struct PublishedLoad {
     /// The count of the pool's changes at the last publication.
     changes: Option<u64>,
     ring_position: RingPosition,
+    /// Whether the report says that this VM holds requests.
+    holds: bool,
 }
 
 /// When this VM last read; `None` before the first time.
@@ -140,6 +144,7 @@ impl LoadSharing {
                 ring: PlacementRingWriter::new(pool),
                 changes: None,
                 ring_position: RingPosition::default(),
+                holds: false,
             },
             peers: Vec::new(),
             outside: PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"), PeerReport::of_proxies()),
@@ -159,9 +164,11 @@ impl LoadSharing {
     /// load, so that the load does not expire.
     pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
         let changes = pool.changes();
+        let holds = pool.queues().held() > 0;
+        let must_stay = moment == SharingOccasion::Tick && (holds || !self.own.report.is_idle());
         let is_news = match self.own.changes {
-            None => changes > 0,
-            Some(published) => published != changes || (moment == SharingOccasion::Tick && !self.own.report.is_idle()),
+            None => changes > 0 || holds,
+            Some(published) => published != changes || self.own.holds != holds || must_stay,
         };
         if !is_news && self.own.ring_position == self.own.ring.position() {
             return;
@@ -173,11 +180,12 @@ impl LoadSharing {
         }
         own.ring.flush(host);
         if let Some((_, key)) = &own.place {
-            let head = LoadReportHead { vm: me.vm, written: now, ring: own.ring.position().to_word() };
+            let head = LoadReportHead { vm: me.vm, written: now, ring: own.ring.position().to_marked_word(holds) };
             // If the host refuses, the next change or tick publishes it.
             let is_published = host.share(key, pool.write_load_report(&mut own.report, head), WriteCondition::Any).is_ok();
             own.changes = is_published.then_some(changes).or(own.changes);
             own.ring_position = own.ring.position();
+            own.holds = holds;
         }
     }
 
@@ -237,9 +245,9 @@ impl LoadSharing {
         let due = |at: Option<Timestamp>, ms: u64| moment == SharingOccasion::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
         let spread_ms = self.picking / ROWS_A_MS;
         let (rows_ms, rings_ms) =
-            if moment == SharingOccasion::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
+            if moment == SharingOccasion::End { (ROWS_AT_END_MS, RINGS_AT_END_MS) } else { (ROWS_MS, RINGS_AT_PICK_MS) };
         let rings = due(self.read.rings, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
-        if rings || due(self.read.reports, rows_ms.max(spread_ms)) {
+        if rings || moment == SharingOccasion::Claim || due(self.read.reports, rows_ms.max(spread_ms)) {
             self.read.reports = Some(now);
             // Without other proxies, this only has to notice when one appears.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
@@ -260,6 +268,7 @@ impl LoadSharing {
             pool.recount_load_reports([]);
             pool.estimate_peer_picks(0, 0, Timestamp(0));
             pool.set_peers_unreachable(false);
+            pool.set_flow_peers(false, false);
         }
     }
 
@@ -298,6 +307,8 @@ impl LoadSharing {
         for peer in self.peers.iter_mut().chain([&mut self.outside]) {
             slos |= peer.receive(host, pool, now, slow);
         }
+        let holds = |peer: &PeerVm| peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring);
+        pool.set_flow_peers(self.picking > 0, self.peers.iter().any(holds));
         let outside = self.remote_peers();
         let stands_for = if self.outside.report.is_current(now) { outside.active } else { 0 };
         pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
@@ -311,7 +322,7 @@ impl LoadSharing {
 
     fn receive_placements<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) -> u32 {
         let blocks = match moment {
-            SharingOccasion::Pick => BLOCKS_AT_PICK,
+            SharingOccasion::Pick | SharingOccasion::Claim => BLOCKS_AT_PICK,
             SharingOccasion::End => BLOCKS_AT_END,
             SharingOccasion::Tick => BLOCKS_AT_TICK,
         };

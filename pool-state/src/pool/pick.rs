@@ -335,6 +335,17 @@ impl ManagedPool {
         self.in_flight.tokens_took(&held.serving, ms);
     }
 
+    /// Takes back a pick, because another VM gave the room away first.
+    pub(super) fn take_back(&mut self, mut held: LedgerHold, blocks: &[u64]) {
+        let (endpoint, prefills) = (held.serving.endpoint(), held.load().prefills);
+        self.counters.uncount_pick(endpoint, prefills.prompt_tokens, prefills.prompt_tokens.saturating_sub(prefills.uncached_tokens));
+        self.undo_placement(&mut held, blocks);
+        for ticket in held.stages.drain(..).chain([held.serving]) {
+            self.in_flight.release(ticket);
+        }
+        self.sharing.changes += 1;
+    }
+
     /// Releases the ledger entries of a request that has ended.
     pub fn release(&mut self, mut held: LedgerHold, now: Timestamp) {
         self.finish_earlier_stages(&mut held);

@@ -66,8 +66,13 @@ impl ManagedPool {
     /// Replaces the load report of another VM by `bytes`. The caller decides whether its load
     /// `counts`. Returns whether [`Self::recompute_peer_slos`] must follow.
     pub fn read_load_report(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>, counts: bool) -> bool {
-        self.queues.room_changed();
-        row.replace(bytes, counts, self.in_flight.others_mut())
+        let slos = row.replace(bytes, counts, self.in_flight.others_mut());
+        if row.head().vm == LoadReportHead::OUTSIDE {
+            self.queues.room_changed();
+        } else {
+            self.queues.peer_changed();
+        }
+        slos
     }
 
     /// Sets whether the load of a report counts. Returns whether [`Self::recompute_peer_slos`] must

@@ -32,8 +32,12 @@ pub(super) struct BandQueue {
 /// One flow.
 #[derive(Debug, Default)]
 pub(super) struct FlowQueue {
-    id: u64,
+    pub(super) id: u64,
     pub(super) account: FlowAccount,
+    /// Whether it was charged for a request that was sent without a claim.
+    pub(super) passed: bool,
+    /// Output tokens settled since the shared order was last written.
+    pub(super) settled: f64,
     /// When the flow last had a request.
     seen: Timestamp,
     /// By key and number.
@@ -74,6 +78,11 @@ impl BandQueue {
         }
     }
 
+    /// The flows of the band, to change their accounts.
+    pub(super) fn flows_mut(&mut self) -> &mut [FlowQueue] {
+        &mut self.flows
+    }
+
     /// The flows of the band.
     pub(super) fn flows(&self) -> &[FlowQueue] {
         &self.flows
@@ -100,16 +109,13 @@ impl BandQueue {
         FlowRef { priority: self.priority, at, id }
     }
 
-    pub(super) fn push(&mut self, flow: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
-        let Some(flow) = self.flows.get_mut(flow) else { return };
+    pub(super) fn push(&mut self, at: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
+        let Some(flow) = self.flows.get_mut(at) else { return };
         if flow.held.is_empty() {
             fairness.begin(&mut flow.account, &self.account);
         }
         flow.seen = entry.since;
-        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
-        let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
-        flow.held.insert(at, entry);
-        self.show();
+        self.put_back(at, entry);
     }
 
     fn position(&self, flow: usize, key: u64, number: u64) -> Option<usize> {
@@ -124,6 +130,15 @@ impl BandQueue {
     pub(super) fn entry_mut(&mut self, flow: usize, key: u64, number: u64) -> Option<&mut HeldEntry> {
         let at = self.position(flow, key, number)?;
         self.flows.get_mut(flow)?.held.get_mut(at)
+    }
+
+    /// Puts a request back that was taken out just now.
+    pub(super) fn put_back(&mut self, flow: usize, entry: HeldEntry) {
+        let Some(flow) = self.flows.get_mut(flow) else { return };
+        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
+        let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
+        flow.held.insert(at, entry);
+        self.show();
     }
 
     /// Takes a request out.
@@ -158,6 +173,7 @@ impl BandQueue {
     pub(super) fn pass(&mut self, flow: usize, fairness: &dyn FairnessPolicy) {
         if let Some(flow) = self.flows.get_mut(flow) {
             fairness.begin(&mut flow.account, &self.account);
+            flow.passed = true;
         }
     }
 
@@ -173,10 +189,11 @@ impl BandQueue {
         self.turns.wrapping_sub(1)
     }
 
-    pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, cost: FlowCost, now: Timestamp) {
+    /// Charges a flow. `rival`: the lowest rank of the band in other VMs.
+    pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, (cost, rival): (FlowCost, Option<f64>), now: Timestamp) {
         let waiting = self.flows.iter().enumerate().filter(|(at, other)| *at == flow || !other.held.is_empty());
         let ranks = waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
-        let lowest = ranks.min_by(f64::total_cmp);
+        let lowest = ranks.chain(rival).min_by(f64::total_cmp);
         let Some(flow) = self.flows.get_mut(flow) else { return };
         flow.seen = now;
         lowest.into_iter().for_each(|lowest| fairness.advance(&mut self.account, lowest));
@@ -186,6 +203,7 @@ impl BandQueue {
     pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {
         if let Some(queue) = self.flows.get_mut(flow.at).filter(|queue| queue.id == flow.id) {
             fairness.settle(&mut queue.account, output);
+            queue.settled += output;
         }
     }
 

@@ -11,12 +11,12 @@ use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
 use crate::pool::{FlowAdmission, LedgerHold, ManagedPool};
 use crate::refusal::PickRefusal;
 
-fn number(name: &str, number: f64) -> (String, ParameterValue) {
+pub(super) fn number(name: &str, number: f64) -> (String, ParameterValue) {
     (name.to_owned(), ParameterValue::Number(number))
 }
 
 /// A pipeline whose endpoints take `seats` requests each; `section` is that of flow control.
-fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec {
+pub(super) fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec {
     let detector = PluginSpec { parameters: vec![number("maxConcurrency", seats)], ..PluginSpec::of_type("concurrency-detector") };
     let control = PluginSpec { parameters: section, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
     let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
@@ -24,7 +24,7 @@ fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec 
     spec
 }
 
-fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
+pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
     let endpoint = |slot: u16| Endpoint {
         id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
         name: format!("pod-{slot}").into(),
