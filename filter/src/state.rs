@@ -194,6 +194,7 @@ impl<H: Host> VmState<H> {
     pub fn receive_loads(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
         if let Some(me) = self.vm_context() {
             let lost = replica.sharing.receive(&self.host, me, &mut replica.pool, now, moment);
+            replica.pool.set_alone(replica.sharing.alone_of(replica.metrics_at(), now));
             replica.pool.set_peers_unreachable(replica.sharing.are_peers_unreachable(replica.metrics_at(), now));
             self.metrics.add(Stat::PlacementsLost, lost);
         } else {

@@ -11,6 +11,7 @@
 
 mod band;
 mod counters;
+mod outside;
 mod pass;
 mod shared;
 
@@ -19,9 +20,12 @@ pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
 use std::collections::VecDeque;
 
 use band::{BandQueue, HeldEntry};
+use outside::OutsideQueues;
 use pass::ReleasePass;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
 use scheduler::{EndpointRef, Timestamp, name_hash};
+
+use crate::pool::short_id;
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
 use shared::SharedQueues;
@@ -58,6 +62,8 @@ pub struct FlowQueues {
     pass: ReleasePass,
     /// What other VMs of the process hold.
     shared: SharedQueues,
+    /// What other proxies hold.
+    outside: OutsideQueues,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, HeldRefusal)>,
     /// The numbers in `leaving` that no host has received yet.
@@ -65,6 +71,7 @@ pub struct FlowQueues {
     /// Requests sent, decayed until `sent_at`.
     sent: f64,
     sent_at: Timestamp,
+    ticked_at: Timestamp,
 }
 
 /// A request that arrives.
@@ -72,6 +79,8 @@ pub struct FlowQueues {
 pub struct FlowArrival<'a> {
     /// The fairness id; empty for [`DEFAULT_FLOW`].
     pub flow: &'a str,
+    /// The id by which operators find it while it waits.
+    pub request_id: &'a str,
     /// The bytes of its body, and the memory that the proxy keeps for it.
     pub bytes: u64,
     /// When its headers arrived.
@@ -236,6 +245,7 @@ impl FlowQueues {
             cost,
             full_at,
             nowhere: false,
+            request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
@@ -310,6 +320,17 @@ impl FlowQueues {
         Some(band.entry(ticket.flow.at, ticket.key, ticket.number)?.reason(band.priority, now))
     }
 
+    /// The requests that have waited longest, with their ids, as of the last tick.
+    #[must_use]
+    pub fn longest_held(&self, most: usize) -> Vec<(&str, HeldReason)> {
+        let entries =
+            self.bands.iter().flat_map(|band| band.flows().iter().flat_map(|flow| &flow.held).map(|entry| (band.priority, entry)));
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort_unstable_by_key(|(_, entry)| entry.since);
+        entries.truncate(most);
+        entries.into_iter().map(|(priority, entry)| (&*entry.request_id, entry.reason(priority, self.ticked_at))).collect()
+    }
+
     /// The next request to resume; `None` ends the pass.
     pub fn next_due(&mut self, control: &FlowControl, now: Timestamp) -> Option<u64> {
         if let Some(number) = self.untold.pop_front() {
@@ -337,7 +358,8 @@ impl FlowQueues {
         let band = self.bands.iter_mut().find(|band| band.priority == priority);
         let (owed, turn) = band.map_or((false, 0), |band| (band.is_owed(), band.next_turn()));
         let ceiling = control.usage_limit().filter(|_| !owed).map(|policy| policy.ceiling(rank, turn));
-        RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.unwrap_or(RoomLimits::ALL.ceiling) }
+        let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
+        RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.times(self.outside.share()) }
     }
 
     /// Whether an older request of at least this priority waits for room at `endpoint`.
@@ -406,6 +428,7 @@ impl FlowQueues {
 
     /// Ends the wait of requests whose time is over. `is_empty`: no endpoint of the pool is ready.
     pub(crate) fn expire(&mut self, is_empty: bool, now: Timestamp) {
+        self.ticked_at = now;
         let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedTtl };
         for at in 0..self.bands.len() {
             while let Some((priority, entry)) =

@@ -2,7 +2,7 @@
 
 use pool_state::queues::FlowArrival;
 use pool_state::{FlowAdmission, HeldClaim, ManagedPool, PickRefusal, RecordedPick, Timestamp};
-use scheduler::{FAIRNESS_ID, UnavailableReason};
+use scheduler::{FAIRNESS_ID, REQUEST_ID, UnavailableReason};
 
 use super::pending_request::PendingRequest;
 use super::phase::ExchangePhase;
@@ -53,6 +53,7 @@ impl Exchange {
         let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
         let arrival = FlowArrival {
             flow: self.facts.flow_id(settings),
+            request_id: headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id),
             bytes: (pending.body_bytes + pending.memory_bytes() + self.facts.captured_bytes()) as u64,
             arrived: self.started,
             ttl_ms: self.facts.ttl_ms,

@@ -3,6 +3,7 @@
 
 use exchange::{ManagedPool, Timestamp};
 use pool_state::queues::FlowTurn;
+use proto::backlog;
 use proto::shared_data::flow_order;
 use scheduler::flow::SharedOrder;
 
@@ -40,6 +41,17 @@ impl FlowOrder {
         if self.read(host) {
             pool.read_order(&self.order, vm, now);
         }
+    }
+
+    /// What all VMs of the process hold, in the bytes that other proxies get. Without a call if none
+    /// holds any.
+    pub fn backlog<H: Host>(&mut self, host: &H, pool: &ManagedPool, vm: u64, now: Timestamp) -> Vec<u8> {
+        let mut sum = pool.queues().held_by_band();
+        if !pool.queues().any_held() || !self.read(host) {
+            return Vec::new();
+        }
+        self.order.rivals(vm, now).for_each(|row| backlog::add(&mut sum, &row.bands));
+        backlog::write(&sum)
     }
 
     /// What this VM does next.

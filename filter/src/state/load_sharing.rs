@@ -18,7 +18,8 @@ use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::take_peer_report;
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport};
 use proto::shared_data::{RemotePeers, RingPosition};
-use proto::{placements, state};
+use proto::{backlog, placements, state};
+use scheduler::flow::BandHeld;
 
 use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget};
 use super::vm_table::VmTable;
@@ -83,6 +84,8 @@ pub struct LoadSharing {
     peers: Vec<PeerVm>,
     /// The other proxies together, as the leader reports them.
     outside: PeerVm,
+    /// What the other proxies hold, and the key of it.
+    outside_held: (Vec<BandHeld>, String),
     /// The number of other VMs that pick.
     picking: u64,
     read: ReadTimes,
@@ -148,6 +151,7 @@ impl LoadSharing {
             },
             peers: Vec::new(),
             outside: PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"), PeerReport::of_proxies()),
+            outside_held: (Vec::new(), format!("switchpoint/1/pool/{pool}/held/outside")),
             picking: 0,
             read: ReadTimes::default(),
             lost_at: None,
@@ -193,6 +197,10 @@ impl LoadSharing {
     /// must follow. Only the leader calls it.
     pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, mut peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
+        if !peers.backlog.is_empty() {
+            // The word has a mark that says that this is to be read.
+            let _ = host.share(&self.outside_held.1, &peers.backlog, WriteCondition::Any);
+        }
         if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
             // If the host refuses, the report is sent again in a few ms.
             let _ = host.share(&self.outside.key, &report, WriteCondition::Any);
@@ -210,9 +218,14 @@ impl LoadSharing {
     /// of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
-        let long_since = |at: Option<Timestamp>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
+        self.alone_of(metrics_at, now) > 0 || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
+    }
+
+    /// The number of proxies last known, if nothing is heard of the others; otherwise 0.
+    pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
-        (self.remote_peers().proxies > 1 && long_since(metrics_at) && long_since(Some(reported_at))) || !long_since(self.lost_at)
+        let proxies = self.remote_peers().proxies;
+        if proxies > 1 && is_long_since(metrics_at, now) && is_long_since(Some(reported_at), now) { proxies } else { 0 }
     }
 
     /// The reports of the other VMs of this process, as last read.
@@ -269,6 +282,7 @@ impl LoadSharing {
             pool.estimate_peer_picks(0, 0, Timestamp(0));
             pool.set_peers_unreachable(false);
             pool.set_flow_peers(false, false);
+            pool.set_alone(0);
         }
     }
 
@@ -304,11 +318,14 @@ impl LoadSharing {
             }
         }
         let mut slos = false;
+        let read_before = self.outside.token;
         for peer in self.peers.iter_mut().chain([&mut self.outside]) {
             slos |= peer.receive(host, pool, now, slow);
         }
+        let is_news = self.outside.token != read_before;
+        self.receive_backlog(host, pool, is_news, now);
         let holds = |peer: &PeerVm| peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring);
-        pool.set_flow_peers(self.picking > 0, self.peers.iter().any(holds));
+        pool.set_flow_peers(self.picking > 0 || self.remote_peers().proxies > 1, self.peers.iter().any(holds));
         let outside = self.remote_peers();
         let stands_for = if self.outside.report.is_current(now) { outside.active } else { 0 };
         pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
@@ -318,6 +335,21 @@ impl LoadSharing {
         } else if slos {
             pool.recompute_peer_slos(reports);
         }
+    }
+
+    /// Reads what the other proxies hold.
+    fn receive_backlog<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, is_news: bool, now: Timestamp) {
+        let outside = self.remote_peers();
+        let (bands, key) = &mut self.outside_held;
+        if !outside.holds || !self.outside.report.is_current(now) {
+            if bands.is_empty() {
+                return;
+            }
+            bands.clear();
+        } else if is_news {
+            *bands = host.shared(key).ok().flatten().map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
+        }
+        pool.set_outside(bands, self.outside.report().requests(), u64::from(outside.delay_us));
     }
 
     fn receive_placements<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) -> u32 {
@@ -344,6 +376,10 @@ impl LoadSharing {
         }
         budget.gaps
     }
+}
+
+fn is_long_since(at: Option<Timestamp>, now: Timestamp) -> bool {
+    at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS)
 }
 
 /// Returns the key of the report of the VM in `vm_slot`.

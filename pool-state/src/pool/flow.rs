@@ -1,6 +1,6 @@
 //! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
 
-use scheduler::flow::{FlowControl, FlowCost, RoomLimits, SharedOrder};
+use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomLimits, SharedOrder};
 use scheduler::{Decision, EndpointRef, Request, Timestamp, UnavailableReason};
 
 use super::{DecisionObserver, ManagedPool, RecordedPick};
@@ -29,6 +29,8 @@ pub struct HeldClaim {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoomCheck {
     pub(super) limits: RoomLimits,
+    /// Whether room is left to other proxies for a while.
+    pub(super) is_over_share: bool,
     /// The number of the request, if it is held.
     pub(super) number: Option<u64>,
 }
@@ -223,6 +225,7 @@ impl ManagedPool {
 
     /// Has the order read soon: another VM woke this one, or a tick has come.
     pub fn look_at_order(&mut self) {
+        self.queues.retry_left_room();
         if self.queues.is_shared() {
             self.queues.look();
         }
@@ -244,7 +247,24 @@ impl ManagedPool {
     ) -> Result<RecordedPick, PickRefusal> {
         let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
         let limits = control.map_or(RoomLimits::ALL, |control| self.queues.limits(control, request.priority, now));
-        self.pick_observed(request, model, Some(RoomCheck { limits, number }), now, observer)
+        let is_over_share = self.queues.is_over_share(request.priority, || self.running());
+        self.pick_observed(request, model, Some(RoomCheck { limits, is_over_share, number }), now, observer)
+    }
+
+    /// The running requests of all proxies, as far as known.
+    fn running(&self) -> u64 {
+        let endpoints = self.snapshot().map_or(&[][..], |snapshot| snapshot.endpoints());
+        endpoints.iter().map(|endpoint| u64::from(self.in_flight.load(endpoint.id).requests)).sum()
+    }
+
+    /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
+    pub fn set_outside(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) {
+        self.queues.set_outside(bands, (running, delay_us));
+    }
+
+    /// Sets that this proxy is one of so many of which nothing is heard; 0 if they are heard.
+    pub fn set_alone(&mut self, of: u32) {
+        self.queues.set_alone(of);
     }
 
     /// Whether an older request that waits has a claim on the endpoint.

@@ -204,6 +204,9 @@ impl ManagedPool {
             if let Some(full) = endpoint.filter(|endpoint| !has_room || self.is_claimed(*endpoint, request.priority, check)) {
                 return Err(PickRefusal::Full(full));
             }
+            if let Some(left) = endpoint.filter(|_| check.is_over_share && self.queues.leaves_room(request.priority, now)) {
+                return Err(PickRefusal::Full(left));
+            }
         }
         self.record(request, &route, now).ok_or(PickRefusal::NoState)
     }
@@ -234,8 +237,7 @@ impl ManagedPool {
         let mut held =
             LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, places: None, watch, charge: None, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
-        let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
-        let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
+        let id = short_id(request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id));
         self.in_flight.track(&mut held.serving, promise, id);
         let load = held.serving.load();
         self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Timestamp(0)));
@@ -439,6 +441,11 @@ impl PublishedState {
         };
         pipeline.session_tokens().iter().filter_map(of).collect()
     }
+}
+
+/// As much of a request's id as is kept.
+pub(crate) fn short_id(id: &str) -> &str {
+    if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id }
 }
 
 /// Converts a count to f32, whose seven digits are enough for estimated times.

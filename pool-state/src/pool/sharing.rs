@@ -84,6 +84,7 @@ impl ManagedPool {
     /// Makes each pick of this process stand for one pick of each of `proxies` other proxies until
     /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
+        let proxies = self.queues.stands_for(proxies);
         self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 

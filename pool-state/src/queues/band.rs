@@ -59,6 +59,7 @@ pub(super) struct HeldEntry {
     pub(super) full_at: Option<EndpointRef>,
     /// Whether no endpoint could serve it when it was tried last.
     pub(super) nowhere: bool,
+    pub(super) request_id: Box<str>,
 }
 
 // === impl BandQueue ===

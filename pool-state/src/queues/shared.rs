@@ -159,6 +159,62 @@ impl FlowQueues {
         }
     }
 
+    /// What this VM holds, in the bytes that other proxies get.
+    #[must_use]
+    pub fn backlog(&self) -> Vec<u8> {
+        proto::backlog::write(&self.held_by_band())
+    }
+
+    /// What this VM holds, by band.
+    pub fn held_by_band(&self) -> Vec<BandHeld> {
+        let held = self.bands.iter().filter(|band| band.held > 0);
+        held.map(|band| BandHeld { priority: band.priority, requests: band.held as u64, bytes: band.bytes }).collect()
+    }
+
+    /// Whether this VM or another one of the process holds requests.
+    #[must_use]
+    pub fn any_held(&self) -> bool {
+        self.held > 0 || self.shared.others_hold
+    }
+
+    /// Sets what other proxies hold, how many requests of theirs run, and the age of that.
+    pub(crate) fn set_outside(&mut self, bands: &[BandHeld], facts: (u64, u64)) {
+        if self.outside.set(bands, facts) {
+            self.room_changed();
+        }
+    }
+
+    /// Sets that this proxy is one of so many of which nothing is heard; 0 if they are heard.
+    pub(crate) fn set_alone(&mut self, of: u32) {
+        self.outside.set_alone(of);
+    }
+
+    /// How many picks of other proxies a pick here stands for.
+    pub(crate) fn stands_for(&self, active: u32) -> u32 {
+        self.outside.stands_for(self.held as u64 + self.shared.held_in_all().requests, active)
+    }
+
+    /// Whether a request of this priority must leave to other proxies what it finds.
+    pub(crate) fn is_over_share(&self, priority: i32, running: impl FnOnce() -> u64) -> bool {
+        let Some(band) = self.bands.iter().find(|band| band.priority == priority).filter(|_| self.outside.holds_any()) else {
+            return false;
+        };
+        let held = band.held as u64 + self.shared.held(priority).requests;
+        !band.is_owed() && self.outside.is_over_share(priority, held.max(1), running())
+    }
+
+    /// A band over its share has found room. Whether it leaves that to other proxies.
+    pub(crate) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
+        self.outside.leaves_room(priority, now)
+    }
+
+    /// A tick: room that was left to other proxies may be this one's now.
+    pub fn retry_left_room(&mut self) {
+        if self.outside.is_patient() {
+            self.room_changed();
+        }
+    }
+
     /// The load report of another VM has changed.
     pub(crate) fn peer_changed(&mut self) {
         if self.is_shared() {
@@ -277,7 +333,6 @@ impl FlowQueues {
     }
 
     fn row(&self, control: &FlowControl, order: &SharedOrder, vm: u64, now: Timestamp) -> OrderRow {
-        let held = self.bands.iter().filter(|band| band.held > 0);
         OrderRow {
             vm,
             written: now,
@@ -286,7 +341,7 @@ impl FlowQueues {
             first: ReleasePass::default().peek(&self.bands, control, now).map(|first| first.tag),
             next: self.pass.peek(&self.bands, control, now).map(|next| next.tag),
             evict: order.row(vm).map_or(0, |row| row.evict),
-            bands: held.map(|band| BandHeld { priority: band.priority, requests: band.held as u64, bytes: band.bytes }).collect(),
+            bands: self.held_by_band(),
         }
     }
 

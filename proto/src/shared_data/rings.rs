@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn positions_come_back_from_their_words() {
         for position in
-            [RingPosition::default(), RingPosition { segment: 3, bytes: 8_192 }, RingPosition { segment: 1 << 47, bytes: 0xffff }]
+            [RingPosition::default(), RingPosition { segment: 3, bytes: 8_192 }, RingPosition { segment: 1 << 46, bytes: 0xffff }]
         {
             assert_eq!(RingPosition::of_word(position.to_word()), position);
         }

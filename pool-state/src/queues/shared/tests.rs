@@ -105,7 +105,7 @@ impl Process {
         if vm.pool.queues().is_shared() {
             vm.pool.read_order(&self.order, vm.id, now);
         }
-        let arrival = FlowArrival { flow, bytes: 1, arrived: now, ttl_ms: None };
+        let arrival = FlowArrival { flow, request_id: "", bytes: 1, arrived: now, ttl_ms: None };
         let request = Request { priority, prompt_tokens: tokens, ..Request::default() };
         let admitted = vm.pool.pick_or_hold(&request, "", &arrival, now, &mut ());
         let mut running = None;
