@@ -38,7 +38,6 @@ pub use ejection::{Ejection, Ejections};
 pub use flow::{FlowAdmission, HeldClaim};
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};
-pub(crate) use pick::short_id;
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
 pub use request_timing::{RequestEnding, ms_between};
 pub use sharing::Placement;

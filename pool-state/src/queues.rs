@@ -19,13 +19,12 @@ pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
 
 use std::collections::VecDeque;
 
+pub use band::FlowRef;
 use band::{BandQueue, HeldEntry};
 use outside::OutsideQueues;
 use pass::ReleasePass;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
 use scheduler::{EndpointRef, Timestamp, name_hash};
-
-use crate::pool::short_id;
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
 use shared::SharedQueues;
@@ -46,6 +45,10 @@ const RATE_MS: f64 = 10_000.0;
 
 /// The longest `Retry-After`, in seconds. Beyond it, the rate of releases says nothing.
 const RETRY_AFTER_S_MAX: u32 = 120;
+
+/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
+/// make UUIDs of 36 bytes.
+const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// The fairness id of requests without one, as in llm-d.
 pub const DEFAULT_FLOW: &str = "default-flow";
@@ -101,14 +104,6 @@ pub struct HeldTicket {
     pub(crate) is_first: bool,
 }
 
-/// A flow of a band.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowRef {
-    priority: i32,
-    at: usize,
-    id: u64,
-}
-
 /// The charge of a request that was sent, until it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowCharge {
@@ -124,6 +119,11 @@ pub struct HeldRefusal {
     pub outcome: FlowOutcome,
     /// When to try again, in seconds.
     pub retry_after_s: u32,
+}
+
+/// As much of a request's id as is kept.
+pub(crate) fn short_id(id: &str) -> &str {
+    if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id }
 }
 
 // === impl FlowArrival ===

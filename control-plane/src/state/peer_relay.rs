@@ -89,7 +89,7 @@ struct PoolRelay {
 struct RelayProcess {
     origin: Origin,
     row: PeerLoadReport,
-    /// What its flow control holds.
+    /// The requests that its flow control holds.
     backlog: Vec<BandHeld>,
     received_at: Instant,
     /// The stamp of the last report that had one; 0 if none had.
@@ -322,11 +322,12 @@ impl PoolRelay {
         }
     }
 
-    /// What the flow control of the other processes holds, as last heard.
+    /// Sums up the requests that the flow control of the other processes holds, as last reported.
     fn backlog_without(&self, process_id: u64, now: Instant) -> Vec<u8> {
         let mut sum = Vec::new();
-        let is_heard = |process: &RelayProcess| now.saturating_duration_since(process.received_at) < Duration::from_millis(SHARE_EXPIRY_MS);
-        for (_, process) in self.processes.iter().filter(|(id, process)| **id != process_id && is_heard(process)) {
+        let is_current =
+            |process: &RelayProcess| now.saturating_duration_since(process.received_at) < Duration::from_millis(SHARE_EXPIRY_MS);
+        for (_, process) in self.processes.iter().filter(|(id, process)| **id != process_id && is_current(process)) {
             backlog::add(&mut sum, &process.backlog);
         }
         backlog::write(&sum)

@@ -14,7 +14,7 @@ use crate::host::{Host, WriteCondition};
 pub struct FlowOrder {
     key: String,
     order: SharedOrder,
-    /// What the next write expects; `None` after a write.
+    /// The condition of the next write; `None` after a write.
     read: Option<WriteCondition>,
 }
 
@@ -43,8 +43,8 @@ impl FlowOrder {
         }
     }
 
-    /// What all VMs of the process hold, in the bytes that other proxies get. Without a call if none
-    /// holds any.
+    /// Sums up the requests that all VMs of the process hold, in the bytes that other proxies get.
+    /// Makes no call if none holds any.
     pub fn backlog<H: Host>(&mut self, host: &H, pool: &ManagedPool, vm: u64, now: Timestamp) -> Vec<u8> {
         let mut sum = pool.queues().held_by_band();
         if !pool.queues().any_held() || !self.read(host) {
@@ -54,7 +54,7 @@ impl FlowOrder {
         backlog::write(&sum)
     }
 
-    /// What this VM does next.
+    /// Reads the order and decides on the next step of this VM.
     pub fn turn<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> FlowTurn {
         if self.read(host) { pool.flow_turn(&mut self.order, vm, now) } else { FlowTurn::Rest }
     }
@@ -67,7 +67,8 @@ impl FlowOrder {
         is_written
     }
 
-    /// Writes what this VM holds now, if nobody wrote since the order was read.
+    /// Writes the requests that this VM holds now, unless another VM wrote since the order was
+    /// read.
     pub fn write_own<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> bool {
         pool.write_order(&mut self.order, vm, now);
         self.write(host, pool)

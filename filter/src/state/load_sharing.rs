@@ -84,7 +84,7 @@ pub struct LoadSharing {
     peers: Vec<PeerVm>,
     /// The other proxies together, as the leader reports them.
     outside: PeerVm,
-    /// What the other proxies hold, and the key of it.
+    /// The requests that the other proxies hold, and the key of that value.
     outside_held: (Vec<BandHeld>, String),
     /// The number of other VMs that pick.
     picking: u64,
@@ -221,7 +221,7 @@ impl LoadSharing {
         self.alone_of(metrics_at, now) > 0 || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
     }
 
-    /// The number of proxies last known, if nothing is heard of the others; otherwise 0.
+    /// The number of proxies last known, if nothing is received from the others; otherwise 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;
@@ -337,7 +337,7 @@ impl LoadSharing {
         }
     }
 
-    /// Reads what the other proxies hold.
+    /// Reads the requests that the other proxies hold.
     fn receive_backlog<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, is_news: bool, now: Timestamp) {
         let outside = self.remote_peers();
         let (bands, key) = &mut self.outside_held;

@@ -38,7 +38,7 @@ pub struct PeerPublisher {
     published: Vec<PlacementRingReader>,
     /// The report that was last sent, without its time.
     row: Vec<u8>,
-    /// What it said that the process holds.
+    /// The held requests in that report.
     held: Vec<u8>,
     changed_at: Timestamp,
     read_at: Timestamp,

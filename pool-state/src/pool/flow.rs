@@ -199,8 +199,8 @@ impl ManagedPool {
         }
     }
 
-    /// What the host does next for held requests, while [`FlowQueues::is_shared`]. `order` was read
-    /// just now.
+    /// Decides on the next step of the host for held requests, while [`FlowQueues::is_shared`].
+    /// `order` was read just now.
     pub fn flow_turn(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> FlowTurn {
         match self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
             Some(control) => self.queues.turn(control, order, vm, now),
@@ -262,7 +262,8 @@ impl ManagedPool {
         self.queues.set_outside(bands, (running, delay_us));
     }
 
-    /// Sets that this proxy is one of so many of which nothing is heard; 0 if they are heard.
+    /// Sets how many proxies there are, this one included, if nothing is received from the others;
+    /// 0 otherwise.
     pub fn set_alone(&mut self, of: u32) {
         self.queues.set_alone(of);
     }

@@ -15,14 +15,10 @@ use super::cache_places::CachePlaces;
 use super::flow::RoomCheck;
 use super::request_timing::RequestTiming;
 use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
-use crate::queues::FlowCharge;
+use crate::queues::{FlowCharge, short_id};
 use crate::refusal::PickRefusal;
 use crate::usage::TokenUsage;
 use scheduler::Timestamp;
-
-/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
-/// make UUIDs of 36 bytes.
-const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -441,11 +437,6 @@ impl PublishedState {
         };
         pipeline.session_tokens().iter().filter_map(of).collect()
     }
-}
-
-/// As much of a request's id as is kept.
-pub(crate) fn short_id(id: &str) -> &str {
-    if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id }
 }
 
 /// Converts a count to f32, whose seven digits are enough for estimated times.

@@ -5,12 +5,19 @@ use std::collections::VecDeque;
 use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
 use scheduler::{EndpointRef, Timestamp};
 
-use super::FlowRef;
 use super::counters::{BandCounters, HeldReason};
 
 /// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
 /// further flows share the accounts.
 pub(super) const FLOWS_MAX: usize = 256;
+
+/// A flow of a band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowRef {
+    pub(super) priority: i32,
+    pub(super) at: usize,
+    pub(super) id: u64,
+}
 
 /// One band.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What the other proxies of a pool hold, and what that leaves to this one.
+//! The requests that the other proxies of a pool hold, and the room that this leaves to this one.
 //!
 //! There is no order over proxies: a hand-over would cost a sharing delay each time. Each proxy
 //! takes room at once while its share of the running requests is at most its share of the backlog.
@@ -20,12 +20,12 @@ const STANDS_FOR_MAX: u64 = 64;
 /// The other proxies.
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
-    /// What they hold together.
+    /// The requests that the others hold together.
     bands: Vec<BandHeld>,
-    /// Their running requests.
+    /// The running requests of the other proxies.
     running: u64,
     delay_us: u64,
-    /// The number of proxies, if nothing is heard of the others; 0 otherwise.
+    /// The number of proxies, if nothing is received from the others; 0 otherwise.
     alone_of: u32,
     /// Since when a band leaves room to others.
     left: Vec<(i32, Timestamp)>,
@@ -44,7 +44,7 @@ impl OutsideQueues {
         is_changed
     }
 
-    /// Sets that this proxy is one of so many of which nothing is heard; 0 if they are heard.
+    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
     pub(super) fn set_alone(&mut self, of: u32) {
         self.alone_of = of;
     }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_hears_nothing_keeps_its_part() {
+    fn a_proxy_alone_keeps_its_part() {
         let mut outside = OutsideQueues::default();
         assert_eq!(outside.share(), 1.0);
         outside.set_alone(4);

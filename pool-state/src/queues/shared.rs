@@ -17,7 +17,7 @@ use super::{FlowQueues, HeldTicket};
 /// net under events that no VM saw.
 const ROUND_MS: u64 = 10;
 
-/// What the host does next for held requests.
+/// The next step of a host for held requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTurn {
     /// Resume the request of this number, to refuse it.
@@ -43,7 +43,7 @@ pub(super) struct SharedQueues {
     rows_changed: bool,
     /// Whether the order must be read.
     look: bool,
-    /// What the others hold, by band, and the lowest rank there.
+    /// The requests that the others hold, by band, and the lowest rank there.
     bands: Vec<(BandHeld, f64)>,
     /// Requests that other VMs must refuse, until they are asked to.
     evict: u64,
@@ -66,12 +66,12 @@ impl SharedQueues {
         self.look = true;
     }
 
-    /// What the others hold of a band.
+    /// The requests that the others hold of a band.
     pub(super) fn held(&self, priority: i32) -> BandHeld {
         self.bands.iter().map(|(band, _)| *band).find(|band| band.priority == priority).unwrap_or_default()
     }
 
-    /// What the others hold in all.
+    /// The requests that the others hold in all.
     pub(super) fn held_in_all(&self) -> BandHeld {
         let add = |sum: BandHeld, (band, _): &(BandHeld, f64)| BandHeld {
             requests: sum.requests.saturating_add(band.requests),
@@ -159,13 +159,13 @@ impl FlowQueues {
         }
     }
 
-    /// What this VM holds, in the bytes that other proxies get.
+    /// The requests that this VM holds, in the bytes that other proxies get.
     #[must_use]
     pub fn backlog(&self) -> Vec<u8> {
         proto::backlog::write(&self.held_by_band())
     }
 
-    /// What this VM holds, by band.
+    /// The requests that this VM holds, by band.
     pub fn held_by_band(&self) -> Vec<BandHeld> {
         let held = self.bands.iter().filter(|band| band.held > 0);
         held.map(|band| BandHeld { priority: band.priority, requests: band.held as u64, bytes: band.bytes }).collect()
@@ -184,7 +184,7 @@ impl FlowQueues {
         }
     }
 
-    /// Sets that this proxy is one of so many of which nothing is heard; 0 if they are heard.
+    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
     pub(crate) fn set_alone(&mut self, of: u32) {
         self.outside.set_alone(of);
     }
@@ -229,7 +229,7 @@ impl FlowQueues {
         self.shared.look = true;
     }
 
-    /// What the host does next. `order` was read just now.
+    /// Decides on the next step of the host. `order` was read just now.
     pub(crate) fn turn(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) -> FlowTurn {
         self.read_order(control, order, vm, now);
         let asked = order.row(vm).map_or(0, |row| row.evict);

@@ -1,4 +1,4 @@
-//! What the VMs hold for one pool, in one order.
+//! The requests that the VMs hold for one pool, in one order.
 //!
 //! ```text
 //!  head     round | began | rows, bands: 32 bits each

@@ -22,8 +22,8 @@ pub struct VmEntry {
 }
 
 /// The leader's counts of the other proxies of a pool. They are the word `ring` in the head of
-/// those proxies' load report: 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`, 32 bits
-/// for `delay_us`.
+/// those proxies' load report: 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`, 32
+/// bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
     /// Proxies of the pool, this one included.

@@ -1,7 +1,7 @@
 //! One order over the VMs of a process, which hold requests for one pool.
 //!
 //! The VMs share one value, the [`SharedOrder`]. Each VM reads it, decides alone, and writes it
-//! back only if nobody wrote meanwhile (compare and set); otherwise it reads again.
+//! back only if no other VM wrote meanwhile (compare and set); otherwise it reads again.
 //!
 //! - An event that may have made room begins a *round*. In a round each request is tried at most
 //!   once, the smallest [`HeldTag`] of all VMs first. A VM tries its own next request while that is
@@ -42,14 +42,14 @@ pub struct HeldTag {
     pub key: u64,
 }
 
-/// What one VM holds of a band.
+/// The requests of a band that one VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BandHeld {
     /// The priority.
     pub priority: i32,
     /// Requests.
     pub requests: u64,
-    /// Their bytes.
+    /// The bytes of the requests.
     pub bytes: u64,
 }
 
@@ -64,13 +64,13 @@ pub struct OrderRow {
     pub woken: Timestamp,
     /// The round of `next`.
     pub round: u64,
-    /// Its first request.
+    /// The first request of the VM.
     pub first: Option<HeldTag>,
-    /// Its first request that was not tried in `round`.
+    /// The first request that was not tried in `round`.
     pub next: Option<HeldTag>,
     /// How many requests of its lowest band it must refuse, because the limits of all are reached.
     pub evict: u64,
-    /// What it holds.
+    /// The requests that the VM holds.
     pub bands: Vec<BandHeld>,
 }
 
@@ -87,7 +87,7 @@ pub struct BandService {
     pub flows: Vec<(u64, FlowAccount)>,
 }
 
-/// What a VM does next.
+/// The next step of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderStep {
     /// Try the request of its `next`.
@@ -98,7 +98,7 @@ pub enum OrderStep {
     Rest,
 }
 
-/// What all VMs of a process hold for one pool.
+/// The requests that all VMs of a process hold for one pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SharedOrder {
     /// The number of the round.
@@ -131,7 +131,7 @@ impl OrderRow {
         self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS
     }
 
-    /// Its smallest request that was not tried in this round.
+    /// The smallest request that was not tried in this round.
     fn untried(&self, round: u64) -> Option<HeldTag> {
         if self.round == round { self.next } else { self.first }
     }
@@ -158,7 +158,7 @@ impl SharedOrder {
         self.rows.iter().find(|row| row.vm == vm)
     }
 
-    /// What the other VMs hold. A VM that is gone holds nothing.
+    /// The rows of the other VMs. A VM that is gone has none.
     pub fn rivals(&self, vm: u64, now: Timestamp) -> impl Iterator<Item = &OrderRow> {
         self.rows.iter().filter(move |row| row.vm != vm && now.ms_since(row.written) < SILENT_MS)
     }
@@ -169,7 +169,8 @@ impl SharedOrder {
         untried.min_by(|(a, a_vm), (b, b_vm)| a.compare(b).then(a_vm.cmp(b_vm)))
     }
 
-    /// What the VM of this row does next. `begun`: it has begun a round that is not written yet.
+    /// Decides on the next step of the VM of this row. `begun`: it has begun a round that is not
+    /// written yet.
     pub fn step(&mut self, own: OrderRow, begun: bool) -> OrderStep {
         let (vm, now) = (own.vm, own.written);
         if own.next.is_some_and(|tag| self.is_turn(vm, &tag, now)) {

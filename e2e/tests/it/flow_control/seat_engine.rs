@@ -20,7 +20,7 @@ pub struct SeatEngine {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What the engine has seen.
+/// The requests that the engine received.
 #[derive(Debug, Default)]
 struct Seen {
     running: usize,

@@ -268,8 +268,8 @@ fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
 }
 
 proptest! {
-    /// Whatever happens, in whichever VM, and even if writes fail: the engine never has more than it
-    /// may, none waits beside free room, and each request ends once.
+    /// Whatever happens, in any VM, and even if writes fail: the engine never has more than it may,
+    /// none waits beside free room, and each request ends once.
     #[test]
     fn no_room_is_given_twice_and_none_is_left(
         events in prop::collection::vec((0..4_usize, 0..6_u8, 0..3_i32, 1..400_u32), 1..60),

@@ -13,11 +13,11 @@ const MS: u64 = 1_000_000;
 enum Place {
     /// Outside.
     Idle,
-    /// It has read the order, written so often.
+    /// After reading the order, which was written so often.
     Read(SharedOrder, u64),
-    /// It has picked for its next request, and published its load.
+    /// After a pick for the next request, with the load published.
     Picked(SharedOrder, u64),
-    /// It wakes another VM.
+    /// Before waking another VM.
     Wakes(u64),
 }
 
@@ -218,8 +218,8 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
     std::thread::Builder::new().stack_size(256 << 20).spawn(run).unwrap().join().unwrap();
 }
 
-/// Four VMs in random order; wake-ups get lost, and one VM dies. A tick of each VM every 10 ms, with
-/// an event if the last round is older, is the net: all requests of the living are sent.
+/// Four VMs in random order; wake-ups get lost, and one VM dies. A tick of each VM every 10 ms,
+/// with an event if the last round is older, is the net: all requests of the living are sent.
 #[test]
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     for seed in 0..300 {
