@@ -325,10 +325,15 @@ impl FlowQueues {
     pub fn longest_held(&self, most: usize) -> Vec<(&str, HeldReason)> {
         let entries =
             self.bands.iter().flat_map(|band| band.flows().iter().flat_map(|flow| &flow.held).map(|entry| (band.priority, entry)));
-        let mut entries: Vec<_> = entries.collect();
-        entries.sort_unstable_by_key(|(_, entry)| entry.since);
-        entries.truncate(most);
-        entries.into_iter().map(|(priority, entry)| (&*entry.request_id, entry.reason(priority, self.ticked_at))).collect()
+        let mut longest: Vec<(i32, &HeldEntry)> = Vec::new();
+        for (priority, entry) in entries {
+            let at = longest.partition_point(|(_, other)| other.since <= entry.since);
+            if at < most {
+                longest.truncate(most - 1);
+                longest.insert(at, (priority, entry));
+            }
+        }
+        longest.into_iter().map(|(priority, entry)| (&*entry.request_id, entry.reason(priority, self.ticked_at))).collect()
     }
 
     /// The next request to resume; `None` ends the pass.

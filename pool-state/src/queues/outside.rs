@@ -127,7 +127,7 @@ mod tests {
     fn room_is_left_to_others_for_a_while_only() {
         let mut outside = OutsideQueues::default();
         outside.set(&[held(1, 1)], (0, 5_000));
-        let at = |ms| Timestamp(0).plus_ms(1_000 + ms);
+        let at = |ms: u64| Timestamp(0).plus_ms(1_000 + ms);
         assert!(outside.leaves_room(0, at(0)) && outside.leaves_room(0, at(19)) && outside.is_patient());
         assert!(!outside.leaves_room(0, at(20)) && !outside.is_patient());
         assert!(outside.leaves_room(0, at(21)), "other room");

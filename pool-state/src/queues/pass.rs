@@ -123,6 +123,7 @@ impl ReleasePass {
 
     /// The request that [`Self::next`] would name. Bands that are owed their minimum share come
     /// first.
+    #[inline(never)] // inlined at each of its callers, it would be most of the code here
     pub(super) fn peek(&self, bands: &[BandQueue], control: &FlowControl, now: Timestamp) -> Option<Candidate> {
         let waiting = |owed: bool| bands.iter().filter(move |band| band.held > 0 && band.is_owed() == owed);
         waiting(true).chain(waiting(false)).find_map(|band| self.next_of(band, control, now))

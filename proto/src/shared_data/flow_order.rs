@@ -14,91 +14,95 @@
 use scheduler::Timestamp;
 use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, HeldTag, OrderRow, SharedOrder};
 
-use crate::words::{self, pair, unpair};
-
-/// The most rows, bands, kinds of a row and flows of a band that are read.
-const ENTRIES_MAX: u32 = 1_024;
+use crate::words::{self, WORD, pair, unpair};
 
 /// The owed word of a tag: it exists.
 const EXISTS: u32 = 2;
 
+/// The words of a value, one after the other.
+struct Words<'b>(std::slice::Iter<'b, [u8; WORD]>);
+
 /// Writes the order.
 #[must_use]
 pub fn write(order: &SharedOrder) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    words::append(&mut bytes, &[order.round, order.began.0, pair(narrow(order.rows.len()), narrow(order.bands.len()))]);
+    let mut words = vec![order.round, order.began.0, pair(narrow(order.rows.len()), narrow(order.bands.len()))];
     for row in &order.rows {
         let evict = u32::try_from(row.evict).unwrap_or(u32::MAX);
-        words::append(&mut bytes, &[row.vm, row.written.0, row.woken.0, row.round, pair(evict, narrow(row.bands.len()))]);
-        [row.first, row.next].into_iter().for_each(|tag| words::append(&mut bytes, &tag_words(tag)));
-        row.bands.iter().for_each(|band| words::append(&mut bytes, &[priority_word(band.priority), band.requests, band.bytes]));
+        words.extend([row.vm, row.written.0, row.woken.0, row.round, pair(evict, narrow(row.bands.len()))]);
+        for tag in [row.first, row.next] {
+            words.extend(
+                tag.map_or([0; 3], |tag| [pair(tag.priority.cast_unsigned(), u32::from(tag.owed) | EXISTS), tag.rank.to_bits(), tag.key]),
+            );
+        }
+        for band in &row.bands {
+            words.extend([pair(band.priority.cast_unsigned(), 0), band.requests, band.bytes]);
+        }
     }
     for band in &order.bands {
         let head = pair(band.priority.cast_unsigned(), narrow(band.flows.len()));
-        words::append(&mut bytes, &[head, band.credit.to_bits(), band.account.virtual_time.to_bits(), band.account.turn]);
+        words.extend([head, band.credit.to_bits(), band.account.virtual_time.to_bits(), band.account.turn]);
         for (id, flow) in &band.flows {
-            words::append(&mut bytes, &[*id, flow.start.to_bits(), flow.turn, flow.attained.to_bits(), flow.attained_at.0]);
+            words.extend([*id, flow.start.to_bits(), flow.turn, flow.attained.to_bits(), flow.attained_at.0]);
         }
     }
-    bytes
+    words::write(&words, &[])
 }
 
 /// Reads an order; `None` if the bytes are not one.
 #[must_use]
 pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
-    let ([round, began, counts], mut rest) = words::split(bytes)?;
-    let (rows, bands) = counted(counts)?;
-    let mut order = SharedOrder { round, began: Timestamp(began), ..SharedOrder::default() };
+    let (chunks, []) = bytes.as_chunks() else { return None };
+    let mut words = Words(chunks.iter());
+    let mut order = SharedOrder { round: words.next()?, began: Timestamp(words.next()?), ..SharedOrder::default() };
+    let (rows, bands) = unpair(words.next()?);
     for _ in 0..rows {
-        let ([vm, written, woken, round, counts], tail) = words::split(rest)?;
-        let ([first, first_rank, first_key, next, next_rank, next_key], mut tail) = words::split(tail)?;
-        let (evict, kinds) = unpair(counts);
-        let mut row =
-            OrderRow { vm, written: Timestamp(written), woken: Timestamp(woken), round, evict: evict.into(), ..OrderRow::default() };
-        (row.first, row.next) = (tag([first, first_rank, first_key]), tag([next, next_rank, next_key]));
-        for _ in 0..kinds.min(ENTRIES_MAX) {
-            let ([priority, requests, bytes], after) = words::split(tail)?;
-            row.bands.push(BandHeld { priority: unpair(priority).0.cast_signed(), requests, bytes });
-            tail = after;
+        let mut row = OrderRow {
+            vm: words.next()?,
+            written: Timestamp(words.next()?),
+            woken: Timestamp(words.next()?),
+            round: words.next()?,
+            ..OrderRow::default()
+        };
+        let (evict, kinds) = unpair(words.next()?);
+        (row.evict, row.first, row.next) = (evict.into(), words.tag()?, words.tag()?);
+        for _ in 0..kinds {
+            let priority = unpair(words.next()?).0.cast_signed();
+            row.bands.push(BandHeld { priority, requests: words.next()?, bytes: words.next()? });
         }
         order.rows.push(row);
-        rest = tail;
     }
     for _ in 0..bands {
-        let ([head, credit, virtual_time, turn], mut tail) = words::split(rest)?;
-        let (priority, flows) = unpair(head);
-        let account = BandAccount { virtual_time: f64::from_bits(virtual_time), turn };
-        let mut band = BandService { priority: priority.cast_signed(), credit: f64::from_bits(credit), account, flows: Vec::new() };
-        for _ in 0..flows.min(ENTRIES_MAX) {
-            let ([id, start, turn, attained, attained_at], after) = words::split(tail)?;
-            let [start, attained] = [start, attained].map(f64::from_bits);
-            band.flows.push((id, FlowAccount { start, turn, attained, attained_at: Timestamp(attained_at) }));
-            tail = after;
+        let (priority, flows) = unpair(words.next()?);
+        let mut band = BandService { priority: priority.cast_signed(), credit: words.float()?, ..BandService::default() };
+        band.account = BandAccount { virtual_time: words.float()?, turn: words.next()? };
+        for _ in 0..flows {
+            let (id, start, turn) = (words.next()?, words.float()?, words.next()?);
+            let (attained, attained_at) = (words.float()?, Timestamp(words.next()?));
+            band.flows.push((id, FlowAccount { start, turn, attained, attained_at }));
         }
         order.bands.push(band);
-        rest = tail;
     }
-    rest.is_empty().then_some(order)
+    words.0.as_slice().is_empty().then_some(order)
 }
 
-fn counted(counts: u64) -> Option<(u32, u32)> {
-    let (rows, bands) = unpair(counts);
-    (rows <= ENTRIES_MAX && bands <= ENTRIES_MAX).then_some((rows, bands))
-}
+// === impl Words ===
 
-fn tag_words(tag: Option<HeldTag>) -> [u64; 3] {
-    let words = |tag: HeldTag| [pair(tag.priority.cast_unsigned(), u32::from(tag.owed) | EXISTS), tag.rank.to_bits(), tag.key];
-    tag.map_or([0; 3], words)
-}
+impl Words<'_> {
+    #[inline(never)] // for a small module
+    fn next(&mut self) -> Option<u64> {
+        self.0.next().map(|word| u64::from_le_bytes(*word))
+    }
 
-fn tag([head, rank, key]: [u64; 3]) -> Option<HeldTag> {
-    let (priority, owed) = unpair(head);
-    let tag = HeldTag { owed: owed & 1 == 1, priority: priority.cast_signed(), rank: f64::from_bits(rank), key };
-    (owed & EXISTS == EXISTS).then_some(tag)
-}
+    fn float(&mut self) -> Option<f64> {
+        self.next().map(f64::from_bits)
+    }
 
-fn priority_word(priority: i32) -> u64 {
-    pair(priority.cast_unsigned(), 0)
+    /// A tag, if there is one; `None` without enough words.
+    fn tag(&mut self) -> Option<Option<HeldTag>> {
+        let ((priority, owed), rank, key) = (unpair(self.next()?), self.float()?, self.next()?);
+        let tag = HeldTag { owed: owed & 1 == 1, priority: priority.cast_signed(), rank, key };
+        Some((owed & EXISTS == EXISTS).then_some(tag))
+    }
 }
 
 fn narrow(count: usize) -> u32 {

@@ -228,9 +228,12 @@ impl BandService {
     pub fn trim(&mut self) {
         let idle = self.account.virtual_time;
         self.flows.retain(|(_, flow)| flow.start > idle || flow.turn > 0 || flow.attained > 0.0);
-        if self.flows.len() > SHARED_FLOWS_MAX {
-            self.flows.sort_by(|(_, a), (_, b)| b.turn.cmp(&a.turn).then(b.start.total_cmp(&a.start)));
-            self.flows.truncate(SHARED_FLOWS_MAX);
+        while self.flows.len() > SHARED_FLOWS_MAX {
+            // Sorting would be the largest function of this file.
+            let flows = self.flows.iter().enumerate();
+            let least = flows.min_by(|(_, (_, a)), (_, (_, b))| a.turn.cmp(&b.turn).then(a.start.total_cmp(&b.start)));
+            let Some((least, _)) = least else { return };
+            self.flows.swap_remove(least);
         }
     }
 }

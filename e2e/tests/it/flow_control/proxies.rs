@@ -15,7 +15,7 @@ use super::workers::{Replies, all_served, send_to};
 const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 4;
 const SEATS: u32 = 6;
-const DELAY: Duration = Duration::from_millis(60);
+const DELAY: Duration = Duration::from_millis(150);
 
 /// Of each proxy and sharing delay, one request may go too far.
 const OVERSHOOT_MAX: usize = 2;
@@ -45,9 +45,10 @@ impl TwoProxies {
     /// Fills the engine through both proxies, one request after the other.
     async fn fill(&self) -> Result<Replies> {
         let mut replies = Vec::new();
-        for at in 0..SEATS as usize + 4 {
+        for at in 0..SEATS as usize + 6 {
             replies.extend(send_to(self.addresses()[at % 2], 1, "batch", "filler")?);
-            tokio::time::sleep(Duration::from_millis(25)).await;
+            // Each is known to the other proxy before the next one comes.
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(replies)
     }
@@ -76,7 +77,7 @@ impl TwoProxies {
 #[tokio::test]
 async fn two_proxies_share_room_by_backlog_and_hardly_overshoot() -> Result<()> {
     let mut two = TwoProxies::start().await?;
-    for counts in [[120, 120], [150, 50]] {
+    for counts in [[80, 80], [120, 40]] {
         let begun = Instant::now();
         let sent = two.compete(counts).await?;
         let most = two.engine.most();
@@ -91,9 +92,9 @@ async fn two_proxies_share_room_by_backlog_and_hardly_overshoot() -> Result<()> 
     // Alone, each keeps half of the engine.
     two.stack.daemon()?.process().kill()?;
     tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let sent = two.compete([60, 60]).await?;
+    let sent = two.compete([40, 40]).await?;
     let most = two.engine.most();
-    let row = format!("{sent:?} of 60 each while both held, at most {most} of {SEATS} at once");
+    let row = format!("{sent:?} of 40 each while both held, at most {most} of {SEATS} at once");
     note("the same, 2.5 s after the daemon died", &row);
     assert!(most <= SEATS as usize, "{row}");
     Ok(())
