@@ -112,7 +112,6 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
     let asked = tokio::spawn(client::send(stack.address(), Request::from_parts(head, body)));
     let found = || async {
         let page = stack.daemon.as_ref()?.admin("/debug/queues?request=find-me").await.ok()?.json().ok()?;
-        eprintln!("{page}");
         let row = page["requests"].as_array()?.first()?.clone();
         (row["priority"] == -10 && row["ms"].is_u64() && row["full"].is_string()).then_some(())
     };

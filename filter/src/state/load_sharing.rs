@@ -264,7 +264,7 @@ impl LoadSharing {
             self.read.reports = Some(now);
             // Without other proxies, this only has to notice when one appears.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
-            let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
+            let slow = rings || moment == SharingOccasion::Claim || due(self.read.slow_reports, slow_ms) || !self.summed;
             if slow {
                 self.read.slow_reports = Some(now);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
+use scheduler::flow::{BandAccount, BandHeld, FairnessPolicy, FlowAccount, FlowCost};
 use scheduler::{EndpointRef, Timestamp};
 
 use super::counters::{BandCounters, HeldReason};
@@ -84,6 +84,11 @@ impl BandQueue {
             seen: Timestamp::default(),
             counters: BandCounters { priority, ..BandCounters::default() },
         }
+    }
+
+    /// The requests held.
+    pub(super) fn held_here(&self) -> BandHeld {
+        BandHeld { priority: self.priority, requests: self.held as u64, bytes: self.bytes }
     }
 
     /// The flows of the band, to change their accounts.

@@ -59,14 +59,13 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks of other proxies a pick here stands for: what they hold over what this one
-    /// holds, if both hold any, and else one of each active proxy.
-    pub(super) fn stands_for(&self, own: u64, active: u32) -> u32 {
-        let others: u64 = self.bands.iter().map(|band| band.requests).sum();
-        if own == 0 || others == 0 || active == 0 {
-            return active;
-        }
-        u32::try_from(others.div_ceil(own).min(STANDS_FOR_MAX)).unwrap_or(active)
+    /// How many picks of other proxies a pick here stands for: one of each active proxy; while both
+    /// hold requests, what they hold in the band of `own` and above over that, because for lower
+    /// bands they leave room. `own` is the highest band held here.
+    pub(super) fn stands_for(&self, own: Option<BandHeld>, active: u32) -> u32 {
+        let Some(own) = own.filter(|own| own.requests > 0 && self.holds_any() && active > 0) else { return active };
+        let others: u64 = self.bands.iter().filter(|band| band.priority >= own.priority).map(|band| band.requests).sum();
+        u32::try_from(others.div_ceil(own.requests).min(STANDS_FOR_MAX)).unwrap_or(active)
     }
 
     /// Whether they hold any.
@@ -137,9 +136,11 @@ mod tests {
     #[test]
     fn picks_stand_for_others_by_backlog() {
         let mut outside = OutsideQueues::default();
-        assert_eq!(outside.stands_for(5, 3), 3);
+        assert_eq!(outside.stands_for(Some(held(0, 5)), 3), 3);
         outside.set(&[held(0, 20), held(1, 10)], (0, 0));
-        assert_eq!([0, 10, 60].map(|own| outside.stands_for(own, 3)), [3, 3, 1]);
+        assert_eq!(outside.stands_for(None, 3), 3);
+        let own = [held(0, 10), held(0, 60), held(1, 10), held(2, 1)];
+        assert_eq!(own.map(|own| outside.stands_for(Some(own), 3)), [3, 1, 1, 0]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use scheduler::Timestamp;
 use scheduler::flow::{BandHeld, BandService, FlowControl, OrderRow, OrderStep, SharedOrder};
 
-use super::band::HeldEntry;
+use super::band::{BandQueue, HeldEntry};
 use super::counters::FlowOutcome;
 use super::pass::ReleasePass;
 use super::{FlowQueues, HeldTicket};
@@ -168,7 +168,7 @@ impl FlowQueues {
     /// The requests that this VM holds, by band.
     pub fn held_by_band(&self) -> Vec<BandHeld> {
         let held = self.bands.iter().filter(|band| band.held > 0);
-        held.map(|band| BandHeld { priority: band.priority, requests: band.held as u64, bytes: band.bytes }).collect()
+        held.map(BandQueue::held_here).collect()
     }
 
     /// Whether this VM or another one of the process holds requests.
@@ -191,7 +191,9 @@ impl FlowQueues {
 
     /// How many picks of other proxies a pick here stands for.
     pub(crate) fn stands_for(&self, active: u32) -> u32 {
-        self.outside.stands_for(self.held as u64 + self.shared.held_in_all().requests, active)
+        let own = self.bands.iter().find(|band| band.held > 0);
+        let own = own.map(|band| BandHeld { requests: band.held as u64 + self.shared.held(band.priority).requests, ..band.held_here() });
+        self.outside.stands_for(own, active)
     }
 
     /// Whether a request of this priority must leave to other proxies what it finds.

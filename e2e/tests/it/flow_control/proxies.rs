@@ -82,7 +82,9 @@ async fn two_proxies_share_room_by_backlog_and_hardly_overshoot() -> Result<()> 
         let sent = two.compete(counts).await?;
         let most = two.engine.most();
         let took = begun.elapsed();
-        let row = format!("{sent:?} of {counts:?} while both held, at most {most} of {SEATS} at once, {took:?}");
+        let delay = two.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&usedonly").await?;
+        let delay = delay.lines().next().unwrap_or_default().to_owned();
+        let row = format!("{sent:?} of {counts:?} while both held, at most {most} of {SEATS} at once, {took:?}; {delay}");
         note("two proxies, four workers each, one engine", &row);
         assert!(most <= SEATS as usize + OVERSHOOT_MAX, "{row}");
         let share = sent[0] as f64 / (sent[0] + sent[1]) as f64;
