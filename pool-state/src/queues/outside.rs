@@ -14,9 +14,6 @@ const PATIENCE_MS: u64 = 10;
 /// Room that was found so long ago, in times of patience, was another one.
 const STALE: u64 = 8;
 
-/// The most picks of other proxies that one pick here stands for.
-const STANDS_FOR_MAX: u64 = 64;
-
 /// The other proxies.
 #[derive(Debug, Default)]
 pub(super) struct OutsideQueues {
@@ -59,13 +56,10 @@ impl OutsideQueues {
         !self.left.is_empty()
     }
 
-    /// How many picks of other proxies a pick here stands for: one of each active proxy; while both
-    /// hold requests, what they hold in the band of `own` and above over that, because for lower
-    /// bands they leave room. `own` is the highest band held here.
-    pub(super) fn stands_for(&self, own: Option<BandHeld>, active: u32) -> u32 {
-        let Some(own) = own.filter(|own| own.requests > 0 && self.holds_any() && active > 0) else { return active };
-        let others: u64 = self.bands.iter().filter(|band| band.priority >= own.priority).map(|band| band.requests).sum();
-        u32::try_from(others.div_ceil(own.requests).min(STANDS_FOR_MAX)).unwrap_or(active)
+    /// How many picks of other proxies a pick here stands for: one of each active proxy. None while
+    /// both hold requests: then shares keep them apart, and a guess would leave room empty.
+    pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
+        if holds && self.holds_any() { 0 } else { active }
     }
 
     /// Whether they hold any.
@@ -119,7 +113,7 @@ mod tests {
         assert!(!outside.is_over_share(0, 10, 5));
         assert!(outside.is_over_share(0, 10, 7));
         outside.set(&[held(1, 1)], (0, 0));
-        assert!(outside.is_over_share(0, 10, 0) && !outside.is_over_share(1, 10, 100), "bands are in one order");
+        assert!(outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100), "bands are in one order");
     }
 
     #[test]
@@ -134,13 +128,11 @@ mod tests {
     }
 
     #[test]
-    fn picks_stand_for_others_by_backlog() {
+    fn picks_stand_for_others_unless_all_hold() {
         let mut outside = OutsideQueues::default();
-        assert_eq!(outside.stands_for(Some(held(0, 5)), 3), 3);
-        outside.set(&[held(0, 20), held(1, 10)], (0, 0));
-        assert_eq!(outside.stands_for(None, 3), 3);
-        let own = [held(0, 10), held(0, 60), held(1, 10), held(2, 1)];
-        assert_eq!(own.map(|own| outside.stands_for(Some(own), 3)), [3, 1, 1, 0]);
+        assert_eq!([true, false].map(|holds| outside.stands_for(holds, 3)), [3, 3]);
+        outside.set(&[held(0, 20)], (0, 0));
+        assert_eq!([true, false].map(|holds| outside.stands_for(holds, 3)), [0, 3]);
     }
 
     #[test]

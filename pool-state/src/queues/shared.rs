@@ -191,9 +191,7 @@ impl FlowQueues {
 
     /// How many picks of other proxies a pick here stands for.
     pub(crate) fn stands_for(&self, active: u32) -> u32 {
-        let own = self.bands.iter().find(|band| band.held > 0);
-        let own = own.map(|band| BandHeld { requests: band.held as u64 + self.shared.held(band.priority).requests, ..band.held_here() });
-        self.outside.stands_for(own, active)
+        self.outside.stands_for(self.any_held(), active)
     }
 
     /// Whether a request of this priority must leave to other proxies what it finds.
