@@ -286,7 +286,13 @@ impl RelayProxy {
             let mut seen = self.stage.seen();
             (seen.reports_sent, seen.placements_sent) = (seen.reports_sent + 1, seen.placements_sent + picks as u64);
         }
-        state::LoadReport { pool: "default".into(), row: sum.row(head, [], &[]), placements: told, stamp: now_us }
+        state::LoadReport {
+            pool: "default".into(),
+            row: sum.row(head, [], &[]),
+            placements: told,
+            stamp: now_us,
+            ..state::LoadReport::default()
+        }
     }
 
     fn receive(&mut self, peers: state::PeerLoad) {

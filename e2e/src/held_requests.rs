@@ -60,9 +60,25 @@ pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
 /// # Errors
 /// If a file cannot be written.
 pub fn builder(front: PickerMode, folder: &Path, engine: &ModelServerOptions) -> Result<StackBuilder> {
-    let arguments = files(folder, Some(SEATS))?;
+    holding(Stack::builder().front(front).servers_like(1, engine).concurrency(1), folder, SEATS)
+}
+
+/// Adds flow control by tenant to a stack whose filter picks.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn holding_tenants(builder: StackBuilder, folder: &Path, seats: u32) -> Result<StackBuilder> {
+    Ok(holding(builder, folder, seats)?.picker(json!({"fairness_header": "trust"})))
+}
+
+/// Adds flow control to a stack: each engine takes `seats` requests.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn holding(builder: StackBuilder, folder: &Path, seats: u32) -> Result<StackBuilder> {
+    let arguments = files(folder, Some(seats))?;
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let builder = Stack::builder().front(front).servers_like(1, engine).concurrency(1).picker(json!({"objective_header": "trust"}));
+    let builder = builder.picker(json!({"objective_header": "trust"}));
     Ok(builder.envoy_config(wait_longer).daemon_arguments(&arguments))
 }
 

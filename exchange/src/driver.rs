@@ -78,9 +78,9 @@
 mod host;
 pub use host::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
 
-use pool_state::Timestamp;
+use pool_state::{ManagedPool, Timestamp};
 
-use crate::exchange::ExchangePhase;
+use crate::exchange::{ExchangePhase, HeldAttempt};
 use crate::{Exchange, ExchangeStep, HeadersStep, LocalReply, RequestChanges, ResponseBody, ResponseHead, ResponseStep, headers};
 
 /// Drives one request.
@@ -439,7 +439,19 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = &self.pool else { return RequestFlow::Go };
         let (exchange, settings) = (&mut self.exchange, host.settings());
         let held = exchange.held();
-        let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.pick_held(settings, pool, now), pool.has_due()));
+        let (attempt, mut due) =
+            host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.claim_held(settings, pool, now), pool.has_due()));
+        let step = match attempt {
+            HeldAttempt::Nothing => None,
+            HeldAttempt::Step(step) => Some(step),
+            HeldAttempt::Claim(pick) => {
+                let is_claimed = host.claim(pool, now);
+                let settle = |pool: &mut ManagedPool| (exchange.settle_held(settings, pool, (pick, is_claimed), now), pool.has_due());
+                let (step, still_due) = host.with_pool(pool, PoolUse::Pick, now, settle);
+                due = still_due;
+                Some(step)
+            }
+        };
         if due {
             host.release_held(pool);
         }

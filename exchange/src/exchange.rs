@@ -32,6 +32,7 @@ use pool_state::{ManagedPool, Timestamp};
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
 pub(crate) use phase::ExchangePhase;
+pub use pick::{HeldAttempt, HeldPick};
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseStep};
 
@@ -95,7 +96,7 @@ pub enum ExchangeStep {
     /// Answer with this reply.
     Reply(LocalReply),
     /// Hold the request until the pool names this number ([`ManagedPool::next_due`]); then call
-    /// [`Exchange::pick_held`].
+    /// [`Exchange::claim_held`].
     Hold {
         /// The number of the request among those held.
         number: u64,

@@ -8,8 +8,8 @@
 
 mod exchange;
 pub use exchange::{
-    Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, ParsedBody, PendingRequest, RequestChanges, ResponseBody,
-    ResponseHead, ResponseOrigin, ResponseStep,
+    Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, HeldAttempt, HeldPick, ParsedBody, PendingRequest,
+    RequestChanges, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep,
 };
 
 pub mod driver;

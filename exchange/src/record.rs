@@ -33,8 +33,11 @@ const RUNNING_MAX: usize = 4;
 /// The most running requests of a pool that [`running`] returns: some 10 KB, once a second.
 const RUNNING_SHOWN_MAX: usize = 64;
 
-/// Returns the running requests with an SLO, by endpoint, as JSON for the debug page. The strictest
-/// SLO of an endpoint comes first.
+/// The most held requests of a pool that [`running`] returns, those that have waited longest.
+const HELD_SHOWN_MAX: usize = 64;
+
+/// Returns the running requests with an SLO, by endpoint, and those that flow control holds, as
+/// JSON for the debug page. The strictest SLO of an endpoint comes first.
 #[must_use]
 pub fn running(pool: &ManagedPool) -> String {
     let (mut w, mut room) = (JsonWriter::default(), RUNNING_SHOWN_MAX);
@@ -50,6 +53,15 @@ pub fn running(pool: &ManagedPool) -> String {
                 w.name("slot").plain(endpoint.slot.0);
                 w.name("generation").plain(endpoint.generation.0);
                 w.name("running").array(|w| shown.iter().for_each(|running| running_members(w, running)));
+            });
+        }
+        for (request, reason) in pool.queues().longest_held(HELD_SHOWN_MAX) {
+            w.object(|w| {
+                w.name("held").string(request);
+                w.name("priority").plain(reason.priority);
+                w.name("ms").plain(reason.ms);
+                w.name("slot").option(reason.full_at, |w, full| w.plain(full.slot.0));
+                w.name("generation").option(reason.full_at, |w, full| w.plain(full.generation.0));
             });
         }
     });

@@ -52,7 +52,7 @@ fn retry(due: Vec<Rc<dyn ParkedRequest>>) {
 const RELEASES_MAX: usize = 256;
 
 /// Resumes the held requests that may have room now.
-fn release_held<H: Host>(vm: &RefCell<VmState<H>>) {
+pub(crate) fn release_held<H: Host>(vm: &RefCell<VmState<H>>) {
     if !vm.borrow_mut().begin_release() {
         return;
     }

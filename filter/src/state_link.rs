@@ -154,8 +154,9 @@ impl StateLink {
         let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else { return };
         let mut shares = Vec::new();
         for replica in &mut leader.replicas {
-            let PoolReplica { peer_publisher, sharing, pool, name, .. } = &mut **replica;
-            let (share, lost) = peer_publisher.next_report(leader.host, (name, pool), sharing, leader.now);
+            let PoolReplica { peer_publisher, sharing, pool, name, flow_order, .. } = &mut **replica;
+            let held = if peer_publisher.has_peers() { flow_order.backlog(leader.host, pool, leader.vm, leader.now) } else { Vec::new() };
+            let (share, lost) = peer_publisher.next_report(leader.host, (name, pool, held), sharing, leader.now);
             leader.metrics.add(Stat::PlacementsLost, lost);
             shares.extend(share.map(proxy_message::Message::LoadReport));
         }

@@ -148,10 +148,17 @@ impl ProxyPeers {
 
     /// The message with a load report and placements; `stamp` comes back in [`state::PeerLoad`],
     /// 0 for none.
-    pub fn report(&mut self, pool: &str, mut row: Vec<u8>, placements: Vec<u8>, stamp: u64, now: Timestamp) -> state::LoadReport {
+    pub fn report(
+        &mut self,
+        pool: &str,
+        (mut row, placements): (Vec<u8>, Vec<u8>),
+        backlog: Vec<u8>,
+        stamp: u64,
+        now: Timestamp,
+    ) -> state::LoadReport {
         self.sent_at = now;
         LoadReportHead { written: now, ..LoadReportHead::default() }.stamp(&mut row);
-        state::LoadReport { pool: pool.to_owned(), row, placements, stamp }
+        state::LoadReport { pool: pool.to_owned(), row, placements, backlog, stamp }
     }
 }
 
@@ -213,7 +220,7 @@ impl LocalPeer {
             let new = usize::try_from(known).ok().and_then(|known| blocks.get(known..)).unwrap_or_default();
             append_placement(&mut placements, endpoint, new);
         }
-        Some(self.peers.report(name, row, placements, 0, now))
+        Some(self.peers.report(name, (row, placements), pool.queues().backlog(), 0, now))
     }
 }
 
@@ -232,7 +239,7 @@ mod tests {
         assert!(!peers.is_due(true, false, at(0)), "no other proxy");
         peers.receive(&message(2, Vec::new()));
         assert!(peers.is_due(true, true, at(0)) && !peers.is_due(false, true, at(0)));
-        let report = peers.report("p", vec![0; LoadReportHead::BYTES], Vec::new(), 9, at(0));
+        let report = peers.report("p", (vec![0; LoadReportHead::BYTES], Vec::new()), Vec::new(), 9, at(0));
         assert_eq!((report.stamp, report.row[8..16].to_vec()), (9, at(0).0.to_le_bytes().to_vec()));
         assert!(!peers.is_due(false, false, at(REPEAT_MS - 1)));
         assert!(peers.is_due(false, false, at(REPEAT_MS)) && !peers.is_due(false, true, at(REPEAT_MS)));

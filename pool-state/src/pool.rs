@@ -35,7 +35,7 @@ pub use counters::{
     CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, TokenCounters,
 };
 pub use ejection::{Ejection, Ejections};
-pub use flow::FlowAdmission;
+pub use flow::{FlowAdmission, HeldClaim};
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};

@@ -11,16 +11,23 @@
 
 mod band;
 mod counters;
+mod outside;
 mod pass;
+mod shared;
 
 pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
 
 use std::collections::VecDeque;
 
+pub use band::FlowRef;
 use band::{BandQueue, HeldEntry};
+use outside::OutsideQueues;
 use pass::ReleasePass;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
 use scheduler::{EndpointRef, Timestamp, name_hash};
+pub(crate) use shared::ClaimedEntry;
+pub use shared::FlowTurn;
+use shared::SharedQueues;
 
 /// The most bands. Priorities come from objectives; further ones share the nearest band.
 const BANDS_MAX: usize = 64;
@@ -39,6 +46,10 @@ const RATE_MS: f64 = 10_000.0;
 /// The longest `Retry-After`, in seconds. Beyond it, the rate of releases says nothing.
 const RETRY_AFTER_S_MAX: u32 = 120;
 
+/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
+/// make UUIDs of 36 bytes.
+const REQUEST_ID_BYTES_MAX: usize = 64;
+
 /// The fairness id of requests without one, as in llm-d.
 pub const DEFAULT_FLOW: &str = "default-flow";
 
@@ -52,6 +63,10 @@ pub struct FlowQueues {
     /// The number of the last request that was held.
     last: u64,
     pass: ReleasePass,
+    /// What other VMs of the process hold.
+    shared: SharedQueues,
+    /// What other proxies hold.
+    outside: OutsideQueues,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, HeldRefusal)>,
     /// The numbers in `leaving` that no host has received yet.
@@ -59,6 +74,7 @@ pub struct FlowQueues {
     /// Requests sent, decayed until `sent_at`.
     sent: f64,
     sent_at: Timestamp,
+    ticked_at: Timestamp,
 }
 
 /// A request that arrives.
@@ -66,6 +82,8 @@ pub struct FlowQueues {
 pub struct FlowArrival<'a> {
     /// The fairness id; empty for [`DEFAULT_FLOW`].
     pub flow: &'a str,
+    /// The id by which operators find it while it waits.
+    pub request_id: &'a str,
     /// The bytes of its body, and the memory that the proxy keeps for it.
     pub bytes: u64,
     /// When its headers arrived.
@@ -86,14 +104,6 @@ pub struct HeldTicket {
     pub(crate) is_first: bool,
 }
 
-/// A flow of a band.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowRef {
-    priority: i32,
-    at: usize,
-    id: u64,
-}
-
 /// The charge of a request that was sent, until it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowCharge {
@@ -109,6 +119,11 @@ pub struct HeldRefusal {
     pub outcome: FlowOutcome,
     /// When to try again, in seconds.
     pub retry_after_s: u32,
+}
+
+/// As much of a request's id as is kept.
+pub(crate) fn short_id(id: &str) -> &str {
+    if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id }
 }
 
 // === impl FlowArrival ===
@@ -158,12 +173,16 @@ impl FlowQueues {
     /// Whether [`Self::next_due`] may name a request.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        !self.untold.is_empty() || (self.held > 0 && self.pass.is_due())
+        let is_due = if self.is_shared() { self.shared.is_due() } else { self.held > 0 && self.pass.is_due() };
+        !self.untold.is_empty() || is_due
     }
 
-    /// An endpoint may have got room: the next pass tries every band again.
+    /// An endpoint may have got room: the next pass, or the next round of all VMs, tries every band
+    /// again.
     pub fn room_changed(&mut self) {
-        if self.held > 0 {
+        if self.is_shared() {
+            self.shared.room_changed();
+        } else if self.held > 0 {
             self.pass.begin();
         }
     }
@@ -193,13 +212,21 @@ impl FlowQueues {
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
-        if band.held as u64 >= rules.max_requests || band.bytes.saturating_add(arrival.bytes) > rules.max_bytes {
+        let (held, bytes) = (band.held as u64, band.bytes);
+        let elsewhere = self.shared.held(own);
+        let band = self.band_mut(own);
+        if held + elsewhere.requests >= rules.max_requests || bytes + elsewhere.bytes + arrival.bytes > rules.max_bytes {
             band.counters.count(FlowOutcome::RejectedCapacity, 0);
             return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
         }
         let (max_requests, max_bytes) = control.limits();
-        while self.held as u64 >= max_requests || self.bytes.saturating_add(arrival.bytes) > max_bytes {
-            if !self.evict_below(own, now) {
+        loop {
+            let elsewhere = self.shared.held_in_all();
+            let (held, bytes) = (self.held as u64 + elsewhere.requests, self.bytes + elsewhere.bytes);
+            if held < max_requests && bytes.saturating_add(arrival.bytes) <= max_bytes {
+                break;
+            }
+            if !self.evict_below(own, now) && !self.shared.evict_below(own, self.lowest()) {
                 self.band_mut(own).counters.count(FlowOutcome::RejectedCapacity, 0);
                 return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
             }
@@ -218,11 +245,13 @@ impl FlowQueues {
             cost,
             full_at,
             nowhere: false,
+            request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
         // While a pass is due, the requests before this one are tried first.
         let is_due = self.pass.is_due();
+        self.shared.look();
         let band = self.band_mut(own);
         let is_first = band.held == 0;
         let flow = band.flow_ref(arrival.flow_id());
@@ -230,11 +259,22 @@ impl FlowQueues {
         Ok((HeldTicket { number, flow, key, is_first }, !is_due && band.held <= pass::LOOK_AHEAD))
     }
 
-    /// Removes the newest request of the lowest band below `priority`. False if there is none.
+    /// The lowest band that holds requests.
+    fn lowest(&self) -> Option<i32> {
+        self.bands.iter().rev().find(|band| band.held > 0).map(|band| band.priority)
+    }
+
+    /// Removes the newest request of the lowest band, if that is below `priority` and no other VM
+    /// holds a lower one. False if it is not.
     fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
-        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0).filter(|band| band.priority < priority) else {
-            return false;
-        };
+        let elsewhere = self.shared.lowest();
+        let is_lowest = |own: i32| own < priority && elsewhere.is_none_or(|other| own <= other);
+        self.lowest().is_some_and(is_lowest) && self.evict_newest(now)
+    }
+
+    /// Removes the newest request of the lowest band. False if nothing is held.
+    fn evict_newest(&mut self, now: Timestamp) -> bool {
+        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else { return false };
         let (lowest, Some(entry)) = (band.priority, band.take_newest()) else { return false };
         self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
         true
@@ -280,6 +320,22 @@ impl FlowQueues {
         Some(band.entry(ticket.flow.at, ticket.key, ticket.number)?.reason(band.priority, now))
     }
 
+    /// The requests that have waited longest, with their ids, as of the last tick.
+    #[must_use]
+    pub fn longest_held(&self, most: usize) -> Vec<(&str, HeldReason)> {
+        let entries =
+            self.bands.iter().flat_map(|band| band.flows().iter().flat_map(|flow| &flow.held).map(|entry| (band.priority, entry)));
+        let mut longest: Vec<(i32, &HeldEntry)> = Vec::new();
+        for (priority, entry) in entries {
+            let at = longest.partition_point(|(_, other)| other.since <= entry.since);
+            if at < most {
+                longest.truncate(most - 1);
+                longest.insert(at, (priority, entry));
+            }
+        }
+        longest.into_iter().map(|(priority, entry)| (&*entry.request_id, entry.reason(priority, self.ticked_at))).collect()
+    }
+
     /// The next request to resume; `None` ends the pass.
     pub fn next_due(&mut self, control: &FlowControl, now: Timestamp) -> Option<u64> {
         if let Some(number) = self.untold.pop_front() {
@@ -307,7 +363,8 @@ impl FlowQueues {
         let band = self.bands.iter_mut().find(|band| band.priority == priority);
         let (owed, turn) = band.map_or((false, 0), |band| (band.is_owed(), band.next_turn()));
         let ceiling = control.usage_limit().filter(|_| !owed).map(|policy| policy.ceiling(rank, turn));
-        RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.unwrap_or(RoomLimits::ALL.ceiling) }
+        let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
+        RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.times(self.outside.share()) }
     }
 
     /// Whether an older request of at least this priority waits for room at `endpoint`.
@@ -347,6 +404,7 @@ impl FlowQueues {
         let since_ms = now.us_since(self.sent_at) as f64 / 1_000.0;
         self.sent = self.sent * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0;
         self.sent_at = now;
+        let rival = self.shared.lowest_rank(priority);
         let band = self.band_mut(priority);
         band.seen = now;
         band.credit = (band.credit - tokens).max(0.0);
@@ -355,7 +413,7 @@ impl FlowQueues {
             band.counters.count(FlowOutcome::Dispatched, 0);
             band.pass(flow.at, rules.fairness);
         }
-        band.charge(flow.at, rules.fairness, cost, now);
+        band.charge(flow.at, rules.fairness, (cost, rival), now);
         Some(FlowCharge { flow, prompt_tokens, output: cost.output })
     }
 
@@ -375,6 +433,7 @@ impl FlowQueues {
 
     /// Ends the wait of requests whose time is over. `is_empty`: no endpoint of the pool is ready.
     pub(crate) fn expire(&mut self, is_empty: bool, now: Timestamp) {
+        self.ticked_at = now;
         let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedTtl };
         for at in 0..self.bands.len() {
             while let Some((priority, entry)) =
@@ -400,6 +459,7 @@ impl FlowQueues {
     /// The refusal of a request, with the time after which those before it have been sent.
     pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> HeldRefusal {
         let before: usize = self.bands.iter().filter(|band| band.priority >= priority).map(|band| band.held).sum();
+        let before = before as u64 + self.shared.held_from(priority);
         let rate = self.sent / RATE_MS * 1_000.0;
         let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]

@@ -20,6 +20,7 @@ pub mod external_scaler {
     include!("gen/externalscaler.rs");
 }
 
+pub mod backlog;
 mod decode;
 pub use decode::{InvalidState, PoolUpdate, daemon_message, metrics, pool_update};
 

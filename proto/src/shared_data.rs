@@ -5,6 +5,8 @@
 //! [`crate::state::VmCounters`]. The filter defines the keys and uses the values. A reader treats a
 //! value that it cannot parse as missing.
 
+pub mod flow_order;
+
 mod leader;
 pub use leader::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark, LeaseValue};
 

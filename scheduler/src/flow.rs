@@ -7,6 +7,9 @@ mod control;
 pub use control::{BandRules, FLOW_CONTROL, FlowControl};
 pub(crate) use control::{PLUGIN, Policies};
 
+mod order;
+pub use order::{BandHeld, BandService, HeldTag, OrderRow, OrderStep, SharedOrder};
+
 mod settings;
 pub use settings::FlowSettings;
 
@@ -147,6 +150,16 @@ impl FlowCost {
 // === impl UsageCeiling ===
 
 impl UsageCeiling {
+    /// The ceiling for a proxy that may fill only this share of each endpoint.
+    #[must_use]
+    pub fn times(self, part: f64) -> Self {
+        match self {
+            Self::Fixed(ceiling) => Self::Fixed(ceiling * part),
+            Self::Reflective { .. } if part < 1.0 => Self::Fixed(part),
+            Self::Reflective { .. } => self,
+        }
+    }
+
     /// The ceiling while the load is `saturation`.
     pub fn at(self, saturation: impl FnOnce() -> f64) -> f64 {
         let (share, turn) = match self {

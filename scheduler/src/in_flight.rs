@@ -464,6 +464,12 @@ impl InFlight {
 // === impl InFlightTicket ===
 
 impl InFlightTicket {
+    /// The endpoint.
+    #[must_use]
+    pub fn endpoint(&self) -> EndpointRef {
+        self.endpoint
+    }
+
     /// The load that the request adds.
     #[must_use]
     pub fn load(&self) -> EndpointLoad {

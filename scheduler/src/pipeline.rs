@@ -79,7 +79,7 @@ impl Pipeline {
         }
         let identity = pipeline.production.identity.headers.clone();
         pipeline.read_headers(&identity);
-        if spec.latency_prediction {
+        if spec.latency_prediction || pipeline.flow_control().is_some() {
             pipeline.read_headers(&[REQUEST_ID.into()]);
         }
         pipeline.check_references(spec)?;

@@ -129,7 +129,7 @@ impl PolicyRouter {
         let time = virtual_time(now);
         let picked = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
-                let arrival = FlowArrival { flow: class.flow, bytes: 0, arrived: time, ttl_ms: None };
+                let arrival = FlowArrival { flow: class.flow, request_id: "", bytes: 0, arrived: time, ttl_ms: None };
                 match self.pool.pick_or_hold(&request, &model, &arrival, time, &mut ()) {
                     Ok(FlowAdmission::Held(ticket)) => {
                         self.held.push((job.request, ticket));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -289,20 +289,43 @@ async fn running(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<
     let queues = pools.iter().flat_map(|view| {
         let told = shared.counters().totals(&view.name, now).running;
         let rows = told.iter().filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
-        rows.map(|row| running_row(view, row)).collect::<Vec<_>>()
+        rows.filter(|row| row["held"].is_null()).map(|row| running_row(view, row)).collect::<Vec<_>>()
     });
     Json(json!({ "queues": queues.collect::<Vec<_>>() }))
 }
 
-/// The requests that flow control holds, by pool and band, and what became of the others.
-async fn queues(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
+/// The request that [`queues`] looks for, by its id.
+#[derive(serde::Deserialize)]
+struct HeldQuery {
+    request: Option<String>,
+}
+
+/// The requests that flow control holds, by pool and band, and what became of the others; with
+/// `?request=ID` also why that request waits, if it is among those that have waited longest.
+async fn queues(State(AdminServer { shared, .. }): State<AdminServer>, Query(query): Query<HeldQuery>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let now = Instant::now();
     let bands = pools.iter().flat_map(|view| {
         let totals = shared.counters().totals(&view.name, now).bands;
         totals.into_iter().rev().map(|(priority, band)| band_row(view, priority, &band)).collect::<Vec<_>>()
     });
-    Json(json!({ "queues": bands.collect::<Vec<_>>() }))
+    let mut page = json!({ "queues": bands.collect::<Vec<_>>() });
+    if let Some(id) = query.request {
+        let found = pools.iter().flat_map(|view| held_rows(view, &shared.counters().totals(&view.name, now).running, &id));
+        page["requests"] = found.collect();
+    }
+    Json(page)
+}
+
+/// The held requests of this id, as the VMs reported them.
+fn held_rows(view: &PoolView, told: &[Box<str>], id: &str) -> Vec<Value> {
+    let rows = told.iter().filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
+    let found = rows.filter(|row| row["held"] == id);
+    found
+        .map(
+            |row| json!({ "pool": &*view.name, "request": id, "ms": row["ms"], "priority": row["priority"], "full": row_name(view, &row) }),
+        )
+        .collect()
 }
 
 fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
@@ -312,9 +335,14 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     json!({ "pool": &*view.name, "priority": priority, "held": band.held, "bytes": band.bytes, "oldest": oldest, "outcomes": outcomes })
 }
 
-fn running_row(view: &PoolView, mut row: Value) -> Value {
+/// The name of the endpoint of a row.
+fn row_name<'v>(view: &'v PoolView, row: &Value) -> Option<&'v str> {
     let part = |name: &str| row[name].as_u64().and_then(|number| u32::try_from(number).ok());
-    let name = part("slot").zip(part("generation")).and_then(|id| member_name(view, id));
+    part("slot").zip(part("generation")).and_then(|id| member_name(view, id))
+}
+
+fn running_row(view: &PoolView, mut row: Value) -> Value {
+    let name = row_name(view, &row);
     json!({ "pool": &*view.name, "endpoint": name, "running": row.get_mut("running").map(Value::take) })
 }
 

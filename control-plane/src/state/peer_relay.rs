@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use exchange::Timestamp;
 use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
-use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
+use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, backlog, placements, state};
+use scheduler::flow::BandHeld;
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;
 
@@ -88,6 +89,8 @@ struct PoolRelay {
 struct RelayProcess {
     origin: Origin,
     row: PeerLoadReport,
+    /// The requests that its flow control holds.
+    backlog: Vec<BandHeld>,
     received_at: Instant,
     /// The stamp of the last report that had one; 0 if none had.
     stamp: u64,
@@ -155,6 +158,7 @@ impl PeerRelay {
         let Some(pool) = self.pools.get_mut(&share.pool) else { return };
         let Some(process) = pool.processes.get_mut(&process_id) else { return };
         process.received_at = now;
+        process.backlog = backlog::read(&share.backlog);
         process.stamp = if share.stamp == 0 { process.stamp } else { share.stamp };
         let origin = process.origin.clone();
         if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
@@ -190,8 +194,9 @@ impl PeerRelay {
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
         let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
         let active = pool.active_others(process_id);
+        let backlog = pool.backlog_without(process_id, now);
         let row = pool.report_without(process_id, written);
-        Some(state::PeerLoad { pool: view.name.to_string(), proxies, row, placements, stamp, active })
+        Some(state::PeerLoad { pool: view.name.to_string(), proxies, row, placements, stamp, active, backlog })
     }
 
     fn time(&self, now: Instant) -> Timestamp {
@@ -231,7 +236,7 @@ impl RelayCursor {
 
 impl RelayProcess {
     fn new(origin: &Origin, now: Instant) -> Self {
-        Self { origin: origin.clone(), row: PeerLoadReport::default(), received_at: now, stamp: 0 }
+        Self { origin: origin.clone(), row: PeerLoadReport::default(), backlog: Vec::new(), received_at: now, stamp: 0 }
     }
 }
 
@@ -315,6 +320,17 @@ impl PoolRelay {
             let present: Vec<EndpointRef> = view.members.iter().map(|member| member.id).collect();
             self.sum.reset(present, self.processes.values().map(|process| &process.row));
         }
+    }
+
+    /// Sums up the requests that the flow control of the other processes holds, as last reported.
+    fn backlog_without(&self, process_id: u64, now: Instant) -> Vec<u8> {
+        let mut sum = Vec::new();
+        let is_current =
+            |process: &RelayProcess| now.saturating_duration_since(process.received_at) < Duration::from_millis(SHARE_EXPIRY_MS);
+        for (_, process) in self.processes.iter().filter(|(id, process)| **id != process_id && is_current(process)) {
+            backlog::add(&mut sum, &process.backlog);
+        }
+        backlog::write(&sum)
     }
 
     fn report_without(&mut self, process_id: u64, written: Timestamp) -> Vec<u8> {

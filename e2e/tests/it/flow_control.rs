@@ -1,11 +1,16 @@
 //! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none
 //! is lost when the daemon is killed, a client leaves, or the pool changes.
 
+mod proxies;
+mod seat_engine;
+mod workers;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use e2e::held_requests::{self, SEATS};
+use http::Request;
 use testbed::client::{self, ClientReply};
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
@@ -101,6 +106,17 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
     let rows = held_requests::queues(&stack).await.ok_or("no queues")?;
     let waits = rows.iter().any(|row| row["priority"] == -10 && row["oldest"]["full"].is_string());
     assert!(waits, "the page says which endpoint has no room: {rows:?}");
+    let request = held_requests::request("batch", LONG)?;
+    let (mut head, body) = request.into_parts();
+    head.headers.insert("x-request-id", "find-me".parse()?);
+    let asked = tokio::spawn(client::send(stack.address(), Request::from_parts(head, body)));
+    let found = || async {
+        let page = stack.daemon.as_ref()?.admin("/debug/queues?request=find-me").await.ok()?.json().ok()?;
+        let row = page["requests"].as_array()?.first()?.clone();
+        (row["priority"] == -10 && row["ms"].is_u64() && row["full"].is_string()).then_some(())
+    };
+    wait_for(LIMIT, "the held request to be found by its id", found).await?;
+    asked.abort();
     stack.set_pool(&[])?;
     let empty = || async { stack.daemon.as_ref()?.endpoints().await.ok().filter(Vec::is_empty).map(|_| ()) };
     wait_for(LIMIT, "the daemon to have no endpoint", empty).await?;

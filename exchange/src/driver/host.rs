@@ -143,6 +143,13 @@ pub trait RequestHost {
     /// host does not hold is passed over.
     fn release_held(&mut self, pool: &Self::Pool);
 
+    /// Claims the room of the pick that was made for a held request just now. A host whose pool
+    /// shares its queues with other pools ([`pool_state::queues::FlowQueues::is_shared`]) returns
+    /// false if another one claimed first: the pick is taken back, and the request stays held.
+    fn claim(&self, _pool: &Self::Pool, _now: Timestamp) -> bool {
+        true
+    }
+
     /// Calls [`resume`](super::RequestDriver::resume) soon after `at`. Only for a filter
     /// ([`Self::IS_FILTER`]).
     fn resume_after(&mut self, pool: &Self::Pool, at: Timestamp);

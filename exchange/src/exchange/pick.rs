@@ -1,8 +1,8 @@
 //! The pick of an exchange: at once, or when flow control releases the request.
 
 use pool_state::queues::{FlowArrival, HeldReason};
-use pool_state::{FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
-use scheduler::{FAIRNESS_ID, UnavailableReason};
+use pool_state::{FlowAdmission, HeldClaim, ManagedPool, PickRefusal, RecordedPick, Timestamp};
+use scheduler::{FAIRNESS_ID, REQUEST_ID, UnavailableReason};
 
 use super::pending_request::PendingRequest;
 use super::phase::ExchangePhase;
@@ -13,6 +13,26 @@ use crate::explain::DecisionReason;
 use crate::hint;
 use crate::reply::Refusal;
 use crate::settings::{ExchangeSettings, FairnessHeader};
+
+/// The result of a pick for a held request.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, on the stack")]
+pub enum HeldAttempt {
+    /// No request is held.
+    Nothing,
+    /// The request is refused, or stays held.
+    Step(ExchangeStep),
+    /// An endpoint has room: [`Exchange::settle_held`] must follow.
+    Claim(HeldPick),
+}
+
+/// A pick for a held request, until it is settled.
+#[derive(Debug)]
+pub struct HeldPick {
+    claim: HeldClaim,
+    held: Box<QueuedRequest>,
+    is_sampled: bool,
+}
 
 // === impl Exchange ===
 
@@ -33,6 +53,7 @@ impl Exchange {
         let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
         let arrival = FlowArrival {
             flow: self.facts.flow_id(settings),
+            request_id: headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id),
             bytes: (pending.body_bytes + pending.memory_bytes() + self.facts.captured_bytes()) as u64,
             arrived: self.started,
             ttl_ms: self.facts.ttl_ms,
@@ -51,25 +72,47 @@ impl Exchange {
         }
     }
 
-    /// Picks for the request that [`ExchangeStep::Hold`] holds. Returns that step again if it stays
-    /// held, and `None` if no request is held.
-    pub fn pick_held(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeStep> {
-        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended) else { return None };
+    /// Picks for the request that [`ExchangeStep::Hold`] holds.
+    pub fn claim_held(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> HeldAttempt {
+        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended) else { return HeldAttempt::Nothing };
         let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
         let request = held.pending.request(held.subset.as_ref(), &headers, pool);
         let is_sampled = self.why.record_if(held.is_recorded, settings, pool, now);
         self.why.held = pool.queues().reason(&held.ticket, now);
-        let outcome = pool.pick_held(&held.ticket, &request, &held.pending.model, now, &mut self.why);
-        self.why.keep_sample(is_sampled && !matches!(outcome, Ok(None)), held.is_recorded, pool);
-        Some(match outcome {
-            Ok(Some(picked)) => self.send(settings, pool, held.pending, picked, now),
-            Ok(None) => {
-                let number = held.ticket.number;
-                self.queue(held);
-                ExchangeStep::Hold { number }
-            }
+        let outcome = pool.claim_held(&held.ticket, &request, &held.pending.model, now, &mut self.why);
+        let step = match outcome {
+            Ok(Some(claim)) => return HeldAttempt::Claim(HeldPick { claim, held, is_sampled }),
+            Ok(None) => return HeldAttempt::Step(self.hold_on(pool, held)),
             Err(refusal) => self.pick_refused(pool, &held.pending, refusal),
-        })
+        };
+        self.why.keep_sample(is_sampled, held.is_recorded, pool);
+        HeldAttempt::Step(step)
+    }
+
+    /// Ends the attempt: the request goes on if the host could claim its room, and otherwise stays
+    /// held.
+    pub fn settle_held(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        (pick, is_claimed): (HeldPick, bool),
+        now: Timestamp,
+    ) -> ExchangeStep {
+        let HeldPick { claim, held, is_sampled } = pick;
+        match pool.settle_claim(&held.ticket, claim, is_claimed, &held.pending.blocks, now) {
+            Some(picked) => {
+                self.why.keep_sample(is_sampled, held.is_recorded, pool);
+                self.send(settings, pool, held.pending, picked, now)
+            }
+            None => self.hold_on(pool, held),
+        }
+    }
+
+    fn hold_on(&mut self, pool: &mut ManagedPool, held: Box<QueuedRequest>) -> ExchangeStep {
+        let number = held.ticket.number;
+        self.why.keep_sample(false, held.is_recorded, pool);
+        self.queue(held);
+        ExchangeStep::Hold { number }
     }
 
     /// Since when the request is held by flow control, and its priority.

@@ -142,6 +142,15 @@ fn a_request_may_shorten_its_wait_and_not_prolong_it() {
 }
 
 #[test]
+fn the_operator_finds_a_held_request_by_its_id() {
+    let pool = pool(&[]);
+    let _clients = [HeldClient::sends(&pool, "batch"), HeldClient::sends_with(&pool, "batch", &[(b"x-request-id", b"find-me")])];
+    pool.borrow_mut().tick(Timestamp(0).plus_ms(41));
+    let shown = exchange::record::running(&pool.borrow());
+    assert_eq!(shown, r#"[{"held":"find-me","priority":-10,"ms":40,"slot":0,"generation":1}]"#);
+}
+
+#[test]
 fn the_client_may_ask_why_a_request_was_held_and_how_long() {
     let pool = pool(&[]);
     let explained = || HeldClient::sends_with(&pool, "batch", &[(b"x-switchpoint-explain", b"1")]);

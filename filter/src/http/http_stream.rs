@@ -275,7 +275,16 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn hold(&mut self, replica: &Self::Pool, number: u64) {
         self.metrics.count(Stat::Held);
-        replica.borrow_mut().hold(number, self.stream.clone());
+        let replica = &mut *replica.borrow_mut();
+        replica.hold(number, self.stream.clone());
+        if replica.pool.queues().is_shared() {
+            // If another VM wrote first, this one writes when it looks at the order soon.
+            self.vm.borrow().claim(replica, self.proxy.now());
+        }
+    }
+
+    fn claim(&self, replica: &Self::Pool, now: Timestamp) -> bool {
+        self.vm.borrow().claim(&mut replica.borrow_mut(), now)
     }
 
     fn release_held(&mut self, _: &Self::Pool) {
@@ -375,6 +384,7 @@ impl<H: Host> FilterHost<H> {
             #[cfg(feature = "drill")]
             let watch = crate::sharing_cost::DrillTimer::of(&self.proxy);
             self.vm.borrow().receive_loads(replica, now, SharingOccasion::Pick);
+            self.vm.borrow().read_order(replica, now);
             #[cfg(feature = "drill")]
             self.watch.set(Some(watch.paused(&self.proxy)));
         }

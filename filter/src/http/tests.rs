@@ -1,5 +1,6 @@
 //! Requests of a client to a proxy in memory.
 
+mod held;
 mod host_calls;
 mod parked;
 mod refusing;

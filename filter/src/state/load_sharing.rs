@@ -18,7 +18,8 @@ use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::take_peer_report;
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport};
 use proto::shared_data::{RemotePeers, RingPosition};
-use proto::{placements, state};
+use proto::{backlog, placements, state};
+use scheduler::flow::BandHeld;
 
 use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget};
 use super::vm_table::VmTable;
@@ -59,6 +60,8 @@ pub enum SharingOccasion {
     End,
     /// No request waits.
     Tick,
+    /// A held request is tried: all reports are read.
+    Claim,
 }
 
 /// This VM's identity in the process.
@@ -81,6 +84,8 @@ pub struct LoadSharing {
     peers: Vec<PeerVm>,
     /// The other proxies together, as the leader reports them.
     outside: PeerVm,
+    /// The requests that the other proxies hold, and the key of that value.
+    outside_held: (Vec<BandHeld>, String),
     /// The number of other VMs that pick.
     picking: u64,
     read: ReadTimes,
@@ -100,6 +105,8 @@ struct PublishedLoad {
     /// The count of the pool's changes at the last publication.
     changes: Option<u64>,
     ring_position: RingPosition,
+    /// Whether the report says that this VM holds requests.
+    holds: bool,
 }
 
 /// When this VM last read; `None` before the first time.
@@ -140,9 +147,11 @@ impl LoadSharing {
                 ring: PlacementRingWriter::new(pool),
                 changes: None,
                 ring_position: RingPosition::default(),
+                holds: false,
             },
             peers: Vec::new(),
             outside: PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"), PeerReport::of_proxies()),
+            outside_held: (Vec::new(), format!("switchpoint/1/pool/{pool}/held/outside")),
             picking: 0,
             read: ReadTimes::default(),
             lost_at: None,
@@ -159,9 +168,11 @@ impl LoadSharing {
     /// load, so that the load does not expire.
     pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
         let changes = pool.changes();
+        let holds = pool.queues().held() > 0;
+        let must_stay = moment == SharingOccasion::Tick && (holds || !self.own.report.is_idle());
         let is_news = match self.own.changes {
-            None => changes > 0,
-            Some(published) => published != changes || (moment == SharingOccasion::Tick && !self.own.report.is_idle()),
+            None => changes > 0 || holds,
+            Some(published) => published != changes || self.own.holds != holds || must_stay,
         };
         if !is_news && self.own.ring_position == self.own.ring.position() {
             return;
@@ -173,11 +184,12 @@ impl LoadSharing {
         }
         own.ring.flush(host);
         if let Some((_, key)) = &own.place {
-            let head = LoadReportHead { vm: me.vm, written: now, ring: own.ring.position().to_word() };
+            let head = LoadReportHead { vm: me.vm, written: now, ring: own.ring.position().to_marked_word(holds) };
             // If the host refuses, the next change or tick publishes it.
             let is_published = host.share(key, pool.write_load_report(&mut own.report, head), WriteCondition::Any).is_ok();
             own.changes = is_published.then_some(changes).or(own.changes);
             own.ring_position = own.ring.position();
+            own.holds = holds;
         }
     }
 
@@ -185,6 +197,10 @@ impl LoadSharing {
     /// must follow. Only the leader calls it.
     pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, mut peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
+        if !peers.backlog.is_empty() {
+            // The word has a mark that says that this is to be read.
+            let _ = host.share(&self.outside_held.1, &peers.backlog, WriteCondition::Any);
+        }
         if let Some(report) = take_peer_report(&mut peers, in_place_of_ring, now) {
             // If the host refuses, the report is sent again in a few ms.
             let _ = host.share(&self.outside.key, &report, WriteCondition::Any);
@@ -202,9 +218,14 @@ impl LoadSharing {
     /// of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
-        let long_since = |at: Option<Timestamp>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
+        self.alone_of(metrics_at, now) > 0 || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
+    }
+
+    /// The number of proxies last known, if nothing is received from the others; otherwise 0.
+    pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
-        (self.remote_peers().proxies > 1 && long_since(metrics_at) && long_since(Some(reported_at))) || !long_since(self.lost_at)
+        let proxies = self.remote_peers().proxies;
+        if proxies > 1 && is_long_since(metrics_at, now) && is_long_since(Some(reported_at), now) { proxies } else { 0 }
     }
 
     /// The reports of the other VMs of this process, as last read.
@@ -237,13 +258,13 @@ impl LoadSharing {
         let due = |at: Option<Timestamp>, ms: u64| moment == SharingOccasion::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
         let spread_ms = self.picking / ROWS_A_MS;
         let (rows_ms, rings_ms) =
-            if moment == SharingOccasion::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
+            if moment == SharingOccasion::End { (ROWS_AT_END_MS, RINGS_AT_END_MS) } else { (ROWS_MS, RINGS_AT_PICK_MS) };
         let rings = due(self.read.rings, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
-        if rings || due(self.read.reports, rows_ms.max(spread_ms)) {
+        if rings || moment == SharingOccasion::Claim || due(self.read.reports, rows_ms.max(spread_ms)) {
             self.read.reports = Some(now);
             // Without other proxies, this only has to notice when one appears.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
-            let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
+            let slow = rings || moment == SharingOccasion::Claim || due(self.read.slow_reports, slow_ms) || !self.summed;
             if slow {
                 self.read.slow_reports = Some(now);
             }
@@ -260,6 +281,8 @@ impl LoadSharing {
             pool.recount_load_reports([]);
             pool.estimate_peer_picks(0, 0, Timestamp(0));
             pool.set_peers_unreachable(false);
+            pool.set_flow_peers(false, false);
+            pool.set_alone(0);
         }
     }
 
@@ -295,9 +318,14 @@ impl LoadSharing {
             }
         }
         let mut slos = false;
+        let read_before = self.outside.token;
         for peer in self.peers.iter_mut().chain([&mut self.outside]) {
             slos |= peer.receive(host, pool, now, slow);
         }
+        let is_news = self.outside.token != read_before;
+        self.receive_backlog(host, pool, is_news, now);
+        let holds = |peer: &PeerVm| peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring);
+        pool.set_flow_peers(self.picking > 0 || self.remote_peers().proxies > 1, self.peers.iter().any(holds));
         let outside = self.remote_peers();
         let stands_for = if self.outside.report.is_current(now) { outside.active } else { 0 };
         pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
@@ -309,9 +337,24 @@ impl LoadSharing {
         }
     }
 
+    /// Reads the requests that the other proxies hold.
+    fn receive_backlog<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, is_news: bool, now: Timestamp) {
+        let outside = self.remote_peers();
+        let (bands, key) = &mut self.outside_held;
+        if !outside.holds || !self.outside.report.is_current(now) {
+            if bands.is_empty() {
+                return;
+            }
+            bands.clear();
+        } else if is_news {
+            *bands = host.shared(key).ok().flatten().map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
+        }
+        pool.set_outside(bands, self.outside.report().requests(), u64::from(outside.delay_us));
+    }
+
     fn receive_placements<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) -> u32 {
         let blocks = match moment {
-            SharingOccasion::Pick => BLOCKS_AT_PICK,
+            SharingOccasion::Pick | SharingOccasion::Claim => BLOCKS_AT_PICK,
             SharingOccasion::End => BLOCKS_AT_END,
             SharingOccasion::Tick => BLOCKS_AT_TICK,
         };
@@ -333,6 +376,10 @@ impl LoadSharing {
         }
         budget.gaps
     }
+}
+
+fn is_long_since(at: Option<Timestamp>, now: Timestamp) -> bool {
+    at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS)
 }
 
 /// Returns the key of the report of the VM in `vm_slot`.

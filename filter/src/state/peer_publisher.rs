@@ -38,6 +38,8 @@ pub struct PeerPublisher {
     published: Vec<PlacementRingReader>,
     /// The report that was last sent, without its time.
     row: Vec<u8>,
+    /// The held requests in that report.
+    held: Vec<u8>,
     changed_at: Timestamp,
     read_at: Timestamp,
     delay: ReportDelay,
@@ -105,30 +107,31 @@ impl PeerPublisher {
     pub fn next_report<H: Host>(
         &mut self,
         host: &H,
-        pool: (&str, &ManagedPool),
+        pool: (&str, &ManagedPool, Vec<u8>),
         sharing: &LoadSharing,
         now: Timestamp,
     ) -> (Option<state::LoadReport>, u32) {
-        let (name, pool) = pool;
+        let (name, pool, held) = pool;
         let Some(snapshot) = pool.snapshot().filter(|_| self.has_peers()) else { return (None, 0) };
         self.sum.reset(snapshot.endpoints().iter().map(|e| e.id).collect(), sharing.reports());
         pool.in_flight().rows().for_each(|(endpoint, load)| self.sum.add(endpoint, load));
         let read_at = std::mem::replace(&mut self.read_at, now);
         let row = self.sum.row(LoadReportHead::default(), sharing.reports(), pool.ejections());
         let (placements, lost) = self.placements(host, name, sharing);
-        let is_changed = row != self.row;
+        let is_changed = row != self.row || held != self.held;
         let is_news = is_changed || !placements.is_empty();
         if is_news {
             self.changed_at = now;
         }
-        if !self.peers.is_due(is_news, row.len() == LoadReportHead::BYTES, now) {
+        if !self.peers.is_due(is_news, row.len() == LoadReportHead::BYTES && held.is_empty(), now) {
             return (None, lost);
         }
         self.row.clone_from(&row);
+        self.held.clone_from(&held);
         // The oldest change may be from right after the last reading. A repeated report has no
         // change, so it has no stamp.
         let stamp = if is_changed { read_at.0 } else { 0 };
-        (Some(self.peers.report(name, row, placements, stamp, now)), lost)
+        (Some(self.peers.report(name, (row, placements), held, stamp, now)), lost)
     }
 
     fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &LoadSharing) -> (Vec<u8>, u32) {

@@ -14,6 +14,7 @@ use proto::shared_data::VmEntry;
 use proto::state;
 use scheduler::Version;
 
+use super::flow_order::FlowOrder;
 use super::load_sharing::LoadSharing;
 use super::observation_ring::{ObservationRingReader, ObservationRingWriter};
 use super::parked_request::ParkedRequest;
@@ -33,6 +34,8 @@ pub struct PoolReplica {
     pub pick_us: CountHistogram,
     /// Sharing between this VM and the other VMs.
     pub sharing: LoadSharing,
+    /// The order of the requests that all VMs hold.
+    pub flow_order: FlowOrder,
     /// Publishes to other proxies while this VM leads.
     pub peer_publisher: PeerPublisher,
     /// The versions of the daemon's messages that are in force here.
@@ -130,10 +133,15 @@ impl PoolReplica {
         self.held.push(number, stream);
     }
 
+    /// The stream of a held request.
+    pub fn held_stream(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
+        self.held.get(number)
+    }
+
     /// Returns the next held request to resume.
     pub fn next_held(&mut self, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
         while let Some(number) = self.pool.next_due(now) {
-            if let Some(stream) = self.held.get(number) {
+            if let Some(stream) = self.held_stream(number) {
                 return Some(stream);
             }
         }
@@ -149,6 +157,7 @@ impl PoolReplica {
             pool: ManagedPool::new(seed, 0),
             pick_us: CountHistogram::default(),
             sharing: LoadSharing::new(name),
+            flow_order: FlowOrder::new(name),
             peer_publisher: PeerPublisher::default(),
             applied: AppliedVersions::default(),
             snapshots: FollowedStore::new(SharedSnapshotStore::new(name)),

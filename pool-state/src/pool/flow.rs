@@ -1,10 +1,10 @@
 //! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
 
-use scheduler::flow::{FlowControl, FlowCost, RoomLimits};
+use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomLimits, SharedOrder};
 use scheduler::{Decision, EndpointRef, Request, Timestamp, UnavailableReason};
 
 use super::{DecisionObserver, ManagedPool, RecordedPick};
-use crate::queues::{FlowArrival, FlowOutcome, FlowQueues, HeldTicket};
+use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket};
 use crate::refusal::PickRefusal;
 
 /// The result for a request that arrives.
@@ -17,10 +17,20 @@ pub enum FlowAdmission {
     Held(HeldTicket),
 }
 
+/// A pick for a held request that no other VM may make too: [`ManagedPool::settle_claim`] must
+/// follow.
+#[derive(Debug)]
+pub struct HeldClaim {
+    picked: RecordedPick,
+    entry: ClaimedEntry,
+}
+
 /// The limits for a request, and its number if it is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoomCheck {
     pub(super) limits: RoomLimits,
+    /// Whether room is left to other proxies for a while.
+    pub(super) is_over_share: bool,
     /// The number of the request, if it is held.
     pub(super) number: Option<u64>,
 }
@@ -76,7 +86,9 @@ impl ManagedPool {
             return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
         }
         let mut full_at = None;
-        if self.queues.may_pass(request.priority, now) {
+        // A request that needs a claim is held first, if only for a moment.
+        let is_shared = self.queues.is_shared();
+        if !is_shared && self.queues.may_pass(request.priority, now) {
             match self.pick_with_room(request, model, None, now, observer) {
                 Err(PickRefusal::Full(endpoint)) => full_at = Some(endpoint),
                 Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
@@ -92,14 +104,14 @@ impl ManagedPool {
         let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), full_at, now);
         let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
         // The first of its band was tried just now.
-        if !is_near || ticket.is_first {
+        if is_shared || !is_near || ticket.is_first {
             return Ok(FlowAdmission::Held(ticket));
         }
         let picked = self.pick_held(&ticket, request, model, now, observer)?;
         Ok(picked.map_or(FlowAdmission::Held(ticket), FlowAdmission::Picked))
     }
 
-    /// Picks for a held request; `None` if it stays held.
+    /// Picks for a held request, where no other VM picks; `None` if it stays held.
     ///
     /// # Errors
     /// Why the request is refused. It is not held any more.
@@ -111,13 +123,34 @@ impl ManagedPool {
         now: Timestamp,
         observer: &mut impl DecisionObserver,
     ) -> Result<Option<RecordedPick>, PickRefusal> {
+        let claim = self.claim_held(ticket, request, model, now, observer)?;
+        Ok(claim.and_then(|claim| self.settle_claim(ticket, claim, true, &[], now)))
+    }
+
+    /// Picks for a held request and publishes nothing: the host does, and says in
+    /// [`Self::settle_claim`] whether the room is this request's. `None` if it stays held.
+    ///
+    /// # Errors
+    /// Why the request is refused. It is not held any more.
+    pub fn claim_held(
+        &mut self,
+        ticket: &HeldTicket,
+        request: &Request<'_>,
+        model: &str,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<Option<HeldClaim>, PickRefusal> {
         if let Some(refusal) = self.queues.take_refusal(ticket.number) {
             return Err(PickRefusal::Held(refusal));
         }
         match self.pick_with_room(request, model, Some(ticket.number), now, observer) {
             Ok(picked) => {
-                self.queues.remove(ticket, FlowOutcome::Dispatched, now);
-                Ok(Some(self.charged(picked, request, (ticket.flow_id(), false), now)))
+                let Some(entry) = self.queues.take_for_claim(ticket) else {
+                    self.take_back(picked.hold, &[]);
+                    return Err(PickRefusal::NoState);
+                };
+                let picked = self.charged(picked, request, (ticket.flow_id(), false), now);
+                Ok(Some(HeldClaim { picked, entry }))
             }
             Err(PickRefusal::Full(endpoint)) => {
                 self.queues.found_full(ticket, Some(endpoint), now);
@@ -131,6 +164,70 @@ impl ManagedPool {
                 self.queues.remove(ticket, FlowOutcome::EvictedOther, now);
                 Err(refusal)
             }
+        }
+    }
+
+    /// Ends a claim. Returns the pick if the room is the request's; otherwise it stays held.
+    /// `blocks` are those of its prompt.
+    pub fn settle_claim(
+        &mut self,
+        ticket: &HeldTicket,
+        claim: HeldClaim,
+        is_claimed: bool,
+        blocks: &[u64],
+        now: Timestamp,
+    ) -> Option<RecordedPick> {
+        let HeldClaim { picked, entry } = claim;
+        if is_claimed {
+            self.queues.claimed(ticket, &entry, now);
+            return Some(picked);
+        }
+        self.queues.put_back(ticket, entry);
+        self.take_back(picked.hold, blocks);
+        None
+    }
+
+    /// Sets whether other VMs serve requests, and whether one of them holds any.
+    pub fn set_flow_peers(&mut self, has_peers: bool, others_hold: bool) {
+        self.queues.set_peers(has_peers, others_hold);
+    }
+
+    /// Reads what the other VMs hold.
+    pub fn read_order(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
+        if let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
+            self.queues.read_order(control, order, vm, now);
+        }
+    }
+
+    /// Decides on the next step of the host for held requests, while [`FlowQueues::is_shared`].
+    /// `order` was read just now.
+    pub fn flow_turn(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> FlowTurn {
+        match self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
+            Some(control) => self.queues.turn(control, order, vm, now),
+            None => {
+                self.queues.end_all(now);
+                self.queues.next_untold().map_or(FlowTurn::Rest, FlowTurn::Resume)
+            }
+        }
+    }
+
+    /// Puts what this VM holds into the order, to be written.
+    pub fn write_order(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) {
+        if let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
+            self.queues.write_order(control, order, vm, now);
+        }
+    }
+
+    /// Records whether the order was written.
+    pub fn order_written(&mut self, written: bool) {
+        self.queues.order_written(written);
+    }
+
+    /// Has the order read soon: another VM woke this one, or a tick has come.
+    pub fn look_at_order(&mut self) {
+        self.queues.retry_left_room();
+        if self.queues.is_shared() {
+            self.queues.look();
         }
     }
 
@@ -150,7 +247,25 @@ impl ManagedPool {
     ) -> Result<RecordedPick, PickRefusal> {
         let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
         let limits = control.map_or(RoomLimits::ALL, |control| self.queues.limits(control, request.priority, now));
-        self.pick_observed(request, model, Some(RoomCheck { limits, number }), now, observer)
+        let is_over_share = self.queues.is_over_share(request.priority, || self.running());
+        self.pick_observed(request, model, Some(RoomCheck { limits, is_over_share, number }), now, observer)
+    }
+
+    /// The running requests of all proxies, as far as known.
+    fn running(&self) -> u64 {
+        let endpoints = self.snapshot().map_or(&[][..], |snapshot| snapshot.endpoints());
+        endpoints.iter().map(|endpoint| u64::from(self.in_flight.load(endpoint.id).requests)).sum()
+    }
+
+    /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
+    pub fn set_outside(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) {
+        self.queues.set_outside(bands, (running, delay_us));
+    }
+
+    /// Sets how many proxies there are, this one included, if nothing is received from the others;
+    /// 0 otherwise.
+    pub fn set_alone(&mut self, of: u32) {
+        self.queues.set_alone(of);
     }
 
     /// Whether an older request that waits has a claim on the endpoint.

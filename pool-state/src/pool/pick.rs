@@ -15,14 +15,10 @@ use super::cache_places::CachePlaces;
 use super::flow::RoomCheck;
 use super::request_timing::RequestTiming;
 use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
-use crate::queues::FlowCharge;
+use crate::queues::{FlowCharge, short_id};
 use crate::refusal::PickRefusal;
 use crate::usage::TokenUsage;
 use scheduler::Timestamp;
-
-/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
-/// make UUIDs of 36 bytes.
-const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -204,6 +200,9 @@ impl ManagedPool {
             if let Some(full) = endpoint.filter(|endpoint| !has_room || self.is_claimed(*endpoint, request.priority, check)) {
                 return Err(PickRefusal::Full(full));
             }
+            if let Some(left) = endpoint.filter(|_| check.is_over_share && self.queues.leaves_room(request.priority, now)) {
+                return Err(PickRefusal::Full(left));
+            }
         }
         self.record(request, &route, now).ok_or(PickRefusal::NoState)
     }
@@ -234,8 +233,7 @@ impl ManagedPool {
         let mut held =
             LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, places: None, watch, charge: None, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
-        let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
-        let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
+        let id = short_id(request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id));
         self.in_flight.track(&mut held.serving, promise, id);
         let load = held.serving.load();
         self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Timestamp(0)));
@@ -333,6 +331,17 @@ impl ManagedPool {
     /// Records the time for each further token, ms.
     pub fn record_tpot(&mut self, held: &LedgerHold, ms: f32) {
         self.in_flight.tokens_took(&held.serving, ms);
+    }
+
+    /// Takes back a pick, because another VM gave the room away first.
+    pub(super) fn take_back(&mut self, mut held: LedgerHold, blocks: &[u64]) {
+        let (endpoint, prefills) = (held.serving.endpoint(), held.load().prefills);
+        self.counters.uncount_pick(endpoint, prefills.prompt_tokens, prefills.prompt_tokens.saturating_sub(prefills.uncached_tokens));
+        self.undo_placement(&mut held, blocks);
+        for ticket in held.stages.drain(..).chain([held.serving]) {
+            self.in_flight.release(ticket);
+        }
+        self.sharing.changes += 1;
     }
 
     /// Releases the ledger entries of a request that has ended.

@@ -66,8 +66,13 @@ impl ManagedPool {
     /// Replaces the load report of another VM by `bytes`. The caller decides whether its load
     /// `counts`. Returns whether [`Self::recompute_peer_slos`] must follow.
     pub fn read_load_report(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>, counts: bool) -> bool {
-        self.queues.room_changed();
-        row.replace(bytes, counts, self.in_flight.others_mut())
+        let slos = row.replace(bytes, counts, self.in_flight.others_mut());
+        if row.head().vm == LoadReportHead::OUTSIDE {
+            self.queues.room_changed();
+        } else {
+            self.queues.peer_changed();
+        }
+        slos
     }
 
     /// Sets whether the load of a report counts. Returns whether [`Self::recompute_peer_slos`] must
@@ -79,6 +84,7 @@ impl ManagedPool {
     /// Makes each pick of this process stand for one pick of each of `proxies` other proxies until
     /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
+        let proxies = self.queues.stands_for(proxies);
         self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 

@@ -2,15 +2,22 @@
 
 use std::collections::VecDeque;
 
-use scheduler::flow::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
+use scheduler::flow::{BandAccount, BandHeld, FairnessPolicy, FlowAccount, FlowCost};
 use scheduler::{EndpointRef, Timestamp};
 
-use super::FlowRef;
 use super::counters::{BandCounters, HeldReason};
 
 /// The most flows of a band with an account of their own. Fairness ids may come from many tenants;
 /// further flows share the accounts.
 pub(super) const FLOWS_MAX: usize = 256;
+
+/// A flow of a band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowRef {
+    pub(super) priority: i32,
+    pub(super) at: usize,
+    pub(super) id: u64,
+}
 
 /// One band.
 #[derive(Debug)]
@@ -32,8 +39,12 @@ pub(super) struct BandQueue {
 /// One flow.
 #[derive(Debug, Default)]
 pub(super) struct FlowQueue {
-    id: u64,
+    pub(super) id: u64,
     pub(super) account: FlowAccount,
+    /// Whether it was charged for a request that was sent without a claim.
+    pub(super) passed: bool,
+    /// Output tokens settled since the shared order was last written.
+    pub(super) settled: f64,
     /// When the flow last had a request.
     seen: Timestamp,
     /// By key and number.
@@ -55,6 +66,7 @@ pub(super) struct HeldEntry {
     pub(super) full_at: Option<EndpointRef>,
     /// Whether no endpoint could serve it when it was tried last.
     pub(super) nowhere: bool,
+    pub(super) request_id: Box<str>,
 }
 
 // === impl BandQueue ===
@@ -72,6 +84,16 @@ impl BandQueue {
             seen: Timestamp::default(),
             counters: BandCounters { priority, ..BandCounters::default() },
         }
+    }
+
+    /// The requests held.
+    pub(super) fn held_here(&self) -> BandHeld {
+        BandHeld { priority: self.priority, requests: self.held as u64, bytes: self.bytes }
+    }
+
+    /// The flows of the band, to change their accounts.
+    pub(super) fn flows_mut(&mut self) -> &mut [FlowQueue] {
+        &mut self.flows
     }
 
     /// The flows of the band.
@@ -100,16 +122,13 @@ impl BandQueue {
         FlowRef { priority: self.priority, at, id }
     }
 
-    pub(super) fn push(&mut self, flow: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
-        let Some(flow) = self.flows.get_mut(flow) else { return };
+    pub(super) fn push(&mut self, at: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
+        let Some(flow) = self.flows.get_mut(at) else { return };
         if flow.held.is_empty() {
             fairness.begin(&mut flow.account, &self.account);
         }
         flow.seen = entry.since;
-        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
-        let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
-        flow.held.insert(at, entry);
-        self.show();
+        self.put_back(at, entry);
     }
 
     fn position(&self, flow: usize, key: u64, number: u64) -> Option<usize> {
@@ -124,6 +143,15 @@ impl BandQueue {
     pub(super) fn entry_mut(&mut self, flow: usize, key: u64, number: u64) -> Option<&mut HeldEntry> {
         let at = self.position(flow, key, number)?;
         self.flows.get_mut(flow)?.held.get_mut(at)
+    }
+
+    /// Puts a request back that was taken out just now.
+    pub(super) fn put_back(&mut self, flow: usize, entry: HeldEntry) {
+        let Some(flow) = self.flows.get_mut(flow) else { return };
+        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
+        let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
+        flow.held.insert(at, entry);
+        self.show();
     }
 
     /// Takes a request out.
@@ -158,6 +186,7 @@ impl BandQueue {
     pub(super) fn pass(&mut self, flow: usize, fairness: &dyn FairnessPolicy) {
         if let Some(flow) = self.flows.get_mut(flow) {
             fairness.begin(&mut flow.account, &self.account);
+            flow.passed = true;
         }
     }
 
@@ -173,10 +202,11 @@ impl BandQueue {
         self.turns.wrapping_sub(1)
     }
 
-    pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, cost: FlowCost, now: Timestamp) {
+    /// Charges a flow. `rival`: the lowest rank of the band in other VMs.
+    pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, (cost, rival): (FlowCost, Option<f64>), now: Timestamp) {
         let waiting = self.flows.iter().enumerate().filter(|(at, other)| *at == flow || !other.held.is_empty());
         let ranks = waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
-        let lowest = ranks.min_by(f64::total_cmp);
+        let lowest = ranks.chain(rival).min_by(f64::total_cmp);
         let Some(flow) = self.flows.get_mut(flow) else { return };
         flow.seen = now;
         lowest.into_iter().for_each(|lowest| fairness.advance(&mut self.account, lowest));
@@ -186,6 +216,7 @@ impl BandQueue {
     pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {
         if let Some(queue) = self.flows.get_mut(flow.at).filter(|queue| queue.id == flow.id) {
             fairness.settle(&mut queue.account, output);
+            queue.settled += output;
         }
     }
 

@@ -1,6 +1,6 @@
 //! The order in which the requests of the queues are tried.
 
-use scheduler::flow::{FlowAccount, FlowControl};
+use scheduler::flow::{FlowAccount, FlowControl, HeldTag};
 use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, FlowQueue, HeldEntry};
@@ -25,6 +25,8 @@ const CLAIM_AFTER_MS: u64 = 1_000;
 #[derive(Debug, Default)]
 pub(super) struct ReleasePass {
     due: bool,
+    /// The round of the order that the VMs share.
+    round: u64,
     /// The numbers of the requests that were tried without success.
     tried: Vec<u64>,
     full: Vec<FullEndpoint>,
@@ -41,6 +43,15 @@ struct FullEndpoint {
     tries: u32,
     /// The request that claims the endpoint.
     claimed_by: Option<u64>,
+}
+
+/// The next request to try.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) number: u64,
+    pub(super) tag: HeldTag,
+    /// Whether no endpoint could serve it before: such a request takes no place from others.
+    nowhere: bool,
 }
 
 // === impl ReleasePass ===
@@ -79,25 +90,48 @@ impl ReleasePass {
         self.full.iter().any(|full| claims(full) && full.claimed_by != number)
     }
 
-    /// The next request to try. Bands that are owed their minimum share come first.
+    /// Begins with the round `round` of the shared order, unless it is in it.
+    pub(super) fn follow(&mut self, round: u64) {
+        if self.round != round {
+            self.begin();
+            self.round = round;
+        }
+    }
+
+    /// The next request to try.
     pub(super) fn next(&mut self, bands: &[BandQueue], control: &FlowControl, now: Timestamp) -> Option<u64> {
         if !self.due {
             return None;
         }
-        let waiting = |owed: bool| bands.iter().filter(move |band| band.held > 0 && band.is_owed() == owed);
-        let next = waiting(true).chain(waiting(false)).find_map(|band| self.next_of(band, control, now));
+        let next = self.peek(bands, control, now);
         self.due = next.is_some();
-        let (number, nowhere) = next?;
-        self.nowhere += usize::from(nowhere);
-        // A host that lost the request must not be named it again in this pass.
-        self.tried.push(number);
-        Some(number)
+        let next = next?;
+        self.take(next);
+        Some(next.number)
     }
 
-    /// The next request of a band, and whether no endpoint could serve it before: such a request
-    /// takes no place from others. Walks through the band as if each request were sent, so that
+    /// The request is tried now. A host that lost it must not be named it again in this pass.
+    pub(super) fn take(&mut self, candidate: Candidate) {
+        self.nowhere += usize::from(candidate.nowhere);
+        self.tried.push(candidate.number);
+    }
+
+    /// The request is tried again, as if it had not been.
+    pub(super) fn forget(&mut self, number: u64) {
+        self.tried.retain(|tried| *tried != number);
+    }
+
+    /// The request that [`Self::next`] would name. Bands that are owed their minimum share come
+    /// first.
+    #[inline(never)] // inlined at each of its callers, it would be most of the code here
+    pub(super) fn peek(&self, bands: &[BandQueue], control: &FlowControl, now: Timestamp) -> Option<Candidate> {
+        let waiting = |owed: bool| bands.iter().filter(move |band| band.held > 0 && band.is_owed() == owed);
+        waiting(true).chain(waiting(false)).find_map(|band| self.next_of(band, control, now))
+    }
+
+    /// The next request of a band. Walks through the band as if each request were sent, so that
     /// flows alternate by their fairness.
-    fn next_of(&self, band: &BandQueue, control: &FlowControl, now: Timestamp) -> Option<(u64, bool)> {
+    fn next_of(&self, band: &BandQueue, control: &FlowControl, now: Timestamp) -> Option<Candidate> {
         let rules = control.band(band.priority)?;
         let mut account = band.account;
         let mut walks: Vec<FlowWalk<'_>> = band.flows().iter().filter_map(FlowWalk::of).collect();
@@ -110,11 +144,13 @@ impl ReleasePass {
             };
             let best = walks.iter().enumerate().filter_map(|(at, walk)| Some((rank(walk)?, at)));
             let best = best.min_by(|((a, a_key, a_no), _), ((b, b_key, b_no), _)| a.total_cmp(b).then((a_key, a_no).cmp(&(b_key, b_no))));
-            let walk = walks.get_mut(best?.1)?;
+            let ((rank, key, number), at) = best?;
+            let walk = walks.get_mut(at)?;
             let entry = walk.entry()?;
-            let tried = self.tried.contains(&entry.number);
+            let tried = self.tried.contains(&number);
             if !tried && !self.is_hopeless(entry, band.priority) {
-                return Some((entry.number, entry.nowhere));
+                let tag = HeldTag { owed: band.is_owed(), priority: band.priority, rank, key };
+                return Some(Candidate { number, tag, nowhere: entry.nowhere });
             }
             scanned += usize::from(!entry.nowhere);
             tries += usize::from(tried && !entry.nowhere);

@@ -11,12 +11,12 @@ use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
 use crate::pool::{FlowAdmission, LedgerHold, ManagedPool};
 use crate::refusal::PickRefusal;
 
-fn number(name: &str, number: f64) -> (String, ParameterValue) {
+pub(super) fn number(name: &str, number: f64) -> (String, ParameterValue) {
     (name.to_owned(), ParameterValue::Number(number))
 }
 
 /// A pipeline whose endpoints take `seats` requests each; `section` is that of flow control.
-fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec {
+pub(super) fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec {
     let detector = PluginSpec { parameters: vec![number("maxConcurrency", seats)], ..PluginSpec::of_type("concurrency-detector") };
     let control = PluginSpec { parameters: section, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
     let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
@@ -24,7 +24,7 @@ fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec 
     spec
 }
 
-fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
+pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
     let endpoint = |slot: u16| Endpoint {
         id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
         name: format!("pod-{slot}").into(),
@@ -71,7 +71,7 @@ impl Drill {
     }
 
     fn arrives(&mut self, priority: i32, flow: &str, tokens: u32) {
-        let arrival = FlowArrival { flow, bytes: u64::from(tokens), arrived: self.now, ttl_ms: None };
+        let arrival = FlowArrival { flow, request_id: "", bytes: u64::from(tokens), arrived: self.now, ttl_ms: None };
         let request = Self::request(priority, tokens);
         let client = match self.pool.pick_or_hold(&request, "", &arrival, self.now, &mut ()) {
             Ok(FlowAdmission::Picked(picked)) => self.goes(self.clients.len(), picked.hold),
@@ -241,7 +241,7 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
     for number in 0..300_u32 {
         now = now.plus_ms(u64::from(number % 7));
         let request = Drill::request(i32::try_from(number % 3).unwrap() - 1, number * 37 % 4_000);
-        let arrival = FlowArrival { flow: "a", bytes: 100, arrived: now, ttl_ms: None };
+        let arrival = FlowArrival { flow: "a", request_id: "", bytes: 100, arrived: now, ttl_ms: None };
         let picked = plain.pick(&request, "", now, &mut ());
         let admitted = with_queues.pick_or_hold(&request, "", &arrival, now, &mut ());
         let (picked, other) = match (picked, admitted) {
@@ -274,7 +274,7 @@ fn retry_after_follows_the_rate_of_releases() {
         drill.ends(drill.order[turn]);
         drill.arrives(0, "", 1);
     }
-    let arrival = FlowArrival { flow: "", bytes: 1, arrived: drill.now, ttl_ms: None };
+    let arrival = FlowArrival { flow: "", request_id: "id-7", bytes: 1, arrived: drill.now, ttl_ms: None };
     let refused = drill.pool.pick_or_hold(&Drill::request(0, 1), "", &arrival, drill.now, &mut ()).unwrap_err();
     let PickRefusal::Held(refusal) = refused else { panic!("{refused:?}") };
     assert!((8..=40).contains(&refusal.retry_after_s), "40 wait, 4 are sent each second: {refusal:?}");

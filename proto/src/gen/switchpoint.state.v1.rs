@@ -512,6 +512,9 @@ pub struct LoadReport {
     /// deployment's secret, never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
+    /// The requests that flow control holds, as src/backlog.rs writes them. Absolute, like the report.
+    #[prost(bytes = "vec", tag = "58")]
+    pub backlog: ::prost::alloc::vec::Vec<u8>,
     /// The time of the oldest change in the report, by a clock that only the sender reads; PeerLoad
     /// returns it. 0 for none.
     #[prost(fixed64, tag = "55")]
@@ -539,6 +542,9 @@ pub struct PeerLoad {
     /// Other proxies that have reported lately.
     #[prost(uint32, tag = "56")]
     pub active: u32,
+    /// As in LoadReport.
+    #[prost(bytes = "vec", tag = "58")]
+    pub backlog: ::prost::alloc::vec::Vec<u8>,
 }
 /// Observations of ended requests, of one VM and pool.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

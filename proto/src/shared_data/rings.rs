@@ -42,6 +42,9 @@ pub struct RingPosition {
     pub bytes: u32,
 }
 
+/// Marks the position in the head of a VM's load report: the VM holds requests.
+const HOLDS_FLAG: u64 = 1 << 63;
+
 /// A placement in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacementEntry<'s> {
@@ -79,9 +82,22 @@ impl RingPosition {
         u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
-    /// Decodes a position; every word is valid.
+    /// The word, with a mark if the VM holds requests.
+    #[must_use]
+    pub fn to_marked_word(self, holds: bool) -> u64 {
+        self.to_word() | if holds { HOLDS_FLAG } else { 0 }
+    }
+
+    /// Whether the word has the mark.
+    #[must_use]
+    pub fn is_marked(word: u64) -> bool {
+        word & HOLDS_FLAG != 0
+    }
+
+    /// Decodes a position, with or without the mark; every word is valid.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
+        let word = word & !HOLDS_FLAG;
         let segment = word >> BYTES_BITS;
         Self { segment, bytes: unpair(word & !(segment << BYTES_BITS)).0 }
     }
@@ -122,7 +138,7 @@ mod tests {
     #[test]
     fn positions_come_back_from_their_words() {
         for position in
-            [RingPosition::default(), RingPosition { segment: 3, bytes: 8_192 }, RingPosition { segment: 1 << 47, bytes: 0xffff }]
+            [RingPosition::default(), RingPosition { segment: 3, bytes: 8_192 }, RingPosition { segment: 1 << 46, bytes: 0xffff }]
         {
             assert_eq!(RingPosition::of_word(position.to_word()), position);
         }

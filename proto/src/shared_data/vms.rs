@@ -22,7 +22,8 @@ pub struct VmEntry {
 }
 
 /// The leader's counts of the other proxies of a pool. They are the word `ring` in the head of
-/// those proxies' load report: 16 bits for `proxies`, 16 bits for `active`, 32 bits for `delay_us`.
+/// those proxies' load report: 15 bits for `proxies`, a bit for `holds`, 16 bits for `active`, 32
+/// bits for `delay_us`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemotePeers {
     /// Proxies of the pool, this one included.
@@ -31,7 +32,12 @@ pub struct RemotePeers {
     pub active: u32,
     /// The age of the other proxies' reports on arrival, µs.
     pub delay_us: u32,
+    /// Whether another proxy holds requests.
+    pub holds: bool,
 }
+
+/// The bit of [`RemotePeers::holds`].
+const HOLDS_FLAG: u64 = 1 << 15;
 
 // === impl VmEntry ===
 
@@ -62,14 +68,15 @@ impl RemotePeers {
     /// Takes the numbers from a message of the daemon, with the age of its reports.
     #[must_use]
     pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
-        Self { proxies: message.proxies, active: message.active, delay_us }
+        Self { proxies: message.proxies, active: message.active, delay_us, holds: !message.backlog.is_empty() }
     }
 
     /// Encodes the numbers as a word.
     #[must_use]
     pub fn to_word(self) -> u64 {
-        let short = |count: u32| u64::from(count.min(0xffff));
-        short(self.proxies) | short(self.active) << 16 | u64::from(self.delay_us) << 32
+        let short = |count: u32, max: u32| u64::from(count.min(max));
+        let holds = if self.holds { HOLDS_FLAG } else { 0 };
+        short(self.proxies, 0x7fff) | holds | short(self.active, 0xffff) << 16 | u64::from(self.delay_us) << 32
     }
 
     /// Decodes a word; every word is valid.
@@ -77,6 +84,7 @@ impl RemotePeers {
     pub fn of_word(word: u64) -> Self {
         let [a, b, c, d, delay @ ..] = word.to_le_bytes();
         let short = |bytes| u32::from(u16::from_le_bytes(bytes));
-        Self { proxies: short([a, b]), active: short([c, d]), delay_us: u32::from_le_bytes(delay) }
+        let holds = word & HOLDS_FLAG != 0;
+        Self { proxies: short([a, b & 0x7f]), active: short([c, d]), delay_us: u32::from_le_bytes(delay), holds }
     }
 }

@@ -11,8 +11,10 @@ use proto::load_report::{
 use proto::observation::EncodedObservation;
 use proto::shared_data::{
     CrashRecord, DecodingMark, LeaseValue, MessageStamp, PlacementEntry, RemotePeers, RingPosition, SegmentHead, SnapshotHead, VmEntry,
+    flow_order,
 };
 use proto::{frames, placements};
+use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, HeldTag, OrderRow, SharedOrder};
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, StepModel, TokenGap};
@@ -167,9 +169,24 @@ fn snapshot_store() {
 fn vm_table_and_peers() {
     let rows = vec![VmEntry { vm: VM, heartbeat: ms(9), queue: 3, serves: true }, VmEntry::default()];
     holds("vm_table", &rows, |rows| VmEntry::write_table(rows), |bytes| Some(VmEntry::read_table(bytes, 9)));
-    let peers = RemotePeers { proxies: 4, active: 3, delay_us: 1_500 };
+    let peers = RemotePeers { proxies: 4, active: 3, delay_us: 1_500, holds: false };
     let read = |bytes: &[u8]| bytes.try_into().ok().map(|word| RemotePeers::of_word(u64::from_le_bytes(word)));
     holds("remote_peers", &peers, |peers| peers.to_word().to_le_bytes().to_vec(), read);
+}
+
+#[test]
+fn held_requests() {
+    let tag = HeldTag { owed: true, priority: -10, rank: 1.5, key: 7 };
+    let bands = vec![BandHeld { priority: -10, requests: 3, bytes: 900 }];
+    let first = OrderRow { vm: VM, written: ms(5), woken: ms(4), round: 8, first: Some(tag), next: None, evict: 2, bands };
+    let second = OrderRow { vm: 9, next: Some(HeldTag { owed: false, ..tag }), ..OrderRow::default() };
+    let flow = FlowAccount { start: 12.0, turn: 4, attained: 0.5, attained_at: ms(3) };
+    let account = BandAccount { virtual_time: 11.0, turn: 5 };
+    let band = BandService { priority: -10, credit: 2.5, account, flows: vec![(0x1111, flow)] };
+    let order = SharedOrder { round: 9, began: ms(6), rows: vec![first, second], bands: vec![band] };
+    holds("flow_order", &order, flow_order::write, flow_order::read);
+    let bytes = flow_order::write(&order);
+    assert!((0..bytes.len()).all(|cut| flow_order::read(&bytes[..cut]).is_none()), "half an order is none");
 }
 
 #[test]

@@ -168,7 +168,9 @@ mod tests {
         assert_eq!(counters.len(), 2);
         let share = |pool: &str, row, placements| {
             let (pool, row, placements) = (pool.to_owned(), vec![0; row], vec![0; placements]);
-            admit(proxy_message::Message::LoadReport(state::LoadReport { pool, row, placements, stamp: 0 })).message.is_some()
+            admit(proxy_message::Message::LoadReport(state::LoadReport { pool, row, placements, ..state::LoadReport::default() }))
+                .message
+                .is_some()
         };
         assert!(share("p", ROW_BYTES_MAX, SHARE_PLACEMENTS_BYTES_MAX));
         assert!(!share("q", 0, 0) && !share("p", ROW_BYTES_MAX + 1, 0) && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1));

@@ -59,7 +59,13 @@ pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
 }
 
 pub(super) fn share(row: Vec<u8>, placements: Vec<u8>) -> proxy_message::Message {
-    proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), row, placements, stamp: 1 })
+    proxy_message::Message::LoadReport(state::LoadReport {
+        pool: "default".to_owned(),
+        row,
+        placements,
+        stamp: 1,
+        ..state::LoadReport::default()
+    })
 }
 
 /// The next load of other proxies.

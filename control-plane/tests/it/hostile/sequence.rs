@@ -226,6 +226,7 @@ impl SequenceBytes<'_> {
                 pool,
                 row: self.row(),
                 placements: self.some(),
+                backlog: self.some(),
                 stamp: self.number(),
             }),
             3 => {

@@ -1,0 +1,146 @@
+//! Requests that flow control holds in several workers of one process.
+
+use prost::Message;
+use proto::state::{self, daemon_message::Message::PoolUpdate};
+
+use super::*;
+use crate::fake::{FakeCall, encode};
+use crate::root::release_held;
+
+const SEATS: f64 = 1.0;
+const LOADED: &str = "10.0.0.1:8000";
+
+/// Workers of one process whose pool has two endpoints with a seat each.
+struct Workers(Vec<HttpWorld>);
+
+/// A pool update with flow control.
+fn update(version: Version) -> Vec<u8> {
+    let bytes = pool_update_message("default", version, &[LOADED, "10.0.0.2:8000"]);
+    let message = state::DaemonMessage::decode(bytes.as_slice()).unwrap().message;
+    let Some(PoolUpdate(mut update)) = message else { panic!("{message:?}") };
+    let pipeline = update.pipeline.as_mut().unwrap();
+    let seats = state::Parameter { name: "maxConcurrency".into(), value: Some(state::parameter::Value::Number(SEATS)) };
+    for (kind, parameters) in [("concurrency-detector", vec![seats]), (scheduler::flow::FLOW_CONTROL, Vec::new())] {
+        pipeline.plugins.push(state::Plugin { r#type: kind.into(), name: kind.into(), parameters });
+    }
+    pipeline.saturation_detector = "concurrency-detector".into();
+    encode(PoolUpdate(update))
+}
+
+impl Workers {
+    fn new(count: u32) -> Self {
+        let first = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
+        let version = Version { term: 1, sequence: 1 };
+        let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
+        store.publish_pool_update(&first.host, 1, version, &update(version), Timestamp(1)).unwrap();
+        let worker = |at: u32| {
+            let mut vm = VmState::new(first.host.clone());
+            vm.configure(1, Rc::clone(&first.config));
+            let (host, config) = (first.host.clone(), Rc::clone(&first.config));
+            HttpWorld { host, vm: Rc::new(RefCell::new(vm)), config, streams: std::cell::Cell::new(1_000 * (at + 1)) }
+        };
+        let workers = Self((0..count).map(worker).collect());
+        workers.0.iter().for_each(|worker| worker.vm.borrow_mut().mark_serving());
+        (0..2).for_each(|_| workers.tick());
+        workers
+    }
+
+    fn host(&self) -> &FakeHost {
+        &self.0[0].host
+    }
+
+    fn tick(&self) {
+        self.host().pass_ms(100);
+        for worker in &self.0 {
+            let due = worker.vm.borrow_mut().tick(1);
+            due.iter().for_each(|request| request.retry());
+            release_held(&worker.vm);
+        }
+        self.wake();
+    }
+
+    /// Delivers wake-ups, until there are none. Workers have registered their queues in order.
+    fn wake(&self) {
+        for _ in 0..100 {
+            let woken = self.host().queues.borrow().iter().position(|(_, items)| !items.is_empty());
+            let Some(at) = woken else { return };
+            let due = self.0[at].vm.borrow_mut().on_wake(u32::try_from(at).unwrap() + 1);
+            due.iter().for_each(|request| request.retry());
+            release_held(&self.0[at].vm);
+        }
+        panic!("the workers wake each other for ever");
+    }
+
+    /// Sends a request. Returns its stream, and whether it went on at once.
+    fn send(&self, worker: usize) -> (HttpStreamContext<FakeHost>, bool) {
+        let (mut stream, _) = self.0[worker].post("/v1/chat/completions");
+        let went = self.0[worker].body(&mut stream, CHAT) == Action::Continue;
+        (stream, went)
+    }
+
+    fn held(&self) -> usize {
+        let held = |worker: &HttpWorld| worker.vm.borrow().replica("default").unwrap().borrow().pool.queues().held();
+        self.0.iter().map(held).sum()
+    }
+
+    fn running(&self) -> u32 {
+        self.0.iter().map(HttpWorld::in_flight).sum()
+    }
+}
+
+#[test]
+fn while_nothing_is_held_no_worker_reads_the_order() {
+    let workers = Workers::new(3);
+    workers.host().record_calls();
+    for worker in [0, 1, 2, 0] {
+        let (mut stream, went) = workers.send(worker);
+        assert!(went);
+        workers.host().pass_ms(3);
+        workers.0[worker].respond(&mut stream, "via_upstream", LOADED, &[(":status", "200")]);
+        assert!(stream.on_done());
+        workers.host().pass_ms(3);
+    }
+    let calls = workers.host().take_calls();
+    assert!(calls.iter().all(|call| !call.name.contains("/held") && call.call != FakeCall::QueuePush), "{calls:?}");
+}
+
+#[test]
+fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
+    let workers = Workers::new(3);
+    let mut running: Vec<_> = (0..2).map(|_| workers.send(0)).collect();
+    assert!(running.iter().all(|(_, went)| *went));
+    workers.host().pass_ms(3);
+    let mut waiting = Vec::new();
+    for worker in [1, 2, 0, 1] {
+        let (stream, went) = workers.send(worker);
+        assert!(!went);
+        workers.wake();
+        workers.host().pass_ms(3);
+        waiting.push(stream);
+    }
+    assert_eq!((workers.held(), workers.running()), (4, 2));
+    workers.host().take_log();
+    let mut order = Vec::new();
+    for _ in 0..2 {
+        workers.host().record_calls();
+        running.remove(0).0.on_done();
+        workers.wake();
+        let calls = workers.host().take_calls();
+        let shared = calls.iter().filter(|call| matches!(call.call, FakeCall::Shared | FakeCall::Share)).count();
+        assert!(calls.len() <= 60 && shared <= 30, "{} calls, {shared} of shared data", calls.len());
+        let log = workers.host().take_log();
+        assert_eq!(log.iter().filter(|line| *line == "resume").count(), 1, "{log:?}");
+        order.extend(log.into_iter().filter(|line| line.starts_with("focus")).next_back());
+        assert_eq!(workers.running(), 2, "no room is given twice");
+        workers.host().pass_ms(3);
+    }
+    assert_eq!(order, ["focus 2001", "focus 3001"]);
+    // A wake-up that is lost costs a tick.
+    waiting.remove(0).on_done();
+    workers.host().queues.borrow_mut().iter_mut().for_each(|(_, items)| items.clear());
+    workers.tick();
+    assert_eq!((workers.held(), workers.running()), (1, 2));
+    waiting.iter_mut().for_each(|stream| drop(stream.on_done()));
+    workers.tick();
+    assert_eq!((workers.held(), workers.running()), (0, 0));
+}

@@ -1,0 +1,76 @@
+//! The order of the requests that all VMs of the process hold for one pool
+//! ([`scheduler::flow::SharedOrder`]), in one value of shared data.
+
+use exchange::{ManagedPool, Timestamp};
+use pool_state::queues::FlowTurn;
+use proto::backlog;
+use proto::shared_data::flow_order;
+use scheduler::flow::SharedOrder;
+
+use crate::host::{Host, WriteCondition};
+
+/// The order, as this VM last read it.
+#[derive(Debug)]
+pub struct FlowOrder {
+    key: String,
+    order: SharedOrder,
+    /// The condition of the next write; `None` after a write.
+    read: Option<WriteCondition>,
+}
+
+// === impl FlowOrder ===
+
+impl FlowOrder {
+    /// Makes the order of `pool`, a name from the filter's configuration.
+    #[must_use]
+    pub fn new(pool: &str) -> Self {
+        Self { key: format!("switchpoint/1/pool/{pool}/held"), order: SharedOrder::default(), read: None }
+    }
+
+    /// Reads the order. False if the proxy refuses.
+    fn read<H: Host>(&mut self, host: &H) -> bool {
+        let Ok(shared) = host.shared(&self.key) else { return false };
+        let order = shared.as_ref().and_then(|shared| flow_order::read(&shared.bytes));
+        self.read = Some(shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token)));
+        self.order = order.unwrap_or_default();
+        true
+    }
+
+    /// Reads what the other VMs hold, before a request that may have to be held.
+    pub fn read_into<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) {
+        if self.read(host) {
+            pool.read_order(&self.order, vm, now);
+        }
+    }
+
+    /// Sums up the requests that all VMs of the process hold, in the bytes that other proxies get.
+    /// Makes no call if none holds any.
+    pub fn backlog<H: Host>(&mut self, host: &H, pool: &ManagedPool, vm: u64, now: Timestamp) -> Vec<u8> {
+        let mut sum = pool.queues().held_by_band();
+        if !pool.queues().any_held() || !self.read(host) {
+            return Vec::new();
+        }
+        self.order.rivals(vm, now).for_each(|row| backlog::add(&mut sum, &row.bands));
+        backlog::write(&sum)
+    }
+
+    /// Reads the order and decides on the next step of this VM.
+    pub fn turn<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> FlowTurn {
+        if self.read(host) { pool.flow_turn(&mut self.order, vm, now) } else { FlowTurn::Rest }
+    }
+
+    /// Writes what [`Self::turn`] changed. False if another VM wrote first.
+    pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
+        let expect = self.read.take();
+        let is_written = expect.is_some_and(|expect| host.share(&self.key, &flow_order::write(&self.order), expect).is_ok());
+        pool.order_written(is_written);
+        is_written
+    }
+
+    /// Writes the requests that this VM holds now, unless another VM wrote since the order was
+    /// read.
+    pub fn write_own<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> bool {
+        pool.write_order(&mut self.order, vm, now);
+        self.write(host, pool)
+    }
+}

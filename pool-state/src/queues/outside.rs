@@ -1,0 +1,145 @@
+//! The requests that the other proxies of a pool hold, and the room that this leaves to this one.
+//!
+//! There is no order over proxies: a hand-over would cost a sharing delay each time. Each proxy
+//! takes room at once while its share of the running requests is at most its share of the backlog.
+//! Beyond that, and while another proxy holds requests of a higher band, it leaves room that it
+//! finds to the others for [`PATIENCE_MS`] and twice the sharing delay, and takes it after that.
+
+use scheduler::Timestamp;
+use scheduler::flow::BandHeld;
+
+/// How long room is left to others, in ms, beside the time in which they hear of it and answer.
+const PATIENCE_MS: u64 = 10;
+
+/// Room that was found so long ago, in times of patience, was another one.
+const STALE: u64 = 8;
+
+/// The other proxies.
+#[derive(Debug, Default)]
+pub(super) struct OutsideQueues {
+    /// The requests that the others hold together.
+    bands: Vec<BandHeld>,
+    /// The running requests of the other proxies.
+    running: u64,
+    delay_us: u64,
+    /// The number of proxies, if nothing is received from the others; 0 otherwise.
+    alone_of: u32,
+    /// Since when a band leaves room to others.
+    left: Vec<(i32, Timestamp)>,
+}
+
+// === impl OutsideQueues ===
+
+impl OutsideQueues {
+    /// Sets what the others hold. Returns whether that has changed.
+    pub(super) fn set(&mut self, bands: &[BandHeld], (running, delay_us): (u64, u64)) -> bool {
+        (self.running, self.delay_us) = (running, delay_us);
+        let is_changed = self.bands != bands;
+        if is_changed {
+            self.bands = bands.to_vec();
+        }
+        is_changed
+    }
+
+    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
+    pub(super) fn set_alone(&mut self, of: u32) {
+        self.alone_of = of;
+    }
+
+    /// The share of each endpoint that this proxy may fill.
+    pub(super) fn share(&self) -> f64 {
+        1.0 / f64::from(self.alone_of.max(1))
+    }
+
+    /// Whether a band leaves room to others.
+    pub(super) fn is_patient(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// How many picks of other proxies a pick here stands for: one of each active proxy. None while
+    /// both hold requests: then shares keep them apart, and a guess would leave room empty.
+    pub(super) fn stands_for(&self, holds: bool, active: u32) -> u32 {
+        if holds && self.holds_any() { 0 } else { active }
+    }
+
+    /// Whether they hold any.
+    pub(super) fn holds_any(&self) -> bool {
+        !self.bands.is_empty()
+    }
+
+    /// Whether a band with `held` requests here must leave to others what it finds, while `running`
+    /// requests run in all.
+    pub(super) fn is_over_share(&self, priority: i32, held: u64, running: u64) -> bool {
+        let running = running.saturating_sub(self.running);
+        let higher = self.bands.iter().any(|band| band.priority > priority && band.requests > 0);
+        let beside = self.bands.iter().find(|band| band.priority == priority).map_or(0, |band| band.requests);
+        let all = running + self.running + 1;
+        // (running + 1) / all > held / (held + beside), rounded up to whole requests.
+        higher || (beside > 0 && running + 1 > (held * all).div_ceil((held + beside).max(1)))
+    }
+
+    /// A band over its share has found room. Whether it leaves that to others.
+    pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
+        let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
+        self.left.retain(|(_, since)| now.us_since(*since) < STALE * patience_us);
+        match self.left.iter().position(|(band, _)| *band == priority) {
+            None => {
+                self.left.push((priority, now));
+                true
+            }
+            Some(at) if self.left.get(at).is_some_and(|(_, since)| now.us_since(*since) < patience_us) => true,
+            Some(at) => {
+                self.left.swap_remove(at);
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(priority: i32, requests: u64) -> BandHeld {
+        BandHeld { priority, requests, bytes: 0 }
+    }
+
+    #[test]
+    fn a_proxy_takes_its_share_of_the_backlog_at_once() {
+        let mut outside = OutsideQueues::default();
+        assert!(!outside.is_over_share(0, 5, 100), "the others hold nothing");
+        outside.set(&[held(0, 30)], (4, 0));
+        // A quarter of the backlog: two of eight requests.
+        assert!(!outside.is_over_share(0, 10, 5));
+        assert!(outside.is_over_share(0, 10, 7));
+        outside.set(&[held(1, 1)], (0, 0));
+        assert!(outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100), "bands are in one order");
+    }
+
+    #[test]
+    fn room_is_left_to_others_for_a_while_only() {
+        let mut outside = OutsideQueues::default();
+        outside.set(&[held(1, 1)], (0, 5_000));
+        let at = |ms: u64| Timestamp(0).plus_ms(1_000 + ms);
+        assert!(outside.leaves_room(0, at(0)) && outside.leaves_room(0, at(19)) && outside.is_patient());
+        assert!(!outside.leaves_room(0, at(20)) && !outside.is_patient());
+        assert!(outside.leaves_room(0, at(21)), "other room");
+        assert!(outside.leaves_room(0, at(500)), "that was long ago");
+    }
+
+    #[test]
+    fn picks_stand_for_others_unless_all_hold() {
+        let mut outside = OutsideQueues::default();
+        assert_eq!([true, false].map(|holds| outside.stands_for(holds, 3)), [3, 3]);
+        outside.set(&[held(0, 20)], (0, 0));
+        assert_eq!([true, false].map(|holds| outside.stands_for(holds, 3)), [0, 3]);
+    }
+
+    #[test]
+    fn a_proxy_alone_keeps_its_part() {
+        let mut outside = OutsideQueues::default();
+        assert_eq!(outside.share(), 1.0);
+        outside.set_alone(4);
+        assert_eq!(outside.share(), 0.25);
+    }
+}

@@ -1,0 +1,377 @@
+//! The queues of this VM as a part of the order that all VMs of the process share
+//! ([`scheduler::flow::SharedOrder`]).
+//!
+//! While no VM holds anything, nothing is shared. While one does, each VM holds what arrives, and
+//! sends it by a claim: [`FlowQueues::turn`], a pick, [`FlowQueues::write_order`], and then
+//! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
+
+use scheduler::Timestamp;
+use scheduler::flow::{BandHeld, BandService, FlowControl, OrderRow, OrderStep, SharedOrder};
+
+use super::band::{BandQueue, HeldEntry};
+use super::counters::FlowOutcome;
+use super::pass::ReleasePass;
+use super::{FlowQueues, HeldTicket};
+
+/// A new round begins at a tick if a load report changed and the last round is this old, in ms: the
+/// net under events that no VM saw.
+const ROUND_MS: u64 = 10;
+
+/// The next step of a host for held requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowTurn {
+    /// Resume the request of this number, to refuse it.
+    Resume(u64),
+    /// Read the loads of the other VMs, then resume the request of this number.
+    Try(u64),
+    /// Write the order, then wake this VM.
+    Write(Option<u64>),
+    /// Nothing.
+    Rest,
+}
+
+/// What is known of the other VMs.
+#[derive(Debug, Default)]
+pub(super) struct SharedQueues {
+    /// Whether other VMs serve requests.
+    has_peers: bool,
+    /// Whether one of them holds any.
+    others_hold: bool,
+    /// Something may have made room; no round has begun for it yet.
+    event: bool,
+    /// A load report of another VM has changed since the last round.
+    rows_changed: bool,
+    /// Whether the order must be read.
+    look: bool,
+    /// The requests that the others hold, by band, and the lowest rank there.
+    bands: Vec<(BandHeld, f64)>,
+    /// Requests that other VMs must refuse, until they are asked to.
+    evict: u64,
+    /// How many requests others asked this VM to refuse, and it has.
+    evicted: u64,
+}
+
+// === impl SharedQueues ===
+
+impl SharedQueues {
+    pub(super) fn is_due(&self) -> bool {
+        self.event || self.look
+    }
+
+    pub(super) fn room_changed(&mut self) {
+        self.event = true;
+    }
+
+    pub(super) fn look(&mut self) {
+        self.look = true;
+    }
+
+    /// The requests that the others hold of a band.
+    pub(super) fn held(&self, priority: i32) -> BandHeld {
+        self.bands.iter().map(|(band, _)| *band).find(|band| band.priority == priority).unwrap_or_default()
+    }
+
+    /// The requests that the others hold in all.
+    pub(super) fn held_in_all(&self) -> BandHeld {
+        let add = |sum: BandHeld, (band, _): &(BandHeld, f64)| BandHeld {
+            requests: sum.requests.saturating_add(band.requests),
+            bytes: sum.bytes.saturating_add(band.bytes),
+            ..sum
+        };
+        self.bands.iter().fold(BandHeld::default(), add)
+    }
+
+    /// The requests that the others hold of this priority or a higher one.
+    pub(super) fn held_from(&self, priority: i32) -> u64 {
+        self.bands.iter().filter(|(band, _)| band.priority >= priority).map(|(band, _)| band.requests).sum()
+    }
+
+    /// The lowest band that another VM holds.
+    pub(super) fn lowest(&self) -> Option<i32> {
+        self.bands.iter().filter(|(band, _)| band.requests > 0).map(|(band, _)| band.priority).min()
+    }
+
+    /// The lowest rank of a band in another VM.
+    pub(super) fn lowest_rank(&self, priority: i32) -> Option<f64> {
+        self.bands.iter().find(|(band, rank)| band.priority == priority && rank.is_finite()).map(|(_, rank)| *rank)
+    }
+
+    /// Has another VM refuse the newest request of its lowest band, if that is below `priority` and
+    /// the lowest of all. False if there is none.
+    pub(super) fn evict_below(&mut self, priority: i32, own_lowest: Option<i32>) -> bool {
+        let lowest = self.bands.iter_mut().map(|(band, _)| band).filter(|band| band.requests > 0).min_by_key(|band| band.priority);
+        let Some(band) = lowest.filter(|band| band.priority < priority && own_lowest.is_none_or(|own| band.priority < own)) else {
+            return false;
+        };
+        let bytes = band.bytes / band.requests;
+        (band.requests, band.bytes) = (band.requests - 1, band.bytes - bytes);
+        self.evict += 1;
+        true
+    }
+
+    /// Takes what the other rows say.
+    fn read(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
+        self.bands.clear();
+        for row in order.rivals(vm, now) {
+            for held in &row.bands {
+                let rank = row.first.filter(|tag| tag.priority == held.priority).map_or(f64::INFINITY, |tag| tag.rank);
+                match self.bands.iter_mut().find(|(band, _)| band.priority == held.priority) {
+                    Some((band, lowest)) => {
+                        band.requests = band.requests.saturating_add(held.requests);
+                        band.bytes = band.bytes.saturating_add(held.bytes);
+                        *lowest = lowest.min(rank);
+                    }
+                    None => self.bands.push((*held, rank)),
+                }
+            }
+        }
+    }
+}
+
+// === impl FlowQueues ===
+
+impl FlowQueues {
+    /// Whether the order of all VMs counts: another VM serves requests, and one of them holds some.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared.has_peers && (self.held > 0 || self.shared.others_hold)
+    }
+
+    /// Whether other VMs serve requests.
+    #[must_use]
+    pub fn has_flow_peers(&self) -> bool {
+        self.shared.has_peers
+    }
+
+    /// Sets whether other VMs serve requests, and whether one of them holds any, as their load
+    /// reports say.
+    pub(crate) fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
+        let was_shared = self.is_shared();
+        // The others may have waited for an event that was not passed on.
+        self.shared.event |= others_hold && !self.shared.others_hold;
+        (self.shared.has_peers, self.shared.others_hold) = (has_peers, others_hold);
+        if !others_hold {
+            self.shared.bands.clear();
+        }
+        if was_shared && !self.is_shared() {
+            self.shared = SharedQueues { has_peers, ..SharedQueues::default() };
+            self.room_changed();
+        }
+    }
+
+    /// The requests that this VM holds, in the bytes that other proxies get.
+    #[must_use]
+    pub fn backlog(&self) -> Vec<u8> {
+        proto::backlog::write(&self.held_by_band())
+    }
+
+    /// The requests that this VM holds, by band.
+    pub fn held_by_band(&self) -> Vec<BandHeld> {
+        let held = self.bands.iter().filter(|band| band.held > 0);
+        held.map(BandQueue::held_here).collect()
+    }
+
+    /// Whether this VM or another one of the process holds requests.
+    #[must_use]
+    pub fn any_held(&self) -> bool {
+        self.held > 0 || self.shared.others_hold
+    }
+
+    /// Sets what other proxies hold, how many requests of theirs run, and the age of that.
+    pub(crate) fn set_outside(&mut self, bands: &[BandHeld], facts: (u64, u64)) {
+        if self.outside.set(bands, facts) {
+            self.room_changed();
+        }
+    }
+
+    /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
+    pub(crate) fn set_alone(&mut self, of: u32) {
+        self.outside.set_alone(of);
+    }
+
+    /// How many picks of other proxies a pick here stands for.
+    pub(crate) fn stands_for(&self, active: u32) -> u32 {
+        self.outside.stands_for(self.any_held(), active)
+    }
+
+    /// Whether a request of this priority must leave to other proxies what it finds.
+    pub(crate) fn is_over_share(&self, priority: i32, running: impl FnOnce() -> u64) -> bool {
+        let Some(band) = self.bands.iter().find(|band| band.priority == priority).filter(|_| self.outside.holds_any()) else {
+            return false;
+        };
+        let held = band.held as u64 + self.shared.held(priority).requests;
+        !band.is_owed() && self.outside.is_over_share(priority, held.max(1), running())
+    }
+
+    /// A band over its share has found room. Whether it leaves that to other proxies.
+    pub(crate) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
+        self.outside.leaves_room(priority, now)
+    }
+
+    /// A tick: room that was left to other proxies may be this one's now.
+    pub fn retry_left_room(&mut self) {
+        if self.outside.is_patient() {
+            self.room_changed();
+        }
+    }
+
+    /// The load report of another VM has changed.
+    pub(crate) fn peer_changed(&mut self) {
+        if self.is_shared() {
+            self.shared.rows_changed = true;
+        } else {
+            self.room_changed();
+        }
+    }
+
+    /// The order must be read: another VM woke this one, or a tick has come.
+    pub fn look(&mut self) {
+        self.shared.look = true;
+    }
+
+    /// Decides on the next step of the host. `order` was read just now.
+    pub(crate) fn turn(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) -> FlowTurn {
+        self.read_order(control, order, vm, now);
+        let asked = order.row(vm).map_or(0, |row| row.evict);
+        for _ in std::mem::replace(&mut self.shared.evicted, asked)..asked {
+            self.evict_newest(now);
+        }
+        if let Some(number) = self.untold.pop_front() {
+            return FlowTurn::Resume(number);
+        }
+        if std::mem::take(&mut self.shared.rows_changed) && now.ms_since(order.began) >= ROUND_MS {
+            self.shared.event = true;
+        }
+        let next = self.begin_round(control, order, now);
+        let step = order.step(self.row(control, order, vm, now), self.shared.event || self.shared.evict > 0);
+        self.shared.look = step == OrderStep::Try;
+        match step {
+            OrderStep::Try => {
+                next.into_iter().for_each(|next| self.pass.take(next));
+                next.map_or(FlowTurn::Rest, |next| FlowTurn::Try(next.number))
+            }
+            OrderStep::Write(wake) => {
+                self.write_services(order, vm);
+                FlowTurn::Write(wake)
+            }
+            OrderStep::Rest => FlowTurn::Rest,
+        }
+    }
+
+    /// Puts what this VM holds into the order, to be written.
+    pub(crate) fn write_order(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) {
+        self.begin_round(control, order, now);
+        let row = self.row(control, order, vm, now);
+        order.set_row(row);
+        self.write_services(order, vm);
+    }
+
+    /// The order was written. If not (another VM wrote first), it is read again.
+    pub(crate) fn order_written(&mut self, written: bool) {
+        if !written {
+            self.shared.look = true;
+            return;
+        }
+        (self.shared.event, self.shared.evict) = (false, 0);
+        for flow in self.bands.iter_mut().flat_map(|band| band.flows_mut()) {
+            (flow.passed, flow.settled) = (false, 0.0);
+        }
+    }
+
+    /// Takes a request out, for the time of its claim.
+    pub(crate) fn take_for_claim(&mut self, ticket: &HeldTicket) -> Option<ClaimedEntry> {
+        let entry = self.band_mut(ticket.flow.priority).take(ticket.flow.at, ticket.key, ticket.number)?;
+        (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
+        Some(ClaimedEntry(entry))
+    }
+
+    /// The request was sent.
+    pub(crate) fn claimed(&mut self, ticket: &HeldTicket, entry: &ClaimedEntry, now: Timestamp) {
+        self.band_mut(ticket.flow.priority).counters.count(FlowOutcome::Dispatched, now.ms_since(entry.0.since));
+    }
+
+    /// The request waits again. Its place had been free meanwhile, for others to see: that is an
+    /// event.
+    pub(crate) fn put_back(&mut self, ticket: &HeldTicket, entry: ClaimedEntry) {
+        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.0.bytes));
+        self.band_mut(ticket.flow.priority).put_back(ticket.flow.at, entry.0);
+        self.pass.forget(ticket.number);
+        self.shared.event = true;
+    }
+
+    /// Takes over the accounts of the order, with what was charged here without a claim, and what
+    /// the others hold.
+    pub(crate) fn read_order(&mut self, control: &FlowControl, order: &SharedOrder, vm: u64, now: Timestamp) {
+        self.shared.read(order, vm, now);
+        for band in &mut self.bands {
+            let service = order.bands.iter().find(|service| service.priority == band.priority);
+            let Some((service, rules)) = service.zip(control.band(band.priority)) else { continue };
+            let before = std::mem::replace(&mut band.account, service.account);
+            band.credit = service.credit;
+            for flow in band.flows_mut() {
+                let known = service.flows.iter().find(|(id, _)| *id == flow.id).map(|(_, account)| *account);
+                // Virtual times of VMs that shared nothing are not comparable: the lead is.
+                let lead = service.account.virtual_time + (flow.account.start - before.virtual_time).max(0.0);
+                let mut account = known.unwrap_or_default();
+                rules.fairness.settle(&mut account, flow.settled);
+                if flow.passed || (known.is_none() && !flow.held.is_empty()) {
+                    account.start = account.start.max(lead);
+                    account.attained = account.attained.max(flow.account.attained);
+                    account.attained_at = account.attained_at.max(flow.account.attained_at);
+                }
+                flow.account = account;
+            }
+        }
+    }
+
+    fn begin_round(&mut self, control: &FlowControl, order: &mut SharedOrder, now: Timestamp) -> Option<super::pass::Candidate> {
+        if self.shared.event {
+            order.begin_round(now);
+        }
+        self.pass.follow(order.round);
+        self.pass.peek(&self.bands, control, now)
+    }
+
+    fn row(&self, control: &FlowControl, order: &SharedOrder, vm: u64, now: Timestamp) -> OrderRow {
+        OrderRow {
+            vm,
+            written: now,
+            woken: Timestamp(0),
+            round: order.round,
+            first: ReleasePass::default().peek(&self.bands, control, now).map(|first| first.tag),
+            next: self.pass.peek(&self.bands, control, now).map(|next| next.tag),
+            evict: order.row(vm).map_or(0, |row| row.evict),
+            bands: self.held_by_band(),
+        }
+    }
+
+    /// Writes the accounts, and asks the VM with the lowest band to refuse what is over the limits.
+    fn write_services(&self, order: &mut SharedOrder, vm: u64) {
+        let lowest = |row: &OrderRow| row.bands.iter().map(|band| band.priority).min();
+        if let Some(row) = order.rows.iter_mut().filter(|row| row.vm != vm).min_by_key(|row| lowest(row)) {
+            row.evict += self.shared.evict;
+        }
+        for band in self.bands.iter().filter(|band| !band.flows().is_empty()) {
+            let at = order.bands.iter().position(|service| service.priority == band.priority).unwrap_or_else(|| {
+                order.bands.push(BandService { priority: band.priority, ..BandService::default() });
+                order.bands.len() - 1
+            });
+            let Some(service) = order.bands.get_mut(at) else { continue };
+            (service.account, service.credit) = (band.account, band.credit);
+            for flow in band.flows() {
+                match service.flows.iter_mut().find(|(id, _)| *id == flow.id) {
+                    Some((_, account)) => *account = flow.account,
+                    None => service.flows.push((flow.id, flow.account)),
+                }
+            }
+            service.trim();
+        }
+    }
+}
+
+/// A request that is taken out of its queue for the time of its claim.
+#[derive(Debug)]
+pub(crate) struct ClaimedEntry(HeldEntry);
+
+#[cfg(test)]
+mod tests;

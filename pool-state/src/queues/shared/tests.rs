@@ -1,0 +1,294 @@
+//! Several VMs of one process, with real queues and load reports.
+
+use proptest::prelude::*;
+use scheduler::plugin::ParameterValue;
+use scheduler::{Request, Timestamp};
+
+use super::super::tests::{number, pipeline, snapshot};
+use super::*;
+use crate::LoadReportHead;
+use crate::peers::PeerReport;
+use crate::pool::{FlowAdmission, LedgerHold, ManagedPool, OwnLoadReport};
+use crate::queues::FlowArrival;
+
+const SEATS: u32 = 2;
+
+/// One VM, and the streams that it holds.
+struct Vm {
+    id: u64,
+    pool: ManagedPool,
+    own: OwnLoadReport,
+    published: Vec<u8>,
+    peers: Vec<PeerReport>,
+    held: Vec<(HeldTicket, usize)>,
+    woken: bool,
+}
+
+/// A request: its priority, flow and prompt tokens; the VM and the ledger entry while it runs.
+struct Job {
+    priority: i32,
+    flow: &'static str,
+    tokens: u32,
+    running: Option<(usize, LedgerHold)>,
+    refused: bool,
+}
+
+struct Process {
+    vms: Vec<Vm>,
+    order: SharedOrder,
+    jobs: Vec<Job>,
+    now: Timestamp,
+    /// The jobs in the order in which they were sent.
+    sent: Vec<usize>,
+    /// Every so many writes, another VM seems to have written first; 0 for never.
+    conflict_each: u64,
+    writes: u64,
+}
+
+impl Process {
+    fn new(vms: usize, section: Vec<(String, ParameterValue)>, conflict_each: u64) -> Self {
+        let vm = |id: usize| {
+            let mut pool = ManagedPool::new(id as u64, 0);
+            pool.install(snapshot(1, &pipeline(f64::from(SEATS), section.clone())), 0, u32::MAX);
+            pool.recount_load_reports([]);
+            let peers = (0..vms).map(|_| PeerReport::of_vm(1_000_000)).collect();
+            Vm { id: id as u64 + 1, pool, own: OwnLoadReport::default(), published: Vec::new(), peers, held: Vec::new(), woken: false }
+        };
+        let now = Timestamp(0).plus_ms(1_000);
+        let mut process = Self {
+            vms: (0..vms).map(vm).collect(),
+            order: SharedOrder::default(),
+            jobs: Vec::new(),
+            now,
+            sent: Vec::new(),
+            conflict_each,
+            writes: 0,
+        };
+        (0..vms).for_each(|at| process.publish(at));
+        process
+    }
+
+    fn publish(&mut self, at: usize) {
+        let vm = &mut self.vms[at];
+        let head = LoadReportHead { vm: vm.id, written: self.now, ring: 0 };
+        vm.published = vm.pool.write_load_report(&mut vm.own, head).to_vec();
+    }
+
+    /// Reads the loads of the others, and whether they hold any.
+    fn read(&mut self, at: usize) {
+        let others: Vec<_> = self.vms.iter().map(|vm| (vm.id, vm.published.clone(), vm.pool.queues().held() > 0)).collect();
+        let vm = &mut self.vms[at];
+        let mut holds = false;
+        for (peer, (id, bytes, other_holds)) in vm.peers.iter_mut().zip(others).filter(|(_, (id, ..))| *id != vm.id) {
+            peer.set_writer(id);
+            peer.read(&mut vm.pool, bytes, self.now);
+            peer.count(&mut vm.pool, self.now);
+            holds |= other_holds;
+        }
+        vm.pool.set_flow_peers(true, holds);
+    }
+
+    fn write(&mut self, at: usize, order: SharedOrder) -> bool {
+        self.writes += 1;
+        let is_written = self.conflict_each == 0 || !self.writes.is_multiple_of(self.conflict_each);
+        if is_written {
+            self.order = order;
+        }
+        self.vms[at].pool.order_written(is_written);
+        is_written
+    }
+
+    fn arrives(&mut self, at: usize, priority: i32, flow: &'static str, tokens: u32) {
+        self.read(at);
+        let (now, job) = (self.now, self.jobs.len());
+        let vm = &mut self.vms[at];
+        if vm.pool.queues().is_shared() {
+            vm.pool.read_order(&self.order, vm.id, now);
+        }
+        let arrival = FlowArrival { flow, request_id: "", bytes: 1, arrived: now, ttl_ms: None };
+        let request = Request { priority, prompt_tokens: tokens, ..Request::default() };
+        let admitted = vm.pool.pick_or_hold(&request, "", &arrival, now, &mut ());
+        let mut running = None;
+        let refused = admitted.is_err();
+        match admitted {
+            Ok(FlowAdmission::Picked(picked)) => {
+                self.sent.push(job);
+                running = Some((at, picked.hold));
+            }
+            Ok(FlowAdmission::Held(ticket)) => vm.held.push((ticket, job)),
+            Err(_) => {}
+        }
+        self.jobs.push(Job { priority, flow, tokens, running, refused });
+        self.publish(at);
+        self.run();
+        self.now = self.now.plus_ms(1);
+    }
+
+    fn ends(&mut self, job: usize) {
+        let Some((at, hold)) = self.jobs[job].running.take() else { return };
+        self.read(at);
+        self.vms[at].pool.release(hold, self.now);
+        self.publish(at);
+        self.run();
+        self.now = self.now.plus_ms(1);
+    }
+
+    fn passes(&mut self, ms: u64) {
+        self.now = self.now.plus_ms(ms);
+        for at in 0..self.vms.len() {
+            self.publish(at);
+            self.read(at);
+            self.vms[at].pool.look_at_order();
+        }
+        self.run();
+    }
+
+    /// Runs the callbacks that are due, until none is.
+    fn run(&mut self) {
+        for _ in 0..1_000 {
+            let Some(at) = self.vms.iter().position(|vm| vm.woken || vm.pool.has_due()) else { return };
+            if std::mem::take(&mut self.vms[at].woken) {
+                self.read(at);
+                self.vms[at].pool.look_at_order();
+            }
+            self.callback(at);
+        }
+        panic!("the VMs do not come to rest");
+    }
+
+    fn callback(&mut self, at: usize) {
+        while self.vms[at].pool.queues().is_shared() {
+            let (mut order, id, now) = (self.order.clone(), self.vms[at].id, self.now);
+            match self.vms[at].pool.flow_turn(&mut order, id, now) {
+                FlowTurn::Rest => return,
+                FlowTurn::Write(wake) => {
+                    if self.write(at, order) {
+                        self.vms.iter_mut().filter(|vm| Some(vm.id) == wake).for_each(|vm| vm.woken = true);
+                    }
+                }
+                FlowTurn::Resume(number) | FlowTurn::Try(number) => self.resume(at, number, order),
+            }
+        }
+        while let Some(number) = self.vms[at].pool.next_due(self.now) {
+            self.resume(at, number, SharedOrder::default());
+        }
+    }
+
+    fn resume(&mut self, at: usize, number: u64, mut order: SharedOrder) {
+        self.read(at);
+        let (id, now) = (self.vms[at].id, self.now);
+        let Some(place) = self.vms[at].held.iter().position(|(ticket, _)| ticket.number == number) else { panic!("nobody's number") };
+        let (ticket, job) = self.vms[at].held.swap_remove(place);
+        let request = Request { priority: self.jobs[job].priority, prompt_tokens: self.jobs[job].tokens, ..Request::default() };
+        match self.vms[at].pool.claim_held(&ticket, &request, "", now, &mut ()) {
+            Err(_) => self.jobs[job].refused = true,
+            Ok(None) => self.vms[at].held.push((ticket, job)),
+            Ok(Some(claim)) => {
+                self.publish(at);
+                self.vms[at].pool.write_order(&mut order, id, now);
+                let is_claimed = self.write(at, order);
+                match self.vms[at].pool.settle_claim(&ticket, claim, is_claimed, &[], now) {
+                    Some(picked) => {
+                        self.sent.push(job);
+                        self.jobs[job].running = Some((at, picked.hold));
+                    }
+                    None => self.vms[at].held.push((ticket, job)),
+                }
+                self.publish(at);
+            }
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.vms.iter().map(|vm| vm.held.len()).sum()
+    }
+
+    fn running(&self) -> usize {
+        self.jobs.iter().filter(|job| job.running.is_some()).count()
+    }
+
+    /// Ends the request that was sent first of those that run.
+    fn end_oldest(&mut self) {
+        let oldest = self.sent.iter().copied().find(|job| self.jobs[*job].running.is_some());
+        oldest.into_iter().for_each(|job| self.ends(job));
+    }
+}
+
+#[test]
+fn the_higher_band_of_all_vms_goes_first_and_within_a_band_the_first_come() {
+    let mut process = Process::new(3, Vec::new(), 0);
+    for (vm, priority) in [(0, 0), (1, 0), (0, -1), (1, 0), (2, 5), (2, 0), (0, 0), (1, 5)] {
+        process.arrives(vm, priority, "", 10);
+    }
+    assert_eq!((process.sent.as_slice(), process.held()), (&[0, 1][..], 6));
+    for _ in 0..6 {
+        process.end_oldest();
+    }
+    assert_eq!(process.sent, [0, 1, 4, 7, 3, 5, 6, 2]);
+    assert!(process.order.rows.is_empty(), "nobody holds anything: {:?}", process.order);
+}
+
+/// One flow sends its requests through one VM, the other through another: both get as many tokens.
+#[test]
+fn flows_of_different_vms_get_equal_tokens() {
+    let mut process = Process::new(3, Vec::new(), 0);
+    for _ in 0..40 {
+        process.arrives(0, 0, "long", 4_000);
+        process.arrives(1, 0, "short", 200);
+        process.arrives(2, 0, "short", 200);
+    }
+    for _ in 0..60 {
+        process.end_oldest();
+    }
+    let tokens = |flow: &str| -> u32 {
+        let sent = process.sent.iter().skip(2).map(|job| &process.jobs[*job]);
+        sent.filter(|job| job.flow == flow).map(|job| job.tokens + 256).sum()
+    };
+    let share = f64::from(tokens("short")) / f64::from(tokens("short") + tokens("long"));
+    assert!((0.4..0.6).contains(&share), "{share}");
+}
+
+#[test]
+fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
+    let mut process = Process::new(3, vec![number("maxRequests", 3.0)], 0);
+    for _ in 0..2 {
+        process.arrives(0, 0, "", 1);
+    }
+    for vm in 0..3 {
+        process.arrives(vm, -1, "", 1);
+    }
+    process.arrives(1, -1, "", 1);
+    assert_eq!((process.held(), process.jobs[5].refused), (3, true));
+    // VM 1 holds nothing lower than this: another VM refuses its own.
+    process.arrives(1, 3, "", 1);
+    process.passes(10);
+    assert_eq!(process.held(), 3);
+    assert_eq!(process.jobs.iter().filter(|job| job.refused).count(), 2);
+    assert!(process.jobs.iter().all(|job| !job.refused || job.priority == -1));
+}
+
+proptest! {
+    /// Whatever happens, in any VM, and even if writes fail: the engine never has more than it may,
+    /// none waits beside free room, and each request ends once.
+    #[test]
+    fn no_room_is_given_twice_and_none_is_left(
+        events in prop::collection::vec((0..4_usize, 0..6_u8, 0..3_i32, 1..400_u32), 1..60),
+        conflict_each in prop_oneof![Just(0_u64), 2..9_u64],
+    ) {
+        let mut process = Process::new(4, Vec::new(), conflict_each);
+        for (vm, kind, priority, tokens) in events {
+            match kind {
+                0..=3 => process.arrives(vm, priority, if tokens % 2 == 0 { "even" } else { "odd" }, tokens),
+                4 => process.end_oldest(),
+                _ => process.passes(u64::from(tokens)),
+            }
+            prop_assert!(process.running() <= SEATS as usize, "a room was given twice");
+            prop_assert!(process.held() == 0 || process.running() == SEATS as usize, "free room, and {} wait", process.held());
+        }
+        while process.running() > 0 {
+            process.end_oldest();
+        }
+        prop_assert_eq!((process.held(), process.sent.len()), (0, process.jobs.len()));
+        prop_assert!(process.vms.iter().all(|vm| vm.pool.queues().is_empty() && vm.pool.in_flight().rows().next().is_none()));
+    }
+}

@@ -1,0 +1,64 @@
+//! The requests that the flow control of one proxy, or of all other proxies together, holds in a
+//! pool.
+//!
+//! ```text
+//!  priority | requests      one word each, for each band
+//! ```
+
+use scheduler::flow::BandHeld;
+
+use crate::words::{self, pair, unpair};
+
+/// The most bands that are read; a proxy has no more.
+const BANDS_MAX: usize = 64;
+
+/// The most requests that a proxy can claim to hold in a band.
+const REQUESTS_MAX: u64 = 1_000_000;
+
+/// The bytes of a backlog. Bands without requests are left out.
+#[must_use]
+pub fn write(bands: &[BandHeld]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for band in bands.iter().filter(|band| band.requests > 0) {
+        words::append(&mut bytes, &[pair(band.priority.cast_unsigned(), 0), band.requests]);
+    }
+    bytes
+}
+
+/// Reads a backlog, up to the first incomplete band.
+#[must_use]
+pub fn read(mut bytes: &[u8]) -> Vec<BandHeld> {
+    let band = || {
+        let ([priority, requests], rest) = words::split(bytes)?;
+        bytes = rest;
+        Some(BandHeld { priority: unpair(priority).0.cast_signed(), requests: requests.min(REQUESTS_MAX), bytes: 0 })
+    };
+    std::iter::from_fn(band).take(BANDS_MAX).collect()
+}
+
+/// Adds the requests of `more` to those of `sum`.
+pub fn add(sum: &mut Vec<BandHeld>, more: &[BandHeld]) {
+    for band in more {
+        match sum.iter_mut().find(|known| known.priority == band.priority) {
+            Some(known) => known.requests = known.requests.saturating_add(band.requests),
+            None => sum.push(*band),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backlog_is_read_back_and_bounded() {
+        let band = |priority, requests| BandHeld { priority, requests, bytes: 0 };
+        let bytes = write(&[band(-10, 3), band(0, 0), band(7, u64::MAX)]);
+        assert_eq!(read(&bytes), [band(-10, 3), band(7, REQUESTS_MAX)]);
+        assert_eq!(read(&bytes[..17]), [band(-10, 3)]);
+        assert_eq!(read(&bytes.repeat(100)).len(), BANDS_MAX);
+        let mut sum = vec![band(1, 2)];
+        add(&mut sum, &[band(1, 3), band(0, 1)]);
+        assert_eq!(sum, [band(1, 5), band(0, 1)]);
+    }
+}

@@ -1,0 +1,242 @@
+//! One order over the VMs of a process, which hold requests for one pool.
+//!
+//! The VMs share one value, the [`SharedOrder`]. Each VM reads it, decides alone, and writes it
+//! back only if no other VM wrote meanwhile (compare and set); otherwise it reads again.
+//!
+//! - An event that may have made room begins a *round*. In a round each request is tried at most
+//!   once, the smallest [`HeldTag`] of all VMs first. A VM tries its own next request while that is
+//!   the smallest; then it passes the turn on and wakes the owner of the smallest.
+//! - A VM first publishes its load with the pick, then writes the order: the *claim*. If the write
+//!   fails, it takes the pick back. A VM reads the loads of the others after the order, so of two
+//!   VMs that saw the same room, one writes too late.
+//! - A VM that was woken and has done nothing for [`WAKE_MS`], or has not written its row for
+//!   [`SILENT_MS`], is passed over until it writes again.
+
+use std::cmp::Ordering;
+
+use super::{BandAccount, FlowAccount};
+use crate::time::Timestamp;
+
+/// A VM that was woken this long ago, in ms, and did nothing, is passed over.
+const WAKE_MS: u64 = 5;
+
+/// A row that was not written for this long, in ms, belongs to a VM that is gone.
+const SILENT_MS: u64 = 1_000;
+
+/// A VM that holds requests writes its row at least this often, in ms.
+const REFRESH_MS: u64 = 200;
+
+/// The most flows of a band in the order; those that received the fewest tokens are left out.
+const SHARED_FLOWS_MAX: usize = 256;
+
+/// The place of a request among all that wait.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldTag {
+    /// Whether its band is owed its minimum share.
+    pub owed: bool,
+    /// The priority of its band.
+    pub priority: i32,
+    /// The rank of its flow.
+    pub rank: f64,
+    /// The key of the request within its flow.
+    pub key: u64,
+}
+
+/// The requests of a band that one VM holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BandHeld {
+    /// The priority.
+    pub priority: i32,
+    /// Requests.
+    pub requests: u64,
+    /// The bytes of the requests.
+    pub bytes: u64,
+}
+
+/// One VM that holds requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OrderRow {
+    /// The VM.
+    pub vm: u64,
+    /// When it wrote the row.
+    pub written: Timestamp,
+    /// When another VM woke it; 0 since it wrote the row.
+    pub woken: Timestamp,
+    /// The round of `next`.
+    pub round: u64,
+    /// The first request of the VM.
+    pub first: Option<HeldTag>,
+    /// The first request that was not tried in `round`.
+    pub next: Option<HeldTag>,
+    /// How many requests of its lowest band it must refuse, because the limits of all are reached.
+    pub evict: u64,
+    /// The requests that the VM holds.
+    pub bands: Vec<BandHeld>,
+}
+
+/// The service of a band and its flows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BandService {
+    /// The priority.
+    pub priority: i32,
+    /// Tokens that the band is owed for its minimum share.
+    pub credit: f64,
+    /// The band.
+    pub account: BandAccount,
+    /// The flows by the hash of their fairness id.
+    pub flows: Vec<(u64, FlowAccount)>,
+}
+
+/// The next step of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderStep {
+    /// Try the request of its `next`.
+    Try,
+    /// Write the order, then wake this VM.
+    Write(Option<u64>),
+    /// Nothing.
+    Rest,
+}
+
+/// The requests that all VMs of a process hold for one pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SharedOrder {
+    /// The number of the round.
+    pub round: u64,
+    /// When it began.
+    pub began: Timestamp,
+    /// The VMs that hold requests.
+    pub rows: Vec<OrderRow>,
+    /// The bands.
+    pub bands: Vec<BandService>,
+}
+
+// === impl HeldTag ===
+
+impl HeldTag {
+    /// The smallest goes first.
+    #[must_use]
+    pub fn compare(&self, other: &Self) -> Ordering {
+        let bands = other.owed.cmp(&self.owed).then(other.priority.cmp(&self.priority));
+        bands.then(self.rank.total_cmp(&other.rank)).then(self.key.cmp(&other.key))
+    }
+}
+
+// === impl OrderRow ===
+
+impl OrderRow {
+    /// Whether the VM counts for `vm`: it is another one, and answers.
+    fn is_rival(&self, vm: u64, now: Timestamp) -> bool {
+        let is_late = self.woken.0 != 0 && now.ms_since(self.woken) >= WAKE_MS;
+        self.vm != vm && !is_late && now.ms_since(self.written) < SILENT_MS
+    }
+
+    /// The smallest request that was not tried in this round.
+    fn untried(&self, round: u64) -> Option<HeldTag> {
+        if self.round == round { self.next } else { self.first }
+    }
+
+    /// Whether writing `self` in place of `before` tells the others anything.
+    fn is_news(&self, before: &Self) -> bool {
+        let same = Self { written: before.written, ..self.clone() } == *before;
+        !same || self.written.ms_since(before.written) >= REFRESH_MS
+    }
+}
+
+// === impl SharedOrder ===
+
+impl SharedOrder {
+    /// An event may have made room: every request may be tried again.
+    pub fn begin_round(&mut self, now: Timestamp) {
+        self.round += 1;
+        self.began = now;
+    }
+
+    /// The row of a VM.
+    #[must_use]
+    pub fn row(&self, vm: u64) -> Option<&OrderRow> {
+        self.rows.iter().find(|row| row.vm == vm)
+    }
+
+    /// The rows of the other VMs. A VM that is gone has none.
+    pub fn rivals(&self, vm: u64, now: Timestamp) -> impl Iterator<Item = &OrderRow> {
+        self.rows.iter().filter(move |row| row.vm != vm && now.ms_since(row.written) < SILENT_MS)
+    }
+
+    /// The smallest request that another VM has not tried in this round.
+    fn smallest(&self, vm: u64, now: Timestamp) -> Option<(HeldTag, u64)> {
+        let untried = self.rows.iter().filter(|row| row.is_rival(vm, now)).filter_map(|row| Some((row.untried(self.round)?, row.vm)));
+        untried.min_by(|(a, a_vm), (b, b_vm)| a.compare(b).then(a_vm.cmp(b_vm)))
+    }
+
+    /// Decides on the next step of the VM of this row. `begun`: it has begun a round that is not
+    /// written yet.
+    pub fn step(&mut self, own: OrderRow, begun: bool) -> OrderStep {
+        let (vm, now) = (own.vm, own.written);
+        if own.next.is_some_and(|tag| self.is_turn(vm, &tag, now)) {
+            return OrderStep::Try;
+        }
+        let is_news = self.set_row(own) || begun;
+        let wake = self.pass_on(vm, now);
+        if is_news || wake.is_some() { OrderStep::Write(wake) } else { OrderStep::Rest }
+    }
+
+    /// Whether `vm` may try its request `tag`: no other VM has a smaller one to try.
+    fn is_turn(&self, vm: u64, tag: &HeldTag, now: Timestamp) -> bool {
+        self.smallest(vm, now).is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
+    }
+
+    /// Replaces the row of a VM; one that holds nothing has none. Returns whether that is worth a
+    /// write.
+    pub fn set_row(&mut self, row: OrderRow) -> bool {
+        let at = self.rows.iter().position(|known| known.vm == row.vm);
+        let known = at.and_then(|at| self.rows.get_mut(at));
+        match (known, row.bands.is_empty()) {
+            (None, true) => false,
+            (None, false) => {
+                let now = row.written;
+                self.rows.retain(|known| now.ms_since(known.written) < SILENT_MS);
+                self.rows.push(row);
+                true
+            }
+            (Some(known), false) => {
+                let is_news = row.is_news(known);
+                *known = row;
+                is_news
+            }
+            (Some(known), true) => {
+                let vm = known.vm;
+                self.rows.retain(|known| known.vm != vm);
+                true
+            }
+        }
+    }
+
+    /// Passes the turn on. Returns the VM to wake, and marks it; `None` if it is awake already.
+    fn pass_on(&mut self, vm: u64, now: Timestamp) -> Option<u64> {
+        let (_, next) = self.smallest(vm, now)?;
+        let row = self.rows.iter_mut().find(|row| row.vm == next).filter(|row| row.woken.0 == 0)?;
+        row.woken = now;
+        Some(next)
+    }
+}
+
+// === impl BandService ===
+
+impl BandService {
+    /// Leaves out flows that received nothing that counts, and those beyond [`SHARED_FLOWS_MAX`].
+    pub fn trim(&mut self) {
+        let idle = self.account.virtual_time;
+        self.flows.retain(|(_, flow)| flow.start > idle || flow.turn > 0 || flow.attained > 0.0);
+        while self.flows.len() > SHARED_FLOWS_MAX {
+            // Sorting would be the largest function of this file.
+            let flows = self.flows.iter().enumerate();
+            let least = flows.min_by(|(_, (_, a)), (_, (_, b))| a.turn.cmp(&b.turn).then(a.start.total_cmp(&b.start)));
+            let Some((least, _)) = least else { return };
+            self.flows.swap_remove(least);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

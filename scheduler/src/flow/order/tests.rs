@@ -1,0 +1,284 @@
+//! A model of a process: VMs that read and write the order and each other's load in single steps,
+//! in every order (two VMs) or in random order with faults (four VMs).
+
+use std::collections::HashSet;
+
+use super::*;
+use crate::rng::Rng;
+
+const MS: u64 = 1_000_000;
+
+/// Where a VM is in its callback.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    /// Outside.
+    Idle,
+    /// After reading the order, which was written so often.
+    Read(SharedOrder, u64),
+    /// After a pick for the next request, with the load published.
+    Picked(SharedOrder, u64),
+    /// Before waking another VM.
+    Wakes(u64),
+}
+
+#[derive(Clone, Debug)]
+struct ModelVm {
+    id: u64,
+    /// The keys of the requests held.
+    held: Vec<u64>,
+    tried: Vec<u64>,
+    round: u64,
+    event: bool,
+    /// Whether its callback is due.
+    due: bool,
+    place: Place,
+    running: u64,
+    published: u64,
+    dead: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    seats: u64,
+    now: u64,
+    order: SharedOrder,
+    writes: u64,
+    vms: Vec<ModelVm>,
+    sent: Vec<u64>,
+}
+
+fn tag(key: u64) -> HeldTag {
+    HeldTag { owed: false, priority: 0, rank: 0.0, key }
+}
+
+impl ModelVm {
+    fn new(id: u64, held: &[u64]) -> Self {
+        let (held, tried) = (held.to_vec(), Vec::new());
+        Self { id, held, tried, round: 0, event: true, due: true, place: Place::Idle, running: 0, published: 0, dead: false }
+    }
+
+    fn row(&self, order: &SharedOrder, now: u64) -> OrderRow {
+        let first = self.held.iter().min().map(|key| tag(*key));
+        let next = self.held.iter().filter(|key| !self.tried.contains(key)).min().map(|key| tag(*key));
+        let bands: Vec<_> = self.held.iter().map(|_| BandHeld::default()).take(1).collect();
+        OrderRow { vm: self.id, written: Timestamp(now), round: order.round, first, next, bands, ..OrderRow::default() }
+    }
+}
+
+impl Model {
+    fn new(seats: u64, held: &[&[u64]]) -> Self {
+        let vms = (1..).zip(held).map(|(id, held)| ModelVm::new(id, held)).collect();
+        Self { seats, now: 1_000 * MS, order: SharedOrder::default(), writes: 0, vms, sent: Vec::new() }
+    }
+
+    /// Makes a VM end a request.
+    fn end(&mut self, at: usize) {
+        let vm = &mut self.vms[at];
+        vm.running -= 1;
+        vm.published = vm.running;
+        (vm.event, vm.due) = (true, true);
+    }
+
+    fn write(&mut self, order: SharedOrder, seen: u64) -> bool {
+        if self.writes != seen {
+            return false;
+        }
+        (self.order, self.writes) = (order, seen + 1);
+        true
+    }
+
+    /// The next step of a VM. False if it has none.
+    fn step(&mut self, at: usize, lose_wakes: bool) -> bool {
+        let (now, mut vm) = (self.now, self.vms[at].clone());
+        match std::mem::replace(&mut vm.place, Place::Idle) {
+            Place::Idle if !vm.due || vm.dead => return false,
+            Place::Idle => {
+                vm.due = false;
+                vm.place = Place::Read(self.order.clone(), self.writes);
+            }
+            Place::Read(mut order, seen) => {
+                if vm.event {
+                    order.begin_round(Timestamp(now));
+                }
+                if vm.round != order.round {
+                    (vm.round, vm.tried) = (order.round, Vec::new());
+                }
+                match order.step(vm.row(&order, now), vm.event) {
+                    OrderStep::Try => {
+                        let next = *vm.held.iter().filter(|key| !vm.tried.contains(key)).min().unwrap();
+                        vm.tried.push(next);
+                        let others: u64 = self.vms.iter().filter(|other| other.id != vm.id).map(|other| other.published).sum();
+                        vm.due = true;
+                        if vm.running + others < self.seats {
+                            vm.running += 1;
+                            vm.published = vm.running;
+                            vm.place = Place::Picked(order, seen);
+                        }
+                    }
+                    OrderStep::Write(wake) => {
+                        if self.write(order, seen) {
+                            vm.event = false;
+                            vm.place = wake.map_or(Place::Idle, Place::Wakes);
+                        } else {
+                            vm.due = true;
+                        }
+                    }
+                    OrderStep::Rest => {}
+                }
+            }
+            Place::Picked(mut order, seen) => {
+                let key = vm.tried.pop().unwrap();
+                vm.held.retain(|held| *held != key);
+                let smaller = order.rows.iter().filter(|row| row.is_rival(vm.id, Timestamp(now)));
+                let smaller = smaller.filter_map(|row| row.untried(order.round)).any(|other| other.compare(&tag(key)).is_lt());
+                order.set_row(vm.row(&order, now));
+                if self.write(order, seen) {
+                    assert!(!smaller, "a smaller request waits in another VM and was not tried");
+                    vm.event = false;
+                    self.sent.push(key);
+                } else {
+                    vm.held.push(key);
+                    vm.running -= 1;
+                    vm.published = vm.running;
+                    vm.event = true;
+                }
+                vm.due = true;
+            }
+            Place::Wakes(other) => {
+                let other = self.vms.iter_mut().find(|vm| vm.id == other).unwrap();
+                other.due |= !lose_wakes;
+                // The rest of the VM's callback.
+                vm.due = vm.due || vm.event;
+            }
+        }
+        self.vms[at] = vm;
+        let running: u64 = self.vms.iter().filter(|vm| !matches!(vm.place, Place::Picked(..))).map(|vm| vm.running).sum();
+        let claimed = running + self.vms.iter().filter(|vm| matches!(vm.place, Place::Picked(..))).map(|vm| vm.running - 1).sum::<u64>();
+        assert!(claimed <= self.seats, "a room was given twice");
+        true
+    }
+
+    /// Without a step left, no request waits while there is room.
+    fn assert_quiet(&self) {
+        let running: u64 = self.vms.iter().map(|vm| vm.running).sum();
+        let held = self.vms.iter().any(|vm| !vm.held.is_empty());
+        assert!(!held || running == self.seats, "a wake-up was lost: {self:#?}");
+    }
+
+    /// Plays every order of steps, and an end of a request wherever one can end.
+    fn explore(&self, seen: &mut HashSet<String>, ends: u64) {
+        let shape = |vm: &ModelVm| {
+            let tags = |order: &SharedOrder| {
+                let rows = order.rows.iter().map(|row| (row.vm, order.round - row.round, row.next.map(|tag| tag.key), row.woken.0 > 0));
+                rows.collect::<Vec<_>>()
+            };
+            let place = match &vm.place {
+                Place::Read(order, at) => (1, self.writes - at, tags(order)),
+                Place::Picked(order, at) => (2, self.writes - at, tags(order)),
+                Place::Wakes(other) => (3, *other, Vec::new()),
+                Place::Idle => (0, 0, Vec::new()),
+            };
+            let lag = self.order.round.wrapping_sub(vm.round);
+            format!("{:?}", (&vm.held, &vm.tried, lag, vm.event, vm.due, place, vm.running, vm.published))
+        };
+        let rows = self.order.rows.iter().map(|row| (row.vm, self.order.round - row.round, row.next.map(|tag| tag.key), row.woken.0 > 0));
+        let key = format!("{ends} {:?} {:?}", self.vms.iter().map(shape).collect::<Vec<_>>(), rows.collect::<Vec<_>>());
+        if !seen.insert(key) {
+            return;
+        }
+        let mut quiet = true;
+        for at in 0..self.vms.len() {
+            let mut next = self.clone();
+            if next.step(at, false) {
+                quiet = false;
+                next.explore(seen, ends);
+            }
+            if ends > 0 && self.vms[at].running > 0 && !matches!(self.vms[at].place, Place::Picked(..)) {
+                let mut next = self.clone();
+                next.end(at);
+                next.explore(seen, ends - 1);
+            }
+        }
+        if quiet {
+            self.assert_quiet();
+        }
+    }
+}
+
+/// Every interleaving of two VMs that hold two requests each, with one seat and two ends.
+#[test]
+fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
+    let run = || {
+        let mut seen = HashSet::new();
+        Model::new(1, &[&[1, 4], &[2, 3]]).explore(&mut seen, 2);
+        Model::new(2, &[&[1, 2], &[3]]).explore(&mut seen, 1);
+        assert!(seen.len() > 1_000, "{} states", seen.len());
+    };
+    // Each step is a call.
+    std::thread::Builder::new().stack_size(256 << 20).spawn(run).unwrap().join().unwrap();
+}
+
+/// Four VMs in random order; wake-ups get lost, and one VM dies. A tick of each VM every 10 ms,
+/// with an event if the last round is older, is the net: all requests of the living are sent.
+#[test]
+fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
+    for seed in 0..300 {
+        let mut rng = Rng::seeded(seed);
+        let held: Vec<Vec<u64>> = (0..4).map(|vm| (0..5).map(|n| n * 4 + vm).collect()).collect();
+        let held: Vec<&[u64]> = held.iter().map(Vec::as_slice).collect();
+        let mut model = Model::new(2, &held);
+        let dies = seed % 2 == 0;
+        for turn in 0..20_000_u64 {
+            let at = usize::try_from(rng.next_u64() % 4).unwrap();
+            model.now += MS / 20;
+            let lost = rng.next_u64() % 4 == 0;
+            model.step(at, lost);
+            if turn % 200 == at as u64 {
+                let vm = &mut model.vms[at];
+                vm.event |= model.now - model.order.began.0 >= 10 * MS;
+                vm.due = true;
+            }
+            if dies && turn == 500 {
+                model.vms[0].dead = true;
+                model.vms[0].place = Place::Idle;
+                (model.vms[0].running, model.vms[0].published) = (0, 0);
+            }
+            let runs = model.vms[at].running > 0 && !matches!(model.vms[at].place, Place::Picked(..));
+            if runs && !model.vms[at].dead && rng.next_u64() % 20 == 0 {
+                model.end(at);
+            }
+        }
+        let left = model.vms.iter().filter(|vm| !vm.dead).map(|vm| vm.held.len()).sum::<usize>();
+        assert_eq!(left, 0, "seed {seed}: {model:#?}");
+    }
+}
+
+/// While nothing ends, requests go in the order of their tags.
+#[test]
+fn the_smallest_of_all_vms_goes_first() {
+    for seed in 0..200 {
+        let mut rng = Rng::seeded(seed);
+        let mut model = Model::new(9, &[&[1, 6, 7], &[2, 5, 9], &[3, 4, 8]]);
+        // All have written their rows before there is a seat.
+        model.seats = 0;
+        for _ in 0..300 {
+            model.step(usize::try_from(rng.next_u64() % 3).unwrap(), false);
+        }
+        model.seats = 9;
+        let first = usize::try_from(rng.next_u64() % 3).unwrap();
+        (model.vms[first].event, model.vms[first].due) = (true, true);
+        for _ in 0..2_000 {
+            model.step(usize::try_from(rng.next_u64() % 3).unwrap(), false);
+        }
+        assert_eq!(model.sent, (1..=9).collect::<Vec<_>>(), "seed {seed}");
+    }
+}
+
+#[test]
+fn flows_that_saved_nothing_are_left_out() {
+    let flow = |start: f64| FlowAccount { start, ..FlowAccount::default() };
+    let mut band = BandService { account: BandAccount { virtual_time: 5.0, turn: 0 }, ..BandService::default() };
+    band.flows = (0..400_u32).map(|at| (u64::from(at), flow(f64::from(at)))).collect();
+    band.trim();
+    assert_eq!((band.flows.len(), band.flows.iter().map(|(id, _)| *id).min()), (SHARED_FLOWS_MAX, Some(144)));
+}
