@@ -93,8 +93,8 @@ class Console(unittest.TestCase):
                 text=True, timeout=BROWSER_SECONDS_MAX, check=False,
             )  # fmt: skip
             print("\n".join(re.findall(r"FIGURE .*|[✔✖] .*", done.stdout)), file=sys.stderr, flush=True)
-            self.keep(pictures)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.keep(pictures)
             load.stop()
             stack.stop()
 

@@ -297,6 +297,12 @@ impl LatencyLearner {
         Some(LatencyModel { step: self.step.clone(), ttft, tpot, limits, offsets: (0..slots).map(offset).collect() })
     }
 
+    /// As [`step::StepLearner::has_compared`].
+    #[must_use]
+    pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
+        self.steps.has_compared(endpoint)
+    }
+
     /// The step model as learned so far.
     #[must_use]
     pub fn step(&self) -> StepModel {

@@ -291,7 +291,9 @@ impl LearningTask {
 
     fn learned(&self, endpoint: EndpointRef) -> LearnedEndpoint {
         let [prompt_tokens, cached_tokens] = self.cached.get(&endpoint).copied().unwrap_or_default();
-        let (prefill_time, decode_time) = self.model.step.learned_speed(endpoint).unzip();
+        let step = &self.model.step;
+        let is_known = step.learned_speed(endpoint).is_some() || self.learner.has_compared(endpoint);
+        let (prefill_time, decode_time) = is_known.then(|| step.speed(endpoint)).unzip();
         LearnedEndpoint { prefill_time, decode_time, prompt_tokens, cached_tokens }
     }
 

@@ -227,6 +227,14 @@ impl StepLearner {
         self.output_tokens += OUTPUT_WEIGHT * (tokens - self.output_tokens);
     }
 
+    /// Whether both times of `endpoint` were compared with those of others. The model leaves out an
+    /// endpoint of average speed.
+    #[must_use]
+    pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
+        let row = self.endpoints.get(usize::from(endpoint.slot.0)).filter(|row| row.generation == endpoint.generation);
+        row.is_some_and(|row| row.prefill.observed_ms > 0.0 && row.decode.observed_ms > 0.0)
+    }
+
     /// The model as learned so far.
     #[must_use]
     pub fn model(&self) -> StepModel {

@@ -50,6 +50,8 @@ fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
     assert!(off(&learner.model(), &h100()) < 0.05, "{:?}", learner.model());
     assert_eq!(learner.model().speed(endpoint(1, 1)), (1.0, 1.0), "noise does not sort equal endpoints");
     assert_eq!(learner.model(), learner.model().without_speeds(), "and no speeds are published");
+    assert!(learner.has_compared(endpoint(1, 1)), "but it is known to be average");
+    assert!(!learner.has_compared(endpoint(1, 2)) && !learner.has_compared(endpoint(99, 1)));
     let qwen = StepModel::of([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
     taught(&mut learner, &qwen, (3, 4_000), |_| 1.0);
     assert!(off(&learner.model(), &qwen) < 0.1, "{:?}", learner.model());
