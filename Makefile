@@ -137,9 +137,10 @@ WASM_OPT := PATH="$(TOOLS)/node/bin:$$PATH" $(TOOLS)/binaryen/node_modules/.bin/
 wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size limit
 	@cargo --config filter/module.toml rustc --locked --lib --crate-type cdylib -p filter --target wasm32-wasip1 --release -- -C strip=symbols
 	mkdir -p $(OPT)
-	if ! cmp -s $(RAW_WASM) $(OPT)/raw.wasm || [ $(OPT_READY) -nt $(OPT)/optimised.wasm ]; then
+	if ! cmp -s $(RAW_WASM) $(OPT)/raw.wasm || [ $(OPT_READY) -nt $(OPT)/optimised.wasm ] || [ filter/exports.py -nt $(OPT)/optimised.wasm ]; then
 	  rm -f $(OPT)/raw.wasm
-	  $(WASM_OPT) $(RAW_WASM) -o $(OPT)/optimised.wasm
+	  python3 filter/exports.py $(RAW_WASM) $(OPT)/used.wasm
+	  $(WASM_OPT) $(OPT)/used.wasm -o $(OPT)/optimised.wasm
 	  cp $(RAW_WASM) $(OPT)/raw.wasm
 	fi
 	# Replaces the file by renaming: it may be a hard link to cargo's own copy, which must not change.

@@ -9,6 +9,8 @@
     allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")
 )]
 
+#[cfg(target_arch = "wasm32")]
+mod allocator;
 pub mod config;
 #[cfg(feature = "drill")]
 pub mod drill;
@@ -29,9 +31,13 @@ mod entry {
     use std::cell::RefCell;
     use std::rc::Rc;
 
+    use crate::allocator::SlabAllocator;
     use crate::host::{ProxyWasm, install_logger};
     use crate::root::FilterRoot;
     use crate::state::VmState;
+
+    #[global_allocator]
+    static ALLOCATOR: SlabAllocator = SlabAllocator::new();
 
     thread_local! {
         /// The state of the VM. A VM has one thread, and all its root contexts share this state.

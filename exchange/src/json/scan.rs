@@ -7,7 +7,7 @@
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-use simd128::masks;
+use simd128::{masks, operands};
 
 /// A complete string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
     let mut at = start;
     let mut escaped = false;
     let mut ascii = true;
+    let operands = operands();
     'blocks: loop {
         #[cfg(test)]
         super::steps::add();
@@ -44,7 +45,7 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
                 &last
             }
         };
-        let (mut special, block_ascii) = masks(block);
+        let (mut special, block_ascii) = masks(block, operands);
         ascii &= block_ascii;
         while special != 0 {
             let index = special.trailing_zeros() as usize;
@@ -90,12 +91,22 @@ fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     }
 }
 
+/// The native code compares with constants.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+#[derive(Clone, Copy)]
+struct NoOperands;
+
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+fn operands() -> NoOperands {
+    NoOperands
+}
+
 /// Returns one bit for each quote, backslash and control character, and whether all bytes are
 /// ASCII. It avoids vector intrinsics, which would need `unsafe`. The compiler vectorises the check
 /// of whole blocks; only blocks that contain such a byte are read eight bytes at a time.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
-fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
+fn masks(block: &[u8; BLOCK_BYTES], _: NoOperands) -> (u64, bool) {
     let mut special = false;
     let mut bits = 0;
     for &byte in block {

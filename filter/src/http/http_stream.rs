@@ -57,6 +57,8 @@ struct FilterHost<H: Host> {
     stream: Weak<dyn ParkedRequest>,
     /// Length of the piece of the response body that the driver took last.
     response_bytes: usize,
+    /// Whether the last piece of the response body has come: the stream ends at once.
+    is_ending: bool,
     /// Whether the request headers went on before the decision, to a buffer filter that holds them.
     /// Envoy then allows no change of them.
     headers_went_on: bool,
@@ -79,6 +81,7 @@ impl<H: Host> HttpStream<H> {
                 config,
                 stream: stream.clone(),
                 response_bytes: 0,
+                is_ending: false,
                 headers_went_on: false,
                 #[cfg(feature = "drill")]
                 watch: std::cell::Cell::new(None),
@@ -145,6 +148,7 @@ impl<H: Host> HttpStream<H> {
     /// of the whole body so far.
     pub fn response_body(&self, size: usize, last: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
+        host.is_ending = last;
         driver.response_body(host, size, last)
     }
 
@@ -403,8 +407,9 @@ impl<H: Host> FilterHost<H> {
                 #[cfg(feature = "drill")]
                 watch.into_iter().for_each(|watch| watch.paused(&self.proxy).done());
             }
-            // Most pieces bring only a further token, which is not published.
-            PoolUse::ReadResponse if !changed => {}
+            // Most pieces bring only a further token, which is not published. Changes by the last
+            // piece are published by the end of the stream, which follows at once.
+            PoolUse::ReadResponse if !changed || self.is_ending => {}
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);
                 vm.receive_loads(replica, now, SharingOccasion::End);

@@ -22,7 +22,7 @@
 
 mod cost;
 
-use cost::{Cost, CostWeights, EndpointInputs, KvMemory, RequestInputs, float};
+use cost::{Cost, CostWeights, EndpointInputs, KvMemory, LoadInputs, RequestInputs, float};
 
 use crate::decision::CostTerms;
 use crate::endpoint::EndpointIndex;
@@ -181,7 +181,7 @@ impl MarginalCostScorer {
     fn endpoint_inputs(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Vec<EndpointInputs> {
         let step = context.table.step();
         let inputs = |&endpoint: &EndpointIndex| EndpointInputs {
-            load: context.load(endpoint),
+            load: LoadInputs::of(&context.load(endpoint), step),
             speed: context.table.endpoint(endpoint).map_or((1.0, 1.0), |e| step.speed(e.id)),
             uncached_tokens: float(u64::from(context.tokens_without_affinity(endpoint))),
             adapter_ms: self.adapter_ms(context, endpoint),

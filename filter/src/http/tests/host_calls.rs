@@ -175,3 +175,19 @@ fn a_request_makes_the_host_calls_of_its_budget_and_no_others() {
     }
     assert_eq!(page, now, "the calls changed; if that is meant: UPDATE_DOCS=1 cargo test -p filter --lib host_calls");
 }
+
+#[test]
+fn the_last_piece_of_a_reply_leaves_its_changes_to_the_end_of_the_stream() {
+    let (world, _other) = two_workers();
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
+    let destination = world.request_header(DESTINATION).unwrap();
+    let head = [(":status", "200"), ("content-type", "application/json"), ("x-envoy-upstream-service-time", "35")];
+    world.respond(&mut stream, "via_upstream", destination.split(',').next().unwrap(), &head);
+    let writes = |world: &HttpWorld| world.host.take_calls().iter().filter(|call| call.call == FakeCall::Share).count();
+    world.host.record_calls();
+    world.piece(&mut stream, r#"{"model":"m","usage":{"prompt_tokens":9,"completion_tokens":1}}"#, true);
+    assert_eq!(writes(&world), 0);
+    assert!(stream.on_done());
+    assert_eq!(writes(&world), 1, "the load report");
+}

@@ -75,7 +75,7 @@ pub(super) struct RequestInputs<'a> {
 
 /// The inputs that differ by endpoint.
 pub(super) struct EndpointInputs {
-    pub(super) load: EndpointLoad,
+    pub(super) load: LoadInputs,
     /// The time of this endpoint for a prefill and for a decode step, as multiples of an average
     /// endpoint's.
     pub(super) speed: (f32, f32),
@@ -88,6 +88,19 @@ pub(super) struct EndpointInputs {
     /// The blocks cached here since the prefix was last used, as a share of the cache's capacity; 0
     /// if no other endpoint has the prefix.
     pub(super) prefix_age: f32,
+}
+
+/// The numbers that count of an endpoint's load. A copy of the whole load would take as long as
+/// reading everything else of the endpoint.
+pub(super) struct LoadInputs {
+    /// B.
+    pub(super) requests: u32,
+    /// K.
+    pub(super) context_tokens: f32,
+    /// Pu.
+    pub(super) queued_tokens: f32,
+    /// W / v, without memory.
+    pub(super) queued_ms: f32,
 }
 
 /// KV memory of an engine as the engine reports it, in tokens.
@@ -131,6 +144,7 @@ struct CostTimes {
 
 impl Cost {
     /// The cost of `request` at `endpoint`.
+    #[inline(always)] // so that the terms stay in registers
     pub(super) fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
         let times = CostTimes::of(weights, request, endpoint);
         Self {
@@ -222,21 +236,33 @@ fn delayed_requests(weights: &CostWeights, request: &RequestInputs<'_>, times: &
     (weights.own_batch_share * times.batch, (1.0 - weights.own_batch_share) * request.mean_batch)
 }
 
+// === impl LoadInputs ===
+
+impl LoadInputs {
+    pub(super) fn of(load: &EndpointLoad, step: &StepModel) -> Self {
+        Self {
+            requests: load.requests,
+            context_tokens: float(load.decode_tokens.saturating_add(load.prefills.prompt_tokens)),
+            queued_tokens: float(load.prefills.uncached_tokens),
+            queued_ms: queued_prefills_ms(step, &load.prefills),
+        }
+    }
+}
+
 // === impl CostTimes ===
 
 impl CostTimes {
     fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
-        let (step, load, (v, w)) = (request.step, &endpoint.load, endpoint.speed);
-        let batch = float(u64::from(load.requests));
-        let context = float(load.decode_tokens.saturating_add(load.prefills.prompt_tokens));
+        let (step, (v, w)) = (request.step, endpoint.speed);
+        let batch = float(u64::from(endpoint.load.requests));
         let prefill_ms = step.prefill_ms(endpoint.uncached_tokens, request.prompt_tokens);
-        let step_ms = step.decode_ms(batch + 1.0, context + request.prompt_tokens).max(f32::MIN_POSITIVE);
+        let step_ms = step.decode_ms(batch + 1.0, endpoint.load.context_tokens + request.prompt_tokens).max(f32::MIN_POSITIVE);
         let decode_ms = request.output_tokens * w * step_ms;
         // All requests here together free their memory in about one lifetime.
         let memory_ms = endpoint.memory.map_or(0.0, |memory| decode_ms * memory.missing_share(request, endpoint));
         Self {
             batch,
-            waiting_ms: v * queued_prefills_ms(step, &load.prefills) + weights.memory_weight * memory_ms,
+            waiting_ms: v * endpoint.load.queued_ms + weights.memory_weight * memory_ms,
             service_ms: v * prefill_ms + endpoint.adapter_ms,
             mean_service_ms: prefill_ms + endpoint.adapter_ms,
             prefill_ms,
@@ -276,7 +302,7 @@ impl KvMemory {
     /// endpoint that has not cached its prefix would take even more memory. Prompts in the queue
     /// have about half of their memory already.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
-        let taken = self.used + float(endpoint.load.prefills.uncached_tokens) / 2.0;
+        let taken = self.used + endpoint.load.queued_tokens / 2.0;
         let missing = taken + endpoint.uncached_tokens + request.output_tokens - PROMPT_MEMORY_SHARE * self.capacity;
         missing.clamp(0.0, endpoint.uncached_tokens)
     }

@@ -17,7 +17,9 @@ fn request(step: &StepModel) -> RequestInputs<'_> {
     RequestInputs { step, prompt_tokens: 1_000.0, output_tokens: 200.0, reuse_interval: 0.0, mean_batch: 0.0 }
 }
 
+/// An endpoint as the default step model sees it.
 fn endpoint(load: EndpointLoad, speed: (f32, f32), adapter_ms: f32) -> EndpointInputs {
+    let load = LoadInputs::of(&load, &StepModel::default());
     EndpointInputs { load, speed, uncached_tokens: 1_000.0, adapter_ms, memory: None, excess_failure_rate: 0.0, prefix_age: 0.0 }
 }
 
