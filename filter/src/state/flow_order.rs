@@ -7,7 +7,7 @@ use proto::backlog;
 use proto::shared_data::flow_order;
 use scheduler::flow::SharedOrder;
 
-use crate::host::{Host, WriteCondition};
+use crate::host::{Host, HostError, WriteCondition};
 
 /// The order, as this VM last read it.
 #[derive(Debug)]
@@ -56,15 +56,21 @@ impl FlowOrder {
 
     /// Reads the order and decides on the next step of this VM.
     pub fn turn<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> FlowTurn {
-        if self.read(host) { pool.flow_turn(&mut self.order, vm, now) } else { FlowTurn::Rest }
+        if self.read(host) {
+            return pool.flow_turn(&mut self.order, vm, now);
+        }
+        // The next tick tries again.
+        pool.rest();
+        FlowTurn::Rest
     }
 
     /// Writes what [`Self::turn`] changed. False if another VM wrote first.
     pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
-        let expect = self.read.take();
-        let is_written = expect.is_some_and(|expect| host.share(&self.key, &flow_order::write(&self.order), expect).is_ok());
-        pool.order_written(is_written);
-        is_written
+        let write = |expect| host.share(&self.key, &flow_order::write(&self.order), expect);
+        // If the proxy refuses for another reason, this VM goes on without the others.
+        let is_first = self.read.take().is_some_and(|expect| write(expect) != Err(HostError::CONFLICT));
+        pool.order_written(is_first);
+        is_first
     }
 
     /// Writes the requests that this VM holds now, unless another VM wrote since the order was

@@ -218,6 +218,11 @@ impl ManagedPool {
         }
     }
 
+    /// Leaves held requests to the next tick, because the order cannot be read.
+    pub fn rest(&mut self) {
+        self.queues.rest();
+    }
+
     /// Records whether the order was written.
     pub fn order_written(&mut self, written: bool) {
         self.queues.order_written(written);

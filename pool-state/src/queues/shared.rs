@@ -266,6 +266,11 @@ impl FlowQueues {
         self.write_services(order, vm);
     }
 
+    /// Nothing is due until the next tick or event.
+    pub(crate) fn rest(&mut self) {
+        (self.shared.event, self.shared.look) = (false, false);
+    }
+
     /// The order was written. If not (another VM wrote first), it is read again.
     pub(crate) fn order_written(&mut self, written: bool) {
         if !written {

@@ -130,7 +130,7 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
         assert!(calls.len() <= 60 && shared <= 30, "{} calls, {shared} of shared data", calls.len());
         let log = workers.host().take_log();
         assert_eq!(log.iter().filter(|line| *line == "resume").count(), 1, "{log:?}");
-        order.extend(log.into_iter().filter(|line| line.starts_with("focus")).next_back());
+        order.extend(log.into_iter().rfind(|line| line.starts_with("focus")));
         assert_eq!(workers.running(), 2, "no room is given twice");
         workers.host().pass_ms(3);
     }
@@ -140,7 +140,7 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
     workers.host().queues.borrow_mut().iter_mut().for_each(|(_, items)| items.clear());
     workers.tick();
     assert_eq!((workers.held(), workers.running()), (1, 2));
-    waiting.iter_mut().for_each(|stream| drop(stream.on_done()));
+    assert!(waiting.iter_mut().all(|stream| stream.on_done()));
     workers.tick();
     assert_eq!((workers.held(), workers.running()), (0, 0));
 }
