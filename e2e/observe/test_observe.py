@@ -4,11 +4,12 @@
     make release && python3 -m unittest discover e2e/observe
 
 Every alert fires in a drill and clears after it. Then every query of every dashboard must have series, and none may be constant over
-the run. Standard library only.
+the run. UPDATE_DOCS=1 replaces the picture of docs/how-to/observe.md. Otherwise standard library only.
 """
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -17,8 +18,9 @@ import time
 import unittest
 from collections.abc import Callable, Iterator
 
+import picture
 from load import Load
-from stack import BIN, DASHBOARDS, RATE_WINDOW, Stack, check_built, note, wait
+from stack import BIN, DASHBOARDS, RATE_WINDOW, ROOT, Stack, check_built, note, wait
 
 FIRE_SECONDS_MAX = 60
 CLEAR_SECONDS_MAX = 120
@@ -141,25 +143,29 @@ class Observed(unittest.TestCase):
             time.sleep(WARM_SECONDS)
             self.assertGreater(load.served, 100)
             self.assertEqual(stack.firing(), set(), "alerts fire without an incident")
+            spans = []
             for alert, drill in DRILLS.items():
                 with self.subTest(alert):
-                    self.drill(stack, load, alert, drill)
-            self.panels(stack, began)
+                    spans.append((time.time(), self.drill(stack, load, alert, drill)))
+            self.panels(stack, began, spans)
             load.stop()
             stack.stop()
 
-    def drill(self, stack: Stack, load: Load, alert: str, drill: Callable[[Stack, Load], contextlib.AbstractContextManager[None]]) -> None:
+    def drill(self, stack: Stack, load: Load, alert: str, drill: Callable[[Stack, Load], contextlib.AbstractContextManager[None]]) -> float:
+        """Returns when the drill ended, in seconds since 1970."""
         began = time.monotonic()
         with drill(stack, load):
             wait(f"{alert} fires", FIRE_SECONDS_MAX, lambda: alert in stack.firing())
             also = stack.firing() - {alert}
-        fired = time.monotonic()
+        fired, ended = time.monotonic(), time.time()
         wait(f"{alert} clears", CLEAR_SECONDS_MAX, lambda: not stack.firing())
         cleared = time.monotonic()
         note(f"{alert}: fired after {fired - began:.0f} s, cleared after {cleared - fired:.0f} s; also firing: {sorted(also)}")
+        return ended
 
-    def panels(self, stack: Stack, began: float) -> None:
-        """Checks every query of every dashboard over the whole run."""
+    def panels(self, stack: Stack, began: float, spans: list[tuple[float, float]]) -> None:
+        """Checks every query of every dashboard over the whole run, in which something was broken in these spans."""
+        answers = {}
         for file in sorted(DASHBOARDS.glob("*.json")):
             for panel in json.loads(file.read_text())["panels"]:
                 for target in panel["targets"]:
@@ -167,11 +173,15 @@ class Observed(unittest.TestCase):
                         expression = target["expr"].replace("$__rate_interval", RATE_WINDOW).replace("$pool", ".+")
                         series = stack.query("query_range", query=expression, start=began, end=time.time(), step=STEP)["result"]
                         self.assertTrue(series, "no series")
+                        answers[target["expr"]] = series
                         values = [{value for _, value in one["values"] if value != "NaN"} for one in series]
                         constant = [one["metric"] for one, found in zip(series, values) if len(found) < 2]
                         if panel["title"] in BY_REASON and len(constant) < len(series):
                             continue
                         self.assertEqual(constant, [], "series are constant")
+        if os.environ.get("UPDATE_DOCS"):
+            overview = json.loads((DASHBOARDS / "overview.json").read_text())["panels"]
+            picture.draw(ROOT / "docs" / "how-to" / "observe.png", overview, answers, spans)
 
 
 if __name__ == "__main__":
