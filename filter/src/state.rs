@@ -8,6 +8,7 @@
 
 pub mod crash_guard;
 pub mod flow_order;
+mod held_release;
 pub mod lease;
 pub mod load_sharing;
 pub mod observation_ring;
