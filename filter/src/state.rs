@@ -8,6 +8,7 @@
 
 pub mod crash_guard;
 pub mod flow_order;
+mod held_release;
 pub mod lease;
 pub mod load_sharing;
 pub mod observation_ring;
@@ -23,7 +24,6 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use exchange::Timestamp;
-use pool_state::queues::FlowTurn;
 use proto::shared_data::VmEntry;
 
 use crate::config::FilterConfig;
@@ -45,8 +45,6 @@ pub const TICK_MS: u32 = 100;
 const PARKED_MAX: usize = 1_024;
 /// The most wake-ups taken from the queue at once; the next tick takes the rest.
 const WAKES_MAX: usize = 1_024;
-/// The most looks at the order of held requests in a row without one to resume.
-const TURNS_MAX: usize = 64;
 /// Tick period while requests are held, in ms: the longest delay of a lost wake-up, and of room
 /// that another worker made.
 const HOLDING_TICK_MS: u32 = 10;
@@ -260,52 +258,6 @@ impl<H: Host> VmState<H> {
         self.replicas.iter().find_map(|replica| self.next_held_of(&mut replica.borrow_mut(), now))
     }
 
-    /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
-    fn next_held_of(&self, replica: &mut PoolReplica, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
-        let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return replica.next_held(now) };
-        for _ in 0..TURNS_MAX {
-            let turn = replica.flow_order.turn(&self.host, &mut replica.pool, me.vm, now);
-            match turn {
-                FlowTurn::Rest => return None,
-                FlowTurn::Write(wake) => {
-                    let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
-                    wake.filter(|_| is_written).into_iter().for_each(|vm| self.wake(vm, now));
-                }
-                FlowTurn::Resume(number) | FlowTurn::Try(number) => {
-                    if let Some(stream) = replica.held_stream(number) {
-                        // The loads are read after the order: see there.
-                        self.receive_loads(replica, now, SharingOccasion::Claim);
-                        return Some(stream);
-                    }
-                }
-            }
-        }
-        None
-    }
-
-    /// Wakes another VM, which holds the request that goes next.
-    fn wake(&self, vm: u64, now: Timestamp) {
-        let row = self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm == vm && row.queue != 0);
-        if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, b"held")) {
-            self.host_error("a wake-up", error);
-        }
-    }
-
-    /// Reads what the other VMs hold, if one of them holds any.
-    pub fn read_order(&self, replica: &mut PoolReplica, now: Timestamp) {
-        if let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) {
-            replica.flow_order.read_into(&self.host, &mut replica.pool, me.vm, now);
-        }
-    }
-
-    /// Writes what this VM holds, and the claim of a pick. False if another VM wrote meanwhile.
-    pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
-        match self.vm_context().filter(|_| replica.pool.queues().has_flow_peers()) {
-            None => true,
-            Some(me) => replica.flow_order.write_own(&self.host, &mut replica.pool, me.vm, now),
-        }
-    }
-
     /// Ends to resume held requests. Requests that are still due wait for a wake-up.
     pub fn end_release(&mut self) {
         self.releasing = HeldRelease::Idle;
@@ -374,10 +326,6 @@ impl<H: Host> VmState<H> {
         self.refresh();
         self.look_at_orders();
         self.take_due(self.host.now())
-    }
-
-    fn look_at_orders(&self) {
-        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.look_at_order());
     }
 
     /// Handles a message on a stream.

@@ -71,7 +71,11 @@ async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
     let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
     let stack = stack(&engine, folder.path()).await?;
     let started = Instant::now();
-    let mut replies = fill(&stack, 20).await?;
+    let mut replies = fill(&stack, 40).await?;
+    // A request that came while nothing was held may have gone too far.
+    stack.envoy.picker_stat_until("switchpoint_held_total", |held| held >= 30, LIMIT).await?;
+    tokio::time::sleep(DELAY * 2).await;
+    engine.most();
     for _ in 0..10 {
         replies.extend(send(&stack, 20, "batch", "")?);
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -127,7 +127,8 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
         workers.wake();
         let calls = workers.host().take_calls();
         let shared = calls.iter().filter(|call| matches!(call.call, FakeCall::Shared | FakeCall::Share)).count();
-        assert!(calls.len() <= 60 && shared <= 30, "{} calls, {shared} of shared data", calls.len());
+        // The other three are tried too, each by its worker, in case there is more room.
+        assert!(calls.len() <= 120 && shared <= 64, "{} calls, {shared} of shared data", calls.len());
         let log = workers.host().take_log();
         assert_eq!(log.iter().filter(|line| *line == "resume").count(), 1, "{log:?}");
         order.extend(log.into_iter().rfind(|line| line.starts_with("focus")));

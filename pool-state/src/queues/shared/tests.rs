@@ -46,10 +46,10 @@ struct Process {
 }
 
 impl Process {
-    fn new(vms: usize, section: Vec<(String, ParameterValue)>, conflict_each: u64) -> Self {
+    fn new(vms: usize, section: &[(String, ParameterValue)], conflict_each: u64) -> Self {
         let vm = |id: usize| {
             let mut pool = ManagedPool::new(id as u64, 0);
-            pool.install(snapshot(1, &pipeline(f64::from(SEATS), section.clone())), 0, u32::MAX);
+            pool.install(snapshot(1, &pipeline(f64::from(SEATS), section.to_vec())), 0, u32::MAX);
             pool.recount_load_reports([]);
             let peers = (0..vms).map(|_| PeerReport::of_vm(1_000_000)).collect();
             Vm { id: id as u64 + 1, pool, own: OwnLoadReport::default(), published: Vec::new(), peers, held: Vec::new(), woken: false }
@@ -216,7 +216,7 @@ impl Process {
 
 #[test]
 fn the_higher_band_of_all_vms_goes_first_and_within_a_band_the_first_come() {
-    let mut process = Process::new(3, Vec::new(), 0);
+    let mut process = Process::new(3, &[], 0);
     for (vm, priority) in [(0, 0), (1, 0), (0, -1), (1, 0), (2, 5), (2, 0), (0, 0), (1, 5)] {
         process.arrives(vm, priority, "", 10);
     }
@@ -231,7 +231,7 @@ fn the_higher_band_of_all_vms_goes_first_and_within_a_band_the_first_come() {
 /// One flow sends its requests through one VM, the other through another: both get as many tokens.
 #[test]
 fn flows_of_different_vms_get_equal_tokens() {
-    let mut process = Process::new(3, Vec::new(), 0);
+    let mut process = Process::new(3, &[], 0);
     for _ in 0..40 {
         process.arrives(0, 0, "long", 4_000);
         process.arrives(1, 0, "short", 200);
@@ -250,7 +250,7 @@ fn flows_of_different_vms_get_equal_tokens() {
 
 #[test]
 fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
-    let mut process = Process::new(3, vec![number("maxRequests", 3.0)], 0);
+    let mut process = Process::new(3, &[number("maxRequests", 3.0)], 0);
     for _ in 0..2 {
         process.arrives(0, 0, "", 1);
     }
@@ -275,7 +275,7 @@ proptest! {
         events in prop::collection::vec((0..4_usize, 0..6_u8, 0..3_i32, 1..400_u32), 1..60),
         conflict_each in prop_oneof![Just(0_u64), 2..9_u64],
     ) {
-        let mut process = Process::new(4, Vec::new(), conflict_each);
+        let mut process = Process::new(4, &[], conflict_each);
         for (vm, kind, priority, tokens) in events {
             match kind {
                 0..=3 => process.arrives(vm, priority, if tokens % 2 == 0 { "even" } else { "odd" }, tokens),

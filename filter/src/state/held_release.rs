@@ -1,0 +1,70 @@
+//! How a VM takes its turn in the order of held requests.
+
+use std::rc::Rc;
+
+use exchange::Timestamp;
+use pool_state::queues::FlowTurn;
+
+use super::VmState;
+use super::load_sharing::SharingOccasion;
+use super::parked_request::ParkedRequest;
+use super::replica::PoolReplica;
+use crate::host::Host;
+
+/// The most looks at the order of held requests in a row without one to resume.
+const TURNS_MAX: usize = 64;
+
+// === impl VmState ===
+
+impl<H: Host> VmState<H> {
+    /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
+    pub(super) fn next_held_of(&self, replica: &mut PoolReplica, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
+        let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return replica.next_held(now) };
+        for _ in 0..TURNS_MAX {
+            let turn = replica.flow_order.turn(&self.host, &mut replica.pool, me.vm, now);
+            match turn {
+                FlowTurn::Rest => return None,
+                FlowTurn::Write(wake) => {
+                    let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
+                    wake.filter(|_| is_written).into_iter().for_each(|vm| self.wake(vm, now));
+                }
+                FlowTurn::Resume(number) | FlowTurn::Try(number) => {
+                    if let Some(stream) = replica.held_stream(number) {
+                        // The loads are read after the order: see there.
+                        self.receive_loads(replica, now, SharingOccasion::Claim);
+                        return Some(stream);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Wakes another VM, which holds the request that goes next.
+    fn wake(&self, vm: u64, now: Timestamp) {
+        let row = self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm == vm && row.queue != 0);
+        if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, b"held")) {
+            self.host_error("a wake-up", error);
+        }
+    }
+
+    /// Reads what the other VMs hold, if one of them holds any.
+    pub fn read_order(&self, replica: &mut PoolReplica, now: Timestamp) {
+        if let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) {
+            replica.flow_order.read_into(&self.host, &mut replica.pool, me.vm, now);
+        }
+    }
+
+    /// Writes what this VM holds, and the claim of a pick. False if another VM wrote meanwhile.
+    pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
+        match self.vm_context().filter(|_| replica.pool.queues().has_flow_peers()) {
+            None => true,
+            Some(me) => replica.flow_order.write_own(&self.host, &mut replica.pool, me.vm, now),
+        }
+    }
+
+    /// Has the orders of all pools read soon.
+    pub(super) fn look_at_orders(&self) {
+        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.look_at_order());
+    }
+}
