@@ -1,7 +1,7 @@
 //! A model of a process: VMs that read and write the order and each other's load in single steps,
 //! in every order (two VMs) or in random order with faults (four VMs).
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use super::*;
 use crate::rng::Rng;
@@ -166,7 +166,7 @@ impl Model {
     }
 
     /// Plays every order of steps, and an end of a request wherever one can end.
-    fn explore(&self, seen: &mut HashSet<String>, ends: u64) {
+    fn explore(&self, seen: &mut BTreeSet<String>, ends: u64) {
         let shape = |vm: &ModelVm| {
             let tags = |order: &SharedOrder| {
                 let rows = order.rows.iter().map(|row| (row.vm, order.round - row.round, row.next.map(|tag| tag.key), row.woken.0 > 0));
@@ -209,7 +209,7 @@ impl Model {
 #[test]
 fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
     let run = || {
-        let mut seen = HashSet::new();
+        let mut seen = BTreeSet::new();
         Model::new(1, &[&[1, 4], &[2, 3]]).explore(&mut seen, 2);
         Model::new(2, &[&[1, 2], &[3]]).explore(&mut seen, 1);
         assert!(seen.len() > 1_000, "{} states", seen.len());
@@ -231,7 +231,7 @@ fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
         for turn in 0..20_000_u64 {
             let at = usize::try_from(rng.next_u64() % 4).unwrap();
             model.now += MS / 20;
-            let lost = rng.next_u64() % 4 == 0;
+            let lost = rng.next_u64().is_multiple_of(4);
             model.step(at, lost);
             if turn % 200 == at as u64 {
                 let vm = &mut model.vms[at];
@@ -244,7 +244,7 @@ fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
                 (model.vms[0].running, model.vms[0].published) = (0, 0);
             }
             let runs = model.vms[at].running > 0 && !matches!(model.vms[at].place, Place::Picked(..));
-            if runs && !model.vms[at].dead && rng.next_u64() % 20 == 0 {
+            if runs && !model.vms[at].dead && rng.next_u64().is_multiple_of(20) {
                 model.end(at);
             }
         }
