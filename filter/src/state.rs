@@ -328,6 +328,11 @@ impl<H: Host> VmState<H> {
         self.take_due(self.host.now())
     }
 
+    /// Has the orders of all pools read soon.
+    fn look_at_orders(&self) {
+        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.look_at_order());
+    }
+
     /// Handles a message on a stream.
     pub fn on_stream_message(&mut self, root: u32, stream: u32, size: usize) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();

@@ -62,9 +62,4 @@ impl<H: Host> VmState<H> {
             Some(me) => replica.flow_order.write_own(&self.host, &mut replica.pool, me.vm, now),
         }
     }
-
-    /// Has the orders of all pools read soon.
-    pub(super) fn look_at_orders(&self) {
-        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.look_at_order());
-    }
 }
