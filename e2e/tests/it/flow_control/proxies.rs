@@ -74,34 +74,6 @@ impl TwoProxies {
     }
 }
 
-#[tokio::test]
-async fn two_proxies_share_room_by_backlog_and_hardly_overshoot() -> Result<()> {
-    let mut two = TwoProxies::start().await?;
-    for counts in [[80, 80], [120, 40]] {
-        let begun = Instant::now();
-        let sent = two.compete(counts).await?;
-        let most = two.engine.most();
-        let took = begun.elapsed();
-        let delay = two.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&usedonly").await?;
-        let delay = delay.lines().next().unwrap_or_default().to_owned();
-        let row = format!("{sent:?} of {counts:?} while both held, at most {most} of {SEATS} at once, {took:?}; {delay}");
-        note("two proxies, four workers each, one engine", &row);
-        assert!(most <= SEATS as usize + OVERSHOOT_MAX, "{row}");
-        let share = sent[0] as f64 / (sent[0] + sent[1]) as f64;
-        let expected = counts[0] as f64 / (counts[0] + counts[1]) as f64;
-        assert!((share - expected).abs() < 0.15, "{row}");
-    }
-    // Alone, each keeps half of the engine.
-    two.stack.daemon()?.process().kill()?;
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let sent = two.compete([40, 40]).await?;
-    let most = two.engine.most();
-    let row = format!("{sent:?} of 40 each while both held, at most {most} of {SEATS} at once");
-    note("the same, 2.5 s after the daemon died", &row);
-    assert!(most <= SEATS as usize, "{row}");
-    Ok(())
-}
-
 /// Chat that waits in one proxy goes before batch that waits in the other.
 #[tokio::test]
 async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
@@ -119,4 +91,38 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     note("chat at one proxy, batch at the other", &format!("24 chats in {took:?}; alone {ideal:?}"));
     assert!(took < ideal * 3, "24 chats took {took:?}");
     Ok(())
+}
+
+/// Run by `make e2e-long`. On a busy machine the requests of one proxy arrive late, and its share is
+/// smaller.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn two_proxies_share_room_by_backlog_and_hardly_overshoot() -> Result<()> {
+        let mut two = TwoProxies::start().await?;
+        for counts in [[80, 80], [120, 40]] {
+            let begun = Instant::now();
+            let sent = two.compete(counts).await?;
+            let most = two.engine.most();
+            let took = begun.elapsed();
+            let delay = two.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&usedonly").await?;
+            let delay = delay.lines().next().unwrap_or_default().to_owned();
+            let row = format!("{sent:?} of {counts:?} while both held, at most {most} of {SEATS} at once, {took:?}; {delay}");
+            note("two proxies, four workers each, one engine", &row);
+            assert!(most <= SEATS as usize + OVERSHOOT_MAX, "{row}");
+            let share = sent[0] as f64 / (sent[0] + sent[1]) as f64;
+            let expected = counts[0] as f64 / (counts[0] + counts[1]) as f64;
+            assert!((share - expected).abs() < 0.15, "{row}");
+        }
+        // Alone, each keeps half of the engine.
+        two.stack.daemon()?.process().kill()?;
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        let sent = two.compete([40, 40]).await?;
+        let most = two.engine.most();
+        let row = format!("{sent:?} of 40 each while both held, at most {most} of {SEATS} at once");
+        note("the same, 2.5 s after the daemon died", &row);
+        assert!(most <= SEATS as usize, "{row}");
+        Ok(())
+    }
 }
