@@ -93,8 +93,8 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     Ok(())
 }
 
-/// Run by `make e2e-long`. On a busy machine the requests of one proxy arrive late, and its share is
-/// smaller.
+/// Run by `make e2e-long`. On a busy machine the requests of one proxy arrive late, and its share
+/// is smaller.
 mod slow {
     use super::*;
 
