@@ -96,7 +96,9 @@ interface CandidatesProps {
 }
 
 function Candidates({ profile, candidates, picked, names, leaveOut }: CandidatesProps) {
-  const sorted = [...candidates].sort((a, b) => (b.total ?? -1) - (a.total ?? -1));
+  // Of equal totals the picked one comes first.
+  const rank = ({ endpoint }: Candidate) => (picked.includes(endpoint) ? picked.indexOf(endpoint) : picked.length);
+  const sorted = [...candidates].sort((a, b) => rank(a) - rank(b) || (b.total ?? -1) - (a.total ?? -1));
   const shown = sorted.slice(0, CANDIDATES_MAX);
   const terms = [...new Set(candidates.flatMap(({ cost }) => Object.keys(cost ?? {})))];
   const scorers = [...new Set(candidates.flatMap(({ scores }) => Object.keys(scores)))];
