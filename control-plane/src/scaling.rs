@@ -20,7 +20,7 @@ use scheduler::scaling::{
     EngineSeats, OutstandingWork, ReportedRequests, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, ScalingSignal, TrafficTotals,
     TrafficWindow, signal,
 };
-use scheduler::{EndpointMetrics, ROLE_LABEL};
+use scheduler::{EndpointMetrics, Pipeline, ROLE_LABEL};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -147,6 +147,7 @@ impl ScalingSignals {
         }
         // Discovery does not know role and models of an endpoint that is not ready.
         let starting: Arc<[f64]> = if members.len() == 1 { starting(shared, pool) } else { Vec::new() }.into();
+        let requests_max = Pipeline::build(&view.pipeline).ok().and_then(|pipeline| pipeline.requests_max());
         let traffic = self.lock();
         let traffic = traffic.get(pool);
         let group = |(key, members): (GroupKey, Vec<(&PoolMember, &EndpointMetrics)>)| {
@@ -154,7 +155,7 @@ impl ScalingSignals {
             let window = traffic.and_then(|traffic| traffic.groups.get(&key)).map(|of| &of.window);
             let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
             let measured = window.is_some_and(TrafficWindow::is_measured);
-            let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics));
+            let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics)).at_most(requests_max);
             let (mix, starting, step) = (with_prompts(mix, &endpoints), Arc::clone(&starting), Arc::clone(&step));
             EndpointGroup { key, mix, endpoints, starting, held: 0.0, measured, step, seats }
         };

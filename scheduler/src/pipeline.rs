@@ -125,6 +125,13 @@ impl Pipeline {
         self.flow_control.as_ref()
     }
 
+    /// The most requests that one endpoint may have at once: flow control holds further ones.
+    /// `None` without flow control, and if its detector has no such limit.
+    #[must_use]
+    pub fn requests_max(&self) -> Option<f64> {
+        self.flow_control.as_ref().and_then(|_| self.detector.requests_max())
+    }
+
     /// Whether the request may go to the endpoints of `route` now.
     pub(crate) fn has_room(&self, context: &Context<'_>, route: &Route, limits: RoomLimits) -> bool {
         self.detector.has_room(context, route, limits)

@@ -77,6 +77,11 @@ pub trait Detector: Filter {
     /// 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 
+    /// The most requests that one endpoint may have at once, if the detector has such a limit.
+    fn requests_max(&self) -> Option<f64> {
+        None
+    }
+
     /// With flow control: whether the request may go to the endpoints of `route` now. By default,
     /// whether the saturation of the pool is below the limit. A pool without requests has room,
     /// whatever its last report says.

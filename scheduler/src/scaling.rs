@@ -252,6 +252,13 @@ impl EngineSeats {
         }
     }
 
+    /// The room where flow control also lets an endpoint have at most so many requests at once.
+    #[must_use]
+    pub fn at_most(self, requests: Option<f64>) -> Self {
+        let both = requests.zip(self.sequences_max).map(|(limit, own)| limit.min(own));
+        Self { sequences_max: both.or(requests).or(self.sequences_max), ..self }
+    }
+
     /// The most sequences with `context` tokens each; at least 1.
     fn batch(&self, context: f64) -> f64 {
         let sequences = self.sequences_max.map_or(SEQUENCES_DEFAULT, known);

@@ -116,8 +116,12 @@ impl MetricsCollector {
         page.counter("llm_d_epp_request_error", "Requests answered with an error, by HTTP status.", errors)?;
         page.gauge("llm_d_epp_request_running", "Requests outstanding.", rows().map(|(labels, m)| (labels, float(m.running))))?;
         let times: [(&str, &str, TimeHistogram); 3] = [
-            ("llm_d_epp_request_duration_seconds", "Time from a request to the end of its response.", |m| &m.duration_ms),
-            ("llm_d_epp_request_ttft_seconds", "Time to the first token.", |m| &m.ttft_ms),
+            (
+                "llm_d_epp_request_duration_seconds",
+                "Time from a request to the end of its response, the time included in which it was held.",
+                |m| &m.duration_ms,
+            ),
+            ("llm_d_epp_request_ttft_seconds", "Time to the first token, the time included in which the request was held.", |m| &m.ttft_ms),
             ("llm_d_epp_request_streaming_tpot_seconds", "Time for each token after the first.", |m| &m.tpot_ms),
         ];
         for (name, help, of) in times {

@@ -69,7 +69,7 @@ impl ConcurrencyDetector {
         let (mut requests, mut tokens) = ((0_u64, 0.0), (0_u64, 0.0));
         for &endpoint in endpoints {
             let load = context.load(endpoint);
-            requests = (requests.0.saturating_add(u64::from(load.requests)), requests.1 + self.requests_max(context, endpoint));
+            requests = (requests.0.saturating_add(u64::from(load.requests)), requests.1 + self.requests_max_of(context, endpoint));
             tokens = (tokens.0.saturating_add(load.prefill_tokens), tokens.1 + self.tokens_max.unwrap_or(0.0));
         }
         let of = |(load, max): (u64, f64)| if max > 0.0 { load as f64 / max } else { 0.0 };
@@ -77,7 +77,7 @@ impl ConcurrencyDetector {
     }
 
     /// The configured limit, or the engine's own if that is lower.
-    fn requests_max(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
+    fn requests_max_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let own = context.table.metrics_of(endpoint).and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
         self.requests_max.map_or(0.0, |max| own.map_or(max, |own| max.min(f64::from(own).max(1.0))))
     }
@@ -86,6 +86,10 @@ impl ConcurrencyDetector {
 impl Detector for ConcurrencyDetector {
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         self.share(context, endpoints)
+    }
+
+    fn requests_max(&self) -> Option<f64> {
+        self.requests_max
     }
 }
 

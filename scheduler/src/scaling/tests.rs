@@ -174,6 +174,21 @@ fn a_small_kv_cache_makes_tokens_expensive() {
     assert_eq!(EngineSeats { sequences_max: Some(f64::NAN), kv_tokens: None }.batch(0.0), 1.0);
 }
 
+/// What flow control does not let an engine share does not make its tokens cheaper.
+#[test]
+fn a_limit_of_requests_needs_more_replicas() {
+    let seats = EngineSeats { sequences_max: Some(64.0), kv_tokens: None };
+    assert_eq!([Some(4.0), Some(100.0), None].map(|limit| seats.at_most(limit).batch(0.0)), [4.0, 64.0, 64.0]);
+    assert_eq!(EngineSeats::default().at_most(Some(1.0)).batch(0.0), 1.0);
+    let (step, mix) = (StepModel::of(STEP.0, STEP.1, 100.0), RequestMix { per_second: 20.0, ..MIX });
+    let desired = |limit| {
+        let (role, seats) = (ScalingRole::Both, seats.at_most(limit));
+        let endpoints = &[IDLE];
+        signal(&ScalingGroup { role, step: &step, mix, measured: true, seats, endpoints, starting: &[], held: 0.0 }, &GOAL).desired
+    };
+    assert!(desired(Some(1.0)) > 5.0 * desired(None), "{} and {}", desired(Some(1.0)), desired(None));
+}
+
 #[test]
 fn replicas_to_spare_are_there_as_long_as_there_is_work() {
     let with = |spare, per_second, endpoint| of(RequestMix { per_second, ..MIX }, &[endpoint], &ScalingGoal { spare, ..GOAL });
