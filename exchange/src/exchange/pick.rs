@@ -102,7 +102,12 @@ impl Exchange {
         match pool.settle_claim(&held.ticket, claim, is_claimed, &held.pending.blocks, now) {
             Some(picked) => {
                 self.why.keep_sample(is_sampled, held.is_recorded, pool);
-                self.send(settings, pool, held.pending, picked, now)
+                let held_ms = now.ms_since(held.since);
+                let step = self.send(settings, pool, held.pending, picked, now);
+                if let ExchangePhase::Routed(routed) = &mut self.phase {
+                    routed.set_held(held_ms);
+                }
+                step
             }
             None => self.hold_on(pool, held),
         }

@@ -113,6 +113,8 @@ pub(crate) struct RoutedRequest {
 #[derive(Debug)]
 struct SentPick {
     at: Timestamp,
+    /// How long flow control had held the request. Its client waited for that too.
+    held_ms: u64,
     ranked: Vec<(EndpointRef, Box<str>)>,
     hold: LedgerHold,
     tokens: Vec<SessionTokenHeader>,
@@ -148,13 +150,14 @@ fn is_read(status: u16) -> bool {
     status == 200 || (matches!(status, 400..=499) && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
 }
 
-/// Whether the request missed its SLO; `None` if no time was measured, the client broke off the
-/// request, or the failure is the client's fault.
+/// Whether the request missed its SLO, counted from when it could have been sent: a hold belongs
+/// to it. `None` if no time was measured, the client broke off the request, or the failure is the
+/// client's fault.
 #[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
-fn missed(slo: Slo, verdict: Verdict, ending: &RequestEnding<'_>) -> Option<bool> {
+fn missed(slo: Slo, verdict: Verdict, held_ms: u64, ending: &RequestEnding<'_>) -> Option<bool> {
     let late = |slo: Option<u32>, took_ms: Option<f32>| slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32);
     match ending.ended {
-        RequestEnd::Done => match (late(slo.ttft_us, ending.ttft_ms), late(slo.tpot_us, ending.tpot_ms)) {
+        RequestEnd::Done => match (late(slo.ttft_us, ending.ttft_ms.map(|ms| ms + held_ms as f32)), late(slo.tpot_us, ending.tpot_ms)) {
             (None, None) => None,
             (ttft, tpot) => Some(ttft == Some(true) || tpot == Some(true)),
         },
@@ -196,7 +199,7 @@ impl RoutedRequest {
         now: Timestamp,
     ) -> Self {
         let RecordedPick { ranked, hold, tokens, expected_ms, .. } = picked;
-        let pick = SentPick { at: now, ranked, hold, tokens, expected_ms };
+        let pick = SentPick { at: now, held_ms: 0, ranked, hold, tokens, expected_ms };
         Self { api, kind, counted, prompt, pick, reply: ReplyState::new(now), names: None, restorer: None }
     }
 
@@ -204,6 +207,10 @@ impl RoutedRequest {
     pub(super) fn with_model_names(mut self, names: Option<ModelNames>) -> Self {
         self.names = names;
         self
+    }
+
+    pub(super) fn set_held(&mut self, ms: u64) {
+        self.pick.held_ms = ms;
     }
 
     pub(super) fn is_first_endpoint(&self, address: &[u8]) -> bool {
@@ -308,7 +315,7 @@ impl RoutedRequest {
         let ttft_ms = self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| ms_between(self.pick.at, at));
         let ended = self.request_end(verdict);
         let ending = RequestEnding { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
-        self.count(pool, &outcome, missed(self.pick.hold.slo(), verdict, &ending));
+        self.count(pool, &outcome, missed(self.pick.hold.slo(), verdict, self.pick.held_ms, &ending));
         pool.observe_end(&self.pick.hold, &ending);
         if verdict.keeps_placement() && ended != RequestEnd::Failed {
             pool.record_cache_hit(&self.pick.hold, &usage, self.prompt.text_bytes, self.prompt.blocks);
@@ -444,18 +451,19 @@ impl RoutedRequest {
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
     fn count(&self, pool: &mut ManagedPool, outcome: &ExchangeOutcome, missed: Option<bool>) {
+        let held_ms = self.pick.held_ms;
         let row = pool.counters_mut().count_ended(&self.counted);
         row.response_bytes += self.reply.bytes;
         if let Some(count) = missed.and_then(|missed| row.slo.get_mut(usize::from(missed))) {
             *count += 1;
         }
-        row.duration_ms.record(outcome.duration_ms as f64, &DURATION_BOUNDS_MS);
+        row.duration_ms.record((held_ms + outcome.duration_ms) as f64, &DURATION_BOUNDS_MS);
         if outcome.status >= 400 {
             row.error(outcome.status);
         }
         row.tokens.add(&outcome.usage, &outcome.missed);
         if let Some(ttft) = outcome.ttft_ms {
-            row.ttft_ms.record(ttft as f64, &DURATION_BOUNDS_MS);
+            row.ttft_ms.record((held_ms + ttft) as f64, &DURATION_BOUNDS_MS);
         }
         if let Some(tpot_ms) = self.tpot_ms(&outcome.usage) {
             row.tpot_ms.record(f64::from(tpot_ms), &DURATION_BOUNDS_MS);

@@ -90,6 +90,8 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
     host.answer(driver, "10.0.0.0:8000");
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
+    let durations_ms: f64 = pool.counters().models().iter().map(|model| model.duration_ms.sum).sum();
+    assert!(durations_ms >= 3.0 * 99.0, "what clients wait for is measured, holds included: {durations_ms} ms");
 }
 
 #[test]
