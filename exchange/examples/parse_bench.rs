@@ -33,8 +33,8 @@ fn main() {
     for size in [1_000, 10_000, 100_000, 400_000, 1_000_000] {
         for (name, word) in [("plain", "some words of a prompt "), ("escaped", ESCAPED), ("chinese", "一些提示词的文字，")] {
             let body = chat(size, word);
-            assert!(body::parse(RequestApi::ChatCompletions, &body).is_ok());
-            let parse_us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body)));
+            assert!(body::parse(RequestApi::ChatCompletions, &body, ()).is_ok());
+            let parse_us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body), ()));
             let skip_us = measure(|| JsonReader::new(black_box(&body)).skip());
             println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
         }
@@ -42,11 +42,11 @@ fn main() {
     // The body that stalls a worker longest: as long as the filter allows, and full of names.
     for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
         let body = format!(r#"{{"model":"m",{}"messages":[]}}"#, member.repeat((24 << 20) / member.len() - 8));
-        let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes())));
+        let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes()), ()));
         println!("24 MiB of {name} names: {:.0} ms", us / 1_000.0);
     }
     let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
-    let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes())));
+    let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes()), ()));
     println!("100,000 token ids: {us:.1} us");
     let mut reader = ResponseReader::new(RequestApi::ChatCompletions, true);
     let us = measure(|| reader.chunk(black_box(EVENT)));
