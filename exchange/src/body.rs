@@ -137,11 +137,23 @@ impl<P: PromptSink> BodyReader<P> {
         self.read
     }
 
+    /// The bytes that are kept of a token whose end has not come.
+    #[must_use]
+    pub fn bytes_kept(&self) -> usize {
+        self.json.kept_bytes()
+    }
+
+    /// The prompt so far.
+    #[must_use]
+    pub fn prompt(&self) -> &P {
+        &self.fields.prompt
+    }
+
     /// Whether the reader keeps too much of the body. Then the host drops the reader, and reads the
     /// body when it is whole.
     #[must_use]
     pub fn keeps_too_much(&self) -> bool {
-        self.json.kept_bytes() > KEPT_BYTES_MAX
+        self.bytes_kept() > KEPT_BYTES_MAX
     }
 
     /// Reads the last piece.

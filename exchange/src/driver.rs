@@ -55,9 +55,9 @@
 //!
 //! 1. Request headers: `find_pool`; then `wait_for_body` if the body is read. Without a pool: only
 //!    `count`. Then, for a long body, `body_piece` while it comes.
-//! 2. Decision: `body_piece` or `take_body` if the body is whole; `with_pool` ([`PoolUse::Resolve`]);
-//!    `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then `forward` and `count`,
-//!    or `count` and `reply`, or `park` or `hold`, and `keep_body`.
+//! 2. Decision: `body_piece` or `take_body` if the body is whole; `with_pool`
+//!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
+//!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
 //! 4. Response body: `take_response_body`, `with_pool` ([`PoolUse::ReadResponse`]),
 //!    `send_response_body`.
@@ -332,6 +332,12 @@ impl<H: RequestHost> RequestDriver<H> {
     #[must_use]
     pub fn is_held(&self) -> bool {
         matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_))
+    }
+
+    /// The memory of a body that is being read, in bytes; the host has the body itself.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.reading.memory()
     }
 
     /// Whether the client got a local reply.

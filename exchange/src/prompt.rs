@@ -6,7 +6,7 @@ use scheduler::{PrefixSettings, TokenSettings};
 use crate::body::{ParsedRequest, PromptSection, PromptSink};
 use pool_state::ManagedPool;
 
-/// What the sums of a prompt depend on besides its text.
+/// The settings on which the sums of a prompt depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashSettings {
     secret: u128,
@@ -47,6 +47,12 @@ impl PromptSums {
     /// The settings with which the text was summed.
     pub(crate) fn settings(&self) -> HashSettings {
         self.settings
+    }
+
+    /// The memory of the sums, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.sections.iter().map(SectionSums::memory).sum()
     }
 
     /// Returns the hashes of the prompt's blocks, first block first. Each hash covers all blocks

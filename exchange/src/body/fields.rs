@@ -22,9 +22,9 @@ pub(super) struct BodyFields<P> {
     api: RequestApi,
     /// The containers whose inside is read, the innermost last.
     walked: Vec<Walked>,
-    /// What the next value of an object is.
+    /// The meaning of the next value of an object.
     next: Field,
-    /// What the raw bytes are that come.
+    /// The piece whose bytes come.
     raw: RawPiece,
     pub(super) is_object: bool,
     pub(super) model: ModelField,
@@ -73,7 +73,7 @@ enum Walked {
     Array(PromptSection, u32),
 }
 
-/// What a value is.
+/// The meaning of a value.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Body,
@@ -146,7 +146,7 @@ impl<P: PromptSink> BodyFields<P> {
         section
     }
 
-    /// Returns what a top-level field is.
+    /// Returns the meaning of a top-level field.
     fn field(&mut self, name: &[u8]) -> Field {
         match (name, self.api) {
             (b"model", _) => Field::Model,
@@ -170,7 +170,7 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
-    /// Returns what a top-level field is, if it belongs to the prompt.
+    /// Returns the meaning of a top-level field, if it belongs to the prompt.
     fn prompt_field(&mut self, name: &[u8]) -> Field {
         match (name, self.api) {
             (_, RequestApi::Render | RequestApi::CountTokens) => Field::Other, // nothing is generated, so nothing is cached
@@ -357,8 +357,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     }
 }
 
-/// Returns what a field of a message, part or item of any API is. Left out on purpose: ids, `type`,
-/// `status`, `cache_control`, `signature`, `detail`.
+/// Returns the meaning of a field of a message, part or item of any API. Left out on purpose: ids,
+/// `type`, `status`, `cache_control`, `signature`, `detail`.
 fn content_of(name: &[u8], section: PromptSection, level: u32) -> Field {
     match name {
         b"content" | b"output" | b"summary" => Field::Content(section, level),

@@ -18,8 +18,8 @@ pub trait PromptSink {
     fn text(&mut self, section: PromptSection, bytes: &[u8]);
     /// The end of a piece of them, which may be empty.
     fn text_end(&mut self, section: PromptSection);
-    /// Bytes of one image, video, audio clip or file: its URL, data URI or description. Its bytes do
-    /// not say how many tokens it becomes.
+    /// Bytes of one image, video, audio clip or file: its URL, data URI or description. They do not
+    /// say how many tokens it becomes.
     fn media(&mut self, section: PromptSection, bytes: &[u8]);
     /// The end of that.
     fn media_end(&mut self, section: PromptSection);

@@ -30,6 +30,12 @@ impl BodyReading {
         self.hashing
     }
 
+    /// The memory of the reader, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        let of = |reader: &BodyReader<PromptSums>| size_of_val(reader) + reader.bytes_kept() + reader.prompt().memory();
+        self.reader.as_deref().map_or(0, of)
+    }
+
     /// Reads what came of the body, `size` bytes so far, if it is enough.
     pub(super) fn read_some(&mut self, exchange: &Exchange, host: &impl RequestHost, size: usize) {
         let read = self.reader.as_ref().map_or(0, |reader| reader.bytes_read());

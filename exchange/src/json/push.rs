@@ -1,22 +1,24 @@
 //! Reads JSON that comes in pieces, with the same rules and errors as [`JsonReader`].
 //!
-//! The text is pushed in, and a [`JsonVisitor`] gets what it wants of it. Nothing is kept of the
-//! text but a token that a piece cuts in two, and of a string not even that: its bytes are passed on
-//! as they come. So the memory is the longest key, number or kept string, never the text.
+//! The text is pushed in, and a [`JsonVisitor`] gets the values that it wants. Nothing is kept of
+//! the text but a token that a piece cuts in two, and of most strings not even that: their bytes
+//! are passed on. So the memory is the longest key, number or string that is wanted whole, never
+//! the text.
 
 use std::mem;
 
+use super::scan::{ScannedString, StringStop};
 use super::utf8::Utf8Check;
 use super::{DEPTH_MAX, JsonError, JsonKind, JsonReader, JsonStr, scan};
 
-/// What a visitor wants of a value.
+/// The form in which a visitor gets a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// Nothing but that it is valid.
     Nothing,
     /// A string, number or literal in one: [`JsonVisitor::string`] or [`JsonVisitor::scalar`].
     Whole,
-    /// Its bytes as they come, those of a string without the quotes: [`JsonVisitor::raw`].
+    /// All of its bytes in parts; for a string, without the quotes: [`JsonVisitor::raw`].
     Raw,
     /// The members or elements of a container.
     Inside,
@@ -92,7 +94,6 @@ struct OpenString {
     scanned: usize,
     usage: StringUse,
     escaped: bool,
-    ascii: bool,
     utf8: Utf8Check,
 }
 
@@ -144,13 +145,15 @@ impl JsonPush {
         self.rest.len()
     }
 
-    /// Reads as many tokens as the piece has. Returns the number of bytes that are not needed again.
+    /// Reads as many tokens as the piece has. Returns the number of bytes that are not needed
+    /// again.
     #[inline(never)] // several callers, and the wasm module should be small
     fn read_piece(&mut self, visitor: &mut impl JsonVisitor, bytes: &[u8], last: bool) -> Result<usize> {
         let mut piece = Piece { bytes, at: 0, raw_from: 0, last };
         let mut open = true;
         if let Some(string) = self.string.take() {
-            open = self.string(visitor, &mut piece, string)?;
+            let scanned = scan::string(bytes, string.scanned - self.read);
+            open = self.string(visitor, &mut piece, string, scanned)?;
         }
         while open {
             let Some(byte) = piece.next_byte() else {
@@ -300,25 +303,43 @@ impl JsonPush {
 
     fn begin_string(&mut self, visitor: &mut impl JsonVisitor, piece: &mut Piece<'_>, usage: StringUse) -> Result<bool> {
         piece.at += 1;
-        if usage == StringUse::Raw {
-            (self.is_raw, piece.raw_from) = (true, piece.at);
+        let (at, start) = (piece.at, self.read + piece.at);
+        let scanned = scan::string(piece.bytes, at);
+        if let Ok(found) = scanned {
+            let raw = piece.bytes.get(at..found.end).unwrap_or_default();
+            if !found.ascii {
+                let mut utf8 = Utf8Check::default();
+                utf8.add(raw, start);
+                utf8.end().map_err(|offset| JsonError::Invalid { offset })?;
+            }
+            piece.at = found.end + 1;
+            Self::string_ended(visitor, usage, &JsonStr { raw, start, escaped: found.escaped });
+            return Ok(true);
         }
-        let start = self.read + piece.at;
-        let string = OpenString { start, scanned: start, usage, escaped: false, ascii: true, utf8: Utf8Check::default() };
-        self.string(visitor, piece, string)
+        if usage == StringUse::Raw {
+            (self.is_raw, piece.raw_from) = (true, at);
+        }
+        let string = OpenString { start, scanned: start, usage, escaped: false, utf8: Utf8Check::default() };
+        self.string(visitor, piece, string, scanned)
     }
 
-    /// Reads a string on. False if its end has not come.
+    /// Reads a string that began in a piece before, or ends in one after. False if its end has not
+    /// come.
     #[inline(never)] // several callers, and the wasm module should be small
-    fn string(&mut self, visitor: &mut impl JsonVisitor, piece: &mut Piece<'_>, mut string: OpenString) -> Result<bool> {
+    fn string(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        piece: &mut Piece<'_>,
+        mut string: OpenString,
+        scanned: std::result::Result<ScannedString, StringStop>,
+    ) -> Result<bool> {
         let from = string.scanned - self.read;
-        let (end, escaped, ascii, ended) = match scan::string(piece.bytes, from) {
+        let (end, escaped, ascii, ended) = match scanned {
             Ok(found) => (found.end, found.escaped, found.ascii, true),
             Err(stop) if stop.offset == piece.bytes.len() && !piece.last => (stop.scanned, stop.escaped, stop.ascii, false),
             Err(stop) => return Err(self.invalid(stop.offset)),
         };
         string.escaped |= escaped;
-        string.ascii &= ascii;
         if !ascii || string.utf8.is_cut() {
             string.utf8.add(piece.bytes.get(from..end).unwrap_or_default(), string.scanned);
         }
@@ -329,19 +350,25 @@ impl JsonPush {
         }
         string.utf8.end().map_err(|offset| JsonError::Invalid { offset })?;
         piece.at = end + 1;
-        let raw = |start: usize| piece.bytes.get(start..end).unwrap_or_default();
-        let whole = |read: usize| JsonStr { raw: raw(string.start - read), start: string.start, escaped: string.escaped };
-        match string.usage {
-            StringUse::Key => visitor.key(&whole(self.read)),
-            StringUse::Whole => visitor.string(&whole(self.read)),
+        let from = if string.is_kept() { string.start - self.read } else { piece.raw_from };
+        let raw = piece.bytes.get(from..end).unwrap_or_default();
+        self.is_raw &= string.usage != StringUse::Raw;
+        Self::string_ended(visitor, string.usage, &JsonStr { raw, start: string.start, escaped: string.escaped });
+        Ok(true)
+    }
+
+    /// Gives the visitor a string, or what it did not get of one that is wanted raw.
+    #[inline(never)]
+    fn string_ended(visitor: &mut impl JsonVisitor, usage: StringUse, string: &JsonStr<'_>) {
+        match usage {
+            StringUse::Key => visitor.key(string),
+            StringUse::Whole => visitor.string(string),
             StringUse::Raw => {
-                self.is_raw = false;
-                visitor.raw(raw(piece.raw_from));
+                visitor.raw(string.raw);
                 visitor.raw_end(0);
             }
             StringUse::Passed => {}
         }
-        Ok(true)
     }
 
     fn in_object(&self) -> bool {

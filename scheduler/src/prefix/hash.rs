@@ -6,7 +6,7 @@
 //! whole   = the same of all bytes of the section
 //! hash(i) = siphash(secret; len(model) model len(cache_salt) cache_salt whole... sum(i))
 //!           each field padded to whole words of 8 bytes; the sums of the sections before
-//! kept    = all blocks until the prompt has 128, then every fourth of its section: i + 1 = 132, ...
+//! kept    = all blocks until the prompt has 128, then every fourth of a section: i + 1 = 132, ...
 //!           lowest bit: 0 for one block, 1 for four
 //! ```
 //!
@@ -16,12 +16,12 @@
 //! the next block would. Model and cache salt are part of each hash, because engines share no KV
 //! block between two models, adapters or salts.
 //!
-//! **Before the whole prompt is known.** Clients write the fields of a body in any order: many write
-//! `messages` first, and `model` and `tools` after them. So a section is summed by itself
-//! ([`SectionSums`]) while its bytes come, and what depends on other fields is added at the end
-//! ([`block_hashes`]), for each kept block and not for each byte. For this each section begins a
-//! block of its own: the bytes behind the last kept block of a section count only in the whole, and
-//! have a hash of their own only where the prompt ends.
+//! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
+//! write `messages` first, and `model` and `tools` after them. So a section is summed by itself
+//! ([`SectionSums`]) while its bytes come, and the model and the other sections are added at the
+//! end ([`block_hashes`]), for each kept block and not for each byte. For this each section begins
+//! a block of its own: the bytes behind the last kept block of a section count only in the whole,
+//! and have a hash of their own only where the prompt ends.
 //!
 //! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
 //! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
@@ -144,10 +144,10 @@ impl SectionSums {
         Self { text: empty.clone(), empty, block_bytes, blocks_max, blocks: 0, bytes_left: block_bytes, sums: Vec::new() }
     }
 
-    /// Makes room for the sums of a text of this length.
-    pub fn reserve(&mut self, bytes: usize) {
-        let blocks = (bytes / self.block_bytes).min(self.blocks_max);
-        self.sums.reserve(blocks.min(DENSE_BLOCKS) + blocks.saturating_sub(DENSE_BLOCKS) / STRIDE);
+    /// The memory of the sums, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.sums.capacity() * size_of::<u64>()
     }
 
     /// Adds the next bytes of the section. Ignores bytes beyond the last block.
@@ -156,6 +156,9 @@ impl SectionSums {
         while self.has_room() && bytes.len() >= self.bytes_left {
             let (head, rest) = bytes.split_at(self.bytes_left);
             self.text.write(head);
+            if self.sums.capacity() == 0 {
+                self.sums.reserve_exact(DENSE_BLOCKS);
+            }
             self.sums.push(self.text.digest());
             self.blocks += self.span();
             self.bytes_left = self.span() * self.block_bytes;
