@@ -34,8 +34,8 @@ fn main() {
     for size in [1_000, 10_000, 100_000, 400_000, 1_000_000] {
         for (name, word) in [("plain", "some words of a prompt "), ("escaped", ESCAPED), ("chinese", "一些提示词的文字，")] {
             let body = chat(size, word);
-            assert!(body::parse(RequestApi::ChatCompletions, &body).is_ok());
-            let parse_us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body)));
+            assert!(body::parse(RequestApi::ChatCompletions, &body, ()).is_ok());
+            let parse_us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body), ()));
             let skip_us = measure(|| JsonReader::new(black_box(&body)).skip());
             println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
         }
@@ -43,11 +43,11 @@ fn main() {
     // The body that stalls a worker longest: as long as the filter allows, and full of names.
     for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
         let body = format!(r#"{{"model":"m",{}"messages":[]}}"#, member.repeat((24 << 20) / member.len() - 8));
-        let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes())));
+        let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes()), ()));
         println!("24 MiB of {name} names: {:.0} ms", us / 1_000.0);
     }
     let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
-    let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes())));
+    let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes()), ()));
     println!("100,000 token ids: {us:.1} us");
     let headers = || black_box(&HEADERS).iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
     println!("whether a request is traced: {:.3} us", measure(|| trace::is_sampled(headers())));

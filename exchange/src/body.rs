@@ -1,5 +1,6 @@
 //! Reads what picking needs from the body of an inference request, in one pass that also checks
-//! that the body is JSON.
+//! that the body is JSON. The body may come in pieces: [`BodyReader`] reads each as it comes, and
+//! keeps no more of it than the state between two bytes.
 //!
 //! **Lenient.** The engine checks its own fields. Errors here are only: not JSON, not an object, no
 //! model where the API needs one ([`RequestApi::needs_model`]). Any other field of an unexpected
@@ -8,30 +9,35 @@
 //! **Like engines.** The last of duplicate top-level keys counts, and names may have escapes
 //! (`"mod\u0065l"`).
 //!
-//! **The prompt** becomes [`PromptPiece`]s in the order of the engine's template: tools, system,
-//! then the turns (within one message, the client's order). Pieces are the body's own bytes, still
-//! escaped: they are only hashed, to find requests with the same start, and a client escapes the
-//! same way each time. So clients that escape differently do not share a prefix, which costs a
-//! cache hit and nothing else. Fields that differ between turns without changing the prompt
-//! (`cache_control`, ids) are left out.
+//! **The prompt** goes to a [`PromptSink`], in pieces: tools, system and turns each by themselves,
+//! for templates have them in this order and bodies in any (within one message, the client's order
+//! counts). Pieces are the body's own bytes, still escaped: they are only hashed, to find requests
+//! with the same start, and a client escapes the same way each time. So clients that escape
+//! differently do not share a prefix, which costs a cache hit and nothing else. Fields that differ
+//! between turns without changing the prompt (`cache_control`, ids) are left out.
 
 use crate::api::RequestApi;
-use crate::json::{DEPTH_MAX, JsonError, JsonKind, JsonReader, JsonStr};
-use std::borrow::Cow;
+use crate::json::push::JsonPush;
+use crate::json::{DEPTH_MAX, JsonError};
 use std::fmt;
 use std::ops::Range;
 
+mod fields;
 mod grpc;
-mod pieces;
+mod prompt_sink;
 
-pub use pieces::{PIECES_MAX, PromptPiece};
-use pieces::{PromptPieces, PromptSection};
+use fields::{BodyFields, ModelField};
+pub use prompt_sink::{PromptPiece, PromptPieces, PromptSection, PromptSink};
+
+/// The most bytes of a token that are kept while its end has not come. Real keys and models' names
+/// are shorter by far; a body with a longer one is read when it is whole.
+const KEPT_BYTES_MAX: usize = 16_384;
 
 /// A request body, read.
 #[derive(Clone, Debug)]
-pub struct ParsedRequest<'b> {
+pub struct ParsedRequest<P> {
     /// The requested model, unescaped; empty only where the API does not need one.
-    pub model: Cow<'b, str>,
+    pub model: String,
     /// The position of its JSON string in the body, quotes included. `None` without a model, and in
     /// protobuf, where replacing a string would change the lengths around it.
     pub model_span: Option<Range<usize>>,
@@ -42,14 +48,27 @@ pub struct ParsedRequest<'b> {
     /// Most tokens the engine may generate, clamped to `u32`.
     pub max_tokens: Option<u32>,
     /// Contents of `cache_salt`, still escaped; empty if absent.
-    pub cache_salt: &'b [u8],
+    pub cache_salt: Vec<u8>,
     /// Images, videos, audio clips and files in the prompt.
     pub media_items: u32,
     /// Bytes of text in the prompt, as the body spells them; media and token ids not included.
     pub prompt_bytes: usize,
     /// Token ids in the prompt, if the client sent ids instead of text.
     pub prompt_token_ids: u32,
-    pieces: PromptPieces<'b>,
+    /// The text of the prompt.
+    pub prompt: P,
+    model_escaped: Option<Box<[u8]>>,
+}
+
+/// Reads a body that comes in pieces.
+#[derive(Debug)]
+pub struct BodyReader<P> {
+    api: RequestApi,
+    json: JsonPush,
+    fields: BodyFields<P>,
+    /// Why the body is refused, whatever follows.
+    error: Option<JsonError>,
+    read: usize,
 }
 
 /// Why a body is refused. The client caused each of these errors; sending the same body again does
@@ -83,149 +102,102 @@ pub enum BodyError {
 ///
 /// # Errors
 /// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
-pub fn parse<'b>(api: RequestApi, body: &'b [u8]) -> Result<ParsedRequest<'b>, BodyError> {
+pub fn parse<P: PromptSink>(api: RequestApi, body: &[u8], prompt: P) -> Result<ParsedRequest<P>, BodyError> {
     let body = if api.is_grpc() { grpc::json(body).ok_or(BodyError::NotGrpc)? } else { body };
-    let mut reader = JsonReader::new(body);
-    let object = reader.peek()? == JsonKind::Object;
-    let mut fields = BodyFields::new(body);
-    reader.members(|reader, key| fields.read(api, reader, &key))?;
-    reader.end()?;
-    if !object {
-        return Err(BodyError::NotAnObject);
-    }
-    let model = match fields.model {
-        ModelField::Named(model) if !model.raw().is_empty() => Some(model),
-        _ if !api.needs_model() => None,
-        ModelField::Named(_) => return Err(BodyError::EmptyModel),
-        ModelField::NotAString => return Err(BodyError::ModelNotAString),
-        ModelField::Missing => return Err(BodyError::MissingModel),
-    };
-    Ok(ParsedRequest {
-        model: model.map_or_else(Cow::default, |model| model.text()),
-        model_span: model.filter(|_| !api.is_grpc()).map(|model| model.literal_span()),
-        stream: fields.stream,
-        include_usage: fields.include_usage,
-        max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
-        cache_salt: fields.cache_salt,
-        media_items: fields.pieces.media_items(),
-        prompt_bytes: fields.pieces.text_bytes(),
-        prompt_token_ids: fields.pieces.token_ids(),
-        pieces: fields.pieces,
-    })
-}
-
-/// The top-level fields seen so far.
-struct BodyFields<'b> {
-    model: ModelField<'b>,
-    stream: bool,
-    include_usage: bool,
-    max_completion_tokens: Option<u32>,
-    max_tokens: Option<u32>,
-    cache_salt: &'b [u8],
-    pieces: PromptPieces<'b>,
-}
-
-enum ModelField<'b> {
-    Missing,
-    NotAString,
-    Named(JsonStr<'b>),
+    BodyReader::new(api, prompt).finish(body)
 }
 
 // === impl ParsedRequest ===
 
-impl<'b> ParsedRequest<'b> {
-    /// The prompt, in the order the engine sees it. Hash a boundary after each piece, because
-    /// `["ab","c"]` is not `["a","bc"]`.
-    pub fn prompt(&self) -> impl Iterator<Item = PromptPiece<'b>> + '_ {
-        self.pieces.iter()
+impl<P> ParsedRequest<P> {
+    /// The JSON string of the model as it is in the body, quotes included.
+    #[must_use]
+    pub fn model_literal(&self) -> Vec<u8> {
+        [b"\"", self.model_escaped.as_deref().unwrap_or(self.model.as_bytes()), b"\""].concat()
     }
 }
 
-// === impl BodyFields ===
+// === impl BodyReader ===
 
-impl<'b> BodyFields<'b> {
-    fn new(body: &'b [u8]) -> Self {
-        Self {
-            model: ModelField::Missing,
-            stream: false,
-            include_usage: false,
-            max_completion_tokens: None,
-            max_tokens: None,
-            cache_salt: &[],
-            pieces: PromptPieces::new(body),
-        }
+impl<P: PromptSink> BodyReader<P> {
+    /// Begins to read a request to `api`. Do not call it for APIs whose body is not JSON itself
+    /// ([`RequestApi::is_grpc`]).
+    pub fn new(api: RequestApi, prompt: P) -> Self {
+        Self { api, json: JsonPush::new(), fields: BodyFields::new(api, prompt), error: None, read: 0 }
     }
 
-    /// Reads the value of one top-level field. A later duplicate replaces an earlier one.
-    fn read(&mut self, api: RequestApi, reader: &mut JsonReader<'b>, key: &JsonStr<'b>) -> Result<(), JsonError> {
-        match (key.name().as_ref(), api) {
-            (b"model", _) => self.model = reader.string()?.map_or(ModelField::NotAString, ModelField::Named),
-            (b"stream", _) => self.stream = reader.boolean()?.unwrap_or(false),
-            (b"stream_options", _) => {
-                self.include_usage = false;
-                return reader.members(|reader, key| match key.name().as_ref() {
-                    b"include_usage" => reader.boolean().map(|value| self.include_usage = value.unwrap_or(false)),
-                    _ => reader.skip().map(drop),
-                });
-            }
-            (b"max_completion_tokens", RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations) => {
-                self.max_completion_tokens = reader.count()?;
-            }
-            (
-                b"max_tokens",
-                RequestApi::ChatCompletions
-                | RequestApi::VertexChat
-                | RequestApi::Completions
-                | RequestApi::Messages
-                | RequestApi::Invocations,
-            ) => {
-                self.max_tokens = reader.count()?;
-            }
-            (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => self.max_tokens = reader.count()?,
-            (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => {
-                self.max_tokens = None;
-                return reader.members(|reader, key| match (key.name().as_ref(), api) {
-                    (b"max_tokens", RequestApi::VllmGenerate) | (b"max_new_tokens", RequestApi::SglangGenerate) => {
-                        reader.count().map(|count| self.max_tokens = count)
-                    }
-                    _ => reader.skip().map(drop),
-                });
-            }
-            (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => {
-                self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw());
-            }
-            (name, _) => return self.read_prompt(name, api, reader),
-        }
-        Ok(())
+    /// Reads the next piece; another follows, or the body's end.
+    pub fn read(&mut self, piece: &[u8]) {
+        self.push(piece, false);
     }
 
-    /// Reads a field if it belongs to the prompt.
-    fn read_prompt(&mut self, name: &[u8], api: RequestApi, reader: &mut JsonReader<'b>) -> Result<(), JsonError> {
-        match (name, api) {
-            (_, RequestApi::Render | RequestApi::CountTokens) => reader.skip().map(drop), // nothing is generated, so nothing is cached
-            (b"tools", _) => self.pieces.raw(PromptSection::Tools, reader),
-            (b"system", RequestApi::Messages) | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
-                self.pieces.content(PromptSection::System, reader)
-            }
-            (
-                b"messages",
-                RequestApi::ChatCompletions
-                | RequestApi::VertexChat
-                | RequestApi::Messages
-                | RequestApi::Embeddings
-                | RequestApi::Invocations,
-            )
-            | (b"prompt", RequestApi::Completions | RequestApi::Images | RequestApi::Invocations)
-            | (b"input", RequestApi::Responses | RequestApi::VertexPredict | RequestApi::Embeddings | RequestApi::Invocations)
-            | (b"items", RequestApi::Conversations)
-            | (b"token_ids", RequestApi::VllmGenerate)
-            | (b"text" | b"input_ids", RequestApi::SglangGenerate) => self.pieces.content(PromptSection::Turns, reader),
-            // The prompt's tokens mark the places of media, with the same mark for all media. So
-            // the media are hashed first.
-            (b"features", RequestApi::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
-                self.pieces.media(PromptSection::System, reader)
-            }
-            _ => reader.skip().map(drop),
+    /// Bytes that were read.
+    #[must_use]
+    pub fn bytes_read(&self) -> usize {
+        self.read
+    }
+
+    /// The bytes that are kept of a token whose end has not come.
+    #[must_use]
+    pub fn bytes_kept(&self) -> usize {
+        self.json.kept_bytes()
+    }
+
+    /// The prompt so far.
+    #[must_use]
+    pub fn prompt(&self) -> &P {
+        &self.fields.prompt
+    }
+
+    /// Whether the reader keeps too much of the body. Then the host drops the reader, and reads the
+    /// body when it is whole.
+    #[must_use]
+    pub fn keeps_too_much(&self) -> bool {
+        self.bytes_kept() > KEPT_BYTES_MAX
+    }
+
+    /// Reads the last piece.
+    ///
+    /// # Errors
+    /// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
+    pub fn finish(mut self, piece: &[u8]) -> Result<ParsedRequest<P>, BodyError> {
+        self.push(piece, true);
+        if let Some(error) = self.error {
+            return Err(error.into());
+        }
+        let mut fields = self.fields;
+        if !fields.is_object {
+            return Err(BodyError::NotAnObject);
+        }
+        let model = match std::mem::replace(&mut fields.model, ModelField::Missing) {
+            ModelField::Named(model) if !model.text.is_empty() => Some(model),
+            _ if !self.api.needs_model() => None,
+            ModelField::Named(_) => return Err(BodyError::EmptyModel),
+            ModelField::NotAString => return Err(BodyError::ModelNotAString),
+            ModelField::Missing => return Err(BodyError::MissingModel),
+        };
+        let counts = fields.counts();
+        let (model, model_span, model_escaped) = model.map(|model| (model.text, Some(model.span), model.escaped)).unwrap_or_default();
+        Ok(ParsedRequest {
+            model,
+            model_span: model_span.filter(|_| !self.api.is_grpc()),
+            model_escaped,
+            stream: fields.stream,
+            include_usage: fields.include_usage,
+            max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
+            cache_salt: fields.cache_salt,
+            media_items: counts.media_items,
+            prompt_bytes: counts.text_bytes,
+            prompt_token_ids: counts.token_ids,
+            prompt: fields.prompt,
+        })
+    }
+
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn push(&mut self, piece: &[u8], last: bool) {
+        self.read += piece.len();
+        if self.error.is_none() {
+            self.error = self.json.push(&mut self.fields, piece, last).err();
         }
     }
 }
@@ -278,8 +250,8 @@ mod tests {
         ] {
             let work = |times: usize| {
                 let body = [before, &repeated.repeat(times), after].concat();
-                let (parsed, steps) = steps::of(|| parse(RequestApi::ChatCompletions, body.as_bytes()));
-                assert_eq!(parsed.map(|parsed| parsed.model.into_owned()), Ok("m".to_owned()), "{repeated}");
+                let (parsed, steps) = steps::of(|| parse(RequestApi::ChatCompletions, body.as_bytes(), ()));
+                assert_eq!(parsed.map(|parsed| parsed.model), Ok("m".to_owned()), "{repeated}");
                 steps as f64
             };
             let (once, fourfold) = (work(10_000), work(40_000));

@@ -54,10 +54,10 @@
 //! In each call, the driver calls the host in this order:
 //!
 //! 1. Request headers: `find_pool`; then `wait_for_body` if the body is read. Without a pool: only
-//!    `count`.
-//! 2. Decision: `take_body` if the body is whole; `with_pool` ([`PoolUse::Resolve`]);
-//!    `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then `forward` and `count`,
-//!    or `count` and `reply`, or `park` or `hold`, and `keep_body`.
+//!    `count`. Then, for a long body, `body_piece` while it comes.
+//! 2. Decision: `body_piece` or `take_body` if the body is whole; `with_pool`
+//!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
+//!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
 //! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
 //! 4. Response body: `take_response_body`, `with_pool` ([`PoolUse::ReadResponse`]),
 //!    `send_response_body`.
@@ -75,13 +75,16 @@
 //! All calls are dispatched statically, and bodies are handed over without a copy. A driver costs
 //! what the same code inside the host would cost.
 
+mod decide;
 mod host;
+mod reading;
 pub use host::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
 
-use pool_state::{ManagedPool, Timestamp};
+use pool_state::Timestamp;
 
-use crate::exchange::{ExchangePhase, HeldAttempt};
-use crate::{Exchange, ExchangeStep, HeadersStep, LocalReply, RequestChanges, ResponseBody, ResponseHead, ResponseStep, headers};
+use crate::exchange::ExchangePhase;
+use crate::{Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody, ResponseHead, ResponseStep};
+use reading::BodyReading;
 
 /// Drives one request.
 #[derive(Debug)]
@@ -93,6 +96,7 @@ pub struct RequestDriver<H: RequestHost> {
     body_bytes: usize,
     /// Whether the last byte of the request has come.
     is_whole: bool,
+    reading: BodyReading,
     pieces: BodyDelivery,
     response: ResponseBody,
     /// Length of a held response body so far.
@@ -115,15 +119,6 @@ enum BodyDelivery {
     HoldNext,
 }
 
-fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
-    if let Some(record) = exchange.take_record() {
-        host.log_decision(&record);
-    }
-    if let Some(candidates) = exchange.take_candidates() {
-        host.trace_decision(candidates);
-    }
-}
-
 // === impl RequestDriver ===
 
 impl<H: RequestHost> Default for RequestDriver<H> {
@@ -133,6 +128,7 @@ impl<H: RequestHost> Default for RequestDriver<H> {
             pool: None,
             body_bytes: 0,
             is_whole: false,
+            reading: BodyReading::default(),
             pieces: BodyDelivery::None,
             response: ResponseBody::Ignore,
             response_bytes: 0,
@@ -163,10 +159,11 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Go;
         };
         let exchange = &mut self.exchange;
-        let queues = host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| {
+        let (queues, hashing) = host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| {
             exchange.capture_headers(pool, pairs);
-            pool.flow_control().is_some()
+            (pool.flow_control().is_some(), HashSettings::of(pool))
         });
+        self.reading = BodyReading::new(hashing);
         if queues {
             exchange.set_flow(host.flow_id().as_deref());
         }
@@ -198,6 +195,10 @@ impl<H: RequestHost> RequestDriver<H> {
                 self.exchange.set_body_unavailable();
                 self.decide(host)
             }
+            BodyProgress::Partial if self.awaits_body() => {
+                self.reading.read_some(&self.exchange, host, size);
+                RequestFlow::Hold
+            }
             BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
         };
         if flow == RequestFlow::Go { self.piece_goes_on(host) } else { flow }
@@ -220,6 +221,9 @@ impl<H: RequestHost> RequestDriver<H> {
                 return RequestFlow::Hold;
             }
         } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
+            if let Some(pool) = &self.pool {
+                self.reading = BodyReading::new(host.with_pool(pool, PoolUse::Capture, now, |pool| HashSettings::of(pool)));
+            }
             let body = self.body(host);
             if self.decide_at(host, body, now) == RequestFlow::Hold {
                 return RequestFlow::Hold;
@@ -282,7 +286,7 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Handles the end of the stream. Releases what the pick holds, once.
     pub fn end(&mut self, host: &mut H) {
-        self.pieces = BodyDelivery::None;
+        (self.pieces, self.reading) = (BodyDelivery::None, BodyReading::default());
         let Some(pool) = self.pool.take() else { return };
         let now = host.now();
         if self.exchange.is_open() && host.endpoint_broke_off() {
@@ -328,6 +332,12 @@ impl<H: RequestHost> RequestDriver<H> {
     #[must_use]
     pub fn is_held(&self) -> bool {
         matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_))
+    }
+
+    /// The memory of a body that is being read, in bytes; the host has the body itself.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.reading.memory()
     }
 
     /// Whether the client got a local reply.
@@ -388,119 +398,6 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Takes the body from the host, if it is whole.
     fn body(&self, host: &mut H) -> Option<H::RequestBody> {
         self.is_whole.then(|| host.take_body(self.body_bytes))
-    }
-
-    fn decide(&mut self, host: &mut H) -> RequestFlow {
-        let now = host.now();
-        let body = self.body(host);
-        self.decide_at(host, body, now)
-    }
-
-    /// Reads the body and hashes its prompt outside of `with_pool`: other requests can use the pool
-    /// meanwhile.
-    fn decide_at(&mut self, host: &mut H, body: Option<H::RequestBody>, now: Timestamp) -> RequestFlow {
-        let Some(pool) = &self.pool else { return RequestFlow::Go };
-        let (exchange, settings) = (&mut self.exchange, host.settings());
-        let parsed = exchange.read(body.as_ref().map_or(&[], AsRef::as_ref));
-        let resolved = host.with_pool(pool, PoolUse::Resolve, now, |pool| exchange.resolve(settings, pool, parsed, now));
-        let step = match resolved {
-            Ok(pending) => {
-                let (pending, hint) = (pending.with_hashes(), host.subset_hint());
-                let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
-                    (exchange.pick(settings, pool, hint.as_deref(), pending, now), pool.has_due())
-                });
-                if due {
-                    host.release_held(pool);
-                }
-                step
-            }
-            Err(step) => step,
-        };
-        log_decision(&mut self.exchange, host);
-        match step {
-            ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
-            ExchangeStep::Reply(reply) => self.refuse(host, reply),
-            ExchangeStep::Hold { number } => {
-                host.hold(pool, number);
-                body.into_iter().for_each(|body| host.keep_body(body));
-                RequestFlow::Hold
-            }
-            ExchangeStep::Park { deadline } if host.park(pool, deadline) => {
-                body.into_iter().for_each(|body| host.keep_body(body));
-                RequestFlow::Hold
-            }
-            // Too many wait already: decide as at the deadline.
-            ExchangeStep::Park { deadline } => self.decide_at(host, body, deadline),
-        }
-    }
-
-    /// Decides on a held request. Its body was read before; the host needs it only to change it.
-    fn decide_held(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
-        let Some(pool) = &self.pool else { return RequestFlow::Go };
-        let (exchange, settings) = (&mut self.exchange, host.settings());
-        let held = exchange.held();
-        let (attempt, mut due) =
-            host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.claim_held(settings, pool, now), pool.has_due()));
-        let step = match attempt {
-            HeldAttempt::Nothing => None,
-            HeldAttempt::Step(step) => Some(step),
-            HeldAttempt::Claim(pick) => {
-                let is_claimed = host.claim(pool, now);
-                let settle = |pool: &mut ManagedPool| (exchange.settle_held(settings, pool, (pick, is_claimed), now), pool.has_due());
-                let (step, still_due) = host.with_pool(pool, PoolUse::Pick, now, settle);
-                due = still_due;
-                Some(step)
-            }
-        };
-        if due {
-            host.release_held(pool);
-        }
-        log_decision(&mut self.exchange, host);
-        if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
-            host.log_hold(now.ms_since(since), priority);
-        }
-        match step {
-            Some(ExchangeStep::Forward(forward)) => {
-                let body = if forward.body.is_some() { self.body(host) } else { None };
-                self.forward(host, forward, body, now)
-            }
-            Some(ExchangeStep::Reply(reply)) => self.refuse(host, reply),
-            Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => RequestFlow::Hold,
-        }
-    }
-
-    fn forward(&mut self, host: &mut H, mut forward: RequestChanges, body: Option<H::RequestBody>, since: Timestamp) -> RequestFlow {
-        // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
-        // for a filter. A retry of a request that was resumed in the middle of its body would send
-        // that part twice (Envoy 1.40). So such a request has one attempt.
-        if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
-            forward.set.retain(|(name, _)| name != headers::RETRY_ON);
-        }
-        if host.forward(forward, body).is_err() {
-            return self.abandon(host, since);
-        }
-        let us = host.now().us_since(since);
-        let counted = if self.is_routed() { RequestCount::Picked { us } } else { RequestCount::FailedOpen };
-        host.count(self.pool.as_ref(), counted);
-        RequestFlow::Go
-    }
-
-    fn abandon(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
-        let Some(pool) = &self.pool else { return RequestFlow::Go };
-        let exchange = &mut self.exchange;
-        let reply = host.with_pool(pool, PoolUse::Release, now, |pool| exchange.abandon(pool, now));
-        self.refuse(host, reply)
-    }
-
-    fn refuse(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
-        let counted = match reply.status {
-            429 => RequestCount::Shed,
-            400..=499 => RequestCount::Invalid,
-            _ => RequestCount::Unavailable,
-        };
-        host.count(self.pool.as_ref(), counted);
-        host.reply(reply);
-        RequestFlow::Hold
     }
 
     fn read_response(&mut self, host: &mut H, size: usize, last: bool) {

@@ -12,21 +12,19 @@ mod pending_request;
 mod phase;
 mod pick;
 mod queued_request;
+mod resolve;
 mod response_head;
 mod routed_request;
 mod slo;
 
-use std::borrow::Cow;
-
 use scheduler::Snapshot;
-use scheduler::objects::ModelRequest;
 
 use crate::api::{ApiFamily, RequestApi};
-use crate::body;
 use crate::explain::{DecisionReason, HEADER_ENDPOINTS_MAX};
+use crate::headers;
+use crate::prompt::HashSettings;
 use crate::reply::{LocalReply, Refusal};
 use crate::settings::{DecideAt, ExchangeSettings, FailureMode, ObjectiveHeader};
-use crate::{headers, rewrite};
 use pool_state::{ManagedPool, Timestamp};
 
 pub use forward::RequestChanges;
@@ -35,8 +33,6 @@ pub(crate) use phase::ExchangePhase;
 pub use pick::{HeldAttempt, HeldPick};
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseStep};
-
-use pending_request::PromptFacts;
 
 /// The most bytes of request headers kept for plugins, names and values together. A session and a
 /// few labels take a fraction of this.
@@ -274,62 +270,11 @@ impl Exchange {
         body: &[u8],
         now: Timestamp,
     ) -> ExchangeStep {
-        let read = self.read(body);
+        let read = self.read(body, HashSettings::of(pool));
         match self.resolve(settings, pool, read, now) {
             Ok(pending) => self.pick(settings, pool, hint, pending.with_hashes(), now),
             Err(step) => step,
         }
-    }
-
-    /// The first step of [`Self::decide`]: reads the body.
-    #[must_use]
-    pub fn read<'b>(&self, body: &'b [u8]) -> ParsedBody<'b> {
-        ParsedBody { parsed: self.parse(body), body }
-    }
-
-    /// The second step of [`Self::decide`]: applies the pool's objects.
-    ///
-    /// # Errors
-    /// The step that follows at once: refuse, or wait for the pool's first state.
-    pub fn resolve<'b>(
-        &mut self,
-        settings: &ExchangeSettings,
-        pool: &mut ManagedPool,
-        read: ParsedBody<'b>,
-        now: Timestamp,
-    ) -> Result<PendingRequest<'b>, ExchangeStep> {
-        let _ = self.end(pool, now); // a host that decides twice must not leak the first pick
-        let ParsedBody { parsed, body } = read;
-        let mut parsed = parsed.map_err(|refusal| self.refuse(pool, &refusal))?;
-        let Some((prefix, token)) = pool.prompt_settings() else {
-            return Err(self.without_state(settings, pool, now));
-        };
-        let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
-        let unseen = self.unseen && self.api.is_inference();
-        let named = self.facts.model.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
-        let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
-        let requested_model =
-            ModelRequest { model: &model, objective: self.facts.objective.as_deref(), rewrite: self.facts.rewrite.as_deref() };
-        let resolved = pool.resolve(requested_model).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
-        let target = resolved.target_model;
-        let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
-        // A client may declare any length.
-        let unseen_bytes = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
-        Ok(PendingRequest {
-            prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
-            parsed,
-            body_bytes: if unseen { unseen_bytes } else { body.len() },
-            model,
-            target: target.filter(|_| splice.is_some()),
-            splice,
-            names,
-            priority: resolved.priority,
-            latency,
-            prefix,
-            secret: pool.hash_secret(),
-            blocks: Vec::new(),
-            facts: PromptFacts::default(),
-        })
     }
 
     /// Whether `address` is that of the endpoint that is tried first.
@@ -407,13 +352,6 @@ impl Exchange {
         let _ = self.end(pool, now);
         self.phase = ExchangePhase::Answered { uncounted: None };
         Refusal::Unsent.reply(self.family)
-    }
-
-    fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::ParsedRequest<'b>>, Refusal> {
-        if self.unseen || !self.api.is_inference() {
-            return Ok(None);
-        }
-        body::parse(self.api, body).map(Some).map_err(Refusal::Body)
     }
 
     /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path

@@ -14,7 +14,9 @@ use crate::number;
 use std::borrow::Cow;
 use std::ops::Range;
 
+pub(crate) mod push;
 pub mod scan;
+mod utf8;
 pub mod write;
 
 /// The most containers that may be open at once, as many as a `u128` has bits. Real bodies (tool
@@ -83,15 +85,7 @@ impl<'b> JsonReader<'b> {
 
     /// The kind of the next value; nothing is consumed but white space.
     pub fn peek(&mut self) -> Result<JsonKind> {
-        match self.next_byte() {
-            Some(b'{') => Ok(JsonKind::Object),
-            Some(b'[') => Ok(JsonKind::Array),
-            Some(b'"') => Ok(JsonKind::String),
-            Some(b'-' | b'0'..=b'9') => Ok(JsonKind::Number),
-            Some(b't' | b'f') => Ok(JsonKind::Boolean),
-            Some(b'n') => Ok(JsonKind::Null),
-            _ => self.invalid(),
-        }
+        self.next_byte().and_then(JsonKind::of).ok_or(JsonError::Invalid { offset: self.at })
     }
 
     /// Walks an object: calls `member` with each key, and `member` must consume the value. Skips a
@@ -236,7 +230,7 @@ impl<'b> JsonReader<'b> {
     /// Reads a string. The cursor is on the opening quote.
     fn read_string(&mut self) -> Result<JsonStr<'b>> {
         let start = self.at + 1;
-        let found = scan::string(self.bytes, start).map_err(|offset| JsonError::Invalid { offset })?;
+        let found = scan::string(self.bytes, start).map_err(|stop| JsonError::Invalid { offset: stop.offset })?;
         let raw = self.bytes.get(start..found.end).unwrap_or_default();
         if !found.ascii && simdutf8::basic::from_utf8(raw).is_err() {
             let valid = std::str::from_utf8(raw).err().map_or(0, |error| error.valid_up_to());
@@ -319,6 +313,23 @@ impl<'b> JsonReader<'b> {
 
     fn invalid<T>(&self) -> Result<T> {
         Err(JsonError::Invalid { offset: self.at })
+    }
+}
+
+// === impl JsonKind ===
+
+impl JsonKind {
+    /// The kind of a value that begins with `byte`.
+    fn of(byte: u8) -> Option<Self> {
+        match byte {
+            b'{' => Some(Self::Object),
+            b'[' => Some(Self::Array),
+            b'"' => Some(Self::String),
+            b'-' | b'0'..=b'9' => Some(Self::Number),
+            b't' | b'f' => Some(Self::Boolean),
+            b'n' => Some(Self::Null),
+            _ => None,
+        }
     }
 }
 

@@ -36,6 +36,7 @@ pub mod usage;
 pub mod headers;
 mod hint;
 mod prompt;
+pub use prompt::{HashSettings, PromptSums};
 
 mod reply;
 pub use reply::{LocalReply, Refusal, ready as ready_reply};

@@ -1,37 +1,110 @@
-//! Computes the chained hashes of the prompt of a parsed body.
+//! Hashes the prompt of a body while it is read.
 
-use scheduler::prefix::{BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
+use scheduler::prefix::{OpaquePiece, SectionSums, block_hashes, blocks_of};
 use scheduler::{PrefixSettings, TokenSettings};
 
-use crate::body::{ParsedRequest, PromptPiece};
+use crate::body::{ParsedRequest, PromptSection, PromptSink};
+use pool_state::ManagedPool;
 
-/// Returns the hashes of the prompt's blocks, first block first. Each hash covers all blocks before
-/// it and the `model`, and is keyed by the deployment's secret.
-pub(crate) fn blocks(parsed: &ParsedRequest<'_>, model: &str, secret: u128, settings: PrefixSettings) -> Vec<u64> {
-    let block_bytes = settings.block_bytes();
-    let expected = (parsed.prompt_bytes / block_bytes.max(1)).min(settings.blocks_max);
-    let mut hashes = Vec::with_capacity(expected.min(DENSE_BLOCKS) + expected.saturating_sub(DENSE_BLOCKS) / STRIDE + 2);
-    let mut hasher = BlockHasher::new(secret, model.as_bytes(), b"", parsed.cache_salt, block_bytes).up_to(settings.blocks_max);
-    for piece in parsed.prompt() {
-        match piece {
-            PromptPiece::Text(bytes) => hasher.update(bytes, &mut hashes),
-            PromptPiece::Media(bytes) => hasher.opaque(bytes, &mut hashes),
-        }
-        hasher.separator(&mut hashes);
+/// The settings on which the sums of a prompt depend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HashSettings {
+    secret: u128,
+    block_bytes: usize,
+    blocks_max: usize,
+}
+
+/// The sums of a prompt's text. They do not depend on the model, which a body may name last.
+#[derive(Clone, Debug)]
+pub struct PromptSums {
+    settings: HashSettings,
+    sections: [SectionSums; 3],
+    media: OpaquePiece,
+}
+
+// === impl HashSettings ===
+
+impl HashSettings {
+    /// The settings of a pool; `None` before its first state.
+    #[must_use]
+    pub fn of(pool: &ManagedPool) -> Option<Self> {
+        let (prefix, _) = pool.prompt_settings()?;
+        Some(Self { secret: pool.hash_secret(), block_bytes: prefix.block_bytes(), blocks_max: prefix.blocks_max })
     }
-    hasher.finish(&mut hashes);
-    hashes
+}
+
+// === impl PromptSums ===
+
+impl PromptSums {
+    /// The sums of a prompt without text. Without settings, the text is not summed.
+    #[must_use]
+    pub fn new(settings: Option<HashSettings>) -> Self {
+        let settings = settings.unwrap_or(HashSettings { secret: 0, block_bytes: 0, blocks_max: 0 });
+        let section = SectionSums::new(settings.secret, settings.block_bytes, settings.blocks_max);
+        Self { settings, sections: [section.clone(), section.clone(), section], media: OpaquePiece::default() }
+    }
+
+    /// The settings with which the text was summed.
+    pub(crate) fn settings(&self) -> HashSettings {
+        self.settings
+    }
+
+    /// The memory of the sums, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.sections.iter().map(SectionSums::memory).sum()
+    }
+
+    /// Returns the hashes of the prompt's blocks, first block first. Each hash covers all blocks
+    /// before it and the `model`, and is keyed by the deployment's secret.
+    pub(crate) fn blocks(&self, model: &str, cache_salt: &[u8]) -> Vec<u64> {
+        block_hashes(self.settings.secret, model.as_bytes(), cache_salt, &self.sections)
+    }
+
+    fn section(&mut self, section: PromptSection) -> &mut SectionSums {
+        let [tools, system, turns] = &mut self.sections;
+        match section {
+            PromptSection::Tools => tools,
+            PromptSection::System => system,
+            PromptSection::Turns => turns,
+        }
+    }
+}
+
+impl PromptSink for PromptSums {
+    fn text(&mut self, section: PromptSection, bytes: &[u8]) {
+        self.section(section).update(bytes);
+    }
+
+    fn text_end(&mut self, section: PromptSection) {
+        self.section(section).separator();
+    }
+
+    fn media(&mut self, _: PromptSection, bytes: &[u8]) {
+        self.media.update(bytes);
+    }
+
+    fn media_end(&mut self, section: PromptSection) {
+        let media = std::mem::take(&mut self.media);
+        let section = self.section(section);
+        section.opaque(&media);
+        section.separator();
+    }
+
+    fn clear(&mut self, section: PromptSection) {
+        self.section(section).clear();
+    }
 }
 
 /// Returns the bytes of a prompt that has only text; 0 for other prompts.
-pub(crate) fn text_bytes(parsed: &ParsedRequest<'_>) -> u32 {
+pub(crate) fn text_bytes(parsed: &ParsedRequest<PromptSums>) -> u32 {
     let mixed = parsed.prompt_token_ids > 0 || parsed.media_items > 0;
     u32::try_from(parsed.prompt_bytes).ok().filter(|_| !mixed).unwrap_or(0)
 }
 
 /// Returns the number of blocks with these hashes, if the prompt's tokens are spread evenly over
 /// them.
-pub(crate) fn even_blocks(parsed: &ParsedRequest<'_>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
+pub(crate) fn even_blocks(parsed: &ParsedRequest<PromptSums>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
     let blocks = blocks_of(hashes, hashes.len());
     let whole = usize::try_from(blocks).is_ok_and(|blocks| blocks < settings.blocks_max);
     (whole && parsed.media_items == 0).then_some(blocks)
@@ -39,7 +112,7 @@ pub(crate) fn even_blocks(parsed: &ParsedRequest<'_>, hashes: &[u64], settings: 
 
 /// Estimates the tokens of the prompt: `text` estimates its text; token ids count if the client
 /// sent them; images have a fixed count.
-pub(crate) fn tokens(parsed: &ParsedRequest<'_>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
+pub(crate) fn tokens(parsed: &ParsedRequest<PromptSums>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
     text(parsed.prompt_bytes)
         .saturating_add(parsed.prompt_token_ids)
         .saturating_add(parsed.media_items.saturating_mul(settings.media_tokens))
@@ -51,8 +124,9 @@ mod tests {
     use crate::api::RequestApi;
     use crate::body;
 
-    fn four() -> ParsedRequest<'static> {
-        body::parse(RequestApi::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap()
+    fn four() -> ParsedRequest<PromptSums> {
+        let body = br#"{"model": "m", "prompt": "four"}"#;
+        body::parse(RequestApi::of(b"POST", b"/v1/completions"), body, PromptSums::new(None)).unwrap()
     }
 
     #[test]

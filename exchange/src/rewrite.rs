@@ -18,11 +18,11 @@ pub struct BodyEdit {
     pub replacement: Vec<u8>,
 }
 
-/// Returns the change that makes `body`, which was read as `parsed`, name `target`, and the names
-/// for the change back in the reply. `None` if the model in the body cannot be replaced.
-pub(crate) fn model(body: &[u8], parsed: &ParsedRequest<'_>, target: &str) -> Option<(BodyEdit, ModelNames)> {
+/// Returns the change that makes a body name `target`, and the names for the change back in the
+/// reply. `None` if the model in the body cannot be replaced.
+pub(crate) fn model<P>(parsed: &ParsedRequest<P>, target: &str) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
-    let requested = body.get(range.clone())?.into();
+    let requested = parsed.model_literal().into();
     Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested }))
 }
 

@@ -352,9 +352,10 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
+    fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>> {
         self.may_fail(FakeCall::Buffer)?;
         let mut bytes = self.http.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
+        bytes.drain(..start.min(bytes.len()));
         bytes.truncate(size);
         self.record(FakeCall::Buffer, &format!("{buffer:?}"), 0, bytes.len());
         Ok(bytes)

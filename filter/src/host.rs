@@ -122,8 +122,8 @@ pub trait Host: Clone + 'static {
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
     /// Removes all values of a header.
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
-    /// Reads at most `size` bytes of a buffer.
-    fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>>;
+    /// Reads at most `size` bytes of a buffer, from `start` on.
+    fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>>;
     /// Replaces the first `size` bytes of a body that can be read now. The host can replace only
     /// the beginning of a body.
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()>;
@@ -412,8 +412,8 @@ mod wasm {
             check(unsafe { proxy_remove_header_map_value(map as u32, name.as_ptr(), name.len()) })
         }
 
-        fn buffer(&self, buffer: BodyBuffer, size: usize) -> Result<Vec<u8>> {
-            match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, 0, size, data, read) }) {
+        fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>> {
+            match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, start, size, data, read) }) {
                 // The host returns this status for a body without bytes.
                 Err(HostError::NOT_FOUND) => Ok(Vec::new()),
                 read => read,

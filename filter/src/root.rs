@@ -33,7 +33,8 @@ impl<H: Host> FilterRoot<H> {
     /// Reads a configuration. The error is text for the log.
     fn configure(&mut self, size: usize) -> Result<(), String> {
         self.host.follow_log_level();
-        let bytes = self.host.buffer(BodyBuffer::Configuration, size).map_err(|e| format!("the configuration could not be read: {e}"))?;
+        let bytes =
+            self.host.buffer(BodyBuffer::Configuration, 0, size).map_err(|e| format!("the configuration could not be read: {e}"))?;
         let config = FilterConfig::parse(&bytes).map_err(|e| e.to_string())?;
         self.host.tick_period(TICK_MS).map_err(|e| format!("the proxy gave no timer: {e}"))?;
         self.config = Rc::new(config);

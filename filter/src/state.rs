@@ -339,7 +339,7 @@ impl<H: Host> VmState<H> {
         if !self.link.is(stream) {
             return Vec::new();
         }
-        let bytes = match self.host.buffer(BodyBuffer::StreamMessage, size) {
+        let bytes = match self.host.buffer(BodyBuffer::StreamMessage, 0, size) {
             Ok(bytes) => bytes,
             Err(error) => {
                 self.host_error("a message of the daemon", error);

@@ -12,7 +12,7 @@
 #![expect(clippy::disallowed_methods, reason = "measures time; no part of the crate")]
 #![expect(clippy::print_stdout, reason = "prints its figures")]
 
-use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BlockHasher, ENTRIES_DEFAULT, PrefixIndex};
+use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BLOCKS_MAX, ENTRIES_DEFAULT, PrefixIndex, SectionSums, block_hashes};
 use scheduler::{EndpointRef, Generation, Rng, Slot};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -62,15 +62,18 @@ fn time_each<T>(items: impl Iterator<Item = T>, mut call: impl FnMut(T)) -> f64 
 fn hash() {
     for kilobytes in [1, 10, 100, 1000] {
         let text = vec![b'x'; kilobytes * 1000];
-        let mut blocks = Vec::with_capacity(4096);
-        let ns = time(|| {
-            blocks.clear();
-            let mut hasher = BlockHasher::new(1, b"model", b"", b"", BLOCK_BYTES_DEFAULT);
-            hasher.update(black_box(&text), &mut blocks);
-            hasher.finish(&mut blocks);
-            black_box(&blocks);
+        let mut turns = [SectionSums::new(1, BLOCK_BYTES_DEFAULT, BLOCKS_MAX)];
+        let sum_ns = time(|| {
+            turns[0].clear();
+            turns[0].update(black_box(&text));
         });
-        println!("hash {kilobytes} KB: {:.2} us, {:.1} GB/s", ns / 1000.0, text.len() as f64 / ns);
+        let key_ns = time(|| drop(black_box(block_hashes(1, b"model", b"", black_box(&turns)))));
+        println!(
+            "{kilobytes} KB: sums {:.2} us, {:.1} GB/s; hashes of them {:.2} us",
+            sum_ns / 1e3,
+            text.len() as f64 / sum_ns,
+            key_ns / 1e3
+        );
     }
 }
 

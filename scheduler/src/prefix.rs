@@ -3,7 +3,7 @@
 //!
 //! An engine keeps the KV blocks of prompts it has served and skips their prefill when a prompt
 //! starts with the same text. So the picker cuts a prompt into blocks, hashes each with everything
-//! before it ([`BlockHasher`]), and records at every pick which endpoint got which hashes
+//! before it ([`block_hashes`]), and records at every pick which endpoint got which hashes
 //! ([`PrefixIndex`]). The index is an estimate, mostly right and always cheap: engines do not
 //! report what they evict.
 
@@ -12,7 +12,10 @@ mod xxh64;
 pub(crate) use xxh64::xxh64;
 
 mod hash;
-pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
+pub use hash::{
+    BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, DENSE_BLOCKS, OpaquePiece, STRIDE, SectionSums, block_hashes,
+    blocks_of,
+};
 
 mod rendezvous;
 pub use rendezvous::rendezvous_endpoint;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use scheduler::Rng;
-use scheduler::prefix::{BLOCK_BYTES_MIN, BlockHasher};
+use scheduler::prefix::{BLOCK_BYTES_MIN, BLOCKS_MAX, SectionSums, block_hashes};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob};
 use crate::trace::{self, ID_TOKENS, ServeGenClient, TraceRequest};
@@ -276,13 +276,13 @@ impl Workload {
 /// Appends the hashes that a proxy computes for a prompt whose blocks have this content. A block
 /// has the smallest number of bytes that a block may have.
 fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
-    let mut hasher = BlockHasher::new(0, b"", b"", b"", BLOCK_BYTES_MIN);
+    let mut turns = SectionSums::new(0, BLOCK_BYTES_MIN, BLOCKS_MAX);
     for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
         let tokens = (prompt - block * BLOCK_TOKENS).min(BLOCK_TOKENS);
         let text = [content(block).to_le_bytes(); BLOCK_BYTES_MIN / 8];
-        hasher.update(text.as_flattened().get(..tokens * BLOCK_BYTES_MIN / BLOCK_TOKENS).unwrap_or(&[]), hashes);
+        turns.update(text.as_flattened().get(..tokens * BLOCK_BYTES_MIN / BLOCK_TOKENS).unwrap_or(&[]));
     }
-    hasher.finish(hashes);
+    hashes.extend(block_hashes(0, b"", b"", &[turns]));
 }
 
 /// A hash of two numbers, never 0.

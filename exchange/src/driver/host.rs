@@ -106,7 +106,12 @@ pub trait RequestHost {
         true
     }
 
-    /// Returns the request body of `size` bytes. A body that cannot be read is empty.
+    /// Returns `size` bytes of the request body, from `start` on. The host keeps them. Bytes that
+    /// cannot be read are left out.
+    fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]>;
+
+    /// Returns the first `size` bytes of the request body, mostly all of it. A body that cannot be
+    /// read is empty.
     fn take_body(&mut self, size: usize) -> Self::RequestBody;
 
     /// Gives a body back to the host, because the request waits. A host whose proxy has the body

@@ -1,18 +1,17 @@
 //! A request between its bytes and the pick.
 //!
-//! Reading a large body and hashing its prompt are nearly all the work of a decision and need no
-//! pool. A host that shares a pool between threads does both without its lock:
-//! [`Exchange::read`](super::Exchange::read), then `resolve` under the lock,
+//! Reading a large body and hashing its prompt are nearly all the work of a decision, and need of
+//! the pool only its [`HashSettings`]. A host that shares a pool between threads does both without
+//! its lock: [`Exchange::read`](super::Exchange::read), or a
+//! [`BodyReader`](crate::body::BodyReader) while the body comes; then `resolve` under the lock,
 //! [`PendingRequest::with_hashes`], then `pick` under the lock.
-
-use std::borrow::Cow;
 
 use scheduler::{PrefixSettings, Request, SubsetHint, TokenSettings};
 
 use super::queued_request::QueuedRequest;
 use super::{Exchange, slo};
-use crate::body::ParsedRequest;
-use crate::prompt;
+use crate::body::{BodyError, ParsedRequest};
+use crate::prompt::{self, HashSettings, PromptSums};
 use crate::reply::Refusal;
 use crate::restore::ModelNames;
 use crate::rewrite::BodyEdit;
@@ -20,18 +19,18 @@ use pool_state::ManagedPool;
 
 /// A request's body, read or refused.
 #[derive(Debug)]
-pub struct ParsedBody<'b> {
-    pub(super) parsed: Result<Option<ParsedRequest<'b>>, Refusal>,
-    pub(super) body: &'b [u8],
+pub struct ParsedBody {
+    pub(super) parsed: Result<Option<ParsedRequest<PromptSums>>, Refusal>,
+    pub(super) body_bytes: usize,
 }
 
 /// A request with the pool's objects applied. Its fields are the facts that the pick reads.
 #[derive(Debug)]
-pub struct PendingRequest<'b> {
-    pub(super) parsed: Option<ParsedRequest<'b>>,
+pub struct PendingRequest {
+    pub(super) parsed: Option<ParsedRequest<PromptSums>>,
     pub(super) body_bytes: usize,
     /// The model the client named.
-    pub(super) model: Cow<'b, str>,
+    pub(super) model: String,
     /// The model that the engine gets instead.
     pub(super) target: Option<Box<str>>,
     pub(super) splice: Option<BodyEdit>,
@@ -40,7 +39,6 @@ pub struct PendingRequest<'b> {
     pub(super) latency: slo::RequestedSlo,
     pub(super) prefix: PrefixSettings,
     pub(super) prompt_tokens: u32,
-    pub(super) secret: u128,
     pub(super) blocks: Vec<u64>,
     pub(super) facts: PromptFacts,
 }
@@ -57,14 +55,32 @@ pub(super) struct PromptFacts {
     pub(super) even_blocks: Option<u32>,
 }
 
+// === impl ParsedBody ===
+
+impl ParsedBody {
+    /// A body of this length that a reader has read to its end.
+    #[must_use]
+    pub fn of(read: Result<ParsedRequest<PromptSums>, BodyError>, body_bytes: usize) -> Self {
+        Self { parsed: read.map(Some).map_err(Refusal::Body), body_bytes }
+    }
+
+    /// Whether its prompt was summed with the settings that the pool has now. If not, the body must
+    /// be read again.
+    #[must_use]
+    pub fn fits(&self, pool: &ManagedPool) -> bool {
+        let Ok(Some(parsed)) = &self.parsed else { return true };
+        HashSettings::of(pool).is_none_or(|settings| settings == parsed.prompt.settings())
+    }
+}
+
 // === impl PendingRequest ===
 
-impl PendingRequest<'_> {
+impl PendingRequest {
     /// Adds the hashes of the prompt blocks.
     #[must_use]
     pub fn with_hashes(mut self) -> Self {
         if let Some(parsed) = &self.parsed {
-            self.blocks = prompt::blocks(parsed, self.target_model(), self.secret, self.prefix);
+            self.blocks = parsed.prompt.blocks(self.target_model(), &parsed.cache_salt);
             self.facts = PromptFacts {
                 max_tokens: parsed.max_tokens,
                 media_items: parsed.media_items,
@@ -82,8 +98,8 @@ impl PendingRequest<'_> {
     }
 
     /// The request without its body, for a request that is held.
-    pub(super) fn into_owned(self) -> PendingRequest<'static> {
-        PendingRequest { parsed: None, model: Cow::Owned(self.model.into_owned()), ..self }
+    pub(super) fn without_body(self) -> Self {
+        Self { parsed: None, ..self }
     }
 
     /// The request in the form that the scheduler uses.
@@ -116,7 +132,7 @@ impl PendingRequest<'_> {
 
 /// Returns the tokens of a prompt. For a prompt that was not seen, returns the most tokens that a
 /// body of `unseen_bytes` can have.
-pub(super) fn tokens(parsed: Option<&ParsedRequest<'_>>, unseen_bytes: usize, settings: TokenSettings, pool: &ManagedPool) -> u32 {
+pub(super) fn tokens(parsed: Option<&ParsedRequest<PromptSums>>, unseen_bytes: usize, settings: TokenSettings, pool: &ManagedPool) -> u32 {
     let text = |bytes| pool.text_tokens(bytes);
     parsed.map_or_else(|| text(unseen_bytes), |parsed| prompt::tokens(parsed, settings, text))
 }

@@ -43,7 +43,7 @@ impl Exchange {
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
         hint: Option<&[u8]>,
-        pending: PendingRequest<'_>,
+        pending: PendingRequest,
         now: Timestamp,
     ) -> ExchangeStep {
         let subset = hint.map(hint::parse);
@@ -64,7 +64,7 @@ impl Exchange {
             Ok(FlowAdmission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
             Ok(FlowAdmission::Held(ticket)) => {
                 let number = ticket.number;
-                let request = QueuedRequest { ticket, pending: pending.into_owned(), subset, is_recorded, since: now };
+                let request = QueuedRequest { ticket, pending: pending.without_body(), subset, is_recorded, since: now };
                 self.queue(Box::new(request));
                 ExchangeStep::Hold { number }
             }
@@ -143,10 +143,10 @@ impl Exchange {
         (self.why.reasons, self.why.record, self.why.candidates) = (None, None, None);
     }
 
-    fn pick_refused(&mut self, pool: &mut ManagedPool, pending: &PendingRequest<'_>, refusal: PickRefusal) -> ExchangeStep {
+    fn pick_refused(&mut self, pool: &mut ManagedPool, pending: &PendingRequest, refusal: PickRefusal) -> ExchangeStep {
         match Refusal::from(refusal) {
             Refusal::Unavailable(UnavailableReason::ModelNotServed) if pending.target.is_none() && !pool.knows_model(&pending.model) => {
-                self.refuse(pool, &Refusal::UnknownModel(pending.model.as_ref().into()))
+                self.refuse(pool, &Refusal::UnknownModel(pending.model.as_str().into()))
             }
             refusal => self.refuse(pool, &refusal),
         }
@@ -157,7 +157,7 @@ impl Exchange {
         &mut self,
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
-        pending: PendingRequest<'_>,
+        pending: PendingRequest,
         picked: RecordedPick,
         now: Timestamp,
     ) -> ExchangeStep {

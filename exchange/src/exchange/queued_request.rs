@@ -10,7 +10,7 @@ use super::pending_request::PendingRequest;
 #[derive(Debug)]
 pub(crate) struct QueuedRequest {
     pub(super) ticket: HeldTicket,
-    pub(super) pending: PendingRequest<'static>,
+    pub(super) pending: PendingRequest,
     pub(super) subset: Option<SubsetHint>,
     pub(super) since: Timestamp,
     /// Whether its decision is recorded.

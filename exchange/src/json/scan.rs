@@ -20,15 +20,29 @@ pub struct ScannedString {
     pub ascii: bool,
 }
 
+/// Where and why a scan stopped before the end of its string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StringStop {
+    /// Offset of the byte that a string must not contain, or the length of the input if the string
+    /// has no end.
+    pub offset: usize,
+    /// Offset behind the bytes that are part of the string for certain. Once there is more input,
+    /// the scan can go on there.
+    pub scanned: usize,
+    /// Whether those bytes have an escape.
+    pub escaped: bool,
+    /// Whether those bytes are ASCII. Also false if a byte shortly after them is not.
+    pub ascii: bool,
+}
+
 /// Bytes that are examined together. They fit one mask register, and four vectors of SSE2 or wasm.
 const BLOCK_BYTES: usize = 64;
 
 /// Finds the end of the string whose first byte (after the opening quote) is at `start`.
 ///
 /// # Errors
-/// The offset of the byte that a string must not contain, or the length of `bytes` if the string
-/// has no end.
-pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
+/// Where the scan stopped, because of a byte or because `bytes` end.
+pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, StringStop> {
     let mut at = start;
     let mut escaped = false;
     let mut ascii = true;
@@ -53,16 +67,17 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
             match bytes.get(here) {
                 Some(b'"') => return Ok(ScannedString { end: here, escaped, ascii }),
                 Some(b'\\') => {
+                    let len = escape_len(bytes, here).map_err(|offset| StringStop { offset, scanned: here, escaped, ascii })?;
                     escaped = true;
-                    let next = index + escape_len(bytes, here)?;
+                    let next = index + len;
                     if next >= BLOCK_BYTES {
                         at += next;
                         continue 'blocks;
                     }
                     special &= u64::MAX << next;
                 }
-                Some(_) => return Err(here),
-                None => return Err(bytes.len()),
+                Some(_) => return Err(StringStop { offset: here, scanned: here, escaped, ascii }),
+                None => return Err(StringStop { offset: bytes.len(), scanned: bytes.len(), escaped, ascii }),
             }
         }
         at += BLOCK_BYTES;

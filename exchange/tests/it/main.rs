@@ -15,6 +15,7 @@ mod json;
 mod memory_host;
 mod missed;
 mod observed;
+mod pieces;
 mod pool;
 mod record;
 mod release;

@@ -111,6 +111,10 @@ impl RequestHost for MemoryHost {
         None
     }
 
+    fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
+        self.request.get(start..start.saturating_add(size)).unwrap_or_default().into()
+    }
+
     fn take_body(&mut self, _size: usize) -> Vec<u8> {
         std::mem::take(&mut self.request)
     }
@@ -237,4 +241,28 @@ fn an_invalid_body_is_refused() {
     assert_eq!((flow, driver.is_answered(), host.log.as_slice()), (RequestFlow::Hold, true, &["Invalid".into(), "reply 400".into()][..]));
     driver.end(&mut host);
     assert_eq!(host.log.len(), 2, "an answered request has no outcome");
+}
+
+/// Sends a long request in two pieces; the pool's state may change between them. Returns the number
+/// of blocks that the pool remembers afterwards, and again after the same request in one piece.
+fn in_two_pieces(between: impl FnOnce(&mut ManagedPool)) -> [usize; 2] {
+    let pool = pool(true);
+    let body = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}],"model":"m"}}"#, "some words ".repeat(9_000));
+    let mut host = MemoryHost::new(&pool, body.as_bytes());
+    let mut driver = RequestDriver::default();
+    let _ = driver.request_headers(&mut host, HEADERS.into_iter(), false);
+    assert_eq!(driver.request_body(&mut host, 50_000, BodyProgress::Partial), RequestFlow::Hold);
+    between(&mut pool.borrow_mut());
+    assert_eq!(driver.request_body(&mut host, body.len(), BodyProgress::Whole), RequestFlow::Go);
+    let entries = || pool.borrow().prefixes().stats().entries;
+    let once = entries();
+    assert_eq!(MemoryHost::new(&pool, body.as_bytes()).send().1, RequestFlow::Go);
+    [once, entries()]
+}
+
+#[test]
+fn a_body_in_pieces_has_the_blocks_of_a_whole_one_though_the_secret_changes() {
+    let unchanged = in_two_pieces(|_| ());
+    assert!(unchanged[0] > 100 && unchanged[0] == unchanged[1], "{unchanged:?}");
+    assert_eq!(in_two_pieces(|pool| pool.install(pool_update(2, 1), 8, 1_000)), unchanged);
 }

@@ -246,8 +246,12 @@ impl<H: Host> RequestHost for FilterHost<H> {
         self.proxy.property(&path).unwrap_or_else(|e| Some(self.failed("the fairness id", e))).map(Cow::Owned)
     }
 
+    fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
+        self.bytes(BodyBuffer::RequestBody, start, size, "a piece of the request body").into()
+    }
+
     fn take_body(&mut self, size: usize) -> Vec<u8> {
-        self.bytes(BodyBuffer::RequestBody, size, "the request body")
+        self.bytes(BodyBuffer::RequestBody, 0, size, "the request body")
     }
 
     fn forward(&mut self, forward: RequestChanges, body: Option<Vec<u8>>) -> Result<(), RewriteError> {
@@ -350,7 +354,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn take_response_body(&mut self, size: usize) -> Vec<u8> {
         self.response_bytes = size;
-        self.bytes(BodyBuffer::ResponseBody, size, "the response body")
+        self.bytes(BodyBuffer::ResponseBody, 0, size, "the response body")
     }
 
     fn send_response_body(&mut self, _: Vec<u8>, restored: Option<&[u8]>, held: bool) {
@@ -420,10 +424,10 @@ impl<H: Host> FilterHost<H> {
         }
     }
 
-    fn bytes(&self, buffer: BodyBuffer, size: usize, what: &str) -> Vec<u8> {
+    fn bytes(&self, buffer: BodyBuffer, start: usize, size: usize, what: &str) -> Vec<u8> {
         match size {
             0 => Vec::new(),
-            size => self.proxy.buffer(buffer, size).unwrap_or_else(|e| self.failed(what, e)),
+            size => self.proxy.buffer(buffer, start, size).unwrap_or_else(|e| self.failed(what, e)),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod held;
 mod host_calls;
+mod long_bodies;
 mod parked;
 mod refusing;
 mod traced;

@@ -177,7 +177,7 @@ impl CallResponse {
     pub fn read<H: Host>(host: &H, size: usize) -> Self {
         let headers = host.headers(HeaderMap::Answer).unwrap_or_default();
         let status = HeaderPairs::new(&headers).find(|(name, _)| *name == b":status").map(|(_, value)| value.to_vec());
-        match host.buffer(BodyBuffer::Answer, size) {
+        match host.buffer(BodyBuffer::Answer, 0, size) {
             Ok(body) => Self { status, body },
             Err(_) => Self::default(),
         }

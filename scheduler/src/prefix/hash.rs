@@ -1,20 +1,27 @@
 //! A prompt as a chain of block hashes.
 //!
 //! ```text
-//! seed    = siphash(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)
-//!           each field padded to whole words of 8 bytes
-//! text    = the prompt's pieces in order, with one byte 0xFF at each separator
-//! sum(i)  = xxh64(seed; first (i + 1) * block_bytes bytes of text); the last: all of text
-//! hash(i) = siphash(secret; sum(i))   a single word, which no seed's message is
-//! kept    = hash(i) for i < 128, then every fourth: i + 1 = 132, 136, ...
+//! section = tools, system, turns: the pieces of one in order, with one byte 0xFF after each
+//! sum(i)  = xxh64(siphash(secret); first (i + 1) * block_bytes bytes of the section)
+//! whole   = the same of all bytes of the section
+//! hash(i) = siphash(secret; len(model) model len(cache_salt) cache_salt whole... sum(i))
+//!           each field padded to whole words of 8 bytes; the sums of the sections before
+//! kept    = all blocks until the prompt has 128, then every fourth of a section: i + 1 = 132, ...
 //!           lowest bit: 0 for one block, 1 for four
 //! ```
 //!
-//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Hashing every prefix
+//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Summing every prefix
 //! from its start takes one pass over the text, because xxh64 gives a digest at any point of its
 //! stream. Its four running lanes (256 bits) also chain more state than feeding a 64-bit hash into
-//! the next block would. Model, LoRA adapter and cache salt seed the chain, because engines share
-//! no KV block between two models, adapters or salts.
+//! the next block would. Model and cache salt are part of each hash, because engines share no KV
+//! block between two models, adapters or salts.
+//!
+//! **Before the whole prompt is known.** Clients write the fields of a body in any order: many
+//! write `messages` first, and `model` and `tools` after them. So a section is summed by itself
+//! ([`SectionSums`]) while its bytes come, and the model and the other sections are added at the
+//! end ([`block_hashes`]), for each kept block and not for each byte. For this each section begins
+//! a block of its own: the bytes behind the last kept block of a section count only in the whole,
+//! and have a hash of their own only where the prompt ends.
 //!
 //! A deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is not a keyed
 //! function: a reader who knows the text of one sum can compute the seed, and then try other texts.
@@ -68,20 +75,26 @@ const WIDE: u64 = 1;
 /// text.
 const SEPARATOR: [u8; 1] = [0xFF];
 
-/// Hashes one prompt, piece by piece. The result does not depend on how the bytes are divided into
-/// calls of [`update`](Self::update).
+/// The text of one section of a prompt, summed at the ends of its blocks. The result does not
+/// depend on how the bytes are divided into calls of [`update`](Self::update).
 #[derive(Clone, Debug)]
-pub struct BlockHasher {
+pub struct SectionSums {
     text: Xxh64,
-    /// The keyed function before any input.
-    keyed: SipHash,
+    /// The state before any text.
+    empty: Xxh64,
     block_bytes: usize,
-    /// Blocks before those that the next hash stands for.
-    blocks: usize,
     blocks_max: usize,
-    /// Bytes until the next hash is due.
+    /// Blocks before those that the next sum stands for.
+    blocks: usize,
+    /// Bytes until the next sum is due.
     bytes_left: usize,
+    sums: Vec<u64>,
 }
+
+/// A piece whose token count does not follow from its bytes (an image, by its data URI). A piece of
+/// any length counts as the 8 bytes of its hash.
+#[derive(Clone, Debug)]
+pub struct OpaquePiece(Xxh64);
 
 /// Returns whether this hash stands for [`STRIDE`] blocks rather than for one.
 #[must_use]
@@ -100,36 +113,53 @@ pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     u32::try_from(hashes.len() + wide * (STRIDE - 1)).unwrap_or(u32::MAX)
 }
 
-// === impl BlockHasher ===
+/// Returns the hashes of the prompt's blocks, first block first. `sections` are in the order of the
+/// prompt; `cache_salt` is empty if the client sent none.
+#[must_use]
+pub fn block_hashes(secret: u128, model: &[u8], cache_salt: &[u8], sections: &[SectionSums]) -> Vec<u64> {
+    let mut keyed = SipHash::new(secret);
+    [model, cache_salt].into_iter().for_each(|field| keyed.field(field));
+    let mut hashes = Vec::with_capacity(sections.iter().map(|section| section.sums.len()).sum::<usize>() + 1);
+    let (mut blocks, last) = (0, sections.iter().rposition(|section| section.text.len() > 0));
+    for (at, section) in sections.iter().enumerate().take(last.map_or(0, |last| last + 1)) {
+        let Some(whole) = section.hash(&keyed, &mut blocks, &mut hashes, last == Some(at)) else { break };
+        keyed.word(whole);
+    }
+    hashes
+}
 
-impl BlockHasher {
-    /// A hasher for a prompt to `model` with adapter `lora` (empty: none) and the client's
-    /// `cache_salt` (empty: none). `block_bytes` is clamped to
+// === impl SectionSums ===
+
+impl SectionSums {
+    /// A section without text. `block_bytes` is clamped to
     /// [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and rounded down to a multiple of
-    /// [`BLOCK_BYTES_MIN`].
+    /// [`BLOCK_BYTES_MIN`]; `blocks_max` limits the blocks of the prompt, to at most
+    /// [`BLOCKS_MAX`].
     #[must_use]
-    pub fn new(secret: u128, model: &[u8], lora: &[u8], cache_salt: &[u8], block_bytes: usize) -> Self {
-        let keyed = SipHash::new(secret);
-        let mut seed = keyed.clone();
-        [model, lora, cache_salt].into_iter().for_each(|field| seed.field(field));
+    pub fn new(secret: u128, block_bytes: usize, blocks_max: usize) -> Self {
         let block_bytes = block_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
         let block_bytes = block_bytes - block_bytes % STRIPE_BYTES;
-        Self { text: Xxh64::new(seed.digest()), keyed, block_bytes, blocks: 0, blocks_max: BLOCKS_MAX, bytes_left: block_bytes }
+        let empty = Xxh64::new(SipHash::new(secret).digest());
+        let blocks_max = blocks_max.min(BLOCKS_MAX);
+        Self { text: empty.clone(), empty, block_bytes, blocks_max, blocks: 0, bytes_left: block_bytes, sums: Vec::new() }
     }
 
-    /// Limits the hasher to the first `blocks_max` blocks of a prompt, at most [`BLOCKS_MAX`].
+    /// The memory of the sums, in bytes.
     #[must_use]
-    pub fn up_to(self, blocks_max: usize) -> Self {
-        Self { blocks_max: blocks_max.min(BLOCKS_MAX), ..self }
+    pub fn memory(&self) -> usize {
+        self.sums.capacity() * size_of::<u64>()
     }
 
-    /// Hashes the next bytes of the prompt and appends the hashes that become due. Ignores bytes
-    /// beyond the last block.
-    pub fn update(&mut self, mut bytes: &[u8], hashes: &mut Vec<u64>) {
+    /// Adds the next bytes of the section. Ignores bytes beyond the last block.
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub fn update(&mut self, mut bytes: &[u8]) {
         while self.has_room() && bytes.len() >= self.bytes_left {
             let (head, rest) = bytes.split_at(self.bytes_left);
             self.text.write(head);
-            hashes.push(self.hash());
+            if self.sums.capacity() == 0 {
+                self.sums.reserve_exact(DENSE_BLOCKS);
+            }
+            self.sums.push(self.text.digest());
             self.blocks += self.span();
             self.bytes_left = self.span() * self.block_bytes;
             bytes = rest;
@@ -140,27 +170,55 @@ impl BlockHasher {
         }
     }
 
-    /// Hashes a piece whose token count does not follow from its bytes (an image, by its data URI).
-    /// A piece of any length counts as the 8 bytes of its hash.
-    pub fn opaque(&mut self, bytes: &[u8], hashes: &mut Vec<u64>) {
-        let mut hash = Xxh64::new(0);
-        hash.write(bytes);
-        self.update(&hash.digest().to_le_bytes(), hashes);
+    /// Adds a piece that [`OpaquePiece`] hashed.
+    pub fn opaque(&mut self, piece: &OpaquePiece) {
+        self.update(&piece.0.digest().to_le_bytes());
     }
 
-    /// Ends a message, so that `"ab"`, `"c"` differs from `"a"`, `"bc"`.
-    pub fn separator(&mut self, hashes: &mut Vec<u64>) {
-        self.update(&SEPARATOR, hashes);
+    /// Ends a piece, so that `"ab"`, `"c"` differs from `"a"`, `"bc"`.
+    pub fn separator(&mut self) {
+        self.update(&SEPARATOR);
     }
 
-    /// Ends the prompt; bytes left since the last hash make one more.
-    pub fn finish(self, hashes: &mut Vec<u64>) {
-        if self.has_room() && self.bytes_left < self.span() * self.block_bytes {
-            hashes.push(self.hash());
+    /// Forgets the text so far.
+    pub fn clear(&mut self) {
+        self.sums.clear();
+        (self.blocks, self.bytes_left) = (0, self.block_bytes);
+        self.text = self.empty.clone();
+    }
+
+    /// Appends the hashes of the section to those of `blocks` blocks before it. Returns the sum of
+    /// the whole section; `None` if the prompt has no room for more.
+    fn hash(&self, keyed: &SipHash, blocks: &mut usize, hashes: &mut Vec<u64>, is_last: bool) -> Option<u64> {
+        // A multiple of the stride, so that each later hash stands for as many blocks.
+        let dense = DENSE_BLOCKS.saturating_sub(*blocks).next_multiple_of(STRIDE);
+        let mut end = 0;
+        let mut push = |sum: u64, end: usize| {
+            let (span, wide) = if end < dense { (1, 0) } else { (STRIDE, WIDE) };
+            if *blocks + span > self.blocks_max {
+                return false;
+            }
+            hashes.push(keyed.of_word(sum) & !WIDE | wide);
+            *blocks += span;
+            true
+        };
+        for (at, &sum) in self.sums.iter().enumerate() {
+            let place = if at < DENSE_BLOCKS { at + 1 } else { DENSE_BLOCKS + (at + 1 - DENSE_BLOCKS) * STRIDE };
+            if place <= dense || place.is_multiple_of(STRIDE) {
+                if !push(sum, end) {
+                    return None;
+                }
+                end = place;
+            }
         }
+        let whole = self.text.digest();
+        if is_last && self.text.len() > end as u64 * self.block_bytes as u64 {
+            push(whole, end);
+        }
+        Some(whole)
     }
 
-    /// Blocks that the next hash stands for.
+    /// Blocks that the next sum stands for.
     fn span(&self) -> usize {
         if self.blocks < DENSE_BLOCKS { 1 } else { STRIDE }
     }
@@ -168,13 +226,20 @@ impl BlockHasher {
     fn has_room(&self) -> bool {
         self.blocks + self.span() <= self.blocks_max
     }
+}
 
-    #[inline(never)] // three callers, and the wasm module should be small
-    fn hash(&self) -> u64 {
-        let wide = if self.blocks < DENSE_BLOCKS { 0 } else { WIDE };
-        let mut hash = self.keyed.clone();
-        hash.word(self.text.digest());
-        hash.digest() & !WIDE | wide
+// === impl OpaquePiece ===
+
+impl OpaquePiece {
+    /// Adds the next bytes of the piece.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+}
+
+impl Default for OpaquePiece {
+    fn default() -> Self {
+        Self(Xxh64::new(0))
     }
 }
 
@@ -185,69 +250,85 @@ mod tests {
 
     const BLOCK: usize = BLOCK_BYTES_DEFAULT;
 
-    fn hasher() -> BlockHasher {
-        BlockHasher::new(7, b"llama", b"", b"", BLOCK)
+    fn section() -> SectionSums {
+        SectionSums::new(7, BLOCK, BLOCKS_MAX)
+    }
+
+    fn of(text: &[u8]) -> SectionSums {
+        let mut sums = section();
+        sums.update(text);
+        sums
+    }
+
+    fn hashes(sections: &[SectionSums]) -> Vec<u64> {
+        block_hashes(7, b"llama", b"", sections)
     }
 
     fn chain(messages: &[&[u8]]) -> Vec<u64> {
-        let (mut hasher, mut blocks) = (hasher(), Vec::new());
+        let mut sums = section();
         for message in messages {
-            hasher.update(message, &mut blocks);
-            hasher.separator(&mut blocks);
+            sums.update(message);
+            sums.separator();
         }
-        hasher.finish(&mut blocks);
-        blocks
+        hashes(&[sums])
+    }
+
+    fn text(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|i| (i % 251) as u8).collect()
     }
 
     #[test]
     fn each_hash_is_the_keyed_one_of_the_prefix() {
-        let text: Vec<u8> = (0..BLOCK * 3 + 17).map(|i| (i % 251) as u8).collect();
         let keyed = |words: &[u64]| {
             let mut hash = SipHash::new(7);
             words.iter().for_each(|&word| hash.word(word));
             hash.digest()
         };
-        let seed = keyed(&[5, u64::from_le_bytes(*b"llama\0\0\0"), 0, 0]);
-        let of = |bytes: &[u8]| {
-            let mut sum = Xxh64::new(seed);
+        let sum = |bytes: &[u8]| {
+            let mut sum = Xxh64::new(keyed(&[]));
             sum.write(bytes);
-            keyed(&[sum.digest()]) & !1
+            sum.digest()
         };
-        let (mut hasher, mut blocks) = (hasher(), Vec::new());
-        hasher.update(&text, &mut blocks);
-        assert_eq!(blocks, [of(&text[..BLOCK]), of(&text[..BLOCK * 2]), of(&text[..BLOCK * 3])]);
-        hasher.finish(&mut blocks);
-        assert_eq!(blocks[3..], [of(&text)]);
+        let model = [5, u64::from_le_bytes(*b"llama\0\0\0"), 0];
+        let hash = |before: &[&[u8]], bytes: &[u8]| {
+            let before = before.iter().map(|text| sum(text));
+            keyed(&model.into_iter().chain(before).chain([sum(bytes)]).collect::<Vec<_>>()) & !1
+        };
+        let turns = text(BLOCK * 3 + 17);
+        let of_turns = |before: &[&[u8]]| [BLOCK, BLOCK * 2, BLOCK * 3, turns.len()].map(|end| hash(before, &turns[..end]));
+        assert_eq!(hashes(&[of(&turns)]), of_turns(&[]));
+        assert_eq!(hashes(&[section(), section(), of(&turns)]), of_turns(&[b"", b""]));
+        let tools = text(BLOCK + 1);
+        let all = [&[hash(&[], &tools[..BLOCK])][..], &of_turns(&[&tools, b"system"])].concat();
+        assert_eq!(hashes(&[of(&tools), of(b"system"), of(&turns)]), all, "only the end of the prompt has a part of a block");
+        assert_eq!(hashes(&[of(&tools), of(b"system"), section()])[1..], [hash(&[&tools], b"system")]);
     }
 
     #[test]
     fn no_more_blocks_are_hashed_than_requested() {
         for (asked, given) in [(0, 0), (2, 2), (usize::MAX, 5)] {
-            let (mut hasher, mut blocks) = (hasher().up_to(asked), Vec::new());
-            hasher.update(&[b'x'; BLOCK * 5], &mut blocks);
-            hasher.finish(&mut blocks);
-            assert_eq!(blocks.len(), given);
+            let mut sums = SectionSums::new(7, BLOCK, asked);
+            sums.update(&[b'x'; BLOCK * 5]);
+            assert_eq!(hashes(&[sums.clone()]).len(), given);
+            assert_eq!(hashes(&[sums.clone(), section(), sums]).len(), asked.min(10));
         }
     }
 
     #[test]
     fn a_tail_counts_and_nothing_does_not() {
-        let count = |len: usize| {
-            let (mut hasher, mut blocks) = (hasher(), Vec::new());
-            hasher.update(&vec![b'x'; len], &mut blocks);
-            hasher.finish(&mut blocks);
-            blocks.len()
-        };
+        let count = |len: usize| hashes(&[of(&vec![b'x'; len])]).len();
         assert_eq!([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK * 2].map(count), [0, 1, 1, 1, 2, 2]);
     }
 
     #[test]
     fn an_image_differs_from_another_and_fills_no_blocks() {
         let with = |image: &[u8]| {
-            let (mut hasher, mut blocks) = (hasher(), Vec::new());
-            hasher.opaque(image, &mut blocks);
-            hasher.update(&[b'x'; BLOCK], &mut blocks);
-            blocks
+            let mut piece = OpaquePiece::default();
+            image.chunks(1_000).for_each(|part| piece.update(part));
+            let mut sums = section();
+            sums.opaque(&piece);
+            sums.update(&[b'x'; BLOCK - 8]);
+            hashes(&[sums])
         };
         let image = vec![b'i'; BLOCK * 100];
         assert_eq!(with(&image).len(), 1);
@@ -263,20 +344,31 @@ mod tests {
     }
 
     #[test]
-    fn seed_fields_do_not_run_together() {
-        let first = |secret: u128, model: &[u8], lora: &[u8], salt: &[u8]| {
-            let (mut hasher, mut blocks) = (BlockHasher::new(secret, model, lora, salt, BLOCK), Vec::new());
-            hasher.update(&[b'x'; BLOCK], &mut blocks);
-            blocks[0]
+    fn a_cleared_section_is_as_new() {
+        let mut sums = of(&text(BLOCK * 140));
+        sums.clear();
+        sums.update(b"again");
+        assert_eq!(hashes(&[sums]), hashes(&[of(b"again")]));
+    }
+
+    #[test]
+    fn fields_and_sections_do_not_run_together() {
+        let first = |secret: u128, model: &[u8], salt: &[u8], sections: [&[u8]; 2]| {
+            let sections = sections.map(|text| {
+                let mut sums = SectionSums::new(secret, BLOCK, BLOCKS_MAX);
+                sums.update(text);
+                sums
+            });
+            block_hashes(secret, model, salt, &sections)[0]
         };
         let mut all = vec![
-            first(1, b"ab", b"", b""),
-            first(1, b"a", b"b", b""),
-            first(1, b"", b"ab", b""),
-            first(1, b"", b"", b"ab"),
-            first(1, b"a", b"", b"b"),
-            first(2, b"ab", b"", b""),
-            first(1 << 64 | 1, b"ab", b"", b""),
+            first(1, b"ab", b"", [b"", b"xy"]),
+            first(1, b"a", b"b", [b"", b"xy"]),
+            first(1, b"", b"ab", [b"", b"xy"]),
+            first(2, b"ab", b"", [b"", b"xy"]),
+            first(1 << 64 | 1, b"ab", b"", [b"", b"xy"]),
+            first(1, b"ab", b"", [b"x", b"y"]),
+            first(1, b"ab", b"", [b"xy", b""]),
         ];
         all.sort_unstable();
         all.dedup();
@@ -309,10 +401,10 @@ mod tests {
         let dictionary: Vec<String> = (0..2_000).map(|n| format!("prompt {n}")).collect();
         let (secret, mut sent) = (0x0123_4567_89ab_cdef_u128 << 64 | 0xfeed, Vec::new());
         for text in [&"hi".to_owned(), &dictionary[1_234]] {
-            let mut hasher = BlockHasher::new(secret, b"llama", b"", b"", BLOCK);
-            hasher.update(text.as_bytes(), &mut sent);
-            hasher.separator(&mut sent);
-            hasher.finish(&mut sent);
+            let mut sums = SectionSums::new(secret, BLOCK, BLOCKS_MAX);
+            sums.update(text.as_bytes());
+            sums.separator();
+            sent.extend(block_hashes(secret, b"llama", b"", &[sums]));
         }
         // The attempts that are possible without the secret: seeds computed back from the known
         // hash, with both values of the lowest bit, and weak secrets.
@@ -330,23 +422,18 @@ mod tests {
 
     #[test]
     fn stops_at_the_cap() {
-        let (mut hasher, mut blocks) = (BlockHasher::new(0, b"", b"", b"", BLOCK_BYTES_MIN), Vec::new());
-        hasher.update(&vec![b'x'; BLOCK_BYTES_MIN * (BLOCKS_MAX + 2) + 1], &mut blocks);
-        hasher.separator(&mut blocks);
-        hasher.update(b"more", &mut blocks);
-        hasher.finish(&mut blocks);
+        let mut sums = SectionSums::new(0, BLOCK_BYTES_MIN, usize::MAX);
+        sums.update(&vec![b'x'; BLOCK_BYTES_MIN * (BLOCKS_MAX + 2) + 1]);
+        sums.separator();
+        sums.update(b"more");
+        let blocks = hashes(&[sums]);
         assert_eq!(blocks_of(&blocks, blocks.len()), BLOCKS_MAX as u32);
     }
 
     #[test]
     fn behind_the_first_blocks_every_fourth_has_a_hash_that_stands_for_four() {
         let text: Vec<u8> = (0..DENSE_BLOCKS + 3 * STRIDE).flat_map(|block| [block as u8; BLOCK]).collect();
-        let of = |blocks: usize| {
-            let (mut hasher, mut hashes) = (hasher(), Vec::new());
-            hasher.update(&text[..blocks * BLOCK], &mut hashes);
-            hasher.finish(&mut hashes);
-            hashes
-        };
+        let of = |blocks: usize| hashes(&[of(&text[..blocks * BLOCK])]);
         let all = of(DENSE_BLOCKS + 3 * STRIDE);
         assert_eq!(all.len(), DENSE_BLOCKS + 3);
         assert!(all.iter().enumerate().all(|(at, &hash)| is_wide(hash) == (at >= DENSE_BLOCKS)));
@@ -358,19 +445,30 @@ mod tests {
     }
 
     #[test]
+    fn the_first_blocks_are_those_of_the_prompt_and_no_block_counts_twice() {
+        for (head, turns, dense, wide) in
+            [(1, 127, 128, 0), (1, 128, 129, 0), (1, 132, 129, 1), (3, 140, 131, 3), (128, 8, 128, 2), (140, 8, 128, 5)]
+        {
+            let all = hashes(&[of(&text(head * BLOCK)), of(&text(turns * BLOCK))]);
+            assert_eq!(all.len(), dense + wide, "{head} + {turns}");
+            assert!(all.iter().enumerate().all(|(at, &hash)| is_wide(hash) == (at >= dense)), "{head} + {turns}");
+            assert_eq!(blocks_of(&all, all.len()) as usize, head + turns, "{head} + {turns}");
+        }
+    }
+
+    #[test]
     fn a_limit_between_two_places_leaves_out_what_lies_behind_the_first() {
-        for (limit, hashes) in [(1, 1), (128, 128), (129, 128), (131, 128), (132, 129)] {
-            let (mut hasher, mut all) = (hasher().up_to(limit), Vec::new());
-            hasher.update(&[b'x'; 140 * BLOCK], &mut all);
-            hasher.finish(&mut all);
-            assert_eq!(all.len(), hashes, "{limit}");
+        for (limit, count) in [(1, 1), (128, 128), (129, 128), (131, 128), (132, 129)] {
+            let mut sums = SectionSums::new(7, BLOCK, limit);
+            sums.update(&[b'x'; 140 * BLOCK]);
+            assert_eq!(hashes(&[sums]).len(), count, "{limit}");
         }
     }
 
     #[test]
     fn odd_block_sizes_are_brought_into_range() {
         for (asked, got) in [(0, 32), (31, 32), (33, 32), (100, 96), (256, 256), (usize::MAX, BLOCK_BYTES_MAX)] {
-            assert_eq!(BlockHasher::new(0, b"", b"", b"", asked).block_bytes, got, "{asked}");
+            assert_eq!(SectionSums::new(0, asked, BLOCKS_MAX).block_bytes, got, "{asked}");
         }
     }
 
@@ -379,18 +477,15 @@ mod tests {
         fn cuts_do_not_matter(text in prop::collection::vec(any::<u8>(), 0..6000), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
             cuts.sort_unstable();
-            let hasher = || BlockHasher::new(7, b"llama", b"", b"", BLOCK_BYTES_MIN);
-            let (mut whole, mut whole_blocks) = (hasher(), Vec::new());
-            whole.update(&text, &mut whole_blocks);
-            whole.finish(&mut whole_blocks);
-            let (mut parts, mut parts_blocks, mut from) = (hasher(), Vec::new(), 0);
+            let section = || SectionSums::new(7, BLOCK_BYTES_MIN, BLOCKS_MAX);
+            let (mut whole, mut parts, mut from) = (section(), section(), 0);
+            whole.update(&text);
             for cut in cuts {
-                parts.update(&text[from..cut], &mut parts_blocks);
+                parts.update(&text[from..cut]);
                 from = cut;
             }
-            parts.update(&text[from..], &mut parts_blocks);
-            parts.finish(&mut parts_blocks);
-            prop_assert_eq!(whole_blocks, parts_blocks);
+            parts.update(&text[from..]);
+            prop_assert_eq!(hashes(&[whole]), hashes(&[parts]));
         }
 
         #[test]
@@ -401,11 +496,10 @@ mod tests {
             }
             let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count() / BLOCK_BYTES_MIN;
             let chain = |text: &[u8]| {
-                let (mut hasher, mut hashes) = (BlockHasher::new(7, b"llama", b"", b"", BLOCK_BYTES_MIN), Vec::new());
-                hasher.update(text, &mut hashes);
-                hasher.separator(&mut hashes);
-                hasher.finish(&mut hashes);
-                hashes
+                let mut sums = SectionSums::new(7, BLOCK_BYTES_MIN, BLOCKS_MAX);
+                sums.update(text);
+                sums.separator();
+                hashes(&[sums])
             };
             let (chain_a, chain_b) = (chain(&a), chain(&b));
             let agree = chain_a.iter().zip(&chain_b).take_while(|(x, y)| x == y).count();

@@ -44,6 +44,14 @@ impl SipHash {
         }
     }
 
+    /// The digest of the message with one more word.
+    #[inline(never)] // three callers, and the wasm module should be small
+    pub(super) fn of_word(&self, word: u64) -> u64 {
+        let mut hash = self.clone();
+        hash.word(word);
+        hash.digest()
+    }
+
     pub(super) fn digest(mut self) -> u64 {
         // The message's length in bytes, modulo 256, in the highest byte.
         self.mix(self.words << 59);

@@ -50,6 +50,11 @@ impl Xxh64 {
         self.keep(rest);
     }
 
+    /// The number of bytes so far.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
     /// The hash of all bytes so far. More may follow.
     pub(super) fn digest(&self) -> u64 {
         let [a, b, c, d] = self.lanes;

@@ -79,7 +79,7 @@ impl ExtProcStream {
     /// The memory of the data that the proxy sent, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
-        self.head_bytes + self.host.memory()
+        self.head_bytes + self.driver.memory() + self.host.memory()
     }
 
     /// Whether the stream waits for the end of the request's body.

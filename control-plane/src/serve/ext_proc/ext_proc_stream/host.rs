@@ -134,6 +134,10 @@ impl RequestHost for ExtProcHost {
         }
     }
 
+    fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
+        self.held.as_ref().get(start..start.saturating_add(size)).unwrap_or_default().into()
+    }
+
     fn take_body(&mut self, _: usize) -> HeldBody {
         std::mem::take(&mut self.held)
     }

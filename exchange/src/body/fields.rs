@@ -1,0 +1,371 @@
+//! The fields of a request body, by API: which are read, and which belong to the prompt.
+//!
+//! Every API nests the same things in a different way: text, media, and objects (messages, parts,
+//! items, tool calls) that contain more of these. So one walk reads all prompts: a string is text,
+//! an array is walked, the fields of an object are handled by their names ([`content_of`]).
+
+use std::ops::Range;
+
+use super::prompt_sink::{PromptSection, PromptSink};
+use crate::api::RequestApi;
+use crate::json::push::{JsonVisitor, Wanted};
+use crate::json::{JsonKind, JsonStr};
+use crate::number;
+
+/// Levels of nested objects (message, part, tool result, its part) that are distinguished; anything
+/// deeper is one piece of text.
+const LEVELS_MAX: u32 = 4;
+
+/// The fields seen so far. A later duplicate replaces an earlier one.
+#[derive(Debug)]
+pub(super) struct BodyFields<P> {
+    api: RequestApi,
+    /// The containers whose inside is read, the innermost last.
+    walked: Vec<Walked>,
+    /// The meaning of the next value of an object.
+    next: Field,
+    /// The piece whose bytes come.
+    raw: RawPiece,
+    pub(super) is_object: bool,
+    pub(super) model: ModelField,
+    pub(super) stream: bool,
+    pub(super) include_usage: bool,
+    pub(super) max_completion_tokens: Option<u32>,
+    pub(super) max_tokens: Option<u32>,
+    pub(super) cache_salt: Vec<u8>,
+    counts: [SectionCounts; 3],
+    pub(super) prompt: P,
+}
+
+#[derive(Debug)]
+pub(super) enum ModelField {
+    Missing,
+    NotAString,
+    Named(ModelName),
+}
+
+/// The model's name.
+#[derive(Debug)]
+pub(super) struct ModelName {
+    pub(super) text: String,
+    /// The position of its JSON string, quotes included.
+    pub(super) span: Range<usize>,
+    /// The contents of that string, if they differ from the text.
+    pub(super) escaped: Option<Box<[u8]>>,
+}
+
+/// Sums over the pieces of a section.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SectionCounts {
+    pub(super) media_items: u32,
+    pub(super) text_bytes: usize,
+    pub(super) token_ids: u32,
+}
+
+/// A container whose inside is read.
+#[derive(Clone, Copy, Debug)]
+enum Walked {
+    Body,
+    StreamOptions,
+    SamplingParams,
+    /// A message, part or item.
+    Object(PromptSection, u32),
+    Array(PromptSection, u32),
+}
+
+/// The meaning of a value.
+#[derive(Clone, Copy, Debug)]
+enum Field {
+    Body,
+    Model,
+    Stream,
+    StreamOptions,
+    IncludeUsage,
+    MaxCompletionTokens,
+    MaxTokens,
+    SamplingParams,
+    CacheSalt,
+    /// Text, or objects and arrays with more of it, at this level.
+    Content(PromptSection, u32),
+    /// Text that the template prints unchanged.
+    Text(PromptSection),
+    /// An image, video, audio clip or file.
+    Media(PromptSection),
+    /// Nothing that is read.
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum RawPiece {
+    Text(PromptSection),
+    Media(PromptSection),
+    TokenIds(PromptSection),
+}
+
+// === impl BodyFields ===
+
+impl<P: PromptSink> BodyFields<P> {
+    pub(super) fn new(api: RequestApi, prompt: P) -> Self {
+        Self {
+            api,
+            walked: Vec::new(),
+            next: Field::Body,
+            raw: RawPiece::Text(PromptSection::Turns),
+            is_object: false,
+            model: ModelField::Missing,
+            stream: false,
+            include_usage: false,
+            max_completion_tokens: None,
+            max_tokens: None,
+            cache_salt: Vec::new(),
+            counts: [SectionCounts::default(); 3],
+            prompt,
+        }
+    }
+
+    /// The sums over all sections.
+    pub(super) fn counts(&self) -> SectionCounts {
+        self.counts.iter().fold(SectionCounts::default(), |sum, section| SectionCounts {
+            media_items: sum.media_items.saturating_add(section.media_items),
+            text_bytes: sum.text_bytes.saturating_add(section.text_bytes),
+            token_ids: sum.token_ids.saturating_add(section.token_ids),
+        })
+    }
+
+    fn count(&mut self, section: PromptSection, count: impl FnOnce(&mut SectionCounts)) {
+        if let Some(counts) = self.counts.get_mut(section as usize) {
+            count(counts);
+        }
+    }
+
+    /// Begins a section again.
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn section(&mut self, section: PromptSection) -> PromptSection {
+        self.prompt.clear(section);
+        self.count(section, |counts| *counts = SectionCounts::default());
+        section
+    }
+
+    /// Returns the meaning of a top-level field.
+    fn field(&mut self, name: &[u8]) -> Field {
+        match (name, self.api) {
+            (b"model", _) => Field::Model,
+            (b"stream", _) => Field::Stream,
+            (b"stream_options", _) => Field::StreamOptions,
+            (b"max_completion_tokens", RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations) => {
+                Field::MaxCompletionTokens
+            }
+            (
+                b"max_tokens",
+                RequestApi::ChatCompletions
+                | RequestApi::VertexChat
+                | RequestApi::Completions
+                | RequestApi::Messages
+                | RequestApi::Invocations,
+            )
+            | (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => Field::MaxTokens,
+            (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => Field::SamplingParams,
+            (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => Field::CacheSalt,
+            _ => self.prompt_field(name),
+        }
+    }
+
+    /// Returns the meaning of a top-level field, if it belongs to the prompt.
+    fn prompt_field(&mut self, name: &[u8]) -> Field {
+        match (name, self.api) {
+            (_, RequestApi::Render | RequestApi::CountTokens) => Field::Other, // nothing is generated, so nothing is cached
+            (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
+            (b"system", RequestApi::Messages) | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
+                Field::Content(self.section(PromptSection::System), 0)
+            }
+            (
+                b"messages",
+                RequestApi::ChatCompletions
+                | RequestApi::VertexChat
+                | RequestApi::Messages
+                | RequestApi::Embeddings
+                | RequestApi::Invocations,
+            )
+            | (b"prompt", RequestApi::Completions | RequestApi::Images | RequestApi::Invocations)
+            | (b"input", RequestApi::Responses | RequestApi::VertexPredict | RequestApi::Embeddings | RequestApi::Invocations)
+            | (b"items", RequestApi::Conversations)
+            | (b"token_ids", RequestApi::VllmGenerate)
+            | (b"text" | b"input_ids", RequestApi::SglangGenerate) => Field::Content(self.section(PromptSection::Turns), 0),
+            // The prompt's tokens mark the places of media, with the same mark for all media. So
+            // the media are hashed first.
+            (b"features", RequestApi::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
+                Field::Media(PromptSection::System)
+            }
+            _ => Field::Other,
+        }
+    }
+
+    fn walk(&mut self, container: Walked) -> Wanted {
+        self.walked.push(container);
+        Wanted::Inside
+    }
+
+    fn text(&mut self, kind: JsonKind, section: PromptSection) -> Wanted {
+        self.piece(kind, RawPiece::Text(section))
+    }
+
+    /// `null` is no piece: clients write it for fields they leave out.
+    fn piece(&mut self, kind: JsonKind, piece: RawPiece) -> Wanted {
+        self.raw = piece;
+        if kind == JsonKind::Null { Wanted::Nothing } else { Wanted::Raw }
+    }
+
+    /// A string, or an array of strings, objects and token ids. Any other value is no prompt. An
+    /// array that begins with a number is a list of token ids, and one piece: no API mixes ids and
+    /// text.
+    fn content(&mut self, kind: JsonKind, first: Option<u8>, section: PromptSection, level: u32) -> Wanted {
+        match kind {
+            _ if level >= LEVELS_MAX => self.text(kind, section),
+            JsonKind::String => self.text(kind, section),
+            JsonKind::Object => self.walk(Walked::Object(section, level + 1)),
+            JsonKind::Array if first.is_some_and(|byte| byte == b'-' || byte.is_ascii_digit()) => {
+                self.piece(kind, RawPiece::TokenIds(section))
+            }
+            JsonKind::Array => self.walk(Walked::Array(section, level)),
+            JsonKind::Number | JsonKind::Boolean | JsonKind::Null => Wanted::Nothing,
+        }
+    }
+}
+
+impl<P: PromptSink> JsonVisitor for BodyFields<P> {
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn key(&mut self, key: &JsonStr<'_>) {
+        let name = key.name();
+        self.next = match (self.walked.last(), name.as_ref(), self.api) {
+            (Some(Walked::Body), name, _) => self.field(name),
+            (Some(Walked::StreamOptions), b"include_usage", _) => Field::IncludeUsage,
+            (Some(Walked::SamplingParams), b"max_tokens", RequestApi::VllmGenerate)
+            | (Some(Walked::SamplingParams), b"max_new_tokens", RequestApi::SglangGenerate) => Field::MaxTokens,
+            (Some(&Walked::Object(section, level)), name, _) => content_of(name, section, level),
+            _ => Field::Other,
+        };
+    }
+
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn begin(&mut self, kind: JsonKind, first: Option<u8>) -> Wanted {
+        let field = match self.walked.last() {
+            // An array inside an array: one prompt of several, or a list where no API has one. It
+            // counts as a level, so that brackets alone nest no deeper than objects.
+            Some(&Walked::Array(section, level)) => Field::Content(section, level + u32::from(kind == JsonKind::Array)),
+            _ => self.next,
+        };
+        let whole = |known: JsonKind| if kind == known { Wanted::Whole } else { Wanted::Nothing };
+        let walks = kind == JsonKind::Object;
+        match field {
+            Field::Body => {
+                self.is_object = walks;
+                if walks { self.walk(Walked::Body) } else { Wanted::Nothing }
+            }
+            Field::Model => {
+                self.model = ModelField::NotAString;
+                whole(JsonKind::String)
+            }
+            Field::Stream => {
+                self.stream = false;
+                whole(JsonKind::Boolean)
+            }
+            Field::StreamOptions => {
+                self.include_usage = false;
+                if walks { self.walk(Walked::StreamOptions) } else { Wanted::Nothing }
+            }
+            Field::IncludeUsage => {
+                self.include_usage = false;
+                whole(JsonKind::Boolean)
+            }
+            Field::MaxCompletionTokens => {
+                self.max_completion_tokens = None;
+                whole(JsonKind::Number)
+            }
+            Field::MaxTokens => {
+                self.max_tokens = None;
+                whole(JsonKind::Number)
+            }
+            Field::SamplingParams => {
+                self.max_tokens = None;
+                if walks { self.walk(Walked::SamplingParams) } else { Wanted::Nothing }
+            }
+            Field::CacheSalt => {
+                self.cache_salt.clear();
+                whole(JsonKind::String)
+            }
+            Field::Content(section, level) => self.content(kind, first, section, level),
+            Field::Text(section) => self.text(kind, section),
+            Field::Media(section) => self.piece(kind, RawPiece::Media(section)),
+            Field::Other => Wanted::Nothing,
+        }
+    }
+
+    fn string(&mut self, string: &JsonStr<'_>) {
+        match self.next {
+            Field::Model => {
+                let text = string.text().into_owned();
+                let escaped = (text.as_bytes() != string.raw()).then(|| string.raw().into());
+                self.model = ModelField::Named(ModelName { text, span: string.literal_span(), escaped });
+            }
+            Field::CacheSalt => self.cache_salt = string.raw().to_vec(),
+            _ => {}
+        }
+    }
+
+    fn scalar(&mut self, text: &[u8]) {
+        // A count is the integer part, clamped. `as` saturates, which is the intended clamp; an
+        // exponent beyond f64 reads as infinity.
+        let count = || number::parse(text).filter(|value| !value.is_sign_negative()).map(|value| value as u32);
+        match self.next {
+            Field::Stream => self.stream = text == b"true",
+            Field::IncludeUsage => self.include_usage = text == b"true",
+            Field::MaxCompletionTokens => self.max_completion_tokens = count(),
+            Field::MaxTokens => self.max_tokens = count(),
+            _ => {}
+        }
+    }
+
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn raw(&mut self, bytes: &[u8]) {
+        match self.raw {
+            RawPiece::Text(section) => {
+                self.count(section, |counts| counts.text_bytes += bytes.len());
+                self.prompt.text(section, bytes);
+            }
+            RawPiece::TokenIds(section) => self.prompt.text(section, bytes),
+            RawPiece::Media(section) => self.prompt.media(section, bytes),
+        }
+    }
+
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn raw_end(&mut self, numbers: u32) {
+        match self.raw {
+            RawPiece::Text(section) => self.prompt.text_end(section),
+            RawPiece::TokenIds(section) => {
+                self.count(section, |counts| counts.token_ids = counts.token_ids.saturating_add(numbers));
+                self.prompt.text_end(section);
+            }
+            RawPiece::Media(section) => {
+                self.count(section, |counts| counts.media_items = counts.media_items.saturating_add(1));
+                self.prompt.media_end(section);
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.walked.pop();
+    }
+}
+
+/// Returns the meaning of a field of a message, part or item of any API. Left out on purpose: ids,
+/// `type`, `status`, `cache_control`, `signature`, `detail`.
+fn content_of(name: &[u8], section: PromptSection, level: u32) -> Field {
+    match name {
+        b"content" | b"output" | b"summary" => Field::Content(section, level),
+        b"role" | b"name" | b"text" | b"refusal" | b"reasoning" | b"reasoning_content" | b"thinking" | b"tool_calls" | b"function_call"
+        | b"arguments" | b"input" => Field::Text(section),
+        b"image_url" | b"input_image" | b"image" | b"video_url" | b"video" | b"audio_url" | b"input_audio" | b"audio" | b"file"
+        | b"file_data" | b"file_url" | b"file_id" | b"image_embeds" | b"source" => Field::Media(section),
+        _ => Field::Other,
+    }
+}

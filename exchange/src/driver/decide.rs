@@ -1,0 +1,159 @@
+//! The decision: from the last byte of a body to the request's way on.
+
+use pool_state::{ManagedPool, Timestamp};
+
+use super::{BodyDelivery, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost};
+use crate::exchange::HeldAttempt;
+use crate::{Exchange, ExchangeStep, HashSettings, LocalReply, ParsedBody, RequestChanges, headers};
+
+fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
+    if let Some(record) = exchange.take_record() {
+        host.log_decision(&record);
+    }
+    if let Some(candidates) = exchange.take_candidates() {
+        host.trace_decision(candidates);
+    }
+}
+
+impl<H: RequestHost> RequestDriver<H> {
+    pub(super) fn decide(&mut self, host: &mut H) -> RequestFlow {
+        let now = host.now();
+        if self.is_whole
+            && let Some(read) = self.reading.finish(host, self.body_bytes)
+        {
+            return self.decide_read(host, read, None, now);
+        }
+        let body = self.body(host);
+        self.decide_at(host, body, now)
+    }
+
+    /// Reads the body and sums its prompt outside of `with_pool`: other requests can use the pool
+    /// meanwhile.
+    pub(super) fn decide_at(&mut self, host: &mut H, body: Option<H::RequestBody>, now: Timestamp) -> RequestFlow {
+        let read = self.exchange.read(body.as_ref().map_or(&[], AsRef::as_ref), self.reading.hashing());
+        self.decide_read(host, read, body, now)
+    }
+
+    /// Decides on a body that was read. `body` is the body itself, if the host does not have it.
+    fn decide_read(&mut self, host: &mut H, read: ParsedBody, mut body: Option<H::RequestBody>, now: Timestamp) -> RequestFlow {
+        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let (exchange, settings) = (&mut self.exchange, host.settings());
+        let resolved =
+            host.with_pool(pool, PoolUse::Resolve, now, |pool| read.fits(pool).then(|| exchange.resolve(settings, pool, read, now)));
+        let resolved = resolved.unwrap_or_else(|| {
+            // The pool's settings changed while the body came.
+            let whole = body.get_or_insert_with(|| host.take_body(self.body_bytes));
+            let (exchange, settings) = (&mut self.exchange, host.settings());
+            host.with_pool(pool, PoolUse::Capture, now, |pool| {
+                let read = exchange.read(whole.as_ref(), HashSettings::of(pool));
+                exchange.resolve(settings, pool, read, now)
+            })
+        });
+        let exchange = &mut self.exchange;
+        let settings = host.settings();
+        let step = match resolved {
+            Ok(pending) => {
+                let (pending, hint) = (pending.with_hashes(), host.subset_hint());
+                let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
+                    (exchange.pick(settings, pool, hint.as_deref(), pending, now), pool.has_due())
+                });
+                if due {
+                    host.release_held(pool);
+                }
+                step
+            }
+            Err(step) => step,
+        };
+        log_decision(&mut self.exchange, host);
+        match step {
+            ExchangeStep::Forward(forward) => self.forward(host, forward, body, now),
+            ExchangeStep::Reply(reply) => self.refuse(host, reply),
+            ExchangeStep::Hold { number } => {
+                host.hold(pool, number);
+                body.into_iter().for_each(|body| host.keep_body(body));
+                RequestFlow::Hold
+            }
+            ExchangeStep::Park { deadline } if host.park(pool, deadline) => {
+                body.into_iter().for_each(|body| host.keep_body(body));
+                RequestFlow::Hold
+            }
+            // Too many wait already: decide as at the deadline.
+            ExchangeStep::Park { deadline } => {
+                let body = body.or_else(|| self.body(host));
+                self.decide_at(host, body, deadline)
+            }
+        }
+    }
+
+    /// Decides on a held request. Its body was read before; the host needs it only to change it.
+    pub(super) fn decide_held(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let (exchange, settings) = (&mut self.exchange, host.settings());
+        let held = exchange.held();
+        let (attempt, mut due) =
+            host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.claim_held(settings, pool, now), pool.has_due()));
+        let step = match attempt {
+            HeldAttempt::Nothing => None,
+            HeldAttempt::Step(step) => Some(step),
+            HeldAttempt::Claim(pick) => {
+                let is_claimed = host.claim(pool, now);
+                let settle = |pool: &mut ManagedPool| (exchange.settle_held(settings, pool, (pick, is_claimed), now), pool.has_due());
+                let (step, still_due) = host.with_pool(pool, PoolUse::Pick, now, settle);
+                due = still_due;
+                Some(step)
+            }
+        };
+        if due {
+            host.release_held(pool);
+        }
+        log_decision(&mut self.exchange, host);
+        if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
+            host.log_hold(now.ms_since(since), priority);
+        }
+        match step {
+            Some(ExchangeStep::Forward(forward)) => self.forward(host, forward, None, now),
+            Some(ExchangeStep::Reply(reply)) => self.refuse(host, reply),
+            Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => RequestFlow::Hold,
+        }
+    }
+
+    fn forward(&mut self, host: &mut H, mut forward: RequestChanges, body: Option<H::RequestBody>, since: Timestamp) -> RequestFlow {
+        // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
+        // for a filter. A retry of a request that was resumed in the middle of its body would send
+        // that part twice (Envoy 1.40). So such a request has one attempt.
+        if H::IS_FILTER && self.pieces != BodyDelivery::None && !self.is_whole {
+            forward.set.retain(|(name, _)| name != headers::RETRY_ON);
+        }
+        // A filter needs only the beginning of a body to change it.
+        let changed = forward.body.as_ref().filter(|_| body.is_none() && self.is_whole);
+        let body = match changed.map(|edit| if H::IS_FILTER { edit.range.end } else { self.body_bytes }) {
+            Some(bytes) => Some(host.take_body(bytes)),
+            None => body,
+        };
+        if host.forward(forward, body).is_err() {
+            return self.abandon(host, since);
+        }
+        let us = host.now().us_since(since);
+        let counted = if self.is_routed() { RequestCount::Picked { us } } else { RequestCount::FailedOpen };
+        host.count(self.pool.as_ref(), counted);
+        RequestFlow::Go
+    }
+
+    fn abandon(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let exchange = &mut self.exchange;
+        let reply = host.with_pool(pool, PoolUse::Release, now, |pool| exchange.abandon(pool, now));
+        self.refuse(host, reply)
+    }
+
+    pub(super) fn refuse(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
+        let counted = match reply.status {
+            429 => RequestCount::Shed,
+            400..=499 => RequestCount::Invalid,
+            _ => RequestCount::Unavailable,
+        };
+        host.count(self.pool.as_ref(), counted);
+        host.reply(reply);
+        RequestFlow::Hold
+    }
+}

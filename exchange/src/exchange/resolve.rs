@@ -1,0 +1,80 @@
+//! Reads a body, and applies the pool's objects to the request.
+
+use scheduler::objects::ModelRequest;
+
+use super::pending_request::{self, ParsedBody, PendingRequest, PromptFacts};
+use super::{Exchange, ExchangeStep};
+use crate::body::{self, BodyReader};
+use crate::prompt::{HashSettings, PromptSums};
+use crate::reply::Refusal;
+use crate::rewrite;
+use crate::settings::ExchangeSettings;
+use pool_state::{ManagedPool, Timestamp};
+
+impl Exchange {
+    /// The first step of [`Self::decide`]: reads the body, and sums its prompt with these settings
+    /// of the pool.
+    #[must_use]
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub fn read(&self, body: &[u8], hashing: Option<HashSettings>) -> ParsedBody {
+        let read = |body| body::parse(self.api, body, PromptSums::new(hashing)).map_err(Refusal::Body);
+        ParsedBody { parsed: self.reads_body().then(|| read(body)).transpose(), body_bytes: body.len() }
+    }
+
+    /// Begins to read a body that comes in pieces. `None` if it is not read, or only when it is
+    /// whole.
+    #[must_use]
+    pub fn reader(&self, hashing: HashSettings) -> Option<BodyReader<PromptSums>> {
+        (self.reads_body() && !self.api.is_grpc()).then(|| BodyReader::new(self.api, PromptSums::new(Some(hashing))))
+    }
+
+    /// The second step of [`Self::decide`]: applies the pool's objects.
+    ///
+    /// # Errors
+    /// The step that follows at once: refuse, or wait for the pool's first state.
+    #[inline(never)] // several callers, and the wasm module should be small
+    pub fn resolve(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        read: ParsedBody,
+        now: Timestamp,
+    ) -> Result<PendingRequest, ExchangeStep> {
+        let _ = self.end(pool, now); // a host that decides twice must not leak the first pick
+        let ParsedBody { parsed, body_bytes } = read;
+        let mut parsed = parsed.map_err(|refusal| self.refuse(pool, &refusal))?;
+        let Some((prefix, token)) = pool.prompt_settings() else {
+            return Err(self.without_state(settings, pool, now));
+        };
+        let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
+        let unseen = self.unseen && self.api.is_inference();
+        let named = self.facts.model.as_deref().filter(|_| unseen).map(str::to_owned);
+        let model = parsed.as_ref().map(|parsed| parsed.model.as_str()).or(named.as_deref()).unwrap_or_default();
+        let requested_model = ModelRequest { model, objective: self.facts.objective.as_deref(), rewrite: self.facts.rewrite.as_deref() };
+        let resolved = pool.resolve(requested_model).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
+        let target = resolved.target_model;
+        let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(p, target)).unzip();
+        let model = parsed.as_mut().map(|parsed| std::mem::take(&mut parsed.model)).or(named).unwrap_or_default();
+        // A client may declare any length.
+        let unseen_bytes = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
+        Ok(PendingRequest {
+            prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
+            parsed,
+            body_bytes: if unseen { unseen_bytes } else { body_bytes },
+            model,
+            target: target.filter(|_| splice.is_some()),
+            splice,
+            names,
+            priority: resolved.priority,
+            latency,
+            prefix,
+            blocks: Vec::new(),
+            facts: PromptFacts::default(),
+        })
+    }
+
+    /// Whether the body decides anything.
+    fn reads_body(&self) -> bool {
+        !self.unseen && self.api.is_inference()
+    }
+}
