@@ -1,4 +1,4 @@
-"""The committed script of the console is what its source builds, and its packages have permissive licences.
+"""The committed script of the console is what its source builds, its numbers are readable, and its packages have permissive licences.
 
     python3 -m unittest discover control-plane/console
 
@@ -18,7 +18,7 @@ ROOM = pathlib.Path(__file__).resolve().parent
 ROOT = ROOM.parent.parent
 BROWSER = ROOT / "e2e" / "observe" / "browser"
 BUILT = ["dist/console.js", "src/api.ts"]
-SOURCES = ["package.json", "package-lock.json", ".npmrc", "tsconfig.json", "api.schema.json", "src", "dist"]
+SOURCES = ["package.json", "package-lock.json", ".npmrc", "tsconfig.json", "api.schema.json", "src", "dist", "test_format.mjs"]
 PERMISSIVE = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Python-2.0"}
 # Drives a browser in a test. It is not shipped, and nothing is linked with it.
 EXCEPTIONS = {"axe-core": "MPL-2.0"}
@@ -52,6 +52,9 @@ class Bundle(unittest.TestCase):
             if installed.returncode and UNREACHABLE.search(installed.stderr):
                 self.skip("the npm registry cannot be reached, so the console's script was not built again")
             self.assertEqual(installed.returncode, 0, installed.stderr)
+            with self.subTest("npm test"):
+                tested = run(folder, "npm", "test", "--silent")
+                self.assertEqual(tested.returncode, 0, tested.stdout + tested.stderr)
             done = run(folder, "npm", "run", "--silent", "build")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             for built in BUILT:

@@ -404,7 +404,7 @@ export interface SampledDecision {
    */
   cached_tokens_max: number;
   /**
-   * Addresses, best first.
+   * Addresses in the order in which they are tried: the picker's first choice, then the one of its other choices that answered most recently, which need not be the second best, then the rest.
    */
   picked: string[];
 }
@@ -449,7 +449,7 @@ export interface Question {
 export interface Explanation {
   pool: string;
   /**
-   * Addresses, best first.
+   * Addresses in the order in which they are tried: the picker's first choice, then the one of its other choices that answered most recently, which need not be the second best, then the rest.
    */
   picked: string[];
   candidates: Candidate[];

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import type { Candidate, Explanation, Pool, Question } from "./api";
 import { duration, figure, words } from "./format";
 
-// Candidates shown at once, best first.
+// Candidates shown at once.
 const CANDIDATES_MAX = 50;
 
 interface ExplainedProps {
@@ -96,7 +96,7 @@ interface CandidatesProps {
 }
 
 function Candidates({ profile, candidates, picked, names, leaveOut }: CandidatesProps) {
-  // Of equal totals the picked one comes first.
+  // Picked endpoints in the order in which they are tried, then the others by score.
   const rank = ({ endpoint }: Candidate) => (picked.includes(endpoint) ? picked.indexOf(endpoint) : picked.length);
   const sorted = [...candidates].sort((a, b) => rank(a) - rank(b) || (b.total ?? -1) - (a.total ?? -1));
   const shown = sorted.slice(0, CANDIDATES_MAX);
@@ -106,11 +106,15 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
   return (
     <>
       <h4>
-        Profile {profile}: {candidates.length} candidates, best first
+        Profile {profile}: {candidates.length} candidates
       </h4>
+      <p class="note">
+        Picked endpoints are first, in the order in which they are tried: the picker's first choice, then the one of its other choices that answered
+        most recently, which need not be the second best. All others follow by score.
+      </p>
       {terms.length > 0 && (
         <p class="legend">
-          Cost, lowest is best:{" "}
+          Cost, the lower the better:{" "}
           {terms.map((term, at) => (
             <span key={term}>
               <span class={`swatch term-${at}`} aria-hidden="true" /> {words(term)}
@@ -162,7 +166,7 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
           </tbody>
         </table>
       </div>
-      {sorted.length > shown.length && <p class="note">The best {shown.length} of {sorted.length} are shown.</p>}
+      {sorted.length > shown.length && <p class="note">The first {shown.length} of {sorted.length} are shown.</p>}
     </>
   );
 }

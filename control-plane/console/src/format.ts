@@ -2,16 +2,26 @@
 
 export const UNKNOWN = "–";
 
-/** A number with three significant digits, grouped. */
+// The largest share below one that is shown, in percent, and its digits after the point.
+const SHARE_MAX = 99.9999;
+const SHARE_DIGITS_MAX = 4;
+
+/** A number with three significant digits; from 100 on a whole number, grouped. Never an exponent. */
 export function figure(value: number | null | undefined, unit = ""): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
-  const text = Math.abs(value) >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toPrecision(2);
+  const text = Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : value.toLocaleString("en", { maximumSignificantDigits: 3 });
   return unit === "" ? text : `${text} ${unit}`;
 }
 
-/** A share as a percentage; `parts` of nothing are unknown. */
+/** A share as a percentage; `parts` of nothing are unknown. Less than the whole is never "100 %". */
 export function percent(part: number | null | undefined, whole = 1): string {
-  return part === null || part === undefined || whole <= 0 ? UNKNOWN : `${figure(Math.round((1000 * part) / whole) / 10)} %`;
+  if (part === null || part === undefined || whole <= 0) return UNKNOWN;
+  const share = (100 * part) / whole;
+  if (share <= 99 || share >= 100) return figure(share, "%");
+  // One digit of what is missing.
+  const shown = Math.min(share, SHARE_MAX);
+  const digits = Math.min(SHARE_DIGITS_MAX, Math.max(1, Math.ceil(-Math.log10(100 - shown))));
+  return `${shown.toLocaleString("en", { maximumFractionDigits: digits })} %`;
 }
 
 /** Milliseconds in a readable unit. */

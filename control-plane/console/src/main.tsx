@@ -25,11 +25,26 @@ const TITLES: Record<Part, string> = {
 };
 const OVERVIEW_MS = 2000;
 
-// `#/part/pool`
-function place(): { part: Part; pool: string | undefined } {
-  const [, part, pool] = location.hash.split("/");
-  const known = PARTS.find((name) => name === part) ?? "endpoints";
-  return { part: known, pool: pool === undefined || pool === "" ? undefined : decodeURIComponent(pool) };
+interface Place {
+  /** `undefined` if the address names no part. */
+  part: Part | undefined;
+  pool: string | undefined;
+}
+
+// `#/part/pool`, each of them optional.
+function place(): Place {
+  const [before, part, pool] = location.hash.split("/");
+  const isBare = (before === "" || before === "#") && (part === undefined || part === "");
+  const known = isBare ? "endpoints" : PARTS.find((name) => name === part);
+  return { part: known, pool: pool === undefined || pool === "" ? undefined : decoded(pool) };
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function usePlace() {
@@ -48,7 +63,7 @@ function App() {
   const { part, pool: wanted } = usePlace();
   const overview = usePolled<Overview>("overview", OVERVIEW_MS, (next) => rates.add(next));
   useEffect(() => {
-    document.title = `${TITLES[part]} · Switchpoint`;
+    document.title = `${part === undefined ? "No such page" : TITLES[part]} · Switchpoint`;
   }, [part]);
   const pools = overview.data?.pools ?? [];
   const pool = pools.find((one) => one.name === wanted) ?? pools[0];
@@ -67,7 +82,7 @@ function App() {
         {pools.length > 1 && pool !== undefined && (
           <label class="pool">
             Pool{" "}
-            <select value={pool.name} onChange={(event) => (location.hash = `#/${part}/${encodeURIComponent(event.currentTarget.value)}`)}>
+            <select value={pool.name} onChange={(event) => (location.hash = `#/${part ?? PARTS[0]}/${encodeURIComponent(event.currentTarget.value)}`)}>
               {pools.map((one) => (
                 <option key={one.name}>{one.name}</option>
               ))}
@@ -76,6 +91,7 @@ function App() {
         )}
       </header>
       <main>
+        {part === undefined && <NoSuchPage link={link} />}
         {overview.needsToken && <TokenForm refresh={overview.refresh} />}
         {overview.error !== undefined && (
           <p class="alert" role="alert">
@@ -84,7 +100,7 @@ function App() {
         )}
         {overview.data !== undefined && pool === undefined && <p>The daemon has no pool yet.</p>}
         {overview.data === undefined && overview.error === undefined && !overview.needsToken && <p>Loading …</p>}
-        {overview.data !== undefined && pool !== undefined && <Shown part={part} overview={overview.data} pool={pool} />}
+        {part !== undefined && overview.data !== undefined && pool !== undefined && <Shown part={part} overview={overview.data} pool={pool} />}
       </main>
       {overview.data !== undefined && (
         <footer>
@@ -92,6 +108,22 @@ function App() {
           Figures of proxies are up to a second old.
         </footer>
       )}
+    </>
+  );
+}
+
+function NoSuchPage({ link }: { link: (to: Part) => string }) {
+  return (
+    <>
+      <h2>No such page</h2>
+      <p role="alert">This address names no page of the console. There are:</p>
+      <ul>
+        {PARTS.map((name) => (
+          <li key={name}>
+            <a href={link(name)}>{TITLES[name]}</a>
+          </li>
+        ))}
+      </ul>
     </>
   );
 }

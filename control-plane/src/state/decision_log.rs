@@ -69,7 +69,7 @@ pub struct DecisionSummary {
     pub endpoints: usize,
     /// The tokens of the prompt that an endpoint had cached at most, as the proxy estimated them.
     pub cached_tokens_max: u64,
-    /// The picked endpoints, best first.
+    /// The picked endpoints in the order in which they are tried.
     pub picked: Vec<String>,
 }
 

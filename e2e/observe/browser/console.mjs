@@ -104,6 +104,15 @@ test("sorting, finding and moving between parts work from the keyboard", async (
   await page.getByRole("heading", { name: "Proxies" }).waitFor();
 });
 
+test("a wrong address says that there is no such page, and lists those there are", async (t) => {
+  const page = await opened(t, `${CONSOLE}/#/bogus/`);
+  await page.getByRole("heading", { name: "No such page" }).waitFor();
+  assert.equal(await page.locator("main li a").count(), PARTS.length);
+  await accessible(page, "no such page");
+  await page.locator("main").getByRole("link", { name: "Queues" }).click();
+  await page.getByRole("heading", { name: /^Queues/ }).waitFor();
+});
+
 test("queues show the requests held, and why", async (t) => {
   const page = await opened(t, `${CONSOLE}/#/queues/`);
   const held = () => [...document.querySelectorAll("tbody tr")].some((row) => /no room at gpu-\d/.test(row.textContent) && Number(row.cells[1].textContent) > 0);
