@@ -19,9 +19,9 @@ use scheduler::{EndpointRef, Timestamp};
 
 use super::{FlowCharge, FlowOutcome, FlowQueues, HeldTicket};
 
-/// The most requests that one VM gives up in a second. Their engines did work in vain, and their
-/// clients send them again: a burst of more important requests takes room at this pace, and what
-/// ends by itself.
+/// The most requests that one VM gives up in a second. The work of an engine is lost each time, and
+/// clients send again: a burst of more important requests takes room at this pace, and what ends by
+/// itself.
 const REVOKED_PER_S_MAX: u32 = 50;
 
 /// The running requests that may be given up.
@@ -29,7 +29,7 @@ const REVOKED_PER_S_MAX: u32 = 50;
 pub(super) struct Revocations {
     /// In the order in which they were sent.
     running: Vec<RevocableRequest>,
-    /// Those to give up, until their hosts take them, with the priority of the request that waits.
+    /// Requests to give up, until their hosts take them, with the priority that waits.
     marked: Vec<(RevocableRequest, i32)>,
     /// Asks for other VMs.
     asks: Vec<RoomAsk>,

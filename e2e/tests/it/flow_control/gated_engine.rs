@@ -31,9 +31,9 @@ pub struct GatedEngine {
 /// The batch requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Those that wait at the gate.
+    /// Requests at the gate.
     pub running: usize,
-    /// Those whose connection the proxy ended before.
+    /// Requests whose connection the proxy ended before.
     pub broken_off: usize,
 }
 
