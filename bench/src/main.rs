@@ -4,6 +4,7 @@
 //! | part | measures | file in `target/bench` |
 //! |---|---|---|
 //! | `overhead` | a request through the filter and ext_proc, beside a minimal Envoy and the shipped one without a picker | `overhead.json` |
+//! | `traces` | what spans and their tags cost | `traces.json` |
 //! | `options` | what each filter and option of the shipped files costs by itself | `options.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, time to start, time until a change takes effect | `standing.json` |
@@ -59,7 +60,7 @@ struct BenchArgs {
 /// How much to measure.
 #[derive(Debug, clap::Args)]
 struct Args {
-    /// Measure only the cases of the targets in `overhead`, and one load in `options`
+    /// Measure only the cases of the targets in `overhead`, and one load in `options` and `traces`
     #[arg(long)]
     quick: bool,
     /// Rounds; each measures every variant once
@@ -77,8 +78,10 @@ struct Args {
 enum BenchPart {
     /// A request: latency, CPU, requests/s, tails, beside two bases (18 minutes; --quick: 6)
     Overhead(Args),
-    /// Each filter and option of the shipped files: its cost by itself (14 minutes; --quick: 7)
+    /// Each filter and option of the shipped files: its cost by itself (12 minutes; --quick: 5)
     Options(Args),
+    /// Spans and the tags of the picker (5 minutes; --quick: 3)
+    Traces(Args),
     /// A streamed chunk
     Streams(Args),
     /// Scraping, memory, start, changes
@@ -123,7 +126,8 @@ async fn main() -> ExitCode {
     let BenchArgs { part, args } = BenchArgs::parse();
     let outcome = match &part {
         Some(BenchPart::Overhead(args)) => overhead::bench(args).await,
-        Some(BenchPart::Options(args)) => options::bench(args).await,
+        Some(BenchPart::Options(args)) => options::bench(&options::SHIPPED, args).await,
+        Some(BenchPart::Traces(args)) => options::bench(&options::TRACES, args).await,
         Some(BenchPart::Streams(args)) => streams::bench(args).await,
         Some(BenchPart::Standing(args)) => standing::bench(args).await,
         Some(BenchPart::Steps(args)) => steps::bench(args).await,
@@ -147,7 +151,8 @@ async fn main() -> ExitCode {
 
 async fn all(args: &Args) -> Result<()> {
     overhead::bench(args).await?;
-    options::bench(args).await?;
+    options::bench(&options::SHIPPED, args).await?;
+    options::bench(&options::TRACES, args).await?;
     streams::bench(args).await?;
     standing::bench(args).await?;
     steps::bench(args).await?;

@@ -34,7 +34,34 @@ pub(crate) struct ShippedOption {
     edit: fn(&mut Value) -> Option<()>,
 }
 
-pub(crate) const OPTIONS: [ShippedOption; 18] = [
+/// Options that one Envoy and one part of the bench measure.
+pub(crate) struct OptionSet {
+    /// The part, and the name of its results.
+    part: &'static str,
+    options: &'static [ShippedOption],
+}
+
+/// The filters and options of the shipped files.
+pub(crate) static SHIPPED: OptionSet = OptionSet { part: "options", options: &OPTIONS };
+
+/// Traces. The filter in a copy has a configuration of its own, and with it a context of its own in
+/// the VM: the first row says what that costs by itself.
+pub(crate) static TRACES: OptionSet = OptionSet {
+    part: "traces",
+    options: &[
+        ShippedOption {
+            name: NO_TRACES,
+            instead: "the same with a filter of its own: the noise",
+            edit: |listener| trace(listener, false, None),
+        },
+        ShippedOption { name: NO_TRACES, instead: "`trace_tags`, and Envoy makes no spans", edit: |listener| trace(listener, true, None) },
+        ShippedOption { name: NO_TRACES, instead: "`tracing.yaml`, no request sampled", edit: |listener| trace(listener, true, Some(0)) },
+        ShippedOption { name: NO_TRACES, instead: "`tracing.yaml`, 1 % of the requests", edit: |listener| trace(listener, true, Some(1)) },
+        ShippedOption { name: NO_TRACES, instead: "`tracing.yaml`, every request", edit: |listener| trace(listener, true, Some(100)) },
+    ],
+};
+
+const OPTIONS: [ShippedOption; 15] = [
     ShippedOption { name: "the same listener twice: the noise", instead: "the same", edit: |_| Some(()) },
     ShippedOption { name: "access log", instead: "no access log", edit: |listener| remove(listener, "access_log") },
     ShippedOption { name: "access log", instead: "failures and 10 % of the rest", edit: sample_log },
@@ -84,21 +111,18 @@ pub(crate) const OPTIONS: [ShippedOption; 18] = [
     ShippedOption { name: "retry back-off", instead: "Envoy's default", edit: remove_back_off },
     ShippedOption { name: "`gunzip`", instead: "no filter", edit: |listener| remove_filter(listener, "gunzip") },
     ShippedOption { name: "`unzstd`", instead: "no filter", edit: |listener| remove_filter(listener, "unzstd") },
-    ShippedOption { name: TRACES, instead: "`trace_tags`, and no request sampled", edit: |listener| trace(listener, None) },
-    ShippedOption { name: TRACES, instead: "`tracing.yaml`, 1 % of the requests", edit: |listener| trace(listener, Some(1)) },
-    ShippedOption { name: TRACES, instead: "`tracing.yaml`, every request", edit: |listener| trace(listener, Some(100)) },
     ShippedOption { name: READ_LIMIT, instead: "32 KiB", edit: |listener| read_limit(listener, 32 << 10) },
     ShippedOption { name: READ_LIMIT, instead: "128 KiB", edit: |listener| read_limit(listener, 128 << 10) },
     ShippedOption { name: READ_LIMIT, instead: "1 MiB (Envoy's default)", edit: |listener| read_limit(listener, 1 << 20) },
 ];
 
-const TRACES: &str = "no traces";
+const NO_TRACES: &str = "no traces";
 const READ_LIMIT: &str = "`per_connection_buffer_limit_bytes`";
 
 /// Connections of the cases; with one connection, everything runs on one core.
 const LOADS: [usize; 2] = [CONNECTIONS, 1];
 
-/// One row of `options.json`: what the shipped value costs more than the other one.
+/// One row of `options.json` or `traces.json`: what the shipped value costs more.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct OptionRow {
     pub(crate) option: String,
@@ -122,21 +146,21 @@ struct OptionListeners {
     _servers: (ReservedPort, ChildProcess),
 }
 
-pub(crate) async fn bench(args: &Args) -> Result<()> {
+pub(crate) async fn bench(set: &'static OptionSet, args: &Args) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let mut world = OptionListeners::start(args, folder.path()).await?;
+    let mut world = OptionListeners::start(set, args, folder.path()).await?;
     let mut rows = Vec::new();
     let loads = if args.quick { &LOADS[..1] } else { &LOADS[..] };
     for body_bytes in CENTRES {
         for &connections in loads {
-            for (at, option) in OPTIONS.iter().enumerate() {
+            for (at, option) in set.options.iter().enumerate() {
                 let pair = world.measure(args, at, (body_bytes, connections), folder.path()).await?;
                 rows.push(row(option, (body_bytes, connections), &pair));
             }
         }
     }
     world.front.stop().await?;
-    write_result("options", &rows)
+    write_result(set.part, &rows)
 }
 
 fn row(option: &ShippedOption, (body_bytes, connections): (usize, usize), [shipped, other]: &[Vec<LoadFigures>; 2]) -> OptionRow {
@@ -166,14 +190,14 @@ fn row(option: &ShippedOption, (body_bytes, connections): (usize, usize), [shipp
 // === impl OptionListeners ===
 
 impl OptionListeners {
-    async fn start(args: &Args, folder: &Path) -> Result<Self> {
+    async fn start(set: &OptionSet, args: &Args, folder: &Path) -> Result<Self> {
         let servers = ReservedPort::lease()?;
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder)?;
         let endpoints = addresses(ENDPOINTS, servers.number());
-        let ports = OPTIONS.iter().map(|_| ReservedPort::lease()).collect::<Result<Vec<_>>>()?;
+        let ports = set.options.iter().map(|_| ReservedPort::lease()).collect::<Result<Vec<_>>>()?;
         let more = ExtraArgs { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
         let front = DaemonAndEnvoy::start(&endpoints, more, |config| {
-            OPTIONS.iter().zip(&ports).try_for_each(|(option, port)| add_changed(config, option, port.address()))
+            set.options.iter().zip(&ports).try_for_each(|(option, port)| add_changed(config, option, port.address()))
         });
         Ok(Self { front: front.await?, ports, _servers: (servers, sink) })
     }
@@ -242,9 +266,9 @@ fn remove_back_off(listener: &mut Value) -> Option<()> {
     (removed.count() > 0).then_some(())
 }
 
-/// Has the picker tag spans; with `percent`, Envoy also makes spans of this share of the requests.
-/// Instead of a collector, they go to the daemon, which refuses them.
-fn trace(listener: &mut Value, percent: Option<u32>) -> Option<()> {
+/// Sets whether the picker tags spans; with `percent`, Envoy also makes spans of this share of the
+/// requests. Instead of a collector, they go to the daemon, which refuses them.
+fn trace(listener: &mut Value, tags: bool, percent: Option<u32>) -> Option<()> {
     let manager = listener.pointer_mut(MANAGER)?;
     if let Some(percent) = percent {
         let mut tracing = EnvoyConfig::shipped("tracing.yaml").ok()?.value().get("tracing")?.clone();
@@ -256,7 +280,7 @@ fn trace(listener: &mut Value, percent: Option<u32>) -> Option<()> {
     let picker = filters.iter_mut().find(|filter| filter["name"] == "switchpoint")?;
     let text = picker.pointer_mut("/typed_config/config/configuration/value")?;
     let mut config: Value = serde_json::from_str(text.as_str()?).ok()?;
-    config.as_object_mut()?.insert("trace_tags".to_owned(), true.into());
+    config.as_object_mut()?.insert("trace_tags".to_owned(), tags.into());
     *text = config.to_string().into();
     Some(())
 }
@@ -274,7 +298,7 @@ mod tests {
     fn every_option_is_in_the_shipped_file_and_its_copy_differs() {
         let mut shipped = EnvoyConfig::shipped("standalone.yaml").unwrap();
         let listener = listeners(&mut shipped).unwrap()[0].clone();
-        for option in &OPTIONS[1..] {
+        for option in OPTIONS[1..].iter().chain(TRACES.options) {
             let mut copy = listener.clone();
             assert_eq!((option.edit)(&mut copy), Some(()), "{}", option.name);
             assert_ne!(copy, listener, "{}: {}", option.name, option.instead);

@@ -18,7 +18,7 @@ mod targets;
 const TEMPLATE: &str = include_str!("performance.md");
 
 /// The results that the page shows.
-const PARTS: [&str; 6] = ["overhead", "options", "streams", "standing", "steps", "chunk-steps"];
+const PARTS: [&str; 7] = ["overhead", "options", "traces", "streams", "standing", "steps", "chunk-steps"];
 
 /// A load above this number of processes per core means that other programs used the machine: the
 /// bench itself runs Envoy, a client, the servers and a daemon on all cores.
@@ -27,9 +27,10 @@ const BUSY_PER_CORE: f64 = 2.0;
 /// Places of the template that figures replace.
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
-const MARKS: [PagePart; 14] = [
+const MARKS: [PagePart; 16] = [
     ("<!-- machine: overhead -->", |measured| Ok(measured.overhead.machine())),
     ("<!-- machine: options -->", |measured| Ok(measured.options.machine())),
+    ("<!-- machine: traces -->", |measured| Ok(measured.traces.machine())),
     ("<!-- machine: streams -->", |measured| Ok(measured.streams.machine())),
     ("<!-- machine: standing -->", |measured| Ok(measured.standing.machine())),
     ("<!-- machine: steps -->", |measured| Ok(measured.steps.machine())),
@@ -37,7 +38,8 @@ const MARKS: [PagePart; 14] = [
     ("<!-- bases -->", tables::bases),
     ("<!-- requests minimal -->", |measured| tables::requests(measured, RequestPath::Minimal)),
     ("<!-- requests shipped -->", |measured| tables::requests(measured, RequestPath::Shipped)),
-    ("<!-- options -->", tables::options),
+    ("<!-- options -->", |measured| tables::options(&measured.options.rows)),
+    ("<!-- traces -->", |measured| tables::options(&measured.traces.rows)),
     ("<!-- streams -->", tables::chunks),
     ("<!-- standing -->", tables::standing),
     ("<!-- steps -->", tables::steps),
@@ -59,6 +61,7 @@ struct ResultFile<T> {
 struct BenchResults {
     overhead: ResultFile<overhead::OverheadRow>,
     options: ResultFile<options::OptionRow>,
+    traces: ResultFile<options::OptionRow>,
     streams: ResultFile<streams::StreamsRow>,
     standing: ResultFile<standing::StandingRow>,
     steps: ResultFile<steps::StepRow>,
@@ -92,6 +95,7 @@ impl BenchResults {
         Ok(Self {
             overhead: file("overhead")?,
             options: file("options")?,
+            traces: file("traces")?,
             streams: file("streams")?,
             standing: file("standing")?,
             steps: file("steps")?,

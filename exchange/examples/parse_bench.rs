@@ -23,6 +23,7 @@ use exchange::body;
 use exchange::json::JsonReader;
 use exchange::restore::{ModelNameRestorer, ModelNames};
 use exchange::sse::ResponseReader;
+use exchange::trace;
 
 const BATCHES: usize = 15;
 const BATCH_US: f64 = 4_000.0;
@@ -48,6 +49,8 @@ fn main() {
     let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
     let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes())));
     println!("100,000 token ids: {us:.1} us");
+    let headers = || black_box(&HEADERS).iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+    println!("whether a request is traced: {:.3} us", measure(|| trace::is_sampled(headers())));
     let mut reader = ResponseReader::new(RequestApi::ChatCompletions, true);
     let us = measure(|| reader.chunk(black_box(EVENT)));
     println!("one streamed event of {} bytes: {us:.3} us", EVENT.len());
@@ -76,6 +79,26 @@ fn chat(size: usize, word: &str) -> Vec<u8> {
     let messages = vec![format!(r#"{{"role":"user","content":"{text}"}}"#); MESSAGES].join(",");
     format!(r#"{{"model":"meta-llama/Llama-3.1-8B-Instruct","stream":true,"max_tokens":256,"messages":[{messages}]}}"#).into_bytes()
 }
+
+/// The headers of a request whose client does not trace, as Envoy passes them on.
+const HEADERS: [(&str, &str); 16] = [
+    (":authority", "gateway.example.com"),
+    (":path", "/v1/chat/completions"),
+    (":method", "POST"),
+    (":scheme", "https"),
+    ("user-agent", "OpenAI/Python 2.1.0"),
+    ("accept", "application/json"),
+    ("accept-encoding", "gzip, deflate"),
+    ("authorization", "Bearer sk-0123456789abcdef0123456789abcdef"),
+    ("content-type", "application/json"),
+    ("content-length", "10000"),
+    ("x-stainless-lang", "python"),
+    ("x-stainless-os", "Linux"),
+    ("x-stainless-arch", "x64"),
+    ("x-forwarded-for", "10.0.0.1"),
+    ("x-forwarded-proto", "https"),
+    ("x-request-id", "0cdb6a0e-9b3d-4b8e-8a55-3f2a1c7d9e10"),
+];
 
 /// Returns the least time of one call, in microseconds.
 fn measure<T>(mut call: impl FnMut() -> T) -> f64 {

@@ -73,8 +73,7 @@ pub(super) fn requests(measured: &BenchResults, base: RequestPath) -> Result<Str
 }
 
 /// Each option of the shipped files, one line for each value that it is compared with.
-pub(super) fn options(measured: &BenchResults) -> Result<String> {
-    let rows = &measured.options.rows;
+pub(super) fn options(rows: &[options::OptionRow]) -> Result<String> {
     let mut cases: Vec<(usize, usize)> = Vec::new();
     for row in rows {
         if !cases.contains(&(row.body_bytes, row.connections)) {

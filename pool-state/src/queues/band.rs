@@ -41,8 +41,10 @@ pub(super) struct BandQueue {
 pub(super) struct FlowQueue {
     pub(super) id: u64,
     pub(super) account: FlowAccount,
-    /// Whether it was charged for a request that was sent without a claim.
+    /// Whether it was charged for a request without a claim, in this VM's virtual time.
     pub(super) passed: bool,
+    /// The start of the flow in the virtual time of all VMs, until the order is written.
+    pub(super) joins_at: Option<f64>,
     /// Output tokens settled since the shared order was last written.
     pub(super) settled: f64,
     /// When the flow last had a request.
@@ -213,6 +215,17 @@ impl BandQueue {
         flow.seen = now;
         lowest.into_iter().for_each(|lowest| fairness.advance(&mut self.account, lowest));
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
+    }
+
+    /// The accounts of the band and of a flow.
+    pub(super) fn accounts(&self, flow: usize) -> (BandAccount, FlowAccount) {
+        (self.account, self.flows.get(flow).map(|flow| flow.account).unwrap_or_default())
+    }
+
+    /// Undoes what was charged since [`Self::accounts`].
+    pub(super) fn set_accounts(&mut self, flow: usize, (band, account): (BandAccount, FlowAccount)) {
+        self.account = band;
+        self.flows.get_mut(flow).into_iter().for_each(|flow| flow.account = account);
     }
 
     pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {

@@ -6,7 +6,7 @@
 //! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
 use scheduler::Timestamp;
-use scheduler::flow::{BandHeld, BandService, FlowControl, OrderRow, OrderStep, SharedOrder};
+use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder};
 
 use super::band::{BandQueue, HeldEntry};
 use super::counters::FlowOutcome;
@@ -279,7 +279,7 @@ impl FlowQueues {
         }
         (self.shared.event, self.shared.evict) = (false, 0);
         for flow in self.bands.iter_mut().flat_map(|band| band.flows_mut()) {
-            (flow.passed, flow.settled) = (false, 0.0);
+            (flow.passed, flow.joins_at, flow.settled) = (false, None, 0.0);
         }
     }
 
@@ -287,19 +287,24 @@ impl FlowQueues {
     pub(crate) fn take_for_claim(&mut self, ticket: &HeldTicket) -> Option<ClaimedEntry> {
         let entry = self.band_mut(ticket.flow.priority).take(ticket.flow.at, ticket.key, ticket.number)?;
         (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
-        Some(ClaimedEntry(entry))
+        let accounts = self.band_mut(ticket.flow.priority).accounts(ticket.flow.at);
+        Some(ClaimedEntry { entry, accounts, sent: (self.sent, self.sent_at) })
     }
 
     /// The request was sent.
     pub(crate) fn claimed(&mut self, ticket: &HeldTicket, entry: &ClaimedEntry, now: Timestamp) {
-        self.band_mut(ticket.flow.priority).counters.count(FlowOutcome::Dispatched, now.ms_since(entry.0.since));
+        self.band_mut(ticket.flow.priority).counters.count(FlowOutcome::Dispatched, now.ms_since(entry.entry.since));
     }
 
-    /// The request waits again. Its place had been free meanwhile, for others to see: that is an
-    /// event.
-    pub(crate) fn put_back(&mut self, ticket: &HeldTicket, entry: ClaimedEntry) {
-        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.0.bytes));
-        self.band_mut(ticket.flow.priority).put_back(ticket.flow.at, entry.0);
+    /// The request waits again, and its flow is not charged. Its place had been free meanwhile, for
+    /// others to see: that is an event.
+    pub(crate) fn put_back(&mut self, ticket: &HeldTicket, claimed: ClaimedEntry) {
+        let ClaimedEntry { entry, accounts, sent } = claimed;
+        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
+        (self.sent, self.sent_at) = sent;
+        let band = self.band_mut(ticket.flow.priority);
+        band.set_accounts(ticket.flow.at, accounts);
+        band.put_back(ticket.flow.at, entry);
         self.pass.forget(ticket.number);
         self.shared.event = true;
     }
@@ -315,12 +320,14 @@ impl FlowQueues {
             band.credit = service.credit;
             for flow in band.flows_mut() {
                 let known = service.flows.iter().find(|(id, _)| *id == flow.id).map(|(_, account)| *account);
-                // Virtual times of VMs that shared nothing are not comparable: the lead is.
-                let lead = service.account.virtual_time + (flow.account.start - before.virtual_time).max(0.0);
-                let mut account = known.unwrap_or_default();
+                if std::mem::take(&mut flow.passed) {
+                    // Virtual times of VMs that shared nothing are not comparable: the lead is.
+                    flow.joins_at = Some(service.account.virtual_time + (flow.account.start - before.virtual_time).max(0.0));
+                }
+                let mut account = known.unwrap_or(FlowAccount { start: service.account.virtual_time, ..FlowAccount::default() });
                 rules.fairness.settle(&mut account, flow.settled);
-                if flow.passed || (known.is_none() && !flow.held.is_empty()) {
-                    account.start = account.start.max(lead);
+                if let Some(start) = flow.joins_at {
+                    account.start = account.start.max(start);
                     account.attained = account.attained.max(flow.account.attained);
                     account.attained_at = account.attained_at.max(flow.account.attained_at);
                 }
@@ -376,7 +383,13 @@ impl FlowQueues {
 
 /// A request that is taken out of its queue for the time of its claim.
 #[derive(Debug)]
-pub(crate) struct ClaimedEntry(HeldEntry);
+pub(crate) struct ClaimedEntry {
+    entry: HeldEntry,
+    /// The accounts of its band and flow before it was charged.
+    accounts: (BandAccount, FlowAccount),
+    /// The rate of releases before.
+    sent: (f64, Timestamp),
+}
 
 #[cfg(test)]
 mod tests;

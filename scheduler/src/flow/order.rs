@@ -18,7 +18,7 @@ use super::{BandAccount, FlowAccount};
 use crate::time::Timestamp;
 
 /// A VM that was woken this long ago, in ms, and did nothing, is passed over.
-const WAKE_MS: u64 = 5;
+const WAKE_MS: u64 = 20;
 
 /// A row that was not written for this long, in ms, belongs to a VM that is gone.
 const SILENT_MS: u64 = 1_000;

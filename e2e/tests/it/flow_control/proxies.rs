@@ -42,6 +42,12 @@ impl TwoProxies {
         [self.stack.address(), self.second.envoy.listener()]
     }
 
+    /// How many requests both have held.
+    async fn held_total(&self) -> Result<i64> {
+        let name = "switchpoint_held_total";
+        Ok(self.stack.envoy.picker_stat(name).await? + self.second.envoy.picker_stat(name).await?)
+    }
+
     /// Fills the engine through both proxies, one request after the other.
     async fn fill(&self) -> Result<Replies> {
         let mut replies = Vec::new();
@@ -53,18 +59,21 @@ impl TwoProxies {
         Ok(replies)
     }
 
-    /// Sends so many requests through each proxy. Returns how many of each were sent while both had
-    /// some left.
+    /// Sends so many requests through each proxy while the engine answers none, until all are held.
+    /// Then returns how many of each were sent while both had some left.
     async fn compete(&self, counts: [usize; 2]) -> Result<[usize; 2]> {
         let begin = self.engine.arrivals().len();
+        let held_before = self.held_total().await?;
+        self.engine.close();
         let mut replies = self.fill().await?;
-        self.engine.most();
-        for part in 0..4 {
-            for (address, (count, tenant)) in self.addresses().into_iter().zip(counts.into_iter().zip(["first", "second"])) {
-                replies.extend(send_to(address, if part == 0 { count - count / 4 * 3 } else { count / 4 }, "batch", tenant)?);
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        for (address, (count, tenant)) in self.addresses().into_iter().zip(counts.into_iter().zip(["first", "second"])) {
+            replies.extend(send_to(address, count, "batch", tenant)?);
         }
+        let held_least = i64::try_from(replies.len() - SEATS as usize - OVERSHOOT_MAX)?;
+        let held = || async { self.held_total().await.ok().filter(|held| held - held_before >= held_least) };
+        wait_for(LIMIT, "all requests to be held", held).await?;
+        self.engine.most();
+        self.engine.open();
         all_served(replies).await?;
         let arrivals = &self.engine.arrivals()[begin..];
         let of = |tenant: &str, end: usize| arrivals[..end].iter().filter(|(.., known)| known == tenant).count();
@@ -93,8 +102,8 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     Ok(())
 }
 
-/// Run by `make e2e-long`. On a busy machine the requests of one proxy arrive late, and its share
-/// is smaller.
+/// Run by `make e2e-long`. On a busy machine a proxy hears of room later than the other one leaves
+/// it, and its share is smaller.
 mod slow {
     use super::*;
 

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use testbed::Result;
 
@@ -17,6 +18,8 @@ use testbed::Result;
 pub struct SeatEngine {
     pub address: SocketAddr,
     delay: Duration,
+    /// Whether requests are answered; if not, they wait.
+    is_open: Arc<watch::Sender<bool>>,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -45,6 +48,10 @@ async fn answer(State(engine): State<SeatEngine>, uri: Uri, headers: HeaderMap) 
         seen.most = seen.most.max(seen.running);
         seen.arrivals.push((Instant::now(), text("x-test-objective"), text("x-test-tenant")));
     });
+    let mut gate = engine.is_open.subscribe();
+    if gate.wait_for(|is_open| *is_open).await.is_err() {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
     tokio::time::sleep(engine.delay).await;
     // Before the reply: the proxy cannot send the next request earlier.
     engine.change(|seen| seen.running -= 1);
@@ -56,7 +63,7 @@ async fn answer(State(engine): State<SeatEngine>, uri: Uri, headers: HeaderMap) 
 impl SeatEngine {
     pub async fn start(delay: Duration) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let engine = Self { address: listener.local_addr()?, delay, seen: Arc::default() };
+        let engine = Self { address: listener.local_addr()?, delay, is_open: Arc::new(watch::Sender::new(true)), seen: Arc::default() };
         let app = Router::new().fallback(answer).with_state(engine.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         Ok(engine)
@@ -64,6 +71,15 @@ impl SeatEngine {
 
     fn change<R>(&self, act: impl FnOnce(&mut Seen) -> R) -> R {
         act(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on, keeps the requests that arrive until [`Self::open`].
+    pub fn close(&self) {
+        self.is_open.send_replace(false);
+    }
+
+    pub fn open(&self) {
+        self.is_open.send_replace(true);
     }
 
     /// The most requests at once since the last call.

@@ -248,6 +248,26 @@ fn flows_of_different_vms_get_equal_tokens() {
     assert!((0.4..0.6).contains(&share), "{share}");
 }
 
+/// A claim that another VM forestalls charges nothing: each flow still gets its turn.
+#[test]
+fn flows_get_equal_turns_though_claims_fail() {
+    for conflict_each in 2..9 {
+        let mut process = Process::new(4, &[], conflict_each);
+        for at in 0..120 {
+            process.arrives(at % 4, 0, "large", 10);
+        }
+        for at in 0..40 {
+            process.arrives(at % 4, 0, "small", 10);
+        }
+        while process.running() > 0 {
+            process.end_oldest();
+        }
+        let flows: Vec<&str> = process.sent.iter().map(|job| process.jobs[*job].flow).collect();
+        let last = flows.iter().rposition(|flow| *flow == "small").unwrap();
+        assert!((78..=84).contains(&last), "a write in {conflict_each} fails: {flows:?}");
+    }
+}
+
 #[test]
 fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
     let mut process = Process::new(3, &[number("maxRequests", 3.0)], 0);
