@@ -216,6 +216,9 @@ impl<H: RequestHost> RequestDriver<H> {
     /// [`RequestHost::resume_after`] has come. On [`RequestFlow::Go`], the request goes on with the
     /// held part of its body.
     pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        if self.is_revocable() && self.give_up(host, now) {
+            return RequestFlow::Hold;
+        }
         if matches!(self.exchange.phase, ExchangePhase::Queued(_)) {
             if self.decide_held(host, now) == RequestFlow::Hold {
                 return RequestFlow::Hold;
@@ -320,6 +323,12 @@ impl<H: RequestHost> RequestDriver<H> {
     #[must_use]
     pub fn is_queued(&self) -> bool {
         matches!(self.exchange.phase, ExchangePhase::Queued(_))
+    }
+
+    /// Whether the request was sent, and the pool may still give it up.
+    #[must_use]
+    pub fn is_revocable(&self) -> bool {
+        self.exchange.revocable().is_some()
     }
 
     /// Whether the request is held until its last body byte.

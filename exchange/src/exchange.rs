@@ -354,6 +354,26 @@ impl Exchange {
         Refusal::Unsent.reply(self.family)
     }
 
+    /// The number of a request that was sent and may be given up.
+    pub(crate) fn revocable(&self) -> Option<u64> {
+        match &self.phase {
+            ExchangePhase::Routed(routed) => routed.revocable(),
+            _ => None,
+        }
+    }
+
+    /// Gives the request up, if the pool says so: releases what the pick holds, and returns the
+    /// reply for the client.
+    pub(crate) fn give_up(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<(LocalReply, ExchangeOutcome)> {
+        let ExchangePhase::Routed(routed) = &self.phase else { return None };
+        let retry_after_s = routed.take_revoked(pool)?;
+        let outcome = self.end(pool, now)?;
+        match self.refuse(pool, &Refusal::GivenUp { retry_after_s }) {
+            ExchangeStep::Reply(reply) => Some((reply, outcome)),
+            _ => None,
+        }
+    }
+
     /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path
     /// is no inference path.
     fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {

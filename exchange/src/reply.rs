@@ -57,6 +57,11 @@ pub enum Refusal {
     CrashingPrompt,
     /// The request was held, or would have to be, and is given up.
     Held(HeldRefusal),
+    /// The request ran, and was given up for a more important one.
+    GivenUp {
+        /// When to try again, in seconds.
+        retry_after_s: u32,
+    },
     /// This proxy never received state.
     NoState,
     /// The proxy refused the change that the request needs.
@@ -81,7 +86,7 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
             PickRefusal::Held(why) => Self::Held(why),
             // A request whose endpoint is full is held, not refused.
-            PickRefusal::Full(_) => Self::Shed(ShedReason::Saturated),
+            PickRefusal::Full(_) | PickRefusal::Left(_) => Self::Shed(ShedReason::Saturated),
             PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
         }
     }
@@ -110,7 +115,9 @@ impl Refusal {
         let row = self.row();
         let mut headers = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
         match self {
-            Self::Held(why) => headers.push(("retry-after", why.retry_after_s.to_string())),
+            Self::Held(HeldRefusal { retry_after_s, .. }) | Self::GivenUp { retry_after_s } => {
+                headers.push(("retry-after", retry_after_s.to_string()));
+            }
             _ if row.status == 429 => headers.push(("retry-after", RETRY_AFTER_S.to_string())),
             _ => {}
         }
@@ -169,6 +176,8 @@ impl Refusal {
             ),
             Self::Unsent => row(500, "not_rewritten", "proxy-failed", "the gateway could not send the request under its model's name"),
             Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
+            // llm-d says so whatever the cause.
+            Self::GivenUp { .. } => row(429, "evicted", "evicted", "the request was given up for a more important one; try again later"),
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
         }
     }

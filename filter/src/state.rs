@@ -317,15 +317,16 @@ impl<H: Host> VmState<H> {
 
     /// Handles a wake-up: reads the snapshot store, which has changed.
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
+        let now = self.host.now();
         for _ in 0..WAKES_MAX {
             match self.host.queue_pop(queue) {
-                Ok(Some(_)) => {}
+                Ok(Some(message)) => self.on_ask(&message, now),
                 _ => break,
             }
         }
         self.refresh();
         self.look_at_orders();
-        self.take_due(self.host.now())
+        self.take_due(now)
     }
 
     /// Has the orders of all pools read soon.

@@ -9,12 +9,16 @@
 //! whether it has room. A request that does not fit lets others pass that go elsewhere, within
 //! [`LOOK_AHEAD`].
 
+mod arrival;
 mod band;
 mod counters;
 mod outside;
 mod pass;
+mod revocation;
 mod shared;
 
+pub(crate) use arrival::short_id;
+pub use arrival::{DEFAULT_FLOW, FlowArrival};
 pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
 
 use std::collections::VecDeque;
@@ -23,8 +27,9 @@ pub use band::FlowRef;
 use band::{BandQueue, HeldEntry};
 use outside::OutsideQueues;
 use pass::ReleasePass;
+use revocation::Revocations;
 use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
-use scheduler::{EndpointRef, Timestamp, name_hash};
+use scheduler::{EndpointRef, Timestamp};
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
 use shared::SharedQueues;
@@ -46,13 +51,6 @@ const RATE_MS: f64 = 10_000.0;
 /// The longest `Retry-After`, in seconds. Beyond it, the rate of releases says nothing.
 const RETRY_AFTER_S_MAX: u32 = 120;
 
-/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
-/// make UUIDs of 36 bytes.
-const REQUEST_ID_BYTES_MAX: usize = 64;
-
-/// The fairness id of requests without one, as in llm-d.
-pub const DEFAULT_FLOW: &str = "default-flow";
-
 /// The queues.
 #[derive(Debug, Default)]
 pub struct FlowQueues {
@@ -67,29 +65,15 @@ pub struct FlowQueues {
     shared: SharedQueues,
     /// What other proxies hold.
     outside: OutsideQueues,
+    /// Running requests that may be given up.
+    revocations: Revocations,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, HeldRefusal)>,
-    /// The numbers in `leaving` that no host has received yet.
+    /// The numbers in `leaving`, and of requests to give up, that no host has received yet.
     untold: VecDeque<u64>,
-    /// Requests sent, decayed until `sent_at`.
-    sent: f64,
-    sent_at: Timestamp,
+    /// Requests sent, decayed until this moment.
+    sent: (f64, Timestamp),
     ticked_at: Timestamp,
-}
-
-/// A request that arrives.
-#[derive(Clone, Copy, Debug)]
-pub struct FlowArrival<'a> {
-    /// The fairness id; empty for [`DEFAULT_FLOW`].
-    pub flow: &'a str,
-    /// The id by which operators find it while it waits.
-    pub request_id: &'a str,
-    /// The bytes of its body, and the memory that the proxy keeps for it.
-    pub bytes: u64,
-    /// When its headers arrived.
-    pub arrived: Timestamp,
-    /// How long it may wait, in ms, if that is less than its band allows.
-    pub ttl_ms: Option<u64>,
 }
 
 /// The place of a request in the queues.
@@ -110,6 +94,8 @@ pub struct FlowCharge {
     flow: FlowRef,
     prompt_tokens: u32,
     output: f64,
+    /// Whether it was sent for its band's minimum share.
+    owed: bool,
 }
 
 /// Why a request that was held, or would have to be, is refused.
@@ -119,20 +105,6 @@ pub struct HeldRefusal {
     pub outcome: FlowOutcome,
     /// When to try again, in seconds.
     pub retry_after_s: u32,
-}
-
-/// As much of a request's id as is kept.
-pub(crate) fn short_id(id: &str) -> &str {
-    if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id }
-}
-
-// === impl FlowArrival ===
-
-impl FlowArrival<'_> {
-    /// The hash of the fairness id.
-    pub(crate) fn flow_id(&self) -> u64 {
-        name_hash(if self.flow.is_empty() { DEFAULT_FLOW } else { self.flow })
-    }
 }
 
 // === impl HeldTicket ===
@@ -156,7 +128,7 @@ impl FlowQueues {
     /// Whether nothing is held or waits for its refusal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.held == 0 && self.leaving.is_empty()
+        self.held == 0 && self.leaving.is_empty() && self.revocations.is_empty()
     }
 
     /// The bytes of the requests held.
@@ -174,7 +146,7 @@ impl FlowQueues {
     #[must_use]
     pub fn is_due(&self) -> bool {
         let is_due = if self.is_shared() { self.shared.is_due() } else { self.held > 0 && self.pass.is_due() };
-        !self.untold.is_empty() || is_due
+        !self.untold.is_empty() || is_due || self.revocations.has_asks()
     }
 
     /// An endpoint may have got room: the next pass, or the next round of all VMs, tries every band
@@ -245,6 +217,7 @@ impl FlowQueues {
             cost,
             full_at,
             nowhere: false,
+            asked: false,
             request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
@@ -401,12 +374,12 @@ impl FlowQueues {
             // A share of all tokens, its own among them.
             band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
         }
-        let since_ms = now.us_since(self.sent_at) as f64 / 1_000.0;
-        self.sent = self.sent * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0;
-        self.sent_at = now;
+        let since_ms = now.us_since(self.sent.1) as f64 / 1_000.0;
+        self.sent = (self.sent.0 * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0, now);
         let rival = self.shared.lowest_rank(priority);
         let band = self.band_mut(priority);
         band.seen = now;
+        let owed = band.credit > 0.0 && band.credit >= tokens;
         band.credit = (band.credit - tokens).max(0.0);
         let flow = band.flow_ref(flow);
         if passes {
@@ -414,7 +387,7 @@ impl FlowQueues {
             band.pass(flow.at, rules.fairness);
         }
         band.charge(flow.at, rules.fairness, (cost, rival), now);
-        Some(FlowCharge { flow, prompt_tokens, output: cost.output })
+        Some(FlowCharge { flow, prompt_tokens, output: cost.output, owed })
     }
 
     /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
@@ -444,7 +417,7 @@ impl FlowQueues {
         }
         self.bands.iter_mut().for_each(|band| band.show_oldest(now));
         // A host that did not have the stream yet gets the number again.
-        self.untold = self.leaving.iter().map(|(number, _)| *number).collect();
+        self.untold = self.leaving.iter().map(|(number, _)| *number).chain(self.revocations.numbers()).collect();
     }
 
     /// Refuses all requests, because the pool has no flow control any more.
@@ -460,7 +433,7 @@ impl FlowQueues {
     pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> HeldRefusal {
         let before: usize = self.bands.iter().filter(|band| band.priority >= priority).map(|band| band.held).sum();
         let before = before as u64 + self.shared.held_from(priority);
-        let rate = self.sent / RATE_MS * 1_000.0;
+        let rate = self.sent.0 / RATE_MS * 1_000.0;
         let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
         let retry_after_s = seconds.clamp(1.0, f64::from(RETRY_AFTER_S_MAX)) as u32;

@@ -6,6 +6,7 @@
 //! value that it cannot parse as missing.
 
 pub mod flow_order;
+pub mod room_ask;
 
 mod leader;
 pub use leader::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark, LeaseValue};

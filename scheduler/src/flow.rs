@@ -17,6 +17,7 @@ pub(crate) mod fairness;
 pub(crate) mod ordering;
 pub(crate) mod usage_limit;
 
+use crate::endpoint::EndpointRef;
 use crate::plugin::{PluginDebug, debug_by_show};
 use crate::time::Timestamp;
 
@@ -60,6 +61,15 @@ pub struct HeldFacts {
     pub expires: Timestamp,
     /// The TTFT SLO of the request, in µs, if it has one.
     pub ttft_slo_us: Option<u32>,
+}
+
+/// The room that a request waits for: a running request may be given up for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomAsk {
+    /// Where it must be; `None` if room anywhere in the pool helps.
+    pub endpoint: Option<EndpointRef>,
+    /// The priority of the request that waits. Only work of a lower one is given up.
+    pub priority: i32,
 }
 
 /// How full an endpoint or a pool may be for a request.

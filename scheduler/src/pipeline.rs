@@ -137,6 +137,12 @@ impl Pipeline {
         self.detector.has_room(context, route, limits)
     }
 
+    /// Whether a request needs room at its own endpoint, not just in the pool.
+    #[must_use]
+    pub fn needs_room_at_endpoint(&self) -> bool {
+        self.detector.is_per_endpoint()
+    }
+
     /// How full these endpoints are, by the detector.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
         self.detector.saturation(context, endpoints)

@@ -90,6 +90,12 @@ pub trait Detector: Filter {
         let saturation = || self.saturation(context, &all);
         all.iter().all(|&endpoint| context.requests(endpoint) == 0) || saturation() < limits.ceiling.at(saturation)
     }
+
+    /// Whether [`Self::has_room`] looks at the endpoints of the route only: room elsewhere does not
+    /// help.
+    fn is_per_endpoint(&self) -> bool {
+        false
+    }
 }
 
 /// May refuse a request that could be served.

@@ -50,8 +50,8 @@ pub struct ReferencePlugin {
 }
 
 const NOT_YET: &str = "not implemented in this version";
-/// Why revocation has no effect.
-pub const NO_EVICTION: &str = "running requests are not given up for others in this version";
+/// Why the plugins of revocation have no effect.
+const EVICTION: &str = "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
 
 const SCORER: PluginRole = PluginRole::Scheduling(PluginKind::Scorer);
@@ -103,10 +103,10 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("models-data-extractor", PluginRole::Extractor, Refused(NOT_YET, "a pool for each model (--pools)")),
     row("dcgm-data-source", PluginRole::Source, Refused(NOT_YET, "metrics-data-source: engines report their own load")),
     row("dcgm-extractor", PluginRole::Extractor, Refused(NOT_YET, "core-metrics-extractor with customMetrics")),
-    row("sheddable-eviction-filter", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
-    row("eviction-sheddable-filter", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
-    row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
-    row("eviction-priority-then-time-ordering", PluginRole::Unreferred, NoEffect(NO_EVICTION)),
+    row("sheddable-eviction-filter", PluginRole::Unreferred, NoEffect(EVICTION)),
+    row("eviction-sheddable-filter", PluginRole::Unreferred, NoEffect(EVICTION)),
+    row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, NoEffect(EVICTION)),
+    row("eviction-priority-then-time-ordering", PluginRole::Unreferred, NoEffect(EVICTION)),
     row("header-based-testing-filter", FILTER, Refused("only llm-d-router's tests use it", "the subset hint of the Endpoint Picker Protocol")),
     row("destination-endpoint-served-verifier", PluginRole::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
 ];

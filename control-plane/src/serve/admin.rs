@@ -332,7 +332,10 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
     let outcomes: serde_json::Map<String, Value> =
         FLOW_OUTCOMES.iter().zip(band.outcomes).map(|(outcome, count)| ((*outcome).to_owned(), count.into())).collect();
     let oldest = (band.held > 0).then(|| json!({ "ms": band.oldest_ms, "full": band.full_at.and_then(|full| member_name(view, full)) }));
-    json!({ "pool": &*view.name, "priority": priority, "held": band.held, "bytes": band.bytes, "oldest": oldest, "outcomes": outcomes })
+    json!({
+        "pool": &*view.name, "priority": priority, "held": band.held, "bytes": band.bytes, "oldest": oldest, "outcomes": outcomes,
+        "given_up": band.given_up, "given_up_for": band.given_up_for,
+    })
 }
 
 /// The name of the endpoint of a row.

@@ -234,6 +234,7 @@ impl StreamTransport {
                 None => self.session.close(),
             },
             () = self.session.wait_for_wake() => {}
+            () = self.session.wait_for_revocation() => { self.session.retry(self.server.now()); }
             // If the stream ends without an error, the proxy continues without the picker.
             () = self.shutdown.begun(), if self.session.is_dispensable() => self.session.close(),
         }

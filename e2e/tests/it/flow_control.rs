@@ -1,6 +1,8 @@
 //! Flow control on a real Envoy: requests wait in the proxy, the higher band goes first, and none
 //! is lost when the daemon is killed, a client leaves, or the pool changes.
 
+mod eviction;
+mod gated_engine;
 mod proxies;
 mod seat_engine;
 mod workers;

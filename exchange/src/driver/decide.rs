@@ -133,10 +133,27 @@ impl<H: RequestHost> RequestDriver<H> {
         if host.forward(forward, body).is_err() {
             return self.abandon(host, since);
         }
+        if let Some((pool, number)) = self.pool.as_ref().zip(self.exchange.revocable()) {
+            host.watch(pool, number);
+        }
         let us = host.now().us_since(since);
         let counted = if self.is_routed() { RequestCount::Picked { us } } else { RequestCount::FailedOpen };
         host.count(self.pool.as_ref(), counted);
         RequestFlow::Go
+    }
+
+    /// Answers a request that ran, if the pool gives it up. The proxy then ends it upstream.
+    pub(super) fn give_up(&mut self, host: &mut H, now: Timestamp) -> bool {
+        let Some(pool) = &self.pool else { return false };
+        let exchange = &mut self.exchange;
+        let (given_up, due) = host.with_pool(pool, PoolUse::Release, now, |pool| (exchange.give_up(pool, now), pool.has_due()));
+        if due {
+            host.release_held(pool);
+        }
+        let Some((reply, outcome)) = given_up else { return false };
+        host.ended(&outcome);
+        self.refuse(host, reply);
+        true
     }
 
     fn abandon(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {

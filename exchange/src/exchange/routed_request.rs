@@ -217,7 +217,18 @@ impl RoutedRequest {
         self.pick.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
     }
 
+    /// The number of the request, if it may be given up.
+    pub(super) fn revocable(&self) -> Option<u64> {
+        self.pick.hold.revocable()
+    }
+
+    /// Whether the pool gives the request up, and when its client may try again, in seconds.
+    pub(super) fn take_revoked(&self, pool: &mut ManagedPool) -> Option<u32> {
+        pool.take_revoked(&self.pick.hold)
+    }
+
     pub(super) fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
+        pool.record_first_byte(&mut self.pick.hold);
         self.reply.status = head.status;
         self.reply.complete = head.end_of_stream;
         let mut step = ResponseStep::default();

@@ -172,12 +172,13 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
 
     fn retry(&self) {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
+        let is_held = driver.waits() || driver.is_queued();
         // After the client left, the proxy no longer has the stream.
-        if !(driver.waits() || driver.is_queued()) || host.proxy.focus(host.id).is_err() {
+        if !(is_held || driver.is_revocable()) || host.proxy.focus(host.id).is_err() {
             return;
         }
         let now = host.proxy.now();
-        if driver.resume(host, now) == RequestFlow::Go {
+        if driver.resume(host, now) == RequestFlow::Go && is_held {
             host.proxy.resume_request().unwrap_or_else(|e| host.failed("a resumption", e));
         }
     }
@@ -289,6 +290,10 @@ impl<H: Host> RequestHost for FilterHost<H> {
             // If another VM wrote first, this one writes when it looks at the order soon.
             self.vm.borrow().claim(replica, self.proxy.now());
         }
+    }
+
+    fn watch(&mut self, replica: &Self::Pool, number: u64) {
+        replica.borrow_mut().hold(number, self.stream.clone());
     }
 
     fn claim(&self, replica: &Self::Pool, now: Timestamp) -> bool {

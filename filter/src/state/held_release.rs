@@ -4,6 +4,8 @@ use std::rc::Rc;
 
 use exchange::Timestamp;
 use pool_state::queues::FlowTurn;
+use proto::shared_data::room_ask;
+use scheduler::flow::RoomAsk;
 
 use super::VmState;
 use super::load_sharing::SharingOccasion;
@@ -20,6 +22,10 @@ impl<H: Host> VmState<H> {
     /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
     pub(super) fn next_held_of(&self, replica: &mut PoolReplica, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
         let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return replica.next_held(now) };
+        for ask in replica.pool.take_asks() {
+            let others = self.vm_slot.vm_table.alive(now).filter(|(_, row)| row.serves && row.vm != me.vm).count();
+            self.pass_ask(&replica.name, ask, u32::try_from(others).unwrap_or(u32::MAX), now);
+        }
         for _ in 0..TURNS_MAX {
             let turn = replica.flow_order.turn(&self.host, &mut replica.pool, me.vm, now);
             match turn {
@@ -45,6 +51,31 @@ impl<H: Host> VmState<H> {
         let row = self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm == vm && row.queue != 0);
         if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, b"held")) {
             self.host_error("a wake-up", error);
+        }
+    }
+
+    /// Asks the next VM of the table for room. `left`: how many may still be asked.
+    fn pass_ask(&self, pool: &str, ask: RoomAsk, left: u32, now: Timestamp) {
+        let Some(left) = left.checked_sub(1) else { return };
+        let own = self.vm_slot.slot;
+        let others = || self.vm_slot.vm_table.alive(now).filter(|(_, row)| row.serves && row.queue != 0 && row.vm != self.id);
+        let next = others().find(|(slot, _)| Some(*slot) > own).or_else(|| others().next());
+        let ask = |queue| self.host.queue_push(queue, &room_ask::write(pool, ask, left));
+        if let Some(Err(error)) = next.map(|(_, row)| ask(row.queue)) {
+            self.host_error("an ask for room", error);
+        }
+    }
+
+    /// Handles a message of another VM: gives a running request up if it asks for room, or asks the
+    /// next VM.
+    pub(super) fn on_ask(&self, message: &[u8], now: Timestamp) {
+        let Some((pool, ask, left)) = room_ask::read(message) else { return };
+        let Some(replica) = self.replica(pool) else { return };
+        let replica = &mut *replica.borrow_mut();
+        // So this VM knows that the other one holds requests, and wakes it.
+        self.receive_loads(replica, now, SharingOccasion::Pick);
+        if !replica.pool.give_room(ask, now) {
+            self.pass_ask(pool, ask, left, now);
         }
     }
 

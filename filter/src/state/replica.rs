@@ -128,12 +128,15 @@ impl AsRef<ManagedPool> for PoolReplica {
 }
 
 impl PoolReplica {
-    /// Records the stream of a held request.
+    /// Records the stream of a request that is held, or may be given up. Numbers rise, and a
+    /// request keeps its own.
     pub fn hold(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
-        self.held.push(number, stream);
+        if self.held.get(number).is_none() {
+            self.held.push(number, stream);
+        }
     }
 
-    /// The stream of a held request.
+    /// The stream of such a request.
     pub fn held_stream(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
         self.held.get(number)
     }

@@ -125,6 +125,8 @@ fn band(b: &BandCounters) -> state::BandCounters {
         oldest_ms: b.oldest.map_or(0, |oldest| oldest.ms),
         full_slot: b.oldest.and_then(|oldest| oldest.full_at).map(|endpoint| endpoint.slot.0.into()),
         full_generation: b.oldest.and_then(|oldest| oldest.full_at).map_or(0, |endpoint| endpoint.generation.0),
+        given_up: b.given_up,
+        given_up_for: b.given_up_for,
     }
 }
 

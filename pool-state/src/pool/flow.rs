@@ -1,9 +1,9 @@
 //! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
 
-use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomLimits, SharedOrder};
+use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder};
 use scheduler::{Decision, EndpointRef, Request, Timestamp, UnavailableReason};
 
-use super::{DecisionObserver, ManagedPool, RecordedPick};
+use super::{DecisionObserver, LedgerHold, ManagedPool, RecordedPick};
 use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket};
 use crate::refusal::PickRefusal;
 
@@ -85,15 +85,17 @@ impl ManagedPool {
         if self.flow_control().is_none() {
             return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
         }
-        let mut full_at = None;
+        let (mut full_at, mut lacks_room) = (None, false);
         // A request that needs a claim is held first, if only for a moment.
         let is_shared = self.queues.is_shared();
         if !is_shared && self.queues.may_pass(request.priority, now) {
             match self.pick_with_room(request, model, None, now, observer) {
-                Err(PickRefusal::Full(endpoint)) => full_at = Some(endpoint),
+                Err(PickRefusal::Full(endpoint)) => (full_at, lacks_room) = (Some(endpoint), true),
+                Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
                 Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
                 picked => {
-                    return Ok(FlowAdmission::Picked(self.charged(picked?, request, (arrival.flow_id(), true), now)));
+                    let picked = self.charged(picked?, request, (arrival.flow_id(), true), now);
+                    return Ok(FlowAdmission::Picked(self.watched(picked, None)));
                 }
             }
         }
@@ -103,6 +105,9 @@ impl ManagedPool {
         };
         let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), full_at, now);
         let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
+        if lacks_room {
+            self.ask_for_room(&ticket, full_at, now);
+        }
         // The first of its band was tried just now.
         if is_shared || !is_near || ticket.is_first {
             return Ok(FlowAdmission::Held(ticket));
@@ -154,6 +159,11 @@ impl ManagedPool {
             }
             Err(PickRefusal::Full(endpoint)) => {
                 self.queues.found_full(ticket, Some(endpoint), now);
+                self.ask_for_room(ticket, Some(endpoint), now);
+                Ok(None)
+            }
+            Err(PickRefusal::Left(endpoint)) => {
+                self.queues.found_full(ticket, Some(endpoint), now);
                 Ok(None)
             }
             Err(PickRefusal::Decision(Decision::Unavailable(_)) | PickRefusal::NoState) => {
@@ -180,11 +190,51 @@ impl ManagedPool {
         let HeldClaim { picked, entry } = claim;
         if is_claimed {
             self.queues.claimed(ticket, &entry, now);
-            return Some(picked);
+            return Some(self.watched(picked, Some(ticket.number)));
         }
         self.queues.put_back(ticket, entry);
         self.take_back(picked.hold, blocks);
         None
+    }
+
+    /// A request was sent: with eviction, it may be given up until its first byte. `number` is its
+    /// number, if it was held.
+    fn watched(&mut self, mut picked: RecordedPick, number: Option<u64>) -> RecordedPick {
+        let charge = picked.hold.charge.filter(|_| self.flow_control().is_some_and(FlowControl::evicts));
+        picked.hold.revocable = charge.and_then(|charge| self.queues.watch(&charge, picked.hold.endpoint(), number));
+        picked
+    }
+
+    /// The request has its first response byte: it is not given up any more.
+    pub fn record_first_byte(&mut self, held: &mut LedgerHold) {
+        held.revocable.take().into_iter().for_each(|number| self.queues.forget(number));
+    }
+
+    /// Takes a request that must be given up; the caller then ends it. Returns when its client may
+    /// try again, in seconds; `None` if it goes on.
+    pub fn take_revoked(&mut self, held: &LedgerHold) -> Option<u32> {
+        self.queues.take_marked(held.revocable?)
+    }
+
+    /// A held request found no room at this endpoint: with eviction, a running one may be given up
+    /// for it.
+    fn ask_for_room(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
+        if let Some(pipeline) =
+            self.snapshot().map(|snapshot| snapshot.pipeline()).filter(|pipeline| pipeline.flow_control().is_some_and(FlowControl::evicts))
+        {
+            let endpoint = endpoint.filter(|_| pipeline.needs_room_at_endpoint());
+            self.queues.ask_for_room(ticket, endpoint, now);
+        }
+    }
+
+    /// Another VM asks for room. False if no running request is given up for it here.
+    pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
+        self.queues.give_up_for(ask, now)
+    }
+
+    /// Takes the asks for room that other VMs of the process must hear.
+    pub fn take_asks(&mut self) -> Vec<RoomAsk> {
+        self.queues.take_asks()
     }
 
     /// Sets whether other VMs serve requests, and whether one of them holds any.

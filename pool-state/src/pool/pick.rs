@@ -56,6 +56,8 @@ pub struct LedgerHold {
     pub(super) watch: Option<Box<RequestTiming>>,
     /// The charge of the request's flow; `None` without flow control.
     pub(super) charge: Option<FlowCharge>,
+    /// The number of the request, if it may be given up.
+    pub(super) revocable: Option<u64>,
     /// The endpoint that this request probes: it was ejected, and no other request goes there
     /// meanwhile.
     pub(super) probe: Option<(EndpointRef, Timestamp)>,
@@ -95,6 +97,16 @@ impl DecisionObserver for () {
 // === impl LedgerHold ===
 
 impl LedgerHold {
+    /// The number of the request, if it may be given up: [`ManagedPool::next_due`] names it then.
+    pub fn revocable(&self) -> Option<u64> {
+        self.revocable
+    }
+
+    /// The endpoint that serves the request.
+    pub(super) fn endpoint(&self) -> EndpointRef {
+        self.serving.endpoint()
+    }
+
     /// The SLOs of the request, where latency is predicted.
     pub fn slo(&self) -> Slo {
         self.serving.slo()
@@ -197,11 +209,15 @@ impl ManagedPool {
             let serving = route.data_parallel.unwrap_or(route.ranked.first());
             let has_room = scheduler::has_room(&state.snapshot, request, local, &route, check.limits);
             let endpoint = state.endpoint(serving).map(|(endpoint, _)| endpoint);
-            if let Some(full) = endpoint.filter(|endpoint| !has_room || self.is_claimed(*endpoint, request.priority, check)) {
+            if let Some(full) = endpoint.filter(|_| !has_room) {
                 return Err(PickRefusal::Full(full));
             }
+            let is_left = |endpoint: &EndpointRef| self.is_claimed(*endpoint, request.priority, check);
+            if let Some(left) = endpoint.filter(is_left) {
+                return Err(PickRefusal::Left(left));
+            }
             if let Some(left) = endpoint.filter(|_| check.is_over_share && self.queues.leaves_room(request.priority, now)) {
-                return Err(PickRefusal::Full(left));
+                return Err(PickRefusal::Left(left));
             }
         }
         self.record(request, &route, now).ok_or(PickRefusal::NoState)
@@ -230,8 +246,16 @@ impl ManagedPool {
         let probe = self.failures.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
         let second_answered = picked.get(1).is_some_and(|(second, _)| self.failures.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
-        let mut held =
-            LedgerHold { serving: serving_ticket, stages: Vec::new(), cache_estimate: None, places: None, watch, charge: None, probe };
+        let mut held = LedgerHold {
+            serving: serving_ticket,
+            stages: Vec::new(),
+            cache_estimate: None,
+            places: None,
+            watch,
+            charge: None,
+            revocable: None,
+            probe,
+        };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         let id = short_id(request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id));
         self.in_flight.track(&mut held.serving, promise, id);
@@ -347,6 +371,7 @@ impl ManagedPool {
     /// Releases the ledger entries of a request that has ended.
     pub fn release(&mut self, mut held: LedgerHold, now: Timestamp) {
         self.finish_earlier_stages(&mut held);
+        self.record_first_byte(&mut held);
         if let Some((probe, sent)) = held.probe {
             self.failures.ejections.probe_again(probe, sent, now);
         }

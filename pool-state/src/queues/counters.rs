@@ -48,6 +48,10 @@ pub struct BandCounters {
     pub bytes: u64,
     /// Requests by outcome.
     pub outcomes: [u64; 8],
+    /// Running requests of the band that were given up for others.
+    pub given_up: u64,
+    /// Running requests that were given up for requests of the band.
+    pub given_up_for: u64,
     /// Time in the queue by outcome, in ms, of requests that were sent.
     pub queue_ms: CountHistogram,
     /// The oldest request held, as of the last tick.

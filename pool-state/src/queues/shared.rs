@@ -288,7 +288,7 @@ impl FlowQueues {
         let entry = self.band_mut(ticket.flow.priority).take(ticket.flow.at, ticket.key, ticket.number)?;
         (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
         let accounts = self.band_mut(ticket.flow.priority).accounts(ticket.flow.at);
-        Some(ClaimedEntry { entry, accounts, sent: (self.sent, self.sent_at) })
+        Some(ClaimedEntry { entry, accounts, sent: self.sent })
     }
 
     /// The request was sent.
@@ -301,7 +301,7 @@ impl FlowQueues {
     pub(crate) fn put_back(&mut self, ticket: &HeldTicket, claimed: ClaimedEntry) {
         let ClaimedEntry { entry, accounts, sent } = claimed;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
-        (self.sent, self.sent_at) = sent;
+        self.sent = sent;
         let band = self.band_mut(ticket.flow.priority);
         band.set_accounts(ticket.flow.at, accounts);
         band.put_back(ticket.flow.at, entry);

@@ -41,36 +41,47 @@ pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
 /// A client of the pool: what it sent, and what became of it.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a test has few clients")]
-enum QueueClient {
+pub(super) enum QueueClient {
     Held(HeldTicket),
     Running(LedgerHold),
     Gone,
 }
 
 /// A pool and its clients.
-struct Drill {
-    pool: ManagedPool,
-    clients: Vec<(i32, u32, QueueClient)>,
-    now: Timestamp,
-    sent: u64,
+pub(super) struct Drill {
+    pub(super) pool: ManagedPool,
+    pub(super) clients: Vec<(i32, u32, QueueClient)>,
+    pub(super) now: Timestamp,
+    pub(super) sent: u64,
     refused: u64,
     left: u64,
     /// The clients in the order in which they were sent.
-    order: Vec<usize>,
+    pub(super) order: Vec<usize>,
+    /// The clients whose requests were given up.
+    pub(super) given_up: Vec<usize>,
 }
 
 impl Drill {
-    fn new(endpoints: u16, spec: &PipelineSpec) -> Self {
+    pub(super) fn new(endpoints: u16, spec: &PipelineSpec) -> Self {
         let mut pool = ManagedPool::new(7, 0);
         pool.install(snapshot(endpoints, spec), 0, u32::MAX);
-        Self { pool, clients: Vec::new(), now: Timestamp(0).plus_ms(1_000), sent: 0, refused: 0, left: 0, order: Vec::new() }
+        Self {
+            pool,
+            clients: Vec::new(),
+            now: Timestamp(0).plus_ms(1_000),
+            sent: 0,
+            refused: 0,
+            left: 0,
+            order: Vec::new(),
+            given_up: Vec::new(),
+        }
     }
 
-    fn request(priority: i32, tokens: u32) -> Request<'static> {
+    pub(super) fn request(priority: i32, tokens: u32) -> Request<'static> {
         Request { priority, prompt_tokens: tokens, ..Request::default() }
     }
 
-    fn arrives(&mut self, priority: i32, flow: &str, tokens: u32) {
+    pub(super) fn arrives(&mut self, priority: i32, flow: &str, tokens: u32) {
         let arrival = FlowArrival { flow, request_id: "", bytes: u64::from(tokens), arrived: self.now, ttl_ms: None };
         let request = Self::request(priority, tokens);
         let client = match self.pool.pick_or_hold(&request, "", &arrival, self.now, &mut ()) {
@@ -92,10 +103,18 @@ impl Drill {
     }
 
     /// Resumes the due requests, as a host does.
-    fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         while let Some(number) = self.pool.next_due(self.now) {
-            let is = |(_, _, client): &(i32, u32, QueueClient)| matches!(client, QueueClient::Held(ticket) if ticket.number == number);
+            let is = |(_, _, client): &(i32, u32, QueueClient)| match client {
+                QueueClient::Held(ticket) => ticket.number == number,
+                QueueClient::Running(hold) => hold.revocable() == Some(number),
+                QueueClient::Gone => false,
+            };
             let Some(at) = self.clients.iter().position(is) else { panic!("number {number} is nobody's") };
+            if matches!(self.clients[at].2, QueueClient::Running(_)) {
+                self.is_given_up(at);
+                continue;
+            }
             let (priority, tokens, client) = &mut self.clients[at];
             let request = Self::request(*priority, *tokens);
             let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else { unreachable!() };
@@ -111,8 +130,15 @@ impl Drill {
         }
     }
 
+    fn is_given_up(&mut self, at: usize) {
+        let QueueClient::Running(hold) = std::mem::replace(&mut self.clients[at].2, QueueClient::Gone) else { unreachable!() };
+        assert!(self.pool.take_revoked(&hold).is_some(), "the pool named it");
+        self.pool.release(hold, self.now);
+        self.given_up.push(at);
+    }
+
     /// The client leaves, or its reply ends.
-    fn ends(&mut self, at: usize) {
+    pub(super) fn ends(&mut self, at: usize) {
         let Some((.., client)) = self.clients.get_mut(at) else { return };
         match std::mem::replace(client, QueueClient::Gone) {
             QueueClient::Held(ticket) => {
@@ -125,13 +151,13 @@ impl Drill {
         self.release();
     }
 
-    fn passes(&mut self, ms: u64) {
+    pub(super) fn passes(&mut self, ms: u64) {
         self.now = self.now.plus_ms(ms);
         self.pool.tick(self.now);
         self.release();
     }
 
-    fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         self.clients.iter().filter(|(.., client)| matches!(client, QueueClient::Held(_))).count()
     }
 

@@ -413,6 +413,12 @@ pub struct BandCounters {
     pub full_slot: ::core::option::Option<u32>,
     #[prost(uint32, tag = "8")]
     pub full_generation: u32,
+    /// Running requests of this priority that were given up for others, and those that were given up
+    /// for requests of this priority.
+    #[prost(uint64, tag = "9")]
+    pub given_up: u64,
+    #[prost(uint64, tag = "10")]
+    pub given_up_for: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {

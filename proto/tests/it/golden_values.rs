@@ -11,10 +11,10 @@ use proto::load_report::{
 use proto::observation::EncodedObservation;
 use proto::shared_data::{
     CrashRecord, DecodingMark, LeaseValue, MessageStamp, PlacementEntry, RemotePeers, RingPosition, SegmentHead, SnapshotHead, VmEntry,
-    flow_order,
+    flow_order, room_ask,
 };
 use proto::{frames, placements};
-use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, HeldTag, OrderRow, SharedOrder};
+use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, HeldTag, OrderRow, RoomAsk, SharedOrder};
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, StepModel, TokenGap};
@@ -187,6 +187,18 @@ fn held_requests() {
     holds("flow_order", &order, flow_order::write, flow_order::read);
     let bytes = flow_order::write(&order);
     assert!((0..bytes.len()).all(|cut| flow_order::read(&bytes[..cut]).is_none()), "half an order is none");
+}
+
+#[test]
+fn asks_for_room() {
+    let ask = RoomAsk { endpoint: Some(at(3, 7)), priority: -10 };
+    holds("room_ask", &ask, |ask| room_ask::write("p", *ask, 4), |bytes| Some(room_ask::read(bytes)?.1));
+    for ask in [ask, RoomAsk { endpoint: None, priority: 10 }] {
+        let bytes = room_ask::write("default", ask, 4);
+        assert_eq!(room_ask::read(&bytes), Some(("default", ask, 4)));
+        assert!((0..24).all(|cut| room_ask::read(&bytes[..cut]).is_none()));
+    }
+    assert!([&b"held"[..], b"leader", &[0xff; 40]].iter().all(|other| room_ask::read(other).is_none()));
 }
 
 #[test]

@@ -149,6 +149,10 @@ impl Detector for BacklogDetector {
         let serving = route.data_parallel.unwrap_or(route.ranked.first());
         self.computes_soon(context, route.prefill.unwrap_or(serving), limits) && self.holds(context, serving, limits)
     }
+
+    fn is_per_endpoint(&self) -> bool {
+        true
+    }
 }
 
 impl Filter for BacklogDetector {

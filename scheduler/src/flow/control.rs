@@ -125,6 +125,12 @@ impl FlowControl {
         self.settings.no_endpoint_ttl_ms
     }
 
+    /// Whether running requests are given up for requests of higher priority that wait.
+    #[must_use]
+    pub fn evicts(&self) -> bool {
+        self.settings.eviction
+    }
+
     /// Says how much of the pool a band may fill.
     #[must_use]
     pub fn usage_limit(&self) -> Option<&dyn UsageLimitPolicy> {

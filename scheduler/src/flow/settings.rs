@@ -42,6 +42,13 @@ pub(super) const SECTION: &[Parameter] = &[
         default: ParameterDefault::Structured("{maxRequests, ...}"),
         doc: readable("other bands of negative priority"),
     },
+    Parameter {
+        name: "eviction",
+        default: ParameterDefault::Flag(false),
+        doc: readable(
+            "running requests of negative priority are given up before their first byte, for requests of higher priority that wait",
+        ),
+    },
     Parameter { name: "bands", default: ParameterDefault::Structured("[{priority, ...}]"), doc: readable("the bands by priority") },
 ];
 
@@ -63,6 +70,7 @@ pub struct FlowSettings {
     pub(super) no_endpoint_ttl_ms: u64,
     pub(super) usage_limit: Box<str>,
     pub(super) minimum_share: f64,
+    pub(super) eviction: bool,
     /// The templates of bands that are not listed: from priority 0, and below.
     pub(super) templates: [BandSettings; 2],
     pub(super) bands: Vec<BandSettings>,
@@ -115,6 +123,7 @@ impl FlowSettings {
             no_endpoint_ttl_ms: ttl(parameters, "noEndpointTtlMs")?,
             usage_limit: parameters.text("usageLimit")?.into(),
             minimum_share: parameters.number("minimumShare", 0.0..=0.5)?,
+            eviction: parameters.flag("eviction")?,
             templates: [default, negative],
             bands,
         })

@@ -8,24 +8,29 @@ use scheduler::registry;
 use super::ConfigReader;
 use super::plugins::GivenParameters;
 use crate::config::ItemStatus;
-use crate::config::reference_items::{ItemSupport, NO_EVICTION};
 use crate::config::schema::SchemaShape;
 use crate::config::yaml::{YamlNode, YamlValue};
 
 /// Why items of the section have no effect. In llm-d they have none without the gate either.
 pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
 
+/// What revocation does, where llm-d also ends requests that have begun to answer.
+const EVICTION: &str = "running requests of negative priority are given up for higher ones that wait, only before their first byte: \
+                        429 and evicted";
+const NO_EVICTION: &str = "running requests are not given up for others";
+
 /// The timeout of a request as shipped, and the longest wait that leaves it some time.
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
 
 /// The fields of the section and of a band: in the file, and as parameters.
-const SECTION: [(&str, &str); 5] = [
+const SECTION: [(&str, &str); 6] = [
     ("maxRequests", "maxRequests"),
     ("maxBytes", "maxBytes"),
     ("defaultRequestTTL", "ttlMs"),
     ("noEndpointRequestTTL", "noEndpointTtlMs"),
     ("usageLimitPolicyPluginRef", "usageLimit"),
+    ("enableEviction", "eviction"),
 ];
 const BAND: [(&str, &str); 6] = [
     ("priority", "priority"),
@@ -43,13 +48,12 @@ impl ConfigReader {
     pub(super) fn flow_control(&mut self, root: &YamlNode) -> Option<PluginSpec> {
         let section = root.get("flowControl");
         if let Some(eviction) = section.and_then(|section| section.get("enableEviction")) {
-            match eviction.value {
-                YamlValue::Flag(true) if self.flow_control => {
-                    self.fate("flowControl.enableEviction", eviction.line, ItemSupport::Refused(NO_EVICTION, "false"));
-                }
-                YamlValue::Flag(true) => self.item("flowControl.enableEviction", eviction.line, ItemStatus::NoEffect, GATE_IS_OFF),
-                _ => self.item("flowControl.enableEviction", eviction.line, ItemStatus::NoEffect, NO_EVICTION),
-            }
+            let (status, reason) = match eviction.value {
+                _ if !self.flow_control => (ItemStatus::NoEffect, GATE_IS_OFF),
+                YamlValue::Flag(true) => (ItemStatus::Implemented, EVICTION),
+                _ => (ItemStatus::Implemented, NO_EVICTION),
+            };
+            self.item("flowControl.enableEviction", eviction.line, status, reason);
         }
         if !self.flow_control {
             return None;
@@ -104,6 +108,7 @@ impl ConfigReader {
 fn given(node: &YamlNode, fields: &[(&str, &str)]) -> GivenParameters {
     let value = |name: &str, node: &YamlNode| match &node.value {
         YamlValue::Number(number) => Some(ParameterValue::Number(*number)),
+        YamlValue::Flag(flag) => Some(ParameterValue::Flag(*flag)),
         YamlValue::Text(text) if name.ends_with("TTL") => SchemaShape::duration_ms(text).map(ParameterValue::Number),
         YamlValue::Text(text) if name.starts_with("max") => SchemaShape::quantity(text).map(ParameterValue::Number),
         YamlValue::Text(text) if !text.is_empty() => Some(ParameterValue::Text(text.clone())),

@@ -24,6 +24,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, Proce
 use exchange::api::ApiFamily;
 use exchange::trace::TraceContext;
 use exchange::{BodyProgress, ExchangeSettings, RequestDriver, Timestamp};
+use tokio::sync::Notify;
 
 pub use self::host::StreamAction;
 use self::host::{ExtProcHost, ResponsePiece};
@@ -88,6 +89,12 @@ impl ExtProcStream {
         self.driver.awaits_body()
     }
 
+    /// What wakes the stream if its request may be given up after it was sent.
+    #[must_use]
+    pub fn watched(&self) -> Option<Arc<Notify>> {
+        self.host.watched.clone().filter(|_| self.driver.is_revocable())
+    }
+
     /// Whether the client got a local reply, and it has been sent: the proxy sends nothing more.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -138,7 +145,8 @@ impl ExtProcStream {
     }
 
     /// Continues a parked or held request: the pool has state, `now` is the deadline, or the pool
-    /// named the request.
+    /// named the request. A request that was sent is answered if the pool gives it up: Envoy takes
+    /// an immediate response until the response headers.
     pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         self.host.parking = None;
         self.driver.resume(&mut self.host, now);

@@ -172,6 +172,16 @@ impl StreamSession {
         self.woken.notified().await;
     }
 
+    /// Resolves when [`Self::retry`] must be called although the request was sent: it may be given
+    /// up.
+    pub async fn wait_for_revocation(&self) {
+        let wakes = self.lock().stream.as_ref().and_then(ExtProcStream::watched);
+        match wakes {
+            Some(wakes) => wakes.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

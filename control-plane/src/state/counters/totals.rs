@@ -67,6 +67,10 @@ pub struct BandTotals {
     pub full_at: Option<(u32, u32)>,
     /// Requests by outcome, in the order of [`pool_state::queues::FLOW_OUTCOMES`].
     pub outcomes: [u64; FLOW_OUTCOMES.len()],
+    /// Running requests of the band that were given up for others.
+    pub given_up: u64,
+    /// Running requests that were given up for requests of the band.
+    pub given_up_for: u64,
     /// Time in the queue of requests that were sent, in ms.
     pub queue_ms: TotalsHistogram,
 }
@@ -283,6 +287,8 @@ impl BandTotals {
             bytes: band.bytes,
             oldest_ms: band.oldest_ms,
             full_at: band.full_slot.map(|slot| (slot, band.full_generation)),
+            given_up: band.given_up,
+            given_up_for: band.given_up_for,
             queue_ms: TotalsHistogram::of(band.queue_ms),
             ..Self::default()
         };
@@ -298,6 +304,8 @@ impl BandTotals {
             oldest_ms: band.oldest.map_or(0, |oldest| oldest.ms),
             full_at: full_at.map(|endpoint| (endpoint.slot.0.into(), endpoint.generation.0)),
             outcomes: band.outcomes,
+            given_up: band.given_up,
+            given_up_for: band.given_up_for,
             queue_ms: TotalsHistogram::of_local(&band.queue_ms),
         }
     }
@@ -311,6 +319,8 @@ impl BandTotals {
             }
         }
         other.outcomes.iter().zip(&mut self.outcomes).for_each(|(count, total)| add_to(total, *count));
+        add_to(&mut self.given_up, other.given_up);
+        add_to(&mut self.given_up_for, other.given_up_for);
         self.queue_ms.add(&other.queue_ms);
     }
 }

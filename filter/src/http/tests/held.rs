@@ -13,23 +13,26 @@ const LOADED: &str = "10.0.0.1:8000";
 /// Workers of one process whose pool has two endpoints with a seat each.
 struct Workers(Vec<HttpWorld>);
 
-/// A pool update with flow control.
+/// A pool update with flow control. The objective `batch` may be given up for others.
 fn update(version: Version) -> Vec<u8> {
     let bytes = pool_update_message("default", version, &[LOADED, "10.0.0.2:8000"]);
     let message = state::DaemonMessage::decode(bytes.as_slice()).unwrap().message;
     let Some(PoolUpdate(mut update)) = message else { panic!("{message:?}") };
     let pipeline = update.pipeline.as_mut().unwrap();
     let seats = state::Parameter { name: "maxConcurrency".into(), value: Some(state::parameter::Value::Number(SEATS)) };
-    for (kind, parameters) in [("concurrency-detector", vec![seats]), (scheduler::flow::FLOW_CONTROL, Vec::new())] {
+    let eviction = state::Parameter { name: "eviction".into(), value: Some(state::parameter::Value::Flag(true)) };
+    for (kind, parameters) in [("concurrency-detector", vec![seats]), (scheduler::flow::FLOW_CONTROL, vec![eviction])] {
         pipeline.plugins.push(state::Plugin { r#type: kind.into(), name: kind.into(), parameters });
     }
     pipeline.saturation_detector = "concurrency-detector".into();
+    let batch = state::Objective { name: "batch".into(), priority: -10 };
+    update.objects.as_mut().unwrap().objectives.push(batch);
     encode(PoolUpdate(update))
 }
 
 impl Workers {
     fn new(count: u32) -> Self {
-        let first = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
+        let first = HttpWorld::new(r#"{"pools": [{"name": "default"}], "objective_header": "trust"}"#);
         let version = Version { term: 1, sequence: 1 };
         let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
         store.publish_pool_update(&first.host, 1, version, &update(version), Timestamp(1)).unwrap();
@@ -73,7 +76,14 @@ impl Workers {
 
     /// Sends a request. Returns its stream, and whether it went on at once.
     fn send(&self, worker: usize) -> (HttpStreamContext<FakeHost>, bool) {
-        let (mut stream, _) = self.0[worker].post("/v1/chat/completions");
+        self.send_as(worker, "")
+    }
+
+    fn send_as(&self, worker: usize, objective: &str) -> (HttpStreamContext<FakeHost>, bool) {
+        let head = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "application/json")];
+        let objective = ("x-llm-d-inference-objective", objective);
+        let head: Vec<_> = head.into_iter().chain((!objective.1.is_empty()).then_some(objective)).collect();
+        let (mut stream, _) = self.0[worker].headers(&head, false);
         let went = self.0[worker].body(&mut stream, CHAT) == Action::Continue;
         (stream, went)
     }
@@ -85,6 +95,16 @@ impl Workers {
 
     fn running(&self) -> u32 {
         self.0.iter().map(HttpWorld::in_flight).sum()
+    }
+
+    /// Requests that were given up.
+    fn given_up(&self) -> u64 {
+        let given_up = |worker: &HttpWorld| -> u64 {
+            let replica = worker.vm.borrow().replica("default").unwrap();
+            let replica = replica.borrow();
+            replica.pool.queues().counters().map(|band| band.given_up).sum()
+        };
+        self.0.iter().map(given_up).sum()
     }
 }
 
@@ -144,4 +164,48 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
     assert!(waiting.iter_mut().all(|stream| stream.on_done()));
     workers.tick();
     assert_eq!((workers.held(), workers.running()), (0, 0));
+}
+
+/// The worker of each batch request, that of the request which waits, and the VM that gives up.
+#[test]
+fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
+    for (batch, waits, gives) in [([0, 0], 0, 0), ([0, 0], 2, 0), ([2, 2], 1, 2), ([1, 2], 0, 1), ([1, 0], 2, 0)] {
+        let workers = Workers::new(3);
+        let running = batch.map(|worker| {
+            let sent = workers.send_as(worker, "batch");
+            workers.host().pass_ms(3);
+            sent.0
+        });
+        assert_eq!((workers.running(), workers.held()), (2, 0));
+        workers.host().take_log();
+        let (mut chat, went) = workers.send(waits);
+        assert!(!went);
+        workers.wake();
+        let log = workers.host().take_log();
+        let answers: Vec<&String> = log.iter().filter(|line| line.starts_with("reply") || *line == "resume").collect();
+        assert!(answers[0].starts_with("reply 429") && answers[0].contains("evicted") && answers[1] == "resume", "{log:?}");
+        assert_eq!((answers.len(), workers.held(), workers.running(), workers.given_up()), (2, 0, 2, 1), "{log:?}");
+        assert!(log.iter().any(|line| line.starts_with(&format!("focus {}", gives + 1))), "{gives} of {batch:?}: {log:?}");
+        assert!(chat.on_done() && running.into_iter().all(|mut stream| stream.on_done()));
+        assert_eq!(workers.running(), 0, "what was given up is released once");
+    }
+}
+
+#[test]
+fn a_request_that_has_begun_to_answer_is_not_given_up_and_the_workers_stop_asking() {
+    let workers = Workers::new(3);
+    let mut running: Vec<_> = [0, 1].map(|worker| (worker, workers.send_as(worker, "batch").0)).into();
+    workers.host().pass_ms(3);
+    for (worker, stream) in &mut running {
+        workers.0[*worker].respond(stream, "via_upstream", LOADED, &[(":status", "200")]);
+    }
+    let (chat, went) = workers.send(2);
+    assert!(!went);
+    workers.wake();
+    (0..20).for_each(|_| workers.tick());
+    assert_eq!((workers.held(), workers.running(), workers.given_up()), (1, 2, 0));
+    running.remove(0).1.on_done();
+    workers.wake();
+    assert_eq!((workers.held(), workers.running()), (0, 2), "it waits as without eviction");
+    drop(chat);
 }

@@ -54,6 +54,8 @@ pub struct ExtProcHost {
     pub(super) parking: Option<(Timestamp, OwnedSemaphorePermit)>,
     /// Wakes a request that flow control holds.
     pub(super) hold: Option<Arc<Notify>>,
+    /// Wakes a request that was sent and may be given up.
+    pub(super) watched: Option<Arc<Notify>>,
     /// The fairness id that the proxy set.
     flow_id: Option<Vec<u8>>,
     /// The piece of the response body that the driver may take.
@@ -195,6 +197,11 @@ impl RequestHost for ExtProcHost {
         pool.lock().hold(number, wakes);
     }
 
+    fn watch(&mut self, pool: &Arc<ServedPool>, number: u64) {
+        let wakes = self.watched.get_or_insert_default();
+        pool.lock().hold(number, wakes);
+    }
+
     fn release_held(&mut self, pool: &Arc<ServedPool>) {
         pool.lock().release_next(self.server.now());
     }
@@ -287,6 +294,7 @@ impl ExtProcHost {
             headers_answered: false,
             parking: None,
             hold: None,
+            watched: None,
             flow_id: None,
             piece: None,
             out: AnswerQueue::default(),

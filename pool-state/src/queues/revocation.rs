@@ -1,0 +1,151 @@
+//! Running requests that are given up for requests of higher priority that wait.
+//!
+//! Only a request of negative priority without a first response byte is given up: the lowest
+//! priority first, and of one priority the one that was sent last, which loses the least work. A
+//! request that its band was owed is not, or the band would lose its minimum share.
+//!
+//! ```text
+//!            sent                     a request finds no room           its host takes it
+//!  (running) ────► may be given up ──────────────────────────► marked ──────────────────► given up
+//!                        │ first byte, or end                    │ first byte, or end
+//!                        ▼                                       ▼
+//!                     forgotten                               forgotten
+//! ```
+//! Each request that waits asks once, so no more are given up than wait. If this VM has none to
+//! give up, one other VM after the other is asked, once each.
+
+use scheduler::flow::RoomAsk;
+use scheduler::{EndpointRef, Timestamp};
+
+use super::{FlowCharge, FlowOutcome, FlowQueues, HeldTicket};
+
+/// The most requests that one VM gives up in a second. The work of an engine is lost each time, and
+/// clients send again: a burst of more important requests takes room at this pace, and what ends by
+/// itself.
+const REVOKED_PER_S_MAX: u32 = 50;
+
+/// The running requests that may be given up.
+#[derive(Debug, Default)]
+pub(super) struct Revocations {
+    /// In the order in which they were sent.
+    running: Vec<RevocableRequest>,
+    /// Requests to give up, until their hosts take them, with the priority that waits.
+    marked: Vec<(RevocableRequest, i32)>,
+    /// Asks for other VMs.
+    asks: Vec<RoomAsk>,
+    /// The second that is counted, and the number of requests marked in it.
+    second: (u64, u32),
+}
+
+/// A running request.
+#[derive(Clone, Copy, Debug)]
+struct RevocableRequest {
+    number: u64,
+    priority: i32,
+    endpoint: EndpointRef,
+}
+
+// === impl Revocations ===
+
+impl Revocations {
+    /// Whether no request is marked.
+    pub(super) fn is_empty(&self) -> bool {
+        self.marked.is_empty()
+    }
+
+    /// Whether other VMs must be asked.
+    pub(super) fn has_asks(&self) -> bool {
+        !self.asks.is_empty()
+    }
+
+    /// The numbers of marked requests.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.marked.iter().map(|(request, _)| request.number)
+    }
+
+    /// Marks a request. Returns its number; `None` if there is none, or too many were given up.
+    fn mark(&mut self, ask: RoomAsk, now: Timestamp) -> Option<u64> {
+        let second = now.ms_since(Timestamp(0)) / 1_000;
+        if self.second.0 != second {
+            self.second = (second, 0);
+        }
+        let is_lower = |request: &RevocableRequest| request.priority < ask.priority && ask.endpoint.is_none_or(|at| at == request.endpoint);
+        let all = self.running.iter().enumerate().rev().filter(|(_, request)| is_lower(request));
+        let (at, _) = all.min_by_key(|(_, request)| request.priority).filter(|_| self.second.1 < REVOKED_PER_S_MAX)?;
+        self.second.1 += 1;
+        let request = self.running.remove(at);
+        self.marked.push((request, ask.priority));
+        Some(request.number)
+    }
+}
+
+// === impl FlowQueues ===
+
+impl FlowQueues {
+    /// A request of negative priority was sent: it may be given up until its first byte. `number`
+    /// is its number, if it was held. Returns its number; `None` if it must not be given up.
+    pub(crate) fn watch(&mut self, charge: &FlowCharge, endpoint: EndpointRef, number: Option<u64>) -> Option<u64> {
+        let priority = charge.flow.priority;
+        if priority >= 0 || charge.owed {
+            return None;
+        }
+        let number = number.unwrap_or_else(|| {
+            self.last += 1;
+            self.last
+        });
+        self.revocations.running.push(RevocableRequest { number, priority, endpoint });
+        Some(number)
+    }
+
+    /// The request has its first byte, or has ended: it is not given up any more.
+    pub(crate) fn forget(&mut self, number: u64) {
+        self.revocations.running.retain(|request| request.number != number);
+        if self.revocations.numbers().any(|marked| marked == number) {
+            self.revocations.marked.retain(|(request, _)| request.number != number);
+            self.untold.retain(|untold| *untold != number);
+        }
+    }
+
+    /// Takes a request that is marked, and counts it. Returns when to try again, in seconds.
+    pub(crate) fn take_marked(&mut self, number: u64) -> Option<u32> {
+        let (request, waiting) = self.revocations.marked.iter().copied().find(|(request, _)| request.number == number)?;
+        self.forget(number);
+        self.band_mut(request.priority).counters.given_up += 1;
+        self.band_mut(waiting).counters.given_up_for += 1;
+        Some(self.refusal(FlowOutcome::EvictedOther, request.priority).retry_after_s)
+    }
+
+    /// A request that waits found no room: asks once that a running request is given up for it,
+    /// here or in another VM.
+    pub(crate) fn ask_for_room(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
+        let flow = ticket.flow;
+        let entry = self.band_mut(flow.priority).entry_mut(flow.at, ticket.key, ticket.number);
+        if entry.is_none_or(|entry| entry.asked) {
+            return;
+        }
+        let ask = RoomAsk { endpoint, priority: flow.priority };
+        let is_given = self.give_up_for(ask, now);
+        if !is_given && self.has_flow_peers() {
+            self.revocations.asks.push(ask);
+        } else if !is_given {
+            return;
+        }
+        let entry = self.band_mut(flow.priority).entry_mut(flow.at, ticket.key, ticket.number);
+        entry.into_iter().for_each(|entry| entry.asked = true);
+    }
+
+    /// Gives a running request up. False if there is none, or too many were.
+    pub(crate) fn give_up_for(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
+        let number = self.revocations.mark(ask, now);
+        self.untold.extend(number);
+        number.is_some()
+    }
+
+    /// Takes the asks for other VMs.
+    pub fn take_asks(&mut self) -> Vec<RoomAsk> {
+        std::mem::take(&mut self.revocations.asks)
+    }
+}
+
+#[cfg(test)]
+mod tests;

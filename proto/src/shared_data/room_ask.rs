@@ -1,0 +1,36 @@
+//! A message between VMs, through the queue that wakes a VM: a request waits for room, and the VM
+//! that receives the message may give up a running request for it.
+//!
+//! ```text
+//!  mark | priority, VMs that may still be asked: 32 bits each | endpoint | name of the pool
+//! ```
+//! The word of no endpoint has a slot that no snapshot has. Other messages of the queue say nothing
+//! but that there is news.
+
+use scheduler::flow::RoomAsk;
+
+use crate::words::{self, pair, unpair};
+
+/// The first word: "room ask".
+const MARK: u64 = u64::from_le_bytes(*b"room ask");
+
+/// The endpoint word of an ask for room anywhere.
+const ANYWHERE: u64 = u64::MAX;
+
+/// Writes an ask for room in a pool. `left`: how many further VMs may be asked.
+#[must_use]
+pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
+    let endpoint = ask.endpoint.map_or(ANYWHERE, |endpoint| words::of_endpoint(endpoint, 0));
+    words::write(&[MARK, pair(ask.priority.cast_unsigned(), left), endpoint], pool.as_bytes())
+}
+
+/// Reads an ask: the pool, the ask, and how many further VMs may be asked. `None` for other
+/// messages.
+#[must_use]
+pub fn read(bytes: &[u8]) -> Option<(&str, RoomAsk, u32)> {
+    let ([mark, numbers, endpoint], pool) = words::split(bytes)?;
+    let (priority, left) = unpair(numbers);
+    let endpoint = words::endpoint(endpoint).map(|(endpoint, _)| endpoint);
+    let pool = std::str::from_utf8(pool).ok()?;
+    (mark == MARK).then_some((pool, RoomAsk { endpoint, priority: priority.cast_signed() }, left))
+}
