@@ -24,7 +24,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use exchange::Timestamp;
-use proto::shared_data::VmEntry;
+use proto::shared_data::{VmEntry, room_ask};
 
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
@@ -319,10 +319,9 @@ impl<H: Host> VmState<H> {
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         for _ in 0..WAKES_MAX {
-            match self.host.queue_pop(queue) {
-                Ok(Some(message)) => self.on_ask(&message, now),
-                _ => break,
-            }
+            let Ok(Some(message)) = self.host.queue_pop(queue) else { break };
+            let ask = room_ask::read(&message).and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
+            ask.into_iter().for_each(|(replica, ask)| self.on_ask(&mut replica.borrow_mut(), ask, now));
         }
         self.refresh();
         self.look_at_orders();

@@ -9,12 +9,18 @@ use super::RequestHost;
 /// as reading some kilobytes. A shorter body, or one that comes in one piece, is read at its end.
 const READ_BYTES_MIN: usize = 32_768;
 
+/// The most bytes that are read at once. A piece from a decompressor may be as long as the longest
+/// body, and the memory of a host may never shrink.
+const READ_BYTES_MAX: usize = 262_144;
+
+type PromptReader = BodyReader<PromptSums>;
+
 /// The body so far.
 #[derive(Debug, Default)]
 pub(super) struct BodyReading {
     /// The pool's settings when the headers came; `None` if it had no state.
     hashing: Option<HashSettings>,
-    reader: Option<Box<BodyReader<PromptSums>>>,
+    reader: Option<Box<PromptReader>>,
     /// Whether the body is read only when it is whole.
     waits: bool,
 }
@@ -32,7 +38,7 @@ impl BodyReading {
 
     /// The memory of the reader, in bytes.
     pub(super) fn memory(&self) -> usize {
-        let of = |reader: &BodyReader<PromptSums>| size_of_val(reader) + reader.bytes_kept() + reader.prompt().memory();
+        let of = |reader: &PromptReader| size_of_val(reader) + reader.bytes_kept() + reader.prompt().memory();
         self.reader.as_deref().map_or(0, of)
     }
 
@@ -43,19 +49,30 @@ impl BodyReading {
             return;
         }
         let begun = self.reader.take().or_else(|| exchange.reader(self.hashing?).map(Box::new));
-        self.reader = begun.and_then(|mut reader| {
-            reader.read(&host.body_piece(read, size - read));
-            (!reader.keeps_too_much()).then_some(reader)
-        });
+        self.reader = begun.and_then(|reader| read_up_to(reader, host, size));
         self.waits = self.reader.is_none();
     }
 
-    /// Reads the rest of a body of `size` bytes. `None` if nothing was read before: then the host
-    /// gives the whole body.
+    /// Reads the rest of a body of `size` bytes. `None` if the host must give the whole body,
+    /// because nothing was read before, or the reader keeps too much.
     pub(super) fn finish(&mut self, host: &impl RequestHost, size: usize) -> Option<ParsedBody> {
-        let reader = self.reader.take()?;
-        let read = reader.bytes_read();
-        let rest = if read < size { host.body_piece(read, size - read) } else { Default::default() };
-        Some(ParsedBody::of(reader.finish(&rest), size))
+        let reader = read_up_to(self.reader.take()?, host, size)?;
+        Some(ParsedBody::of(reader.finish(&[]), size))
     }
+}
+
+/// Reads the first `size` bytes of the body, except those that were read before. `None` if the
+/// reader keeps too much.
+fn read_up_to(mut reader: Box<PromptReader>, host: &impl RequestHost, size: usize) -> Option<Box<PromptReader>> {
+    while let Some(left) = size.checked_sub(reader.bytes_read()).filter(|&left| left > 0) {
+        let piece = host.body_piece(reader.bytes_read(), left.min(READ_BYTES_MAX));
+        if piece.is_empty() {
+            break; // the host refused the call, and the body ends here
+        }
+        reader.read(&piece);
+        if reader.keeps_too_much() {
+            return None;
+        }
+    }
+    Some(reader)
 }

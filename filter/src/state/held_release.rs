@@ -66,16 +66,12 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles a message of another VM: gives a running request up if it asks for room, or asks the
-    /// next VM.
-    pub(super) fn on_ask(&self, message: &[u8], now: Timestamp) {
-        let Some((pool, ask, left)) = room_ask::read(message) else { return };
-        let Some(replica) = self.replica(pool) else { return };
-        let replica = &mut *replica.borrow_mut();
+    /// Another VM asks for room: gives a running request up, or asks the next VM.
+    pub(super) fn on_ask(&self, replica: &mut PoolReplica, (ask, left): (RoomAsk, u32), now: Timestamp) {
         // So this VM knows that the other one holds requests, and wakes it.
         self.receive_loads(replica, now, SharingOccasion::Pick);
         if !replica.pool.give_room(ask, now) {
-            self.pass_ask(pool, ask, left, now);
+            self.pass_ask(&replica.name, ask, left, now);
         }
     }
 
