@@ -39,6 +39,8 @@ pub struct CompiledConfig {
     pub pipeline: PipelineSpec,
     /// How to find the metrics of endpoints.
     pub scraping: MetricsDiscovery,
+    /// The text of the file, if it comes from one.
+    pub text: Option<Arc<str>>,
 }
 
 /// The output of `check`; the daemon also uses it to decide whether a file can be used.
@@ -115,7 +117,7 @@ impl CompiledConfig {
         let scraping = MetricsDiscovery { engines: Arc::new(engines), location: MetricsLocation::default() };
         let mut pipeline = PipelineSpec::default();
         latency.apply(&mut pipeline);
-        Ok(Self { pipeline, scraping })
+        Ok(Self { pipeline, scraping, text: None })
     }
 }
 
@@ -170,6 +172,7 @@ impl ConfigFile {
         }
         let mut config = config.ok_or_else(|| report.complaints(&file))?;
         self.latency.apply(&mut config.pipeline);
+        config.text = Some(Arc::from(&*text));
         Ok(config)
     }
 }

@@ -5,6 +5,7 @@ export interface ConsoleApi {
   overview: Overview;
   history: History;
   decisions: Decisions;
+  configs: Configs;
   question: Question;
   explanation: Explanation;
   failure: Failure;
@@ -407,6 +408,30 @@ export interface SampledDecision {
    * Addresses in the order in which they are tried: the picker's first choice, then the one of its other choices that answered most recently, which need not be the second best, then the rest.
    */
   picked: string[];
+}
+/**
+ * The configuration of each pool.
+ *
+ * This interface was referenced by `ConsoleApi`'s JSON-Schema
+ * via the `definition` "Configs".
+ */
+export interface Configs {
+  pools: PoolConfig[];
+}
+/**
+ * This interface was referenced by `ConsoleApi`'s JSON-Schema
+ * via the `definition` "PoolConfig".
+ */
+export interface PoolConfig {
+  name: string;
+  /**
+   * null: the pool has the default.
+   */
+  file: string | null;
+  /**
+   * The text of the EndpointPickerConfig in force; of a pool without one, the text of the default.
+   */
+  text: string;
 }
 /**
  * The body of POST /api/v1/explain: a sampled decision, or a request; and variations.

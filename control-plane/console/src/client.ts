@@ -1,7 +1,7 @@
 // Requests to the daemon that served this page.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Explanation, Failure, Question } from "./api";
+import type { Configs, Explanation, Failure, Question } from "./api";
 
 // A hidden page asks this much less often.
 const HIDDEN_FACTOR = 15;
@@ -38,6 +38,14 @@ function failure(text: string): string | undefined {
 /** Asks which endpoint a request or a sampled decision goes to. */
 export function explain(question: Question): Promise<Explanation> {
   return call("explain", question);
+}
+
+/** Reads the text of the configuration that a pool has now. */
+export async function configOf(pool: string): Promise<string> {
+  const { pools } = await call<Configs>("configs");
+  const found = pools.find(({ name }) => name === pool);
+  if (found === undefined) throw new Error(`no pool ${pool}`);
+  return found.text;
 }
 
 export interface Polled<T> {

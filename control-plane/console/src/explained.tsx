@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import type { Candidate, Explanation, Pool, Question } from "./api";
+import { configOf, reason } from "./client";
 import { duration, figure, words } from "./format";
 
 // Candidates shown at once.
@@ -40,7 +41,7 @@ export function Explained({ answer, original, question, vary, pool }: ExplainedP
       {profiles.map(({ name, candidates }) => (
         <Candidates key={name} profile={name} candidates={candidates} picked={answer.picked} names={names} leaveOut={leaveOut} />
       ))}
-      <Configuration key={question.decision ?? "request"} question={question} vary={vary} />
+      <Configuration key={question.decision ?? "request"} pool={pool.name} question={question} vary={vary} />
       {answer.note !== undefined && <p class="note">Note: {answer.note}.</p>}
     </>
   );
@@ -197,20 +198,33 @@ function Cost({ cost, terms, largest }: { cost: Record<string, number>; terms: s
   );
 }
 
-function Configuration({ question, vary }: { question: Question; vary: (question: Question) => void }) {
-  const [config, setConfig] = useState("");
+function Configuration({ pool, question, vary }: { pool: string; question: Question; vary: (question: Question) => void }) {
+  const [config, setConfig] = useState<string | undefined>(undefined);
+  const [error, setError] = useState<string | undefined>(undefined);
+  // Begins with the one in force, unless something was typed before it came.
+  const fill = async () => {
+    try {
+      const text = await configOf(pool);
+      setConfig((last) => last ?? text);
+      setError(undefined);
+    } catch (failed) {
+      setError(reason(failed));
+    }
+  };
   const back = () => {
     const { config: _, ...rest } = question;
     vary(rest);
   };
   return (
-    <details>
+    <details onToggle={(event) => event.currentTarget.open && config === undefined && void fill()}>
       <summary>What if the configuration were different?</summary>
+      <p class="note">Edit the configuration in force. Nothing changes but this answer.</p>
+      {error !== undefined && <p class="alert">The configuration in force is not known: {error}.</p>}
       <label class="block">
         EndpointPickerConfig
-        <textarea rows={8} spellcheck={false} autocomplete="off" value={config} onInput={(event) => setConfig(event.currentTarget.value)} />
+        <textarea rows={16} spellcheck={false} autocomplete="off" value={config ?? ""} onInput={(event) => setConfig(event.currentTarget.value)} />
       </label>
-      <button type="button" disabled={config.trim() === ""} onClick={() => vary({ ...question, config })}>
+      <button type="button" disabled={(config ?? "").trim() === ""} onClick={() => config !== undefined && vary({ ...question, config })}>
         Decide with it
       </button>{" "}
       {question.config !== undefined && (

@@ -81,7 +81,7 @@ impl ConfigReader {
         self.shaped(root, "", &SchemaShape::Map(FILE));
         let pipeline = self.pipeline(root);
         self.unused();
-        Some(CompiledConfig { pipeline: pipeline?, scraping: self.scraping()? })
+        Some(CompiledConfig { pipeline: pipeline?, scraping: self.scraping()?, text: None })
     }
 
     fn api_version(&mut self, root: &YamlNode) {

@@ -9,6 +9,8 @@ use std::time::SystemTime;
 pub struct ConfigStatus {
     /// The file; `None` means the default pipeline.
     pub file: Option<Arc<str>>,
+    /// The text in force, where it is known.
+    pub text: Option<Arc<str>>,
     /// Since when the current configuration is in force.
     pub since: SystemTime,
     /// When content of the file was last applied, whether or not it changed anything.
@@ -36,7 +38,7 @@ impl ConfigStatus {
     /// A configuration in force from `now` on.
     #[must_use]
     pub fn new(file: Option<Arc<str>>, now: SystemTime) -> Self {
-        Self { file, since: now, taken_at: now, taken: 1, refused: 0, error: None }
+        Self { file, text: None, since: now, taken_at: now, taken: 1, refused: 0, error: None }
     }
 
     /// Records that content was applied. `changed` says whether the configuration in force changed.

@@ -135,7 +135,7 @@ impl PoolFeed {
 
     fn apply_config(&mut self, config: Result<CompiledConfig, String>, published: &mut LastPublished) {
         match config {
-            Ok(CompiledConfig { pipeline, scraping }) => {
+            Ok(CompiledConfig { pipeline, scraping, text }) => {
                 tracing::info!(
                     pool = &**self.pool.name(),
                     profiles = pipeline.profiles.len(),
@@ -145,6 +145,7 @@ impl PoolFeed {
                 self.scraping = scraping;
                 published.revision = 0; // the targets of the scraper may change
                 self.pool.configure(Ok(pipeline), WallAndMonotonic::read());
+                self.pool.set_config_text(text);
             }
             Err(why) => {
                 tracing::error!(pool = &**self.pool.name(), why, "configuration cannot be used; the last good one stays");

@@ -63,7 +63,7 @@ impl PoolTask {
         let selection = ObjectSelection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
         let PoolSource { name, config, objects, .. } = pool;
         let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
-        let CompiledConfig { pipeline, scraping } = match &mut config {
+        let CompiledConfig { pipeline, scraping, text } = match &mut config {
             Some(file) => file.changed().await,
             None => CompiledConfig::default_config(latency),
         }
@@ -76,6 +76,7 @@ impl PoolTask {
         let settings = PoolSettings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, generation_first };
         let objects_file = objects.as_ref().map(|file| file.described().into());
         let mut pool = Pool::new(settings).with_objects(objects_file, found);
+        pool.set_config_text(text);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
             tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");

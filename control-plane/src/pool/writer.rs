@@ -246,6 +246,12 @@ impl Pool {
         }
     }
 
+    /// Keeps the text of the configuration in force, for those who want to vary it.
+    pub fn set_config_text(&mut self, text: Option<Arc<str>>) {
+        self.view.sources.config.text = text;
+        self.touched = true;
+    }
+
     /// Applies new objects, or records why the newest cannot be used.
     pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;

@@ -369,7 +369,7 @@ fn config_row(view: &PoolView) -> Value {
 }
 
 fn status_row(status: &ConfigStatus) -> Value {
-    let ConfigStatus { file, since, taken_at, taken, refused, error } = status;
+    let ConfigStatus { file, text: _, since, taken_at, taken, refused, error } = status;
     json!({
         "file": file.as_deref(),
         "since": rfc3339(*since),

@@ -4,6 +4,7 @@
 //!  console/src ── npm run build ──▶ console/dist ── include_bytes ──▶ /, /console.js, /console.css
 //!  pools, proxies, counters ─────────────────────▶ /api/v1/overview      what is, now
 //!  TrafficHistory ───────────────────────────────▶ /api/v1/history       the last hour
+//!  ConfigStatus ─────────────────────────────────▶ /api/v1/configs       the text of each configuration
 //!  DecisionLog ──────────────────────────────────▶ /api/v1/decisions     sampled decisions
 //!  the exchange and scheduler of the proxies ────▶ /api/v1/explain       one decision, or a request, with variations
 //! ```
@@ -11,6 +12,7 @@
 //! the listener. `control-plane/console/api.schema.json` describes the data. Prompt text is neither
 //! kept nor returned.
 
+mod configs;
 mod decisions;
 mod history;
 mod overview;
@@ -19,7 +21,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{Json, Router};
 
 use crate::cli::explain::QUESTION_BYTES_MAX;
@@ -51,7 +53,11 @@ pub(super) fn router(admin: AdminServer) -> Router {
         .route("/api/v1/overview", get(overview::answer))
         .route("/api/v1/history", get(history::answer))
         .route("/api/v1/decisions", get(decisions::list))
+        .route("/api/v1/configs", get(configs::answer))
         .route("/api/v1/explain", post(decisions::explain).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
+        .method_not_allowed_fallback(|| async { refused(StatusCode::METHOD_NOT_ALLOWED, "this route has another method") })
+        .route("/api/v1/", any(no_route))
+        .route("/api/v1/{*rest}", any(no_route))
         .with_state(admin);
     let page = ASSETS.iter().fold(Router::new(), |router, asset| router.route(asset.path, get(|headers| send(asset, headers))));
     api.merge(page).layer(from_fn(secure))
@@ -92,6 +98,10 @@ async fn secure(request: Request, next: Next) -> Response {
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+async fn no_route() -> Response {
+    refused(StatusCode::NOT_FOUND, "no such route: overview, history, decisions, configs, and explain are there")
 }
 
 /// An error that the page shows.

@@ -155,6 +155,28 @@ test("a sampled decision opens with its costs, and a left out endpoint changes i
   await page.waitForFunction(() => document.querySelectorAll("table.candidates tbody tr").length === 3);
 });
 
+test("an edited configuration decides", async (t) => {
+  const page = await opened(t, `${CONSOLE}/#/decisions/`);
+  await page.getByRole("button", { name: "Fill in an example" }).click();
+  await page.getByRole("button", { name: "Explain" }).click();
+  const explanation = page.getByRole("region", { name: "Explanation" });
+  await explanation.getByText(/^Picked:/).waitFor();
+  await explanation.getByText("What if the configuration were different?").click();
+  const config = explanation.getByLabel("EndpointPickerConfig");
+  await page.waitForFunction(() => document.querySelector("details textarea")?.value.includes("kind: EndpointPickerConfig"));
+  await accessible(page, "what if");
+  const decide = explanation.getByRole("button", { name: "Decide with it" });
+  const plugins = "[{type: queue-scorer}, {type: max-score-picker}]";
+  const parts = "[{pluginRef: queue-scorer}, {pluginRef: max-score-picker}]";
+  const head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
+  await config.fill(`${head}plugins: ${plugins}\nschedulingProfiles: [{name: default, plugins: ${parts}}]\n`);
+  await decide.click();
+  await explanation.getByRole("columnheader", { name: "queue-scorer" }).waitFor();
+  await explanation.getByText(/^Picked:/).waitFor();
+  await explanation.getByRole("button", { name: "Back to the one in force" }).click();
+  await explanation.locator(".stack > span").first().waitFor();
+});
+
 test("a pasted request is decided, and its text is nowhere", async (t) => {
   const page = await opened(t, `${CONSOLE}/#/decisions/`);
   const request = JSON.stringify({ model: "demo", messages: [{ role: "user", content: `${SECRET} `.repeat(200) }] });

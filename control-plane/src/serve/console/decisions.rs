@@ -1,8 +1,9 @@
 //! Recent sampled decisions, and the explanation of one of them or of a pasted request.
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{BytesRejection, JsonRejection};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -49,11 +50,14 @@ fn row(sampled: &SampledDecision) -> Value {
     })
 }
 
-/// Explains a decision with the exchange and scheduler of the proxies. It changes nothing.
-pub(super) async fn explain(
-    State(AdminServer { shared, .. }): State<AdminServer>,
-    question: Result<Json<ConsoleQuestion>, JsonRejection>,
-) -> Response {
+/// Explains a decision with the exchange and scheduler of the proxies. It changes nothing, so any
+/// content type will do.
+pub(super) async fn explain(State(AdminServer { shared, .. }): State<AdminServer>, body: Result<Bytes, BytesRejection>) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejected) => return refused(rejected.status(), &rejected.body_text()),
+    };
+    let question: Result<Json<ConsoleQuestion>, JsonRejection> = Json::from_bytes(&body);
     let ConsoleQuestion { pool, decision, request, path, without, config } = match question {
         Ok(Json(question)) => question,
         Err(rejected) => return refused(rejected.status(), &rejected.body_text()),

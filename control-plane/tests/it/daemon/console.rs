@@ -180,6 +180,63 @@ async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn a_body_needs_no_content_type_and_every_error_is_a_failure() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let (schema, client) = (schema(), reqwest::Client::new());
+    let url = |path: &str| format!("http://{}{path}", daemon.admin_address);
+    let question = json!({"request": r#"{"model":"m","prompt":"x"}"#}).to_string();
+    // What curl sends.
+    for media_type in ["application/x-www-form-urlencoded", "application/json"] {
+        let asked = client.post(url("/api/v1/explain")).header("content-type", media_type).body(question.clone());
+        let reply = asked.send().await.unwrap();
+        assert_eq!(reply.status(), 200, "{media_type}");
+        schema.check("Explanation", &reply.json().await.unwrap());
+    }
+    for (method, path, status) in [
+        ("GET", "/api/v1/explain", 405),
+        ("DELETE", "/api/v1/overview", 405),
+        ("GET", "/api/v1/bogus", 404),
+        ("POST", "/api/v1/", 404),
+        ("GET", "/api/v1/decisions/7", 404),
+    ] {
+        let reply = client.request(method.parse().unwrap(), url(path)).send().await.unwrap();
+        assert_eq!(reply.status(), status, "{method} {path}");
+        assert_eq!(reply.headers().contains_key("allow"), status == 405, "{method} {path}");
+        schema.check("Failure", &reply.json().await.unwrap());
+    }
+    let invalid = client.post(url("/api/v1/explain")).body("{").send().await.unwrap();
+    assert_eq!(invalid.status(), 400);
+    schema.check("Failure", &invalid.json().await.unwrap());
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_text_of_a_configuration_is_there_to_be_edited() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    write(&file, ONE_SEAT);
+    for (options, known) in
+        [(vec!["--endpoint", "127.0.0.1:1"], None), (vec!["--endpoint", "127.0.0.1:1", "--config", file.to_str().unwrap()], Some(ONE_SEAT))]
+    {
+        let daemon = daemon(&options).await;
+        until("the pool is known", || async { !get_json(daemon.admin_address, "/api/v1/configs").await["pools"][0].is_null() }).await;
+        let configs = get_json(daemon.admin_address, "/api/v1/configs").await;
+        schema().check("Configs", &configs);
+        let text = configs["pools"][0]["text"].as_str().unwrap();
+        assert!(known.is_none_or(|known| known == text), "{text}");
+        assert_eq!(configs["pools"][0]["file"].is_null(), known.is_none());
+        let (status, explained) = post(&daemon, &json!({"request": r#"{"model":"m","prompt":"x"}"#, "config": text})).await;
+        assert_eq!((status, &explained["picked"][0]), (200, &json!("127.0.0.1:1")), "{explained}");
+        if known.is_some() {
+            write(&file, &format!("# edited\n{ONE_SEAT}"));
+            let text = || async { get_json(daemon.admin_address, "/api/v1/configs").await["pools"][0]["text"].to_string() };
+            until("the new text is in force", || async { text().await.contains("# edited") }).await;
+        }
+        daemon.stop().await;
+    }
+}
+
 const ONE_SEAT: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 featureGates: [flowControl]

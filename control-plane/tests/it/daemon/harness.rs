@@ -162,7 +162,7 @@ impl DaemonHarness {
         let (scrapes, scraped) = mpsc::channel(1024);
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
         let shared = DaemonState::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
-        let CompiledConfig { pipeline, scraping } =
+        let CompiledConfig { pipeline, scraping, .. } =
             CompiledConfig::default_config(&control_plane::config::LatencyOptions::default()).unwrap();
         let settings = PoolSettings {
             name: "default".into(),
