@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::pool::writer::PoolView;
 use crate::serve::admin::AdminServer;
 
-/// What a pool without a configuration file does, as the text of one.
+/// The configuration of a pool without a file, as the text of one.
 const DEFAULT_TEXT: &str = "# This pool has no configuration file. This is the default.
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
