@@ -51,6 +51,22 @@ async fn report(filter: &FilterStream, (slot, generation): (u32, u32), prompts: 
     filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
 }
 
+/// Reports this load at each endpoint, and requests that are held.
+async fn report_all(filter: &FilterStream, endpoints: &[(u32, u32)], prompts: u64, held: u64) {
+    let row = |&(slot, generation): &(u32, u32)| state::EndpointCounters {
+        slot,
+        generation,
+        requests: prompts,
+        prompts,
+        prefill_tokens: 4_000 * prompts,
+        ..state::EndpointCounters::default()
+    };
+    let bands = vec![state::BandCounters { held, bytes: held, ..state::BandCounters::default() }];
+    let endpoints = endpoints.iter().map(row).collect();
+    let vm = state::VmCounters { pool: "default".to_owned(), vm_id: 1, endpoints, bands, ..state::VmCounters::default() };
+    filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
+}
+
 /// The value of a gauge of the daemon, by its labels.
 fn gauges(page: &str, name: &str) -> BTreeMap<String, f64> {
     let rows = page.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.split_once("} "));
@@ -85,6 +101,47 @@ async fn work_that_a_proxy_reports_is_a_backlog_and_needs_replicas() {
     let debug = get_json(daemon.admin_address, "/debug/scaling").await;
     assert_eq!((debug["groups"][0]["requests"].as_f64(), debug["groups"][0]["endpoints_unknown"].as_u64()), (Some(2_000.0), Some(2)));
     assert_eq!(debug["goal"]["replicas_max"], 500);
+    daemon.stop().await;
+}
+
+/// Work of two proxies at endpoints of two roles, and requests that both hold.
+#[tokio::test]
+async fn each_role_has_the_work_of_all_proxies_and_what_they_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("endpoints.yaml");
+    let row = |(name, port, role): (&str, u16, &str)| {
+        format!("- {{name: {name}, address: 127.0.0.1, port: {port}, labels: {{llm-d.ai/role: {role}}}}}\n")
+    };
+    let rows: String = [("p", 41_104, "prefill"), ("d", 41_105, "decode")].map(row).concat();
+    write(&file, &format!("endpoints:\n{rows}"));
+    let daemon = daemon(&["--endpoints-file", file.to_str().unwrap()]).await;
+    let backlogs = async || {
+        let found = gauges(&get(daemon.admin_address, "/metrics").await.1, "switchpoint_backlog_seconds");
+        ["prefill", "decode"].map(|role| found.get(&format!("pool=\"default\",role=\"{role}\",model_name=\"\"")).copied().unwrap_or(0.0))
+    };
+    let ids = || -> Vec<(u32, u32)> {
+        let pools = daemon.shared.pools.borrow();
+        let members = pools.get("default").map(|view| view.members.clone()).unwrap_or_default();
+        members.iter().map(|member| (member.id.slot.0.into(), member.id.generation.0)).collect()
+    };
+    until("both endpoints are in the pool", async || ids().len() == 2).await;
+    let ids = ids();
+    let proxies = [
+        FilterStream::connect(daemon.state_address, "one", 1, &["default"]).await.0,
+        FilterStream::connect(daemon.state_address, "two", 2, &["default"]).await.0,
+    ];
+    report_all(&proxies[0], &ids, 100, 0).await;
+    until("the first proxy's work is known", async || backlogs().await.iter().all(|backlog| *backlog > 0.0)).await;
+    let of_one = backlogs().await;
+    report_all(&proxies[1], &ids, 100, 0).await;
+    let twice = |now: [f64; 2], before: [f64; 2]| now.iter().zip(before).all(|(now, before)| (1.9..2.1).contains(&(now / before)));
+    until("both proxies' work is known", async || twice(backlogs().await, of_one)).await;
+    let of_both = backlogs().await;
+    for proxy in &proxies {
+        report_all(proxy, &ids, 100, 500).await;
+    }
+    let more = |now: [f64; 2]| now.iter().zip(of_both).all(|(now, before)| *now > before);
+    until("what both hold is known", async || more(backlogs().await)).await;
     daemon.stop().await;
 }
 
