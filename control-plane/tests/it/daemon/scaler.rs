@@ -37,22 +37,8 @@ async fn desired(scaler: &mut ExternalScalerClient<Channel>, metadata: &[(&str, 
     value.metric_value_float
 }
 
-/// Reports this load at the first endpoint, as a proxy does.
-async fn report(filter: &FilterStream, (slot, generation): (u32, u32), prompts: u64) {
-    let endpoint = state::EndpointCounters {
-        slot,
-        generation,
-        requests: prompts,
-        prompts,
-        prefill_tokens: 4_000 * prompts,
-        ..state::EndpointCounters::default()
-    };
-    let vm = state::VmCounters { pool: "default".to_owned(), vm_id: 1, endpoints: vec![endpoint], ..state::VmCounters::default() };
-    filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
-}
-
-/// Reports this load at each endpoint, and requests that are held.
-async fn report_all(filter: &FilterStream, endpoints: &[(u32, u32)], prompts: u64, held: u64) {
+/// Reports this load at each endpoint, and requests that are held, as a proxy does.
+async fn report(filter: &FilterStream, endpoints: &[(u32, u32)], prompts: u64, held: u64) {
     let row = |&(slot, generation): &(u32, u32)| state::EndpointCounters {
         slot,
         generation,
@@ -85,7 +71,7 @@ async fn work_that_a_proxy_reports_is_a_backlog_and_needs_replicas() {
     let endpoints = daemon.shared.pools.borrow().get("default").unwrap().members.clone();
     let id = endpoints[0].id;
     let (filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
-    report(&filter, (id.slot.0.into(), id.generation.0), 2_000).await;
+    report(&filter, &[(id.slot.0.into(), id.generation.0)], 2_000, 0).await;
     until("the reported work is a backlog", async || desired(&mut keda(&daemon).await, &[]).await > 3.0).await;
 
     let all = desired(&mut scaler, &[]).await;
@@ -130,15 +116,15 @@ async fn each_role_has_the_work_of_all_proxies_and_what_they_hold() {
         FilterStream::connect(daemon.state_address, "one", 1, &["default"]).await.0,
         FilterStream::connect(daemon.state_address, "two", 2, &["default"]).await.0,
     ];
-    report_all(&proxies[0], &ids, 100, 0).await;
+    report(&proxies[0], &ids, 100, 0).await;
     until("the first proxy's work is known", async || backlogs().await.iter().all(|backlog| *backlog > 0.0)).await;
     let of_one = backlogs().await;
-    report_all(&proxies[1], &ids, 100, 0).await;
+    report(&proxies[1], &ids, 100, 0).await;
     let twice = |now: [f64; 2], before: [f64; 2]| now.iter().zip(before).all(|(now, before)| (1.9..2.1).contains(&(now / before)));
     until("both proxies' work is known", async || twice(backlogs().await, of_one)).await;
     let of_both = backlogs().await;
     for proxy in &proxies {
-        report_all(proxy, &ids, 100, 500).await;
+        report(proxy, &ids, 100, 500).await;
     }
     let more = |now: [f64; 2]| now.iter().zip(of_both).all(|(now, before)| *now > before);
     until("what both hold is known", async || more(backlogs().await)).await;
