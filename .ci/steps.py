@@ -167,15 +167,16 @@ def again(command: str, output: str) -> list[str]:
 
 
 def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[str]:
-    """What a reader of a long log wants last: each failed test with the first lines of its panic, or the failed step. `alone`:
-    failed tests that pass when they run alone."""
+    """What a reader of a long log wants last: each failed test with the first lines of its panic or error, or the failed step.
+    `alone`: failed tests that pass when they run alone."""
     texts = []
     for name in verdicts(output, "FAILED") if step.judge is cargo_test else []:
         panic = re.search(rf"(?m)^thread '{re.escape(name)}'[^\n]* panicked at ([^\n]*)\n((?:[^\n]*\n){{0,{PANIC_LINES_MAX}}})", output)
         mark = "FAILED"
         if name in alone:
             mark = "UNSTEADY, listed" if name in unsteady.names() else "FAILED, passes when run alone and is not listed in .ci/unsteady.toml"
-        why = "\n".join([panic[1], panic[2].split("stack backtrace:")[0].rstrip()]) if panic else ""
+        error = re.search(rf"(?m)^---- {re.escape(name)} stdout ----\n(?:(?!----|Error:)[^\n]*\n)*(Error: [^\n]*)", output)
+        why = "\n".join([panic[1], panic[2].split("stack backtrace:")[0].rstrip()]) if panic else error[1] if error else ""
         texts.append(f"{mark}: {name}: {why}"[:REMARK_CHARACTERS_MAX])
     if counts.failed and all(text.startswith("UNSTEADY") for text in texts):
         texts.append(f"FAILED: {step.name}")

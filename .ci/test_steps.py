@@ -71,6 +71,13 @@ class Again(unittest.TestCase):
         self.assertEqual(len(remarks), 1)
         self.assertRegex(remarks[0], r"^UNSTEADY, listed: drills::daemon_killed: e2e/tests/e2e/drills.rs:7:5:\nno answer in 30 s")
 
+    def test_an_error_that_a_test_returns_is_told(self):
+        begin, end = ONE_FAILED.index("thread '"), ONE_FAILED.index("test result")
+        output = f'{ONE_FAILED[:begin]}drill: 3 s\nError: "waited 60s for a seat"\n\n{ONE_FAILED[end:]}'
+        with mock.patch.object(unsteady, "names", lambda: {"drills::daemon_killed"}):
+            _, remarks = self.run_step("ok", output)
+        self.assertEqual(remarks, ['UNSTEADY, listed: drills::daemon_killed: Error: "waited 60s for a seat"'])
+
     def test_passing_alone_is_failed_where_it_is_not_listed(self):
         with mock.patch.object(unsteady, "names", set):
             counts, remarks = self.run_step("ok")

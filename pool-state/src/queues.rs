@@ -217,7 +217,7 @@ impl FlowQueues {
             cost,
             full_at,
             nowhere: false,
-            asked: false,
+            asked: None,
             request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;

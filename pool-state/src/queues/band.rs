@@ -68,8 +68,8 @@ pub(super) struct HeldEntry {
     pub(super) full_at: Option<EndpointRef>,
     /// Whether no endpoint could serve it when it was tried last.
     pub(super) nowhere: bool,
-    /// Whether it has asked that a running request is given up for it.
-    pub(super) asked: bool,
+    /// When it last asked that a running request is given up for it.
+    pub(super) asked: Option<Timestamp>,
     pub(super) request_id: Box<str>,
 }
 

@@ -11,8 +11,8 @@
 //!                        ▼                                       ▼
 //!                     forgotten                               forgotten
 //! ```
-//! Each request that waits asks once, so no more are given up than wait. If this VM has none to
-//! give up, one other VM after the other is asked, once each.
+//! A request that waits asks at most once in [`ASK_AGAIN_MS`], so in that time no more are given up
+//! than wait. If this VM has none to give up, one other VM after the other is asked.
 
 use scheduler::flow::RoomAsk;
 use scheduler::{EndpointRef, Timestamp};
@@ -23,6 +23,11 @@ use super::{FlowCharge, FlowOutcome, FlowQueues, HeldTicket};
 /// clients send again: a burst of more important requests takes room at this pace, and what ends by
 /// itself.
 const REVOKED_PER_S_MAX: u32 = 50;
+
+/// A request that still waits after this time asks again, in ms: its ask may have reached no VM
+/// with a request to give up, or one that had given up too many. The room of a request that is
+/// given up is free within a few ms, so that even a busy machine rarely gives up two for one.
+const ASK_AGAIN_MS: u64 = 1_000;
 
 /// The running requests that may be given up.
 #[derive(Debug, Default)]
@@ -115,23 +120,19 @@ impl FlowQueues {
         Some(self.refusal(FlowOutcome::EvictedOther, request.priority).retry_after_s)
     }
 
-    /// A request that waits found no room: asks once that a running request is given up for it,
-    /// here or in another VM.
+    /// A request that waits found no room: asks that a running request is given up for it, here or
+    /// in another VM.
     pub(crate) fn ask_for_room(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
         let flow = ticket.flow;
-        let entry = self.band_mut(flow.priority).entry_mut(flow.at, ticket.key, ticket.number);
-        if entry.is_none_or(|entry| entry.asked) {
+        let Some(entry) = self.band_mut(flow.priority).entry_mut(flow.at, ticket.key, ticket.number) else { return };
+        if entry.asked.is_some_and(|asked| now.ms_since(asked) < ASK_AGAIN_MS) {
             return;
         }
+        entry.asked = Some(now);
         let ask = RoomAsk { endpoint, priority: flow.priority };
-        let is_given = self.give_up_for(ask, now);
-        if !is_given && self.has_flow_peers() {
+        if !self.give_up_for(ask, now) && self.has_flow_peers() {
             self.revocations.asks.push(ask);
-        } else if !is_given {
-            return;
         }
-        let entry = self.band_mut(flow.priority).entry_mut(flow.at, ticket.key, ticket.number);
-        entry.into_iter().for_each(|entry| entry.asked = true);
     }
 
     /// Gives a running request up. False if there is none, or too many were.
