@@ -180,7 +180,7 @@ e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSIO
 
 # Prometheus, the collector and KEDA's client take some minutes each to build, once; they need Go. Then the run takes 10 minutes.
 # The console's part needs Node and Chromium.
-e2e-observe: release $(VENV_READY) ## run a real Prometheus, OpenTelemetry collector, KEDA's client and Chromium on a stack: alerts, panels, traces, the console
+e2e-observe: release quick ## run a real Prometheus, OpenTelemetry collector, KEDA's client and Chromium on a stack: alerts, panels, traces, the console, the demo
 	@python3 .ci/steps.py observe
 
 # Needs root and Go. The node's binaries take some minutes to build, once.

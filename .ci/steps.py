@@ -313,6 +313,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("observe: KEDA's client", "python3 .ci/cluster_tools.py keda-scaler", buildable),
         Step("observe: the external scaler as KEDA calls it", "python3 -m unittest discover e2e/observe -p test_keda.py", unit_tests),
         Step("observe: traces in a real OpenTelemetry collector", "python3 -m unittest discover e2e/observe -p test_traces.py", unit_tests),
+        Step("observe: the demo and its console", "python3 -m unittest discover e2e/observe -p test_demo.py", unit_tests),
         # It needs Chromium, of the system.
         Step("observe: console in a real Chromium", "python3 -m unittest discover e2e/observe -p test_console.py", unit_tests),
     ],

@@ -18,6 +18,10 @@ RATE = "[$__rate_interval]"
 POOL = '{pool=~"$pool"}'
 # llm-d names the label of its pool metrics `name`.
 NAME = '{name=~"$pool"}'
+# llm-d names the label of the pool of flow control `inference_pool`.
+INFERENCE_POOL = '{inference_pool=~"$pool"}'
+BAND = "{{inference_pool}} {{priority}}"
+GROUP = "{{pool}} {{role}} {{model}}"
 ENDPOINT = "{{pool}} {{endpoint_name}}"
 
 
@@ -129,6 +133,39 @@ CAPACITY = [
         [Query(f"sum by (pool, endpoint_name) (llm_d_epp_inflight_tokens{POOL})", ENDPOINT)],
     ),
     Panel("Served by endpoint", "Requests per second that an endpoint answered.", "reqps", [Query(rate("switchpoint_endpoint_served_total", "pool, endpoint_name"), ENDPOINT)]),
+    Panel(
+        "Requests held",
+        "Requests that flow control holds until an endpoint has room, by priority. No series: flow control is off.",
+        "short",
+        [Query(f"sum by (inference_pool, priority) (llm_d_epp_flow_control_queue_size{INFERENCE_POOL})", BAND)],
+    ),
+    Panel(
+        "Time held, p95",
+        "Time that requests were held before they were sent, by priority.",
+        "s",
+        [Query(quantile(0.95, "llm_d_epp_flow_control_request_queue_duration_seconds", "inference_pool, priority", INFERENCE_POOL), BAND)],
+    ),
+    Panel(
+        "Outcomes of held requests",
+        "Requests per second that flow control sent, refused or gave up, by outcome and priority.",
+        "reqps",
+        [Query(rate("llm_d_epp_flow_control_requests_total", "inference_pool, priority, outcome", INFERENCE_POOL), f"{BAND} {{{{outcome}}}}")],
+    ),
+    Panel(
+        "Replicas desired",
+        "Replicas that hold the goal of --scale-ttft, and those that arriving requests keep busy; by role and model.",
+        "short",
+        [
+            Query(f"max by (pool, role, model) (switchpoint_desired_replicas{POOL})", f"{GROUP} desired"),
+            Query(f"max by (pool, role, model) (switchpoint_busy_replicas{POOL})", f"{GROUP} busy"),
+        ],
+    ),
+    Panel(
+        "Backlog",
+        "Time in which the replicas could do all outstanding work, held requests included; by role and model.",
+        "s",
+        [Query(f"max by (pool, role, model) (switchpoint_backlog_seconds{POOL})", GROUP)],
+    ),
     Panel("Restarts of engines", "Restarts per second that the daemon noticed.", "short", [Query(f"max by (pool) (rate(switchpoint_endpoint_restarts_total{POOL}{RATE}))", "{{pool}}")]),
     Panel("Scrapes", "Reads of the engines' metrics per second.", "reqps", [Query(rate("switchpoint_scrapes_total", "pool"), "{{pool}}")]),
     Panel(

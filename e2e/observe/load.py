@@ -17,11 +17,13 @@ INVALID_EVERY = 40
 
 
 class Load:
-    """`ttft_ms` is the SLO of the requests; `shared` is false while no two prompts begin alike."""
+    """`ttft_ms` is the SLO of the requests; `shared` is false while no two prompts begin alike, and otherwise there are so many
+    `prefixes`."""
 
     def __init__(self, ports: list[int]):
         self.ports = ports
         self.shared = True
+        self.prefixes = PREFIXES
         self.ttft_ms = 20_000
         self.over = threading.Event()
         self.served = 0
@@ -50,7 +52,7 @@ class Load:
 
     def request(self, generator: random.Random, invalid: bool) -> bool:
         """Sends one request. Returns whether it was served."""
-        seed = generator.randrange(PREFIXES) if self.shared else generator.random()
+        seed = generator.randrange(self.prefixes) if self.shared else generator.random()
         words = random.Random(seed)
         prompt = " ".join(f"word{words.randrange(1000)}" for _ in range(PREFIX_WORDS)) + f" {generator.random()}"
         body = {"model": "demo", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "stream": generator.random() < 0.8}

@@ -33,7 +33,9 @@ FOR = "3s"
 
 CONFIG = """apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
+featureGates: [flowControl]
 plugins:
+- {type: concurrency-detector, parameters: {maxConcurrency: 2}}
 - {type: queue-scorer}
 - {type: kv-cache-utilization-scorer}
 - {type: prefix-cache-scorer}
@@ -41,6 +43,7 @@ plugins:
 - {type: slo-scorer}
 - {type: slo-aware-profile-handler, parameters: {sloMissing: default}}
 - {type: weighted-random-picker}
+flowControl: {saturationDetector: {pluginRef: concurrency-detector}, noEndpointRequestTTL: 1s}
 schedulingProfiles:
 - name: default
   plugins: [{pluginRef: slo-request-tracker}, {pluginRef: queue-scorer}, {pluginRef: kv-cache-utilization-scorer}, {pluginRef: prefix-cache-scorer}]
@@ -123,7 +126,7 @@ class Stack:
 
     def start(self, prometheus: bool = True) -> None:
         listen = [argument for port in self.engines for argument in ("--listen", f"127.0.0.1:{port}")]
-        self.run("engines", RELEASE / "model-server", *listen, "--admin", f"127.0.0.1:{self.engine_admin}", "--model", "demo", "--speed", "2")
+        self.run("engines", RELEASE / "model-server", *listen, "--admin", f"127.0.0.1:{self.engine_admin}", "--model", "demo", "--speed", "2", "--num-gpu-blocks", "1500")
         self.write_endpoints()
         (self.folder / "config.yaml").write_text(self.config)
         self.start_daemon()

@@ -19,7 +19,7 @@ import unittest
 from collections.abc import Callable, Iterator
 
 import picture
-from load import Load
+from load import PREFIXES, Load
 from stack import BIN, DASHBOARDS, RATE_WINDOW, ROOT, Stack, check_built, note, wait
 
 FIRE_SECONDS_MAX = 60
@@ -27,6 +27,15 @@ CLEAR_SECONDS_MAX = 120
 # The load before the first drill, so that the latency model and the mean of the hit rate exist.
 WARM_SECONDS = 40
 STEP = "1s"
+# Prompts of twice the tokens that the engines' caches hold, and how long they are sent.
+MANY_PREFIXES = 120
+EVICT_SECONDS = 15
+# Until the prompts of before are cached again.
+SETTLE_SECONDS = 5
+# The daemon notices the restart within this time.
+RESTART_SECONDS = 4
+# Causes of misses that the load brings about. `wrong_belief` and `rounding` depend on the moment.
+CAUSES = {"never_seen", "moved", "evicted", "restart"}
 # Panels by reason: a reason that occurs once in the run has a constant rate. One of their series must move.
 BY_REASON = {"Failed scrapes", "Errors", "Missed prompt tokens by cause"}
 
@@ -147,6 +156,7 @@ class Observed(unittest.TestCase):
             for alert, drill in DRILLS.items():
                 with self.subTest(alert):
                     spans.append((time.time(), self.drill(stack, load, alert, drill)))
+            self.causes_of_misses(stack, load, began)
             self.panels(stack, began, spans)
             load.stop()
             stack.stop()
@@ -162,6 +172,20 @@ class Observed(unittest.TestCase):
         cleared = time.monotonic()
         note(f"{alert}: fired after {fired - began:.0f} s, cleared after {cleared - fired:.0f} s; also firing: {sorted(also)}")
         return ended
+
+    def causes_of_misses(self, stack: Stack, load: Load, began: float) -> None:
+        """Misses of these causes must be counted: more prompts than the caches hold are sent in turn, and then an engine restarts."""
+        load.prefixes = MANY_PREFIXES
+        time.sleep(EVICT_SECONDS)
+        load.prefixes = PREFIXES
+        time.sleep(SETTLE_SECONDS)
+        stack.order("restart", {"for_ms": 1000 * RESTART_SECONDS}, [0])
+        time.sleep(RESTART_SECONDS + SETTLE_SECONDS)
+        counted = "sum by (cause) (switchpoint_missed_tokens_total)"
+        series = stack.query("query_range", query=counted, start=began, end=time.time(), step=STEP)["result"]
+        moved = {one["metric"]["cause"] for one in series if len({value for _, value in one["values"]}) > 1}
+        note(f"causes of misses that were counted: {sorted(moved)}")
+        self.assertLessEqual(CAUSES, moved)
 
     def panels(self, stack: Stack, began: float, spans: list[tuple[float, float]]) -> None:
         """Checks every query of every dashboard over the whole run, in which something was broken in these spans."""

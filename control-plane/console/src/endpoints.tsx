@@ -1,12 +1,12 @@
 // Endpoints of a pool, live.
 
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { Endpoint, Pool } from "./api";
 import { UNKNOWN, age, figure, percent } from "./format";
 import type { Rates } from "./rates";
 
-// Rows shown at once: a table of a thousand rows costs each update more than a frame.
-const ROWS_MAX = 100;
+// Rows shown at once: layout of a larger table takes longer than a frame.
+const ROWS_MAX = 50;
 
 interface Row {
   endpoint: Endpoint;
@@ -119,27 +119,30 @@ export function Endpoints({ pool, nowMs, rates }: { pool: Pool; nowMs: number; r
 
 function EndpointRow({ row, nowMs }: { row: Row; nowMs: number }) {
   const { name, address, state, reason, since_ms } = row.endpoint;
-  return (
-    <tr>
-      <th scope="row">
-        {name}
-        {name !== address && <span class="minor"> {address}</span>}
-        {reason !== "" && <span class="reason">{reason}, for {age(nowMs - since_ms)}</span>}
-      </th>
-      {COLUMNS.map(({ title, text, bar }, at) => {
-        const share = bar?.(row) ?? null;
-        return (
-          <td key={title} class={at === 0 ? `state ${reason === "" ? state : "doubtful"}` : undefined}>
-            {text(row)}
+  const why = reason === "" ? "" : `${reason}, for ${age(nowMs - since_ms)}`;
+  const cells = COLUMNS.map(({ title, text, bar }) => ({ title, text: text(row), share: bar?.(row) ?? null }));
+  // Most rows of a large pool have not changed; the same elements cost nothing.
+  return useMemo(
+    () => (
+      <tr>
+        <th scope="row">
+          {name}
+          {name !== address && <span class="minor"> {address}</span>}
+          {why !== "" && <span class="reason">{why}</span>}
+        </th>
+        {cells.map(({ title, text, share }, at) => (
+          <td key={title} class={at === 0 ? `state ${why === "" ? state : "doubtful"}` : undefined}>
+            {text}
             {share !== null && (
               <span class="bar" aria-hidden="true">
                 <span style={{ width: `${Math.min(100, 100 * share)}%` }} />
               </span>
             )}
           </td>
-        );
-      })}
-    </tr>
+        ))}
+      </tr>
+    ),
+    [name, address, state, why, JSON.stringify(cells)],
   );
 }
 
