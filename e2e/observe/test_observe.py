@@ -4,7 +4,7 @@
     make release && python3 -m unittest discover e2e/observe
 
 Every alert fires in a drill and clears after it. Then every query of every dashboard must have series, and none may be constant over
-the run. UPDATE_DOCS=1 replaces the picture of docs/how-to/observe.md. Otherwise standard library only.
+the run; so must those of a dashboard of llm-d. UPDATE_DOCS=1 replaces the picture of docs/how-to/observe.md. Otherwise standard library only.
 """
 
 import contextlib
@@ -101,6 +101,21 @@ def tight_slo(_stack: Stack, load: Load) -> Iterator[None]:
     load.ttft_ms = before
 
 
+# The queries of llm-d's dashboard "Failure & Saturation Indicators" that ask its picker (repository llm-d/llm-d, Apache-2.0,
+# guides/recipes/observability/grafana/dashboards/llm-d-failure-saturation-dashboard.json), but for the one by plugin, which
+# has no counterpart here. The others ask the engines.
+LLM_D_QUERIES = [
+    'sum(rate(llm_d_epp_request_error_total{namespace=~"$namespace"}[5m])) / sum(rate(llm_d_epp_request_total{namespace=~"$namespace"}[5m]))',
+    'sum by(model_name) (rate(llm_d_epp_request_error_total{namespace=~"$namespace",model_name=~"$model_name"}[5m])) '
+    '/ sum by(model_name) (rate(llm_d_epp_request_total{namespace=~"$namespace",model_name=~"$model_name"}[5m]))',
+    *(
+        f'histogram_quantile({share}, sum by(le) (rate(llm_d_epp_request_duration_seconds_bucket{{namespace=~"$namespace",model_name=~"$model_name"}}[5m])))'
+        for share in ("0.50", "0.90", "0.99")
+    ),
+    'sum by(model_name, target_model_name) (rate(llm_d_epp_request_total{namespace=~"$namespace",model_name=~"$model_name"}[5m]))',
+    'histogram_quantile(0.99, sum by(le) (rate(llm_d_epp_scheduler_e2e_duration_seconds_bucket{namespace=~"$namespace"}[5m])))',
+]
+
 # What makes each alert fire.
 DRILLS: dict[str, Callable[[Stack, Load], contextlib.AbstractContextManager[None]]] = {
     "SwitchpointHitRateFell": new_prompts,
@@ -158,6 +173,7 @@ class Observed(unittest.TestCase):
                     spans.append((time.time(), self.drill(stack, load, alert, drill)))
             self.causes_of_misses(stack, load, began)
             self.panels(stack, began, spans)
+            self.dashboard_of_llm_d(stack, began)
             load.stop()
             stack.stop()
 
@@ -186,6 +202,15 @@ class Observed(unittest.TestCase):
         moved = {one["metric"]["cause"] for one in series if len({value for _, value in one["values"]}) > 1}
         note(f"causes of misses that were counted: {sorted(moved)}")
         self.assertLessEqual(CAUSES, moved)
+
+    def dashboard_of_llm_d(self, stack: Stack, began: float) -> None:
+        for query in LLM_D_QUERIES:
+            with self.subTest(query=query):
+                expression = query.replace("$namespace", ".*").replace("$model_name", "demo").replace("[5m]", f"[{RATE_WINDOW}]")
+                series = stack.query("query_range", query=expression, start=began, end=time.time(), step=STEP)["result"]
+                values = [{value for _, value in one["values"] if value != "NaN"} for one in series]
+                self.assertTrue(values, "no series")
+                self.assertGreater(min(map(len, values)), 1, "series are constant")
 
     def panels(self, stack: Stack, began: float, spans: list[tuple[float, float]]) -> None:
         """Checks every query of every dashboard over the whole run, in which something was broken in these spans."""
