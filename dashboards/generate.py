@@ -21,7 +21,7 @@ NAME = '{name=~"$pool"}'
 # llm-d names the label of the pool of flow control `inference_pool`.
 INFERENCE_POOL = '{inference_pool=~"$pool"}'
 BAND = "{{inference_pool}} {{priority}}"
-GROUP = "{{pool}} {{role}} {{model}}"
+GROUP = "{{pool}} {{role}} {{model_name}}"
 ENDPOINT = "{{pool}} {{endpoint_name}}"
 
 
@@ -156,15 +156,15 @@ CAPACITY = [
         "Replicas that hold the goal of --scale-ttft, and those that arriving requests keep busy; by role and model.",
         "short",
         [
-            Query(f"max by (pool, role, model) (switchpoint_desired_replicas{POOL})", f"{GROUP} desired"),
-            Query(f"max by (pool, role, model) (switchpoint_busy_replicas{POOL})", f"{GROUP} busy"),
+            Query(f"max by (pool, role, model_name) (switchpoint_desired_replicas{POOL})", f"{GROUP} desired"),
+            Query(f"max by (pool, role, model_name) (switchpoint_busy_replicas{POOL})", f"{GROUP} busy"),
         ],
     ),
     Panel(
         "Backlog",
         "Time in which the replicas could do all outstanding work, held requests included; by role and model.",
         "s",
-        [Query(f"max by (pool, role, model) (switchpoint_backlog_seconds{POOL})", GROUP)],
+        [Query(f"max by (pool, role, model_name) (switchpoint_backlog_seconds{POOL})", GROUP)],
     ),
     Panel("Restarts of engines", "Restarts per second that the daemon noticed.", "short", [Query(f"max by (pool) (rate(switchpoint_endpoint_restarts_total{POOL}{RATE}))", "{{pool}}")]),
     Panel("Scrapes", "Reads of the engines' metrics per second.", "reqps", [Query(rate("switchpoint_scrapes_total", "pool"), "{{pool}}")]),

@@ -222,6 +222,8 @@ class Observed(unittest.TestCase):
                         expression = target["expr"].replace("$__rate_interval", RATE_WINDOW).replace("$pool", ".+")
                         series = stack.query("query_range", query=expression, start=began, end=time.time(), step=STEP)["result"]
                         self.assertTrue(series, "no series")
+                        named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+                        self.assertTrue(all(named <= set(one["metric"]) for one in series), f"no series has all labels of {target['legendFormat']}")
                         answers[target["expr"]] = series
                         values = [{value for _, value in one["values"] if value != "NaN"} for one in series]
                         constant = [one["metric"] for one, found in zip(series, values) if len(found) < 2]

@@ -119,4 +119,12 @@ mod tests {
         assert_eq!(once(), once());
         assert!(once().attainment > 0.5 && once().gpu_hours > 2.0, "{:?}", once());
     }
+
+    /// A change that breaks the signal shows here, not only when the campaign is run again.
+    #[test]
+    fn ours_serves_more_in_time_for_less_than_llm_d_at_a_step() {
+        let run = |rule, value, window_s| world::run(TrafficShape::Step, 60.0, (rule, ScalingSetting { value, window_s }), 6).unwrap();
+        let (ours, theirs) = (run(ScalingRule::Ours, 2.0, 300.0), run(ScalingRule::Saturation, 0.4, 60.0));
+        assert!(ours.attainment > theirs.attainment && ours.gpu_hours < theirs.gpu_hours, "{ours:?} {theirs:?}");
+    }
 }
