@@ -1,6 +1,7 @@
 // Lines over the last hour, as a picture and as a table.
 
 import { UNKNOWN, clock } from "./format";
+import { Table } from "./table";
 
 export interface Series {
   name: string;
@@ -55,40 +56,26 @@ export function Chart({ title, times, spanMs, series, text }: ChartProps) {
       </p>
       <details>
         <summary>{title} as a table</summary>
-        <Table title={title} times={times} series={series} text={text} />
+        <Values title={title} times={times} series={series} text={text} />
       </details>
     </figure>
   );
 }
 
-function Table({ title, times, series, text }: Omit<ChartProps, "spanMs">) {
+function Values({ title, times, series, text }: Omit<ChartProps, "spanMs">) {
   const step = Math.max(1, Math.ceil(times.length / TABLE_ROWS_MAX));
   const rows = times.map((at, row) => ({ at, row })).filter(({ row }) => (times.length - 1 - row) % step === 0);
   return (
-    <div class="scroll" role="region" aria-label={title} tabIndex={0}>
-      <table>
-        <thead>
-          <tr>
-            <th scope="col">Time</th>
-            {series.map(({ name }) => (
-              <th key={name} scope="col">
-                {name}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map(({ at, row }) => (
-            <tr key={at}>
-              <th scope="row">{clock(at)}</th>
-              {series.map(({ name, values }) => (
-                <td key={name}>{shown(values[row], text)}</td>
-              ))}
-            </tr>
+    <Table label={title} titles={["Time", ...series.map(({ name }) => name)]}>
+      {rows.map(({ at, row }) => (
+        <tr key={at}>
+          <th scope="row">{clock(at)}</th>
+          {series.map(({ name, values }) => (
+            <td key={name}>{shown(values[row], text)}</td>
           ))}
-        </tbody>
-      </table>
-    </div>
+        </tr>
+      ))}
+    </Table>
   );
 }
 

@@ -4,6 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import type { Endpoint, Pool } from "./api";
 import { UNKNOWN, age, figure, percent } from "./format";
 import type { Rates } from "./rates";
+import { Scrolled } from "./table";
 
 // Rows shown at once: layout of a larger table takes longer than a frame.
 const ROWS_MAX = 50;
@@ -84,7 +85,7 @@ export function Endpoints({ pool, nowMs, rates }: { pool: Pool; nowMs: number; r
           </span>
         )}
       </p>
-      <div class="scroll" role="region" aria-label="Endpoints" tabIndex={0}>
+      <Scrolled label="Endpoints">
         <table>
           <thead>
             <tr>
@@ -108,7 +109,7 @@ export function Endpoints({ pool, nowMs, rates }: { pool: Pool; nowMs: number; r
             ))}
           </tbody>
         </table>
-      </div>
+      </Scrolled>
       <p class="note">
         A proxy avoids an endpoint that failed for up to 5 s. Proxies do not report this to the daemon, so it is not shown here; failures are.
         A dash is unknown.

@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import type { Candidate, Explanation, Pool, Question } from "./api";
 import { configOf, reason } from "./client";
 import { duration, figure, words } from "./format";
+import { Table } from "./table";
 
 // Candidates shown at once.
 const CANDIDATES_MAX = 50;
@@ -104,6 +105,7 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
   const terms = [...new Set(candidates.flatMap(({ cost }) => Object.keys(cost ?? {})))];
   const scorers = [...new Set(candidates.flatMap(({ scores }) => Object.keys(scores)))];
   const largest = Math.max(1e-9, ...candidates.map(positive));
+  const titles = ["Endpoint", "What if", ...(terms.length > 0 ? ["Cost by term"] : []), "Score", ...scorers, "Cached tokens"];
   return (
     <>
       <h4>
@@ -123,50 +125,32 @@ function Candidates({ profile, candidates, picked, names, leaveOut }: Candidates
           ))}
         </p>
       )}
-      <div class="scroll" role="region" aria-label={`Candidates of profile ${profile}`} tabIndex={0}>
-        <table class="candidates">
-          <thead>
-            <tr>
-              <th scope="col">Endpoint</th>
-              <th scope="col">What if</th>
-              {terms.length > 0 && <th scope="col">Cost by term</th>}
-              <th scope="col">Score</th>
+      <Table label={`Candidates of profile ${profile}`} titles={titles} look="candidates">
+        {shown.map((candidate) => {
+          const { endpoint, dropped_by, cost, scores, total } = candidate;
+          const rank = picked.indexOf(endpoint);
+          return (
+            <tr key={endpoint} class={rank === 0 ? "opened" : undefined}>
+              <th scope="row">
+                {named(endpoint, names)}
+                {rank >= 0 && <span class="minor"> choice {rank + 1}</span>}
+                {dropped_by !== null && <span class="reason">removed by {dropped_by}</span>}
+              </th>
+              <td>
+                <button type="button" aria-label={`Leave out ${endpoint}`} onClick={() => leaveOut(endpoint)}>
+                  leave out
+                </button>
+              </td>
+              {terms.length > 0 && <td>{cost !== undefined && <Cost cost={cost} terms={terms} largest={largest} />}</td>}
+              <td>{figure(total)}</td>
               {scorers.map((scorer) => (
-                <th key={scorer} scope="col">
-                  {scorer}
-                </th>
+                <td key={scorer}>{figure(scores[scorer])}</td>
               ))}
-              <th scope="col">Cached tokens</th>
+              <td>{figure(cached(candidate))}</td>
             </tr>
-          </thead>
-          <tbody>
-            {shown.map((candidate) => {
-              const { endpoint, dropped_by, cost, scores, total } = candidate;
-              const rank = picked.indexOf(endpoint);
-              return (
-                <tr key={endpoint} class={rank === 0 ? "opened" : undefined}>
-                  <th scope="row">
-                    {named(endpoint, names)}
-                    {rank >= 0 && <span class="minor"> choice {rank + 1}</span>}
-                    {dropped_by !== null && <span class="reason">removed by {dropped_by}</span>}
-                  </th>
-                  <td>
-                    <button type="button" aria-label={`Leave out ${endpoint}`} onClick={() => leaveOut(endpoint)}>
-                      leave out
-                    </button>
-                  </td>
-                  {terms.length > 0 && <td>{cost !== undefined && <Cost cost={cost} terms={terms} largest={largest} />}</td>}
-                  <td>{figure(total)}</td>
-                  {scorers.map((scorer) => (
-                    <td key={scorer}>{figure(scores[scorer])}</td>
-                  ))}
-                  <td>{figure(cached(candidate))}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
+          );
+        })}
+      </Table>
       {sorted.length > shown.length && <p class="note">The first {shown.length} of {sorted.length} are shown.</p>}
     </>
   );

@@ -2,6 +2,7 @@
 
 import type { Overview, Proxy, ProxyPool } from "./api";
 import { UNKNOWN, age, duration, words } from "./format";
+import { Table } from "./table";
 import { counts } from "./traffic";
 
 interface Row {
@@ -33,39 +34,26 @@ export function Proxies({ overview }: { overview: Overview }) {
       <h2>Proxies</h2>
       {rows.length === 0 && <p>No proxy has a state stream open.</p>}
       {rows.length > 0 && (
-        <div class="scroll" role="region" aria-label="Proxies" tabIndex={0}>
-          <table>
-            <thead>
-              <tr>
-                {TITLES.map((title) => (
-                  <th key={title} scope="col">
-                    {title}
-                  </th>
-                ))}
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map(({ proxy, pool }) => (
-                <tr key={`${proxy.process_id} ${proxy.peer} ${pool?.pool ?? ""}`}>
-                  <th scope="row">{proxy.node_id}</th>
-                  <td>{proxy.release ?? UNKNOWN}</td>
-                  <td>{age(overview.now_ms - proxy.since_ms)}</td>
-                  <td>{ago(proxy.heard_ms, duration)}</td>
-                  <td>{pool?.pool ?? UNKNOWN}</td>
-                  <td>{pool?.acknowledged ?? UNKNOWN}</td>
-                  <td>{ago(pool?.age_ms ?? null, age)}</td>
-                  <td class={`state ${pool?.refused === null && isCurrent(pool) ? "ready" : "doubtful"}`}>{stateOf(pool)}</td>
-                  <td>{pool?.withheld ?? UNKNOWN}</td>
-                  <td>
-                    <code>{proxy.process_id}</code>
-                  </td>
-                  <td>{proxy.peer}</td>
-                  <td>{proxy.certificate ?? UNKNOWN}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table label="Proxies" titles={TITLES}>
+          {rows.map(({ proxy, pool }) => (
+            <tr key={`${proxy.process_id} ${proxy.peer} ${pool?.pool ?? ""}`}>
+              <th scope="row">{proxy.node_id}</th>
+              <td>{proxy.release ?? UNKNOWN}</td>
+              <td>{age(overview.now_ms - proxy.since_ms)}</td>
+              <td>{ago(proxy.heard_ms, duration)}</td>
+              <td>{pool?.pool ?? UNKNOWN}</td>
+              <td>{pool?.acknowledged ?? UNKNOWN}</td>
+              <td>{ago(pool?.age_ms ?? null, age)}</td>
+              <td class={`state ${pool?.refused === null && isCurrent(pool) ? "ready" : "doubtful"}`}>{stateOf(pool)}</td>
+              <td>{pool?.withheld ?? UNKNOWN}</td>
+              <td>
+                <code>{proxy.process_id}</code>
+              </td>
+              <td>{proxy.peer}</td>
+              <td>{proxy.certificate ?? UNKNOWN}</td>
+            </tr>
+          ))}
+        </Table>
       )}
       <h3>Refusals since the daemon started</h3>
       <p>{counts(Object.fromEntries(Object.entries(overview.refusals).map(([name, count]) => [words(name), count])))}</p>

@@ -3,7 +3,10 @@
 import type { Band, Pool } from "./api";
 import { Chart } from "./chart";
 import { UNKNOWN, duration, figure, words } from "./format";
+import { Table } from "./table";
 import { counts, useSamples } from "./traffic";
+
+const BAND_TITLES = ["Priority", "Held", "Bytes", "Oldest waits", "Because", "Wait P50", "Wait P99", "Outcomes since the proxies started"];
 
 export function Queues({ pool }: { pool: Pool }) {
   const { samples, spanMs } = useSamples(pool.name);
@@ -27,33 +30,20 @@ export function Queues({ pool }: { pool: Pool }) {
 
 function Bands({ bands }: { bands: Band[] }) {
   return (
-    <div class="scroll" role="region" aria-label="Bands" tabIndex={0}>
-      <table>
-        <thead>
-          <tr>
-            {["Priority", "Held", "Bytes", "Oldest waits", "Because", "Wait P50", "Wait P99", "Outcomes since the proxies started"].map((title) => (
-              <th key={title} scope="col">
-                {title}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {bands.map((band) => (
-            <tr key={band.priority}>
-              <th scope="row">{band.priority}</th>
-              <td>{figure(band.held)}</td>
-              <td>{figure(band.bytes)}</td>
-              <td>{duration(band.oldest_ms)}</td>
-              <td>{reason(band)}</td>
-              <td>{duration(band.wait_ms?.p50)}</td>
-              <td>{duration(band.wait_ms?.p99)}</td>
-              <td>{counts(Object.fromEntries(Object.entries(band.outcomes).map(([name, count]) => [words(name), count])))}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table label="Bands" titles={BAND_TITLES}>
+      {bands.map((band) => (
+        <tr key={band.priority}>
+          <th scope="row">{band.priority}</th>
+          <td>{figure(band.held)}</td>
+          <td>{figure(band.bytes)}</td>
+          <td>{duration(band.oldest_ms)}</td>
+          <td>{reason(band)}</td>
+          <td>{duration(band.wait_ms?.p50)}</td>
+          <td>{duration(band.wait_ms?.p99)}</td>
+          <td>{counts(Object.fromEntries(Object.entries(band.outcomes).map(([name, count]) => [words(name), count])))}</td>
+        </tr>
+      ))}
+    </Table>
   );
 }
 

@@ -3,7 +3,10 @@
 import type { Pool } from "./api";
 import { Chart } from "./chart";
 import { figure, percent } from "./format";
+import { Table } from "./table";
 import { useSamples } from "./traffic";
+
+const TITLES = ["Model", "Priority", "Met", "Missed", "Shed", "Share met"];
 
 export function Slo({ pool }: { pool: Pool }) {
   const { samples, spanMs } = useSamples(pool.name);
@@ -34,31 +37,18 @@ export function Slo({ pool }: { pool: Pool }) {
       {tracked.length > 0 && (
         <>
           <h3>By model</h3>
-          <div class="scroll" role="region" aria-label="SLO by model" tabIndex={0}>
-            <table>
-              <thead>
-                <tr>
-                  {["Model", "Priority", "Met", "Missed", "Shed", "Share met"].map((title) => (
-                    <th key={title} scope="col">
-                      {title}
-                    </th>
-                  ))}
-                </tr>
-              </thead>
-              <tbody>
-                {tracked.map((model) => (
-                  <tr key={`${model.model} ${model.target} ${model.priority}`}>
-                    <th scope="row">{model.model}</th>
-                    <td>{model.priority}</td>
-                    <td>{figure(model.slo_met)}</td>
-                    <td>{figure(model.slo_missed)}</td>
-                    <td>{figure(model.slo_shed)}</td>
-                    <td>{percent(model.slo_met, model.slo_met + model.slo_missed + model.slo_shed)}</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
+          <Table label="SLO by model" titles={TITLES}>
+            {tracked.map((model) => (
+              <tr key={`${model.model} ${model.target} ${model.priority}`}>
+                <th scope="row">{model.model}</th>
+                <td>{model.priority}</td>
+                <td>{figure(model.slo_met)}</td>
+                <td>{figure(model.slo_missed)}</td>
+                <td>{figure(model.slo_shed)}</td>
+                <td>{percent(model.slo_met, model.slo_met + model.slo_missed + model.slo_shed)}</td>
+              </tr>
+            ))}
+          </Table>
         </>
       )}
     </>

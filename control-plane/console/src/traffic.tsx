@@ -4,6 +4,9 @@ import type { History, Pool, Sample } from "./api";
 import { Chart } from "./chart";
 import { usePolled } from "./client";
 import { duration, figure, percent } from "./format";
+import { Table } from "./table";
+
+const MODEL_TITLES = ["Model", "Priority", "Requests", "Outstanding", "Errors by status", "Prompt tokens", "Hit rate", "Generated tokens"];
 
 const HISTORY_MS = 5000;
 
@@ -80,33 +83,20 @@ function Models({ pool }: { pool: Pool }) {
   return (
     <>
       <h3>Models, since the proxies started</h3>
-      <div class="scroll" role="region" aria-label="Models" tabIndex={0}>
-        <table>
-          <thead>
-            <tr>
-              {["Model", "Priority", "Requests", "Outstanding", "Errors by status", "Prompt tokens", "Hit rate", "Generated tokens"].map((title) => (
-                <th key={title} scope="col">
-                  {title}
-                </th>
-              ))}
-            </tr>
-          </thead>
-          <tbody>
-            {pool.models.map((model) => (
-              <tr key={`${model.model} ${model.target} ${model.priority}`}>
-                <th scope="row">{model.target === model.model || model.target === "" ? model.model : `${model.model} → ${model.target}`}</th>
-                <td>{model.priority}</td>
-                <td>{figure(model.requests)}</td>
-                <td>{figure(model.running)}</td>
-                <td>{counts(model.errors)}</td>
-                <td>{figure(model.prompt_tokens)}</td>
-                <td>{percent(model.cached_tokens, model.prompt_tokens)}</td>
-                <td>{figure(model.output_tokens)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table label="Models" titles={MODEL_TITLES}>
+        {pool.models.map((model) => (
+          <tr key={`${model.model} ${model.target} ${model.priority}`}>
+            <th scope="row">{model.target === model.model || model.target === "" ? model.model : `${model.model} → ${model.target}`}</th>
+            <td>{model.priority}</td>
+            <td>{figure(model.requests)}</td>
+            <td>{figure(model.running)}</td>
+            <td>{counts(model.errors)}</td>
+            <td>{figure(model.prompt_tokens)}</td>
+            <td>{percent(model.cached_tokens, model.prompt_tokens)}</td>
+            <td>{figure(model.output_tokens)}</td>
+          </tr>
+        ))}
+      </Table>
       <h3>Requests that proxies refused, by reason</h3>
       <p>{counts(pool.dropped)}</p>
     </>
