@@ -26,7 +26,7 @@ use crate::workload::{RequestClass, Sampler, Workload, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
 /// The policies of the published tables.
-const POLICIES: [&str; 6] = [NONE, "ours", "oracle", "llm-d-default", "llm-d-tuned", "dynamo"];
+pub(crate) const POLICIES: [&str; 6] = [NONE, "ours", "oracle", "llm-d-default", "llm-d-tuned", "dynamo"];
 
 /// Without flow control.
 const NONE: &str = "none";

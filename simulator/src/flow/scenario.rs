@@ -1,4 +1,4 @@
-//! The scenarios of the campaign: who asks, for what, and of which engines.
+//! The scenarios of the campaign: their requests and engines.
 
 use crate::hardware::LLAMA_8B_H100;
 use crate::trace::{self, ID_TOKENS, TraceRequest};
@@ -59,7 +59,7 @@ const HUGE_PROMPTS: BatchKind = BatchKind { prompt: 30_000, capacity: 8.4, ..PRO
 /// As [`PROMPTS`] on average.
 const SPREAD: BatchKind = BatchKind { spreads: (0.8, 1.2), ..PROMPTS };
 
-/// What is asked for.
+/// The requests of a run, and its pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlowScenario {
     /// Chat beside waves of one kind.
@@ -68,7 +68,7 @@ pub(super) enum FlowScenario {
     Unlike(BatchKind),
     /// The same on engines with roles.
     Split(BatchKind),
-    /// The same with lengths that nobody knows.
+    /// The same with unknown lengths.
     Unknown(BatchKind),
     /// One tenant below its share, another that asks for the rest of the load.
     Tenants,
