@@ -1,11 +1,13 @@
-//! The campaign of flow control: chat beside waves of batch requests, tenants, and three bands.
+//! The campaign of flow control: chat beside waves of batch requests, tenants, and bands.
 //!
 //! `none` is our policy without flow control, `ours` with it. `oracle` has the engines' true state
 //! and step times at each pick, and the same rules. `llm-d-default` and `llm-d-tuned` pick with
 //! llm-d's scorers and hold by its detectors: by the engines' reports with the default thresholds,
-//! and by a number of requests at each endpoint.
+//! and by a number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and
+//! holds by its queue.
 
 mod page;
+mod scenario;
 
 use std::io::Write;
 use std::path::Path;
@@ -14,17 +16,17 @@ use scheduler::PluginSpec;
 use scheduler::plugin::ParameterValue;
 use serde_json::{Value, json};
 
+use scenario::FlowScenario;
+
 use crate::grid::parallel;
 use crate::hardware::LLAMA_8B_H100;
 use crate::measure::{quantile, sorted};
-use crate::policy::{EXACT, OURS, RoutingPolicy};
-use crate::trace::{self, TraceRequest};
-use crate::workload::{RequestClass, Sampler, Workload, WorkloadKind, mix};
+use crate::policy::{EXACT, GateFairness, GateRule, OURS, RoutingPolicy};
+use crate::workload::{RequestClass, Sampler, Workload, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
-/// The policies of the published tables. `llm-d-default` is left out: at each scrape all held
-/// requests that fit the last report are sent at once here, and one each millisecond in llm-d.
-const POLICIES: [&str; 4] = [NONE, "ours", "oracle", "llm-d-tuned"];
+/// The policies of the published tables.
+pub(crate) const POLICIES: [&str; 6] = [NONE, "ours", "oracle", "llm-d-default", "llm-d-tuned", "dynamo"];
 
 /// Without flow control.
 const NONE: &str = "none";
@@ -32,17 +34,6 @@ const NONE: &str = "none";
 /// The published means, and the page with their tables.
 const DATA: &str = "docs/data/flow-control.json";
 const PAGE: &str = "docs/how-to/flow-control.md";
-
-/// A batch wave lasts for 8 of every 20 s.
-const WAVE_S: f64 = 20.0;
-const WAVE_ON_S: f64 = 8.0;
-
-/// The share of capacity that chat takes, and a tenant below its share.
-const CHAT_LOAD: f64 = 0.5;
-const SMALL_LOAD: f64 = 0.3;
-
-/// The share of capacity that the lowest of three bands asks for.
-const LOW_LOAD: f64 = 0.3;
 
 /// The first seconds, which do not count: the step model learns, and no queue has built up.
 const WARM_UP_S: f64 = 20.0;
@@ -60,46 +51,10 @@ const LLM_D: &str = "2/2/3";
 /// 64, 100, 132, 200 and 256 it is the best for batch prompts (`flow-control.md`).
 const TUNED_REQUESTS: f64 = 132.0;
 
-/// Batch requests of one kind.
-#[derive(Clone, Copy, Debug)]
-struct BatchKind {
-    prompt: u32,
-    output: f64,
-    /// Tokens of the prompt that all requests of one of 150 tenants share.
-    shared: u32,
-    /// The rate that eight engines sustain without other requests, requests a second: what `none`
-    /// serves beside chat when it is offered far too much, divided by the share that chat leaves.
-    capacity: f64,
-}
-
-const PROMPTS: BatchKind = BatchKind { prompt: 6_000, output: 200.0, shared: 0, capacity: 42.0 };
-const OUTPUTS: BatchKind = BatchKind { prompt: 500, output: 1_500.0, shared: 0, capacity: 59.0 };
-const PREFIXES: BatchKind = BatchKind { prompt: 7_200, output: 200.0, shared: 5_632, capacity: 76.0 };
-
-/// A tenth of [`PROMPTS`] in each request, at ten times the rate.
-const SHORT_PROMPTS: BatchKind = BatchKind { prompt: 600, output: 20.0, shared: 0, capacity: 420.0 };
-
-/// The scenarios, by name.
-#[derive(Clone, Copy, Debug)]
-enum FlowScenario {
-    /// Chat beside waves of one kind.
-    Waves(BatchKind),
-    /// One tenant below its share, another that asks for the rest of the load.
-    Tenants,
-    /// Two tenants that ask for half of the load each; the requests of one are ten times as long.
-    Lengths,
-    /// Chat, a band that asks for the rest of the load, and a band below it.
-    Bands,
-}
-
-const SCENARIOS: [(&str, FlowScenario); 6] = [
-    ("prompts", FlowScenario::Waves(PROMPTS)),
-    ("outputs", FlowScenario::Waves(OUTPUTS)),
-    ("prefixes", FlowScenario::Waves(PREFIXES)),
-    ("tenants", FlowScenario::Tenants),
-    ("lengths", FlowScenario::Lengths),
-    ("bands", FlowScenario::Bands),
-];
+/// Dynamo's `--router-queue-threshold`: the tokens of prompts to compute, as a multiple of
+/// `max_num_batched_tokens`, up to which an engine is not busy. 16 is the default that the page of
+/// its router gives (`--router-queue-policy fcfs` is the other one).
+const DYNAMO_THRESHOLD: f64 = 16.0;
 
 /// What to run.
 #[derive(Debug)]
@@ -189,73 +144,16 @@ fn print(rows: &[Value]) {
 impl FlowRun<'_> {
     fn rows(&self) -> Result<Vec<Value>, String> {
         let (routing, scrape_ms) = policy(self.policy)?;
-        let plain = PoolSetting::plain(LLAMA_8B_H100);
+        let scenario = FlowScenario::named(self.scenario)?;
+        let plain = scenario.pool();
         let sharing = if self.proxies > 1 { SharingMode::After(SHARING_MS) } else { plain.sharing };
         let setting = PoolSetting { scrape_ms: scrape_ms.unwrap_or(plain.scrape_ms), proxies: self.proxies, sharing, ..plain };
-        let classes = self.classes()?;
+        let classes = scenario.classes(self.load, self.seconds, &mut Sampler::seeded(mix(self.seed, 4_711)))?;
         let names: Vec<RequestClass> = classes.iter().map(|(class, _)| *class).collect();
         let workload = Workload::of_classes(classes);
         let outcomes = world::run(&workload, workload.rate, &routing, &setting, self.seed)?;
         let all = self.row(ALL, |_| true, &workload, &outcomes);
         Ok(names.iter().map(|of| self.row(of.name, |class| class == *of, &workload, &outcomes)).chain([all]).collect())
-    }
-
-    /// The requests by class.
-    fn classes(&self) -> Result<Vec<(RequestClass, Vec<TraceRequest>)>, String> {
-        let found = SCENARIOS.iter().find(|(name, _)| *name == self.scenario);
-        let (_, scenario) = found.ok_or_else(|| format!("no scenario of flow control is called `{}`", self.scenario))?;
-        let dice = &mut Sampler::seeded(mix(self.seed, 4_711));
-        let class = |name, priority, flow| RequestClass { name, priority, flow };
-        let rest = |taken: f64| (self.load - taken).max(0.0);
-        Ok(match *scenario {
-            FlowScenario::Waves(kind) => vec![
-                (class("critical", 10, ""), self.chat(dice)?),
-                (class("batch", 0, ""), self.batch(kind, rest(CHAT_LOAD), WAVE_ON_S, dice)),
-            ],
-            FlowScenario::Tenants => vec![
-                (class("small", 0, "small"), self.batch(PROMPTS, SMALL_LOAD, WAVE_S, dice)),
-                (class("large", 0, "large"), self.batch(PROMPTS, rest(SMALL_LOAD), WAVE_S, dice)),
-            ],
-            FlowScenario::Lengths => vec![
-                (class("short", 0, "short"), self.batch(SHORT_PROMPTS, self.load / 2.0, WAVE_S, dice)),
-                (class("long", 0, "long"), self.batch(PROMPTS, self.load / 2.0, WAVE_S, dice)),
-            ],
-            FlowScenario::Bands => vec![
-                // Without flow control, a negative priority would be refused.
-                (class("critical", 20, ""), self.chat(dice)?),
-                (class("standard", 10, ""), self.batch(PROMPTS, rest(CHAT_LOAD), WAVE_S, dice)),
-                (class("low", 0, ""), self.batch(PROMPTS, LOW_LOAD, WAVE_S, dice)),
-            ],
-        })
-    }
-
-    fn chat(&self, dice: &mut Sampler) -> Result<Vec<TraceRequest>, String> {
-        let chat = trace::azure("conv")?;
-        let (rate, mut at) = (CHAT_LOAD * WorkloadKind::Chat.capacity(), 0.0);
-        let mut lines = Vec::new();
-        while at < self.seconds * 1e3 {
-            let line = chat.get(dice.below(chat.len())).ok_or("an empty trace")?;
-            lines.push(TraceRequest { at, ..line.clone() });
-            at += dice.exponential() * 1e3 / rate;
-        }
-        Ok(lines)
-    }
-
-    /// Requests that take this share of capacity on average, in the first `on_s` of every wave.
-    fn batch(&self, kind: BatchKind, load: f64, on_s: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
-        let rate = load * kind.capacity * WAVE_S / on_s;
-        let (mut lines, mut busy) = (Vec::new(), 0.0);
-        if rate <= 0.0 {
-            return lines;
-        }
-        loop {
-            busy += dice.exponential() / rate;
-            let at = (busy / on_s).floor() * WAVE_S + busy % on_s;
-            if at >= self.seconds {
-                return lines;
-            }
-            lines.push(TraceRequest { at: at * 1e3, ..kind.request(lines.len() as u64, dice) });
-        }
     }
 
     /// The figures of a class. Tokens count for requests that ended before the last arrival;
@@ -285,39 +183,30 @@ impl FlowRun<'_> {
     }
 }
 
-// === impl BatchKind ===
-
-impl BatchKind {
-    fn request(self, number: u64, dice: &mut Sampler) -> TraceRequest {
-        /// Tenants with a prefix of their own.
-        const TENANTS: usize = 150;
-        let tenant = dice.below(TENANTS) as u64;
-        let shared = (0..u64::from(self.shared) / trace::ID_TOKENS as u64).map(|id| 10_000_000 + tenant * 64 + id);
-        let own = (0..u64::from(self.prompt - self.shared).div_ceil(trace::ID_TOKENS as u64)).map(|id| 1_000_000_000 + number * 64 + id);
-        let ids = if self.shared > 0 { shared.chain(own).collect() } else { Vec::new() };
-        let output = dice.tokens(self.output, 0.3, (self.output / 10.0, self.output * 5.0));
-        TraceRequest { prompt: self.prompt, output, ids, ..TraceRequest::default() }
-    }
-}
-
-/// The policy of this name, and the time between its scrapes where it is not the usual one.
+/// The policy of this name, and the time between its scrapes where it is not the usual one. A
+/// number after a colon stands for the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
-    let detector = |name: &str, parameters| PluginSpec { parameters, ..PluginSpec::of_type(name) };
+    let (name, number) = name.split_once(':').map_or((name, None), |(name, number)| (name, Some(number)));
+    let number = number.map(|number| number.parse::<f64>().map_err(|_| format!("`{number}` is no number"))).transpose()?;
     // llm-d scrapes every 50 ms, as we do here.
-    let by_number = |requests: f64| {
-        let number = ("maxConcurrency".to_owned(), ParameterValue::Number(requests));
-        RoutingPolicy::with_flow_control(LLM_D, Some(detector("concurrency-detector", vec![number])))
-    };
     Ok(match name {
-        "none" => (RoutingPolicy::named(OURS)?, None),
-        "ours" => (RoutingPolicy::with_flow_control(OURS, None)?, None),
-        "oracle" => (RoutingPolicy::with_flow_control(EXACT, None)?, Some(0.0)),
-        "llm-d-default" => (RoutingPolicy::with_flow_control(LLM_D, Some(detector("utilization-detector", Vec::new())))?, None),
-        "llm-d-tuned" => (by_number(TUNED_REQUESTS)?, None),
-        other => match other.strip_prefix("llm-d-tuned:").and_then(|requests| requests.parse().ok()) {
-            Some(requests) => (by_number(requests)?, None),
-            None => return Err(format!("no policy of flow control is called `{other}`")),
-        },
+        NONE => (RoutingPolicy::named(OURS)?, None),
+        "ours" => (RoutingPolicy::with_flow_control(OURS)?, None),
+        "oracle" => (RoutingPolicy::with_flow_control(EXACT)?, Some(0.0)),
+        "llm-d-default" => {
+            let detector = PluginSpec::of_type("utilization-detector");
+            (RoutingPolicy::behind_llm_d(LLM_D, detector, GateFairness::Strict)?, None)
+        }
+        "llm-d-tuned" => {
+            let most = ("maxConcurrency".to_owned(), ParameterValue::Number(number.unwrap_or(TUNED_REQUESTS)));
+            let detector = PluginSpec { parameters: vec![most], ..PluginSpec::of_type("concurrency-detector") };
+            (RoutingPolicy::behind_llm_d(LLM_D, detector, GateFairness::RoundRobin)?, None)
+        }
+        "dynamo" => {
+            let most = number.unwrap_or(DYNAMO_THRESHOLD) * LLAMA_8B_H100.budget as f64;
+            (RoutingPolicy::Gated(Box::new(RoutingPolicy::named("dynamo")?), GateRule::PrefillTokens(most)), None)
+        }
+        other => return Err(format!("no policy of flow control is called `{other}`")),
     })
 }
 
@@ -343,15 +232,20 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_and_scenario_can_be_run() {
-        for name in ["none", "ours", "oracle", "llm-d-default", "llm-d-tuned", "llm-d-tuned:100"] {
+    fn every_policy_can_be_built() {
+        for name in POLICIES.iter().chain(&["llm-d-tuned:100", "dynamo:2"]) {
             let (policy, _) = policy(name).unwrap();
             scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }
-        assert!(policy("dynamo").is_err());
-        for (scenario, _) in SCENARIOS {
-            let run = FlowRun { scenario, policy: "ours", load: 1.3, seed: 1, seconds: 2.0, proxies: 1 };
-            assert!(run.classes().unwrap().iter().all(|(_, lines)| !lines.is_empty()), "{scenario}");
+        assert!(policy("envoy").is_err() && policy("dynamo:much").is_err());
+    }
+
+    #[test]
+    fn the_queues_of_others_let_chat_pass_a_wave() {
+        let p99 = |policy: &str| figure(&rows("prompts", policy, 2.0), "critical", "ttft_p99_ms");
+        let without = p99(NONE);
+        for policy in ["llm-d-default", "llm-d-tuned", "dynamo:0.5"] {
+            assert!(p99(policy) < without / 2.0, "{policy}: {} for {without}", p99(policy));
         }
     }
 }

@@ -122,11 +122,13 @@ enum SimulatorTask {
     /// Runs chat with waves of batch requests, with and without flow control. Prints a line of
     /// figures for each class, and writes them to FILE.
     Flow {
-        /// The scenarios: prompts, outputs, prefixes, tenants, lengths, bands.
+        /// The scenarios: prompts, outputs, prefixes, unlike, pd, unknown-lengths, tenants,
+        /// lengths, bands, starvation.
         #[arg(long, value_delimiter = ',', default_values_t = ["prompts", "outputs", "prefixes"].map(str::to_owned))]
         scenarios: Vec<String>,
-        /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned; separated by semicolons.
-        #[arg(long, value_delimiter = ';', default_values_t = ["none", "ours", "oracle", "llm-d-default", "llm-d-tuned"].map(str::to_owned))]
+        /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned, dynamo; separated by
+        /// semicolons. The last two take their limit after a colon: `llm-d-tuned:100`.
+        #[arg(long, value_delimiter = ';', default_values_t = flow::POLICIES.map(str::to_owned))]
         policies: Vec<String>,
         /// Loads, as shares of capacity; chat is 0.5 of it.
         #[arg(long, value_delimiter = ',', default_values_t = [0.7, 1.0, 1.3, 2.0])]

@@ -2,13 +2,17 @@
 //! exists.
 
 mod baseline;
+mod gate;
 mod oracle;
 pub(crate) use baseline::{BaselinePolicy, PolicyView};
+pub(crate) use gate::{GateFairness, GateRule, RequestGate};
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
+use crate::engine::EngineJob;
 use crate::hardware::LLAMA_8B_H100;
+use crate::workload::RequestClass;
 
 /// How a proxy picks an endpoint.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub(crate) enum RoutingPolicy {
     Exact(PipelineSpec),
     /// A policy that is no plugin.
     Rival(BaselinePolicy),
+    /// A policy behind the queue of another router.
+    Gated(Box<RoutingPolicy>, GateRule),
 }
 
 /// Our policy, and our policy with parameters for goodput.
@@ -111,17 +117,20 @@ impl RoutingPolicy {
         })
     }
 
-    /// The policy of this name with flow control. Requests wait without a limit. Without a detector
-    /// of llm-d's, our own decides.
-    pub(crate) fn with_flow_control(name: &str, detector: Option<PluginSpec>) -> Result<Self, String> {
+    /// The policy of this name behind llm-d's queue, with this detector. Requests wait without a
+    /// limit.
+    pub(crate) fn behind_llm_d(name: &str, detector: PluginSpec, fairness: GateFairness) -> Result<Self, String> {
+        let Self::Config(mut spec) = Self::named(name)? else { return Err(format!("`{name}` is no configuration")) };
+        spec.saturation_detector = detector.name().to_owned();
+        spec.plugins.push(detector);
+        Ok(Self::Gated(Box::new(Self::Config(spec)), GateRule::Paced(fairness)))
+    }
+
+    /// The policy of this name with our flow control. Requests wait without a limit.
+    pub(crate) fn with_flow_control(name: &str) -> Result<Self, String> {
         let named = Self::named(name)?;
         let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else { return Err(format!("`{name}` is no configuration")) };
-        let mut band = vec![number("maxRequests", f64::from(u32::MAX))];
-        if let Some(detector) = detector {
-            band.push(("fairness".to_owned(), ParameterValue::Text("global-strict-fairness-policy".to_owned())));
-            spec.saturation_detector = detector.name().to_owned();
-            spec.plugins.push(detector);
-        }
+        let band = vec![number("maxRequests", f64::from(u32::MAX))];
         let parameters = vec![number("ttlMs", 0.0), number("noEndpointTtlMs", 0.0), ("defaultBand".to_owned(), ParameterValue::Map(band))];
         spec.plugins.push(PluginSpec { parameters, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) });
         Ok(if matches!(named, Self::Exact(_)) { Self::Exact(spec) } else { Self::Config(spec) })
@@ -137,6 +146,22 @@ impl RoutingPolicy {
             Self::Config(spec) | Self::Exact(spec) => Ok(spec.clone()),
             Self::Rival(rival) if split => Err(format!("{rival:?} picks one engine for a request, not two")),
             Self::Rival(_) => Ok(PipelineSpec::default()),
+            Self::Gated(picks, _) => picks.pipeline(split),
+        }
+    }
+
+    /// The rule of the queue in front of it; `None` if it has none of another router.
+    pub(crate) fn gate(&self) -> Option<GateRule> {
+        if let Self::Gated(_, rule) = self { Some(*rule) } else { None }
+    }
+
+    /// The prompt tokens of a request, as far as the policy knows them. Rivals and the oracle count
+    /// them; our proxy and llm-d's picker estimate them from bytes.
+    pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
+        match self {
+            Self::Config(_) => class.estimate(job.request, job.prompt),
+            Self::Exact(_) | Self::Rival(_) => job.prompt,
+            Self::Gated(picks, _) => picks.prompt_tokens(job, class),
         }
     }
 }

@@ -8,11 +8,11 @@ use pool_state::{
 };
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
-use scheduler::{Decision, EndpointRef, RankedList, Request, Route, Snapshot, UnavailableReason};
+use scheduler::{Decision, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot, UnavailableReason};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::event_queue::virtual_time;
-use crate::policy::{PolicyView, RoutingPolicy};
+use crate::policy::{GateRule, PolicyView, RequestGate, RoutingPolicy};
 use crate::workload::RequestClass;
 
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct PolicyRouter {
     turn: usize,
     /// The requests that flow control holds, with their tickets.
     held: Vec<(u32, HeldTicket)>,
+    /// The queue of another router, where its policy has one.
+    gate: Option<RequestGate>,
 }
 
 /// A request's pick, recorded in the pool.
@@ -65,6 +67,29 @@ pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>) -> Decision {
     }
 }
 
+/// A request as the policy sees it.
+fn asked<'r>(policy: &RoutingPolicy, job: &EngineJob<'r>, class: RequestClass, model: &'r str) -> Request<'r> {
+    Request {
+        model,
+        priority: class.priority,
+        prompt_tokens: policy.prompt_tokens(job, class),
+        prefix_blocks: job.hashes,
+        prefix_block_tokens: BLOCK_TOKENS as u32,
+        ..Request::default()
+    }
+}
+
+/// Whether another router holds its requests.
+fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
+    match rule {
+        GateRule::Paced(_) => scheduler::saturation(snapshot, local) >= 1.0,
+        GateRule::PrefillTokens(most) => {
+            let mut ready = snapshot.endpoints().iter().filter(|endpoint| endpoint.readiness == Readiness::Ready);
+            ready.all(|endpoint| local.in_flight.load(endpoint.id).prefill_tokens as f64 > most)
+        }
+    }
+}
+
 /// Each pool owns its snapshot.
 fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
     snapshot.with_metrics(snapshot.version(), snapshot.metrics().to_vec()).ok()
@@ -74,11 +99,19 @@ fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
 
 impl PolicyRouter {
     /// Proxy `number` of `proxies`, which publishes its picks if it `shares`.
-    pub(crate) fn new(seed: u64, number: usize, proxies: usize, shares: bool) -> Self {
+    pub(crate) fn new(seed: u64, (number, proxies): (usize, usize), shares: bool, gate: Option<GateRule>) -> Self {
         let mut pool = ManagedPool::new(seed, ENTRIES_DEFAULT);
         pool.set_placement_publishing(shares);
         let peers = (0..proxies).map(|_| PeerLoadReport::default()).collect();
-        Self { vm: number as u64 + 1, pool, report: OwnLoadReport::default(), peers, turn: number * 3, held: Vec::new() }
+        Self {
+            vm: number as u64 + 1,
+            pool,
+            report: OwnLoadReport::default(),
+            peers,
+            turn: number * 3,
+            held: Vec::new(),
+            gate: gate.map(RequestGate::new),
+        }
     }
 
     /// Takes over a pool update.
@@ -104,7 +137,7 @@ impl PolicyRouter {
     }
 
     /// Picks by the policy and records the pick, for a client that sends this session header;
-    /// `None` if flow control holds the request.
+    /// `None` if the request is held.
     ///
     /// # Errors
     /// When the policy picks no endpoint.
@@ -117,15 +150,7 @@ impl PolicyRouter {
     ) -> Result<Option<SimulatedPick>, String> {
         let model = adapter_name(job.adapter);
         let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
-        let request = Request {
-            model: &model,
-            headers: header.as_slice(),
-            priority: class.priority,
-            prompt_tokens: job.prompt,
-            prefix_blocks: job.hashes,
-            prefix_block_tokens: BLOCK_TOKENS as u32,
-            ..Request::default()
-        };
+        let request = Request { headers: header.as_slice(), ..asked(policy, job, class, &model) };
         let time = virtual_time(now);
         let picked = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
@@ -146,34 +171,54 @@ impl PolicyRouter {
                     decision(snapshot, rival.pick(&PolicyView { snapshot, local, job, engines, now, turn }, rng))
                 })
             }
+            RoutingPolicy::Gated(..) => {
+                self.gate.iter_mut().for_each(|gate| gate.hold(job.request, class));
+                return Ok(None);
+            }
         };
         let picked = picked.map_err(|refusal| format!("no endpoint was picked: {refusal:?}"))?;
         self.simulated(picked).map(Some)
     }
 
-    /// The next request that flow control holds and that may have room now.
+    /// The next request that is held and that may have room now.
     pub(crate) fn next_held(&mut self, now: f64) -> Option<u32> {
+        if let Some(gate) = &mut self.gate {
+            let (snapshot, in_flight) = (self.pool.snapshot()?, self.pool.in_flight());
+            return gate.next(|rule| is_full(rule, snapshot, LocalState::new(in_flight)));
+        }
         let number = self.pool.next_due(virtual_time(now))?;
         self.held.iter().find(|(_, ticket)| ticket.number == number).map(|(request, _)| *request)
+    }
+
+    /// A millisecond has passed.
+    pub(crate) fn tick(&mut self) {
+        self.gate.iter_mut().for_each(RequestGate::tick);
+    }
+
+    /// Whether [`Self::tick`] must be called after this millisecond, and the caller does not know
+    /// that yet.
+    pub(crate) fn begins_to_tick(&mut self) -> bool {
+        self.gate.as_mut().is_some_and(RequestGate::begins_to_tick)
     }
 
     /// Picks for a held request; `None` if it stays held.
     ///
     /// # Errors
     /// When the pool gives it up.
-    pub(crate) fn pick_held(&mut self, job: &EngineJob<'_>, class: RequestClass, now: f64) -> Result<Option<SimulatedPick>, String> {
+    pub(crate) fn pick_held<'w>(
+        &mut self,
+        policy: &RoutingPolicy,
+        (job, class): (&EngineJob<'w>, RequestClass),
+        engines: &[Box<dyn EngineSimulator<'w> + 'w>],
+        now: f64,
+    ) -> Result<Option<SimulatedPick>, String> {
+        if let RoutingPolicy::Gated(picks, _) = policy {
+            return self.pick(picks, (job, None, class), engines, now);
+        }
         let Some(at) = self.held.iter().position(|(request, _)| *request == job.request) else { return Ok(None) };
         let (_, ticket) = self.held.swap_remove(at);
         let model = adapter_name(job.adapter);
-        let request = Request {
-            model: &model,
-            priority: class.priority,
-            prompt_tokens: job.prompt,
-            prefix_blocks: job.hashes,
-            prefix_block_tokens: BLOCK_TOKENS as u32,
-            ..Request::default()
-        };
-        match self.pool.pick_held(&ticket, &request, &model, virtual_time(now), &mut ()) {
+        match self.pool.pick_held(&ticket, &asked(policy, job, class, &model), &model, virtual_time(now), &mut ()) {
             Ok(Some(picked)) => self.simulated(picked).map(Some),
             Ok(None) => {
                 self.held.push((job.request, ticket));
@@ -196,11 +241,13 @@ impl PolicyRouter {
     /// Records that another engine than the one that decodes computed the prompt.
     pub(crate) fn prefill_done(&mut self, hold: &mut LedgerHold) {
         self.pool.finish_earlier_stages(hold);
+        self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
     /// Records the first token.
     pub(crate) fn first_token(&mut self, hold: &mut LedgerHold, prompt: u32, now: f64) {
         self.pool.record_first_token(hold, prompt, virtual_time(now));
+        self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
     /// Records that the output grew by this many tokens.
@@ -214,6 +261,7 @@ impl PolicyRouter {
         // A prompt here has no text, so it does not change the estimate of tokens per byte.
         self.pool.record_cache_hit(&hold, &usage, 0, Some(blocks_of(job.hashes, job.hashes.len())));
         self.pool.release(hold, virtual_time(now));
+        self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
     /// The update for the other proxies: this proxy's load and the placements since the last call.

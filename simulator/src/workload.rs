@@ -22,11 +22,13 @@ pub(crate) struct Workload {
 }
 
 /// What flow control knows of a request: its priority and its fairness id.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct RequestClass {
     pub(crate) name: &'static str,
     pub(crate) priority: i32,
     pub(crate) flow: &'static str,
+    /// The spread of an estimate of its prompt tokens, log-normal; 0 if they are known.
+    pub(crate) prompt_error: f64,
 }
 
 /// One request.
@@ -96,6 +98,19 @@ impl SessionCounts {
             self.0.insert(*last, session);
         }
         session
+    }
+}
+
+// === impl RequestClass ===
+
+impl RequestClass {
+    /// An estimate of the tokens of a request's prompt, right on average; the same each time.
+    pub(crate) fn estimate(&self, request: u32, prompt: u32) -> u32 {
+        if self.prompt_error <= 0.0 {
+            return prompt;
+        }
+        let tokens = f64::from(prompt);
+        Sampler::seeded(mix(u64::from(request), 919)).tokens(tokens, self.prompt_error, (1.0, tokens * 10.0))
     }
 }
 

@@ -9,6 +9,7 @@
 //! ```
 
 mod endpoints;
+mod held;
 mod setting;
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,10 @@ enum WorldEvent {
     Changes,
     /// The restarted engine returns.
     Returns,
+    /// A millisecond has passed: see [`PolicyRouter::tick`].
+    Tick {
+        proxy: usize,
+    },
 }
 
 /// A request in flight.
@@ -147,7 +152,7 @@ impl<'w> Simulation<'w> {
         let metrics = vec![EndpointMetrics::default(); count];
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
         let shares = matches!(setting.sharing, SharingMode::After(_));
-        let router = |number| PolicyRouter::new(seed * 1_000 + number as u64, number, setting.proxies, shares);
+        let router = |number| PolicyRouter::new(seed * 1_000 + number as u64, (number, setting.proxies), shares, policy.gate());
         let requests = workload.requests().len();
         let mut world = Self {
             setting,
@@ -218,6 +223,7 @@ impl<'w> Simulation<'w> {
             }
             WorldEvent::Changes => self.changes(now),
             WorldEvent::Returns => self.returns(),
+            WorldEvent::Tick { proxy } => self.routers.get_mut(proxy).into_iter().for_each(PolicyRouter::tick),
         }
         Ok(())
     }
@@ -245,19 +251,11 @@ impl<'w> Simulation<'w> {
         let header = session.and_then(Option::as_ref);
         let picked = router.pick(self.policy, (&job, header, self.workload.class(request)), &self.engines, now)?;
         self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
-        picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))
-    }
-
-    /// Sends the requests that flow control held and that have room now.
-    fn release(&mut self, now: f64) -> Result<(), String> {
-        for proxy in 0..self.routers.len() {
-            while let Some(request) = self.routers.get_mut(proxy).and_then(|router| router.next_held(now)) {
-                let (Some(job), class) = (self.workload.job(request), self.workload.class(request)) else { continue };
-                let picked = self.routers.get_mut(proxy).map_or(Ok(None), |router| router.pick_held(&job, class, now))?;
-                picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))?;
-            }
+        match picked {
+            Some(picked) => self.goes(job, proxy, picked, now),
+            None if self.policy.gate().is_some() => self.release(now),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Sends a request to the engine that was picked.
@@ -270,7 +268,7 @@ impl<'w> Simulation<'w> {
         // engine.
         if prefill.is_none() {
             let uncached = u32::try_from(hold.load().prefills.uncached_tokens).unwrap_or(job.prompt);
-            self.learning.picked(at, request, now, (uncached, job.prompt));
+            self.learning.picked(at, request, now, (uncached, self.policy.prompt_tokens(&job, self.workload.class(request))));
         }
         let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
         if let Some(place) = self.in_flight.get_mut(request as usize) {
@@ -362,7 +360,7 @@ impl<'w> Simulation<'w> {
     fn first_token(&mut self, at: usize, request: u32, now: f64) {
         let Some(record) = self.records.get_mut(request as usize) else { return };
         record.ttft = now - record.at;
-        let prompt = record.prompt;
+        let prompt = self.workload.job(request).map_or(record.prompt, |job| self.policy.prompt_tokens(&job, self.workload.class(request)));
         self.learning.first_token(at, self.endpoint(at), request, now);
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else { return };
         flight.published = 1;

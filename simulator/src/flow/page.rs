@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::{ALL, NONE, POLICIES};
+use FigureFormat::{OfNone, Percent, Whole};
 
 const BEGIN: &str = "<!-- campaign: begin -->\n";
 const END: &str = "<!-- campaign: end -->\n";
@@ -15,11 +16,75 @@ const FIGURES: [&str; 7] = ["ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tokens_per
 /// The keys by which results belong together.
 const KEYS: [&str; 5] = ["scenario", "load", "policy", "proxies", "class"];
 
-/// The scenarios with chat, and what their batch requests are.
-const WAVES: [(&str, &str); 3] = [
-    ("prompts", "long prompts (6,000 tokens in, 200 out)"),
-    ("outputs", "long outputs (500 in, 1,500 out)"),
-    ("prefixes", "shared prefixes (7,200 in, 5,632 of them shared in each of 150 tenants, 200 out)"),
+/// A table of one scenario: for each load, a row for each of `lines`.
+struct ScenarioTable {
+    scenario: &'static str,
+    title: &'static str,
+    lines: &'static [FigureLine],
+}
+
+/// A row: its label, the class, the figure, and how to print it.
+struct FigureLine(&'static str, &'static str, &'static str, FigureFormat);
+
+#[derive(Clone, Copy)]
+enum FigureFormat {
+    Whole,
+    Percent,
+    /// As a multiple of the figure of [`NONE`].
+    OfNone,
+}
+
+const CHAT: &[FigureLine] = &[
+    FigureLine("TTFT p99 of chat, ms", "critical", "ttft_p99_ms", Whole),
+    FigureLine("TPOT of chat, ms", "critical", "tpot_ms", Whole),
+    FigureLine("tokens/s in all, of `none`", ALL, "tokens_per_s", OfNone),
+];
+
+const TABLES: [ScenarioTable; 10] = [
+    ScenarioTable { scenario: "prompts", title: "Waves of long prompts (6,000 tokens in, 200 out)", lines: CHAT },
+    ScenarioTable { scenario: "outputs", title: "Waves of long outputs (500 in, 1,500 out)", lines: CHAT },
+    ScenarioTable {
+        scenario: "prefixes",
+        title: "Waves of shared prefixes (7,200 in, 5,632 of them shared in each of 150 tenants, 200 out)",
+        lines: CHAT,
+    },
+    ScenarioTable { scenario: "unlike", title: "Waves of long prompts, four engines half as fast as the other four", lines: CHAT },
+    ScenarioTable { scenario: "pd", title: "Waves of long prompts, four engines for prefill and four for decode", lines: CHAT },
+    ScenarioTable {
+        scenario: "unknown-lengths",
+        title: "Waves of lengths that vary (300 to 30,000 in, 5 to 4,000 out), prompts misjudged by some 30 %",
+        lines: CHAT,
+    },
+    ScenarioTable {
+        scenario: "tenants",
+        title: "Two tenants: one asks for 0.3 of the capacity, the other one for the rest of the load",
+        lines: &[
+            FigureLine("served of what the small one asks", "small", "served", Percent),
+            FigureLine("its TTFT p99, ms", "small", "ttft_p99_ms", Whole),
+        ],
+    },
+    ScenarioTable {
+        scenario: "lengths",
+        title: "Two tenants that ask for half of the load each, the requests of one ten times as long",
+        lines: &[FigureLine("share of tokens of the one with long requests", "long", "share", Percent)],
+    },
+    ScenarioTable {
+        scenario: "bands",
+        title: "Three bands: chat, one that asks for the rest of the load, and one below it that asks for 0.3",
+        lines: &[
+            FigureLine("TTFT p99 of chat, ms", "critical", "ttft_p99_ms", Whole),
+            FigureLine("share of tokens of the lowest band", "low", "share", Percent),
+        ],
+    },
+    ScenarioTable {
+        scenario: "starvation",
+        title: "One tenant: requests with 6,000 tokens in, and some with 30,000 that ask for 0.2 of the capacity",
+        lines: &[
+            FigureLine("TTFT p99 of the long ones, ms", "huge", "ttft_p99_ms", Whole),
+            FigureLine("TTFT p99 of the others, ms", "short", "ttft_p99_ms", Whole),
+            FigureLine("tokens/s in all, of `none`", ALL, "tokens_per_s", OfNone),
+        ],
+    },
 ];
 
 /// Means over the seeds, in the order of the results.
@@ -33,7 +98,7 @@ pub(super) fn means(rows: &[Value]) -> Vec<Value> {
         }
     }
     let of = |(mut fields, members): (Map<String, Value>, Vec<&Value>)| {
-        fields.insert("seeds".into(), members.len().into());
+        fields.insert("seeds".into(), members.iter().map(|row| row["seed"].clone()).collect());
         for name in FIGURES {
             let sum: f64 = members.iter().filter_map(|row| row[name].as_f64()).sum();
             #[expect(clippy::cast_precision_loss, reason = "a handful of seeds")]
@@ -47,11 +112,12 @@ pub(super) fn means(rows: &[Value]) -> Vec<Value> {
 /// The page with the tables of these means between its marks.
 ///
 /// # Errors
-/// When the page has no such marks.
+/// When the page has no such marks, or policies of one cell were run with other seeds.
 pub(super) fn with_results(page: &str, means: &[Value]) -> Result<String, String> {
     let (before, rest) = page.split_once(BEGIN).ok_or("the page has no mark for the tables")?;
     let (_, after) = rest.split_once(END).ok_or("the page has no second mark")?;
-    Ok(format!("{before}{BEGIN}\n{}\n{END}{after}", tables(means)))
+    let tables: Vec<String> = TABLES.iter().filter_map(|table| table.text(means).transpose()).collect::<Result<_, _>>()?;
+    Ok(format!("{before}{BEGIN}\n{}\n{END}{after}", tables.join("\n")))
 }
 
 /// A figure of one class in one cell; `None` if it was not run.
@@ -69,65 +135,59 @@ fn loads(means: &[Value], scenario: &str) -> Vec<f64> {
     loads
 }
 
-fn tables(means: &[Value]) -> String {
-    let mut text = String::new();
-    for (scenario, what) in WAVES {
-        let _ = write!(text, "Waves of {what}:\n\n| load | |");
-        head(&mut text);
-        for load in loads(means, scenario) {
-            let chat = |policy: &str, name: &str| figure(means, (scenario, load, policy, 1, "critical"), name);
-            let all = |policy: &str, name: &str| figure(means, (scenario, load, policy, 1, ALL), name);
-            row(&mut text, &format!("{load:.1} | TTFT p99 of chat, ms"), |policy| chat(policy, "ttft_p99_ms").map(whole));
-            row(&mut text, " | TPOT of chat, ms", |policy| chat(policy, "tpot_ms").map(whole));
-            let tokens = |policy: &str| Some(all(policy, "tokens_per_s")? / all(NONE, "tokens_per_s")?);
-            row(&mut text, " | tokens/s in all, of `none`", |policy| tokens(policy).map(|share| format!("{share:.3}")));
+// === impl ScenarioTable ===
+
+impl ScenarioTable {
+    /// The table in Markdown; `None` if nothing was run.
+    fn text(&self, means: &[Value]) -> Result<Option<String>, String> {
+        let loads = loads(means, self.scenario);
+        if loads.is_empty() {
+            return Ok(None);
         }
-        text.push('\n');
+        let names = POLICIES.map(|policy| format!(" `{policy}` |")).concat();
+        let mut text = format!("{} ({}):\n\n", self.title, self.seeds(means)?);
+        let _ = writeln!(text, "| load | |{names}\n|---|---|{}", "---|".repeat(POLICIES.len()));
+        for load in loads {
+            for (at, FigureLine(label, class, name, format)) in self.lines.iter().enumerate() {
+                let load_cell = if at == 0 { format!("{load:.1}") } else { String::new() };
+                let of = |policy: &str| figure(means, (self.scenario, load, policy, 1, class), name);
+                let cells = POLICIES.map(|policy| format!(" {} |", format.cell(of(policy), of(NONE)).unwrap_or_else(|| "-".to_owned())));
+                let _ = writeln!(text, "| {load_cell} | {label} |{}", cells.concat());
+            }
+        }
+        Ok(Some(text))
     }
-    text.push_str("Two tenants: one asks for 0.3 of the capacity, the other one for the rest of the load:\n\n| load | |");
-    head(&mut text);
-    for load in loads(means, "tenants") {
-        let small = |policy: &str, name: &str| figure(means, ("tenants", load, policy, 1, "small"), name);
-        row(&mut text, &format!("{load:.1} | served of what the small one asks"), |policy| small(policy, "served").map(percent));
-        row(&mut text, " | its TTFT p99, ms", |policy| small(policy, "ttft_p99_ms").map(whole));
+
+    /// The seeds of the table. Policies can be compared only if their seeds are the same.
+    fn seeds(&self, means: &[Value]) -> Result<String, String> {
+        let mut all = means.iter().filter(|row| row["scenario"] == self.scenario && row["proxies"] == 1).map(|row| &row["seeds"]);
+        let first = all.next().and_then(Value::as_array).cloned().unwrap_or_default();
+        if all.any(|seeds| seeds.as_array() != Some(&first)) {
+            return Err(format!("the results of `{}` are not all of the same seeds", self.scenario));
+        }
+        let numbers: Vec<String> = first.iter().map(Value::to_string).collect();
+        Ok(format!("seed{} {}", if numbers.len() > 1 { "s" } else { "" }, numbers.join(", ")))
     }
-    text.push_str("\nTwo tenants that ask for half of the load each, the requests of one ten times as long:\n\n| load | |");
-    head(&mut text);
-    for load in loads(means, "lengths") {
-        let share = |policy: &str| figure(means, ("lengths", load, policy, 1, "long"), "share");
-        row(&mut text, &format!("{load:.1} | share of tokens of the one with long requests"), |policy| share(policy).map(percent));
-    }
-    text.push_str("\nThree bands: chat, one that asks for the rest of the load, and one below it that asks for 0.3:\n\n| load | |");
-    head(&mut text);
-    for load in loads(means, "bands") {
-        let of = |policy: &str, class: &str, name: &str| figure(means, ("bands", load, policy, 1, class), name);
-        row(&mut text, &format!("{load:.1} | TTFT p99 of chat, ms"), |policy| of(policy, "critical", "ttft_p99_ms").map(whole));
-        row(&mut text, " | share of tokens of the lowest band", |policy| of(policy, "low", "share").map(percent));
-    }
-    text
 }
 
-fn head(text: &mut String) {
-    POLICIES.iter().for_each(|policy| text.extend([" `", policy, "` |"]));
-    let _ = writeln!(text, "\n|---|---|{}", "---|".repeat(POLICIES.len()));
-}
+// === impl FigureFormat ===
 
-fn row(text: &mut String, name: &str, cell: impl Fn(&str) -> Option<String>) {
-    let _ = write!(text, "| {name} |");
-    for policy in POLICIES {
-        let _ = write!(text, " {} |", cell(policy).unwrap_or_else(|| "-".to_owned()));
+impl FigureFormat {
+    fn cell(self, figure: Option<f64>, none: Option<f64>) -> Option<String> {
+        // The sum of nothing is -0.
+        let figure = figure.map(|figure| figure + 0.0);
+        Some(match self {
+            Self::Whole => whole(figure?),
+            Self::Percent => format!("{:.1} %", figure? * 100.0),
+            Self::OfNone => format!("{:.3}", figure? / none?),
+        })
     }
-    text.push('\n');
 }
 
 fn whole(number: f64) -> String {
     let digits = format!("{number:.0}");
     let grouped = digits.as_bytes().rchunks(3).rev().map(|part| String::from_utf8_lossy(part).into_owned());
     grouped.collect::<Vec<_>>().join(",")
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }
 
 #[cfg(test)]
@@ -139,10 +199,19 @@ mod tests {
         let row = |seed: u64, policy: &str, ttft: f64| json!({"scenario": "prompts", "load": 1.3, "policy": policy, "proxies": 1, "class": "critical", "seed": seed, "ttft_p99_ms": ttft});
         let means = means(&[row(1, NONE, 10_000.0), row(1, "ours", 100.0), row(2, NONE, 20_000.0), row(2, "ours", 200.0)]);
         assert_eq!(means.len(), 2);
-        assert_eq!((means[1]["seeds"].as_u64(), means[1]["ttft_p99_ms"].as_f64()), (Some(2), Some(150.0)));
+        assert_eq!((&means[1]["seeds"], means[1]["ttft_p99_ms"].as_f64()), (&json!([1, 2]), Some(150.0)));
         let page = with_results(&format!("before\n{BEGIN}old\n{END}after\n"), &means).unwrap();
-        assert!(page.contains("| 1.3 | TTFT p99 of chat, ms | 15,000 | 150 | - | - |") && page.ends_with("after\n"), "{page}");
+        assert!(page.contains("(seeds 1, 2):") && page.ends_with("after\n"), "{page}");
+        assert!(page.contains("| 1.3 | TTFT p99 of chat, ms | 15,000 | 150 | - | - | - | - |\n|  | TPOT"), "{page}");
         assert!(with_results("no mark", &means).is_err());
+    }
+
+    #[test]
+    fn policies_with_other_seeds_are_not_compared() {
+        let row = |policy: &str, seeds: Value| json!({"scenario": "prompts", "load": 1.3, "policy": policy, "proxies": 1, "class": "critical", "seeds": seeds, "ttft_p99_ms": 1.0});
+        let page = format!("{BEGIN}{END}");
+        assert!(with_results(&page, &[row(NONE, json!([1, 2])), row("ours", json!([1, 2]))]).is_ok());
+        assert!(with_results(&page, &[row(NONE, json!([1, 2])), row("ours", json!([1]))]).is_err());
     }
 
     #[test]
