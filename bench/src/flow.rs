@@ -30,11 +30,8 @@ mod load;
 
 use load::{CLASSES, TrafficClass};
 
-/// The engines, and how fast they are relative to measured ones.
+/// Engines: Llama 3.1 8B on one H100 each.
 const SERVERS: usize = 2;
-const SPEED: f64 = 0.25;
-/// KV blocks of 16 tokens of each engine: room for nine of the longer batch requests.
-const KV_BLOCKS: u32 = 1_250;
 
 /// The wave begins after this time, and chat goes on after it.
 const WAVE_BEGINS: Duration = Duration::from_secs(4);
@@ -66,6 +63,12 @@ pub(crate) struct Args {
     /// Seconds of a wave
     #[arg(long, default_value_t = 24)]
     wave: u64,
+    /// Speed of the engines relative to measured ones
+    #[arg(long, default_value_t = 0.25)]
+    speed: f64,
+    /// KV blocks of 16 tokens of each engine [default: what the GPU has]
+    #[arg(long)]
+    kv_blocks: Option<u32>,
     /// Measure only the waves, or only the cost of a request
     #[arg(long)]
     only: Option<FlowHalf>,
@@ -140,7 +143,7 @@ struct FlowRun {
 impl FlowRun {
     async fn of(shape: FleetShape, args: Args, seed: u64, kills: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let mut fleet = start(shape, folder.path()).await?;
+        let mut fleet = start(shape, args, folder.path()).await?;
         let (wave, addresses, begun) = (Duration::from_secs(args.wave), fleet.addresses(), Instant::now());
         let replays = CLASSES.iter().map(|class| replay_class(class, addresses.clone(), class.arrivals(wave, seed), begun));
         let replays = tokio::spawn(try_join_all(replays.collect::<Vec<_>>()));
@@ -156,12 +159,13 @@ impl FlowRun {
         let run = Self { classes, held };
         let word = if kills { ", daemon killed" } else { "" };
         println!(
-            "{} x {}{word}, seed {seed}: {} requests, {} failed, {held} held, chat p99 {:.0} ms, at most {:.0} ms late",
+            "{} x {}{word}, seed {seed}: {} requests, {} failed, {held} held, chat p99 {:.0} ms, longest {:.0?}, at most {:.0} ms late",
             shape.proxies,
             shape.workers,
             run.classes.iter().map(Vec::len).sum::<usize>(),
             run.failures(),
             quantile(&run.chat_ms(wave), 0.99),
+            run.longest_chats(wave),
             run.classes.iter().flatten().map(|seen| ms(seen.late)).fold(0.0, f64::max),
         );
         Ok(run)
@@ -177,6 +181,16 @@ impl FlowRun {
         self.classes[0].iter().filter(in_wave).filter_map(|seen| seen.ttft.map(ms)).collect()
     }
 
+    /// When the five longest chats came, s, and their times to the first token, ms.
+    fn longest_chats(&self, wave: Duration) -> Vec<(f64, f64)> {
+        let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
+        let time = |seen: &ReplayResult| Some((seen.at.as_secs_f64(), ms(seen.ttft?)));
+        let mut times: Vec<(f64, f64)> = self.classes[0].iter().filter(in_wave).filter_map(time).collect();
+        times.sort_by(|a, b| b.1.total_cmp(&a.1));
+        times.truncate(5);
+        times
+    }
+
     /// Tokens/s of a class in the part of the wave where all are held: of the requests whose first
     /// token came in that time.
     fn tokens_per_s(&self, class: usize, wave: Duration) -> f64 {
@@ -187,11 +201,11 @@ impl FlowRun {
     }
 }
 
-async fn start(shape: FleetShape, folder: &Path) -> Result<Fleet> {
+async fn start(shape: FleetShape, args: Args, folder: &Path) -> Result<Fleet> {
     let server = ModelServerOptions {
         models: vec![load::MODEL.into()],
-        speed: SPEED,
-        num_gpu_blocks: Some(KV_BLOCKS),
+        speed: args.speed,
+        num_gpu_blocks: args.kv_blocks,
         ..ModelServerOptions::default()
     };
     let arguments = write_files(folder, CONFIG)?;

@@ -22,9 +22,9 @@ pub(super) struct TrafficClass {
 /// Chat takes about half of the engines; the tenants of batch ask for 0.5 and for 0.3. The small one
 /// asks for a bit more than the half of what chat leaves.
 pub(super) const CLASSES: [TrafficClass; 3] = [
-    TrafficClass { name: "chat", objective: "chat", rate: 10.0, prompt_tokens: 512, output_tokens: 16 },
-    TrafficClass { name: "large", objective: "batch", rate: 3.0, prompt_tokens: 2_048, output_tokens: 64 },
-    TrafficClass { name: "small", objective: "batch", rate: 3.6, prompt_tokens: 1_024, output_tokens: 32 },
+    TrafficClass { name: "chat", objective: "chat", rate: 12.0, prompt_tokens: 512, output_tokens: 16 },
+    TrafficClass { name: "large", objective: "batch", rate: 3.4, prompt_tokens: 2_048, output_tokens: 64 },
+    TrafficClass { name: "small", objective: "batch", rate: 4.6, prompt_tokens: 1_024, output_tokens: 32 },
 ];
 
 // === impl TrafficClass ===
