@@ -2,7 +2,7 @@
 //! worker, through four, and through two proxies of four workers. Then the same without the daemon,
 //! which is killed in the middle of the wave. [`cost`] measures what flow control costs a request.
 //!
-//! The engines are simulated, and a quarter as fast as measured ones, so that they are the limit
+//! The engines are simulated, and a fifth as fast as measured ones, so that they are the limit
 //! and not this machine.
 
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 24)]
     wave: u64,
     /// Speed of the engines relative to measured ones
-    #[arg(long, default_value_t = 0.25)]
+    #[arg(long, default_value_t = 0.2)]
     speed: f64,
     /// KV blocks of 16 tokens of each engine [default: what the GPU has]
     #[arg(long)]
@@ -116,12 +116,12 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
 }
 
 async fn waves(args: Args) -> Result<()> {
-    let mut runs: [Vec<FlowRun>; 4] = Default::default();
+    let mut runs: [Vec<WaveRun>; 4] = Default::default();
     for seed in 1..=args.rounds {
         for (at, shape) in SHAPES.into_iter().enumerate() {
-            runs[at].push(FlowRun::of(shape, args, seed, false).await?);
+            runs[at].push(WaveRun::of(shape, args, seed, false).await?);
         }
-        runs[SHAPES.len()].push(FlowRun::of(SHAPES[2], args, seed, true).await?);
+        runs[SHAPES.len()].push(WaveRun::of(SHAPES[2], args, seed, true).await?);
     }
     let shapes = SHAPES.into_iter().chain([SHAPES[2]]);
     let rows: Vec<FlowRow> = shapes.zip(&runs).enumerate().map(|(at, (shape, runs))| row(shape, at == SHAPES.len(), runs, args)).collect();
@@ -132,15 +132,15 @@ async fn waves(args: Args) -> Result<()> {
 }
 
 /// One wave through one shape.
-struct FlowRun {
+struct WaveRun {
     /// The results by class, in the order of [`CLASSES`].
     classes: Vec<Vec<ReplayResult>>,
     held: i64,
 }
 
-// === impl FlowRun ===
+// === impl WaveRun ===
 
-impl FlowRun {
+impl WaveRun {
     async fn of(shape: FleetShape, args: Args, seed: u64, kills: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut fleet = start(shape, args, folder.path()).await?;
@@ -255,7 +255,7 @@ async fn replay_class(
     Ok(progress.results())
 }
 
-fn row(shape: FleetShape, daemon_killed: bool, runs: &[FlowRun], args: Args) -> FlowRow {
+fn row(shape: FleetShape, daemon_killed: bool, runs: &[WaveRun], args: Args) -> FlowRow {
     let wave = Duration::from_secs(args.wave);
     let chat: Vec<f64> = runs.iter().flat_map(|run| run.chat_ms(wave)).collect();
     let rate = |class| runs.iter().map(|run| run.tokens_per_s(class, wave)).sum::<f64>() / runs.len() as f64;
@@ -265,7 +265,7 @@ fn row(shape: FleetShape, daemon_killed: bool, runs: &[FlowRun], args: Args) -> 
         workers: shape.workers,
         daemon_killed,
         requests: runs.iter().flat_map(|run| &run.classes).map(Vec::len).sum(),
-        failures: runs.iter().map(FlowRun::failures).sum(),
+        failures: runs.iter().map(WaveRun::failures).sum(),
         held: runs.iter().map(|run| run.held).sum(),
         load: CLASSES.iter().map(TrafficClass::offered).sum::<f64>() / rates.iter().sum::<f64>(),
         chat_p50_ms: quantile(&chat, 0.5),

@@ -1,9 +1,9 @@
 //! What flow control costs a request: CPU of Envoy, all threads.
 //!
-//! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests. With
-//! as many connections nothing is held; with [`CONNECTIONS`], each request waits for the end of an
-//! earlier one. In both cases as many requests run and as many are answered per second, so the
-//! difference is the cost of holding and releasing one. Cases take turns in each round.
+//! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests.
+//! With as many connections nothing is held; with [`CONNECTIONS`], each request waits for the end
+//! of an earlier one. In both cases as many requests run and as many are answered per second, so
+//! the difference is the cost of holding and releasing one. Cases take turns in each round.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -19,8 +19,8 @@ pub(super) struct TrafficClass {
     output_tokens: usize,
 }
 
-/// Chat takes about half of the engines; the tenants of batch ask for 0.5 and for 0.3. The small one
-/// asks for a bit more than the half of what chat leaves.
+/// Chat takes somewhat less than half of the engines; the tenants of batch ask for about 0.5 and
+/// 0.35. The small one asks for a bit more than the half of what chat leaves.
 pub(super) const CLASSES: [TrafficClass; 3] = [
     TrafficClass { name: "chat", objective: "chat", rate: 12.0, prompt_tokens: 512, output_tokens: 16 },
     TrafficClass { name: "large", objective: "batch", rate: 3.4, prompt_tokens: 2_048, output_tokens: 64 },
@@ -46,7 +46,8 @@ impl TrafficClass {
         vec![header("x-llm-d-inference-objective", self.objective), header("x-llm-d-inference-fairness-id", self.name)]
     }
 
-    /// The arrivals at random times, with distinct prompts. Batch comes in a wave, chat all the time.
+    /// The arrivals at random times, with distinct prompts. Batch comes in a wave, chat all the
+    /// time.
     pub(super) fn arrivals(&self, wave: Duration, seed: u64) -> Vec<Arrival> {
         let (begin, end) =
             if self.objective == "chat" { (Duration::ZERO, WAVE_BEGINS + wave + CHAT_AFTER) } else { (WAVE_BEGINS, WAVE_BEGINS + wave) };
