@@ -199,6 +199,8 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added laten
 	target/release/bench relay
 	target/release/bench quality
 	target/release/bench engines
+	target/release/bench flow
+	target/release/bench page
 	.venv/bin/python scheduler/benches/both.py
 
 docs: $(BOOK_READY) ## build the documents as a website with search -> target/book/index.html

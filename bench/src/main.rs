@@ -12,8 +12,9 @@
 //! | `sharing` | what shared state between workers and proxies gains, and its cost per pick | `sharing.json` |
 //! | `relay` | what many proxies cost one daemon | `relay.json` |
 //! | `engines` | how traffic spreads over engines of every kind, and over pools with broken engines | `engines.json` |
+//! | `flow` | flow control over workers and proxies, and what it costs a request | `flow.json`, `flow-cost.json` |
 //! | `quality` | routing in real time: our policy, llm-d's weights 2/2/3 and round robin | `quality-real.json` |
-//! | `page` | copies the results of the first five to `docs/data` and prints `docs/reference/performance.md` from there | |
+//! | `page` | copies the results of the first five and of `flow` to `docs/data` and prints `docs/reference/performance.md` from there | |
 //!
 //! Without a part, `bench` runs the first five and writes the page. CPU is the kernel scheduler's
 //! clock of the processes, in nanoseconds. The model servers answer at once, so that only the proxy
@@ -29,6 +30,7 @@ use serde_json::json;
 use testbed::{Result, root};
 
 mod engines;
+mod flow;
 mod go_on;
 mod load;
 mod minimal;
@@ -97,6 +99,9 @@ enum BenchPart {
     /// Engines of every kind and broken ones: bursts, load, conversations, share of the broken one
     /// -> target/bench/engines.json
     Engines(engines::Args),
+    /// Flow control: chat beside a wave of batch through one worker, four, and two proxies of four;
+    /// then without the daemon; what it costs a request -> target/bench/flow.json, flow-cost.json
+    Flow(flow::Args),
     /// Our policy, 2/2/3 and round robin on simulated servers in real time: does the simulator's
     /// ranking hold? -> target/bench/quality-real.json
     Quality(quality::Args),
@@ -134,6 +139,7 @@ async fn main() -> ExitCode {
         Some(BenchPart::Sharing(args)) => sharing::bench(*args).await,
         Some(BenchPart::Relay(args)) => relay::bench(*args).await,
         Some(BenchPart::Engines(args)) => engines::bench(*args).await,
+        Some(BenchPart::Flow(args)) => flow::bench(*args).await,
         Some(BenchPart::Quality(args)) => quality::bench(*args).await,
         Some(BenchPart::Page) => page::write(),
         Some(BenchPart::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,

@@ -10,7 +10,7 @@ use testbed::{Result, root};
 
 use crate::svg::{ChartSeries, chart};
 use crate::world::RequestPath;
-use crate::{options, overhead, standing, steps, streams};
+use crate::{flow, options, overhead, standing, steps, streams};
 
 mod tables;
 mod targets;
@@ -18,7 +18,7 @@ mod targets;
 const TEMPLATE: &str = include_str!("performance.md");
 
 /// The results that the page shows.
-const PARTS: [&str; 7] = ["overhead", "options", "traces", "streams", "standing", "steps", "chunk-steps"];
+const PARTS: [&str; 9] = ["overhead", "options", "traces", "streams", "standing", "steps", "chunk-steps", "flow", "flow-cost"];
 
 /// A load above this number of processes per core means that other programs used the machine: the
 /// bench itself runs Envoy, a client, the servers and a daemon on all cores.
@@ -27,13 +27,15 @@ const BUSY_PER_CORE: f64 = 2.0;
 /// Places of the template that figures replace.
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
-const MARKS: [PagePart; 16] = [
+const MARKS: [PagePart; 20] = [
     ("<!-- machine: overhead -->", |measured| Ok(measured.overhead.machine())),
     ("<!-- machine: options -->", |measured| Ok(measured.options.machine())),
     ("<!-- machine: traces -->", |measured| Ok(measured.traces.machine())),
     ("<!-- machine: streams -->", |measured| Ok(measured.streams.machine())),
     ("<!-- machine: standing -->", |measured| Ok(measured.standing.machine())),
     ("<!-- machine: steps -->", |measured| Ok(measured.steps.machine())),
+    ("<!-- machine: flow -->", |measured| Ok(measured.flow.machine())),
+    ("<!-- machine: flow cost -->", |measured| Ok(measured.flow_cost.machine())),
     ("<!-- targets -->", targets::table),
     ("<!-- bases -->", tables::bases),
     ("<!-- requests minimal -->", |measured| tables::requests(measured, RequestPath::Minimal)),
@@ -44,6 +46,8 @@ const MARKS: [PagePart; 16] = [
     ("<!-- standing -->", tables::standing),
     ("<!-- steps -->", tables::steps),
     ("<!-- chunk steps -->", tables::chunk_steps),
+    ("<!-- flow -->", |measured| tables::flow(&measured.flow.rows)),
+    ("<!-- flow cost -->", |measured| tables::flow_cost(&measured.flow_cost.rows)),
 ];
 
 /// One result file.
@@ -66,6 +70,8 @@ struct BenchResults {
     standing: ResultFile<standing::StandingRow>,
     steps: ResultFile<steps::StepRow>,
     chunk_steps: ResultFile<steps::ChunkRow>,
+    flow: ResultFile<flow::FlowRow>,
+    flow_cost: ResultFile<flow::cost::FlowCostRow>,
 }
 
 // === impl ResultFile ===
@@ -100,6 +106,8 @@ impl BenchResults {
             standing: file("standing")?,
             steps: file("steps")?,
             chunk_steps: file("chunk-steps")?,
+            flow: file("flow")?,
+            flow_cost: file("flow-cost")?,
         })
     }
 

@@ -38,6 +38,8 @@ pub struct ReplayPlan {
 /// The result of one request.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayResult {
+    /// Arrival time, as in the trace.
+    pub at: Duration,
     /// Delay of sending behind the arrival time. More than a few milliseconds means that this
     /// machine is too slow for the rate.
     pub late: Duration,
@@ -87,7 +89,7 @@ pub async fn run_observed(plan: &ReplayPlan, arrivals: &[Arrival], start: Instan
         for (name, value) in &plan.headers {
             request = request.header(name, value);
         }
-        let (target, request) = (plan.target, request.body(client::full(arrival.chat_body(&plan.model)))?);
+        let (target, at, request) = (plan.target, arrival.at, request.body(client::full(arrival.chat_body(&plan.model)))?);
         let due = start + arrival.at.div_f64(plan.rate);
         tokio::time::sleep_until(due.into()).await;
         let permit = Arc::clone(&permits).acquire_owned().await?;
@@ -96,7 +98,7 @@ pub async fn run_observed(plan: &ReplayPlan, arrivals: &[Arrival], start: Instan
         running.spawn(async move {
             let _permit = permit;
             let sent = Instant::now();
-            let mut seen = ReplayResult { late: sent.saturating_duration_since(due), ..ReplayResult::default() };
+            let mut seen = ReplayResult { at, late: sent.saturating_duration_since(due), ..ReplayResult::default() };
             // A failure shows in the fields that stay unset.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();

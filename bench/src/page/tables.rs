@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use testbed::Result;
 
 use super::BenchResults;
+use crate::flow::FlowRow;
+use crate::flow::cost::FlowCostRow;
 use crate::overhead::{CONNECTIONS, OverheadCase, OverheadRow};
 use crate::world::RequestPath;
 use crate::{options, steps};
@@ -138,6 +140,36 @@ pub(super) fn chunk_steps(measured: &BenchResults) -> Result<String> {
     );
     for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps.rows {
         writeln!(text, "| {step} | {workers:.1} | {added_us:.1} ({iqr_us:.1}) | {rest:.1} | {daemon:.1} |")?;
+    }
+    Ok(text)
+}
+
+pub(super) fn flow(rows: &[FlowRow]) -> Result<String> {
+    let mut text = String::from(
+        "| proxies x workers | requests | failed | held | load | chat TTFT p50, ms | p99, ms | p99 of 1 x 1 | tokens/s: chat, large, small | \
+         share of small |\n|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    let first = rows.first().map_or(f64::NAN, |row| row.chat_p99_ms);
+    for row in rows {
+        let FlowRow { proxies, workers, requests, failures, held, load, chat_p50_ms, chat_p99_ms, small_share, .. } = row;
+        let killed = if row.daemon_killed { ", daemon killed" } else { "" };
+        let rates: Vec<String> = row.tokens_per_s.iter().map(|(_, rate)| format!("{rate:.0}")).collect();
+        write!(
+            text,
+            "| {proxies} x {workers}{killed} | {requests} | {failures} | {held} | {load:.2} | {chat_p50_ms:.0} | {chat_p99_ms:.0} "
+        )?;
+        writeln!(text, "| {:.2} | {} | {small_share:.3} |", chat_p99_ms / first, rates.join(", "))?;
+    }
+    Ok(text)
+}
+
+pub(super) fn flow_cost(rows: &[FlowCostRow]) -> Result<String> {
+    let mut text = String::from(
+        "| workers | case | held | CPU per request, µs | beside | costs a request (spread) | errors |\n|---|---|---|---|---|---|---|\n",
+    );
+    for FlowCostRow { what, workers, held_share, cpu_us, base_cpu_us, cost_us, iqr_us, errors, .. } in rows {
+        let held = 100.0 * held_share;
+        writeln!(text, "| {workers} | {what} | {held:.0} % | {cpu_us:.1} | {base_cpu_us:.1} | {cost_us:.1} ({iqr_us:.1}) | {errors} |")?;
     }
     Ok(text)
 }
