@@ -8,6 +8,7 @@
 
 mod page;
 mod scenario;
+mod wave;
 
 use std::io::Write;
 use std::path::Path;
@@ -34,6 +35,10 @@ const NONE: &str = "none";
 /// The published means, and the page with their tables.
 const DATA: &str = "docs/data/flow-control.json";
 const PAGE: &str = "docs/how-to/flow-control.md";
+
+/// The figures of a wave, and their picture.
+const WAVE_DATA: &str = "docs/data/flow-wave.json";
+const WAVE_FIGURE: &str = "docs/how-to/flow-control.svg";
 
 /// The first seconds, which do not count: the step model learns, and no queue has built up.
 const WARM_UP_S: f64 = 20.0;
@@ -123,6 +128,18 @@ pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
     write(PAGE, page::with_results(&read(Path::new(PAGE))?, &means)?)
 }
 
+/// Runs a wave with and without flow control, and writes the picture of the page.
+///
+/// # Errors
+/// When a run fails, or a file cannot be written.
+pub(crate) fn publish_wave(threads: usize) -> Result<(), String> {
+    let results = wave::run(threads)?;
+    for (file, text) in [(WAVE_FIGURE, wave::svg(&results)?), (WAVE_DATA, format!("{results:#}\n"))] {
+        std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))?;
+    }
+    Ok(())
+}
+
 fn print(rows: &[Value]) {
     let mut out = std::io::stdout().lock();
     let names = ["load", "seed", "ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tokens_per_s", "share", "served"];
@@ -143,6 +160,13 @@ fn print(rows: &[Value]) {
 
 impl FlowRun<'_> {
     fn rows(&self) -> Result<Vec<Value>, String> {
+        let (workload, names, outcomes) = self.outcomes()?;
+        let all = self.row(ALL, |_| true, &workload, &outcomes);
+        Ok(names.iter().map(|of| self.row(of.name, |class| class == *of, &workload, &outcomes)).chain([all]).collect())
+    }
+
+    /// The requests, their classes, and what became of them.
+    fn outcomes(&self) -> Result<(Workload, Vec<RequestClass>, Vec<RequestOutcome>), String> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
         let plain = scenario.pool();
@@ -152,8 +176,7 @@ impl FlowRun<'_> {
         let names: Vec<RequestClass> = classes.iter().map(|(class, _)| *class).collect();
         let workload = Workload::of_classes(classes);
         let outcomes = world::run(&workload, workload.rate, &routing, &setting, self.seed)?;
-        let all = self.row(ALL, |_| true, &workload, &outcomes);
-        Ok(names.iter().map(|of| self.row(of.name, |class| class == *of, &workload, &outcomes)).chain([all]).collect())
+        Ok((workload, names, outcomes))
     }
 
     /// The figures of a class. Tokens count for requests that ended before the last arrival;

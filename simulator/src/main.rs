@@ -153,6 +153,9 @@ enum SimulatorTask {
         #[arg(long, value_delimiter = ',', default_value = "target/bench/flow-control.json")]
         files: Vec<PathBuf>,
     },
+    /// Plays two minutes of batch waves with and without flow control, and writes
+    /// docs/data/flow-wave.json and the picture of docs/how-to/flow-control.md.
+    FlowWave,
     /// Runs the campaign `scaling`: share in time and GPU-hours of each signal to scale by.
     Scale {
         /// Run only these signals.
@@ -239,6 +242,7 @@ fn run(args: Args) -> Result<(), String> {
             FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies }.run(args.threads, &file)
         }
         SimulatorTask::FlowPage { files } => flow::publish(&files),
+        SimulatorTask::FlowWave => flow::publish_wave(args.threads),
         SimulatorTask::Scale { signals, traffic, startups, seeds, publish } => {
             let rules: Vec<ScalingRule> = selected(&ScalingRule::ALL, &signals, |rule| rule.name())?;
             let shapes: Vec<TrafficShape> = selected(&TrafficShape::ALL, &traffic, |shape| shape.name())?;

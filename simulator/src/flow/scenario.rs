@@ -6,8 +6,8 @@ use crate::workload::{RequestClass, Sampler, WorkloadKind};
 use crate::world::PoolSetting;
 
 /// A batch wave lasts for 8 of every 20 s.
-const WAVE_S: f64 = 20.0;
-const WAVE_ON_S: f64 = 8.0;
+pub(super) const WAVE_S: f64 = 20.0;
+pub(super) const WAVE_ON_S: f64 = 8.0;
 
 /// The share of capacity that chat takes, and a tenant below its share.
 const CHAT_LOAD: f64 = 0.5;
