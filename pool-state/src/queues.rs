@@ -377,6 +377,9 @@ impl FlowQueues {
         let since_ms = now.us_since(self.sent.1) as f64 / 1_000.0;
         self.sent = (self.sent.0 * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0, now);
         let rival = self.shared.lowest_rank(priority);
+        if passes {
+            self.outside.took_room(priority);
+        }
         let band = self.band_mut(priority);
         band.seen = now;
         let owed = band.credit > 0.0 && band.credit >= tokens;

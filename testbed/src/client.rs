@@ -119,7 +119,15 @@ pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientR
 ///
 /// # Errors
 /// If the connection fails first, or after [`REPLY_LIMIT`].
-pub async fn start(address: SocketAddr, mut request: Request<Body>) -> Result<Response<Incoming>> {
+pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Response<Incoming>> {
+    start_within(address, request, REPLY_LIMIT).await
+}
+
+/// As [`start`], with another limit: for requests that may be held for long.
+///
+/// # Errors
+/// If the connection fails first, or after `limit`.
+pub async fn start_within(address: SocketAddr, mut request: Request<Body>, limit: Duration) -> Result<Response<Incoming>> {
     let host = HeaderValue::from_str(&address.to_string())?;
     request.headers_mut().entry(header::HOST).or_insert(host);
     let stream = TcpStream::connect(address).await?;
@@ -127,7 +135,7 @@ pub async fn start(address: SocketAddr, mut request: Request<Body>) -> Result<Re
     let (mut sender, connection) = conn::http1::handshake(TokioIo::new(stream)).await?;
     // The task ends with the body of the reply, or when the reply is dropped.
     tokio::spawn(connection.with_upgrades());
-    Ok(timeout(REPLY_LIMIT, sender.send_request(request)).await??)
+    Ok(timeout(limit, sender.send_request(request)).await??)
 }
 
 /// True if this error means that an HTTP/1 reply began and did not end.

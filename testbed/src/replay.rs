@@ -133,7 +133,7 @@ impl ReplayProgress {
 
 impl ReplayResult {
     async fn watch(&mut self, target: SocketAddr, request: Request<Body>, sent: Instant) -> Result<()> {
-        let response = client::start(target, request).await?;
+        let response = client::start_within(target, request, REQUEST_TIMEOUT).await?;
         self.status = response.status().as_u16();
         let mut events = EventStream::new(response);
         while let Some(event) = events.next().await? {

@@ -294,6 +294,7 @@ impl FlowQueues {
     /// The request was sent.
     pub(crate) fn claimed(&mut self, ticket: &HeldTicket, entry: &ClaimedEntry, now: Timestamp) {
         self.band_mut(ticket.flow.priority).counters.count(FlowOutcome::Dispatched, now.ms_since(entry.entry.since));
+        self.outside.took_room(ticket.flow.priority);
     }
 
     /// The request waits again, and its flow is not charged. Its place had been free meanwhile, for
