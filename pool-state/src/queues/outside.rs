@@ -78,9 +78,9 @@ impl OutsideQueues {
         higher || (beside > 0 && running + 1 > (held * all).div_ceil((held + beside).max(1)))
     }
 
-    /// A band over its share has found room. Whether it leaves that to others: not once its patience
-    /// is over, until [`Self::took_room`]. So a claim that another VM of the process forestalls costs
-    /// no further wait.
+    /// A band over its share has found room. Whether it leaves that to others: not once its
+    /// patience is over, until [`Self::took_room`]. So a claim that another VM of the process
+    /// forestalls costs no further wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
         self.left.retain(|(_, since)| now.us_since(*since) < STALE * patience_us);
