@@ -2,6 +2,10 @@
 
 export const UNKNOWN = "–";
 
+// Made once: `toLocaleString` with options makes one for each call, and a table of 50 rows has 500 numbers.
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SIGNIFICANT = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
 // The largest share below one that is shown, in percent, and its digits after the point.
 const SHARE_MAX = 99.9999;
 const SHARE_DIGITS_MAX = 4;
@@ -9,7 +13,7 @@ const SHARE_DIGITS_MAX = 4;
 /** A number with three significant digits; from 100 on a whole number, grouped. Never an exponent. */
 export function figure(value: number | null | undefined, unit = ""): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
-  const text = Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : value.toLocaleString("en", { maximumSignificantDigits: 3 });
+  const text = Math.abs(value) >= 100 ? WHOLE.format(Math.round(value)) : SIGNIFICANT.format(value);
   return unit === "" ? text : `${text} ${unit}`;
 }
 
