@@ -70,6 +70,8 @@ pub(crate) struct FlowCampaign {
     pub(crate) seeds: Vec<u64>,
     pub(crate) seconds: f64,
     pub(crate) proxies: usize,
+    /// Whether proxies hear nothing of each other.
+    pub(crate) alone: bool,
 }
 
 /// One run.
@@ -81,6 +83,7 @@ struct FlowRun<'c> {
     seed: u64,
     seconds: f64,
     proxies: usize,
+    alone: bool,
 }
 
 // === impl FlowCampaign ===
@@ -101,7 +104,7 @@ impl FlowCampaign {
         for scenario in &self.scenarios {
             for &load in &self.loads {
                 for &seed in &self.seeds {
-                    let run = |policy| FlowRun { scenario, policy, load, seed, seconds: self.seconds, proxies: self.proxies };
+                    let run = |policy| FlowRun { scenario, policy, load, seed, seconds: self.seconds, proxies: self.proxies, alone: self.alone };
                     runs.extend(self.policies.iter().map(|policy| run(policy.as_str())));
                 }
             }
@@ -142,7 +145,7 @@ pub(crate) fn publish_wave(threads: usize) -> Result<(), String> {
 
 fn print(rows: &[Value]) {
     let mut out = std::io::stdout().lock();
-    let names = ["load", "seed", "ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tokens_per_s", "share", "served"];
+    let names = ["proxies", "load", "seed", "ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tokens_per_s", "share", "served"];
     let _ = write!(out, "{:<10}{:<14}{:<10}", "scenario", "policy", "class");
     names.iter().for_each(|name| drop(write!(out, "{name:>13}")));
     for row in rows {
@@ -170,7 +173,7 @@ impl FlowRun<'_> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
         let plain = scenario.pool();
-        let sharing = if self.proxies > 1 { SharingMode::After(SHARING_MS) } else { plain.sharing };
+        let sharing = if self.proxies > 1 && !self.alone { SharingMode::After(SHARING_MS) } else { plain.sharing };
         let setting = PoolSetting { scrape_ms: scrape_ms.unwrap_or(plain.scrape_ms), proxies: self.proxies, sharing, ..plain };
         let classes = scenario.classes(self.load, self.seconds, &mut Sampler::seeded(mix(self.seed, 4_711)))?;
         let names: Vec<RequestClass> = classes.iter().map(|(class, _)| *class).collect();
@@ -238,7 +241,7 @@ mod tests {
     use super::*;
 
     fn rows(scenario: &str, policy: &str, load: f64) -> Vec<Value> {
-        FlowRun { scenario, policy, load, seed: 101, seconds: 30.0, proxies: 1 }.rows().unwrap()
+        FlowRun { scenario, policy, load, seed: 101, seconds: 30.0, proxies: 1, alone: false }.rows().unwrap()
     }
 
     fn figure(rows: &[Value], class: &str, name: &str) -> f64 {

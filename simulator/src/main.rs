@@ -123,7 +123,7 @@ enum SimulatorTask {
     /// figures for each class, and writes them to FILE.
     Flow {
         /// The scenarios: prompts, outputs, prefixes, unlike, pd, unknown-lengths, tenants,
-        /// lengths, bands, starvation.
+        /// lengths, bands, starvation, two-engines.
         #[arg(long, value_delimiter = ',', default_values_t = ["prompts", "outputs", "prefixes"].map(str::to_owned))]
         scenarios: Vec<String>,
         /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned, dynamo; separated by
@@ -142,6 +142,9 @@ enum SimulatorTask {
         /// Proxies, which share state every 10 ms.
         #[arg(long, default_value_t = 1)]
         proxies: usize,
+        /// Let the proxies hear nothing of each other.
+        #[arg(long)]
+        alone: bool,
         /// The file of results.
         #[arg(long, default_value = "target/bench/flow-control.json")]
         file: PathBuf,
@@ -238,8 +241,8 @@ fn run(args: Args) -> Result<(), String> {
             let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
             if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, ResultStore { slo, ..ResultStore::default() }) } else { Ok(()) }
         }
-        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, file } => {
-            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies }.run(args.threads, &file)
+        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, alone, file } => {
+            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies, alone }.run(args.threads, &file)
         }
         SimulatorTask::FlowPage { files } => flow::publish(&files),
         SimulatorTask::FlowWave => flow::publish_wave(args.threads),

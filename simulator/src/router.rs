@@ -6,6 +6,7 @@ use pool_state::queues::{FlowArrival, HeldTicket};
 use pool_state::{
     FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, RecordedPick, TokenUsage,
 };
+use scheduler::flow::BandHeld;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
 use scheduler::{Decision, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot, UnavailableReason};
@@ -23,6 +24,10 @@ pub(crate) struct PolicyRouter {
     report: OwnLoadReport,
     /// The last load report of each proxy; of this one it stays empty.
     peers: Vec<PeerLoadReport>,
+    /// The requests that each other proxy holds, by band.
+    peers_held: Vec<Vec<BandHeld>>,
+    /// Whether the next tick is planned.
+    ticks: bool,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,
     /// The requests that flow control holds, with their tickets.
@@ -52,7 +57,13 @@ pub(crate) struct SessionHeader(Box<str>, String);
 pub(crate) struct ProxyUpdate {
     report: Vec<u8>,
     placements: VecDeque<Placement>,
+    held: Vec<BandHeld>,
+    /// When it was published.
+    at: f64,
 }
+
+/// How often a proxy with held requests looks at what it knows of the others, ms.
+const HOLDING_TICK_MS: f64 = 10.0;
 
 /// The model name of a LoRA adapter; 0 is the base model.
 pub(crate) fn adapter_name(adapter: u16) -> String {
@@ -103,11 +114,16 @@ impl PolicyRouter {
         let mut pool = ManagedPool::new(seed, ENTRIES_DEFAULT);
         pool.set_placement_publishing(shares);
         let peers = (0..proxies).map(|_| PeerLoadReport::default()).collect();
+        if !shares && proxies > 1 {
+            pool.set_alone(u32::try_from(proxies).unwrap_or(u32::MAX));
+        }
         Self {
             vm: number as u64 + 1,
             pool,
             report: OwnLoadReport::default(),
             peers,
+            peers_held: vec![Vec::new(); proxies],
+            ticks: false,
             turn: number * 3,
             held: Vec::new(),
             gate: gate.map(RequestGate::new),
@@ -190,15 +206,22 @@ impl PolicyRouter {
         self.held.iter().find(|(_, ticket)| ticket.number == number).map(|(request, _)| *request)
     }
 
-    /// A millisecond has passed.
+    /// The time has passed that [`Self::begins_to_tick`] named.
     pub(crate) fn tick(&mut self) {
         self.gate.iter_mut().for_each(RequestGate::tick);
+        self.ticks = false;
+        self.pool.look_at_order();
     }
 
-    /// Whether [`Self::tick`] must be called after this millisecond, and the caller does not know
-    /// that yet.
-    pub(crate) fn begins_to_tick(&mut self) -> bool {
-        self.gate.as_mut().is_some_and(RequestGate::begins_to_tick)
+    /// After which time, in ms, [`Self::tick`] must be called, if the caller does not know that
+    /// yet.
+    pub(crate) fn begins_to_tick(&mut self) -> Option<f64> {
+        if self.gate.as_mut().is_some_and(RequestGate::begins_to_tick) {
+            return Some(1.0);
+        }
+        let begins = !self.ticks && self.peers.len() > 1 && !self.held.is_empty();
+        self.ticks |= begins;
+        begins.then_some(HOLDING_TICK_MS)
     }
 
     /// Picks for a held request; `None` if it stays held.
@@ -268,7 +291,7 @@ impl PolicyRouter {
     pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
         let head = LoadReportHead { vm: self.vm, written: virtual_time(now), ring: 0 };
         let report = self.pool.write_load_report(&mut self.report, head).to_vec();
-        ProxyUpdate { report, placements: self.pool.take_placements() }
+        ProxyUpdate { report, placements: self.pool.take_placements(), held: self.pool.queues().held_by_band(), at: now }
     }
 
     /// Takes over what proxy `from` published.
@@ -280,5 +303,27 @@ impl PolicyRouter {
         for Placement { endpoint, blocks, .. } in &update.placements {
             self.pool.record_peer_placement(*endpoint, blocks, virtual_time(now));
         }
+        if self.pool.flow_control().is_some() {
+            self.hear_of_held(from, update, now);
+        }
+    }
+
+    /// Takes over what proxy `from` holds. Other proxies are never idle here.
+    fn hear_of_held(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
+        if let Some(held) = self.peers_held.get_mut(from) {
+            held.clone_from(&update.held);
+        }
+        let mut all: Vec<BandHeld> = Vec::new();
+        for held in self.peers_held.iter().flatten() {
+            match all.iter_mut().find(|band| band.priority == held.priority) {
+                Some(band) => band.requests += held.requests,
+                None => all.push(*held),
+            }
+        }
+        let running = self.peers.iter().map(PeerLoadReport::requests).sum();
+        let delay_us = ((now - update.at) * 1e3) as u64;
+        self.pool.set_outside(&all, running, delay_us);
+        let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);
+        self.pool.estimate_peer_picks(others, delay_us, virtual_time(now));
     }
 }

@@ -61,7 +61,7 @@ enum WorldEvent {
     Changes,
     /// The restarted engine returns.
     Returns,
-    /// A millisecond has passed: see [`PolicyRouter::tick`].
+    /// See [`PolicyRouter::tick`].
     Tick {
         proxy: usize,
     },
@@ -254,7 +254,10 @@ impl<'w> Simulation<'w> {
         match picked {
             Some(picked) => self.goes(job, proxy, picked, now),
             None if self.policy.gate().is_some() => self.release(now),
-            None => Ok(()),
+            None => {
+                self.publish(proxy, now);
+                Ok(())
+            }
         }
     }
 

@@ -32,6 +32,13 @@ const SPLIT_CAPACITY: f64 = 0.8;
 /// 0.74 and 1.35 times as many.
 const PROMPT_ERROR: f64 = 0.3;
 
+/// How much longer the engines of `two-engines` take, the waves there, and the load of the rates
+/// that [`FlowScenario::classes`] has for them.
+const TWO_SLOWDOWN: f64 = 5.0;
+const TWO_WAVE_S: f64 = 40.0;
+const TWO_ON_S: f64 = 24.0;
+const TWO_LOAD: f64 = 1.3;
+
 /// Batch requests of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchKind {
@@ -78,9 +85,11 @@ pub(super) enum FlowScenario {
     Bands,
     /// Requests of one flow, a few of them with prompts five times as long.
     Starvation,
+    /// Chat, and waves of two tenants, on two slow engines: what `bench flow` sends through Envoy.
+    TwoEngines,
 }
 
-const SCENARIOS: [(&str, FlowScenario); 10] = [
+const SCENARIOS: [(&str, FlowScenario); 11] = [
     ("prompts", FlowScenario::Waves(PROMPTS)),
     ("outputs", FlowScenario::Waves(OUTPUTS)),
     ("prefixes", FlowScenario::Waves(PREFIXES)),
@@ -91,6 +100,7 @@ const SCENARIOS: [(&str, FlowScenario); 10] = [
     ("lengths", FlowScenario::Lengths),
     ("bands", FlowScenario::Bands),
     ("starvation", FlowScenario::Starvation),
+    ("two-engines", FlowScenario::TwoEngines),
 ];
 
 // === impl FlowScenario ===
@@ -106,6 +116,12 @@ impl FlowScenario {
         match self {
             Self::Unlike(_) => PoolSetting { odd_slowdown: SLOWDOWN, ..plain },
             Self::Split(_) => PoolSetting { prefillers: PREFILLERS, ..plain },
+            Self::TwoEngines => {
+                let mut engine = LLAMA_8B_H100;
+                engine.times.slowdown *= TWO_SLOWDOWN;
+                engine.api_ms *= TWO_SLOWDOWN;
+                PoolSetting { engine, replicas: 2, ..plain }
+            }
             _ => plain,
         }
     }
@@ -145,6 +161,14 @@ impl FlowScenario {
                 (class("short", 0, ""), PROMPTS.steady(rest(HUGE_LOAD), seconds, dice)),
                 (class("huge", 0, ""), HUGE_PROMPTS.steady(HUGE_LOAD, seconds, dice)),
             ],
+            Self::TwoEngines => {
+                let more = rest(CHAT_LOAD) / (TWO_LOAD - CHAT_LOAD);
+                vec![
+                    (critical, steady(12.0, (512, 16), (TWO_WAVE_S, TWO_WAVE_S), seconds, dice)),
+                    (class("large", -10, "large"), steady(3.4 * more, (2_048, 64), (TWO_ON_S, TWO_WAVE_S), seconds, dice)),
+                    (class("small", -10, "small"), steady(4.6 * more, (1_024, 32), (TWO_ON_S, TWO_WAVE_S), seconds, dice)),
+                ]
+            }
         })
     }
 }
@@ -160,6 +184,25 @@ fn chat(capacity: f64, seconds: f64, dice: &mut Sampler) -> Result<Vec<TraceRequ
         at += dice.exponential() * 1e3 / rate;
     }
     Ok(lines)
+}
+
+/// Requests of one length at this rate, in the first part of every period.
+fn steady(
+    rate: f64,
+    (prompt, output): (u32, u32),
+    (on_s, period_s): (f64, f64),
+    seconds: f64,
+    dice: &mut Sampler,
+) -> Vec<TraceRequest> {
+    let (mut lines, mut busy) = (Vec::new(), 0.0);
+    loop {
+        busy += dice.exponential() / rate.max(f64::MIN_POSITIVE);
+        let at = (busy / on_s).floor() * period_s + busy % on_s;
+        if at >= seconds {
+            return lines;
+        }
+        lines.push(TraceRequest { at: at * 1e3, prompt, output, ..TraceRequest::default() });
+    }
 }
 
 // === impl BatchKind ===

@@ -14,8 +14,8 @@ impl Simulation<'_> {
             }
         }
         for (proxy, router) in self.routers.iter_mut().enumerate() {
-            if router.begins_to_tick() {
-                self.events.plan(now.floor() + 1.0, WorldEvent::Tick { proxy });
+            if let Some(ms) = router.begins_to_tick() {
+                self.events.plan(now.floor() + ms, WorldEvent::Tick { proxy });
             }
         }
         Ok(())
