@@ -136,6 +136,12 @@ impl RoutingPolicy {
         Ok(if matches!(named, Self::Exact(_)) { Self::Exact(spec) } else { Self::Config(spec) })
     }
 
+    /// Whether it has our flow control.
+    pub(crate) fn holds(&self) -> bool {
+        let (Self::Config(spec) | Self::Exact(spec)) = self else { return false };
+        spec.plugins.iter().any(|plugin| plugin.plugin_type == scheduler::flow::FLOW_CONTROL)
+    }
+
     /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
     ///
     /// # Errors

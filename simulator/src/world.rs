@@ -104,6 +104,8 @@ struct Simulation<'w> {
     /// The requests in flight, by number.
     in_flight: Vec<Option<SimulatedRequest>>,
     events: EventQueue<WorldEvent>,
+    /// The proxies that publish when all of this moment has happened.
+    unpublished: Vec<bool>,
 }
 
 /// Steps of an engine between two updates of the ledgers with its output: about a tenth of a
@@ -167,6 +169,7 @@ impl<'w> Simulation<'w> {
             sessions: vec![None; requests],
             in_flight: (0..requests).map(|_| None).collect(),
             events: EventQueue::default(),
+            unpublished: vec![false; setting.proxies],
         };
         world.install();
         // The first request may arrive before the first scrape.
@@ -187,19 +190,22 @@ impl<'w> Simulation<'w> {
             if let Some(&at) = arrivals.get(next).filter(|at| **at <= self.events.next_at()) {
                 let proxy = if self.setting.proxies > 1 { dice.below(self.setting.proxies) } else { 0 };
                 self.pick(u32::try_from(next).unwrap_or(u32::MAX), proxy, at)?;
+                self.publish_all(at);
                 next += 1;
                 continue;
             }
-            match self.events.next()? {
+            let now = match self.events.next()? {
                 (now, WorldEvent::StepEnds { engine }) => {
                     left -= self.step_ends(engine, now, &mut events)?;
-                    self.release(now)?;
+                    now
                 }
                 (now, other) => {
                     self.happens(other, now)?;
-                    self.release(now)?;
+                    now
                 }
-            }
+            };
+            self.release(now)?;
+            self.publish_all(now);
         }
         Ok(())
     }
@@ -290,8 +296,25 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    /// Publishes the changes of `proxy` to the other proxies.
+    /// Publishes the changes of `proxy` to the other proxies. With flow control, the end of a
+    /// request and the next one in its room are one change: a proxy sends what changed in 5 ms.
     fn publish(&mut self, proxy: usize, now: f64) {
+        match self.unpublished.get_mut(proxy).filter(|_| self.policy.holds()) {
+            Some(waits) => *waits = true,
+            None => self.publish_now(proxy, now),
+        }
+    }
+
+    /// Publishes what waits for the end of this moment.
+    fn publish_all(&mut self, now: f64) {
+        for proxy in 0..self.unpublished.len() {
+            if self.unpublished.get_mut(proxy).is_some_and(std::mem::take) {
+                self.publish_now(proxy, now);
+            }
+        }
+    }
+
+    fn publish_now(&mut self, proxy: usize, now: f64) {
         let (SharingMode::After(delay), Some(router)) = (self.setting.sharing, self.routers.get_mut(proxy)) else { return };
         let update = router.publish(now);
         self.events.plan(now + delay, WorldEvent::Published { from: proxy, update });
