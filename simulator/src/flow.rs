@@ -104,7 +104,8 @@ impl FlowCampaign {
         for scenario in &self.scenarios {
             for &load in &self.loads {
                 for &seed in &self.seeds {
-                    let run = |policy| FlowRun { scenario, policy, load, seed, seconds: self.seconds, proxies: self.proxies, alone: self.alone };
+                    let run =
+                        |policy| FlowRun { scenario, policy, load, seed, seconds: self.seconds, proxies: self.proxies, alone: self.alone };
                     runs.extend(self.policies.iter().map(|policy| run(policy.as_str())));
                 }
             }

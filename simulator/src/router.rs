@@ -28,6 +28,8 @@ pub(crate) struct PolicyRouter {
     peers_held: Vec<Vec<BandHeld>>,
     /// Whether the next tick is planned.
     ticks: bool,
+    /// How old the last update of another proxy was, µs.
+    delay_us: u64,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,
     /// The requests that flow control holds, with their tickets.
@@ -124,6 +126,7 @@ impl PolicyRouter {
             peers,
             peers_held: vec![Vec::new(); proxies],
             ticks: false,
+            delay_us: 0,
             turn: number * 3,
             held: Vec::new(),
             gate: gate.map(RequestGate::new),
@@ -164,6 +167,7 @@ impl PolicyRouter {
         engines: &[Box<dyn EngineSimulator<'w> + 'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
+        self.estimate_peer_picks(now);
         let model = adapter_name(job.adapter);
         let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
         let request = Request { headers: header.as_slice(), ..asked(policy, job, class, &model) };
@@ -239,6 +243,7 @@ impl PolicyRouter {
             return self.pick(picks, (job, None, class), engines, now);
         }
         let Some(at) = self.held.iter().position(|(request, _)| *request == job.request) else { return Ok(None) };
+        self.estimate_peer_picks(now);
         let (_, ticket) = self.held.swap_remove(at);
         let model = adapter_name(job.adapter);
         match self.pool.pick_held(&ticket, &asked(policy, job, class, &model), &model, virtual_time(now), &mut ()) {
@@ -321,9 +326,16 @@ impl PolicyRouter {
             }
         }
         let running = self.peers.iter().map(PeerLoadReport::requests).sum();
-        let delay_us = ((now - update.at) * 1e3) as u64;
-        self.pool.set_outside(&all, running, delay_us);
-        let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);
-        self.pool.estimate_peer_picks(others, delay_us, virtual_time(now));
+        self.delay_us = ((now - update.at) * 1e3) as u64;
+        self.pool.set_outside(&all, running, self.delay_us);
+        self.estimate_peer_picks(now);
+    }
+
+    /// Has picks stand for those that other proxies make meanwhile, if there are any.
+    fn estimate_peer_picks(&mut self, now: f64) {
+        if self.delay_us > 0 {
+            let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);
+            self.pool.estimate_peer_picks(others, self.delay_us, virtual_time(now));
+        }
     }
 }

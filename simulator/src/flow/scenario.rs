@@ -187,13 +187,7 @@ fn chat(capacity: f64, seconds: f64, dice: &mut Sampler) -> Result<Vec<TraceRequ
 }
 
 /// Requests of one length at this rate, in the first part of every period.
-fn steady(
-    rate: f64,
-    (prompt, output): (u32, u32),
-    (on_s, period_s): (f64, f64),
-    seconds: f64,
-    dice: &mut Sampler,
-) -> Vec<TraceRequest> {
+fn steady(rate: f64, (prompt, output): (u32, u32), (on_s, period_s): (f64, f64), seconds: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
     let (mut lines, mut busy) = (Vec::new(), 0.0);
     loop {
         busy += dice.exponential() / rate.max(f64::MIN_POSITIVE);
