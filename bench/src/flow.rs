@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// Waves through each shape, each with arrivals of its own
     #[arg(long, default_value_t = 2)]
     rounds: u64,
+    /// Seed of the first wave; each next one has the next seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Seconds of a wave
     #[arg(long, default_value_t = 24)]
     wave: u64,
@@ -117,7 +120,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
 
 async fn waves(args: Args) -> Result<()> {
     let mut runs: [Vec<WaveRun>; 4] = Default::default();
-    for seed in 1..=args.rounds {
+    for seed in args.seed..args.seed + args.rounds {
         for (at, shape) in SHAPES.into_iter().enumerate() {
             runs[at].push(WaveRun::of(shape, args, seed, false).await?);
         }
