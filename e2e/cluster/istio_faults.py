@@ -21,9 +21,6 @@ REFUSED_CHECKSUM = "does not match"
 FILE = "envoyfilter.yaml"
 # An image whose module has the name of an earlier release.
 UNNAMED_TAG = "unnamed"
-# The types that the picker's filter may have; and with that of the filter by which the agent denies all requests.
-TYPES = "type_urls: [type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm]"
-TYPES_AND_DENIAL = TYPES.replace("]", ", type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC]")
 # A pod that is not ready after this time will not be ready: one with state is ready within 5 s.
 UNREADY_SECONDS = 15
 # The daemon of an earlier release ended at once.
@@ -44,16 +41,15 @@ def shown() -> Outcome:
     try:
         remarks = [cluster_from_istiod(), *module_and_probe(), daemon_without_authorities()]
         run = fetch_fails()
-        remarks.append(denial_listed())
     finally:
         kube.kubectl("delete", "envoyfilter", "old-state", "-n", istio.NAMESPACE, "--ignore-not-found")
         istio.remove_shipped(FILE)
     return steps.outcome(began, [run], *remarks)
 
 
-def status(address: str = "") -> int:
+def status() -> int:
     """The status of a chat at the gateway; 0 without an answer."""
-    return json.loads(node.run(sys.executable, str(HERE / "chat.py"), address or istio.address()))["status"]
+    return json.loads(node.run(sys.executable, str(HERE / "chat.py"), istio.address()))["status"]
 
 
 def restart_gateway() -> None:
@@ -148,20 +144,6 @@ def fetch_fails() -> Run:
         return f"4 is: a running gateway goes on with its module when a fetch fails, and takes the next good one within {seconds:.0f} s"
 
     return steps.under_load(target, work)
-
-
-def denial_listed() -> str:
-    """Why `type_urls` has only the module's type: with that of the agent's denial a running gateway obeys it."""
-    text = istio.shipped(FILE, f"switchpoint:{UNNAMED_TAG}")
-    if text.count(TYPES) != 1:
-        raise Failed(f"the shipped file has no `{TYPES}`")
-    # A pod that denies all requests is not ready, so it is asked at its own address.
-    pod = f"{istio.gateway_pod()['status']['podIP']}:80"
-    kube.kubectl("apply", "-n", istio.NAMESPACE, "-f", "-", stdin=text.replace(TYPES, TYPES_AND_DENIAL))
-    kube.wait_until("a running gateway denies requests", lambda: status(pod) == 403, 60)
-    istio.apply_shipped(FILE)
-    chat.until_answered(istio.address())
-    return "4: with the denial's type in `type_urls` a running gateway answers 403 when a fetch fails"
 
 
 def apply_checksum(checksum: str) -> None:
