@@ -20,7 +20,7 @@ pub const INTERRUPTED: &str = "switchpoint_drill_vm_interrupted";
 const INTERRUPTED_NS: u64 = 1_000_000;
 
 thread_local! {
-    /// What this VM has not yet added to [`SPENT`] and [`INTERRUPTED`].
+    /// Time and interrupted calls of this VM that are not yet in [`SPENT`] and [`INTERRUPTED`].
     static PENDING: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
