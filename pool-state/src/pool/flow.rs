@@ -278,7 +278,7 @@ impl ManagedPool {
         self.queues.order_written(written);
     }
 
-    /// A tick: room that was left to other proxies may be this one's now. Not for a wake-up: two VMs
+    /// A tick: room that was left to other proxies may be this one's now. Not for a wake-up: VMs
     /// would wake each other for new rounds as long as room is left.
     pub fn retry_left_room(&mut self) {
         self.queues.retry_left_room();
