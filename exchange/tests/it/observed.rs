@@ -174,8 +174,8 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
 }
 
 #[test]
-fn what_several_endpoints_work_on_is_no_measure_of_any() {
-    for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 0), (&["encode"], 0), (&[], 1)] {
+fn what_an_encoder_works_on_is_no_measure_of_any() {
+    for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 1), (&["encode"], 0), (&[], 1)] {
         let mut pool = ManagedPool::new(1, 1024);
         pool.install(pool_update_of_stages(6, 1, earlier), 7, 10_000);
         pool.install_models(StepModel::default(), None);
