@@ -127,8 +127,8 @@ impl RequestTiming {
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Starts to measure a request, before it counts anywhere. A request that more than two
-    /// endpoints work on, or an encoder, is not measured.
+    /// Starts to measure a request, before it counts anywhere. A request is not measured if an
+    /// encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
     pub(super) fn start_timing(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<Box<RequestTiming>> {
         let state = self.state.as_ref().filter(|_| self.learning.models.is_some() && request.prompt_tokens > 0)?;
         if route.prefill == Some(route.ranked.first()) || !route.encode.is_empty() || route.data_parallel.is_some() {
