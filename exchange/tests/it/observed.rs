@@ -197,7 +197,7 @@ fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedO
     let charged: Vec<EndpointRef> = pool.in_flight().rows().map(|(endpoint, _)| endpoint).collect();
     let of_stage = |stage| charged.iter().copied().find(|endpoint| endpoint.slot.0 % 3 == stage).unwrap();
     let (prefill, picked) = (of_stage(1), of_stage(0));
-    let is_server = |endpoint: EndpointRef| endpoint.slot.0 % 3 == 0 && (endpoint != picked) == retried;
+    let is_server = |endpoint: EndpointRef| endpoint.slot.0.is_multiple_of(3) && (endpoint != picked) == retried;
     let server = pool.snapshot().unwrap().endpoints().iter().find(|endpoint| is_server(endpoint.id)).unwrap().clone();
     answered(&mut exchange, &mut pool, (&server.address, 1 + u32::from(retried)), 200, at_ms(39));
     for token in 0..8 {
