@@ -66,7 +66,7 @@ SUBSET_POLICY = {
 
 def target() -> Target:
     """The gateway of the shipped files, which choose among the model servers in `default`."""
-    return Target(envoy_gateway.address(), "default")
+    return Target(envoy_gateway.address(), "default", admin=envoy_gateway.admin)
 
 
 def install(name: str) -> Target:
@@ -297,7 +297,7 @@ def chart() -> Outcome:
     )  # fmt: skip
     try:
         envoy_gateway.ready()
-        found = Target(envoy_gateway.address(), engines.NAMESPACE)
+        found = Target(envoy_gateway.address(), engines.NAMESPACE, admin=envoy_gateway.admin)
         chat.until_answered(found.address)
         remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found)]
         runs = [kill_engine(found), istio_steps.kill_daemons(found, namespace, release.DAEMON_LABELS), under_load(found, roll_gateway)]

@@ -60,7 +60,7 @@ def within(pool: Target, found: dict) -> dict:
 
 
 def behind(address: str, namespace: str) -> Pools:
-    return Pools(Target(address, namespace), Target(address, namespace, f"app={SECOND}"))
+    return Pools(Target(address, namespace, admin=envoy_gateway.admin), Target(address, namespace, f"app={SECOND}"))
 
 
 def install_second_engines(namespace: str) -> None:

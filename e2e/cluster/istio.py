@@ -43,6 +43,8 @@ VALUES = {
     "autoscaleEnabled": False,
     "resources": {"requests": {"cpu": "10m", "memory": "128Mi"}},
     "telemetry": {"enabled": False},
+    # Istio's Envoy counts few things of its own accord. The drills also ask how often requests were repeated.
+    "meshConfig": {"defaultConfig": {"proxyStatsMatcher": {"inclusionRegexps": [".*upstream_rq_retry$"]}}},
     "env": {
         "PILOT_ENABLE_METADATA_EXCHANGE": "false",
         "PILOT_ENABLE_ALPN_FILTER": "false",
@@ -221,8 +223,14 @@ def gateway_pod() -> dict:
 
 
 def gateway_request(path: str) -> str:
-    """A request of the gateway's agent to its Envoy's admin interface."""
-    return kube.kubectl("exec", "-n", NAMESPACE, gateway_pod()["metadata"]["name"], "--", "pilot-agent", "request", "GET", path)
+    """A request to the admin interface of the gateway's Envoy."""
+    return admin(gateway_pod(), path)
+
+
+def admin(pod: dict, path: str) -> str:
+    """A request of a pod's agent to the admin interface of its Envoy."""
+    name, namespace = (pod["metadata"][field] for field in ("name", "namespace"))
+    return kube.kubectl("exec", "-n", namespace, name, "-c", "istio-proxy", "--", "pilot-agent", "request", "GET", path)
 
 
 def filters() -> list[str]:

@@ -108,18 +108,17 @@ def chart() -> Outcome:
 
 
 def inference_pool() -> Outcome:
-    """An HTTPRoute to an InferencePool, whose picker is the ext_proc server. A subset cannot be asked for here: Istio sends the picker
-    no metadata but `envoy.lb`."""
+    """An HTTPRoute to an InferencePool, whose picker is the ext_proc server."""
     began = time.monotonic()
     try:
         target = istio_pool.install()
-        remarks = steps.routes_by_prefix(target)
+        remarks = [steps.routes_by_prefix(target), istio_pool.obeys_subset(target)]
         runs = [steps.only_load(target, "streams among it"), steps.kill_engine(target), istio_pool.replace_daemon(target), steps.replace_gateway(target)]
         istio_pool.fail_open()
         runs.append(istio_pool.kill_daemon(target))
     finally:
         istio_pool.remove()
-    return steps.outcome(began, runs, remarks)
+    return steps.outcome(began, runs, *remarks)
 
 
 def body() -> Outcome:

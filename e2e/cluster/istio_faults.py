@@ -9,15 +9,18 @@ from typing import Callable
 import chat
 import images
 import istio
+import istio_steps as steps
 import kube
 import node
-from istio_steps import Failed, Outcome
+from istio_steps import LOADED_SECONDS, Failed, Outcome, Run
 from paths import HERE
 
 REFUSED_CLUSTER = "ApiConfigSource must have a statically defined non-EDS cluster"
 REFUSED_IMAGE = "plugin.wasm not found"
 REFUSED_CHECKSUM = "does not match"
 FILE = "envoyfilter.yaml"
+# An image whose module has the name of an earlier release.
+UNNAMED_TAG = "unnamed"
 # A pod that is not ready after this time will not be ready: one with state is ready within 5 s.
 UNREADY_SECONDS = 15
 # The daemon of an earlier release ended at once.
@@ -37,10 +40,11 @@ def shown() -> Outcome:
     istio.install_daemon()
     try:
         remarks = [cluster_from_istiod(), *module_and_probe(), daemon_without_authorities()]
+        run = fetch_fails()
     finally:
         kube.kubectl("delete", "envoyfilter", "old-state", "-n", istio.NAMESPACE, "--ignore-not-found")
         istio.remove_shipped(FILE)
-    return Outcome((None, time.monotonic() - began, "; ".join(remarks)))
+    return steps.outcome(began, [run], *remarks)
 
 
 def status() -> int:
@@ -103,7 +107,7 @@ def cluster_from_istiod() -> str:
 def module_and_probe() -> list[str]:
     """Bugs 2 to 4: the module's file in the image, the checksum, and the readiness of a gateway without a module."""
     kube.kubectl("apply", "-n", istio.NAMESPACE, "-f", str(istio.CONFIG / "bootstrap.yaml"))
-    unnamed = istio.push_module("unnamed", ("switchpoint.wasm",), images.WASM.read_bytes())
+    unnamed = istio.push_module(UNNAMED_TAG, ("switchpoint.wasm",), images.WASM.read_bytes())
     istio.apply_shipped(FILE, unnamed)
     without_probe = new_pod(lambda: istio.install_gateway("-f", str(istio.write_values("without-probe", WITHOUT_PROBE))))
     expect_reason(without_probe, REFUSED_IMAGE)
@@ -120,6 +124,26 @@ def module_and_probe() -> list[str]:
     kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)
     chat.until_answered(istio.address())
     return [*remarks, "3 was: the module's SHA-256 is refused", "1 to 4 are: the shipped files and image, with the manifest's digest, answer"]
+
+
+def fetch_fails() -> Run:
+    """A running gateway is given an image that cannot be used, and then a good one."""
+    target = steps.shipped_target()
+    other = istio.push_other_module()
+    before = istio.modules()
+
+    def work() -> str:
+        istio.apply_shipped(FILE, f"switchpoint:{UNNAMED_TAG}")
+        expect_reason(istio.gateway_pod()["metadata"]["name"], REFUSED_IMAGE)
+        time.sleep(LOADED_SECONDS)
+        if istio.modules() != before:
+            raise Failed(f"the modules were {before}, and are {istio.modules()} after a failed fetch")
+        istio.apply_shipped(FILE, other)
+        seconds = kube.wait_until("Envoy has the next module", lambda: istio.modules() not in (before, set()), 90)
+        time.sleep(LOADED_SECONDS)
+        return f"4 is: a running gateway goes on with its module when a fetch fails, and takes the next good one within {seconds:.0f} s"
+
+    return steps.under_load(target, work)
 
 
 def apply_checksum(checksum: str) -> None:

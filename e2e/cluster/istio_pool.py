@@ -7,6 +7,7 @@ import time
 import chat
 import engines
 import istio
+import istio_steps as steps
 import kube
 import processes
 import release
@@ -17,6 +18,10 @@ NAME = "inference"
 # The ConfigMap with the settings of the gateway's pods.
 OPTIONS = ROOT / "envoy-config/kubernetes/gateway-istio.yaml"
 OPTIONS_NAME = "inference-gateway"
+LABELS = f"gateway.networking.k8s.io/gateway-name={NAME}"
+# The page that says how to forward a subset hint to the picker.
+PAGE = ROOT / "docs/how-to/istio.md"
+FORWARDING = "forwarding"
 # The time after the end of the only daemon in which requests may fail although the pool fails open.
 KILLED_SECONDS_MAX = 2
 
@@ -55,9 +60,31 @@ def install() -> Target:
     name = f"{NAME}-istio"
     kube.wait_until("istiod makes the gateway", lambda: any(d["metadata"]["name"] == name for d in kube.get("deployments", engines.NAMESPACE)))
     kube.rolled_out(name, engines.NAMESPACE)
-    target = Target(istio.service_address(name, engines.NAMESPACE), engines.NAMESPACE, gateway=(name, engines.NAMESPACE))
+    target = Target(
+        istio.service_address(name, engines.NAMESPACE), engines.NAMESPACE, gateway=(name, engines.NAMESPACE), gateway_labels=LABELS, admin=admin,
+    )  # fmt: skip
     chat.until_answered(target.address)
     return target
+
+
+def admin(path: str) -> str:
+    return istio.admin(kube.pods(engines.NAMESPACE, LABELS)[-1], path)
+
+
+def forwarding() -> str:
+    """An EnvoyFilter with the patch that the page shows."""
+    [patch] = [block for block in PAGE.read_text().split("```") if block.startswith("yaml\n") and "forwarding_namespaces" in block]
+    head = f"apiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\nmetadata: {{name: {FORWARDING}}}\nspec:\n  configPatches:\n"
+    return head + patch.removeprefix("yaml\n")
+
+
+def obeys_subset(target: Target) -> str:
+    """Istio sends the picker no metadata but `envoy.lb`, unless an EnvoyFilter adds the subset hint."""
+    kube.apply(forwarding(), engines.NAMESPACE)
+    try:
+        return f"{steps.obeys_subset(target)} that an EnvoyFilter forwards"
+    finally:
+        kube.kubectl("delete", "envoyfilter", FORWARDING, "-n", engines.NAMESPACE)
 
 
 def replace_daemon(target: Target) -> Run:

@@ -1,6 +1,7 @@
 """What the drills of Istio ask of a gateway, in whichever way the picker was loaded into it."""
 
 import json
+import re
 import signal
 import statistics
 import sys
@@ -22,13 +23,13 @@ STAYED_SHARE_MIN = 0.9
 LOADED_SECONDS = 10
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 # A filter before the picker that writes a subset hint, as an operator's own filter does. Clients cannot set one: the shipped files
-# remove the header.
+# remove the header. SELECTED stands for the labels of the gateway's pods.
 SUBSET_FILTER = f"""
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {{name: subset}}
 spec:
-  workloadSelector: {{labels: {{istio: ingressgateway}}}}
+  workloadSelector: {{labels: {{SELECTED}}}}
   configPatches:
   - applyTo: HTTP_FILTER
     match:
@@ -47,6 +48,13 @@ spec:
 """
 
 
+# What the module counts, and what Envoy does where there is none.
+FAILED_ATTEMPTS = re.compile(r"^wasmcustom\.switchpoint_failed_attempts_total: (\d+)$", re.MULTILINE)
+REPEATED = re.compile(r"^cluster\.(.+)\.upstream_rq_retry: (\d+)$", re.MULTILINE)
+# Clusters of the control planes, not of engines.
+CONTROL_CLUSTERS = ("xds", "switchpoint", "picker")
+
+
 class Failed(Exception):
     """The drill did not show what it must show."""
 
@@ -60,12 +68,15 @@ class Outcome(tuple):
 
 
 class Target(NamedTuple):
-    """A gateway's address, the namespace and the labels of the engines behind it, and the gateway's Deployment with its namespace."""
+    """A gateway's address, the namespace and the labels of the engines behind it, the gateway's Deployment with its namespace, the
+    labels of its pods, and a function that asks the admin interface of its Envoy."""
 
     address: str
     namespace: str
     labels: str = engines.SELECTOR
     gateway: tuple[str, str] = (istio.GATEWAY, istio.NAMESPACE)
+    gateway_labels: str = istio.GATEWAY_LABELS
+    admin: Callable[[str], str] = istio.gateway_request
 
     def pods(self) -> list[dict]:
         return kube.pods(self.namespace, self.labels)
@@ -115,13 +126,14 @@ def routes_by_prefix(target: Target) -> str:
 
 
 def obeys_subset(target: Target) -> str:
-    kube.apply(SUBSET_FILTER, istio.NAMESPACE)
+    namespace = target.gateway[1]
+    kube.apply(SUBSET_FILTER.replace("SELECTED", target.gateway_labels.replace("=", ": ")), namespace)
     wanted = f"{target.pods()[-1]['status']['podIP']}:8000"
     header = f"x-drill-subset: {wanted}"
     try:
         kube.wait_until("the subset is obeyed", lambda: used(converse(target, header, "2")) == {wanted}, 60)
     finally:
-        kube.kubectl("delete", "envoyfilter", "subset", "-n", istio.NAMESPACE)
+        kube.kubectl("delete", "envoyfilter", "subset", "-n", namespace)
     return "a subset of one endpoint is obeyed"
 
 
@@ -152,14 +164,26 @@ def only_load(target: Target, remark: str) -> Run:
     return under_load(target, work)
 
 
+def failed_attempts(target: Target) -> int:
+    """How many attempts the gateway has repeated at the next endpoint, since its Envoy started."""
+    counted = FAILED_ATTEMPTS.search(target.admin("stats?filter=failed_attempts"))
+    return int(counted[1]) if counted else repeated(target.admin("stats?filter=upstream_rq_retry"))
+
+
+def repeated(page: str) -> int:
+    """What Envoy's statistics say of the clusters of engines."""
+    return sum(int(number) for cluster, number in REPEATED.findall(page) if not any(part in cluster for part in CONTROL_CLUSTERS))
+
+
 def kill_engine(target: Target) -> Run:
     """An endpoint refuses connections until its container runs again. The requests go down the ranked list."""
     victim = target.pods()[0]
+    before = failed_attempts(target)
 
     def work() -> str:
         processes.kill(processes.container_pid(victim["metadata"]["name"], target.namespace), signal.SIGKILL)
         time.sleep(LOADED_SECONDS)
-        return "an engine killed"
+        return f"an engine killed, {failed_attempts(target) - before} attempts repeated at another"
 
     run = under_load(target, work, victim["status"]["podIP"])
     kube.wait_until("all engines are ready", lambda: all(map(kube.is_ready, target.pods())))

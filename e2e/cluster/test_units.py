@@ -197,6 +197,17 @@ class EnvoyGateway(unittest.TestCase):
         text = envoy_gateway_drills.with_sha256(envoy_gateway.shipped("extension-policy.yaml"), "ab")
         self.assertEqual(text.count("image: {sha256: ab, url: 10.199.0.2:5000/switchpoint:"), 1)
 
+    def test_the_drills_run_the_commands_of_the_page(self) -> None:
+        shown = named_in(ROOT / "docs/how-to/envoy-gateway.md", "# Run in Envoy Gateway")
+        applied = []
+        for name in ("gateway.yaml", "extension-policy.yaml", "ext-proc.yaml"):
+            kube = mock.Mock()
+            with mock.patch.multiple(envoy_gateway, kube=kube, install=kube, install_daemon=kube, ready=kube, address=kube):
+                with mock.patch.object(envoy_gateway_drills, "chat"):
+                    envoy_gateway_drills.install(name)
+            applied += [file for call in kube.mock_calls for file in files_of(call.args, call.kwargs.get("stdin"))]
+        self.assertEqual(applied, shown)
+
     def test_the_second_route_has_its_own_pool_and_servers(self) -> None:
         route = {"kind": "HTTPRoute", "metadata": {"name": "inference"}, "spec": {"rules": [{"backendRefs": [{"name": "model-servers", "port": 8000}], "matches": [1]}]}}
         self.assertEqual(envoy_gateway_pools.changed(route)["spec"], {"rules": [{"backendRefs": [{"name": "second-servers", "port": 8000}], "matches": [1]}], "hostnames": ["second.example.com"]})
@@ -275,6 +286,20 @@ class Translated(unittest.TestCase):
         self.assertEqual(refusals(made), ["Wasm: wasm cache is not initialized."])
 
 
+def files_of(arguments: tuple, stdin: str | None) -> list[str]:
+    """The shipped files that a command of kubectl or helm applies."""
+    named = [str(pathlib.Path(file).relative_to(ROOT)) for flag, file in zip(arguments, arguments[1:]) if flag == "-f" and str(file).startswith(str(ROOT))]
+    given = (stdin or "").replace(f"{paths.REGISTRY}/", f"{istio.SHIPPED_REGISTRY}/")
+    return named + [str(file.relative_to(ROOT)) for file in sorted((ROOT / "envoy-config").glob("*/*.yaml")) if given == file.read_text()]
+
+
+def named_in(page: pathlib.Path, heading: str) -> list[str]:
+    """The files in the commands below a heading, in their order."""
+    text = page.read_text().partition(f"{heading}\n")[2]
+    text = re.split(r"^#", text, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"(?:apply|upgrade) .*-f (envoy-config/\S+)", "\n".join(text.split("```")[1::2]))
+
+
 class Istio(unittest.TestCase):
     def test_the_page_shows_the_measured_rows(self) -> None:
         rows = json.loads((ROOT / "docs/data/istio-body.json").read_text())["rows"]
@@ -292,6 +317,24 @@ class Istio(unittest.TestCase):
         runs = [(Report(requests=10, failed=1, longest_gap=0.2), "a"), (Report(requests=5, longest_gap=0.1), "b")]
         report, _, remarks = istio_steps.outcome(0.0, runs, "first")
         self.assertEqual((report.requests, report.failed, report.longest_gap, remarks), (15, 1, 0.2, "first; a; b"))
+
+    def test_repeated_requests_of_engines_count_and_those_of_control_planes_do_not(self) -> None:
+        clusters = {"outbound|54321||llama-ip-1.serving.svc.cluster.local;": 3, "httproute/default/inference/rule/0": 4, "xds-grpc;": 5}
+        clusters |= {"outbound|9002||ext-proc-picker-llama.serving.svc.cluster.local;": 6, "envoyextensionpolicy/default/switchpoint/extproc/0": 7}
+        page = "".join(f"cluster.{name}.upstream_rq_retry: {number}\ncluster.{name}.upstream_rq_retry_success: 9\n" for name, number in clusters.items())
+        self.assertEqual(istio_steps.repeated(page), 7)
+
+    def test_attempts_are_those_that_the_module_counts_where_there_is_one(self) -> None:
+        pages = {"stats?filter=failed_attempts": "wasmcustom.switchpoint_failed_attempts_total: 2\n"}
+        self.assertEqual(istio_steps.failed_attempts(istio_steps.Target("gateway:80", "n", admin=pages.__getitem__)), 2)
+
+    def test_the_drill_runs_the_commands_of_the_page(self) -> None:
+        called = mock.Mock()
+        with mock.patch.multiple(istio, kube=called, manifests=called, credentials=called, chat=called, install=called, replace_engines=called, address=called):
+            with mock.patch.object(istio, "write_values", lambda name, _: f"{name}.json"):
+                istio.install_shipped("envoyfilter.yaml")
+        files = [file for call in called.mock_calls for file in files_of(call.args, call.kwargs.get("stdin"))]
+        self.assertEqual(files, named_in(ROOT / "docs/how-to/istio.md", "# Run in Istio"))
 
     def test_a_turn_that_moved_has_not_stayed(self) -> None:
         turns = [{"served_by": engine} for engine in ("a", "a", "b")]

@@ -25,6 +25,8 @@ pub mod root;
 pub mod sharing_cost;
 pub mod state;
 pub mod state_link;
+#[cfg(feature = "drill")]
+pub mod vm_time;
 
 #[cfg(target_arch = "wasm32")]
 mod entry {
@@ -46,6 +48,11 @@ mod entry {
 
     proxy_wasm::main! {{
         install_logger();
-        proxy_wasm::set_root_context(|id| Box::new(FilterRoot::new(id, ProxyWasm, VM.with(Rc::clone))));
+        proxy_wasm::set_root_context(|id| {
+            let root = FilterRoot::new(id, ProxyWasm, VM.with(Rc::clone));
+            #[cfg(feature = "drill")]
+            let root = crate::vm_time::TimedRoot::new(root, ProxyWasm);
+            Box::new(root)
+        });
     }}
 }

@@ -308,6 +308,7 @@ impl<H: Host> VmState<H> {
             self.receive_loads(&mut replica.borrow_mut(), now, SharingOccasion::Pick);
         }
         let holding = (!holding.is_empty()).then_some(HOLDING_TICK_MS);
+        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.retry_left_room());
         self.look_at_orders();
         let short = publishing.into_iter().chain(holding).min().map(|ms| (root, ms));
         if short != self.ticks.short && self.host.tick_period(short.map_or(TICK_MS, |(_, ms)| ms)).is_ok() {

@@ -8,7 +8,7 @@ pub use control::{BandRules, FLOW_CONTROL, FlowControl};
 pub(crate) use control::{PLUGIN, Policies};
 
 mod order;
-pub use order::{BandHeld, BandService, HeldTag, OrderRow, OrderStep, SharedOrder};
+pub use order::{BandHeld, BandService, FullEndpoint, HeldTag, OrderRow, OrderStep, SharedOrder, TRIES_AT_ENDPOINT};
 
 mod settings;
 pub use settings::FlowSettings;

@@ -85,8 +85,8 @@ enum PrefillLocation {
     Decoder,
     /// At this other engine.
     At(usize),
-    /// At another engine before; its KV was transferred.
-    Transferred,
+    /// At this other engine before; its KV was transferred.
+    Transferred(usize),
 }
 
 struct Simulation<'w> {
@@ -241,7 +241,7 @@ impl<'w> Simulation<'w> {
         let flight = self.in_flight.get(request as usize)?.as_ref()?;
         Some(match flight.prompt {
             PrefillLocation::At(at) if at == engine => EngineJob { output: 1, ..job },
-            PrefillLocation::Transferred => EngineJob { prefilled: true, ..job },
+            PrefillLocation::Transferred(_) => EngineJob { prefilled: true, ..job },
             _ => job,
         })
     }
@@ -273,12 +273,9 @@ impl<'w> Simulation<'w> {
         let request = job.request;
         let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
         session.into_iter().for_each(|session| *session = new.clone());
-        // As in a proxy: the times of a request that two engines work on belong to no single
-        // engine.
-        if prefill.is_none() {
-            let uncached = u32::try_from(hold.load().prefills.uncached_tokens).unwrap_or(job.prompt);
-            self.learning.picked(at, request, now, (uncached, self.policy.prompt_tokens(&job, self.workload.class(request))));
-        }
+        let uncached = u32::try_from(hold.uncached_tokens()).unwrap_or(job.prompt);
+        let prompt_tokens = self.policy.prompt_tokens(&job, self.workload.class(request));
+        self.learning.picked(prefill.unwrap_or(at), request, now, (uncached, prompt_tokens));
         let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
         if let Some(place) = self.in_flight.get_mut(request as usize) {
             *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
@@ -374,7 +371,9 @@ impl<'w> Simulation<'w> {
     fn prefilled(&mut self, request: u32, now: f64) {
         let (Some(job), Some(Some(flight))) = (self.workload.job(request), self.in_flight.get_mut(request as usize)) else { return };
         let (proxy, at) = (flight.proxy, flight.at);
-        flight.prompt = PrefillLocation::Transferred;
+        if let PrefillLocation::At(prefiller) = flight.prompt {
+            flight.prompt = PrefillLocation::Transferred(prefiller);
+        }
         if let Some(router) = self.routers.get_mut(proxy) {
             router.prefill_done(&mut flight.hold);
         }
@@ -387,10 +386,12 @@ impl<'w> Simulation<'w> {
         let Some(record) = self.records.get_mut(request as usize) else { return };
         record.ttft = now - record.at;
         let prompt = self.workload.job(request).map_or(record.prompt, |job| self.policy.prompt_tokens(&job, self.workload.class(request)));
-        self.learning.first_token(at, self.endpoint(at), request, now);
         let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else { return };
         flight.published = 1;
-        let proxy = flight.proxy;
+        let (proxy, prefiller) = (flight.proxy, if let PrefillLocation::Transferred(from) = flight.prompt { from } else { at });
+        // As in a proxy: the first token shows when the engine that computes the prompt is done.
+        self.learning.first_token(prefiller, self.endpoint(prefiller), request, now);
+        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else { return };
         if let Some(router) = self.routers.get_mut(proxy) {
             router.first_token(&mut flight.hold, prompt, now);
         }

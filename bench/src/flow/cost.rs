@@ -1,18 +1,21 @@
-//! What flow control costs a request: CPU of Envoy, all threads.
+//! What flow control costs a request: CPU of Envoy, all threads, and the time in the VMs.
 //!
 //! One engine answers each request after 4 ms, and flow control lets it have [`SEATS`] requests.
 //! With as many connections nothing is held; with [`CONNECTIONS`], each request waits for the end
 //! of an earlier one. In both cases as many requests run and as many are answered per second, so
 //! the difference is the cost of holding and releasing one. Cases take turns in each round.
+//!
+//! The time in the VMs is measured by a test build of the module, which reads the clock around each
+//! call of the proxy. CPU is measured with the shipped module.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use testbed::Result;
 use testbed::ports::ReservedPort;
 use testbed::process::ChildProcess;
 use testbed::stack::Stack;
+use testbed::{Result, drill};
 
 use crate::load::{LoadFigures, LoadRun};
 use crate::stats::{PairedDifference, median};
@@ -35,13 +38,23 @@ pub(crate) struct FlowCostRow {
     pub(crate) requests: u64,
     /// Share of the requests that were held.
     pub(crate) held_share: f64,
-    /// CPU of Envoy per request in the case, and in the one it is compared with.
-    pub(crate) cpu_us: f64,
-    pub(crate) base_cpu_us: f64,
-    /// The difference, per request that was held if any was.
-    pub(crate) cost_us: f64,
-    pub(crate) iqr_us: f64,
+    /// CPU of Envoy for each request: the difference to the case without holding, per held request
+    /// if any was held.
+    pub(crate) cpu: AddedCost,
+    /// The time in the VMs for each request, in the same way.
+    pub(crate) vm: AddedCost,
+    /// Share of the calls of the VMs, per request, that the kernel interrupted: not in `vm`.
+    pub(crate) interrupted: f64,
     pub(crate) errors: u64,
+}
+
+/// What something costs, in µs.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(crate) struct AddedCost {
+    pub(crate) us: f64,
+    pub(crate) base_us: f64,
+    pub(crate) added_us: f64,
+    pub(crate) iqr_us: f64,
 }
 
 /// A case: flow control, connections, and how the engine answers.
@@ -61,12 +74,29 @@ const HELD: [CostCase; 2] = [
     CostCase { seats: Some(SEATS), connections: CONNECTIONS, query: DELAYED },
 ];
 
-/// The figures of a case, and the share of requests held, round by round.
-type CaseRuns = Vec<(LoadFigures, f64)>;
+/// The module of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Module {
+    Shipped,
+    /// The test build that measures its own time.
+    Timed,
+}
+
+/// One run of a case.
+struct CaseRun {
+    figures: LoadFigures,
+    held_share: f64,
+    vm_us: f64,
+    interrupted: f64,
+}
+
+/// The runs of the base and of the case, round by round.
+type PairedRuns = [Vec<CaseRun>; 2];
 
 /// An Envoy in front of one engine.
 struct CostStack {
     stack: Stack,
+    module: Module,
     bodies: PathBuf,
     folder: tempfile::TempDir,
     _servers: (ReservedPort, ChildProcess),
@@ -75,11 +105,15 @@ struct CostStack {
 pub(super) async fn bench(rounds: usize) -> Result<()> {
     let mut rows = Vec::new();
     for workers in [1, 2, 4] {
-        let mut stack = CostStack::start(workers).await?;
-        if workers == 1 {
-            rows.push(row("nothing is held", workers, &stack.measure(UNHELD, rounds).await?));
+        let mut shipped = CostStack::start(workers, Module::Shipped).await?;
+        let unheld = if workers == 1 { Some(shipped.measure(UNHELD, rounds).await?) } else { None };
+        let held = shipped.measure(HELD, rounds).await?;
+        drop(shipped);
+        let mut timed = CostStack::start(workers, Module::Timed).await?;
+        if let Some(unheld) = unheld {
+            rows.push(row("nothing is held", workers, &unheld, &timed.measure(UNHELD, rounds).await?));
         }
-        rows.push(row("held and released", workers, &stack.measure(HELD, rounds).await?));
+        rows.push(row("held and released", workers, &held, &timed.measure(HELD, rounds).await?));
     }
     write_result("flow-cost", &rows)
 }
@@ -87,23 +121,26 @@ pub(super) async fn bench(rounds: usize) -> Result<()> {
 // === impl CostStack ===
 
 impl CostStack {
-    async fn start(workers: u32) -> Result<Self> {
+    async fn start(workers: u32, module: Module) -> Result<Self> {
         let (folder, servers) = (tempfile::tempdir()?, ReservedPort::lease()?);
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let arguments = super::write_files(folder.path(), &config(None))?;
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut builder = Stack::builder().servers(0).concurrency(workers).daemon_arguments(&arguments).quiet();
+        if module == Module::Timed {
+            builder = builder.envoy_config(drill::envoy_config()?);
+        }
         for address in world::addresses(1, servers.number()) {
             builder = builder.stranger(address.parse()?);
         }
         let stack = builder.start().await?;
         let bodies = overhead::write_bodies(BODY_BYTES, false, folder.path())?;
-        Ok(Self { stack, bodies, folder, _servers: (servers, sink) })
+        Ok(Self { stack, module, bodies, folder, _servers: (servers, sink) })
     }
 
     /// Measures two cases, which take turns.
-    async fn measure(&mut self, cases: [CostCase; 2], rounds: usize) -> Result<[CaseRuns; 2]> {
-        let mut runs: [CaseRuns; 2] = Default::default();
+    async fn measure(&mut self, cases: [CostCase; 2], rounds: usize) -> Result<PairedRuns> {
+        let mut runs = PairedRuns::default();
         for round in 0..rounds {
             for turn in 0..cases.len() {
                 let at = (round + turn) % cases.len();
@@ -113,20 +150,27 @@ impl CostStack {
         Ok(runs)
     }
 
-    async fn run(&mut self, case: CostCase) -> Result<(LoadFigures, f64)> {
+    async fn run(&mut self, case: CostCase) -> Result<CaseRun> {
         self.configure(case.seats).await?;
-        let held_before = self.held().await?;
+        let before = self.counters().await?;
         let processes = [self.stack.envoy.process().id(), self.stack.daemon()?.process().id()];
         let load = LoadRun::closed_loop(self.stack.address(), self.bodies.clone(), case.connections, SECONDS, processes);
         let figures = LoadRun { query: case.query, ..load }.run(self.folder.path()).await?;
         // Workers add their counts at their next tick.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let held = (self.held().await? - held_before) as f64;
-        Ok((figures.clone(), held / figures.requests as f64))
+        let after = self.counters().await?;
+        let per_request = |at: usize| (after[at] - before[at]) as f64 / figures.requests as f64;
+        Ok(CaseRun { held_share: per_request(0), vm_us: per_request(1) / 1_000.0, interrupted: per_request(2), figures })
     }
 
-    async fn held(&self) -> Result<i64> {
-        self.stack.envoy.picker_stat("switchpoint_held_total").await
+    /// Requests held, ns in the VMs, interrupted calls.
+    async fn counters(&self) -> Result<[i64; 3]> {
+        let held = self.stack.envoy.picker_stat("switchpoint_held_total").await?;
+        if self.module == Module::Shipped {
+            return Ok([held, 0, 0]);
+        }
+        let spent = self.stack.envoy.picker_stat(drill::VM_SPENT).await?;
+        Ok([held, spent, self.stack.envoy.picker_stat(drill::VM_INTERRUPTED).await?])
     }
 
     /// Replaces the scheduling configuration, and waits until it is in use.
@@ -153,29 +197,31 @@ fn config(seats: Option<usize>) -> String {
     )
 }
 
-fn row(what: &str, workers: u32, [base, ours]: &[CaseRuns; 2]) -> FlowCostRow {
-    let cpu = |runs: &CaseRuns| runs.iter().map(|(figures, _)| figures.cpu_us).collect::<Vec<f64>>();
-    let held_share = median(&ours.iter().map(|(_, held)| *held).collect::<Vec<_>>());
-    let added = PairedDifference::of(&cpu(ours), &cpu(base));
+fn row(what: &str, workers: u32, shipped: &PairedRuns, timed: &PairedRuns) -> FlowCostRow {
+    let held_share = median(&shipped[1].iter().map(|run| run.held_share).collect::<Vec<_>>());
     let per_held = if held_share > 0.0 { held_share } else { 1.0 };
+    let cost = |runs: &PairedRuns, figure: fn(&CaseRun) -> f64| {
+        let [base, ours] = runs.each_ref().map(|runs| runs.iter().map(figure).collect::<Vec<f64>>());
+        let added = PairedDifference::of(&ours, &base);
+        AddedCost { us: median(&ours), base_us: median(&base), added_us: added.median / per_held, iqr_us: added.iqr / per_held }
+    };
     let row = FlowCostRow {
         what: what.to_owned(),
         workers,
-        requests: ours.iter().map(|(figures, _)| figures.requests).sum(),
+        requests: shipped[1].iter().map(|run| run.figures.requests).sum(),
         held_share,
-        cpu_us: median(&cpu(ours)),
-        base_cpu_us: median(&cpu(base)),
-        cost_us: added.median / per_held,
-        iqr_us: added.iqr / per_held,
-        errors: base.iter().chain(ours).map(|(figures, _)| figures.errors).sum(),
+        cpu: cost(shipped, |run| run.figures.cpu_us),
+        vm: cost(timed, |run| run.vm_us),
+        interrupted: median(&timed[1].iter().map(|run| run.interrupted).collect::<Vec<_>>()),
+        errors: shipped.iter().chain(timed).flatten().map(|run| run.figures.errors).sum(),
     };
+    let said = |cost: AddedCost| format!("{:.1} us, base {:.1}, costs {:.1} ({:.1})", cost.us, cost.base_us, cost.added_us, cost.iqr_us);
     println!(
-        "{workers} workers, {what}: {:.1} us, base {:.1}; costs {:.1} ({:.1}) us; {:.0} % held, {} errors",
-        row.cpu_us,
-        row.base_cpu_us,
-        row.cost_us,
-        row.iqr_us,
+        "{workers} workers, {what}: CPU {}; in the VM {}; {:.0} % held, {:.4} calls interrupted, {} errors",
+        said(row.cpu),
+        said(row.vm),
         100.0 * row.held_share,
+        row.interrupted,
         row.errors
     );
     row

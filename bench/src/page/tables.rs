@@ -6,7 +6,7 @@ use testbed::Result;
 
 use super::BenchResults;
 use crate::flow::FlowRow;
-use crate::flow::cost::FlowCostRow;
+use crate::flow::cost::{AddedCost, FlowCostRow};
 use crate::overhead::{CONNECTIONS, OverheadCase, OverheadRow};
 use crate::world::RequestPath;
 use crate::{options, steps};
@@ -165,11 +165,20 @@ pub(super) fn flow(rows: &[FlowRow]) -> Result<String> {
 
 pub(super) fn flow_cost(rows: &[FlowCostRow]) -> Result<String> {
     let mut text = String::from(
-        "| workers | case | held | CPU per request, µs | beside | costs a request (spread) | errors |\n|---|---|---|---|---|---|---|\n",
+        "| workers | case | held | CPU of Envoy | beside | costs (spread) | time in the VMs | beside | costs (spread) | released by another | errors |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|\n",
     );
-    for FlowCostRow { what, workers, held_share, cpu_us, base_cpu_us, cost_us, iqr_us, errors, .. } in rows {
-        let held = 100.0 * held_share;
-        writeln!(text, "| {workers} | {what} | {held:.0} % | {cpu_us:.1} | {base_cpu_us:.1} | {cost_us:.1} ({iqr_us:.1}) | {errors} |")?;
+    let by_own = rows.iter().find(|row| row.workers == 1 && row.held_share > 0.0).map_or(f64::NAN, |row| row.vm.added_us);
+    for row in rows {
+        let said = |cost: AddedCost| format!("{:.1} | {:.1} | {:.1} ({:.1})", cost.us, cost.base_us, cost.added_us, cost.iqr_us);
+        let workers = f64::from(row.workers);
+        let by_another = match row.workers {
+            1 => "-".to_owned(),
+            // 1/W of the requests are released by their own worker.
+            _ => format!("{:.1}", (row.vm.added_us - by_own / workers) * workers / (workers - 1.0)),
+        };
+        let held = format!("{:.0} %", 100.0 * row.held_share);
+        writeln!(text, "| {workers} | {} | {held} | {} | {} | {by_another} | {} |", row.what, said(row.cpu), said(row.vm), row.errors)?;
     }
     Ok(text)
 }

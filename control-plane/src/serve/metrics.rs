@@ -324,7 +324,11 @@ impl MetricsCollector {
         let observations = rows().flat_map(|(l, p)| p.counts.rows().map(|(result, count)| (with(&l, "result", result), count)));
         page.counter("switchpoint_latency_observations", "Observations of ended requests from proxies, by result.", observations)?;
         let abstained = rows().flat_map(|(l, p)| p.abstained.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
-        page.counter("switchpoint_latency_abstentions", "Requests without a latency prediction, by reason.", abstained)?;
+        page.counter(
+            "switchpoint_latency_abstentions",
+            "Requests with a measured TTFT or TPOT and without a latency prediction, by reason.",
+            abstained,
+        )?;
         page.counter("switchpoint_latency_models", "Models published to proxies.", rows().map(|(l, p)| (l, p.published)))?;
         page.counter("switchpoint_latency_models_oversized", "Models too large to publish.", rows().map(|(l, p)| (l, p.oversized)))?;
         page.gauge("switchpoint_latency_model_bytes", "Size of the last published model.", rows().map(|(l, p)| (l, count(p.bytes))))?;

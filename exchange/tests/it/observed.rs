@@ -6,7 +6,7 @@ use pool_state::{EncodedObservation, OBSERVATIONS_MAX};
 use scheduler::latency::learn::RequestEnd;
 use scheduler::latency::step::StepModel;
 use scheduler::latency::{Conditions, LatencyModel};
-use scheduler::{EndpointMetrics, Version};
+use scheduler::{EndpointMetrics, EndpointRef, Version};
 
 use crate::release::{pool_update, pool_update_of_stages};
 
@@ -174,8 +174,8 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
 }
 
 #[test]
-fn what_several_endpoints_work_on_is_no_measure_of_any() {
-    for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 0), (&["encode"], 0), (&[], 1)] {
+fn what_an_encoder_works_on_is_no_measure_of_any() {
+    for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 1), (&["encode"], 0), (&[], 1)] {
         let mut pool = ManagedPool::new(1, 1024);
         pool.install(pool_update_of_stages(6, 1, earlier), 7, 10_000);
         pool.install_models(StepModel::default(), None);
@@ -183,6 +183,52 @@ fn what_several_endpoints_work_on_is_no_measure_of_any() {
         exchange.end(&mut pool, at_ms(5));
         assert_eq!(pool.take_observations().1.len(), observed, "{earlier:?}");
     }
+}
+
+/// Sends a request whose prompt one endpoint computes, and whose tokens another one streams, 10 ms
+/// each. With `retried` the other decode endpoint serves. Returns the endpoint that computes the
+/// prompt, the one that serves, and the observations.
+fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedObservation>) {
+    let mut pool = ManagedPool::new(1, 1024);
+    pool.install(pool_update_of_stages(6, 1, &["prefill"]), 7, 10_000);
+    pool.install_models(StepModel::default(), Some(LatencyModel::constant(55.0, 9.0)));
+    let mut exchange = sent(&mut pool, at_ms(0));
+    // Every third endpoint is for decode, and the next one for prefill.
+    let charged: Vec<EndpointRef> = pool.in_flight().rows().map(|(endpoint, _)| endpoint).collect();
+    let of_stage = |stage| charged.iter().copied().find(|endpoint| endpoint.slot.0 % 3 == stage).unwrap();
+    let (prefill, picked) = (of_stage(1), of_stage(0));
+    let is_server = |endpoint: EndpointRef| endpoint.slot.0.is_multiple_of(3) && (endpoint != picked) == retried;
+    let server = pool.snapshot().unwrap().endpoints().iter().find(|endpoint| is_server(endpoint.id)).unwrap().clone();
+    answered(&mut exchange, &mut pool, (&server.address, 1 + u32::from(retried)), 200, at_ms(39));
+    for token in 0..8 {
+        exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40 + 10 * token));
+    }
+    exchange.response_chunk(&mut pool, USAGE.as_bytes(), true, at_ms(110));
+    exchange.end(&mut pool, at_ms(110));
+    (prefill, server.id, pool.take_observations().1.into())
+}
+
+#[test]
+fn what_two_endpoints_work_on_is_a_prefill_of_one_and_token_gaps_of_the_other() {
+    let (prefill, server, rows) = prefilled_elsewhere(false);
+    let [served, prefilled] = rows[..] else { panic!("{rows:?}") };
+    let first_token = prefilled.observation.first_token.unwrap();
+    assert_eq!(prefilled.observation.endpoint, prefill);
+    assert_eq!((first_token.uncached_tokens, first_token.prompt_tokens, first_token.service_ms), (100.0, 100.0, 40.0));
+    assert_eq!((prefilled.observation.gap, prefilled.observation.output_tokens), (None, None));
+    assert_eq!((served.observation.endpoint, served.observation.first_token), (server, None));
+    assert_eq!((served.observation.gap.unwrap().gap_ms, served.observation.output_tokens), (10.0, Some(5)));
+    for EncodedObservation { observation, predicted, prompt_tokens, cached_tokens, .. } in [served, prefilled] {
+        let whole = (observation.ttft_ms, observation.tpot_ms, predicted, prompt_tokens, cached_tokens);
+        assert_eq!(whole, (None, None, None, None, None), "the times of the whole belong to neither");
+    }
+}
+
+#[test]
+fn after_a_retry_no_prefill_at_another_endpoint_is_observed() {
+    let (_, server, rows) = prefilled_elsewhere(true);
+    let [served] = rows[..] else { panic!("{rows:?}") };
+    assert_eq!((served.observation.endpoint, served.observation.first_token, served.observation.ttft_ms), (server, None, None));
 }
 
 #[test]

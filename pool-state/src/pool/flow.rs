@@ -278,9 +278,14 @@ impl ManagedPool {
         self.queues.order_written(written);
     }
 
+    /// A tick: room that was left to other proxies may be this one's now. Not for a wake-up: VMs
+    /// would wake each other for new rounds as long as room is left.
+    pub fn retry_left_room(&mut self) {
+        self.queues.retry_left_room();
+    }
+
     /// Has the order read soon: another VM woke this one, or a tick has come.
     pub fn look_at_order(&mut self) {
-        self.queues.retry_left_room();
         if self.queues.is_shared() {
             self.queues.look();
         }

@@ -116,6 +116,12 @@ impl LedgerHold {
     pub fn load(&self) -> EndpointLoad {
         self.serving.load()
     }
+
+    /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 after its
+    /// end.
+    pub fn uncached_tokens(&self) -> u64 {
+        self.stages.iter().chain([&self.serving]).map(|ticket| ticket.load().prefills.uncached_tokens).sum()
+    }
 }
 
 // === impl ManagedPool ===

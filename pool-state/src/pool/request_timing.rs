@@ -4,6 +4,11 @@
 //! The conditions of all listed endpoints are noted, and those of the served endpoint are reported.
 //! A retry takes time that is not measured: such a request reports its tokens, but not its first
 //! token.
+//!
+//! Where another endpoint computes the prompt, the first token is a sample of a prefill there, and
+//! the gaps between tokens are of the served endpoint. The transfer between them is in the sample
+//! of a prompt that did not wait; of prompts that follow each other it is not. The times of the
+//! whole request belong to neither.
 
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, TokenGap};
@@ -30,6 +35,8 @@ pub struct RequestTiming {
     picked_at: Timestamp,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
+    /// The endpoint that computes the prompt, if another one serves.
+    prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
     /// The position of the endpoint that serves; the first until a retry is known.
@@ -73,43 +80,58 @@ impl RequestTiming {
         self.candidates.get(self.serving).map(|(endpoint, _)| *endpoint)
     }
 
+    /// The endpoint whose prefill the first token shows.
+    fn prefills_at(&self) -> Option<EndpointRef> {
+        self.prefill.map(|(endpoint, _)| endpoint).or_else(|| self.endpoint())
+    }
+
+    fn first_token(&self, conditions: &Conditions, uncached_tokens: f32) -> Option<FirstToken> {
+        let prompt_tokens = conditions.prompt_tokens;
+        self.service_ms.map(|service_ms| FirstToken { uncached_tokens, prompt_tokens, service_ms })
+    }
+
     fn observation(&self, ending: &RequestEnding<'_>) -> Option<EncodedObservation> {
         let &(endpoint, conditions) = self.candidates.get(self.serving)?;
         let usage = ending.usage;
-        let first_token = self.service_ms.map(|service_ms| FirstToken {
-            uncached_tokens: uncached_tokens(&conditions, usage),
-            prompt_tokens: conditions.prompt_tokens,
-            service_ms,
-        });
-        let ttft_ms = ending.ttft_ms.filter(|_| !self.retried());
+        let alone = self.prefill.is_none();
         let observation = Observation {
             endpoint,
             conditions,
             ended: ending.ended,
-            ttft_ms,
-            tpot_ms: ending.tpot_ms,
+            ttft_ms: ending.ttft_ms.filter(|_| alone && !self.retried()),
+            tpot_ms: ending.tpot_ms.filter(|_| alone),
             output_tokens: usage.completion_tokens,
-            first_token,
+            first_token: self.first_token(&conditions, uncached_tokens(&conditions, usage)).filter(|_| alone),
             gap: self.gap,
         };
         Some(EncodedObservation {
             observation,
             predicted: self.predicted,
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.cached_tokens,
+            // The served endpoint reports what was transferred as cached.
+            prompt_tokens: usage.prompt_tokens.filter(|_| alone),
+            cached_tokens: usage.cached_tokens.filter(|_| alone),
             estimated: usage.estimated,
         })
+    }
+
+    /// The prefill at another endpoint than the served one, if it was measured.
+    fn prefill_observation(&self, ended: RequestEnd) -> Option<EncodedObservation> {
+        let (endpoint, conditions) = self.prefill?;
+        let first_token = Some(self.first_token(&conditions, conditions.uncached_tokens)?);
+        let observation =
+            Observation { endpoint, conditions, ended, ttft_ms: None, tpot_ms: None, output_tokens: None, first_token, gap: None };
+        Some(EncodedObservation { observation, predicted: None, prompt_tokens: None, cached_tokens: None, estimated: false })
     }
 }
 
 // === impl ManagedPool ===
 
 impl ManagedPool {
-    /// Starts to measure a request, before it counts anywhere. A request of several stages is not
-    /// measured, because its times belong to no single endpoint.
+    /// Starts to measure a request, before it counts anywhere. A request is not measured if an
+    /// encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
     pub(super) fn start_timing(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<Box<RequestTiming>> {
         let state = self.state.as_ref().filter(|_| self.learning.models.is_some() && request.prompt_tokens > 0)?;
-        if route.prefill.is_some() || !route.encode.is_empty() || route.data_parallel.is_some() {
+        if route.prefill == Some(route.ranked.first()) || !route.encode.is_empty() || route.data_parallel.is_some() {
             return None;
         }
         let local = LocalState {
@@ -119,11 +141,13 @@ impl ManagedPool {
         };
         let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
         let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
-        let first = candidates.first();
+        let prefill = route.prefill.and_then(conditions);
+        let first = candidates.first().filter(|_| prefill.is_none());
         let predicted = state.snapshot.latency().zip(first).and_then(|(model, (endpoint, at))| model.predict(*endpoint, at).ok());
         Some(Box::new(RequestTiming {
             picked_at: now,
             candidates,
+            prefill,
             predicted,
             serving: 0,
             service_ms: None,
@@ -138,7 +162,7 @@ impl ManagedPool {
     /// meanwhile, whose first tokens this VM does not see.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
-        let Some(endpoint) = watch.endpoint() else { return };
+        let Some(endpoint) = watch.prefills_at() else { return };
         let slot = usize::from(endpoint.slot.0);
         if self.learning.first_tokens.len() <= slot {
             self.learning.first_tokens.resize(slot + 1, Timestamp(0));
@@ -176,9 +200,9 @@ impl ManagedPool {
     /// The request has ended.
     pub fn observe_end(&mut self, held: &LedgerHold, ending: &RequestEnding<'_>) {
         let tells = ending.ended != RequestEnd::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
-        if let Some(observed) = held.watch.as_ref().filter(|_| tells).and_then(|watch| watch.observation(ending)) {
-            self.learning.observations.push(observed);
-        }
+        let Some(watch) = held.watch.as_ref().filter(|_| tells) else { return };
+        let observed = [watch.observation(ending), watch.prefill_observation(ending.ended)];
+        observed.into_iter().flatten().for_each(|observed| self.learning.observations.push(observed));
     }
 }
 

@@ -40,7 +40,8 @@ impl TokenRate {
     /// means that the prompt had other parts; then nothing is learned.
     pub(super) fn learn(&mut self, bytes: u32, usage: &TokenUsage) {
         let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else { return };
-        let said = (f64::from(tokens) / f64::from(bytes)).clamp(self.0 / OUTLIER, self.0 * OUTLIER);
+        // Not `clamp`, which panics if its limits are no numbers.
+        let said = (f64::from(tokens) / f64::from(bytes)).max(self.0 / OUTLIER).min(self.0 * OUTLIER);
         self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
     }
 

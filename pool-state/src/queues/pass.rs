@@ -1,6 +1,6 @@
 //! The order in which the requests of the queues are tried.
 
-use scheduler::flow::{FlowAccount, FlowControl, HeldTag};
+use scheduler::flow::{FlowAccount, FlowControl, FullEndpoint, HeldTag, SharedOrder};
 use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, FlowQueue, HeldEntry};
@@ -10,12 +10,12 @@ use super::band::{BandQueue, FlowQueue, HeldEntry};
 /// nothing.
 pub(super) const LOOK_AHEAD: usize = 8;
 
-/// The most requests that are tried at one full endpoint in one pass: others that were picked for
-/// it wait for the next pass.
-const TRIES_AT_ENDPOINT: u32 = 2;
+/// The most full endpoints in the order of the VMs, to bound its size. An endpoint that is left out
+/// costs each VM two tries.
+const FULL_SHARED_MAX: usize = 64;
 
 /// The most requests of a band that are looked at in one pass.
-const SCAN_MAX: usize = 64;
+pub(super) const SCAN_MAX: usize = 64;
 
 /// From this wait on, in ms, a request claims its endpoint: no later request may take the room
 /// there, so that a long prompt is not passed for ever by short ones.
@@ -30,19 +30,10 @@ pub(super) struct ReleasePass {
     /// The numbers of the requests that were tried without success.
     tried: Vec<u64>,
     full: Vec<FullEndpoint>,
+    /// The requests that claim an endpoint: endpoint, priority, number.
+    claims: Vec<(EndpointRef, i32, u64)>,
     /// How many requests were tried again that no endpoint could serve before.
     nowhere: usize,
-}
-
-/// An endpoint that had no room in this pass.
-#[derive(Clone, Copy, Debug)]
-struct FullEndpoint {
-    endpoint: EndpointRef,
-    /// The highest priority that found no room.
-    priority: i32,
-    tries: u32,
-    /// The request that claims the endpoint.
-    claimed_by: Option<u64>,
 }
 
 /// The next request to try.
@@ -61,6 +52,7 @@ impl ReleasePass {
         self.due = true;
         self.tried.clear();
         self.full.clear();
+        self.claims.clear();
         self.nowhere = 0;
     }
 
@@ -74,28 +66,39 @@ impl ReleasePass {
             self.tried.push(number);
         }
         let Some(endpoint) = endpoint else { return };
-        let claim = Some(number).filter(|_| waited_ms >= CLAIM_AFTER_MS);
-        match self.full.iter_mut().find(|full| full.endpoint == endpoint && full.priority >= priority) {
-            Some(full) => {
-                full.tries = full.tries.saturating_add(1);
-                full.claimed_by = full.claimed_by.or(claim);
-            }
-            None => self.full.push(FullEndpoint { endpoint, priority, tries: 1, claimed_by: claim }),
+        if waited_ms >= CLAIM_AFTER_MS && !self.is_claimed(endpoint, priority, None) {
+            self.claims.push((endpoint, priority, number));
         }
+        match self.full.iter_mut().find(|full| full.endpoint == endpoint && full.priority >= priority) {
+            Some(full) => full.tries = full.tries.saturating_add(1),
+            None => self.full.push(FullEndpoint { endpoint, priority, tries: 1 }),
+        }
+    }
+
+    /// Merges the full endpoints of this VM with those that other VMs found in this round.
+    fn share_full(&mut self, shared: &mut Vec<FullEndpoint>) {
+        for full in shared.iter() {
+            match self.full.iter_mut().find(|own| own.endpoint == full.endpoint && own.priority == full.priority) {
+                Some(own) => own.tries = own.tries.max(full.tries),
+                None => self.full.push(*full),
+            }
+        }
+        shared.clear();
+        shared.extend(self.full.iter().take(FULL_SHARED_MAX));
     }
 
     /// Whether another request of at least this priority claims the endpoint.
     pub(super) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, number: Option<u64>) -> bool {
-        let claims = |full: &FullEndpoint| full.endpoint == endpoint && full.priority >= priority && full.claimed_by.is_some();
-        self.full.iter().any(|full| claims(full) && full.claimed_by != number)
+        self.claims.iter().any(|(at, by, claims)| *at == endpoint && *by >= priority && Some(*claims) != number)
     }
 
-    /// Begins with the round `round` of the shared order, unless it is in it.
-    pub(super) fn follow(&mut self, round: u64) {
-        if self.round != round {
+    /// Begins with the round of the shared order, unless it is in it, and merges what is full.
+    pub(super) fn follow(&mut self, order: &mut SharedOrder) {
+        if self.round != order.round {
             self.begin();
-            self.round = round;
+            self.round = order.round;
         }
+        self.share_full(&mut order.full);
     }
 
     /// The next request to try.
@@ -165,8 +168,7 @@ impl ReleasePass {
         if entry.nowhere {
             return self.nowhere >= SCAN_MAX;
         }
-        let full = |full: &FullEndpoint| Some(full.endpoint) == entry.full_at && full.priority >= priority;
-        self.full.iter().any(|at| full(at) && at.tries >= TRIES_AT_ENDPOINT)
+        entry.full_at.is_some_and(|endpoint| self.full.iter().any(|full| full.stops(endpoint, priority)))
     }
 }
 

@@ -10,12 +10,16 @@ use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FlowContr
 
 use super::band::{BandQueue, HeldEntry};
 use super::counters::FlowOutcome;
-use super::pass::ReleasePass;
+use super::pass::{ReleasePass, SCAN_MAX};
 use super::{FlowQueues, HeldTicket};
 
 /// A new round begins at a tick if a load report changed and the last round is this old, in ms: the
 /// net under events that no VM saw.
 const ROUND_MS: u64 = 10;
+
+/// The most requests of a VM whose endpoints its row names: with more, another VM cannot tell
+/// whether one of them could go. A pass looks at the first [`SCAN_MAX`] of a flow at most.
+const ROW_ENTRIES_MAX: usize = 256;
 
 /// The next step of a host for held requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,12 +345,12 @@ impl FlowQueues {
         if self.shared.event {
             order.begin_round(now);
         }
-        self.pass.follow(order.round);
+        self.pass.follow(order);
         self.pass.peek(&self.bands, control, now)
     }
 
     fn row(&self, control: &FlowControl, order: &SharedOrder, vm: u64, now: Timestamp) -> OrderRow {
-        OrderRow {
+        let mut row = OrderRow {
             vm,
             written: now,
             woken: Timestamp(0),
@@ -355,7 +359,19 @@ impl FlowQueues {
             next: self.pass.peek(&self.bands, control, now).map(|next| next.tag),
             evict: order.row(vm).map_or(0, |row| row.evict),
             bands: self.held_by_band(),
+            endpoints: Vec::new(),
+        };
+        let entries = self
+            .bands
+            .iter()
+            .flat_map(|band| band.flows().iter().flat_map(|flow| flow.held.iter().take(SCAN_MAX)).map(|entry| (entry, band.priority)));
+        let mut is_known = |(entry, priority): (&HeldEntry, i32)| {
+            !entry.nowhere && entry.full_at.is_some_and(|endpoint| row.waits_for(endpoint, priority))
+        };
+        if !entries.take(ROW_ENTRIES_MAX + 1).enumerate().all(|(at, entry)| at < ROW_ENTRIES_MAX && is_known(entry)) {
+            row.endpoints.clear();
         }
+        row
     }
 
     /// Writes the accounts, and asks the VM with the lowest band to refuse what is over the limits.

@@ -1,18 +1,20 @@
 //! The requests that the VMs hold for one pool, in one order.
 //!
 //! ```text
-//!  head     round | began | rows, bands: 32 bits each
+//!  head     round | began | rows, bands: 32 bits each | full endpoints
 //!  row      VM | written | woken | round | evictions, kinds: 32 bits each | first tag | next tag | kinds
+//!           | endpoints | each endpoint, and its priority
 //!  tag      priority, 1 if owed: 32 bits each | rank | key; all 0 for none
 //!  kind     priority | requests | bytes
 //!  band     priority, flows: 32 bits each | credit | virtual time | turn | flows
 //!  flow     id | start | turn | attained | attained at
+//!  full     endpoint | priority, tries: 32 bits each
 //! ```
 //! Ranks, credits, times and tokens are bits of a double. Bit 1 of the owed word says that there is
 //! a tag.
 
 use scheduler::Timestamp;
-use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, HeldTag, OrderRow, SharedOrder};
+use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FullEndpoint, HeldTag, OrderRow, SharedOrder};
 
 use crate::words::{self, WORD, pair, unpair};
 
@@ -25,7 +27,7 @@ struct Words<'b>(std::slice::Iter<'b, [u8; WORD]>);
 /// Writes the order.
 #[must_use]
 pub fn write(order: &SharedOrder) -> Vec<u8> {
-    let mut words = vec![order.round, order.began.0, pair(narrow(order.rows.len()), narrow(order.bands.len()))];
+    let mut words = vec![order.round, order.began.0, pair(narrow(order.rows.len()), narrow(order.bands.len())), order.full.len() as u64];
     for row in &order.rows {
         let evict = u32::try_from(row.evict).unwrap_or(u32::MAX);
         words.extend([row.vm, row.written.0, row.woken.0, row.round, pair(evict, narrow(row.bands.len()))]);
@@ -37,6 +39,10 @@ pub fn write(order: &SharedOrder) -> Vec<u8> {
         for band in &row.bands {
             words.extend([pair(band.priority.cast_unsigned(), 0), band.requests, band.bytes]);
         }
+        words.push(row.endpoints.len() as u64);
+        for (endpoint, priority) in &row.endpoints {
+            words.extend([words::of_endpoint(*endpoint, 0), pair(priority.cast_unsigned(), 0)]);
+        }
     }
     for band in &order.bands {
         let head = pair(band.priority.cast_unsigned(), narrow(band.flows.len()));
@@ -44,6 +50,9 @@ pub fn write(order: &SharedOrder) -> Vec<u8> {
         for (id, flow) in &band.flows {
             words.extend([*id, flow.start.to_bits(), flow.turn, flow.attained.to_bits(), flow.attained_at.0]);
         }
+    }
+    for full in &order.full {
+        words.extend([words::of_endpoint(full.endpoint, 0), pair(full.priority.cast_unsigned(), full.tries)]);
     }
     words::write(&words, &[])
 }
@@ -54,7 +63,7 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
     let (chunks, []) = bytes.as_chunks() else { return None };
     let mut words = Words(chunks.iter());
     let mut order = SharedOrder { round: words.next()?, began: Timestamp(words.next()?), ..SharedOrder::default() };
-    let (rows, bands) = unpair(words.next()?);
+    let ((rows, bands), full) = (unpair(words.next()?), words.next()?);
     for _ in 0..rows {
         let mut row = OrderRow {
             vm: words.next()?,
@@ -69,6 +78,10 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
             let priority = unpair(words.next()?).0.cast_signed();
             row.bands.push(BandHeld { priority, requests: words.next()?, bytes: words.next()? });
         }
+        for _ in 0..words.next()? {
+            let (endpoint, priority) = (words::endpoint(words.next()?)?.0, unpair(words.next()?).0);
+            row.endpoints.push((endpoint, priority.cast_signed()));
+        }
         order.rows.push(row);
     }
     for _ in 0..bands {
@@ -81,6 +94,10 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
             band.flows.push((id, FlowAccount { start, turn, attained, attained_at }));
         }
         order.bands.push(band);
+    }
+    for _ in 0..full {
+        let ((endpoint, _), (priority, tries)) = (words::endpoint(words.next()?)?, unpair(words.next()?));
+        order.full.push(FullEndpoint { endpoint, priority: priority.cast_signed(), tries });
     }
     words.0.as_slice().is_empty().then_some(order)
 }

@@ -14,7 +14,7 @@ use proto::shared_data::{
     flow_order, room_ask,
 };
 use proto::{frames, placements};
-use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, HeldTag, OrderRow, RoomAsk, SharedOrder};
+use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FullEndpoint, HeldTag, OrderRow, RoomAsk, SharedOrder};
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, StepModel, TokenGap};
@@ -178,12 +178,23 @@ fn vm_table_and_peers() {
 fn held_requests() {
     let tag = HeldTag { owed: true, priority: -10, rank: 1.5, key: 7 };
     let bands = vec![BandHeld { priority: -10, requests: 3, bytes: 900 }];
-    let first = OrderRow { vm: VM, written: ms(5), woken: ms(4), round: 8, first: Some(tag), next: None, evict: 2, bands };
+    let first = OrderRow {
+        vm: VM,
+        written: ms(5),
+        woken: ms(4),
+        round: 8,
+        first: Some(tag),
+        next: None,
+        evict: 2,
+        bands,
+        endpoints: vec![(at(2, 5), -10)],
+    };
     let second = OrderRow { vm: 9, next: Some(HeldTag { owed: false, ..tag }), ..OrderRow::default() };
     let flow = FlowAccount { start: 12.0, turn: 4, attained: 0.5, attained_at: ms(3) };
     let account = BandAccount { virtual_time: 11.0, turn: 5 };
     let band = BandService { priority: -10, credit: 2.5, account, flows: vec![(0x1111, flow)] };
-    let order = SharedOrder { round: 9, began: ms(6), rows: vec![first, second], bands: vec![band] };
+    let full = vec![FullEndpoint { endpoint: at(3, 7), priority: -10, tries: 2 }];
+    let order = SharedOrder { round: 9, began: ms(6), rows: vec![first, second], bands: vec![band], full };
     holds("flow_order", &order, flow_order::write, flow_order::read);
     let bytes = flow_order::write(&order);
     assert!((0..bytes.len()).all(|cut| flow_order::read(&bytes[..cut]).is_none()), "half an order is none");

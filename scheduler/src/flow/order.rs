@@ -15,6 +15,7 @@
 use std::cmp::Ordering;
 
 use super::{BandAccount, FlowAccount};
+use crate::endpoint::EndpointRef;
 use crate::time::Timestamp;
 
 /// A VM that was woken this long ago, in ms, and did nothing, is passed over.
@@ -25,6 +26,12 @@ const SILENT_MS: u64 = 1_000;
 
 /// A VM that holds requests writes its row at least this often, in ms.
 const REFRESH_MS: u64 = 200;
+
+/// The most requests that are tried at one full endpoint in one round.
+pub const TRIES_AT_ENDPOINT: u32 = 2;
+
+/// The most endpoints of a row.
+const ROW_ENDPOINTS_MAX: usize = 8;
 
 /// The most flows of a band in the order; those that received the fewest tokens are left out.
 const SHARED_FLOWS_MAX: usize = 256;
@@ -53,6 +60,17 @@ pub struct BandHeld {
     pub bytes: u64,
 }
 
+/// An endpoint that had no room in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullEndpoint {
+    /// The endpoint.
+    pub endpoint: EndpointRef,
+    /// The highest priority that found no room.
+    pub priority: i32,
+    /// How many requests found none.
+    pub tries: u32,
+}
+
 /// One VM that holds requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OrderRow {
@@ -72,6 +90,9 @@ pub struct OrderRow {
     pub evict: u64,
     /// The requests that the VM holds.
     pub bands: Vec<BandHeld>,
+    /// The endpoints that the requests wait for, and the highest priority at each. Empty if one may
+    /// go elsewhere: then the VM must look itself.
+    pub endpoints: Vec<(EndpointRef, i32)>,
 }
 
 /// The service of a band and its flows.
@@ -109,6 +130,8 @@ pub struct SharedOrder {
     pub rows: Vec<OrderRow>,
     /// The bands.
     pub bands: Vec<BandService>,
+    /// The endpoints that had no room in this round.
+    pub full: Vec<FullEndpoint>,
 }
 
 // === impl HeldTag ===
@@ -119,6 +142,16 @@ impl HeldTag {
     pub fn compare(&self, other: &Self) -> Ordering {
         let bands = other.owed.cmp(&self.owed).then(other.priority.cmp(&self.priority));
         bands.then(self.rank.total_cmp(&other.rank)).then(self.key.cmp(&other.key))
+    }
+}
+
+// === impl FullEndpoint ===
+
+impl FullEndpoint {
+    /// Whether no further request of this priority is tried at the endpoint in this round.
+    #[must_use]
+    pub fn stops(&self, endpoint: EndpointRef, priority: i32) -> bool {
+        self.endpoint == endpoint && self.priority >= priority && self.tries >= TRIES_AT_ENDPOINT
     }
 }
 
@@ -136,6 +169,21 @@ impl OrderRow {
         if self.round == round { self.next } else { self.first }
     }
 
+    /// Adds an endpoint that a request waits for. False if the row has too many.
+    pub fn waits_for(&mut self, endpoint: EndpointRef, priority: i32) -> bool {
+        match self.endpoints.iter_mut().find(|(known, _)| *known == endpoint) {
+            Some((_, highest)) => *highest = priority.max(*highest),
+            None => self.endpoints.push((endpoint, priority)),
+        }
+        self.endpoints.len() <= ROW_ENDPOINTS_MAX
+    }
+
+    /// Whether enough requests found no room at each endpoint that those of the VM wait for.
+    fn is_hopeless(&self, full: &[FullEndpoint]) -> bool {
+        let is_full = |(endpoint, priority): &(EndpointRef, i32)| full.iter().any(|full| full.stops(*endpoint, *priority));
+        !self.endpoints.is_empty() && self.endpoints.iter().all(is_full)
+    }
+
     /// Whether writing `self` in place of `before` tells the others anything.
     fn is_news(&self, before: &Self) -> bool {
         let same = Self { written: before.written, ..self.clone() } == *before;
@@ -150,6 +198,7 @@ impl SharedOrder {
     pub fn begin_round(&mut self, now: Timestamp) {
         self.round += 1;
         self.began = now;
+        self.full.clear();
     }
 
     /// The row of a VM.
@@ -165,7 +214,8 @@ impl SharedOrder {
 
     /// The smallest request that another VM has not tried in this round.
     fn smallest(&self, vm: u64, now: Timestamp) -> Option<(HeldTag, u64)> {
-        let untried = self.rows.iter().filter(|row| row.is_rival(vm, now)).filter_map(|row| Some((row.untried(self.round)?, row.vm)));
+        let rivals = self.rows.iter().filter(|row| row.is_rival(vm, now) && !row.is_hopeless(&self.full));
+        let untried = rivals.filter_map(|row| Some((row.untried(self.round)?, row.vm)));
         untried.min_by(|(a, a_vm), (b, b_vm)| a.compare(b).then(a_vm.cmp(b_vm)))
     }
 

@@ -68,7 +68,7 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
 
 impl ProfilePlugin {
     fn weight(&self) -> Result<f32, InvalidPipeline> {
-        if !(0.0..=WEIGHT_MAX).contains(&self.weight) {
+        if !(0.0..=f64::from(WEIGHT_MAX)).contains(&self.weight) {
             return Err(InvalidPipeline::Weight { plugin: self.name.clone() });
         }
         #[expect(clippy::cast_possible_truncation, reason = "a weight has no more digits than an f32")]

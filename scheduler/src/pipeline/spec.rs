@@ -103,7 +103,7 @@ pub const PROFILES_MAX: usize = 32;
 
 /// The greatest weight of a scorer. A total is an f32: beside a greater weight, it could not
 /// distinguish two scores of a scorer with weight 1.
-pub const WEIGHT_MAX: f64 = 1e6;
+pub const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Length of the ranked list in the default pipeline: the pick and two retries.
 const RANKED_DEFAULT: u32 = 3;

@@ -167,11 +167,11 @@ impl ConfigReader {
             }
         };
         let weight_line = node.get("weight").map(|node| node.line);
-        if weight_line.is_some() && !(0.0..=scheduler::WEIGHT_MAX).contains(&weight) {
+        if weight_line.is_some() && !(0.0..=f64::from(scheduler::WEIGHT_MAX)).contains(&weight) {
             let message = format!("a weight is a number from 0 to {}", scheduler::WEIGHT_MAX);
             self.problem(&below(path, "weight"), weight_line.unwrap_or(node.line), message);
         }
-        if !(0.0..=scheduler::WEIGHT_MAX).contains(&weight) {
+        if !(0.0..=f64::from(scheduler::WEIGHT_MAX)).contains(&weight) {
             return None;
         }
         let name = name?;

@@ -204,7 +204,7 @@ impl LearningTask {
             *prompts += u64::from(prompt);
             *hits += u64::from(cached);
         }
-        if observed.predicted.is_none() && self.settings.predict {
+        if self.settings.predict && lacks_prediction(observed) {
             let why = match &self.model.latency {
                 None => TOO_LITTLE.reason(),
                 // The learner now has a model but the pick had no prediction: the request was
@@ -338,5 +338,33 @@ impl LearningTask {
             "seen_up_to": limits.collect::<serde_json::Map<_, _>>(),
             "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
         })
+    }
+}
+
+/// Whether a prediction could have been compared with a measured time, but none was made. What two
+/// endpoints worked on has no times of its own.
+fn lacks_prediction(observed: &EncodedObservation) -> bool {
+    let measured = observed.observation.ttft_ms.or(observed.observation.tpot_ms);
+    measured.is_some() && observed.predicted.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::latency::Prediction;
+    use scheduler::latency::learn::Observation;
+
+    use super::super::tests::observed;
+    use super::*;
+
+    #[test]
+    fn only_a_request_with_a_measured_time_can_lack_a_prediction() {
+        let plain = observed(1, 40.0);
+        let timed = |ttft_ms, tpot_ms| EncodedObservation { observation: Observation { ttft_ms, tpot_ms, ..plain.observation }, ..plain };
+        assert_eq!(
+            [timed(Some(40.0), None), timed(None, Some(11.0)), timed(None, None)].map(|row| lacks_prediction(&row)),
+            [true, true, false]
+        );
+        let said = Prediction { ttft_ms: 40.0, ttft_p90_ms: 60.0, tpot_ms: 11.0, tpot_p90_ms: 15.0 };
+        assert!(!lacks_prediction(&EncodedObservation { predicted: Some(said), ..plain }));
     }
 }

@@ -138,6 +138,7 @@ impl Process {
         for at in 0..self.vms.len() {
             self.publish(at);
             self.read(at);
+
             self.vms[at].pool.look_at_order();
         }
         self.run();
@@ -265,6 +266,24 @@ fn flows_get_equal_turns_though_claims_fail() {
         let flows: Vec<&str> = process.sent.iter().map(|job| process.jobs[*job].flow).collect();
         let last = flows.iter().rposition(|flow| *flow == "small").unwrap();
         assert!((78..=84).contains(&last), "a write in {conflict_each} fails: {flows:?}");
+    }
+}
+
+/// A band leaves room to a higher one of another proxy for a while. A claim that another VM
+/// forestalls does not make that begin again, and the VMs do not wake each other meanwhile.
+#[test]
+fn a_claim_that_fails_costs_no_further_patience() {
+    for conflict_each in 3..9 {
+        let mut process = Process::new(4, &[], conflict_each);
+        (0..10).for_each(|at| process.arrives(at % 4, 0, "", 10));
+        let higher = BandHeld { priority: 1, requests: 1, bytes: 0 };
+        process.vms.iter_mut().for_each(|vm| vm.pool.set_outside(&[higher], 0, 0));
+        for sent in 3..=10 {
+            process.end_oldest();
+            assert!(sent > 3 || process.sent.len() < sent, "room is left at first");
+            (0..2).for_each(|_| process.passes(10));
+            assert_eq!(process.sent.len(), sent, "a write in {conflict_each} fails");
+        }
     }
 }
 

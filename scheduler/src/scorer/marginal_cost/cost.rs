@@ -304,7 +304,8 @@ impl KvMemory {
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         let taken = self.used + endpoint.load.queued_tokens / 2.0;
         let missing = taken + endpoint.uncached_tokens + request.output_tokens - PROMPT_MEMORY_SHARE * self.capacity;
-        missing.clamp(0.0, endpoint.uncached_tokens)
+        // Not `clamp`, which panics if its limits are no numbers.
+        missing.max(0.0).min(endpoint.uncached_tokens)
     }
 }
 
