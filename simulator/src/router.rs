@@ -28,6 +28,8 @@ pub(crate) struct PolicyRouter {
     peers_held: Vec<Vec<BandHeld>>,
     /// Whether the next tick is planned.
     ticks: bool,
+    /// Whether a change is published when all of this moment has happened.
+    pub(crate) publishes: bool,
     /// How old the last update of another proxy was, µs.
     delay_us: u64,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
@@ -126,6 +128,7 @@ impl PolicyRouter {
             peers,
             peers_held: vec![Vec::new(); proxies],
             ticks: false,
+            publishes: false,
             delay_us: 0,
             turn: number * 3,
             held: Vec::new(),

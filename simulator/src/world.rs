@@ -104,8 +104,6 @@ struct Simulation<'w> {
     /// The requests in flight, by number.
     in_flight: Vec<Option<SimulatedRequest>>,
     events: EventQueue<WorldEvent>,
-    /// The proxies that publish when all of this moment has happened.
-    unpublished: Vec<bool>,
 }
 
 /// Steps of an engine between two updates of the ledgers with its output: about a tenth of a
@@ -169,7 +167,6 @@ impl<'w> Simulation<'w> {
             sessions: vec![None; requests],
             in_flight: (0..requests).map(|_| None).collect(),
             events: EventQueue::default(),
-            unpublished: vec![false; setting.proxies],
         };
         world.install();
         // The first request may arrive before the first scrape.
@@ -296,16 +293,16 @@ impl<'w> Simulation<'w> {
     /// Publishes the changes of `proxy` to the other proxies. With flow control, the end of a
     /// request and the next one in its room are one change: a proxy sends what changed in 5 ms.
     fn publish(&mut self, proxy: usize, now: f64) {
-        match self.unpublished.get_mut(proxy).filter(|_| self.policy.holds()) {
-            Some(waits) => *waits = true,
+        match self.routers.get_mut(proxy).filter(|_| self.policy.holds()) {
+            Some(router) => router.publishes = true,
             None => self.publish_now(proxy, now),
         }
     }
 
     /// Publishes what waits for the end of this moment.
     fn publish_all(&mut self, now: f64) {
-        for proxy in 0..self.unpublished.len() {
-            if self.unpublished.get_mut(proxy).is_some_and(std::mem::take) {
+        for proxy in 0..self.routers.len() {
+            if self.routers.get_mut(proxy).is_some_and(|router| std::mem::take(&mut router.publishes)) {
                 self.publish_now(proxy, now);
             }
         }
