@@ -55,16 +55,29 @@ def counted(engines: list[str], name: str) -> float:
     return total
 
 
+class Conversation:
+    """Each turn sends all messages before it."""
+
+    def __init__(self, address: str, headers: dict[str, str], name: str) -> None:
+        self.address = address
+        self.headers = {header: value.replace("CONVERSATION", name) for header, value in headers.items()}
+        self.generator = random.Random(name)
+        self.messages = [{"role": "system", "content": words(self.generator, FIRST_WORDS)}]
+
+    def turn(self) -> dict:
+        position = len(self.messages) // 2
+        self.messages.append({"role": "user", "content": words(self.generator, TURN_WORDS)})
+        answer = turn(self.address, self.headers, self.messages)
+        self.messages.append({"role": "assistant", "content": f"answer {position}"})
+        return answer
+
+
 def converse(address: str, headers: dict[str, str], name: str) -> list[dict]:
-    """One conversation: each turn sends all messages before it."""
-    generator = random.Random(name)
-    messages = [{"role": "system", "content": words(generator, FIRST_WORDS)}]
-    own = {header: value.replace("CONVERSATION", name) for header, value in headers.items()}
+    """One whole conversation."""
+    held = Conversation(address, headers, name)
     turns = []
-    for position in range(TURNS):
-        messages.append({"role": "user", "content": words(generator, TURN_WORDS)})
-        turns.append(turn(address, own, messages))
-        messages.append({"role": "assistant", "content": f"answer {position}"})
+    for _ in range(TURNS):
+        turns.append(held.turn())
         time.sleep(PAUSE_SECONDS)
     return turns
 

@@ -17,7 +17,9 @@ import release
 from arrivals import Report
 from istio import OTHER_TAG
 from istio_faults import REFUSED_CLUSTER
-from istio_steps import SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_engine, outcome, routes_by_prefix, under_load, used
+from istio_steps import (
+    SUBSET_KEY, Failed, Outcome, Target, converse, described, kill_engine, outcome, routes_by_prefix, under_load, used, walks_down_the_list,
+)  # fmt: skip
 
 # Time for a change of a policy to reach Envoy and for its listener to change.
 UPDATE_SECONDS = 10
@@ -66,7 +68,7 @@ SUBSET_POLICY = {
 
 def target() -> Target:
     """The gateway of the shipped files, which choose among the model servers in `default`."""
-    return Target(envoy_gateway.address(), "default", admin=envoy_gateway.admin)
+    return Target(envoy_gateway.address(), "default", proxies=envoy_gateway.proxies, admin=envoy_gateway.admin)
 
 
 def install(name: str) -> Target:
@@ -185,7 +187,7 @@ def patch_policy() -> Outcome:
     found = install(name)
     try:
         envoy_gateway.wait_for_condition("envoypatchpolicy", "switchpoint", "Programmed")
-        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found)]
+        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found), walks_down_the_list(found)]
         envoy_gateway.push_other_module(OTHER_TAG)
         runs = [
             kill_engine(found),
@@ -214,7 +216,7 @@ def extension_policy() -> Outcome:
     found = install(name)
     try:
         own = f"switchpoint:{release.version()}"
-        remarks = [f"filters {', '.join(filters())}", "by load alone: " + described(converse(found)), obeys_subset(found), refuses_wrong_digest(name)]
+        remarks = [f"filters {', '.join(filters())}", "by load alone: " + described(converse(found)), obeys_subset(found), walks_down_the_list(found), refuses_wrong_digest(name)]
         envoy_gateway.push_other_module(OTHER_TAG)
         runs = [
             under_load(found, lambda: replace_module(name, f"switchpoint@{envoy_gateway.digest(own)}", "by digest", other=False)),
@@ -270,7 +272,7 @@ def ext_proc() -> Outcome:
     kube.rolled_out("switchpointd", DAEMON_NAMESPACE)
     found = install(name)
     try:
-        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found)]
+        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found), walks_down_the_list(found)]
         runs = [kill_engine(found), kill_daemons(found), under_load(found, restart_daemon), under_load(found, roll_gateway)]
     finally:
         envoy_gateway.remove(envoy_gateway.shipped(name))
@@ -297,9 +299,9 @@ def chart() -> Outcome:
     )  # fmt: skip
     try:
         envoy_gateway.ready()
-        found = Target(envoy_gateway.address(), engines.NAMESPACE, admin=envoy_gateway.admin)
+        found = Target(envoy_gateway.address(), engines.NAMESPACE, proxies=envoy_gateway.proxies, admin=envoy_gateway.admin)
         chat.until_answered(found.address)
-        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found)]
+        remarks = [f"filters {', '.join(filters())}", routes_by_prefix(found), obeys_subset(found), walks_down_the_list(found)]
         runs = [kill_engine(found), istio_steps.kill_daemons(found, namespace, release.DAEMON_LABELS), under_load(found, roll_gateway)]
     finally:
         kube.helm("uninstall", CHART_RELEASE, "-n", namespace, "--wait")

@@ -218,8 +218,12 @@ def module_checksum() -> str:
 # === The gateway ===
 
 
+def gateway_pods() -> list[dict]:
+    return kube.pods(NAMESPACE, GATEWAY_LABELS)
+
+
 def gateway_pod() -> dict:
-    return kube.pods(NAMESPACE, GATEWAY_LABELS)[-1]
+    return gateway_pods()[-1]
 
 
 def gateway_request(path: str) -> str:

@@ -46,7 +46,7 @@ def shipped_gateway(order: tuple[str, ...], apply: Callable[[str], None]) -> Out
     """What every way of loading the module must pass. `apply` gives the gateway an image of the module."""
     began = time.monotonic()
     target = steps.shipped_target()
-    remarks = [in_order(order), steps.routes_by_prefix(target), steps.obeys_subset(target)]
+    remarks = [in_order(order), steps.routes_by_prefix(target), steps.obeys_subset(target), steps.walks_down_the_list(target)]
     other = istio.push_other_module()
     runs = [
         steps.replace_module(target, lambda: apply(by_digest(other)), "by digest"),
@@ -99,7 +99,7 @@ def chart() -> Outcome:
         kube.rolled_out(istio.GATEWAY, istio.NAMESPACE)
         target = Target(istio.address(), engines.NAMESPACE)
         chat.until_answered(target.address)
-        remarks = [in_order(WHOLE_ORDER), steps.routes_by_prefix(target), steps.obeys_subset(target)]
+        remarks = [in_order(WHOLE_ORDER), steps.routes_by_prefix(target), steps.obeys_subset(target), steps.walks_down_the_list(target)]
         runs = [steps.kill_engine(target), steps.kill_daemons(target, istio.NAMESPACE, release.DAEMON_LABELS), steps.replace_gateway(target)]
     finally:
         istio.remove_gateway()
@@ -112,7 +112,7 @@ def inference_pool() -> Outcome:
     began = time.monotonic()
     try:
         target = istio_pool.install()
-        remarks = [steps.routes_by_prefix(target), istio_pool.obeys_subset(target)]
+        remarks = [steps.routes_by_prefix(target), istio_pool.obeys_subset(target), steps.walks_down_the_list(target)]
         runs = [steps.only_load(target, "streams among it"), steps.kill_engine(target), istio_pool.replace_daemon(target), steps.replace_gateway(target)]
         istio_pool.fail_open()
         runs.append(istio_pool.kill_daemon(target))

@@ -61,14 +61,19 @@ def install() -> Target:
     kube.wait_until("istiod makes the gateway", lambda: any(d["metadata"]["name"] == name for d in kube.get("deployments", engines.NAMESPACE)))
     kube.rolled_out(name, engines.NAMESPACE)
     target = Target(
-        istio.service_address(name, engines.NAMESPACE), engines.NAMESPACE, gateway=(name, engines.NAMESPACE), gateway_labels=LABELS, admin=admin,
+        istio.service_address(name, engines.NAMESPACE), engines.NAMESPACE, gateway=(name, engines.NAMESPACE), gateway_labels=LABELS, proxies=proxies,
+        admin=admin,
     )  # fmt: skip
     chat.until_answered(target.address)
     return target
 
 
+def proxies() -> list[dict]:
+    return kube.pods(engines.NAMESPACE, LABELS)
+
+
 def admin(path: str) -> str:
-    return istio.admin(kube.pods(engines.NAMESPACE, LABELS)[-1], path)
+    return istio.admin(proxies()[-1], path)
 
 
 def forwarding() -> str:

@@ -69,13 +69,14 @@ class Outcome(tuple):
 
 class Target(NamedTuple):
     """A gateway's address, the namespace and the labels of the engines behind it, the gateway's Deployment with its namespace, the
-    labels of its pods, and a function that asks the admin interface of its Envoy."""
+    labels of its pods, and two functions: the first lists its pods, the other asks the admin interface of its Envoy."""
 
     address: str
     namespace: str
     labels: str = engines.SELECTOR
     gateway: tuple[str, str] = (istio.GATEWAY, istio.NAMESPACE)
     gateway_labels: str = istio.GATEWAY_LABELS
+    proxies: Callable[[], list[dict]] = istio.gateway_pods
     admin: Callable[[str], str] = istio.gateway_request
 
     def pods(self) -> list[dict]:
@@ -135,6 +136,30 @@ def obeys_subset(target: Target) -> str:
     finally:
         kube.kubectl("delete", "envoyfilter", "subset", "-n", namespace)
     return "a subset of one endpoint is obeyed"
+
+
+def walks_down_the_list(target: Target) -> str:
+    """An engine refuses the gateway, and nothing else, while its conversations go on. The gateway repeats the requests at another."""
+    kube.wait_until("all engines are ready", lambda: all(map(kube.is_ready, target.pods())))
+    pids = [f"{pod['status']['podIP']}:8000={processes.container_pid(pod['metadata']['name'], target.namespace)}" for pod in target.pods()]
+    gateways = ",".join(pod["status"]["podIP"] for pod in target.proxies())
+    before = failed_attempts(target)
+    found = json.loads(node.run(sys.executable, str(HERE / "refused.py"), target.address, gateways, *pids))
+    return walked(found, failed_attempts(target) - before)
+
+
+def walked(found: dict, repeated_count: int) -> str:
+    """What became of the requests. Raises Failed if one failed, if none was repeated, or if the engine did not serve again."""
+    refused = [turn for part in ("before", "meanwhile", "after") for turn in found[part] if turn["status"] != 200]
+    engine, meanwhile = found["engine"], found["meanwhile"]
+    if refused or any(turn["served_by"] == engine for turn in meanwhile):
+        raise Failed(f"{engine} refused the gateway, and {len(refused)} chats failed: {refused[:2]}; meanwhile {meanwhile}")
+    if not repeated_count or not found["packets"]:
+        raise Failed(f"{engine} refused {found['packets']} packets, and {repeated_count} of {len(meanwhile)} requests were repeated at another")
+    if found["after"][-1]["served_by"] != engine:
+        raise Failed(f"{engine} does not serve {found['return_seconds']:.0f} s after it accepts connections again")
+    told = f"an engine refused the gateway: {repeated_count} of {len(meanwhile)} requests repeated at another, none failed"
+    return f"{told}, and it served again after {found['return_seconds']:.1f} s"
 
 
 # === Work under load ===

@@ -30,6 +30,7 @@ import istio_faults
 import istio_steps
 import paths
 import previous
+import refused
 import table
 from arrivals import STREAM_SECONDS, TOKENS_PER_SECOND, Arrival, Report, Result, arrivals, longest_gap, summarize
 from paths import BIN, ROOT
@@ -327,6 +328,18 @@ class Istio(unittest.TestCase):
     def test_attempts_are_those_that_the_module_counts_where_there_is_one(self) -> None:
         pages = {"stats?filter=failed_attempts": "wasmcustom.switchpoint_failed_attempts_total: 2\n"}
         self.assertEqual(istio_steps.failed_attempts(istio_steps.Target("gateway:80", "n", admin=pages.__getitem__)), 2)
+
+    def test_a_walk_needs_a_repeated_request_and_an_engine_that_serves_again(self) -> None:
+        a, b, failed = ({"status": 200, "served_by": "a"}, {"status": 200, "served_by": "b"}, {"status": 503, "text": ""})
+        good = {"engine": "a", "before": [a, b], "meanwhile": [b, b], "packets": 1, "after": [b, a], "return_seconds": 1.0}
+        self.assertIn("1 of 2 requests repeated", istio_steps.walked(good, 1))
+        for count, change in ((0, {}), (1, {"packets": 0}), (1, {"meanwhile": [a]}), (1, {"meanwhile": [b, failed]}), (1, {"after": [b]})):
+            with self.subTest(change), self.assertRaises(istio_steps.Failed):
+                istio_steps.walked(good | change, count)
+
+    def test_only_packets_of_the_gateway_are_refused(self) -> None:
+        self.assertIn("ip saddr { 10.0.0.1, 10.0.0.2 } tcp dport 8000 counter reject with tcp reset", refused.rules(["10.0.0.1", "10.0.0.2"], "8000"))
+        self.assertEqual(refused.refused("ip saddr 10.0.0.1 tcp dport 8000 counter packets 3 bytes 180 reject with tcp reset"), 3)
 
     def test_the_drill_runs_the_commands_of_the_page(self) -> None:
         called = mock.Mock()
