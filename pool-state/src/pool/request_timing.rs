@@ -39,6 +39,8 @@ pub struct RequestTiming {
     prefill: Option<(EndpointRef, Conditions)>,
     /// The prediction for the first endpoint of the ranked list.
     predicted: Option<Prediction>,
+    /// Whether prompts of other VMs were before it, whose first tokens this VM does not see.
+    is_behind_others: bool,
     /// The position of the endpoint that serves; the first until a retry is known.
     serving: usize,
     service_ms: Option<f32>,
@@ -142,6 +144,8 @@ impl ManagedPool {
         let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
         let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
         let prefill = route.prefill.and_then(conditions);
+        let prompting = prefill.or_else(|| candidates.first().copied());
+        let is_behind_others = prompting.is_some_and(|(endpoint, _)| self.has_prompts_of_others(endpoint));
         let first = candidates.first().filter(|_| prefill.is_none());
         let predicted = state.snapshot.latency().zip(first).and_then(|(model, (endpoint, at))| model.predict(*endpoint, at).ok());
         Some(Box::new(RequestTiming {
@@ -149,6 +153,7 @@ impl ManagedPool {
             candidates,
             prefill,
             predicted,
+            is_behind_others,
             serving: 0,
             service_ms: None,
             tokens: 0,
@@ -158,8 +163,13 @@ impl ManagedPool {
         }))
     }
 
+    /// Whether prompts of other VMs wait or are computed at the endpoint.
+    fn has_prompts_of_others(&self, endpoint: EndpointRef) -> bool {
+        self.in_flight.load(endpoint).prefills.prompts != self.in_flight.own(endpoint).prefills.prompts
+    }
+
     /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
-    /// meanwhile, whose first tokens this VM does not see.
+    /// at the pick, or has some now: this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.prefills_at() else { return };
@@ -167,10 +177,10 @@ impl ManagedPool {
         if self.learning.first_tokens.len() <= slot {
             self.learning.first_tokens.resize(slot + 1, Timestamp(0));
         }
+        let has_others = watch.is_behind_others || self.has_prompts_of_others(endpoint);
         let Some(last) = self.learning.first_tokens.get_mut(slot) else { return };
         let before = std::mem::replace(last, now);
-        let ours_alone = self.in_flight.load(endpoint).prefills.prompts == self.in_flight.own(endpoint).prefills.prompts;
-        if ours_alone && !watch.retried() {
+        if !has_others && !watch.retried() {
             watch.service_ms = Some(ms_between(watch.picked_at.max(before), now));
         }
     }
