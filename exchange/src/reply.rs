@@ -86,7 +86,7 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
             PickRefusal::Held(why) => Self::Held(why),
             // A request whose endpoint is full is held, not refused.
-            PickRefusal::Full(_) | PickRefusal::Left(_) => Self::Shed(ShedReason::Saturated),
+            PickRefusal::Full(_) | PickRefusal::TooLarge(_) | PickRefusal::Left(_) => Self::Shed(ShedReason::Saturated),
             PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
         }
     }

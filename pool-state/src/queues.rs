@@ -4,10 +4,10 @@
 //! request leaves exactly once: it is sent, refused, or dropped because its client left.
 //!
 //! Releases happen in *passes*. A pass begins when an endpoint may have got room
-//! ([`FlowQueues::room_changed`]). It names the requests to try, one by one, in the order of bands,
-//! flows and arrival ([`FlowQueues::next_due`]); the caller picks an endpoint for each and says
-//! whether it has room. A request that does not fit lets others pass that go elsewhere, within
-//! [`LOOK_AHEAD`].
+//! ([`FlowQueues::room_changed`], [`FlowQueues::room_freed`]). It names the requests to try, one by
+//! one, in the order of bands, flows and arrival ([`FlowQueues::next_due`]); the caller picks an
+//! endpoint for each and says whether it has room. A request that does not fit lets others pass
+//! that go elsewhere, within [`LOOK_AHEAD`].
 
 mod arrival;
 mod band;
@@ -28,7 +28,7 @@ use band::{BandQueue, HeldEntry};
 use outside::OutsideQueues;
 use pass::ReleasePass;
 use revocation::Revocations;
-use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits};
+use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits, TRIES_AT_ENDPOINT};
 use scheduler::{EndpointRef, Timestamp};
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
@@ -110,6 +110,10 @@ pub struct HeldRefusal {
 // === impl HeldTicket ===
 
 impl HeldTicket {
+    pub(crate) fn priority(&self) -> i32 {
+        self.flow.priority
+    }
+
     /// The hash of the fairness id.
     pub(crate) fn flow_id(&self) -> u64 {
         self.flow.id
@@ -142,7 +146,8 @@ impl FlowQueues {
         self.bands.iter().map(|band| &band.counters)
     }
 
-    /// Whether [`Self::next_due`] may name a request.
+    /// Whether [`Self::next_due`] may name a request. Freed room that was not looked at does not
+    /// count.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let is_due = if self.is_shared() { self.shared.is_due() } else { self.held > 0 && self.pass.is_due() };
@@ -156,7 +161,38 @@ impl FlowQueues {
             self.shared.room_changed();
         } else if self.held > 0 {
             self.pass.begin();
+        } else {
+            self.shared.room_changed_for_none();
         }
+    }
+
+    /// A request at the endpoint has made room: like [`Self::room_changed`], if any request fits
+    /// there. The owner of the loads looks at [`Self::freed`].
+    pub(crate) fn room_freed(&mut self, endpoint: EndpointRef) {
+        if !self.any_held() || !self.pass.add_freed(endpoint) {
+            self.room_changed();
+        }
+    }
+
+    /// Whether room was freed that was not looked at.
+    #[must_use]
+    pub fn has_freed(&self) -> bool {
+        !self.pass.freed().is_empty()
+    }
+
+    /// The endpoints where room was freed.
+    pub(crate) fn freed(&self) -> &[EndpointRef] {
+        self.pass.freed()
+    }
+
+    /// The freed endpoints were looked at.
+    pub(crate) fn forget_freed(&mut self) {
+        self.pass.forget_freed();
+    }
+
+    /// No request of this priority fits at the endpoint: this pass tries none there.
+    pub(crate) fn endpoint_full(&mut self, endpoint: EndpointRef, priority: i32) {
+        self.pass.endpoint_full(endpoint, priority, TRIES_AT_ENDPOINT);
     }
 
     /// Whether a request of this priority may be tried at once: nothing of its band waits, and the
@@ -224,7 +260,6 @@ impl FlowQueues {
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
         // While a pass is due, the requests before this one are tried first.
         let is_due = self.pass.is_due();
-        self.shared.look();
         let band = self.band_mut(own);
         let is_first = band.held == 0;
         let flow = band.flow_ref(arrival.flow_id());

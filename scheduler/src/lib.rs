@@ -86,4 +86,4 @@ pub use pipeline::{
 mod snapshot;
 pub use snapshot::{Snapshot, Version};
 mod schedule;
-pub use schedule::{has_room, predict, saturation, schedule, schedule_again, tracked_slo};
+pub use schedule::{has_room, is_full, predict, saturation, schedule, schedule_again, tracked_slo};

@@ -1,7 +1,7 @@
 //! Decides where a request goes: the control flow of scheduling above its profiles.
 
 use crate::candidates::Candidates;
-use crate::decision::{Decision, Explanation, Route, UnavailableReason};
+use crate::decision::{Decision, Explanation, RankedList, Route, UnavailableReason};
 use crate::endpoint::EndpointIndex;
 use crate::filter::{ReadinessFilter, ServesModelFilter, SubsetFilter};
 use crate::flow::RoomLimits;
@@ -77,38 +77,28 @@ pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: LocalState
 /// allow; always, without flow control.
 #[must_use]
 pub fn has_room(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, route: &Route, limits: RoomLimits) -> bool {
-    let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
-    let predictions = &Predictions::new(None);
-    let context = Context {
-        table,
-        request,
-        local,
-        settings: pipeline.production(),
-        predicts: pipeline.predicts(),
-        predictions,
-        affinity_blocks: local.matched_blocks,
-        early_stage: false,
-    };
-    pipeline.flow_control().is_none() || pipeline.has_room(&context, route, limits)
+    let pipeline = snapshot.pipeline();
+    pipeline.flow_control().is_none() || pipeline.has_room(&context(snapshot, request, local, &Predictions::new(None)), route, limits)
+}
+
+/// Whether the limits leave no room at the endpoint for a request without tokens, so for none that
+/// needs no other endpoint.
+#[must_use]
+pub fn is_full(snapshot: &Snapshot, local: LocalState<'_>, endpoint: EndpointIndex, limits: RoomLimits) -> bool {
+    RankedList::new([endpoint]).is_some_and(|one| !has_room(snapshot, &Request::default(), local, &Route::to(one), limits))
 }
 
 /// How full the pool is by its detector, for metrics; 1 is full.
 #[must_use]
 pub fn saturation(snapshot: &Snapshot, local: LocalState<'_>) -> f64 {
-    let (table, pipeline, request) = (snapshot.table(), snapshot.pipeline(), Request::default());
-    let predictions = &Predictions::new(None);
-    let context = Context {
-        table,
-        request: &request,
-        local,
-        settings: pipeline.production(),
-        predicts: pipeline.predicts(),
-        predictions,
-        affinity_blocks: local.matched_blocks,
-        early_stage: false,
-    };
-    let all: Vec<EndpointIndex> = table.indices().collect();
-    pipeline.saturation(&context, &all)
+    let all: Vec<EndpointIndex> = snapshot.table().indices().collect();
+    snapshot.pipeline().saturation(&context(snapshot, &Request::default(), local, &Predictions::new(None)), &all)
+}
+
+fn context<'a>(snapshot: &'a Snapshot, request: &'a Request<'a>, local: LocalState<'a>, predictions: &'a Predictions) -> Context<'a> {
+    let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
+    let (settings, predicts) = (pipeline.production(), pipeline.predicts());
+    Context { table, request, local, settings, predicts, predictions, affinity_blocks: local.matched_blocks, early_stage: false }
 }
 
 fn decide(
@@ -120,9 +110,7 @@ fn decide(
     mut explanation: Option<&mut Explanation>,
 ) -> Decision {
     let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
-    let (settings, predicts) = (pipeline.production(), pipeline.predicts());
-    let context =
-        Context { table, request, local, settings, predicts, predictions, affinity_blocks: local.matched_blocks, early_stage: false };
+    let context = context(snapshot, request, local, predictions);
     if let Some(explanation) = explanation.as_deref_mut() {
         *explanation = Explanation {
             prompt_tokens: request.prompt_tokens,

@@ -284,11 +284,13 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn hold(&mut self, replica: &Self::Pool, number: u64) {
         self.metrics.count(Stat::Held);
-        let replica = &mut *replica.borrow_mut();
-        replica.hold(number, self.stream.clone());
-        if replica.pool.queues().is_shared() {
+        replica.borrow_mut().hold(number, self.stream.clone());
+        if replica.borrow().pool.queues().is_shared() {
+            let now = self.proxy.now();
             // If another VM wrote first, this one writes when it looks at the order soon.
-            self.vm.borrow().claim(replica, self.proxy.now());
+            self.claim(replica, now);
+            self.vm.borrow().look_at_freed(&mut replica.borrow_mut(), now);
+            self.release_held(replica);
         }
     }
 
@@ -300,8 +302,11 @@ impl<H: Host> RequestHost for FilterHost<H> {
         self.vm.borrow().claim(&mut replica.borrow_mut(), now)
     }
 
-    fn release_held(&mut self, _: &Self::Pool) {
-        self.vm.borrow_mut().release_soon();
+    fn release_held(&mut self, replica: &Self::Pool) {
+        // Freed room that is still to be looked at waits for the end of the stream, which follows.
+        if replica.borrow().pool.queues().is_due() {
+            self.vm.borrow_mut().release_soon(replica);
+        }
     }
 
     fn log_hold(&mut self, ms: u64, priority: i32) {
@@ -422,6 +427,7 @@ impl<H: Host> FilterHost<H> {
             PoolUse::Respond | PoolUse::ReadResponse | PoolUse::Release => {
                 vm.publish_load(replica, now, SharingOccasion::End);
                 vm.receive_loads(replica, now, SharingOccasion::End);
+                vm.look_at_freed(replica, now);
                 if usage == PoolUse::Release {
                     vm.publish_observations(replica);
                 }

@@ -54,8 +54,9 @@ impl FlowOrder {
         backlog::write(&sum)
     }
 
-    /// Reads the order and decides on the next step of this VM.
-    pub fn turn<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> FlowTurn {
+    /// Reads the order and decides on the next step of this VM, which may resume a request now or
+    /// not.
+    pub fn turn<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: (u64, bool), now: Timestamp) -> FlowTurn {
         if self.read(host) {
             return pool.flow_turn(&mut self.order, vm, now);
         }
@@ -64,19 +65,19 @@ impl FlowOrder {
         FlowTurn::Rest
     }
 
-    /// Writes what [`Self::turn`] changed. False if another VM wrote first.
+    /// Puts in the requests that this VM holds now, to be written. Returns the VM to wake after
+    /// that.
+    pub fn put(&mut self, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> Option<u64> {
+        pool.write_order(&mut self.order, vm, now)
+    }
+
+    /// Writes what [`Self::turn`] or [`Self::put`] changed. False if another VM wrote since the
+    /// order was read.
     pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
         let write = |expect| host.share(&self.key, &flow_order::write(&self.order), expect);
         // If the proxy refuses for another reason, this VM goes on without the others.
         let is_first = self.read.take().is_some_and(|expect| write(expect) != Err(HostError::CONFLICT));
         pool.order_written(is_first);
         is_first
-    }
-
-    /// Writes the requests that this VM holds now, unless another VM wrote since the order was
-    /// read.
-    pub fn write_own<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) -> bool {
-        pool.write_order(&mut self.order, vm, now);
-        self.write(host, pool)
     }
 }

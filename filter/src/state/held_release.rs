@@ -21,19 +21,17 @@ const TURNS_MAX: usize = 64;
 impl<H: Host> VmState<H> {
     /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
     pub(super) fn next_held_of(&self, replica: &mut PoolReplica, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
+        replica.pool.look_at_freed(now);
         let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return replica.next_held(now) };
-        for ask in replica.pool.take_asks() {
-            let others = self.vm_slot.vm_table.alive(now).filter(|(_, row)| row.serves && row.vm != me.vm).count();
-            self.pass_ask(&replica.name, ask, u32::try_from(others).unwrap_or(u32::MAX), now);
-        }
+        self.pass_asks(replica, now);
         for _ in 0..TURNS_MAX {
-            let turn = replica.flow_order.turn(&self.host, &mut replica.pool, me.vm, now);
-            match turn {
-                FlowTurn::Rest => return None,
-                FlowTurn::Write(wake) => {
-                    let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
-                    wake.filter(|_| is_written).into_iter().for_each(|vm| self.wake(vm, now));
-                }
+            if !replica.pool.queues().is_due() {
+                return None;
+            }
+            match replica.flow_order.turn(&self.host, &mut replica.pool, (me.vm, true), now) {
+                FlowTurn::Rest | FlowTurn::WakeSelf => return None,
+                FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return None,
+                FlowTurn::Write(_) => {}
                 FlowTurn::Resume(number) | FlowTurn::Try(number) => {
                     if let Some(stream) = replica.held_stream(number) {
                         // The loads are read after the order: see there.
@@ -46,11 +44,56 @@ impl<H: Host> VmState<H> {
         None
     }
 
+    /// Takes the turn of this VM without resuming a request. False if a root context must: one of
+    /// this VM is next.
+    pub(super) fn pass_turn(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
+        let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return false };
+        self.pass_asks(replica, now);
+        for _ in 0..TURNS_MAX {
+            if !replica.pool.queues().is_due() {
+                return true;
+            }
+            match replica.flow_order.turn(&self.host, &mut replica.pool, (me.vm, false), now) {
+                FlowTurn::Rest => return true,
+                FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return true,
+                FlowTurn::Write(_) => {}
+                FlowTurn::Resume(_) | FlowTurn::Try(_) | FlowTurn::WakeSelf => return false,
+            }
+        }
+        false
+    }
+
+    /// Looks at the endpoints where requests made room, after this VM has published its load: see
+    /// [`exchange::ManagedPool::look_at_freed`]. If it knows of no room, it reads the loads of the
+    /// others before.
+    pub fn look_at_freed(&self, replica: &mut PoolReplica, now: Timestamp) {
+        let queues = replica.pool.queues();
+        if queues.has_freed() && queues.is_shared() && !replica.pool.has_freed_room(now) {
+            self.receive_loads(replica, now, SharingOccasion::Claim);
+        }
+        replica.pool.look_at_freed(now);
+    }
+
+    /// Writes the order, then wakes the other VM. False if another VM wrote meanwhile.
+    fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
+        let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
+        wake.filter(|_| is_written).into_iter().for_each(|vm| self.wake(vm, now));
+        is_written
+    }
+
     /// Wakes another VM, which holds the request that goes next.
     fn wake(&self, vm: u64, now: Timestamp) {
         let row = self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm == vm && row.queue != 0);
         if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, b"held")) {
             self.host_error("a wake-up", error);
+        }
+    }
+
+    /// Asks other VMs for the room that requests here lack.
+    fn pass_asks(&self, replica: &mut PoolReplica, now: Timestamp) {
+        for ask in replica.pool.take_asks() {
+            let others = self.vm_slot.vm_table.alive(now).filter(|(_, row)| row.serves && row.vm != self.id).count();
+            self.pass_ask(&replica.name, ask, u32::try_from(others).unwrap_or(u32::MAX), now);
         }
     }
 
@@ -86,7 +129,10 @@ impl<H: Host> VmState<H> {
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
         match self.vm_context().filter(|_| replica.pool.queues().has_flow_peers()) {
             None => true,
-            Some(me) => replica.flow_order.write_own(&self.host, &mut replica.pool, me.vm, now),
+            Some(me) => {
+                let wake = replica.flow_order.put(&mut replica.pool, me.vm, now);
+                self.write_order(replica, wake, now)
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
 
-use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder};
-use scheduler::{Decision, EndpointRef, Request, Timestamp, UnavailableReason};
+use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder, UsageCeiling};
+use scheduler::{Decision, EndpointRef, LocalState, Request, Timestamp, UnavailableReason};
 
 use super::{DecisionObserver, LedgerHold, ManagedPool, RecordedPick};
 use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket};
@@ -25,14 +25,22 @@ pub struct HeldClaim {
     entry: ClaimedEntry,
 }
 
-/// The limits for a request, and its number if it is held.
+/// The request that seeks room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoomSeeker {
+    /// A request that arrives. If it needs a claim, it is not sent now.
+    Arrival { needs_claim: bool },
+    /// The held request of this number.
+    Held(u64),
+}
+
+/// The limits for a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoomCheck {
     pub(super) limits: RoomLimits,
     /// Whether room is left to other proxies for a while.
     pub(super) is_over_share: bool,
-    /// The number of the request, if it is held.
-    pub(super) number: Option<u64>,
+    pub(super) seeker: RoomSeeker,
 }
 
 // === impl ManagedPool ===
@@ -53,12 +61,40 @@ impl ManagedPool {
     /// Whether a host must call [`Self::next_due`].
     #[must_use]
     pub fn has_due(&self) -> bool {
-        self.queues.is_due()
+        self.queues.is_due() || self.queues.has_freed()
+    }
+
+    /// Looks at the endpoints where requests made room: a pass begins if any request fits there. A
+    /// host that shares its queues publishes its load and reads the others' before, because each
+    /// of two VMs may free a part of what a request needs.
+    pub fn look_at_freed(&mut self, now: Timestamp) {
+        if self.has_freed_room(now) {
+            self.queues.room_changed();
+        }
+        self.queues.forget_freed();
+    }
+
+    /// Whether any request fits at an endpoint where requests made room.
+    #[must_use]
+    pub fn has_freed_room(&self, now: Timestamp) -> bool {
+        self.queues.freed().iter().any(|endpoint| !self.is_full(*endpoint, RoomLimits::ALL, now))
+    }
+
+    /// Whether no request fits at the endpoint, however small. False where that is not certain:
+    /// with stages at several endpoints, and with a limit that differs from try to try.
+    pub(super) fn is_full(&self, endpoint: EndpointRef, limits: RoomLimits, now: Timestamp) -> bool {
+        let Some(state) = &self.state else { return false };
+        let is_certain = matches!(limits.ceiling, UsageCeiling::Fixed(_)) && !state.snapshot.pipeline().disaggregates();
+        let index = state.snapshot.table().indices().zip(&state.refs).find(|(_, known)| **known == endpoint);
+        let Some((index, _)) = index.filter(|_| is_certain) else { return false };
+        let local = LocalState { metrics_stale: state.metrics_stale(now), ..LocalState::new(&self.in_flight) };
+        scheduler::is_full(&state.snapshot, local, index, limits)
     }
 
     /// The number of the next held request that its host must resume; `None` if there is none for
     /// now. Call it until then.
     pub fn next_due(&mut self, now: Timestamp) -> Option<u64> {
+        self.look_at_freed(now);
         let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
         match control {
             Some(control) => self.queues.next_due(control, now),
@@ -85,12 +121,13 @@ impl ManagedPool {
         if self.flow_control().is_none() {
             return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
         }
-        let (mut full_at, mut lacks_room) = (None, false);
         // A request that needs a claim is held first, if only for a moment.
         let is_shared = self.queues.is_shared();
-        if !is_shared && self.queues.may_pass(request.priority, now) {
-            match self.pick_with_room(request, model, None, now, observer) {
-                Err(PickRefusal::Full(endpoint)) => (full_at, lacks_room) = (Some(endpoint), true),
+        let (mut full_at, mut lacks_room, mut is_full) = (None, false, false);
+        if is_shared || self.queues.may_pass(request.priority, now) {
+            match self.pick_with_room(request, model, RoomSeeker::Arrival { needs_claim: is_shared }, now, observer) {
+                Err(PickRefusal::Full(endpoint)) => (full_at, lacks_room, is_full) = (Some(endpoint), true, true),
+                Err(PickRefusal::TooLarge(endpoint)) => (full_at, lacks_room) = (Some(endpoint), true),
                 Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
                 Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
                 picked => {
@@ -105,6 +142,16 @@ impl ManagedPool {
         };
         let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), full_at, now);
         let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
+        match full_at.filter(|_| is_full) {
+            Some(endpoint) => {
+                self.found_full(&ticket, endpoint, now);
+                // Another VM that made room since may not know that this one holds a request.
+                if self.queues.is_shared() {
+                    self.queues.room_freed(endpoint);
+                }
+            }
+            None => self.queues.look(),
+        }
         if lacks_room {
             self.ask_for_room(&ticket, full_at, now);
         }
@@ -148,7 +195,7 @@ impl ManagedPool {
         if let Some(refusal) = self.queues.take_refusal(ticket.number) {
             return Err(PickRefusal::Held(refusal));
         }
-        match self.pick_with_room(request, model, Some(ticket.number), now, observer) {
+        match self.pick_with_room(request, model, RoomSeeker::Held(ticket.number), now, observer) {
             Ok(picked) => {
                 let Some(entry) = self.queues.take_for_claim(ticket) else {
                     self.take_back(picked.hold, &[]);
@@ -158,6 +205,11 @@ impl ManagedPool {
                 Ok(Some(HeldClaim { picked, entry }))
             }
             Err(PickRefusal::Full(endpoint)) => {
+                self.found_full(ticket, endpoint, now);
+                self.ask_for_room(ticket, Some(endpoint), now);
+                Ok(None)
+            }
+            Err(PickRefusal::TooLarge(endpoint)) => {
                 self.queues.found_full(ticket, Some(endpoint), now);
                 self.ask_for_room(ticket, Some(endpoint), now);
                 Ok(None)
@@ -175,6 +227,12 @@ impl ManagedPool {
                 Err(refusal)
             }
         }
+    }
+
+    /// The endpoint has no room for any request of the band of this one.
+    fn found_full(&mut self, ticket: &HeldTicket, endpoint: EndpointRef, now: Timestamp) {
+        self.queues.found_full(ticket, Some(endpoint), now);
+        self.queues.endpoint_full(endpoint, ticket.priority());
     }
 
     /// Ends a claim. Returns the pick if the room is the request's; otherwise it stays held.
@@ -246,14 +304,16 @@ impl ManagedPool {
     pub fn read_order(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
         if let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
             self.queues.read_order(control, order, vm, now);
+            self.queues.enter_round(order);
         }
     }
 
     /// Decides on the next step of the host for held requests, while [`FlowQueues::is_shared`].
-    /// `order` was read just now.
-    pub fn flow_turn(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> FlowTurn {
+    /// `order` was read just now. `may_resume`: the host may resume a request now.
+    pub fn flow_turn(&mut self, order: &mut SharedOrder, (vm, may_resume): (u64, bool), now: Timestamp) -> FlowTurn {
         match self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
-            Some(control) => self.queues.turn(control, order, vm, now),
+            Some(control) => self.queues.turn(control, order, (vm, may_resume), now),
+            None if !may_resume => FlowTurn::WakeSelf,
             None => {
                 self.queues.end_all(now);
                 self.queues.next_untold().map_or(FlowTurn::Rest, FlowTurn::Resume)
@@ -261,11 +321,10 @@ impl ManagedPool {
         }
     }
 
-    /// Puts what this VM holds into the order, to be written.
-    pub fn write_order(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) {
-        if let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
-            self.queues.write_order(control, order, vm, now);
-        }
+    /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
+    pub fn write_order(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> Option<u64> {
+        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        control.and_then(|control| self.queues.write_order(control, order, vm, now))
     }
 
     /// Leaves held requests to the next tick, because the order cannot be read.
@@ -301,14 +360,20 @@ impl ManagedPool {
         &mut self,
         request: &Request<'_>,
         model: &str,
-        number: Option<u64>,
+        seeker: RoomSeeker,
         now: Timestamp,
         observer: &mut impl DecisionObserver,
     ) -> Result<RecordedPick, PickRefusal> {
         let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
         let limits = control.map_or(RoomLimits::ALL, |control| self.queues.limits(control, request.priority, now));
         let is_over_share = self.queues.is_over_share(request.priority, || self.running());
-        self.pick_observed(request, model, Some(RoomCheck { limits, is_over_share, number }), now, observer)
+        let picked = self.pick_observed(request, model, Some(RoomCheck { limits, is_over_share, seeker }), now, observer)?;
+        // The last room is gone: others need not try.
+        let endpoint = picked.hold.endpoint();
+        if matches!(seeker, RoomSeeker::Held(_)) && self.is_full(endpoint, limits, now) {
+            self.queues.endpoint_full(endpoint, request.priority);
+        }
+        Ok(picked)
     }
 
     /// The running requests of all proxies, as far as known.
@@ -330,7 +395,8 @@ impl ManagedPool {
 
     /// Whether an older request that waits has a claim on the endpoint.
     pub(super) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, check: RoomCheck) -> bool {
-        self.queues.is_claimed(endpoint, priority, check.number)
+        let number = if let RoomSeeker::Held(number) = check.seeker { Some(number) } else { None };
+        self.queues.is_claimed(endpoint, priority, number)
     }
 
     fn expected_output(&self, request: &Request<'_>) -> f64 {

@@ -12,7 +12,7 @@ use scheduler::{
 };
 
 use super::cache_places::CachePlaces;
-use super::flow::RoomCheck;
+use super::flow::{RoomCheck, RoomSeeker};
 use super::request_timing::RequestTiming;
 use super::{EndpointFailures, EndpointLookups, ManagedPool, PublishedState, adapters};
 use crate::queues::{FlowCharge, short_id};
@@ -216,9 +216,11 @@ impl ManagedPool {
             let has_room = scheduler::has_room(&state.snapshot, request, local, &route, check.limits);
             let endpoint = state.endpoint(serving).map(|(endpoint, _)| endpoint);
             if let Some(full) = endpoint.filter(|_| !has_room) {
-                return Err(PickRefusal::Full(full));
+                let is_full = self.is_full(full, check.limits, now);
+                return Err(if is_full { PickRefusal::Full(full) } else { PickRefusal::TooLarge(full) });
             }
-            let is_left = |endpoint: &EndpointRef| self.is_claimed(*endpoint, request.priority, check);
+            let needs_claim = check.seeker == RoomSeeker::Arrival { needs_claim: true };
+            let is_left = |endpoint: &EndpointRef| needs_claim || self.is_claimed(*endpoint, request.priority, check);
             if let Some(left) = endpoint.filter(is_left) {
                 return Err(PickRefusal::Left(left));
             }
@@ -298,8 +300,9 @@ impl ManagedPool {
 
     /// Moves load and placement to `to`, another endpoint of the ranked list, which served.
     pub fn move_pick(&mut self, held: &mut LedgerHold, to: EndpointRef, blocks: &[u64]) {
+        self.queues.room_freed(held.serving.endpoint());
         self.in_flight.transfer(&mut held.serving, to);
-        self.queues.room_changed();
+        self.queues.room_freed(to);
         held.watch = held.watch.take().and_then(|mut watch| watch.move_to(to).then_some(watch));
         self.sharing.changes += 1;
         // An endpoint that is gone, or has a new generation, needs no placement. Where another
@@ -333,9 +336,9 @@ impl ManagedPool {
     /// Releases the tickets of earlier stages, because the serving endpoint answered.
     pub fn finish_earlier_stages(&mut self, held: &mut LedgerHold) {
         for ticket in held.stages.drain(..) {
+            self.queues.room_freed(ticket.endpoint());
             self.in_flight.release(ticket);
             self.sharing.changes += 1;
-            self.queues.room_changed();
         }
     }
 
@@ -344,7 +347,7 @@ impl ManagedPool {
         self.observe_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
         self.sharing.changes += 1;
-        self.queues.room_changed();
+        self.queues.room_freed(held.serving.endpoint());
     }
 
     /// Adds output tokens. They are not published one by one: the next load report has them.
@@ -384,9 +387,9 @@ impl ManagedPool {
         if let Some(charge) = held.charge {
             self.settle_charge(charge, held.serving.load().decode_tokens);
         }
+        self.queues.room_freed(held.serving.endpoint());
         self.in_flight.release(held.serving);
         self.sharing.changes += 1;
-        self.queues.room_changed();
     }
 
     /// The SLOs that count for the request at its serving endpoint, computed before the load of the

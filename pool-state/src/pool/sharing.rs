@@ -68,7 +68,7 @@ impl ManagedPool {
     pub fn read_load_report(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>, counts: bool) -> bool {
         let slos = row.replace(bytes, counts, self.in_flight.others_mut());
         if row.head().vm == LoadReportHead::OUTSIDE {
-            self.queues.room_changed();
+            self.queues.others_freed();
         } else {
             self.queues.peer_changed();
         }
@@ -108,7 +108,7 @@ impl ManagedPool {
         self.recount_load_reports([]);
         let others = self.in_flight.others_mut();
         loads.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
-        self.queues.room_changed();
+        self.queues.others_freed();
     }
 
     /// Applies another worker's record of an endpoint's failures.

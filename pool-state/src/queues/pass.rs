@@ -17,6 +17,10 @@ const FULL_SHARED_MAX: usize = 64;
 /// The most requests of a band that are looked at in one pass.
 pub(super) const SCAN_MAX: usize = 64;
 
+/// The most endpoints with freed room that are looked at before a pass; with more, it begins at
+/// once. The requests that one call ends are at one or two endpoints.
+const FREED_MAX: usize = 8;
+
 /// From this wait on, in ms, a request claims its endpoint: no later request may take the room
 /// there, so that a long prompt is not passed for ever by short ones.
 const CLAIM_AFTER_MS: u64 = 1_000;
@@ -30,6 +34,8 @@ pub(super) struct ReleasePass {
     /// The numbers of the requests that were tried without success.
     tried: Vec<u64>,
     full: Vec<FullEndpoint>,
+    /// The endpoints where requests made room since the last look.
+    freed: Vec<EndpointRef>,
     /// The requests that claim an endpoint: endpoint, priority, number.
     claims: Vec<(EndpointRef, i32, u64)>,
     /// How many requests were tried again that no endpoint could serve before.
@@ -69,22 +75,48 @@ impl ReleasePass {
         if waited_ms >= CLAIM_AFTER_MS && !self.is_claimed(endpoint, priority, None) {
             self.claims.push((endpoint, priority, number));
         }
+        self.endpoint_full(endpoint, priority, 1);
+    }
+
+    /// Counts requests that found no room at the endpoint.
+    pub(super) fn endpoint_full(&mut self, endpoint: EndpointRef, priority: i32, tries: u32) {
         match self.full.iter_mut().find(|full| full.endpoint == endpoint && full.priority >= priority) {
-            Some(full) => full.tries = full.tries.saturating_add(1),
-            None => self.full.push(FullEndpoint { endpoint, priority, tries: 1 }),
+            Some(full) => full.tries = full.tries.saturating_add(tries),
+            None => self.full.push(FullEndpoint { endpoint, priority, tries }),
         }
     }
 
-    /// Merges the full endpoints of this VM with those that other VMs found in this round.
-    fn share_full(&mut self, shared: &mut Vec<FullEndpoint>) {
-        for full in shared.iter() {
+    /// Records an endpoint where room was made. False if there are too many.
+    pub(super) fn add_freed(&mut self, endpoint: EndpointRef) -> bool {
+        let is_known = self.freed.contains(&endpoint);
+        if !is_known && self.freed.len() < FREED_MAX {
+            self.freed.push(endpoint);
+            return true;
+        }
+        is_known
+    }
+
+    pub(super) fn freed(&self) -> &[EndpointRef] {
+        &self.freed
+    }
+
+    pub(super) fn forget_freed(&mut self) {
+        self.freed.clear();
+    }
+
+    /// Begins with the round of the shared order, unless it is in it, and adds the endpoints that
+    /// other VMs found full.
+    pub(super) fn enter(&mut self, order: &SharedOrder) {
+        if self.round != order.round {
+            self.begin();
+            self.round = order.round;
+        }
+        for full in &order.full {
             match self.full.iter_mut().find(|own| own.endpoint == full.endpoint && own.priority == full.priority) {
                 Some(own) => own.tries = own.tries.max(full.tries),
                 None => self.full.push(*full),
             }
         }
-        shared.clear();
-        shared.extend(self.full.iter().take(FULL_SHARED_MAX));
     }
 
     /// Whether another request of at least this priority claims the endpoint.
@@ -92,13 +124,11 @@ impl ReleasePass {
         self.claims.iter().any(|(at, by, claims)| *at == endpoint && *by >= priority && Some(*claims) != number)
     }
 
-    /// Begins with the round of the shared order, unless it is in it, and merges what is full.
+    /// Like [`Self::enter`], and adds to the order what this VM found full.
     pub(super) fn follow(&mut self, order: &mut SharedOrder) {
-        if self.round != order.round {
-            self.begin();
-            self.round = order.round;
-        }
-        self.share_full(&mut order.full);
+        self.enter(order);
+        order.full.clear();
+        order.full.extend(self.full.iter().take(FULL_SHARED_MAX));
     }
 
     /// The next request to try.
@@ -119,11 +149,6 @@ impl ReleasePass {
         self.tried.push(candidate.number);
     }
 
-    /// The request is tried again, as if it had not been.
-    pub(super) fn forget(&mut self, number: u64) {
-        self.tried.retain(|tried| *tried != number);
-    }
-
     /// The request that [`Self::next`] would name. Bands that are owed their minimum share come
     /// first.
     #[inline(never)] // inlined at each of its callers, it would be most of the code here
@@ -138,7 +163,7 @@ impl ReleasePass {
         let rules = control.band(band.priority)?;
         let mut account = band.account;
         let mut walks: Vec<FlowWalk<'_>> = band.flows().iter().filter_map(FlowWalk::of).collect();
-        let (mut tries, mut scanned) = (0, 0);
+        let (mut tries, mut scanned, is_only_flow) = (0, 0, walks.len() == 1);
         while tries < LOOK_AHEAD && scanned < SCAN_MAX {
             let rank = |walk: &FlowWalk<'_>| {
                 let entry = walk.entry()?;
@@ -152,7 +177,8 @@ impl ReleasePass {
             let entry = walk.entry()?;
             let tried = self.tried.contains(&number);
             if !tried && !self.is_hopeless(entry, band.priority) {
-                let tag = HeldTag { owed: band.is_owed(), priority: band.priority, rank, key };
+                let flow = if is_only_flow { walk.queue.id } else { 0 };
+                let tag = HeldTag { owed: band.is_owed(), priority: band.priority, flow, rank, key };
                 return Some(Candidate { number, tag, nowhere: entry.nowhere });
             }
             scanned += usize::from(!entry.nowhere);

@@ -5,8 +5,8 @@
 //! sends it by a claim: [`FlowQueues::turn`], a pick, [`FlowQueues::write_order`], and then
 //! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
-use scheduler::Timestamp;
 use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder};
+use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, HeldEntry};
 use super::counters::FlowOutcome;
@@ -28,11 +28,16 @@ pub enum FlowTurn {
     Resume(u64),
     /// Read the loads of the other VMs, then resume the request of this number.
     Try(u64),
-    /// Write the order, then wake this VM.
+    /// Write the order, then wake this VM. Nothing else is to be done if it was written.
     Write(Option<u64>),
+    /// A request of this VM is next, which may not be resumed now: wake this VM itself.
+    WakeSelf,
     /// Nothing.
     Rest,
 }
+
+/// The most endpoints of a row.
+const ROW_ENDPOINTS_MAX: usize = 8;
 
 /// What is known of the other VMs.
 #[derive(Debug, Default)]
@@ -43,6 +48,11 @@ pub(super) struct SharedQueues {
     others_hold: bool,
     /// Something may have made room; no round has begun for it yet.
     event: bool,
+    /// Since the reports of the others were last read, room was made that no VM was known to wait
+    /// for.
+    unheard: bool,
+    /// A round has begun that is not written yet.
+    begun: bool,
     /// A load report of another VM has changed since the last round.
     rows_changed: bool,
     /// Whether the order must be read.
@@ -66,8 +76,8 @@ impl SharedQueues {
         self.event = true;
     }
 
-    pub(super) fn look(&mut self) {
-        self.look = true;
+    pub(super) fn room_changed_for_none(&mut self) {
+        self.unheard = true;
     }
 
     /// The requests that the others hold of a band.
@@ -151,15 +161,17 @@ impl FlowQueues {
     /// reports say.
     pub(crate) fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
         let was_shared = self.is_shared();
-        // The others may have waited for an event that was not passed on.
-        self.shared.event |= others_hold && !self.shared.others_hold;
+        // Another VM may have begun to wait when room was made here. A later one has read of it.
+        self.shared.event |= std::mem::take(&mut self.shared.unheard) && others_hold && !self.shared.others_hold;
         (self.shared.has_peers, self.shared.others_hold) = (has_peers, others_hold);
         if !others_hold {
             self.shared.bands.clear();
         }
         if was_shared && !self.is_shared() {
             self.shared = SharedQueues { has_peers, ..SharedQueues::default() };
-            self.room_changed();
+            if self.held > 0 {
+                self.room_changed();
+            }
         }
     }
 
@@ -184,8 +196,18 @@ impl FlowQueues {
     /// Sets what other proxies hold, how many requests of theirs run, and the age of that.
     pub(crate) fn set_outside(&mut self, bands: &[BandHeld], facts: (u64, u64)) {
         if self.outside.set(bands, facts) {
+            self.others_freed();
+        }
+    }
+
+    /// Others may have made room, or may leave it: like [`Self::room_freed`] for each endpoint that
+    /// a request waits for.
+    pub(crate) fn others_freed(&mut self) {
+        let awaited = self.awaited();
+        if awaited.is_empty() {
             self.room_changed();
         }
+        awaited.into_iter().for_each(|(endpoint, _)| self.room_freed(endpoint));
     }
 
     /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
@@ -223,7 +245,7 @@ impl FlowQueues {
     pub(crate) fn peer_changed(&mut self) {
         if self.is_shared() {
             self.shared.rows_changed = true;
-        } else {
+        } else if self.held > 0 {
             self.room_changed();
         }
     }
@@ -233,12 +255,22 @@ impl FlowQueues {
         self.shared.look = true;
     }
 
-    /// Decides on the next step of the host. `order` was read just now.
-    pub(crate) fn turn(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) -> FlowTurn {
+    /// Decides on the next step of the host, which `may_resume` a request now. `order` was read
+    /// just now.
+    pub(crate) fn turn(
+        &mut self,
+        control: &FlowControl,
+        order: &mut SharedOrder,
+        (vm, may_resume): (u64, bool),
+        now: Timestamp,
+    ) -> FlowTurn {
         self.read_order(control, order, vm, now);
         let asked = order.row(vm).map_or(0, |row| row.evict);
         for _ in std::mem::replace(&mut self.shared.evicted, asked)..asked {
             self.evict_newest(now);
+        }
+        if !may_resume && !self.untold.is_empty() {
+            return FlowTurn::WakeSelf;
         }
         if let Some(number) = self.untold.pop_front() {
             return FlowTurn::Resume(number);
@@ -246,33 +278,44 @@ impl FlowQueues {
         if std::mem::take(&mut self.shared.rows_changed) && now.ms_since(order.began) >= ROUND_MS {
             self.shared.event = true;
         }
+        // The order was read again: what was begun and not written is not in it.
+        self.shared.event |= std::mem::take(&mut self.shared.begun);
+        self.write_accounts(control, order, vm, now);
         let next = self.begin_round(control, order, now);
-        let step = order.step(self.row(control, order, vm, now), self.shared.event || self.shared.evict > 0);
+        let step = order.step(self.row(control, order, vm, now), self.shared.begun || self.shared.evict > 0);
         self.shared.look = step == OrderStep::Try;
         match step {
+            OrderStep::Try if !may_resume => FlowTurn::WakeSelf,
             OrderStep::Try => {
                 next.into_iter().for_each(|next| self.pass.take(next));
                 next.map_or(FlowTurn::Rest, |next| FlowTurn::Try(next.number))
             }
             OrderStep::Write(wake) => {
-                self.write_services(order, vm);
+                self.write_evictions(order, vm);
                 FlowTurn::Write(wake)
             }
             OrderStep::Rest => FlowTurn::Rest,
         }
     }
 
-    /// Puts what this VM holds into the order, to be written.
-    pub(crate) fn write_order(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) {
+    /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
+    pub(crate) fn write_order(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) -> Option<u64> {
+        self.write_accounts(control, order, vm, now);
         self.begin_round(control, order, now);
-        let row = self.row(control, order, vm, now);
-        order.set_row(row);
-        self.write_services(order, vm);
+        let step = order.put(self.row(control, order, vm, now));
+        self.write_evictions(order, vm);
+        self.shared.look |= step == OrderStep::Try;
+        if let OrderStep::Write(wake) = step { wake } else { None }
+    }
+
+    /// Enters the round of the order, with what is full in it.
+    pub(crate) fn enter_round(&mut self, order: &SharedOrder) {
+        self.pass.enter(order);
     }
 
     /// Nothing is due until the next tick or event.
     pub(crate) fn rest(&mut self) {
-        (self.shared.event, self.shared.look) = (false, false);
+        (self.shared.event, self.shared.begun, self.shared.look) = (false, false, false);
     }
 
     /// The order was written. If not (another VM wrote first), it is read again.
@@ -281,7 +324,7 @@ impl FlowQueues {
             self.shared.look = true;
             return;
         }
-        (self.shared.event, self.shared.evict) = (false, 0);
+        (self.shared.begun, self.shared.evict) = (false, 0);
         for flow in self.bands.iter_mut().flat_map(|band| band.flows_mut()) {
             (flow.passed, flow.joins_at, flow.settled) = (false, None, 0.0);
         }
@@ -310,7 +353,8 @@ impl FlowQueues {
         let band = self.band_mut(ticket.flow.priority);
         band.set_accounts(ticket.flow.at, accounts);
         band.put_back(ticket.flow.at, entry);
-        self.pass.forget(ticket.number);
+        // The claim may have marked the endpoint as full.
+        self.pass.begin();
         self.shared.event = true;
     }
 
@@ -324,12 +368,12 @@ impl FlowQueues {
             let before = std::mem::replace(&mut band.account, service.account);
             band.credit = service.credit;
             for flow in band.flows_mut() {
-                let known = service.flows.iter().find(|(id, _)| *id == flow.id).map(|(_, account)| *account);
+                let known = service.flow(flow.id);
                 if std::mem::take(&mut flow.passed) {
                     // Virtual times of VMs that shared nothing are not comparable: the lead is.
                     flow.joins_at = Some(service.account.virtual_time + (flow.account.start - before.virtual_time).max(0.0));
                 }
-                let mut account = known.unwrap_or(FlowAccount { start: service.account.virtual_time, ..FlowAccount::default() });
+                let mut account = known.unwrap_or(service.idle_flow());
                 rules.fairness.settle(&mut account, flow.settled);
                 if let Some(start) = flow.joins_at {
                     account.start = account.start.max(start);
@@ -342,15 +386,16 @@ impl FlowQueues {
     }
 
     fn begin_round(&mut self, control: &FlowControl, order: &mut SharedOrder, now: Timestamp) -> Option<super::pass::Candidate> {
-        if self.shared.event {
+        if self.shared.event && !self.shared.begun {
             order.begin_round(now);
+            (self.shared.event, self.shared.begun) = (false, true);
         }
         self.pass.follow(order);
         self.pass.peek(&self.bands, control, now)
     }
 
     fn row(&self, control: &FlowControl, order: &SharedOrder, vm: u64, now: Timestamp) -> OrderRow {
-        let mut row = OrderRow {
+        OrderRow {
             vm,
             written: now,
             woken: Timestamp(0),
@@ -359,40 +404,57 @@ impl FlowQueues {
             next: self.pass.peek(&self.bands, control, now).map(|next| next.tag),
             evict: order.row(vm).map_or(0, |row| row.evict),
             bands: self.held_by_band(),
-            endpoints: Vec::new(),
-        };
-        let entries = self
-            .bands
-            .iter()
-            .flat_map(|band| band.flows().iter().flat_map(|flow| flow.held.iter().take(SCAN_MAX)).map(|entry| (entry, band.priority)));
-        let mut is_known = |(entry, priority): (&HeldEntry, i32)| {
-            !entry.nowhere && entry.full_at.is_some_and(|endpoint| row.waits_for(endpoint, priority))
-        };
-        if !entries.take(ROW_ENTRIES_MAX + 1).enumerate().all(|(at, entry)| at < ROW_ENTRIES_MAX && is_known(entry)) {
-            row.endpoints.clear();
+            endpoints: self.awaited(),
         }
-        row
     }
 
-    /// Writes the accounts, and asks the VM with the lowest band to refuse what is over the limits.
-    fn write_services(&self, order: &mut SharedOrder, vm: u64) {
+    /// The endpoints that the requests wait for, and the highest priority at each. Empty if one may
+    /// go elsewhere, or there are too many.
+    fn awaited(&self) -> Vec<(EndpointRef, i32)> {
+        let mut awaited: Vec<(EndpointRef, i32)> = Vec::new();
+        let flows = self.bands.iter().flat_map(|band| band.flows().iter().map(|flow| (flow, band.priority)));
+        let entries = flows.flat_map(|(flow, priority)| flow.held.iter().take(SCAN_MAX).map(move |entry| (entry, priority)));
+        for (at, (entry, priority)) in entries.take(ROW_ENTRIES_MAX + 1).enumerate() {
+            let known = entry.full_at.filter(|_| !entry.nowhere && at < ROW_ENTRIES_MAX);
+            let Some(endpoint) = known else { return Vec::new() };
+            match awaited.iter_mut().find(|(known, _)| *known == endpoint) {
+                Some((_, highest)) => *highest = priority.max(*highest),
+                None => awaited.push((endpoint, priority)),
+            }
+            if awaited.len() > ROW_ENDPOINTS_MAX {
+                return Vec::new();
+            }
+        }
+        awaited
+    }
+
+    /// Asks the VM with the lowest band to refuse what is over the limits.
+    fn write_evictions(&self, order: &mut SharedOrder, vm: u64) {
         let lowest = |row: &OrderRow| row.bands.iter().map(|band| band.priority).min();
         if let Some(row) = order.rows.iter_mut().filter(|row| row.vm != vm).min_by_key(|row| lowest(row)) {
             row.evict += self.shared.evict;
         }
+    }
+
+    /// Writes the accounts, and what they change in the rows of the other VMs.
+    fn write_accounts(&self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) {
         for band in self.bands.iter().filter(|band| !band.flows().is_empty()) {
             let at = order.bands.iter().position(|service| service.priority == band.priority).unwrap_or_else(|| {
                 order.bands.push(BandService { priority: band.priority, ..BandService::default() });
                 order.bands.len() - 1
             });
-            let Some(service) = order.bands.get_mut(at) else { continue };
-            (service.account, service.credit) = (band.account, band.credit);
+            let rank = |account: &FlowAccount| Some(control.band(band.priority)?.fairness.rank(account, &band.account, 0.0, now));
+            let SharedOrder { rows, bands, .. } = order;
+            let Some(service) = bands.get_mut(at) else { continue };
             for flow in band.flows() {
-                match service.flows.iter_mut().find(|(id, _)| *id == flow.id) {
-                    Some((_, account)) => *account = flow.account,
-                    None => service.flows.push((flow.id, flow.account)),
+                let before = rank(&service.flow(flow.id).unwrap_or(service.idle_flow()));
+                if let Some((before, after)) = before.zip(rank(&flow.account)).filter(|(before, after)| before != after) {
+                    let others = rows.iter_mut().filter(|row| row.vm != vm);
+                    others.for_each(|row| row.change_rank((band.priority, flow.id), before, after));
                 }
+                service.set_flow(flow.id, flow.account);
             }
+            (service.account, service.credit) = (band.account, band.credit);
             service.trim();
         }
     }

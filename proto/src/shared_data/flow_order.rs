@@ -4,7 +4,7 @@
 //!  head     round | began | rows, bands: 32 bits each | full endpoints
 //!  row      VM | written | woken | round | evictions, kinds: 32 bits each | first tag | next tag | kinds
 //!           | endpoints | each endpoint, and its priority
-//!  tag      priority, 1 if owed: 32 bits each | rank | key; all 0 for none
+//!  tag      priority, 1 if owed: 32 bits each | flow | rank | key; all 0 for none
 //!  kind     priority | requests | bytes
 //!  band     priority, flows: 32 bits each | credit | virtual time | turn | flows
 //!  flow     id | start | turn | attained | attained at
@@ -32,9 +32,9 @@ pub fn write(order: &SharedOrder) -> Vec<u8> {
         let evict = u32::try_from(row.evict).unwrap_or(u32::MAX);
         words.extend([row.vm, row.written.0, row.woken.0, row.round, pair(evict, narrow(row.bands.len()))]);
         for tag in [row.first, row.next] {
-            words.extend(
-                tag.map_or([0; 3], |tag| [pair(tag.priority.cast_unsigned(), u32::from(tag.owed) | EXISTS), tag.rank.to_bits(), tag.key]),
-            );
+            words.extend(tag.map_or([0; 4], |tag| {
+                [pair(tag.priority.cast_unsigned(), u32::from(tag.owed) | EXISTS), tag.flow, tag.rank.to_bits(), tag.key]
+            }));
         }
         for band in &row.bands {
             words.extend([pair(band.priority.cast_unsigned(), 0), band.requests, band.bytes]);
@@ -116,8 +116,8 @@ impl Words<'_> {
 
     /// A tag, if there is one; `None` without enough words.
     fn tag(&mut self) -> Option<Option<HeldTag>> {
-        let ((priority, owed), rank, key) = (unpair(self.next()?), self.float()?, self.next()?);
-        let tag = HeldTag { owed: owed & 1 == 1, priority: priority.cast_signed(), rank, key };
+        let ((priority, owed), flow, rank, key) = (unpair(self.next()?), self.next()?, self.float()?, self.next()?);
+        let tag = HeldTag { owed: owed & 1 == 1, priority: priority.cast_signed(), flow, rank, key };
         Some((owed & EXISTS == EXISTS).then_some(tag))
     }
 }

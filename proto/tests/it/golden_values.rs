@@ -176,7 +176,7 @@ fn vm_table_and_peers() {
 
 #[test]
 fn held_requests() {
-    let tag = HeldTag { owed: true, priority: -10, rank: 1.5, key: 7 };
+    let tag = HeldTag { owed: true, priority: -10, flow: 5, rank: 1.5, key: 7 };
     let bands = vec![BandHeld { priority: -10, requests: 3, bytes: 900 }];
     let first = OrderRow {
         vm: VM,

@@ -30,11 +30,12 @@ const REFRESH_MS: u64 = 200;
 /// The most requests that are tried at one full endpoint in one round.
 pub const TRIES_AT_ENDPOINT: u32 = 2;
 
-/// The most endpoints of a row.
-const ROW_ENDPOINTS_MAX: usize = 8;
-
 /// The most flows of a band in the order; those that received the fewest tokens are left out.
 const SHARED_FLOWS_MAX: usize = 256;
+
+/// A flow that lags behind by more tokens does not wait: it would have been next long before. Flows
+/// lag because requests give back what their output was shorter than expected.
+const OWED_TOKENS_MAX: f64 = 10_000.0;
 
 /// The place of a request among all that wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +44,10 @@ pub struct HeldTag {
     pub owed: bool,
     /// The priority of its band.
     pub priority: i32,
-    /// The rank of its flow.
+    /// The hash of its fairness id. 0 if its VM holds several flows of the band: when the rank of
+    /// this one changes, another may be first.
+    pub flow: u64,
+    /// The rank of its flow, if those before it in its VM are sent first.
     pub rank: f64,
     /// The key of the request within its flow.
     pub key: u64,
@@ -169,19 +173,20 @@ impl OrderRow {
         if self.round == round { self.next } else { self.first }
     }
 
-    /// Adds an endpoint that a request waits for. False if the row has too many.
-    pub fn waits_for(&mut self, endpoint: EndpointRef, priority: i32) -> bool {
-        match self.endpoints.iter_mut().find(|(known, _)| *known == endpoint) {
-            Some((_, highest)) => *highest = priority.max(*highest),
-            None => self.endpoints.push((endpoint, priority)),
-        }
-        self.endpoints.len() <= ROW_ENDPOINTS_MAX
-    }
-
     /// Whether enough requests found no room at each endpoint that those of the VM wait for.
     fn is_hopeless(&self, full: &[FullEndpoint]) -> bool {
         let is_full = |(endpoint, priority): &(EndpointRef, i32)| full.iter().any(|full| full.stops(*endpoint, *priority));
         !self.endpoints.is_empty() && self.endpoints.iter().all(is_full)
+    }
+
+    /// The rank of a flow has changed from `before` to `after`: so have the tags of the row, which
+    /// its VM wrote some time ago. Otherwise that VM would be woken, and pass the turn on at once.
+    pub fn change_rank(&mut self, (priority, flow): (i32, u64), before: f64, after: f64) {
+        let tags = [&mut self.first, &mut self.next].into_iter().flatten();
+        for tag in tags.filter(|tag| tag.priority == priority && tag.flow == flow) {
+            // Exactly the rank that its VM will compute, so that equal ranks stay equal.
+            tag.rank = if tag.rank.total_cmp(&before).is_eq() { after } else { tag.rank + (after - before) };
+        }
     }
 
     /// Whether writing `self` in place of `before` tells the others anything.
@@ -231,6 +236,15 @@ impl SharedOrder {
         if is_news || wake.is_some() { OrderStep::Write(wake) } else { OrderStep::Rest }
     }
 
+    /// Puts the row of a VM that writes in any case. [`OrderStep::Try`]: after the write, the turn
+    /// is still its own.
+    pub fn put(&mut self, own: OrderRow) -> OrderStep {
+        let (vm, now) = (own.vm, own.written);
+        let is_turn = own.next.is_some_and(|tag| self.is_turn(vm, &tag, now));
+        self.set_row(own);
+        if is_turn { OrderStep::Try } else { OrderStep::Write(self.pass_on(vm, now)) }
+    }
+
     /// Whether `vm` may try its request `tag`: no other VM has a smaller one to try.
     fn is_turn(&self, vm: u64, tag: &HeldTag, now: Timestamp) -> bool {
         self.smallest(vm, now).is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
@@ -274,10 +288,31 @@ impl SharedOrder {
 // === impl BandService ===
 
 impl BandService {
+    /// The account of a flow, if it is in the order.
+    #[must_use]
+    pub fn flow(&self, id: u64) -> Option<FlowAccount> {
+        self.flows.iter().find(|(known, _)| *known == id).map(|(_, account)| *account)
+    }
+
+    /// The account of a flow that is not in the order.
+    #[must_use]
+    pub fn idle_flow(&self) -> FlowAccount {
+        FlowAccount { start: self.account.virtual_time, ..FlowAccount::default() }
+    }
+
+    /// Sets the account of a flow.
+    pub fn set_flow(&mut self, id: u64, account: FlowAccount) {
+        match self.flows.iter_mut().find(|(known, _)| *known == id) {
+            Some((_, known)) => *known = account,
+            None => self.flows.push((id, account)),
+        }
+    }
+
     /// Leaves out flows that received nothing that counts, and those beyond [`SHARED_FLOWS_MAX`].
     pub fn trim(&mut self) {
         let idle = self.account.virtual_time;
-        self.flows.retain(|(_, flow)| flow.start > idle || flow.turn > 0 || flow.attained > 0.0);
+        let is_owed = |start: f64| start < idle && start > idle - OWED_TOKENS_MAX;
+        self.flows.retain(|(_, flow)| flow.start > idle || is_owed(flow.start) || flow.turn > 0 || flow.attained > 0.0);
         while self.flows.len() > SHARED_FLOWS_MAX {
             // Sorting would be the largest function of this file.
             let flows = self.flows.iter().enumerate();

@@ -48,7 +48,7 @@ struct Model {
 }
 
 fn tag(key: u64) -> HeldTag {
-    HeldTag { owed: false, priority: 0, rank: 0.0, key }
+    HeldTag { owed: false, priority: 0, flow: 0, rank: 0.0, key }
 }
 
 impl ModelVm {
