@@ -230,25 +230,6 @@ impl<H: Host> VmState<H> {
         self.parked.push(ParkingEntry { deadline: at, replica, request });
     }
 
-    /// Has a root context resume held requests of the pool, in this VM or in another one that is
-    /// next.
-    pub fn release_soon(&mut self, replica: &RefCell<PoolReplica>) {
-        if self.releasing == HeldRelease::Idle && !self.pass_turn(&mut replica.borrow_mut(), self.host.now()) {
-            self.wake_self();
-        }
-    }
-
-    /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
-    /// tick does.
-    fn wake_self(&mut self) {
-        if self.releasing == HeldRelease::Idle && self.vm_slot.slot.is_some() && self.vm_slot.queue != 0 {
-            match self.host.queue_push(self.vm_slot.queue, b"held") {
-                Ok(()) => self.releasing = HeldRelease::Woken,
-                Err(error) => self.host_error("a wake-up", error),
-            }
-        }
-    }
-
     /// Begins to resume held requests. False if none is due: then nothing is called.
     pub fn begin_release(&mut self) -> bool {
         let due = self.is_release_due();

@@ -305,7 +305,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
     fn release_held(&mut self, replica: &Self::Pool) {
         // Freed room that is still to be looked at waits for the end of the stream, which follows.
         if replica.borrow().pool.queues().is_due() {
-            self.vm.borrow_mut().release_soon(replica);
+            self.vm.borrow_mut().release_soon(&mut replica.borrow_mut());
         }
     }
 

@@ -7,10 +7,10 @@ use pool_state::queues::FlowTurn;
 use proto::shared_data::room_ask;
 use scheduler::flow::RoomAsk;
 
-use super::VmState;
 use super::load_sharing::SharingOccasion;
 use super::parked_request::ParkedRequest;
 use super::replica::PoolReplica;
+use super::{HeldRelease, VmState};
 use crate::host::Host;
 
 /// The most looks at the order of held requests in a row without one to resume.
@@ -19,6 +19,25 @@ const TURNS_MAX: usize = 64;
 // === impl VmState ===
 
 impl<H: Host> VmState<H> {
+    /// Has a root context resume held requests of the pool, in this VM or in another one that is
+    /// next.
+    pub fn release_soon(&mut self, replica: &mut PoolReplica) {
+        if self.releasing == HeldRelease::Idle && !self.pass_turn(replica, self.host.now()) {
+            self.wake_self();
+        }
+    }
+
+    /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
+    /// tick does.
+    pub(super) fn wake_self(&mut self) {
+        if self.releasing == HeldRelease::Idle && self.vm_slot.slot.is_some() && self.vm_slot.queue != 0 {
+            match self.host.queue_push(self.vm_slot.queue, b"held") {
+                Ok(()) => self.releasing = HeldRelease::Woken,
+                Err(error) => self.host_error("a wake-up", error),
+            }
+        }
+    }
+
     /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
     pub(super) fn next_held_of(&self, replica: &mut PoolReplica, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
         replica.pool.look_at_freed(now);
