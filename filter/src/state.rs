@@ -30,6 +30,7 @@ use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::metrics::{FilterMetrics, Stat};
 use crate::state_link::{CallResponse, LeaderContext, StateLink};
+use held_release::HELD_WAKE;
 use lease::LeaderElection;
 use load_sharing::{SharingOccasion, VmContext};
 use parked_request::ParkedRequest;
@@ -305,16 +306,22 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Handles a wake-up: reads the snapshot store, which has changed.
+    /// Handles a wake-up: reads what has changed, the snapshot store or the order of held requests.
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         for _ in 0..WAKES_MAX {
             let Ok(Some(message)) = self.host.queue_pop(queue) else { break };
+            self.look_at_orders();
+            if message == HELD_WAKE {
+                // The proxy calls once for each message: what is left has a call of its own.
+                break;
+            }
             let ask = room_ask::read(&message).and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
-            ask.into_iter().for_each(|(replica, ask)| self.on_ask(&mut replica.borrow_mut(), ask, now));
+            match ask {
+                Some((replica, ask)) => self.on_ask(&mut replica.borrow_mut(), ask, now),
+                None => self.refresh(),
+            }
         }
-        self.refresh();
-        self.look_at_orders();
         self.take_due(now)
     }
 

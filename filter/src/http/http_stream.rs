@@ -283,7 +283,7 @@ impl<H: Host> RequestHost for FilterHost<H> {
     }
 
     fn hold(&mut self, replica: &Self::Pool, number: u64) {
-        self.metrics.count(Stat::Held);
+        self.metrics.collect(Stat::Held, 1);
         replica.borrow_mut().hold(number, self.stream.clone());
         if replica.borrow().pool.queues().is_shared() {
             let now = self.proxy.now();

@@ -13,6 +13,9 @@ use super::replica::PoolReplica;
 use super::{HeldRelease, VmState};
 use crate::host::Host;
 
+/// The message that wakes a VM whose held request is next.
+pub(super) const HELD_WAKE: &[u8] = b"held";
+
 /// The most looks at the order of held requests in a row without one to resume.
 const TURNS_MAX: usize = 64;
 
@@ -31,7 +34,7 @@ impl<H: Host> VmState<H> {
     /// tick does.
     pub(super) fn wake_self(&mut self) {
         if self.releasing == HeldRelease::Idle && self.vm_slot.slot.is_some() && self.vm_slot.queue != 0 {
-            match self.host.queue_push(self.vm_slot.queue, b"held") {
+            match self.host.queue_push(self.vm_slot.queue, HELD_WAKE) {
                 Ok(()) => self.releasing = HeldRelease::Woken,
                 Err(error) => self.host_error("a wake-up", error),
             }
@@ -103,7 +106,7 @@ impl<H: Host> VmState<H> {
     /// Wakes another VM, which holds the request that goes next.
     fn wake(&self, vm: u64, now: Timestamp) {
         let row = self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm == vm && row.queue != 0);
-        if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, b"held")) {
+        if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, HELD_WAKE)) {
             self.host_error("a wake-up", error);
         }
     }

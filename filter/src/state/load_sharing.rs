@@ -60,7 +60,7 @@ pub enum SharingOccasion {
     End,
     /// No request waits.
     Tick,
-    /// A held request is tried: all reports are read.
+    /// A held request is tried: the reports of all VMs and proxies are read.
     Claim,
 }
 
@@ -264,11 +264,13 @@ impl LoadSharing {
             self.read.reports = Some(now);
             // Without other proxies, this only has to notice when one appears.
             let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
-            let slow = rings || moment == SharingOccasion::Claim || due(self.read.slow_reports, slow_ms) || !self.summed;
+            let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
             if slow {
                 self.read.slow_reports = Some(now);
             }
-            self.receive_load_reports(host, me, pool, now, slow);
+            let claims = moment == SharingOccasion::Claim;
+            let outside = slow || (claims && self.remote_peers().proxies > 1);
+            self.receive_load_reports(host, me, pool, now, (slow || claims, outside));
         }
         if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
     }
@@ -300,8 +302,16 @@ impl LoadSharing {
         self.own.ring.set_vm_slot(me.vm, me.vm_slot);
     }
 
-    /// Reads the reports of VMs that pick and, if `slow`, all other reports.
-    fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: bool) {
+    /// Reads the reports of VMs that pick, if `slow` those of the other VMs, and if `outside` that
+    /// of the other proxies.
+    fn receive_load_reports<H: Host>(
+        &mut self,
+        host: &H,
+        me: VmContext<'_>,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+        (slow, outside): (bool, bool),
+    ) {
         for peer in &mut self.peers {
             peer.report.set_writer(0);
         }
@@ -319,7 +329,7 @@ impl LoadSharing {
         }
         let mut slos = false;
         let read_before = self.outside.token;
-        for peer in self.peers.iter_mut().chain([&mut self.outside]) {
+        for (peer, slow) in self.peers.iter_mut().map(|peer| (peer, slow)).chain([(&mut self.outside, outside)]) {
             slos |= peer.receive(host, pool, now, slow);
         }
         let is_news = self.outside.token != read_before;

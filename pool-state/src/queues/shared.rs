@@ -304,7 +304,8 @@ impl FlowQueues {
         self.begin_round(control, order, now);
         let step = order.put(self.row(control, order, vm, now));
         self.write_evictions(order, vm);
-        self.shared.look |= step == OrderStep::Try;
+        // If the write succeeds, nothing was written since the order was read.
+        self.shared.look = step == OrderStep::Try;
         if let OrderStep::Write(wake) = step { wake } else { None }
     }
 

@@ -209,3 +209,27 @@ fn a_request_that_has_begun_to_answer_is_not_given_up_and_the_workers_stop_askin
     assert_eq!((workers.held(), workers.running()), (0, 2), "it waits as without eviction");
     drop(chat);
 }
+
+/// Each call here is paid for each request that another worker releases.
+#[test]
+fn a_release_by_another_worker_makes_few_calls() {
+    let workers = Workers::new(2);
+    let mut running: Vec<_> = (0..2).map(|_| workers.send(0)).collect();
+    workers.host().pass_ms(3);
+    let waiting = workers.send(1);
+    workers.wake();
+    workers.host().pass_ms(3);
+    workers.host().record_calls();
+    running.remove(0).0.on_done();
+    let at_end = workers.host().take_calls();
+    workers.host().record_calls();
+    workers.wake();
+    let at_release = workers.host().take_calls();
+    assert_eq!((workers.held(), workers.running()), (0, 2));
+    assert!(at_end.len() <= 10, "{at_end:?}");
+    let of_plain = |call: &&crate::fake::RecordedCall| matches!(call.call, FakeCall::HeaderSet | FakeCall::MetricRecord);
+    let beside = at_release.len() - at_release.iter().filter(of_plain).count();
+    assert!(beside <= 18, "{at_release:?}");
+    assert!(at_release.iter().all(|call| !call.name.ends_with("/head")), "the snapshot store has not changed: {at_release:?}");
+    drop((waiting, running));
+}
