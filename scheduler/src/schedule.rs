@@ -2,7 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::decision::{Decision, Explanation, RankedList, Route, UnavailableReason};
-use crate::endpoint::EndpointIndex;
+use crate::endpoint::{Endpoint, EndpointIndex};
 use crate::filter::{ReadinessFilter, ServesModelFilter, SubsetFilter};
 use crate::flow::RoomLimits;
 use crate::latency::{NoPrediction, Prediction};
@@ -88,11 +88,12 @@ pub fn is_full(snapshot: &Snapshot, local: LocalState<'_>, endpoint: EndpointInd
     RankedList::new([endpoint]).is_some_and(|one| !has_room(snapshot, &Request::default(), local, &Route::to(one), limits))
 }
 
-/// How full the pool is by its detector, for metrics; 1 is full.
+/// How full the endpoints of the pool that count are, by its detector; 1 is full.
 #[must_use]
-pub fn saturation(snapshot: &Snapshot, local: LocalState<'_>) -> f64 {
-    let all: Vec<EndpointIndex> = snapshot.table().indices().collect();
-    snapshot.pipeline().saturation(&context(snapshot, &Request::default(), local, &Predictions::new(None)), &all)
+pub fn saturation(snapshot: &Snapshot, local: LocalState<'_>, counts: impl Fn(&Endpoint) -> bool) -> f64 {
+    let endpoints = snapshot.indices().zip(snapshot.endpoints());
+    let counted: Vec<EndpointIndex> = endpoints.filter(|(_, endpoint)| counts(endpoint)).map(|(index, _)| index).collect();
+    snapshot.pipeline().saturation(&context(snapshot, &Request::default(), local, &Predictions::new(None)), &counted)
 }
 
 fn context<'a>(snapshot: &'a Snapshot, request: &'a Request<'a>, local: LocalState<'a>, predictions: &'a Predictions) -> Context<'a> {

@@ -4,7 +4,7 @@
 mod baseline;
 mod gate;
 mod oracle;
-pub(crate) use baseline::{BaselinePolicy, PolicyView};
+pub(crate) use baseline::{BaselinePolicy, PolicyView, has_roles};
 pub(crate) use gate::{GateFairness, GateRule, RequestGate};
 
 use scheduler::plugin::ParameterValue;
@@ -150,7 +150,7 @@ impl RoutingPolicy {
         match self {
             Self::Config(spec) | Self::Exact(spec) if split => Ok(disaggregated(spec)),
             Self::Config(spec) | Self::Exact(spec) => Ok(spec.clone()),
-            Self::Rival(rival) if split => Err(format!("{rival:?} picks one engine for a request, not two")),
+            Self::Rival(rival) if split && !rival.knows_roles() => Err(format!("{rival:?} picks one engine for a request, not two")),
             Self::Rival(_) => Ok(PipelineSpec::default()),
             Self::Gated(picks, _) => picks.pipeline(split),
         }

@@ -9,11 +9,11 @@ use pool_state::{
 use scheduler::flow::BandHeld;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
-use scheduler::{Decision, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot, UnavailableReason};
+use scheduler::{Decision, Endpoint, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot, UnavailableReason};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::event_queue::virtual_time;
-use crate::policy::{GateRule, PolicyView, RequestGate, RoutingPolicy};
+use crate::policy::{GateRule, PolicyView, RequestGate, RoutingPolicy, has_roles};
 use crate::workload::RequestClass;
 
 #[derive(Debug)]
@@ -75,9 +75,14 @@ pub(crate) fn adapter_name(adapter: u16) -> String {
 }
 
 /// The decision for the endpoint at this position, by a policy that picks without the scheduler.
-pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>) -> Decision {
-    match at.and_then(|at| snapshot.indices().nth(at)) {
-        Some(index) => Decision::Route(Route { ranked: RankedList::one(index), prefill: None, encode: Vec::new(), data_parallel: None }),
+/// The one at `prefill` computes the prompt, if that is another one.
+pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<usize>) -> Decision {
+    let index = |at| snapshot.indices().nth(at);
+    match at.and_then(index) {
+        Some(serving) => {
+            let prefill = prefill.and_then(index);
+            Decision::Route(Route { ranked: RankedList::one(serving), prefill, encode: Vec::new(), data_parallel: None })
+        }
         None => Decision::Unavailable(UnavailableReason::NoReadyEndpoint),
     }
 }
@@ -97,10 +102,18 @@ fn asked<'r>(policy: &RoutingPolicy, job: &EngineJob<'r>, class: RequestClass, m
 /// Whether another router holds its requests.
 fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
     match rule {
-        GateRule::Paced(_) => scheduler::saturation(snapshot, local) >= 1.0,
+        // Engines that only compute prompts are a stage of their own: the fuller one counts.
+        GateRule::Paced(_) => {
+            let is_full = |decodes| scheduler::saturation(snapshot, local, |endpoint| endpoint.decodes() == decodes) >= 1.0;
+            is_full(true) || is_full(false)
+        }
+        // Where there are such engines, the queue is that of their router; the one of the other
+        // engines counts no tokens to prefill, so it never holds.
         GateRule::PrefillTokens(most) => {
-            let mut ready = snapshot.endpoints().iter().filter(|endpoint| endpoint.readiness == Readiness::Ready);
-            ready.all(|endpoint| local.in_flight.load(endpoint.id).prefill_tokens as f64 > most)
+            let has_roles = has_roles(snapshot);
+            let prefills = |endpoint: &&Endpoint| endpoint.readiness == Readiness::Ready && !(has_roles && endpoint.decodes());
+            let mut prefillers = snapshot.endpoints().iter().filter(prefills);
+            prefillers.all(|endpoint| local.in_flight.load(endpoint.id).prefill_tokens as f64 > most)
         }
     }
 }
@@ -191,7 +204,8 @@ impl PolicyRouter {
                 self.turn += 1;
                 let turn = self.turn;
                 self.pool.pick_with(&request, &model, time, |snapshot, _, local, rng| {
-                    decision(snapshot, rival.pick(&PolicyView { snapshot, local, job, engines, now, turn }, rng))
+                    let view = PolicyView { snapshot, local, job, engines, now, turn };
+                    decision(snapshot, rival.pick(&view, rng), rival.pick_prefill(&view, rng))
                 })
             }
             RoutingPolicy::Gated(..) => {

@@ -304,7 +304,7 @@ impl<'w> SloSimulation<'w> {
             SloPolicy::Turns => {
                 self.turn += 1;
                 let next = self.turn % SLOWDOWNS.len();
-                self.pool.pick_with(&request, "m", virtual_time(now), |snapshot, _, _, _| decision(snapshot, Some(next)))
+                self.pool.pick_with(&request, "m", virtual_time(now), |snapshot, _, _, _| decision(snapshot, Some(next), None))
             }
             SloPolicy::Slo(_) | SloPolicy::Scored(_) => self.pool.pick(&request, "m", virtual_time(now), &mut ()),
         };

@@ -2,7 +2,7 @@
 //! prefix index, of the same age.
 
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{LocalState, Readiness, Rng, Snapshot};
+use scheduler::{Endpoint, LocalState, Readiness, Rng, Snapshot};
 
 use super::oracle;
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
@@ -20,7 +20,8 @@ pub(crate) enum BaselinePolicy {
     LMetric,
     /// Uncached tokens of the request x (requests in flight + 1): the same paper's first form.
     LMetricNew,
-    /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0.
+    /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0. Where engines
+    /// have roles, blocks to prefill among those that prefill, and blocks in use among the others.
     Dynamo,
     /// Consistent hashing with bounded loads (factor 1.25, 128 places a replica) on the first 1,024
     /// tokens.
@@ -63,13 +64,22 @@ impl BaselinePolicy {
         })
     }
 
-    /// The position of the picked endpoint, which is ready; `None` if none is.
+    /// Whether it picks two engines for a request where engines have roles.
+    pub(crate) fn knows_roles(self) -> bool {
+        self == Self::Dynamo
+    }
+
+    /// The position of the engine that computes the prompt for the one that decodes; `None` where
+    /// engines have no roles. Its router counts no sequences that decode.
+    pub(crate) fn pick_prefill(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
+        let prefillers: Vec<usize> = view.ready(|endpoint| !endpoint.decodes());
+        lowest(&prefillers, &|at| view.waiting(at) + view.uncached(at), rng)
+    }
+
+    /// The position of the picked endpoint, which is ready and decodes; `None` if there is none.
     pub(crate) fn pick(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
-        let ready: Vec<usize> = view.ready();
-        let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| {
-            let costs = ready.iter().map(|&at| (cost(at), rng.next_u64(), at));
-            costs.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, _, at)| at)
-        };
+        let ready: Vec<usize> = view.ready(Endpoint::decodes);
+        let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
             Self::RoundRobin => ready.get(view.turn % ready.len().max(1)).copied(),
             Self::LeastRequest => lowest(&|at| view.requests(at), rng),
@@ -81,6 +91,8 @@ impl BaselinePolicy {
             }
             Self::LMetric => lowest(&|at| (view.waiting(at) + view.uncached(at)) * (view.requests(at) + 1.0), rng),
             Self::LMetricNew => lowest(&|at| view.uncached(at) * (view.requests(at) + 1.0), rng),
+            // Prefixes cached where others prefill save nothing.
+            Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
             Self::Dynamo => lowest(&|at| view.waiting(at) + view.uncached(at) + view.context(at) + f64::from(view.job.prompt), rng),
             Self::Chwbl => chwbl(view, &ready),
             Self::Oracle => lowest(&|at| oracle::cost(view, at), rng),
@@ -91,9 +103,10 @@ impl BaselinePolicy {
 // === impl PolicyView ===
 
 impl PolicyView<'_, '_> {
-    fn ready(&self) -> Vec<usize> {
+    /// The positions of the ready endpoints that are so.
+    fn ready(&self, is: impl Fn(&Endpoint) -> bool) -> Vec<usize> {
         let endpoints = self.snapshot.endpoints().iter().enumerate();
-        endpoints.filter(|(_, endpoint)| endpoint.readiness == Readiness::Ready).map(|(at, _)| at).collect()
+        endpoints.filter(|(_, endpoint)| endpoint.readiness == Readiness::Ready && is(endpoint)).map(|(at, _)| at).collect()
     }
 
     fn load(&self, at: usize) -> EndpointLoad {
@@ -121,6 +134,17 @@ impl PolicyView<'_, '_> {
         // The last token of a prompt is always computed.
         (f64::from(self.job.prompt) - matched as f64).max(1.0)
     }
+}
+
+/// Whether some engines only compute prompts for others.
+pub(crate) fn has_roles(snapshot: &Snapshot) -> bool {
+    !snapshot.endpoints().iter().all(Endpoint::decodes)
+}
+
+/// The one of `positions` with the lowest cost; of equal ones, a random one.
+fn lowest(positions: &[usize], cost: &dyn Fn(usize) -> f64, rng: &mut Rng) -> Option<usize> {
+    let costs = positions.iter().map(|&at| (cost(at), rng.next_u64(), at));
+    costs.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, _, at)| at)
 }
 
 /// Walks a ring of places clockwise from the hash of the prompt's head to the first replica whose

@@ -1,5 +1,9 @@
+use scheduler::PluginSpec;
+use scheduler::plugin::ParameterValue;
+
 use super::*;
 use crate::hardware::LLAMA_8B_H100;
+use crate::policy::{GateFairness, GateRule};
 use crate::trace::TraceRequest;
 
 /// Prompts of three families, at a higher rate than one engine can serve.
@@ -49,13 +53,43 @@ fn all_requests_are_served_by_split_pools_and_with_adapters() {
     let mut setting = PoolSetting { prefillers: 3, ..PoolSetting::plain(LLAMA_8B_H100) };
     setting.engine.adapter_places = 2;
     setting.engine.adapter_load_ms = 200.0;
-    for policy in ["ours", "2/2/3", "2/2/3+lora", "random"] {
+    for policy in ["ours", "2/2/3", "2/2/3+lora", "random", "dynamo"] {
         let records = play(policy, &setting);
         // A first token takes at least as long as a transfer.
         assert!(records.len() == 600 && records.iter().all(|record| record.ttft > 8.0 && record.e2e >= record.ttft), "{policy}");
     }
     let workload = workload();
     assert!(run(&workload, 1.0, &RoutingPolicy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks only one engine");
+}
+
+/// Where the requests are that this policy sends of the first 24, all at once: how many each engine
+/// computes the prompt of, or decodes. Four engines compute prompts for four others.
+fn sent(policy: &RoutingPolicy) -> Vec<usize> {
+    let (workload, setting) = (workload(), PoolSetting { prefillers: 4, ..PoolSetting::plain(LLAMA_8B_H100) });
+    let pipeline = Pipeline::build(&policy.pipeline(true).unwrap()).unwrap();
+    let mut world = Simulation::new(&workload, policy, &setting, pipeline, 7).unwrap();
+    (0..24).for_each(|request| world.pick(request, 0, 0.0).unwrap());
+    let mut counts = vec![0; setting.replicas];
+    for flight in world.in_flight.iter().flatten() {
+        let PrefillLocation::At(prefiller) = flight.prompt else { panic!("one engine does both stages") };
+        counts[prefiller] += 1;
+        counts[flight.at] += 1;
+    }
+    counts
+}
+
+#[test]
+fn the_queues_of_others_look_at_each_stage() {
+    let dynamo = RoutingPolicy::named("dynamo").unwrap();
+    assert!(sent(&dynamo).iter().all(|count| (4..=8).contains(count)), "{:?}", sent(&dynamo));
+    // Two of these prompts have more than 4,200 uncached tokens, or three.
+    let queued = sent(&RoutingPolicy::Gated(Box::new(dynamo), GateRule::PrefillTokens(4_200.0)));
+    assert!(queued[..4].iter().all(|count| (2..=3).contains(count)), "{queued:?}: the queue is that of the prefill engines");
+    let most = ("maxConcurrency".to_owned(), ParameterValue::Number(2.0));
+    let detector = PluginSpec { parameters: vec![most], ..PluginSpec::of_type("concurrency-detector") };
+    let held = sent(&RoutingPolicy::behind_llm_d("2/2/3", detector, GateFairness::Strict).unwrap());
+    let stages = [&held[..4], &held[4..]].map(|counts| counts.iter().sum::<usize>());
+    assert_eq!(stages, [8, 8], "a full stage is not averaged with the other one");
 }
 
 #[test]
