@@ -183,8 +183,9 @@ impl FlowRun<'_> {
         Ok((workload, names, outcomes))
     }
 
-    /// The figures of a class. Tokens count for requests that ended before the last arrival;
-    /// `served` is their share of the tokens that arrived in time to end.
+    /// The figures of a class. Tokens count for requests that ended before the last arrival; those
+    /// that no cache had are `computed_per_s`. `served` is the share of the tokens that arrived in
+    /// time to end.
     fn row(&self, class: &str, is_of: impl Fn(RequestClass) -> bool, workload: &Workload, outcomes: &[RequestOutcome]) -> Value {
         let in_time = |o: &RequestOutcome| o.at + o.e2e >= WARM_UP_S * 1e3 && o.at + o.e2e <= self.seconds * 1e3;
         let tokens = |o: &RequestOutcome| f64::from(o.prompt) + f64::from(o.output);
@@ -192,6 +193,7 @@ impl FlowRun<'_> {
             (0_u32..).zip(outcomes).filter(|(number, _)| is_of(workload.class(*number))).map(|(_, o)| o).collect();
         let counted: Vec<&&RequestOutcome> = own.iter().filter(|o| o.at >= WARM_UP_S * 1e3).collect();
         let served = |of: &[&RequestOutcome]| of.iter().filter(|o| in_time(o)).map(|o| tokens(o)).sum::<f64>();
+        let reused: f64 = own.iter().filter(|o| in_time(o)).map(|o| f64::from(o.cached)).sum();
         let (total, done) = (outcomes.iter().filter(|o| in_time(o)).map(tokens).sum::<f64>(), served(&own));
         let ttft = sorted(counted.iter().map(|outcome| outcome.ttft));
         let tpot: Vec<f64> = counted.iter().filter(|o| o.output > 1).map(|o| (o.e2e - o.ttft) / f64::from(o.output - 1)).collect();
@@ -203,7 +205,7 @@ impl FlowRun<'_> {
             "seconds": self.seconds, "class": class, "requests": counted.len(),
             "ttft_p50_ms": quantile(&ttft, 0.5), "ttft_p99_ms": quantile(&ttft, 0.99),
             "tpot_ms": tpot.iter().sum::<f64>() / tpot.len().max(1) as f64,
-            "tokens_per_s": done / seconds, "share": if total > 0.0 { done / total } else { 0.0 },
+            "tokens_per_s": done / seconds, "computed_per_s": (done - reused) / seconds, "share": if total > 0.0 { done / total } else { 0.0 },
             "served": if offered > 0.0 { done / seconds / offered } else { 0.0 },
             "cached": if prompts > 0.0 { cached / prompts } else { 0.0 },
         })
