@@ -149,6 +149,11 @@ impl BandQueue {
         self.flows.get_mut(flow)?.held.get_mut(at)
     }
 
+    /// The requests held, flow by flow.
+    pub(super) fn held_mut(&mut self) -> impl Iterator<Item = &mut HeldEntry> {
+        self.flows.iter_mut().flat_map(|flow| &mut flow.held)
+    }
+
     /// Puts a request back that was taken out just now.
     pub(super) fn put_back(&mut self, flow: usize, entry: HeldEntry) {
         let Some(flow) = self.flows.get_mut(flow) else { return };

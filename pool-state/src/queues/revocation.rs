@@ -12,22 +12,26 @@
 //!                     forgotten                               forgotten
 //! ```
 //! A request that waits asks at most once in [`ASK_AGAIN_MS`], so in that time no more are given up
-//! than wait. If this VM has none to give up, one other VM after the other is asked.
+//! than wait. If this VM has none to give up, one other VM after the other is asked. An ask that is
+//! under way is not withdrawn if its request gets room meanwhile; it is dropped where the VM that
+//! hears it knows of no request that waits.
 
 use scheduler::flow::RoomAsk;
 use scheduler::{EndpointRef, Timestamp};
 
+use super::band::HeldEntry;
+use super::pass::SCAN_MAX;
 use super::{FlowCharge, FlowOutcome, FlowQueues, HeldTicket};
 
 /// The most requests that one VM gives up in a second. The work of an engine is lost each time, and
 /// clients send again: a burst of more important requests takes room at this pace, and what ends by
 /// itself.
-const REVOKED_PER_S_MAX: u32 = 50;
+pub(super) const REVOKED_PER_S_MAX: u32 = 50;
 
 /// A request that still waits after this time asks again, in ms: its ask may have reached no VM
 /// with a request to give up, or one that had given up too many. The room of a request that is
 /// given up is free within a few ms, so that even a busy machine rarely gives up two for one.
-const ASK_AGAIN_MS: u64 = 1_000;
+pub(super) const ASK_AGAIN_MS: u64 = 1_000;
 
 /// The running requests that may be given up.
 #[derive(Debug, Default)]
@@ -48,6 +52,16 @@ struct RevocableRequest {
     number: u64,
     priority: i32,
     endpoint: EndpointRef,
+}
+
+/// Whether the request has not asked for a while.
+fn may_ask(entry: &HeldEntry, now: Timestamp) -> bool {
+    entry.asked.is_none_or(|asked| now.ms_since(asked) >= ASK_AGAIN_MS)
+}
+
+/// Whether the request found no room before where one is asked for.
+fn waits_for(entry: &HeldEntry, endpoint: Option<EndpointRef>) -> bool {
+    !entry.nowhere && entry.full_at.is_some() && (endpoint.is_none() || entry.full_at == endpoint)
 }
 
 // === impl Revocations ===
@@ -121,17 +135,19 @@ impl FlowQueues {
     }
 
     /// A request that waits found no room: asks that a running request is given up for it, here or
-    /// in another VM.
+    /// in another VM. Those that wait behind it for the same room are not tried now, and ask too.
     pub(crate) fn ask_for_room(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
-        let flow = ticket.flow;
-        let Some(entry) = self.band_mut(flow.priority).entry_mut(flow.at, ticket.key, ticket.number) else { return };
-        if entry.asked.is_some_and(|asked| now.ms_since(asked) < ASK_AGAIN_MS) {
-            return;
-        }
-        entry.asked = Some(now);
-        let ask = RoomAsk { endpoint, priority: flow.priority };
-        if !self.give_up_for(ask, now) && self.has_flow_peers() {
-            self.revocations.asks.push(ask);
+        let (priority, number) = (ticket.flow.priority, ticket.number);
+        let band = self.band_mut(priority);
+        let may_ask = |entry: &&mut HeldEntry| (entry.number == number || waits_for(entry, endpoint)) && may_ask(entry, now);
+        let own =
+            band.entry_mut(ticket.flow.at, ticket.key, number).into_iter().filter(may_ask).map(|entry| entry.asked = Some(now)).count();
+        let behind = band.held_mut().take(SCAN_MAX).filter(may_ask).map(|entry| entry.asked = Some(now)).count();
+        for _ in 0..own + behind {
+            let ask = RoomAsk { endpoint, priority };
+            if !self.give_up_for(ask, now) && self.has_flow_peers() {
+                self.revocations.asks.push(ask);
+            }
         }
     }
 
