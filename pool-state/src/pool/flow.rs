@@ -285,9 +285,10 @@ impl ManagedPool {
         }
     }
 
-    /// Another VM asks for room. False if no running request is given up for it here.
+    /// Another VM asks for room. False if a further one must be asked: no running request is given
+    /// up here. The caller knows by the load reports whether any request waits.
     pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
-        self.queues.give_up_for(ask, now)
+        !self.queues.any_held() || self.queues.give_up_for(ask, now)
     }
 
     /// Takes the asks for room that other VMs of the process must hear.
