@@ -1,8 +1,13 @@
 //! Several VMs of one process, with real queues and load reports.
 
+mod eviction;
+
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
+use scheduler::flow::RoomAsk;
 use scheduler::plugin::ParameterValue;
-use scheduler::{Request, Timestamp};
+use scheduler::{Request, Snapshot, SubsetHint, Timestamp};
 
 use super::super::tests::{number, pipeline, snapshot};
 use super::*;
@@ -22,15 +27,38 @@ struct Vm {
     peers: Vec<PeerReport>,
     held: Vec<(HeldTicket, usize)>,
     woken: bool,
+    /// Asks of other VMs for room: how many VMs may still be asked, and the job that waits.
+    asks: VecDeque<(RoomAsk, usize, usize)>,
 }
 
-/// A request: its priority, flow and prompt tokens; the VM and the ledger entry while it runs.
+/// A request: its priority, flow, prompt tokens and the slot of the endpoint that it needs; the VM
+/// and the ledger entry while it runs.
+#[derive(Default)]
 struct Job {
     priority: i32,
     flow: &'static str,
     tokens: u32,
+    slot: u16,
+    arrived: Timestamp,
+    /// When it was not held any more.
+    held_until: Option<Timestamp>,
     running: Option<(usize, LedgerHold)>,
     refused: bool,
+    /// Whether its first byte has come.
+    begun: bool,
+    /// Whether its client left while it was held.
+    left: bool,
+}
+
+/// A VM has decided to give the job up for another one.
+#[derive(Clone, Copy, Debug)]
+struct RoomMark {
+    vm: usize,
+    job: usize,
+    waits: usize,
+    /// Whether any request was held at that moment.
+    any_held: bool,
+    at: Timestamp,
 }
 
 struct Process {
@@ -40,22 +68,48 @@ struct Process {
     now: Timestamp,
     /// The jobs in the order in which they were sent.
     sent: Vec<usize>,
-    /// Every so many writes, another VM seems to have written first; 0 for never.
+    /// At one of so many writes, another VM seems to have written first; 0 for never.
     conflict_each: u64,
     writes: u64,
     /// How often a held request was tried, and a VM woken.
     tries: usize,
     wakes: usize,
+    given_up: Vec<usize>,
+    marks: Vec<RoomMark>,
+}
+
+impl Job {
+    fn subset(&self) -> SubsetHint {
+        SubsetHint::parse([format!("10.0.0.{}:8000", self.slot + 1).as_str()])
+    }
+
+    fn request<'a>(&self, subset: &'a SubsetHint) -> Request<'a> {
+        Request { priority: self.priority, prompt_tokens: self.tokens, subset: Some(subset), ..Request::default() }
+    }
 }
 
 impl Process {
+    /// VMs in front of one endpoint.
     fn new(vms: usize, section: &[(String, ParameterValue)], conflict_each: u64) -> Self {
+        Self::of(vms, || snapshot(1, &pipeline(f64::from(SEATS), section.to_vec())), conflict_each)
+    }
+
+    fn of(vms: usize, snapshot: impl Fn() -> Snapshot, conflict_each: u64) -> Self {
         let vm = |id: usize| {
             let mut pool = ManagedPool::new(id as u64, 0);
-            pool.install(snapshot(1, &pipeline(f64::from(SEATS), section.to_vec())), 0, u32::MAX);
+            pool.install(snapshot(), 0, u32::MAX);
             pool.recount_load_reports([]);
             let peers = (0..vms).map(|_| PeerReport::of_vm(1_000_000)).collect();
-            Vm { id: id as u64 + 1, pool, own: OwnLoadReport::default(), published: Vec::new(), peers, held: Vec::new(), woken: false }
+            Vm {
+                id: id as u64 + 1,
+                pool,
+                own: OwnLoadReport::default(),
+                published: Vec::new(),
+                peers,
+                held: Vec::new(),
+                woken: false,
+                asks: VecDeque::new(),
+            }
         };
         let now = Timestamp(0).plus_ms(1_000);
         let mut process = Self {
@@ -68,6 +122,8 @@ impl Process {
             writes: 0,
             tries: 0,
             wakes: 0,
+            given_up: Vec::new(),
+            marks: Vec::new(),
         };
         (0..vms).for_each(|at| process.publish(at));
         process
@@ -96,7 +152,9 @@ impl Process {
     /// Writes the order, unless another VM did, then wakes that VM.
     fn write(&mut self, at: usize, order: SharedOrder, wake: Option<u64>) -> bool {
         self.writes += 1;
-        let is_written = self.conflict_each == 0 || !self.writes.is_multiple_of(self.conflict_each);
+        // Not every n-th write: a claim that takes n writes would never be the one that counts.
+        let dice = self.writes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        let is_written = self.conflict_each == 0 || !dice.is_multiple_of(self.conflict_each);
         if is_written {
             self.order = order;
             self.wakes += usize::from(wake.is_some());
@@ -107,45 +165,59 @@ impl Process {
     }
 
     fn arrives(&mut self, at: usize, priority: i32, flow: &'static str, tokens: u32) {
+        self.comes(at, Job { priority, flow, tokens, ..Job::default() });
+        self.run();
+        self.now = self.now.plus_ms(1);
+    }
+
+    /// The steps of the stream of a request that arrives.
+    fn comes(&mut self, at: usize, mut job: Job) {
         self.read(at);
-        let (now, job) = (self.now, self.jobs.len());
+        let (now, number) = (self.now, self.jobs.len());
         let mut order = self.order.clone();
         let vm = &mut self.vms[at];
         if vm.pool.queues().is_shared() {
             vm.pool.read_order(&order, vm.id, now);
         }
-        let arrival = FlowArrival { flow, request_id: "", bytes: 1, arrived: now, ttl_ms: None };
-        let request = Request { priority, prompt_tokens: tokens, ..Request::default() };
-        let admitted = vm.pool.pick_or_hold(&request, "", &arrival, now, &mut ());
-        let mut running = None;
-        let refused = admitted.is_err();
-        match admitted {
+        let arrival = FlowArrival { flow: job.flow, request_id: "", bytes: 1, arrived: now, ttl_ms: None };
+        let mut is_held = false;
+        match vm.pool.pick_or_hold(&job.request(&job.subset()), "", &arrival, now, &mut ()) {
             Ok(FlowAdmission::Picked(picked)) => {
-                self.sent.push(job);
-                running = Some((at, picked.hold));
+                self.sent.push(number);
+                (job.running, job.held_until) = (Some((at, picked.hold)), Some(now));
             }
-            Ok(FlowAdmission::Held(ticket)) => vm.held.push((ticket, job)),
-            Err(_) => {}
+            Ok(FlowAdmission::Held(ticket)) => {
+                vm.held.push((ticket, number));
+                is_held = true;
+            }
+            Err(_) => job.refused = true,
         }
-        let is_held = running.is_none() && !refused;
-        self.jobs.push(Job { priority, flow, tokens, running, refused });
+        self.jobs.push(Job { arrived: now, ..job });
         self.publish(at);
         let vm = &mut self.vms[at];
         if is_held && vm.pool.queues().is_shared() {
             let wake = vm.pool.write_order(&mut order, vm.id, now);
             self.write(at, order, wake);
+        }
+        self.sends_asks(at, number);
+        if is_held && self.vms[at].pool.queues().is_shared() {
             self.looks_at_freed(at);
         }
-        self.run();
-        self.now = self.now.plus_ms(1);
     }
 
     fn ends(&mut self, job: usize) {
         self.end_together(&[job]);
     }
 
-    /// Ends the requests at the same moment: each VM publishes before any reads.
+    /// Ends the requests at the same moment, and runs what that makes due.
     fn end_together(&mut self, jobs: &[usize]) {
+        self.release(jobs);
+        self.run();
+        self.now = self.now.plus_ms(1);
+    }
+
+    /// Ends the requests at the same moment: each VM publishes before any reads.
+    fn release(&mut self, jobs: &[usize]) {
         let running: Vec<_> = jobs.iter().filter_map(|job| self.jobs[*job].running.take()).collect();
         let vms: Vec<usize> = running.iter().map(|(at, _)| *at).collect();
         for (at, hold) in running {
@@ -153,8 +225,6 @@ impl Process {
         }
         vms.iter().for_each(|at| self.publish(*at));
         vms.iter().for_each(|at| self.looks_at_freed(*at));
-        self.run();
-        self.now = self.now.plus_ms(1);
     }
 
     fn has_first_token(&mut self, job: usize) {
@@ -193,14 +263,77 @@ impl Process {
     /// Runs the callbacks that are due, until none is.
     fn run(&mut self) {
         for _ in 0..1_000 {
-            let Some(at) = self.vms.iter().position(|vm| vm.woken || vm.pool.has_due()) else { return };
-            if std::mem::take(&mut self.vms[at].woken) {
-                self.read(at);
-                self.vms[at].pool.look_at_order();
-            }
-            self.callback(at);
+            let Some(at) = (0..self.vms.len()).find(|at| self.is_due(*at)) else { return };
+            self.steps(at);
         }
         panic!("the VMs do not come to rest");
+    }
+
+    fn is_due(&self, at: usize) -> bool {
+        let vm = &self.vms[at];
+        vm.woken || !vm.asks.is_empty() || vm.pool.has_due()
+    }
+
+    /// A callback of the VM: it hears the asks of others first.
+    fn steps(&mut self, at: usize) {
+        while let Some(ask) = self.vms[at].asks.pop_front() {
+            self.hears(at, ask);
+        }
+        if std::mem::take(&mut self.vms[at].woken) {
+            self.read(at);
+            self.vms[at].pool.look_at_order();
+        }
+        self.callback(at);
+    }
+
+    /// The VM is asked for room: it gives a request up, or asks the next VM.
+    fn hears(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
+        self.read(at);
+        match self.vms[at].pool.give_room(ask, self.now) {
+            true => self.records_marks(at, waits),
+            false => self.passes_ask(at, (ask, left, waits)),
+        }
+        self.vms[at].woken = true;
+    }
+
+    fn passes_ask(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
+        let next = (at + 1) % self.vms.len();
+        left.checked_sub(1).into_iter().for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
+    }
+
+    /// The job was tried: what the VM asks others for, and what it gives up itself, is for this
+    /// one.
+    fn sends_asks(&mut self, at: usize, job: usize) {
+        let others = self.vms.len() - 1;
+        self.vms[at].pool.take_asks().into_iter().for_each(|ask| self.passes_ask(at, (ask, others, job)));
+        self.records_marks(at, job);
+    }
+
+    fn records_marks(&mut self, at: usize, waits: usize) {
+        let (any_held, now) = (self.held() > 0, self.now);
+        for number in self.vms[at].pool.queues().revocations.numbers() {
+            let Some(job) = self.running_as(at, number) else { panic!("nobody's number") };
+            if !self.marks.iter().any(|mark| mark.job == job) {
+                self.marks.push(RoomMark { vm: at, job, waits, any_held, at: now });
+            }
+        }
+    }
+
+    /// The job that runs through the VM and may be given up by this number.
+    fn running_as(&self, at: usize, number: u64) -> Option<usize> {
+        let is = |job: &Job| job.running.as_ref().is_some_and(|(vm, hold)| *vm == at && hold.revocable() == Some(number));
+        self.jobs.iter().position(is)
+    }
+
+    /// The stream of a running request is resumed, to be given up.
+    fn gives_up(&mut self, at: usize, number: u64) {
+        let Some(job) = self.running_as(at, number) else { panic!("nobody's number") };
+        let Some((_, hold)) = self.jobs[job].running.take() else { unreachable!() };
+        assert!(self.vms[at].pool.take_revoked(&hold).is_some(), "the pool named it");
+        self.vms[at].pool.release(hold, self.now);
+        self.given_up.push(job);
+        self.publish(at);
+        self.looks_at_freed(at);
     }
 
     fn callback(&mut self, at: usize) {
@@ -226,12 +359,17 @@ impl Process {
         self.read(at);
         self.tries += 1;
         let (id, now) = (self.vms[at].id, self.now);
-        let Some(place) = self.vms[at].held.iter().position(|(ticket, _)| ticket.number == number) else { panic!("nobody's number") };
+        let Some(place) = self.vms[at].held.iter().position(|(ticket, _)| ticket.number == number) else {
+            return self.gives_up(at, number);
+        };
         let (ticket, job) = self.vms[at].held.swap_remove(place);
-        let request = Request { priority: self.jobs[job].priority, prompt_tokens: self.jobs[job].tokens, ..Request::default() };
-        match self.vms[at].pool.claim_held(&ticket, &request, "", now, &mut ()) {
+        let subset = self.jobs[job].subset();
+        match self.vms[at].pool.claim_held(&ticket, &self.jobs[job].request(&subset), "", now, &mut ()) {
             Err(_) => self.jobs[job].refused = true,
-            Ok(None) => self.vms[at].held.push((ticket, job)),
+            Ok(None) => {
+                self.vms[at].held.push((ticket, job));
+                self.sends_asks(at, job);
+            }
             Ok(Some(claim)) => {
                 self.publish(at);
                 let wake = self.vms[at].pool.write_order(&mut order, id, now);
@@ -239,7 +377,7 @@ impl Process {
                 match self.vms[at].pool.settle_claim(&ticket, claim, is_claimed, &[], now) {
                     Some(picked) => {
                         self.sent.push(job);
-                        self.jobs[job].running = Some((at, picked.hold));
+                        (self.jobs[job].running, self.jobs[job].held_until) = (Some((at, picked.hold)), Some(now));
                     }
                     None => self.vms[at].held.push((ticket, job)),
                 }
