@@ -120,6 +120,14 @@ impl HeldTicket {
     }
 }
 
+// === impl FlowCharge ===
+
+impl FlowCharge {
+    pub(crate) fn is_owed(&self) -> bool {
+        self.owed
+    }
+}
+
 // === impl FlowQueues ===
 
 impl FlowQueues {
@@ -369,7 +377,7 @@ impl FlowQueues {
             priorities: (priority, highest, lowest),
         };
         let band = self.bands.iter_mut().find(|band| band.priority == priority);
-        let (owed, turn) = band.map_or((false, 0), |band| (band.is_owed(), band.next_turn()));
+        let (owed, turn) = band.map_or((false, 0), BandQueue::next_turn);
         let ceiling = control.usage_limit().filter(|_| !owed).map(|policy| policy.ceiling(rank, turn));
         let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
         RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.times(self.outside.share()) }
@@ -417,7 +425,7 @@ impl FlowQueues {
         }
         let band = self.band_mut(priority);
         band.seen = now;
-        let owed = band.credit > 0.0 && band.credit >= tokens;
+        let owed = band.tried_owed;
         band.credit = (band.credit - tokens).max(0.0);
         let flow = band.flow_ref(flow);
         if passes {

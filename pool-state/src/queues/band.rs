@@ -29,6 +29,8 @@ pub(super) struct BandQueue {
     pub(super) account: BandAccount,
     /// Tokens that the band is owed for its minimum share.
     pub(super) credit: f64,
+    /// Whether its last try was for its minimum share.
+    pub(super) tried_owed: bool,
     /// How often a request of the band was tried.
     pub(super) turns: u64,
     /// When the band last had a request.
@@ -84,6 +86,7 @@ impl BandQueue {
             bytes: 0,
             account: BandAccount::default(),
             credit: 0.0,
+            tried_owed: false,
             turns: 0,
             seen: Timestamp::default(),
             counters: BandCounters { priority, ..BandCounters::default() },
@@ -205,10 +208,12 @@ impl BandQueue {
         head.is_some_and(|entry| self.credit >= entry.cost.tokens())
     }
 
-    /// Counts an attempt to send a request. Returns how many there were before.
-    pub(super) fn next_turn(&mut self) -> u64 {
+    /// Counts an attempt to send a request. Returns whether it is for the minimum share of the
+    /// band, and how many attempts there were before.
+    pub(super) fn next_turn(&mut self) -> (bool, u64) {
+        self.tried_owed = self.is_owed();
         self.turns = self.turns.wrapping_add(1);
-        self.turns.wrapping_sub(1)
+        (self.tried_owed, self.turns.wrapping_sub(1))
     }
 
     /// Charges a flow. `rival`: the lowest rank of the band in other VMs.

@@ -98,6 +98,26 @@ fn what_a_band_was_owed_is_not_given_up() {
     assert!(drill.given_up.is_empty());
 }
 
+/// The flow that received less goes first, with a longer prompt than the band was owed for.
+#[test]
+fn what_went_for_the_share_of_its_band_is_not_given_up_though_it_cost_more() {
+    let mut drill = Drill::new(1, &evicting(1.0, &[]));
+    drill.arrives(-1, "served", 9_000);
+    drill.ends(0);
+    for (priority, flow, tokens) in [(1, "", 100), (-1, "served", 10), (-1, "other", 5_000)] {
+        drill.arrives(priority, flow, tokens);
+    }
+    let mut turn = 1;
+    while !is_running(&drill, 3) {
+        drill.arrives(1, "", 100);
+        drill.ends(drill.order[turn]);
+        turn += 1;
+        assert!(turn < 50, "the band never got its share");
+    }
+    drill.arrives(1, "", 100);
+    assert!(drill.given_up.is_empty() && is_running(&drill, 3));
+}
+
 #[test]
 fn a_burst_gives_up_so_many_in_a_second() {
     let mut drill = Drill::new(1, &evicting(200.0, &[number("ttlMs", 0.0)]));
