@@ -12,9 +12,9 @@
 //!                     forgotten                               forgotten
 //! ```
 //! A request that waits asks at most once in [`ASK_AGAIN_MS`], so in that time no more are given up
-//! than wait. If this VM has none to give up, one other VM after the other is asked. An ask that is
-//! under way is not withdrawn if its request gets room meanwhile; it is dropped where the VM that
-//! hears it knows of no request that waits.
+//! than wait. If this VM has none to give up, one other VM after the other is asked. An ask is
+//! not withdrawn if its request gets room before another VM hears it; a VM that knows of no request
+//! that waits drops it.
 
 use scheduler::flow::RoomAsk;
 use scheduler::{EndpointRef, Timestamp};
@@ -54,12 +54,12 @@ struct RevocableRequest {
     endpoint: EndpointRef,
 }
 
-/// Whether the request has not asked for a while.
+/// Whether the last ask of the request was long ago.
 fn may_ask(entry: &HeldEntry, now: Timestamp) -> bool {
     entry.asked.is_none_or(|asked| now.ms_since(asked) >= ASK_AGAIN_MS)
 }
 
-/// Whether the request found no room before where one is asked for.
+/// Whether the request waits for the room that another one asks for.
 fn waits_for(entry: &HeldEntry, endpoint: Option<EndpointRef>) -> bool {
     !entry.nowhere && entry.full_at.is_some() && (endpoint.is_none() || entry.full_at == endpoint)
 }

@@ -286,7 +286,7 @@ impl Process {
         self.callback(at);
     }
 
-    /// The VM is asked for room: it gives a request up, or asks the next VM.
+    /// The VM hears an ask: it gives a request up, or asks the next VM.
     fn hears(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
         self.read(at);
         match self.vms[at].pool.give_room(ask, self.now) {

@@ -83,7 +83,7 @@ impl Process {
         let place = |vm: &Vm| vm.held.iter().position(|(_, held)| *held == job);
         let Some((at, place)) = self.vms.iter().enumerate().find_map(|(at, vm)| Some((at, place(vm)?))) else {
             return if job < self.jobs.len() {
-                self.release(&[job])
+                self.release(&[job]);
             };
         };
         let (ticket, _) = self.vms[at].held.swap_remove(place);
