@@ -6,6 +6,7 @@
 //! and by a number of requests at each endpoint. `dynamo` picks by the cost of Dynamo's router and
 //! holds by its queue.
 
+mod overshoot;
 mod page;
 mod scenario;
 mod wave;
@@ -43,8 +44,8 @@ const WAVE_FIGURE: &str = "docs/how-to/flow-control.svg";
 /// The first seconds, which do not count: the step model learns, and no queue has built up.
 const WARM_UP_S: f64 = 20.0;
 
-/// How long what a proxy shares takes to the others, ms.
-const SHARING_MS: f64 = 10.0;
+/// How long what a proxy shares takes to the others, ms, unless the caller says otherwise.
+pub(crate) const SHARING_MS: f64 = 10.0;
 
 /// The name of the figures of all classes together.
 const ALL: &str = "all";
@@ -70,6 +71,8 @@ pub(crate) struct FlowCampaign {
     pub(crate) seeds: Vec<u64>,
     pub(crate) seconds: f64,
     pub(crate) proxies: usize,
+    /// How long what a proxy shares takes to the others, ms.
+    pub(crate) sharing_ms: f64,
     /// Whether proxies hear nothing of each other.
     pub(crate) alone: bool,
 }
@@ -83,6 +86,7 @@ struct FlowRun<'c> {
     seed: u64,
     seconds: f64,
     proxies: usize,
+    sharing_ms: f64,
     alone: bool,
 }
 
@@ -104,8 +108,8 @@ impl FlowCampaign {
         for scenario in &self.scenarios {
             for &load in &self.loads {
                 for &seed in &self.seeds {
-                    let run =
-                        |policy| FlowRun { scenario, policy, load, seed, seconds: self.seconds, proxies: self.proxies, alone: self.alone };
+                    let &Self { seconds, proxies, sharing_ms, alone, .. } = self;
+                    let run = |policy| FlowRun { scenario, policy, load, seed, seconds, proxies, sharing_ms, alone };
                     runs.extend(self.policies.iter().map(|policy| run(policy.as_str())));
                 }
             }
@@ -146,7 +150,20 @@ pub(crate) fn publish_wave(threads: usize) -> Result<(), String> {
 
 fn print(rows: &[Value]) {
     let mut out = std::io::stdout().lock();
-    let names = ["proxies", "load", "seed", "ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tokens_per_s", "share", "served"];
+    let names = [
+        "proxies",
+        "load",
+        "seed",
+        "ttft_p50_ms",
+        "ttft_p99_ms",
+        "tpot_ms",
+        "tokens_per_s",
+        "share",
+        "served",
+        "overshoot",
+        "per_proxy",
+        "beyond",
+    ];
     let _ = write!(out, "{:<10}{:<14}{:<10}", "scenario", "policy", "class");
     names.iter().for_each(|name| drop(write!(out, "{name:>13}")));
     for row in rows {
@@ -174,7 +191,7 @@ impl FlowRun<'_> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
         let plain = scenario.pool();
-        let sharing = if self.proxies > 1 && !self.alone { SharingMode::After(SHARING_MS) } else { plain.sharing };
+        let sharing = if self.proxies > 1 && !self.alone { SharingMode::After(self.sharing_ms) } else { plain.sharing };
         let setting = PoolSetting { scrape_ms: scrape_ms.unwrap_or(plain.scrape_ms), proxies: self.proxies, sharing, ..plain };
         let classes = scenario.classes(self.load, self.seconds, &mut Sampler::seeded(mix(self.seed, 4_711)))?;
         let names: Vec<RequestClass> = classes.iter().map(|(class, _)| *class).collect();
@@ -185,7 +202,8 @@ impl FlowRun<'_> {
 
     /// The figures of a class. Tokens count for requests that ended before the last arrival; those
     /// that no cache had are `computed_per_s`. `served` is the share of the tokens that arrived in
-    /// time to end.
+    /// time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]: those of other
+    /// policies than ours are 0.
     fn row(&self, class: &str, is_of: impl Fn(RequestClass) -> bool, workload: &Workload, outcomes: &[RequestOutcome]) -> Value {
         let in_time = |o: &RequestOutcome| o.at + o.e2e >= WARM_UP_S * 1e3 && o.at + o.e2e <= self.seconds * 1e3;
         let tokens = |o: &RequestOutcome| f64::from(o.prompt) + f64::from(o.output);
@@ -199,6 +217,8 @@ impl FlowRun<'_> {
         let tpot: Vec<f64> = counted.iter().filter(|o| o.output > 1).map(|o| (o.e2e - o.ttft) / f64::from(o.output - 1)).collect();
         let offered = own.iter().map(|o| tokens(o)).sum::<f64>() / self.seconds;
         let (prompts, cached) = counted.iter().fold((0.0, 0.0), |(p, c), o| (p + f64::from(o.prompt), c + f64::from(o.cached)));
+        // Long after its last arrival a band is not in use, and lower ones may fill the engines.
+        let sent: Vec<&RequestOutcome> = own.iter().copied().filter(|o| (WARM_UP_S * 1e3..self.seconds * 1e3).contains(&o.sent)).collect();
         let seconds = self.seconds - WARM_UP_S;
         json!({
             "scenario": self.scenario, "load": self.load, "policy": self.policy, "proxies": self.proxies, "seed": self.seed,
@@ -208,6 +228,8 @@ impl FlowRun<'_> {
             "tokens_per_s": done / seconds, "computed_per_s": (done - reused) / seconds, "share": if total > 0.0 { done / total } else { 0.0 },
             "served": if offered > 0.0 { done / seconds / offered } else { 0.0 },
             "cached": if prompts > 0.0 { cached / prompts } else { 0.0 },
+            "overshoot": overshoot::most_at_once(&sent), "per_proxy": overshoot::most_of_one_proxy(self.sharing_ms, &sent),
+            "beyond": overshoot::share_beyond(&sent),
         })
     }
 }
@@ -244,7 +266,7 @@ mod tests {
     use super::*;
 
     fn rows(scenario: &str, policy: &str, load: f64) -> Vec<Value> {
-        FlowRun { scenario, policy, load, seed: 101, seconds: 30.0, proxies: 1, alone: false }.rows().unwrap()
+        FlowRun { scenario, policy, load, seed: 101, seconds: 30.0, proxies: 1, sharing_ms: SHARING_MS, alone: false }.rows().unwrap()
     }
 
     fn figure(rows: &[Value], class: &str, name: &str) -> f64 {
@@ -258,6 +280,40 @@ mod tests {
         assert!(p99(&with) < p99(&without) / 4.0, "{} with flow control, {} without", p99(&with), p99(&without));
         let share = figure(&rows("lengths", "ours", 2.0), "long", "share");
         assert!((0.4..=0.6).contains(&share), "the tenant with long requests gets {share}");
+    }
+
+    /// `overshoot`, `per_proxy` and `beyond` of all requests, and whether they are within what
+    /// `flow-control.md` says.
+    fn too_many(run: FlowRun<'_>) -> ([f64; 3], bool) {
+        let rows = run.rows().unwrap();
+        let figures = ["overshoot", "per_proxy", "beyond"].map(|name| figure(&rows, ALL, name));
+        let proxies = run.proxies as f64;
+        let few = [1.5 * proxies, 2.0, 0.03 * proxies];
+        (figures, figures.iter().zip(few).all(|(figure, few)| *figure <= few))
+    }
+
+    #[test]
+    fn proxies_that_share_send_few_requests_too_many() {
+        let plain = FlowRun {
+            scenario: "prompts",
+            policy: "ours",
+            load: 2.0,
+            seed: 1,
+            seconds: 40.0,
+            proxies: 1,
+            sharing_ms: SHARING_MS,
+            alone: false,
+        };
+        assert_eq!(too_many(plain).0, [0.0; 3], "one proxy knows all");
+        for proxies in [2, 4] {
+            let (figures, are_few) = too_many(FlowRun { proxies, ..plain });
+            assert!(are_few && figures[2] > 0.0, "{proxies} proxies: {figures:?}");
+        }
+        let four = FlowRun { proxies: 4, ..plain };
+        for broken in [FlowRun { sharing_ms: 10.0 * SHARING_MS, ..four }, FlowRun { alone: true, ..four }] {
+            let (figures, are_few) = too_many(broken);
+            assert!(!are_few, "sharing keeps them few: {figures:?} for {broken:?}");
+        }
     }
 
     #[test]

@@ -139,9 +139,12 @@ enum SimulatorTask {
         /// Seconds of arrivals.
         #[arg(long, default_value_t = 300.0)]
         seconds: f64,
-        /// Proxies, which share state every 10 ms.
+        /// Proxies.
         #[arg(long, default_value_t = 1)]
         proxies: usize,
+        /// How long what a proxy shares takes to the others, ms.
+        #[arg(long, default_value_t = flow::SHARING_MS)]
+        sharing_ms: f64,
         /// Let the proxies hear nothing of each other.
         #[arg(long)]
         alone: bool,
@@ -241,8 +244,8 @@ fn run(args: Args) -> Result<(), String> {
             let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
             if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, ResultStore { slo, ..ResultStore::default() }) } else { Ok(()) }
         }
-        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, alone, file } => {
-            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies, alone }.run(args.threads, &file)
+        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, sharing_ms, alone, file } => {
+            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies, sharing_ms, alone }.run(args.threads, &file)
         }
         SimulatorTask::FlowPage { files } => flow::publish(&files),
         SimulatorTask::FlowWave => flow::publish_wave(args.threads),

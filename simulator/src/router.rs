@@ -171,6 +171,11 @@ impl PolicyRouter {
         self.pool.in_flight().load(endpoint)
     }
 
+    /// The load at the endpoint of the requests that this proxy has sent.
+    pub(crate) fn own_load(&self, endpoint: EndpointRef) -> EndpointLoad {
+        self.pool.in_flight().own(endpoint)
+    }
+
     /// Picks by the policy and records the pick, for a client that sends this session header;
     /// `None` if the request is held.
     ///

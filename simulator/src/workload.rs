@@ -19,6 +19,8 @@ pub(crate) struct Workload {
     pub(crate) rate: f64,
     /// The class of each request; empty if there is only the default.
     classes: Vec<RequestClass>,
+    /// The highest priority of a request.
+    pub(crate) highest_priority: i32,
 }
 
 /// What flow control knows of a request: its priority and its fairness id.
@@ -259,7 +261,7 @@ impl Workload {
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
-        Self { requests, blocks, hashes, rate, classes: Vec::new() }
+        Self { requests, blocks, hashes, rate, classes: Vec::new(), highest_priority: RequestClass::default().priority }
     }
 
     /// A workload of several classes: the lines of each, in order of arrival.
@@ -268,7 +270,8 @@ impl Workload {
         let mut lines: Vec<(TraceRequest, RequestClass)> = lines.collect();
         lines.sort_by(|(a, _), (b, _)| a.at.total_cmp(&b.at));
         let (lines, classes): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
-        Self { classes, ..Self::of(&lines) }
+        let highest_priority = classes.iter().map(|class: &RequestClass| class.priority).max().unwrap_or_default();
+        Self { classes, highest_priority, ..Self::of(&lines) }
     }
 
     /// The class of a request.

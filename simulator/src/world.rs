@@ -10,6 +10,7 @@
 
 mod endpoints;
 mod held;
+mod room;
 mod setting;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,14 @@ pub(crate) struct RequestOutcome {
     pub(crate) output: u32,
     /// Tokens of the prompt that the engine had cached.
     pub(crate) cached: u32,
+    /// When it was sent to an engine, and to which one.
+    pub(crate) sent: f64,
+    pub(crate) engine: usize,
+    /// The proxy that sent it.
+    pub(crate) proxy: usize,
+    /// Whether flow control had let it go only without knowing what other proxies sent: see
+    /// [`Simulation::has_room`].
+    pub(crate) is_beyond: bool,
 }
 
 #[derive(Debug)]
@@ -274,6 +283,10 @@ impl<'w> Simulation<'w> {
         let prompt_tokens = self.policy.prompt_tokens(&job, self.workload.class(request));
         self.learning.picked(prefill.unwrap_or(at), request, now, (uncached, prompt_tokens));
         let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
+        let is_beyond = prefill.is_none() && !self.has_room(&job, at, &hold);
+        if let Some(record) = self.records.get_mut(request as usize) {
+            (record.sent, record.engine, record.proxy, record.is_beyond) = (now, at, proxy, is_beyond);
+        }
         if let Some(place) = self.in_flight.get_mut(request as usize) {
             *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
         }

@@ -102,6 +102,11 @@ impl LedgerHold {
         self.revocable
     }
 
+    /// Whether the request was sent for the minimum share of its band.
+    pub fn is_owed(&self) -> bool {
+        self.charge.is_some_and(|charge| charge.is_owed())
+    }
+
     /// The endpoint that serves the request.
     pub(super) fn endpoint(&self) -> EndpointRef {
         self.serving.endpoint()

@@ -5,13 +5,14 @@ use plotters::prelude::*;
 use serde_json::{Value, json};
 
 use super::scenario::{WAVE_ON_S, WAVE_S};
-use super::{FlowRun, NONE};
+use super::{FlowRun, NONE, SHARING_MS};
 use crate::grid::parallel;
 use crate::measure::{quantile, sorted};
 use crate::report::figures::COLOURS;
 
 /// What is drawn: chat beside waves of long prompts, that ask for 1.3 of the capacity together.
-const RUN: FlowRun<'_> = FlowRun { scenario: "prompts", policy: NONE, load: 1.3, seed: 1, seconds: 120.0, proxies: 1, alone: false };
+const RUN: FlowRun<'_> =
+    FlowRun { scenario: "prompts", policy: NONE, load: 1.3, seed: 1, seconds: 120.0, proxies: 1, sharing_ms: SHARING_MS, alone: false };
 const POLICIES: [(&str, &str); 2] = [(NONE, "without flow control"), ("ours", "with flow control")];
 
 const SIZE: (u32, u32) = (900, 380);
