@@ -46,7 +46,7 @@ pub(crate) struct RequestOutcome {
     pub(crate) engine: usize,
     /// The proxy that sent it.
     pub(crate) proxy: usize,
-    /// Whether flow control had let it go only without knowing what other proxies sent: see
+    /// Whether the engine had no room for it, by all that the proxies had sent there: see
     /// [`Simulation::has_room`].
     pub(crate) is_beyond: bool,
 }
