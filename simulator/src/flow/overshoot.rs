@@ -1,5 +1,5 @@
-//! Requests that an engine had too many, because proxies find the same room before they hear of each
-//! other.
+//! Requests that an engine had too many, because proxies find the same room before they hear of
+//! each other.
 //!
 //! A request is *beyond* the room if its engine had none for it when it was sent there, by all that
 //! the proxies had sent there until then. A proxy that knew all that would have held it. It is one
