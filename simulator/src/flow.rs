@@ -304,8 +304,7 @@ mod tests {
             alone: false,
         };
         assert_eq!(too_many(plain, 0.0).0, [0.0; 3], "one proxy knows all");
-        // Without the share of room that each proxy takes, two have 0.044.
-        for (proxies, beyond) in [(2, 0.04), (4, 0.12)] {
+        for (proxies, beyond) in [(2, 0.06), (4, 0.12)] {
             let (figures, are_few) = too_many(FlowRun { proxies, ..plain }, beyond);
             assert!(are_few && figures[2] > 0.0, "{proxies} proxies: {figures:?}");
         }

@@ -13,7 +13,8 @@ fn evicting(endpoints: u16, seats: f32, minimum_share: f64) -> Snapshot {
     let eviction = ("eviction".to_owned(), ParameterValue::Flag(true));
     let section = vec![eviction, number("ttlMs", 0.0), number("minimumShare", minimum_share)];
     let control = PluginSpec { parameters: section, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
-    let detector = PluginSpec { parameters: vec![number("reserve", 0.0)], ..PluginSpec::of_type("backlog-detector") };
+    let detector =
+        PluginSpec { parameters: vec![number("reserve", 0.0), number("sequenceReserve", 0.0)], ..PluginSpec::of_type("backlog-detector") };
     let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
     spec.plugins.extend([detector, control]);
     let sequences = EndpointMetrics { attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), seats)]), ..EndpointMetrics::default() };
