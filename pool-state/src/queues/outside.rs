@@ -81,7 +81,7 @@ impl OutsideQueues {
         let higher = self.bands.iter().any(|band| band.priority > priority && band.requests > 0);
         let beside = self.bands.iter().find(|band| band.priority == priority).map_or(0, |band| band.requests);
         let all = running + self.running + 1;
-        // (running + 1) / all > held / (held + beside), with the margin, rounded up to whole requests.
+        // (running + 1) / all > held / (held + beside), with the margin, rounded up to requests.
         let share = (held * all * (MARGIN_PARTS + 1)).div_ceil((held + beside).max(1) * MARGIN_PARTS);
         higher || (beside > 0 && running + 1 > share)
     }
