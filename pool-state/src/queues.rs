@@ -380,7 +380,7 @@ impl FlowQueues {
         let (owed, turn) = band.map_or((false, 0), BandQueue::next_turn);
         let ceiling = control.usage_limit().filter(|_| !owed).map(|policy| policy.ceiling(rank, turn));
         let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
-        RoomLimits { critical: priority >= highest || owed, ceiling: ceiling.times(self.outside.share()) }
+        RoomLimits { critical: priority >= highest || owed, ceiling, share: self.outside.share() }
     }
 
     /// Whether an older request of at least this priority waits for room at `endpoint`.

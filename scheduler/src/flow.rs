@@ -79,6 +79,8 @@ pub struct RoomLimits {
     pub critical: bool,
     /// The saturation that the band may fill.
     pub ceiling: UsageCeiling,
+    /// The share of all this that the proxy may fill, above 0 to 1.
+    pub share: f64,
 }
 
 /// The saturation from which on a band is held; 1 is full.
@@ -160,16 +162,6 @@ impl FlowCost {
 // === impl UsageCeiling ===
 
 impl UsageCeiling {
-    /// The ceiling for a proxy that may fill only this share of each endpoint.
-    #[must_use]
-    pub fn times(self, part: f64) -> Self {
-        match self {
-            Self::Fixed(ceiling) => Self::Fixed(ceiling * part),
-            Self::Reflective { .. } if part < 1.0 => Self::Fixed(part),
-            Self::Reflective { .. } => self,
-        }
-    }
-
     /// The ceiling while the load is `saturation`.
     pub fn at(self, saturation: impl FnOnce() -> f64) -> f64 {
         let (share, turn) = match self {
@@ -194,5 +186,5 @@ impl UsageCeiling {
 
 impl RoomLimits {
     /// The limits of a request that may fill everything.
-    pub const ALL: Self = Self { critical: true, ceiling: UsageCeiling::Fixed(1.0) };
+    pub const ALL: Self = Self { critical: true, ceiling: UsageCeiling::Fixed(1.0), share: 1.0 };
 }

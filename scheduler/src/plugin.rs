@@ -88,7 +88,7 @@ pub trait Detector: Filter {
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
         let all: Vec<EndpointIndex> = context.table.indices().collect();
         let saturation = || self.saturation(context, &all);
-        all.iter().all(|&endpoint| context.requests(endpoint) == 0) || saturation() < limits.ceiling.at(saturation)
+        all.iter().all(|&endpoint| context.requests(endpoint) == 0) || saturation() < limits.ceiling.at(saturation) * limits.share
     }
 
     /// Whether [`Self::has_room`] looks at the endpoints of the route only: room elsewhere does not

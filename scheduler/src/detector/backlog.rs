@@ -126,7 +126,7 @@ impl BacklogDetector {
     fn computes_soon(&self, context: &Context<'_>, endpoint: EndpointIndex, limits: RoomLimits) -> bool {
         let load = context.load(endpoint);
         let max_ms = if limits.critical { self.critical_max_backlog_ms } else { self.max_backlog_ms };
-        load.prefills.prompts == 0 || Self::backlog_ms(context, endpoint, &load) <= max_ms
+        load.prefills.prompts == 0 || Self::backlog_ms(context, endpoint, &load) <= max_ms * limits.share
     }
 
     /// Whether the endpoint has a free sequence and KV cache for the request.
@@ -136,7 +136,7 @@ impl BacklogDetector {
             return true;
         }
         let ceiling = limits.ceiling.at(|| self.used(context, endpoint));
-        let without = |reserve: f64| ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve });
+        let without = |reserve: f64| ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve }) * limits.share;
         let prompt = (context.request.prompt_tokens, context.uncached_tokens(endpoint));
         Self::sequences(context, endpoint, load.requests).is_none_or(|used| used < without(self.sequence_reserve))
             && Self::kv_cache(context, endpoint, &load, prompt).is_none_or(|used| used <= without(self.reserve) * self.kv_cache_share)
@@ -208,10 +208,10 @@ mod tests {
 
     /// How many requests with prompts of so many tokens go to the endpoint, each at its first
     /// token when the next one comes.
-    fn admitted(tokens: u32, critical: bool) -> usize {
+    fn admitted(tokens: u32, (critical, share): (bool, f64)) -> usize {
         let (snapshot, mut ledger) = (snapshot(), InFlight::default());
         let (at, index) = (snapshot.endpoints()[0].id, snapshot.indices().next().unwrap());
-        let limits = RoomLimits { critical, ..RoomLimits::ALL };
+        let limits = RoomLimits { critical, share, ..RoomLimits::ALL };
         let mut running: Vec<InFlightTicket> = Vec::new();
         while running.len() < 99 && !is_full(&snapshot, LocalState::new(&ledger), index, limits) {
             let mut ticket = ledger.admit_prompt(at, tokens, tokens);
@@ -225,8 +225,14 @@ mod tests {
 
     #[test]
     fn lower_bands_leave_a_quarter_of_sequences_and_a_tenth_of_the_cache() {
-        assert_eq!([true, false].map(|critical| admitted(10, critical)), [20, 15]);
+        assert_eq!([true, false].map(|critical| admitted(10, (critical, 1.0))), [20, 15]);
         // 95 % of 1,600 tokens, and nine tenths of that.
-        assert_eq!([true, false].map(|critical| admitted(100, critical)), [16, 14]);
+        assert_eq!([true, false].map(|critical| admitted(100, (critical, 1.0))), [16, 14]);
+    }
+
+    #[test]
+    fn a_proxy_alone_fills_its_share_and_its_lower_bands_leave_the_reserve_of_that() {
+        assert_eq!([true, false].map(|critical| admitted(10, (critical, 0.5))), [10, 8]);
+        assert_eq!([true, false].map(|critical| admitted(100, (critical, 0.5))), [8, 7]);
     }
 }
