@@ -23,7 +23,7 @@ pub use state::RequiredState;
 
 use crate::candidates::Candidates;
 use crate::decision::{CostTerms, RankedList, Route};
-use crate::endpoint::EndpointIndex;
+use crate::endpoint::{Endpoint, EndpointIndex};
 use crate::flow::RoomLimits;
 use crate::rng::Rng;
 
@@ -83,12 +83,15 @@ pub trait Detector: Filter {
     }
 
     /// With flow control: whether the request may go to the endpoints of `route` now. By default,
-    /// whether the saturation of the pool is below the limit. A pool without requests has room,
-    /// whatever its last report says.
+    /// whether the saturation of the pool is below the limit, as in llm-d: that of the fuller stage
+    /// where some endpoints do not decode. A pool without requests has room, whatever its last
+    /// report says.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
-        let all: Vec<EndpointIndex> = context.table.indices().collect();
-        let saturation = || self.saturation(context, &all);
-        all.iter().all(|&endpoint| context.requests(endpoint) == 0) || saturation() < limits.ceiling.at(saturation) * limits.share
+        let decodes = |endpoint: &EndpointIndex| context.table.endpoint(*endpoint).is_some_and(Endpoint::decodes);
+        let stages: (Vec<_>, Vec<_>) = context.table.indices().partition(decodes);
+        let saturation = || self.saturation(context, &stages.0).max(self.saturation(context, &stages.1));
+        context.table.indices().all(|endpoint| context.requests(endpoint) == 0)
+            || saturation() < limits.ceiling.at(saturation) * limits.share
     }
 
     /// Whether [`Self::has_room`] looks at the endpoints of the route only: room elsewhere does not

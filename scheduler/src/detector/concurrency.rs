@@ -98,3 +98,54 @@ impl Filter for ConcurrencyDetector {
         keep(candidates, true, |index| self.share(context, &[index]) < self.kept_below);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::{Endpoint, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot};
+    use crate::flow::{FLOW_CONTROL, RoomLimits};
+    use crate::in_flight::InFlight;
+    use crate::metrics::EndpointMetrics;
+    use crate::plugin::ParameterValue;
+    use crate::snapshot::{Snapshot, Version};
+    use crate::{LocalState, Pipeline, PipelineSpec, PluginSpec, is_full};
+
+    /// One endpoint for each role, which may have two requests.
+    fn snapshot(roles: &[&str]) -> Snapshot {
+        let endpoint = |(slot, role): (u16, &&str)| Endpoint {
+            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            name: format!("pod-{slot}").into(),
+            address: format!("10.0.0.{}:1", slot + 1).into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([(ROLE_LABEL.into(), (*role).into())]),
+            models: std::sync::Arc::default(),
+            age_ms: 0,
+        };
+        let parameters = vec![("maxConcurrency".to_owned(), ParameterValue::Number(2.0))];
+        let detector = PluginSpec { parameters, ..PluginSpec::of_type(PLUGIN.name) };
+        let mut spec = PipelineSpec { saturation_detector: PLUGIN.name.to_owned(), ..PipelineSpec::default() };
+        spec.plugins.extend([detector, PluginSpec::of_type(FLOW_CONTROL)]);
+        let endpoints: Vec<Endpoint> = (0..).zip(roles).map(endpoint).collect();
+        let metrics = vec![EndpointMetrics::default(); endpoints.len()];
+        Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap()
+    }
+
+    /// Whether a pool of these roles is full with two requests at its last endpoint.
+    fn is_full_with_two_at_the_last(roles: &[&str]) -> bool {
+        let (snapshot, mut ledger) = (snapshot(roles), InFlight::default());
+        let last = snapshot.endpoints().last().unwrap().id;
+        let running = [(); 2].map(|()| ledger.admit(last, 0));
+        let index = snapshot.indices().next().unwrap();
+        let is_full = is_full(&snapshot, LocalState::new(&ledger), index, RoomLimits::ALL);
+        running.into_iter().for_each(|ticket| ledger.release(ticket));
+        is_full
+    }
+
+    #[test]
+    fn a_pool_is_as_full_as_its_fuller_stage() {
+        assert!(!is_full_with_two_at_the_last(&["both", "both"]), "one of two is idle");
+        for roles in [["prefill", "decode"], ["decode", "prefill"]] {
+            assert!(is_full_with_two_at_the_last(&roles), "{roles:?}");
+        }
+    }
+}
