@@ -44,7 +44,7 @@ pub const TICK_MS: u32 = 100;
 /// The most requests parked in one VM; more requests are answered at once. Holding more would not
 /// help a worker that got this many in two seconds without state.
 const PARKED_MAX: usize = 1_024;
-/// The most wake-ups taken from the queue at once; the next tick takes the rest.
+/// The most wake-ups taken from the queue at once; the next wake-up takes the rest.
 const WAKES_MAX: usize = 1_024;
 /// Tick period while requests are held, in ms: the longest delay of a lost wake-up, and of room
 /// that another worker made.
@@ -312,13 +312,10 @@ impl<H: Host> VmState<H> {
         for _ in 0..WAKES_MAX {
             let Ok(Some(message)) = self.host.queue_pop(queue) else { break };
             self.look_at_orders();
-            if message == HELD_WAKE {
-                // The proxy calls once for each message: what is left has a call of its own.
-                break;
-            }
             let ask = room_ask::read(&message).and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
             match ask {
                 Some((replica, ask)) => self.on_ask(&mut replica.borrow_mut(), ask, now),
+                None if message == HELD_WAKE => {}
                 None => self.refresh(),
             }
         }

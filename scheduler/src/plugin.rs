@@ -91,7 +91,7 @@ pub trait Detector: Filter {
         let stages: (Vec<_>, Vec<_>) = context.table.indices().partition(decodes);
         let saturation = || self.saturation(context, &stages.0).max(self.saturation(context, &stages.1));
         context.table.indices().all(|endpoint| context.requests(endpoint) == 0)
-            || saturation() < limits.ceiling.at(saturation) * limits.share
+            || saturation() < limits.ceiling.at(|| saturation() / limits.share) * limits.share
     }
 
     /// Whether [`Self::has_room`] looks at the endpoints of the route only: room elsewhere does not

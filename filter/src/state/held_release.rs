@@ -134,7 +134,7 @@ impl<H: Host> VmState<H> {
     /// Another VM asks for room: gives a running request up, or asks the next VM.
     pub(super) fn on_ask(&self, replica: &mut PoolReplica, (ask, left): (RoomAsk, u32), now: Timestamp) {
         // So this VM knows that the other one holds requests, and wakes it.
-        self.receive_loads(replica, now, SharingOccasion::Pick);
+        self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);
         }

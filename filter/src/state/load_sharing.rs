@@ -120,6 +120,15 @@ struct ReadTimes {
     rings: Option<Timestamp>,
 }
 
+/// Which reports are read beside those of VMs that pick.
+#[derive(Clone, Copy, Debug)]
+struct SlowReports {
+    /// Those of VMs that do not pick.
+    idle: bool,
+    /// That of the other proxies.
+    outside: bool,
+}
+
 /// Another VM.
 #[derive(Debug)]
 struct PeerVm {
@@ -270,7 +279,7 @@ impl LoadSharing {
             }
             let claims = moment == SharingOccasion::Claim;
             let outside = slow || (claims && self.remote_peers().proxies > 1);
-            self.receive_load_reports(host, me, pool, now, (slow || claims, outside));
+            self.receive_load_reports(host, me, pool, now, SlowReports { idle: slow || claims, outside });
         }
         if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
     }
@@ -302,16 +311,8 @@ impl LoadSharing {
         self.own.ring.set_vm_slot(me.vm, me.vm_slot);
     }
 
-    /// Reads the reports of VMs that pick, if `slow` those of the other VMs, and if `outside` that
-    /// of the other proxies.
-    fn receive_load_reports<H: Host>(
-        &mut self,
-        host: &H,
-        me: VmContext<'_>,
-        pool: &mut ManagedPool,
-        now: Timestamp,
-        (slow, outside): (bool, bool),
-    ) {
+    /// Reads the reports of VMs that pick, and the `slow` ones that are due.
+    fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: SlowReports) {
         for peer in &mut self.peers {
             peer.report.set_writer(0);
         }
@@ -329,9 +330,10 @@ impl LoadSharing {
         }
         let mut slos = false;
         let read_before = self.outside.token;
-        for (peer, slow) in self.peers.iter_mut().map(|peer| (peer, slow)).chain([(&mut self.outside, outside)]) {
-            slos |= peer.receive(host, pool, now, slow);
+        for peer in &mut self.peers {
+            slos |= peer.receive(host, pool, now, slow.idle);
         }
+        slos |= self.outside.receive(host, pool, now, slow.outside);
         let is_news = self.outside.token != read_before;
         self.receive_backlog(host, pool, is_news, now);
         let holds = |peer: &PeerVm| peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring);

@@ -153,7 +153,7 @@ impl ManagedPool {
             None => self.queues.look(),
         }
         if lacks_room {
-            self.ask_for_room(&ticket, full_at, now);
+            self.ask_for_room(&ticket, (full_at, is_full), now);
         }
         // The first of its band was tried just now.
         if is_shared || !is_near || ticket.is_first {
@@ -206,12 +206,12 @@ impl ManagedPool {
             }
             Err(PickRefusal::Full(endpoint)) => {
                 self.found_full(ticket, endpoint, now);
-                self.ask_for_room(ticket, Some(endpoint), now);
+                self.ask_for_room(ticket, (Some(endpoint), true), now);
                 Ok(None)
             }
             Err(PickRefusal::TooLarge(endpoint)) => {
                 self.queues.found_full(ticket, Some(endpoint), now);
-                self.ask_for_room(ticket, Some(endpoint), now);
+                self.ask_for_room(ticket, (Some(endpoint), false), now);
                 Ok(None)
             }
             Err(PickRefusal::Left(endpoint)) => {
@@ -276,12 +276,12 @@ impl ManagedPool {
 
     /// A held request found no room at this endpoint: with eviction, a running one may be given up
     /// for it.
-    fn ask_for_room(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
+    fn ask_for_room(&mut self, ticket: &HeldTicket, (endpoint, is_full): (Option<EndpointRef>, bool), now: Timestamp) {
         if let Some(pipeline) =
             self.snapshot().map(|snapshot| snapshot.pipeline()).filter(|pipeline| pipeline.flow_control().is_some_and(FlowControl::evicts))
         {
             let endpoint = endpoint.filter(|_| pipeline.needs_room_at_endpoint());
-            self.queues.ask_for_room(ticket, endpoint, now);
+            self.queues.ask_for_room(ticket, (endpoint, is_full), now);
         }
     }
 

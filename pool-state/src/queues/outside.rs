@@ -2,7 +2,7 @@
 //!
 //! There is no order over proxies: a hand-over would cost a sharing delay each time. Each proxy
 //! takes room at once while its share of the running requests is at most its share of the backlog
-//! and a sixteenth more.
+//! and a sixteenth more, rounded up to a request.
 //! Beyond that, and while another proxy holds requests of a higher band, it leaves room that it
 //! finds to the others for [`PATIENCE_MS`] and twice the sharing delay, and takes it after that.
 
@@ -120,8 +120,8 @@ mod tests {
         let mut outside = OutsideQueues::default();
         assert!(!outside.is_over_share(0, 5, 100), "the others hold nothing");
         outside.set(&[held(0, 30)], (4, 0));
-        // A quarter of the backlog: two of eight requests.
-        assert!(!outside.is_over_share(0, 10, 5));
+        // A quarter of the backlog and a sixteenth more, rounded up: two of six or seven requests.
+        assert!(!outside.is_over_share(0, 10, 5) && outside.is_over_share(0, 10, 6));
         assert!(outside.is_over_share(0, 10, 7));
         // A quarter of 1,000 and a sixteenth of that: 266 of them, rounded up.
         outside.set(&[held(0, 30)], (734, 0));

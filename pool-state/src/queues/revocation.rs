@@ -135,15 +135,16 @@ impl FlowQueues {
     }
 
     /// A request that waits found no room: asks that a running request is given up for it, here or
-    /// in another VM. Those that wait behind it for the same room are not tried now, and ask too.
-    pub(crate) fn ask_for_room(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
+    /// in another VM. If no request of its band has room there (`is_full`), the others that wait
+    /// for it are not tried now, and ask too.
+    pub(crate) fn ask_for_room(&mut self, ticket: &HeldTicket, (endpoint, is_full): (Option<EndpointRef>, bool), now: Timestamp) {
         let (priority, number) = (ticket.flow.priority, ticket.number);
         let band = self.band_mut(priority);
-        let may_ask = |entry: &&mut HeldEntry| (entry.number == number || waits_for(entry, endpoint)) && may_ask(entry, now);
-        let own =
-            band.entry_mut(ticket.flow.at, ticket.key, number).into_iter().filter(may_ask).map(|entry| entry.asked = Some(now)).count();
-        let behind = band.held_mut().take(SCAN_MAX).filter(may_ask).map(|entry| entry.asked = Some(now)).count();
-        for _ in 0..own + behind {
+        let own = band.entry_mut(ticket.flow.at, ticket.key, number).into_iter().filter(|entry| may_ask(entry, now));
+        let own = own.map(|entry| entry.asked = Some(now)).count();
+        let others = band.held_mut().filter(|entry| is_full && waits_for(entry, endpoint) && may_ask(entry, now));
+        let others = others.take(SCAN_MAX).map(|entry| entry.asked = Some(now)).count();
+        for _ in 0..own + others {
             let ask = RoomAsk { endpoint, priority };
             if !self.give_up_for(ask, now) && self.has_flow_peers() {
                 self.revocations.asks.push(ask);

@@ -304,8 +304,10 @@ impl FlowQueues {
         self.begin_round(control, order, now);
         let step = order.put(self.row(control, order, vm, now));
         self.write_evictions(order, vm);
-        // If the write succeeds, nothing was written since the order was read.
-        self.shared.look = step == OrderStep::Try;
+        // If the write succeeds, nothing was written since the order was read: what it asks this VM
+        // for is known.
+        let asks_to_refuse = order.row(vm).is_some_and(|row| row.evict > self.shared.evicted);
+        self.shared.look = step == OrderStep::Try || asks_to_refuse;
         if let OrderStep::Write(wake) = step { wake } else { None }
     }
 

@@ -135,7 +135,7 @@ impl BacklogDetector {
         if load.requests == 0 {
             return true;
         }
-        let ceiling = limits.ceiling.at(|| self.used(context, endpoint));
+        let ceiling = limits.ceiling.at(|| self.used(context, endpoint) / limits.share);
         let without = |reserve: f64| ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve }) * limits.share;
         let prompt = (context.request.prompt_tokens, context.uncached_tokens(endpoint));
         Self::sequences(context, endpoint, load.requests).is_none_or(|used| used < without(self.sequence_reserve))

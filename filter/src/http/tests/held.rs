@@ -6,6 +6,7 @@ use proto::state::{self, daemon_message::Message::PoolUpdate};
 use super::*;
 use crate::fake::{FakeCall, encode};
 use crate::root::release_held;
+use crate::state::load_sharing::SharingOccasion;
 
 const SEATS: f64 = 1.0;
 const LOADED: &str = "10.0.0.1:8000";
@@ -169,7 +170,9 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
 /// The worker of each batch request, that of the request which waits, and the VM that gives up.
 #[test]
 fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
-    for (batch, waits, gives) in [([0, 0], 0, 0), ([0, 0], 2, 0), ([2, 2], 1, 2), ([1, 2], 0, 1), ([1, 0], 2, 0)] {
+    let cases = [([0, 0], 0, 0), ([0, 0], 2, 0), ([2, 2], 1, 2), ([1, 2], 0, 1), ([1, 0], 2, 0)];
+    // A worker that has just picked has just read the reports of the others.
+    for ((batch, waits, gives), ms) in cases.into_iter().flat_map(|case| [(case, 0), (case, 3)]) {
         let workers = Workers::new(3);
         let running = batch.map(|worker| {
             let sent = workers.send_as(worker, "batch");
@@ -177,6 +180,11 @@ fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
             sent.0
         });
         assert_eq!((workers.running(), workers.held()), (2, 0));
+        for worker in &workers.0 {
+            workers.host().pass_ms(ms);
+            let replica = worker.vm.borrow().replica("default").unwrap();
+            worker.vm.borrow().receive_loads(&mut replica.borrow_mut(), workers.host().now(), SharingOccasion::Claim);
+        }
         workers.host().take_log();
         let (mut chat, went) = workers.send(waits);
         assert!(!went);
