@@ -123,9 +123,9 @@ struct ReadTimes {
 /// Which reports are read beside those of VMs that pick.
 #[derive(Clone, Copy, Debug)]
 struct SlowReports {
-    /// Those of VMs that do not pick.
+    /// The reports of VMs that do not pick.
     idle: bool,
-    /// That of the other proxies.
+    /// The report of the other proxies.
     outside: bool,
 }
 
