@@ -311,6 +311,7 @@ impl<H: Host> VmState<H> {
         let now = self.host.now();
         for _ in 0..WAKES_MAX {
             let Ok(Some(message)) = self.host.queue_pop(queue) else { break };
+            // Each message may mean that another VM has held a request since.
             self.look_at_orders();
             let ask = room_ask::read(&message).and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
             match ask {

@@ -93,6 +93,22 @@ impl Endpoint {
     }
 }
 
+#[cfg(test)]
+impl Endpoint {
+    /// A ready endpoint for tests, of the first generation.
+    pub(crate) fn ready(slot: u16, labels: &[(&str, &str)]) -> Self {
+        Self {
+            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            name: format!("pod-{slot}").into(),
+            address: format!("10.0.0.{}:8000", slot + 1).into(),
+            readiness: Readiness::Ready,
+            labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            models: std::sync::Arc::default(),
+            age_ms: 0,
+        }
+    }
+}
+
 /// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. Only values that name
 /// earlier stages alone do not; `None` is an endpoint without the label.
 #[must_use]

@@ -177,7 +177,7 @@ impl Filter for BacklogDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Generation, Readiness, Slot};
+    use crate::endpoint::Endpoint;
     use crate::flow::FLOW_CONTROL;
     use crate::in_flight::{InFlight, InFlightTicket};
     use crate::metrics::EndpointMetrics;
@@ -186,15 +186,6 @@ mod tests {
 
     /// An endpoint with 20 sequences and a KV cache of 1,600 tokens.
     fn snapshot() -> Snapshot {
-        let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(0), generation: Generation(1) },
-            name: "a".into(),
-            address: "10.0.0.1:1".into(),
-            readiness: Readiness::Ready,
-            labels: Box::new([]),
-            models: std::sync::Arc::default(),
-            age_ms: 0,
-        };
         let metrics = EndpointMetrics {
             attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), 20.0)]),
             kv_blocks: Some(100),
@@ -203,7 +194,7 @@ mod tests {
         };
         let mut spec = PipelineSpec::default();
         spec.plugins.push(PluginSpec::of_type(FLOW_CONTROL));
-        Snapshot::try_new(Version::default(), vec![endpoint], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
+        Snapshot::try_new(Version::default(), vec![Endpoint::ready(0, &[])], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
     }
 
     /// How many requests with prompts of so many tokens go to the endpoint, each at its first

@@ -102,7 +102,7 @@ impl Filter for ConcurrencyDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot};
+    use crate::endpoint::{Endpoint, ROLE_LABEL};
     use crate::flow::{FLOW_CONTROL, RoomLimits};
     use crate::in_flight::InFlight;
     use crate::metrics::EndpointMetrics;
@@ -112,20 +112,11 @@ mod tests {
 
     /// One endpoint for each role, which may have two requests.
     fn snapshot(roles: &[&str]) -> Snapshot {
-        let endpoint = |(slot, role): (u16, &&str)| Endpoint {
-            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
-            name: format!("pod-{slot}").into(),
-            address: format!("10.0.0.{}:1", slot + 1).into(),
-            readiness: Readiness::Ready,
-            labels: Box::new([(ROLE_LABEL.into(), (*role).into())]),
-            models: std::sync::Arc::default(),
-            age_ms: 0,
-        };
         let parameters = vec![("maxConcurrency".to_owned(), ParameterValue::Number(2.0))];
         let detector = PluginSpec { parameters, ..PluginSpec::of_type(PLUGIN.name) };
         let mut spec = PipelineSpec { saturation_detector: PLUGIN.name.to_owned(), ..PipelineSpec::default() };
         spec.plugins.extend([detector, PluginSpec::of_type(FLOW_CONTROL)]);
-        let endpoints: Vec<Endpoint> = (0..).zip(roles).map(endpoint).collect();
+        let endpoints: Vec<Endpoint> = (0..).zip(roles).map(|(slot, role)| Endpoint::ready(slot, &[(ROLE_LABEL, role)])).collect();
         let metrics = vec![EndpointMetrics::default(); endpoints.len()];
         Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap()
     }

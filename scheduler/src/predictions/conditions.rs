@@ -44,24 +44,15 @@ fn count(tokens: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Generation, Readiness, Slot};
+    use crate::endpoint::Endpoint;
     use crate::in_flight::InFlight;
     use crate::snapshot::{Snapshot, Version};
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {
-        let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(3), generation: Generation(1) },
-            name: "a".into(),
-            address: "10.0.0.1:1".into(),
-            readiness: Readiness::Ready,
-            labels: Box::new([]),
-            models: std::sync::Arc::default(),
-            age_ms: 0,
-        };
         let profiles = vec![ProfileSpec { name: "default".to_owned(), plugins: Vec::new() }];
         let spec = PipelineSpec { profiles, ranked_max: 1, ..PipelineSpec::default() };
-        Snapshot::try_new(Version::default(), vec![endpoint], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
+        Snapshot::try_new(Version::default(), vec![Endpoint::ready(3, &[])], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
     }
 
     #[test]
