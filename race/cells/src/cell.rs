@@ -1,0 +1,149 @@
+//! The cells: workload, load and engines.
+
+use crate::session::RaceSession;
+use crate::workload::RaceWorkload;
+
+/// One cell of the race.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    /// The name in commands, records and on the page.
+    pub name: &'static str,
+    /// What the sessions say.
+    pub workload: RaceWorkload,
+    /// Load as a share of what round robin can serve of this workload, percent.
+    pub load_percent: u32,
+    /// The engines.
+    pub engines: CellEngines,
+    /// What happens to the pool during the run.
+    pub change: PoolChange,
+    /// Processes of the router: sessions take them in turn.
+    pub gateways: usize,
+}
+
+/// The engines of a cell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CellEngines {
+    /// How many there are.
+    pub count: usize,
+    /// How fast they are.
+    pub speed: EngineSpeed,
+    /// KV blocks of 16 tokens of each; `None`: those of the profile.
+    pub kv_blocks: Option<u32>,
+}
+
+/// How fast the engines of a cell are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineSpeed {
+    /// All as fast as the profile.
+    Equal,
+    /// The second half of them takes twice as long for each step.
+    HalfAreHalfAsFast,
+}
+
+/// What happens to the pool during a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolChange {
+    /// Nothing.
+    None,
+    /// After a quarter of the arrivals one engine dies; after a half one is added; after three
+    /// quarters another restarts, empty.
+    KillAddRestart,
+}
+
+impl CellEngines {
+    const EIGHT: Self = Self { count: 8, speed: EngineSpeed::Equal, kv_blocks: None };
+}
+
+// === impl Cell ===
+
+impl Cell {
+    /// The core cells.
+    pub const CORE: [Self; 12] = [
+        Self::new("agents-50", RaceWorkload::Agents, 50),
+        Self::new("agents-85", RaceWorkload::Agents, 85),
+        // Some 25 sessions are live, of 900 blocks each beyond the prompt that all share.
+        Self::tight("agents-tight", RaceWorkload::Agents, 50, 2_500),
+        Self::new("tenants-10", RaceWorkload::Tenants, 10),
+        Self::new("tenants-50", RaceWorkload::Tenants, 50),
+        Self::new("tenants-85", RaceWorkload::Tenants, 85),
+        Self::tight("tenants-tight", RaceWorkload::Tenants, 50, 1_200),
+        Self::new("chat-50", RaceWorkload::Chat, 50),
+        Self::new("documents-50", RaceWorkload::Documents, 50),
+        Self::new("batch-85", RaceWorkload::BatchBesideChat, 85),
+        Self {
+            engines: CellEngines { speed: EngineSpeed::HalfAreHalfAsFast, ..CellEngines::EIGHT },
+            ..Self::new("unequal", RaceWorkload::Agents, 50)
+        },
+        Self { change: PoolChange::KillAddRestart, ..Self::new("change", RaceWorkload::Tenants, 50) },
+    ];
+
+    /// Two gateways in front of the engines of `agents-50`.
+    pub const TWO_GATEWAYS: Self = Self { gateways: 2, ..Self::new("two-gateways", RaceWorkload::Agents, 50) };
+
+    const fn new(name: &'static str, workload: RaceWorkload, load_percent: u32) -> Self {
+        Self { name, workload, load_percent, engines: CellEngines::EIGHT, change: PoolChange::None, gateways: 1 }
+    }
+
+    const fn tight(name: &'static str, workload: RaceWorkload, load_percent: u32, kv_blocks: u32) -> Self {
+        Self { engines: CellEngines { kv_blocks: Some(kv_blocks), ..CellEngines::EIGHT }, ..Self::new(name, workload, load_percent) }
+    }
+
+    /// All cells, in order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
+    }
+
+    /// The cell of this name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<Self> {
+        Self::all().find(|cell| cell.name == name)
+    }
+
+    /// Sessions that arrive each second.
+    #[must_use]
+    pub fn sessions_per_s(&self) -> f64 {
+        let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };
+        let engines = self.engines.count as f64 / CellEngines::EIGHT.count as f64;
+        self.workload.capacity_per_s() * f64::from(self.load_percent) / 100.0 * slow * engines
+    }
+
+    /// The sessions of a run that arrive within `arrivals_s` seconds.
+    #[must_use]
+    pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
+        self.workload.sessions(seed, self.sessions_per_s(), arrivals_s)
+    }
+}
+
+impl RaceWorkload {
+    /// Sessions a second that round robin can serve with eight engines `qwen3-32b-h200` of at most
+    /// 24 sequences.
+    #[must_use]
+    pub const fn capacity_per_s(self) -> f64 {
+        match self {
+            Self::Agents => 2.0,
+            Self::Tenants => 10.0,
+            Self::Chat => 8.0,
+            Self::Documents => 4.0,
+            Self::BatchBesideChat => 10.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_found_by_its_name_and_no_name_is_used_twice() {
+        for cell in Cell::all() {
+            assert_eq!(Cell::find(cell.name), Some(cell));
+        }
+        assert_eq!(Cell::find("no cell"), None);
+    }
+
+    #[test]
+    fn a_pool_of_slower_engines_gets_less_load() {
+        let [equal, unequal] = ["agents-50", "unequal"].map(|name| Cell::find(name).map_or(0.0, |cell| cell.sessions_per_s()));
+        assert!((unequal / equal - 0.75).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,13 @@
+//! The cells of the race: which sessions arrive when, at which engines.
+//!
+//! A cell is a workload, a load and a set of engines. The race plays it with real routers in real
+//! time, the simulator in virtual time, and both get the same sessions for the same seed. This
+//! crate is pure: it knows no clock and no socket.
+
+mod cell;
+mod session;
+mod workload;
+
+pub use cell::{Cell, CellEngines, EngineSpeed, PoolChange};
+pub use session::{Message, RaceSession, Role, SessionClass, Turn};
+pub use workload::RaceWorkload;

@@ -1,0 +1,102 @@
+//! A session: a client that sends one request after another, each with all that was said before.
+
+use std::sync::Arc;
+
+/// The turns of one client.
+#[derive(Clone, Debug)]
+pub struct RaceSession {
+    /// Its number within the run, from 0 in order of arrival.
+    pub id: u32,
+    /// When its first request is sent, ms after the start of the run.
+    pub start_ms: f64,
+    /// What kind of client it is.
+    pub class: SessionClass,
+    /// The system prompt.
+    pub system: Arc<str>,
+    /// Its requests in order; at least one.
+    pub turns: Vec<Turn>,
+}
+
+/// One request of a session.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// What the user says; the request also has everything before it.
+    pub text: Arc<str>,
+    /// Tokens of the reply: the request asks for exactly so many.
+    pub output_tokens: u32,
+    /// Time from the end of the previous reply until this request is sent, ms; 0 for the first.
+    pub pause_ms: f64,
+}
+
+/// The kinds of clients of a workload that mixes two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SessionClass {
+    /// A person or an agent waits for the reply.
+    Interactive,
+    /// Nobody waits: bulk work.
+    Batch,
+}
+
+/// Who says a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The operator's system prompt.
+    System,
+    /// The client.
+    User,
+    /// The model.
+    Assistant,
+}
+
+/// One message of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Who says it.
+    pub role: Role,
+    /// The text.
+    pub text: &'a str,
+}
+
+// === impl RaceSession ===
+
+impl RaceSession {
+    /// The messages of the request of turn `turn` (from 0). `replies` are the replies of the
+    /// earlier turns, in order; a missing one counts as empty.
+    pub fn messages<'a>(&'a self, turn: usize, replies: &'a [String]) -> Vec<Message<'a>> {
+        let mut messages = vec![Message { role: Role::System, text: &self.system }];
+        for (at, said) in self.turns.iter().take(turn + 1).enumerate() {
+            messages.push(Message { role: Role::User, text: &said.text });
+            if at < turn {
+                messages.push(Message { role: Role::Assistant, text: replies.get(at).map_or("", String::as_str) });
+            }
+        }
+        messages
+    }
+}
+
+// === impl SessionClass ===
+
+impl SessionClass {
+    /// The name of the class in records.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Interactive => "interactive",
+            Self::Batch => "batch",
+        }
+    }
+}
+
+// === impl Role ===
+
+impl Role {
+    /// The name of the role in a chat request.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
