@@ -32,7 +32,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench sim demo run clean
+.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench race sim demo run clean
 
 help: ## show this list of commands
 	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
@@ -201,6 +201,15 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added laten
 	target/release/bench flow
 	target/release/bench page
 	.venv/bin/python scheduler/benches/both.py
+
+# RACE has arguments of the race, for example RACE="--quick", or RACE="--cells agents-50 --seeds 1". The whole race takes about four
+# hours; it goes on where it was stopped. It needs root, for network namespaces. Rivals that cannot be installed are skipped.
+race: release $(VENV_READY) ## play the same sessions at our router and at real rivals, side by side -> docs/reference/race.md (needs root; RACE=--quick: 10 minutes)
+	@[ "$$(id -u)" = 0 ] || { echo "race: each router runs in a network namespace of its own, and that needs root" >&2; exit 1; }
+	python3 race/vllm/install.py smg vllm-router
+	cargo build --locked --release -p race
+	target/release/race run $(RACE)
+	target/release/race page
 
 docs: $(BOOK_READY) ## build the documents as a website with search -> target/book/index.html
 	@$(TOOLS)/bin/mdbook build docs

@@ -1,1 +1,183 @@
-fn main() {}
+//! The race: our router beside real rivals, on the same engines, with the same requests.
+//!
+//! | command | does |
+//! |---|---|
+//! | `run` | runs cells, seeds and routers that are not in `target/race` yet |
+//! | `page` | judges the runs: `docs/data/race.json`, `docs/reference/race.md` and its pictures |
+//! | `list` | prints cells and routers |
+//!
+//! Engines and rivals are real processes and sockets; only the GPU is simulated. Each stack runs in
+//! a network namespace of its own, which needs root.
+#![allow(clippy::print_stdout, reason = "this program talks to a person")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use race_cells::Cell;
+use testbed::{Result, root};
+
+mod campaign;
+mod judge;
+mod page;
+mod play;
+mod player;
+mod record;
+mod results;
+mod router;
+
+use campaign::{Campaign, RouterGroup};
+
+/// Seeds that judge. Tuning uses 1 to 20, so that no policy is fitted to what judges it.
+const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
+/// The seed of the routers beside ours and smg.
+const OTHERS_SEED: u64 = 101;
+
+/// Compares routers on the same engines with the same requests.
+#[derive(Debug, Parser)]
+#[command(about, long_about = None)]
+struct RaceArgs {
+    #[command(subcommand)]
+    command: RaceCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RaceCommand {
+    /// Run what is not in the folder yet; stop it at any time and start it again
+    Run(RunArgs),
+    /// Judge the runs: docs/data/race.json, docs/reference/race.md
+    Page(FolderArgs),
+    /// Print the cells and the routers
+    List,
+    /// Play one cell with one router, in this network namespace
+    #[command(hide = true)]
+    Play(PlayArgs),
+}
+
+#[derive(Debug, Args)]
+struct FolderArgs {
+    /// The folder of the runs
+    #[arg(long, default_value = "target/race")]
+    folder: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+
+    /// Two cells with one seed, in 10 minutes; without it the whole race, in some 4 hours
+    #[arg(long)]
+    quick: bool,
+
+    /// Only these cells
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    cells: Vec<String>,
+
+    /// Only these seeds [default: 101 to 105, which judge; use 1 to 20 to tune]
+    #[arg(long, value_delimiter = ',', value_name = "N,...")]
+    seeds: Vec<u64>,
+
+    /// These routers side by side, in place of the groups of the race. Our policy with other
+    /// parameters: ours:displacement=40/externality=2
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    routers: Vec<String>,
+
+    /// Seconds in which sessions arrive; each session runs to its end
+    #[arg(long, default_value_t = 120.0, value_name = "S")]
+    arrivals_s: f64,
+}
+
+#[derive(Debug, Args)]
+struct PlayArgs {
+    #[arg(long)]
+    cell: String,
+    #[arg(long)]
+    seed: u64,
+    #[arg(long)]
+    router: String,
+    #[arg(long)]
+    arrivals_s: f64,
+    #[arg(long)]
+    side_by_side: usize,
+    #[arg(long)]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(RaceArgs::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            println!("race: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: RaceCommand) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match command {
+        RaceCommand::Run(args) => runtime.block_on(run_campaign(&args)),
+        RaceCommand::Page(args) => page::write(&root().join(args.folder), &root().join("docs")).map(|()| ExitCode::SUCCESS),
+        RaceCommand::List => {
+            Cell::all()
+                .for_each(|cell| println!("cell    {:16} {:.2} sessions/s of {}", cell.name, cell.sessions_per_s(), cell.workload.name()));
+            let groups = std::iter::once(RouterGroup::core()).chain(RouterGroup::others());
+            groups.for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
+            Ok(ExitCode::SUCCESS)
+        }
+        RaceCommand::Play(args) => {
+            let cell = cell_named(&args.cell)?;
+            let run = runtime.block_on(play::play(&cell, args.seed, &args.router, args.arrivals_s, args.side_by_side))?;
+            run.write(&args.out).map(|()| ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
+    let campaign = Campaign { folder: root().join(&args.folder.folder), arrivals_s: args.arrivals_s, parts: args.parts()? };
+    let outcome = campaign.run(|line| println!("{line}")).await?;
+    outcome.skipped.iter().for_each(|skipped| println!("SKIPPED {skipped}"));
+    println!("{} runs made, {} were there, {} skipped", outcome.made, outcome.kept, outcome.skipped.len());
+    Ok(if outcome.made + outcome.kept > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn cell_named(name: &str) -> Result<Cell> {
+    let names = || Cell::all().map(|cell| cell.name).collect::<Vec<_>>().join(" ");
+    Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`; cells: {}", names()).into())
+}
+
+// === impl RunArgs ===
+
+impl RunArgs {
+    /// Cells, seeds and routers to run, in order: cheap knowledge first, so all cells with one seed
+    /// before the next seed.
+    fn parts(&self) -> Result<Vec<(Cell, u64, RouterGroup)>> {
+        let cells = match (self.cells.is_empty(), self.quick) {
+            (false, _) => self.cells.iter().map(|name| cell_named(name)).collect::<Result<Vec<_>>>()?,
+            (true, true) => vec![cell_named("agents-50")?, cell_named("tenants-tight")?],
+            (true, false) => Cell::all().collect(),
+        };
+        let seeds = match (self.seeds.is_empty(), self.quick) {
+            (false, _) => self.seeds.clone(),
+            (true, true) => vec![1],
+            (true, false) => JUDGING.collect(),
+        };
+        let core = if self.routers.is_empty() { RouterGroup::core() } else { self.chosen_routers()? };
+        let mut parts: Vec<_> = seeds.iter().flat_map(|seed| cells.iter().map(|cell| (*cell, *seed, core.clone()))).collect();
+        if self.routers.is_empty() && !self.quick && seeds.contains(&OTHERS_SEED) {
+            let half = cells.iter().filter(|cell| cell.name.ends_with("-50"));
+            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| (*cell, OTHERS_SEED, group))));
+        }
+        Ok(parts)
+    }
+
+    fn chosen_routers(&self) -> Result<RouterGroup> {
+        // A comma separates routers, so a slash separates the parameters of one.
+        let routers: Vec<String> = self.routers.iter().map(|router| router.replace('/', ",")).collect();
+        for router in &routers {
+            router::RouterKind::named(router)?;
+        }
+        Ok(RouterGroup { name: "chosen", routers })
+    }
+}

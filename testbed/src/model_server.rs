@@ -139,7 +139,7 @@ pub struct ModelServerOptions {
     #[arg(long, value_name = "MS", default_value_t = ModelServerOptions::default().chunk_delay_ms, help_heading = "Behaviour")]
     pub chunk_delay_ms: u64,
 
-    /// Stream events sent in one write
+    /// Stream events sent in one write, after the first token
     #[arg(long, value_name = "N", default_value_t = ModelServerOptions::default().chunks_per_write, help_heading = "Behaviour")]
     pub chunks_per_write: u32,
 

@@ -170,6 +170,7 @@ impl ModelServerState {
             "generation_tokens": report.stats.generation_tokens,
             "finished": {"stop": report.stats.finished[0], "length": report.stats.finished[1], "abort": report.stats.finished[2]},
             "preemptions": report.preemptions,
+            "step_late_p99_ms": report.stats.late.p99_ms(),
             "lora_loads": report.lora_loads,
             "requests_served": log.requests,
             "scrapes": log.scrapes,

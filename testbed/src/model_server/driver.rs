@@ -196,6 +196,9 @@ impl EngineDriver {
         let until_ms = if instant { f64::INFINITY } else { self.epoch.elapsed().as_secs_f64() * 1e3 * self.speed };
         while let Some(at_ms) = self.engine.next_event_ms().filter(|at_ms| *at_ms <= until_ms) {
             self.now_ms = at_ms;
+            if !instant {
+                self.stats.late.record_ms((until_ms - at_ms) / self.speed);
+            }
             for event in self.engine.step(at_ms) {
                 self.handle_event(&event);
             }

@@ -314,6 +314,8 @@ impl ServerExchange {
             generation,
             connection: self.connection,
             cut_after: self.cut_after,
+            // The first token does not wait for more: engines that bundle tokens send it at once.
+            chunks_wanted: 1,
             chunks_per_write: self.server.options.chunks_per_write.max(1),
             chunk_delay: Duration::from_millis(self.server.options.chunk_delay_ms),
             closed: false,
@@ -348,6 +350,8 @@ struct ReplyEvents {
     generation: GenerationHandle,
     connection: Arc<ServedConnection>,
     cut_after: Option<u32>,
+    /// Chunks of the next write.
+    chunks_wanted: u32,
     chunks_per_write: u32,
     chunk_delay: Duration,
     closed: bool,
@@ -362,7 +366,8 @@ impl ReplyEvents {
             return reset_after_flush(&self.connection).await;
         }
         let (mut out, mut chunks) = (Vec::new(), 0);
-        while chunks < self.chunks_per_write {
+        let wanted = std::mem::replace(&mut self.chunks_wanted, self.chunks_per_write);
+        while chunks < wanted {
             match self.generation.next().await {
                 Some(output) => chunks += u32::from(self.reply.stream(output, &mut out)),
                 None if self.generation.is_over() => {

@@ -47,6 +47,39 @@ impl StatsHistogram {
     }
 }
 
+/// How late the engine's events were handled, in wall time: the machine was too busy to simulate
+/// the engine in time. Buckets of [`Self::BUCKET_MS`]; the last has all above.
+#[derive(Clone, Debug)]
+pub(super) struct Lateness {
+    counts: [u64; Self::BUCKETS],
+}
+
+impl Lateness {
+    const BUCKETS: usize = 200;
+    const BUCKET_MS: f64 = 0.25;
+
+    fn new() -> Self {
+        Self { counts: [0; Self::BUCKETS] }
+    }
+
+    pub(super) fn record_ms(&mut self, late_ms: f64) {
+        let bucket = ((late_ms / Self::BUCKET_MS) as usize).min(Self::BUCKETS - 1);
+        self.counts[bucket] += 1;
+    }
+
+    /// The 99th percentile in ms, rounded up to a bucket; 0 if there was no event.
+    pub(super) fn p99_ms(&self) -> f64 {
+        let all: u64 = self.counts.iter().sum();
+        let rank = all - all / 100;
+        let mut seen = 0;
+        let buckets = self.counts.iter().take_while(|count| {
+            seen += **count;
+            seen < rank
+        });
+        if all == 0 { 0.0 } else { (buckets.count() + 1) as f64 * Self::BUCKET_MS }
+    }
+}
+
 /// The parameters of a request, for their histograms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestParameters {
@@ -64,6 +97,8 @@ pub(super) struct EngineStats {
     pub prefix_hits: u64,
     /// Requests that ended with stop, length, abort.
     pub finished: [u64; 3],
+    /// How late the steps of the engine ended.
+    pub late: Lateness,
     /// In the order of [`HISTOGRAMS`].
     pub histograms: Vec<StatsHistogram>,
     ms_scale: f64,
@@ -80,6 +115,7 @@ impl EngineStats {
             prefix_queries: 0,
             prefix_hits: 0,
             finished: [0; 3],
+            late: Lateness::new(),
             histograms: HISTOGRAMS.iter().map(empty).collect(),
             ms_scale,
         }
@@ -137,5 +173,23 @@ impl EngineStats {
         if generated > 1 {
             self.observe_ms("request_time_per_output_token_seconds", decode_ms / f64::from(generated - 1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lateness_is_that_of_the_latest_hundredth() {
+        let mut late = Lateness::new();
+        assert_eq!(late.p99_ms(), 0.0);
+        for _ in 0..980 {
+            late.record_ms(0.1);
+        }
+        (0..20).for_each(|_| late.record_ms(7.0));
+        assert_eq!(late.p99_ms(), 7.25);
+        late.record_ms(1e9);
+        assert_eq!(late.p99_ms(), 7.25, "one event far behind is not a hundredth");
     }
 }

@@ -1,0 +1,193 @@
+//! Runs the cells one after the other, and the routers of a cell side by side.
+//!
+//! Each stack runs in a process and a network namespace of its own, so it has all ports for itself
+//! and shares only the cores. A run that is on disk is not repeated, so a campaign that was stopped
+//! goes on where it was.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use race_cells::Cell;
+use testbed::Result;
+use tokio::time::timeout;
+
+use crate::record::RunRecord;
+use crate::router::RouterKind;
+
+/// Longest time after the last arrival: no session takes so long unless the router hangs.
+const ENDING: Duration = Duration::from_secs(900);
+
+/// Makes the loopback of the new namespace usable, then becomes the program.
+const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
+
+/// Routers that run at the same time, so that they share the machine's moods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouterGroup {
+    /// The name of the group's folder.
+    pub name: &'static str,
+    /// The names of its routers; the first is ours.
+    pub routers: Vec<String>,
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// The folder of the runs.
+    pub folder: PathBuf,
+    /// Seconds in which sessions arrive.
+    pub arrivals_s: f64,
+    /// Cells, seeds and routers, in order.
+    pub parts: Vec<(Cell, u64, RouterGroup)>,
+}
+
+/// What became of a campaign.
+#[derive(Clone, Debug, Default)]
+pub struct CampaignOutcome {
+    /// Runs that were made.
+    pub made: usize,
+    /// Runs that were on disk.
+    pub kept: usize,
+    /// What was left out, and why.
+    pub skipped: Vec<String>,
+}
+
+// === impl RouterGroup ===
+
+impl RouterGroup {
+    /// Ours, ours again and the fastest rival: in every cell with every seed.
+    #[must_use]
+    pub fn core() -> Self {
+        Self::new("core", &["ours", "ours-again", "smg"])
+    }
+
+    /// The other routers, each beside ours: with one seed in the cells at half load.
+    #[must_use]
+    pub fn others() -> [Self; 2] {
+        [
+            Self::new("vllm-router", &["ours", "vllm-cache-aware", "vllm-round-robin"]),
+            Self::new("envoy", &["ours", "llm-d-default", "llm-d-recommended", "envoy-round-robin"]),
+        ]
+    }
+
+    /// A group of these routers.
+    #[must_use]
+    pub fn new(name: &'static str, routers: &[&str]) -> Self {
+        Self { name, routers: routers.iter().map(ToString::to_string).collect() }
+    }
+}
+
+// === impl Campaign ===
+
+impl Campaign {
+    /// Runs what is not on disk yet. `say` gets a line for each run.
+    ///
+    /// # Errors
+    /// If a run fails: a part did not start, or ended.
+    pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
+        let mut outcome = CampaignOutcome::default();
+        for (cell, seed, group) in &self.parts {
+            let mut wanted = Vec::new();
+            for router in &group.routers {
+                if !RouterKind::named(router)?.is_installed() {
+                    outcome.skipped.push(format!("{} seed {seed}: {router} is not installed", cell.name));
+                } else if RunRecord::read(&self.path(cell, *seed, group, router))?.is_some() {
+                    outcome.kept += 1;
+                } else {
+                    wanted.push(router.clone());
+                }
+            }
+            self.run_group(cell, *seed, group, &wanted, &mut outcome, &say).await?;
+        }
+        Ok(outcome)
+    }
+
+    /// The file of a run.
+    #[must_use]
+    pub fn path(&self, cell: &Cell, seed: u64, group: &RouterGroup, router: &str) -> PathBuf {
+        RunRecord::path(&self.folder.join(group.name), cell.name, seed, router)
+    }
+
+    /// Runs routers side by side. Those whose run was late run again, half as many at a time.
+    async fn run_group(
+        &self,
+        cell: &Cell,
+        seed: u64,
+        group: &RouterGroup,
+        routers: &[String],
+        outcome: &mut CampaignOutcome,
+        say: &impl Fn(String),
+    ) -> Result<()> {
+        let (mut left, mut at_once) = (routers.to_vec(), routers.len());
+        while !left.is_empty() && at_once > 0 {
+            let mut late = Vec::new();
+            for side_by_side in left.chunks(at_once) {
+                for run in self.run_side_by_side(cell, seed, side_by_side).await? {
+                    say(line_of(&run));
+                    if run.is_in_time() {
+                        run.write(&self.path(cell, seed, group, &run.router))?;
+                        outcome.made += 1;
+                    } else {
+                        late.push(run.router);
+                    }
+                }
+            }
+            (left, at_once) = (late, at_once / 2);
+        }
+        let too_slow =
+            |router: String| format!("{} seed {seed}: {router} was late even alone; this machine is too slow for the cell", cell.name);
+        outcome.skipped.extend(left.into_iter().map(too_slow));
+        Ok(())
+    }
+
+    async fn run_side_by_side(&self, cell: &Cell, seed: u64, routers: &[String]) -> Result<Vec<RunRecord>> {
+        let limit = Duration::from_secs_f64(self.arrivals_s) + ENDING;
+        let runs = routers.iter().map(|router| async move {
+            let draft = self.folder.join("drafts").join(format!("{}-{seed}-{router}.json", cell.name));
+            let mut child = self.play_in_namespace(cell, seed, router, routers.len(), &draft)?;
+            let status =
+                timeout(limit, child.wait()).await.map_err(|_| format!("{} with {router} took longer than {limit:?}", cell.name))??;
+            read_run(&draft, status, router)
+        });
+        futures::future::join_all(runs).await.into_iter().collect()
+    }
+
+    fn play_in_namespace(&self, cell: &Cell, seed: u64, router: &str, side_by_side: usize, out: &Path) -> Result<tokio::process::Child> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", IN_NAMESPACE]).arg(std::env::current_exe()?).args(["play", "--cell", cell.name]);
+        command.args(["--seed", &seed.to_string(), "--router", router, "--arrivals-s", &self.arrivals_s.to_string()]);
+        command.args(["--side-by-side", &side_by_side.to_string(), "--out"]).arg(out);
+        Ok(tokio::process::Command::from(command).kill_on_drop(true).spawn()?)
+    }
+}
+
+/// The run that a process wrote.
+fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> {
+    if !status.success() {
+        return Err(format!("the run of {router} failed ({status}): see above. Network namespaces need root").into());
+    }
+    let run = RunRecord::read(path)?.ok_or_else(|| format!("the run of {router} left no record"))?;
+    std::fs::remove_file(path)?;
+    Ok(run)
+}
+
+/// A run in one line, for the terminal.
+fn line_of(run: &RunRecord) -> String {
+    let figure = |figure: crate::judge::RaceFigure| figure.of(run.requests.iter());
+    let engines: Vec<String> = run.engines.iter().map(|engine| engine.requests.to_string()).collect();
+    format!(
+        "{:14} seed {:3} {:18} e2e {:6.0} ms, TTFT {:5.0} ms, p99 {:5.0} ms, hits {:4.1} %, {} requests, {} failed, late {:.1} and {:.1} ms, by engine {}",
+        run.cell,
+        run.seed,
+        run.router,
+        figure(crate::judge::RaceFigure::EndToEndMean),
+        figure(crate::judge::RaceFigure::FirstTokenMean),
+        figure(crate::judge::RaceFigure::FirstTokenP99),
+        run.hit_rate() * 100.0,
+        run.requests.len(),
+        run.failures(),
+        run.generator_late_p99_ms(),
+        run.engines_late_p99_ms(),
+        engines.join(" "),
+    )
+}

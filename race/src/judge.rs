@@ -1,0 +1,260 @@
+//! Compares two routers by the requests that both served: means, percentiles and their ratio with
+//! an interval of 95 %.
+//!
+//! The interval is a bootstrap over sessions, with all seeds pooled: sessions are drawn with
+//! replacement, and a session brings the requests of both routers. So the differences between
+//! sessions, which are larger than those between routers, cancel out. (Efron and Tibshirani, An
+//! Introduction to the Bootstrap, 1993, chapters 8 and 13.)
+
+use std::collections::BTreeMap;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::record::{RequestRecord, RunRecord};
+
+/// Draws of the bootstrap: the ends of an interval of 95 % then vary by a tenth of its width.
+const DRAWS: usize = 1_000;
+/// The seed of the draws, so that a page is printed twice the same.
+const SEED: u64 = 1;
+
+/// A figure of a set of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RaceFigure {
+    /// Time until the last byte, mean.
+    EndToEndMean,
+    /// Time until the first token, mean.
+    FirstTokenMean,
+    /// Time until the first token, 99th percentile.
+    FirstTokenP99,
+    /// Time between tokens, mean.
+    PerTokenMean,
+    /// Time between tokens, 99th percentile.
+    PerTokenP99,
+}
+
+/// Which requests of a run count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RaceRow {
+    /// Those of the sessions that arrived in the first quarter of the arrivals.
+    Cold,
+    /// All others.
+    Warm,
+}
+
+/// A ratio with its interval of 95 %.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RatioInterval {
+    /// The ratio of all requests.
+    pub ratio: f64,
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+}
+
+/// What a ratio says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RaceVerdict {
+    /// The first router is faster.
+    Faster,
+    /// The difference is not larger than that of a router against itself.
+    Equal,
+    /// The first router is slower.
+    Slower,
+}
+
+/// The requests of one session, of either router.
+#[derive(Debug, Default)]
+struct SessionPair<'a> {
+    ours: Vec<&'a RequestRecord>,
+    theirs: Vec<&'a RequestRecord>,
+}
+
+// === impl RaceRow ===
+
+impl RaceRow {
+    /// The requests of a run that count.
+    pub fn requests<'a>(self, run: &'a RunRecord) -> impl Iterator<Item = &'a RequestRecord> + use<'a> {
+        run.requests.iter().filter(move |request| request.cold == (self == Self::Cold))
+    }
+}
+
+// === impl RaceFigure ===
+
+impl RaceFigure {
+    /// All figures.
+    pub const ALL: [Self; 5] = [Self::EndToEndMean, Self::FirstTokenMean, Self::FirstTokenP99, Self::PerTokenMean, Self::PerTokenP99];
+
+    /// The figure's name on the page.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::EndToEndMean => "end to end, mean",
+            Self::FirstTokenMean => "TTFT, mean",
+            Self::FirstTokenP99 => "TTFT, p99",
+            Self::PerTokenMean => "TPOT, mean",
+            Self::PerTokenP99 => "TPOT, p99",
+        }
+    }
+
+    /// The figure of these requests, ms; not a number if there are none.
+    pub fn of<'a>(self, requests: impl Iterator<Item = &'a RequestRecord>) -> f64 {
+        match self {
+            Self::EndToEndMean => mean(requests.map(|request| request.e2e_ms)),
+            Self::FirstTokenMean => mean(requests.map(|request| request.ttft_ms)),
+            Self::FirstTokenP99 => percentile(requests.map(|request| request.ttft_ms).collect(), 0.99),
+            Self::PerTokenMean => mean(requests.filter_map(|request| request.tpot_ms)),
+            Self::PerTokenP99 => percentile(requests.filter_map(|request| request.tpot_ms).collect(), 0.99),
+        }
+    }
+
+    /// The ratio of this figure of the runs `ours` to that of the runs `theirs`: below 1 ours are
+    /// faster. Only sessions that both played count. `None` if there are none.
+    #[must_use]
+    pub fn ratio(self, row: RaceRow, ours: &[&RunRecord], theirs: &[&RunRecord]) -> Option<RatioInterval> {
+        let pairs = pairs(row, ours, theirs);
+        if pairs.is_empty() {
+            return None;
+        }
+        let figure = |chosen: &[&SessionPair<'_>]| {
+            self.of(chosen.iter().flat_map(|pair| pair.ours.iter().copied()))
+                / self.of(chosen.iter().flat_map(|pair| pair.theirs.iter().copied()))
+        };
+        let mut rng = SmallRng::seed_from_u64(SEED);
+        let all: Vec<&SessionPair<'_>> = pairs.iter().collect();
+        let mut draws: Vec<f64> = (0..DRAWS)
+            .map(|_| figure(&all.iter().filter_map(|_| all.get(rng.random_range(0..all.len())).copied()).collect::<Vec<_>>()))
+            .collect();
+        draws.sort_by(f64::total_cmp);
+        let at = |share: f64| draws.get((share * (DRAWS - 1) as f64).round() as usize).copied().unwrap_or(f64::NAN);
+        Some(RatioInterval { ratio: figure(&all), low: at(0.025), high: at(0.975) })
+    }
+}
+
+/// The sessions that both played, by seed and number.
+fn pairs<'a>(row: RaceRow, ours: &[&'a RunRecord], theirs: &[&'a RunRecord]) -> Vec<SessionPair<'a>> {
+    let mut pairs = BTreeMap::<(u64, u32), SessionPair<'a>>::new();
+    for run in ours {
+        row.requests(run).for_each(|request| pairs.entry((run.seed, request.session)).or_default().ours.push(request));
+    }
+    for run in theirs {
+        row.requests(run).for_each(|request| pairs.entry((run.seed, request.session)).or_default().theirs.push(request));
+    }
+    pairs.into_values().filter(|pair| !pair.ours.is_empty() && !pair.theirs.is_empty()).collect()
+}
+
+// === impl RatioInterval ===
+
+impl RatioInterval {
+    /// What the ratio says, beside that of a router against itself (A against A), if that was
+    /// measured. A difference counts if the interval excludes 1 and the ratio is further from 1
+    /// than the farther end of the interval of A against A.
+    #[must_use]
+    pub fn verdict(self, same: Option<Self>) -> RaceVerdict {
+        let noise = same.map_or(0.0, |same| same.low.ln().abs().max(same.high.ln().abs()));
+        if (self.low..=self.high).contains(&1.0) || self.ratio.ln().abs() <= noise {
+            RaceVerdict::Equal
+        } else if self.ratio < 1.0 {
+            RaceVerdict::Faster
+        } else {
+            RaceVerdict::Slower
+        }
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+/// The value at this share of the sorted values (nearest rank); not a number if there are none.
+#[must_use]
+pub fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
+    let rank = (share * values.len() as f64).ceil() as usize;
+    let at = rank.saturating_sub(1).min(values.len().saturating_sub(1));
+    if values.is_empty() {
+        return f64::NAN;
+    }
+    *values.select_nth_unstable_by(at, f64::total_cmp).1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 60 sessions of four requests. Sessions differ by a factor of ten, as real ones do; `change`
+    /// makes the request's time of the base time and a number of its own.
+    fn run(router: &str, change: impl Fn(f64, u32) -> f64) -> RunRecord {
+        let request = |number: u32| {
+            let base = 100.0 * (1.0 + f64::from(number / 4 % 10));
+            RequestRecord {
+                session: number / 4,
+                turn: number % 4,
+                cold: number < 60,
+                class: "interactive".into(),
+                sent_ms: 0.0,
+                late_ms: 0.0,
+                ttft_ms: change(base, number) / 10.0,
+                e2e_ms: change(base, number),
+                tpot_ms: Some(20.0),
+                prompt_tokens: 1,
+                cached_tokens: 0,
+                output_tokens: 2,
+                failure: None,
+            }
+        };
+        let (cell, router, version) = ("cell".into(), router.into(), String::new());
+        let requests = (0..240).map(request).collect();
+        RunRecord { cell, seed: 1, router, version, side_by_side: 1, arrivals_s: 1.0, requests, engines: Vec::new() }
+    }
+
+    /// Noise of 3 %, another one for each request and `salt`.
+    fn noisy(base: f64, number: u32, salt: u32) -> f64 {
+        base * (0.97 + 0.06 * f64::from((number * 7 + salt * 13) % 11) / 10.0)
+    }
+
+    #[test]
+    fn a_router_is_equal_to_itself() {
+        let [one, other] = [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
+        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&other]).expect("pairs");
+        assert_eq!(ratio.verdict(None), RaceVerdict::Equal, "{ratio:?}");
+    }
+
+    #[test]
+    fn a_router_that_adds_20_ms_is_seen_although_sessions_differ_tenfold() {
+        let [one, again] = [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
+        let slower = run("slower", |base, number| noisy(base, number, 3) + 20.0);
+        let same = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&again]);
+        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&slower]).expect("pairs");
+        assert_eq!(ratio.verdict(same), RaceVerdict::Faster, "{ratio:?}");
+        let back = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&slower], &[&one]).expect("pairs");
+        assert_eq!(back.verdict(same), RaceVerdict::Slower);
+    }
+
+    #[test]
+    fn a_router_that_drops_requests_is_seen_in_the_mean() {
+        let one = run("ours", |base, number| noisy(base, number, 1));
+        let dropping = run("dropping", |base, number| if number % 20 == 0 { 60_000.0 } else { base });
+        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&dropping]).expect("pairs");
+        assert!(ratio.verdict(None) == RaceVerdict::Faster && ratio.ratio < 0.5, "{ratio:?}");
+    }
+
+    #[test]
+    fn rows_are_told_apart_and_only_common_sessions_count() {
+        let (mut one, other) = (run("ours", |base, _| base), run("other", |base, _| base));
+        assert_eq!(RaceRow::Cold.requests(&one).count() + RaceRow::Warm.requests(&one).count(), 240);
+        one.requests.retain(|request| request.session % 10 != 9);
+        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&other]).expect("pairs");
+        assert!((ratio.ratio - 1.0).abs() < 1e-9, "{ratio:?}");
+        one.requests.clear();
+        assert_eq!(RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&other]), None);
+    }
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(values.clone(), share)), [50.0, 99.0, 100.0]);
+        assert!(percentile(Vec::new(), 0.5).is_nan());
+    }
+}

@@ -1,0 +1,280 @@
+//! Judges the runs and writes the page: `docs/reference/race.md`, a picture for each workload, and
+//! `docs/data/race.json`, from which the page can be printed again.
+
+mod picture;
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use race_cells::{Cell, RaceWorkload};
+use testbed::Result;
+
+use crate::campaign::RouterGroup;
+use crate::judge::RaceFigure;
+use crate::results::{AGAIN, CellResult, FigureResult, OURS, RaceResults, RouterResult};
+
+const HEAD: &str = "# The race: beside other routers
+
+`make race` plays the same sessions at several routers, each in front of eight simulated engines of its own that run in
+real time, and prints this page. A session is sent from its first turn to its last; a later turn is sent a recorded pause
+after the reply before it. The same turn of the same session is compared between the routers. Each router has two threads.
+
+Engines are `qwen3-32b-h200` with at most 24 sequences. Load is a share of what round robin can serve. \"Cold\" are the
+sessions that arrive in the first quarter, when caches are empty; \"warm\" are all others. A request that fails counts as
+60 s. Ratios are ours over the other router's, with an interval of 95 % (bootstrap over sessions, seeds pooled): below 1,
+ours is faster. A difference no larger than that of ours against ours counts as equal. A run is left out if its engines or
+its clients were more than 5 ms late (99th percentile).
+
+";
+
+/// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`.
+///
+/// # Errors
+/// If a run cannot be read, or a file cannot be written.
+pub fn write(folder: &Path, docs: &Path) -> Result<()> {
+    let data = docs.join("data/race.json");
+    let mut results = RaceResults::read(&data)?;
+    for cell in Cell::all() {
+        for group in std::iter::once(RouterGroup::core()).chain(RouterGroup::others()) {
+            CellResult::of_runs(folder, &cell, &group)?.into_iter().for_each(|result| results.put(result));
+        }
+    }
+    std::fs::write(&data, serde_json::to_string_pretty(&results)? + "\n")?;
+    let pictures = docs.join("reference/race");
+    std::fs::create_dir_all(&pictures)?;
+    let mut page = HEAD.to_owned();
+    page.push_str(&not_run(&results));
+    page.push_str(&losses(&results));
+    for workload in RaceWorkload::ALL {
+        section(workload, &results, &pictures, &mut page)?;
+    }
+    page.push_str(&others(&results));
+    Ok(std::fs::write(docs.join("reference/race.md"), page.trim_end().to_owned() + "\n")?)
+}
+
+/// A sentence on the cells without a result.
+fn not_run(results: &RaceResults) -> String {
+    let without: Vec<&str> =
+        Cell::all().map(|cell| cell.name).filter(|name| !results.of_group("core").any(|result| result.cell == *name)).collect();
+    if without.is_empty() { String::new() } else { format!("Not run yet: {}.\n\n", without.join(", ")) }
+}
+
+/// Every place where another router is faster.
+fn losses(results: &RaceResults) -> String {
+    let mut text = "## Where we lose\n\n".to_owned();
+    let before = text.len();
+    for result in &results.cells {
+        for router in result.routers.iter().filter(|router| ![OURS, AGAIN].contains(&router.router.as_str())) {
+            for (row, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
+                for (figure, found) in RaceFigure::ALL.iter().zip(figures).filter(|(_, found)| found.verdict.as_deref() == Some("slower")) {
+                    let _ = writeln!(text, "- {} ({row}): {} is {} of {}'s.", result.cell, figure.name(), ratio(found), router.router); // a String
+                }
+            }
+        }
+    }
+    if text.len() == before {
+        text.push_str("Nowhere by these runs.\n");
+    }
+    text.push('\n');
+    text
+}
+
+/// The tables and the picture of a workload.
+fn section(workload: RaceWorkload, results: &RaceResults, pictures: &Path, page: &mut String) -> Result<()> {
+    let of = |result: &&CellResult| Cell::find(&result.cell).is_some_and(|cell| cell.workload == workload);
+    let cells: Vec<&CellResult> = results.of_group("core").filter(of).collect();
+    if cells.is_empty() {
+        return Ok(());
+    }
+    let file = format!("{}.svg", workload.name().replace(' ', "-"));
+    picture::draw(&cells, workload.name(), &pictures.join(&file))?;
+    writeln!(page, "## {}\n\n![Ratio of ours to smg and to ours](race/{file})\n", capitalised(workload.name()))?;
+    for result in cells {
+        cell_tables(result, page)?;
+    }
+    Ok(())
+}
+
+fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
+    let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
+    let load = Cell::find(&result.cell)
+        .map_or(String::new(), |cell| format!("{} % load, {:.2} sessions/s, ", cell.load_percent, cell.sessions_per_s()));
+    writeln!(
+        page,
+        "### {}\n\n{load}{:.0} s of arrivals, seeds {}, {} stacks at once.\n",
+        result.cell,
+        result.arrivals_s,
+        seeds.join(" "),
+        result.side_by_side
+    )?;
+    for (row, figures) in [
+        ("warm", (|router: &RouterResult| router.warm.clone()) as fn(&RouterResult) -> Vec<FigureResult>),
+        ("cold", |router| router.cold.clone()),
+    ] {
+        let header: Vec<&str> = std::iter::once(row).chain(RaceFigure::ALL.iter().map(|figure| figure.name())).collect();
+        let mut table = MarkdownTable::of(&header);
+        for router in &result.routers {
+            table.row(std::iter::once(router.router.clone()).chain(figures(router).iter().map(cell_text)));
+        }
+        writeln!(page, "{}", table.0)?;
+    }
+    let mut counts = MarkdownTable::of(&["router", "version", "requests", "failed", "hits", "busiest / mean", "by engine, first seed"]);
+    for router in &result.routers {
+        counts.row(counts_of(router).into_iter());
+    }
+    writeln!(page, "{}", counts.0)?;
+    Ok(())
+}
+
+/// The routers beside ours and smg, one seed each.
+fn others(results: &RaceResults) -> String {
+    let mut table = MarkdownTable::of(&[
+        "cell",
+        "router",
+        "end to end",
+        "TTFT mean",
+        "TTFT p99",
+        "TPOT mean",
+        "TPOT p99",
+        "hits",
+        "failed",
+        "by engine",
+    ]);
+    let (mut rows, mut versions) = (0, Vec::new());
+    for result in results.cells.iter().filter(|result| result.group != "core") {
+        for router in &result.routers {
+            let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
+            let head = [result.cell.clone(), router.router.clone()];
+            let tail = [percent(router.hit_rate), router.failures.to_string(), engines.join(" ")];
+            table.row(head.into_iter().chain(router.warm.iter().map(cell_text)).chain(tail));
+            versions.push(format!("{} {}", router.router, router.version));
+            rows += 1;
+        }
+    }
+    versions.sort();
+    versions.dedup();
+    if rows == 0 {
+        return String::new();
+    }
+    format!("## Other routers\n\nWarm rows of one seed, beside ours at the same time. Versions: {}.\n\n{}\n", versions.join(", "), table.0)
+}
+
+/// A table of Markdown.
+#[derive(Debug)]
+struct MarkdownTable(String);
+
+impl MarkdownTable {
+    fn of(header: &[&str]) -> Self {
+        let mut table = Self(String::new());
+        table.row(header.iter().map(|name| (*name).to_owned()));
+        table.row(header.iter().map(|_| "---".to_owned()));
+        table
+    }
+
+    fn row(&mut self, cells: impl Iterator<Item = String>) {
+        let _ = writeln!(self.0, "| {} |", cells.collect::<Vec<_>>().join(" | ")); // writing to a String cannot fail
+    }
+}
+
+fn counts_of(router: &RouterResult) -> Vec<String> {
+    let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
+    let counts = [router.requests, router.failures].map(|count| count.to_string());
+    let [requests, failures] = counts;
+    vec![
+        router.router.clone(),
+        router.version.clone(),
+        requests,
+        failures,
+        percent(router.hit_rate),
+        format!("{:.2}", router.busiest),
+        engines.join(" "),
+    ]
+}
+
+/// A figure with the ratio of ours to it.
+fn cell_text(figure: &FigureResult) -> String {
+    let ms = format!("{:.0}", figure.ms);
+    match (&figure.ours_over, figure.verdict.as_deref()) {
+        (Some(_), Some(verdict)) => format!("{ms}; {} {verdict}", ratio(figure)),
+        _ => ms,
+    }
+}
+
+fn ratio(figure: &FigureResult) -> String {
+    figure.ours_over.map_or(String::new(), |[ratio, low, high]| format!("{ratio:.2} ({low:.2} to {high:.2})"))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn capitalised(name: &str) -> String {
+    let mut letters = name.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(ms: f64, ours_over: Option<[f64; 3]>, verdict: &str) -> FigureResult {
+        FigureResult { ms, ours_over, verdict: ours_over.map(|_| verdict.to_owned()) }
+    }
+
+    fn router(name: &str, ours_over: Option<[f64; 3]>, verdict: &str) -> RouterResult {
+        let figures = vec![figure(100.0, ours_over, verdict); RaceFigure::ALL.len()];
+        RouterResult {
+            router: name.into(),
+            version: "1".into(),
+            requests: 10,
+            failures: 1,
+            hit_rate: 0.5,
+            busiest: 1.25,
+            by_engine: vec![4, 6],
+            cold: figures.clone(),
+            warm: figures,
+        }
+    }
+
+    fn result(verdict: &str) -> RaceResults {
+        let routers =
+            vec![router(OURS, None, ""), router(AGAIN, Some([1.0, 0.99, 1.01]), "equal"), router("smg", Some([1.1, 1.05, 1.2]), verdict)];
+        let mut results = RaceResults::default();
+        results.put(CellResult {
+            cell: "agents-50".into(),
+            group: "core".into(),
+            seeds: vec![101],
+            arrivals_s: 120.0,
+            side_by_side: 3,
+            routers,
+        });
+        results
+    }
+
+    #[test]
+    fn a_page_says_where_we_lose_and_what_was_not_run() {
+        assert!(losses(&result("slower")).contains("- agents-50 (warm): TTFT, p99 is 1.10 (1.05 to 1.20) of smg's."));
+        assert!(losses(&result("equal")).contains("Nowhere"));
+        let missing = not_run(&result("equal"));
+        assert!(missing.contains("tenants-50") && !missing.contains("agents-50"), "{missing}");
+    }
+
+    #[test]
+    fn a_page_is_written_from_the_data_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(folder.path().join("data")).expect("a folder");
+        std::fs::create_dir_all(folder.path().join("reference")).expect("a folder");
+        std::fs::write(folder.path().join("data/race.json"), serde_json::to_string(&result("slower")).expect("JSON")).expect("a file");
+        write(&folder.path().join("no runs"), folder.path()).expect("a page");
+        let page = std::fs::read_to_string(folder.path().join("reference/race.md")).expect("the page");
+        assert!(page.contains("| smg | 100; 1.10 (1.05 to 1.20) slower |"), "{page}");
+        assert!(folder.path().join("reference/race/agents.svg").is_file());
+    }
+
+    #[test]
+    fn a_later_result_of_a_cell_replaces_the_earlier_one() {
+        let mut results = result("slower");
+        results.put(result("equal").cells.remove(0));
+        assert_eq!(results, result("equal"));
+    }
+}

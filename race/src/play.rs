@@ -1,0 +1,182 @@
+//! One run: engines, a router in front of them, and the sessions of a cell.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use race_cells::{Cell, EngineSpeed, PoolChange};
+use serde_json::Value;
+use testbed::Result;
+use testbed::model_server::{EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault};
+use testbed::ports::ReservedPort;
+use tokio::time::sleep_until;
+
+use crate::player::SessionPlayer;
+use crate::record::{EngineRecord, RunRecord};
+use crate::router::{MODEL, RouterKind, RunningRouter};
+
+/// Sequences that an engine runs at once: few, so that a pool near its limits sends few enough
+/// events for two cores.
+const SEQUENCES_MAX: usize = 24;
+/// Tokens that an engine sends in one write.
+const TOKENS_PER_WRITE: u32 = 4;
+/// Downtime of an engine that restarts.
+const RESTART: Duration = Duration::from_secs(5);
+
+/// The engines of a run.
+#[derive(Debug)]
+struct RaceEngines {
+    servers: Vec<ModelServer>,
+    _ports: Vec<ReservedPort>,
+}
+
+/// Plays the cell once with this router.
+///
+/// # Errors
+/// If a part does not start, or ends during the run.
+pub async fn play(cell: &Cell, seed: u64, router_name: &str, arrivals_s: f64, side_by_side: usize) -> Result<RunRecord> {
+    let router = RouterKind::named(router_name)?;
+    let engines = RaceEngines::start(cell)?;
+    let addresses = engines.addresses();
+    let in_pool = addresses.get(..cell.engines.count).unwrap_or(&addresses);
+    let mut running = router.start(in_pool, cell.gateways).await?;
+    let before = engines.count().await?;
+    let sessions = cell.sessions(seed, arrivals_s);
+    let player = SessionPlayer::new(running.addresses.clone(), MODEL, arrivals_s);
+    let (requests, changed) = tokio::join!(player.play(sessions), engines.change(cell.change, &running, &player, arrivals_s));
+    changed?;
+    running.check_running()?;
+    let counted = engines.count().await?.into_iter().zip(before).map(|(after, before)| after.since(&before));
+    Ok(RunRecord {
+        cell: cell.name.to_owned(),
+        seed,
+        router: router_name.to_owned(),
+        version: router.version(),
+        side_by_side,
+        arrivals_s,
+        requests,
+        engines: counted.collect(),
+    })
+}
+
+// === impl RaceEngines ===
+
+impl RaceEngines {
+    /// Starts the engines of a cell, and one more if one is added during the run.
+    fn start(cell: &Cell) -> Result<Self> {
+        let added = usize::from(cell.change == PoolChange::KillAddRestart);
+        let (mut servers, mut ports) = (Vec::new(), Vec::new());
+        for index in 0..cell.engines.count + added {
+            let port = ReservedPort::lease()?;
+            let slow = cell.engines.speed == EngineSpeed::HalfAreHalfAsFast && index * 2 >= cell.engines.count;
+            servers.push(ModelServer::start(ModelServerOptions {
+                listen: port.address(),
+                profile: EngineProfile::Qwen32bH200,
+                models: vec![MODEL.to_owned()],
+                slowdown: if slow { 2.0 } else { 1.0 },
+                max_num_seqs: SEQUENCES_MAX,
+                num_gpu_blocks: cell.engines.kv_blocks,
+                chunks_per_write: TOKENS_PER_WRITE,
+                ..ModelServerOptions::default()
+            })?);
+            ports.push(port);
+        }
+        Ok(Self { servers, _ports: ports })
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.servers.iter().map(ModelServer::addr).collect()
+    }
+
+    /// Carries out the changes of the pool at their times.
+    async fn change(&self, change: PoolChange, router: &RunningRouter, player: &SessionPlayer, arrivals_s: f64) -> Result<()> {
+        if change == PoolChange::None {
+            return Ok(());
+        }
+        let at = |share: f64| player.start() + Duration::from_secs_f64(arrivals_s * share);
+        let all = self.addresses();
+        let [killed, restarted] = [self.servers.first(), self.servers.get(1)].map(|server| server.ok_or("there are too few engines"));
+        sleep_until(at(0.25)).await;
+        killed?.fault(ServerFault::new(FaultMode::Refuse)).await;
+        sleep_until(at(0.5)).await;
+        router.add(&all, *all.last().ok_or("there is no engine")?).await?;
+        sleep_until(at(0.75)).await;
+        restarted?.restart(Some(RESTART)).await;
+        Ok(())
+    }
+
+    async fn count(&self) -> Result<Vec<EngineRecord>> {
+        let mut counts = Vec::new();
+        for server in &self.servers {
+            counts.push(EngineRecord::of(&server.state().await?));
+        }
+        Ok(counts)
+    }
+}
+
+// === impl EngineRecord ===
+
+impl EngineRecord {
+    /// The counts of a report of `GET /admin/state`.
+    fn of(state: &Value) -> Self {
+        let count = |key: &str| state[key].as_u64().unwrap_or(0);
+        let finished = |kind: &str| state["finished"][kind].as_u64().unwrap_or(0);
+        Self {
+            requests: finished("stop") + finished("length"),
+            prompt_tokens: count("prefix_query_tokens"),
+            cached_tokens: count("prefix_hit_tokens"),
+            late_p99_ms: state["step_late_p99_ms"].as_f64().unwrap_or(0.0),
+        }
+    }
+
+    /// What was counted after `before`. An engine that restarted meanwhile counts from zero.
+    fn since(&self, before: &Self) -> Self {
+        let restarted = self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
+        let since = |now: u64, then: u64| if restarted { now } else { now - then };
+        Self {
+            requests: since(self.requests, before.requests),
+            prompt_tokens: since(self.prompt_tokens, before.prompt_tokens),
+            cached_tokens: since(self.cached_tokens, before.cached_tokens),
+            late_p99_ms: self.late_p99_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// `make e2e-long` runs it: it takes a minute.
+    mod slow {
+        use std::collections::BTreeMap;
+
+        use super::super::*;
+        use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RatioInterval};
+
+        const ARRIVALS_S: f64 = 20.0;
+        const SEED: u64 = 1;
+
+        /// Ratios of Envoy's round robin to itself, to a router that is slower by 20 ms, and to one
+        /// that fails two requests of a hundred.
+        #[tokio::test(flavor = "multi_thread")]
+        async fn the_race_sees_delays_and_failures_and_no_difference_where_there_is_none() {
+            let cell = Cell { load_percent: 10, ..Cell::find("chat-50").expect("a cell") };
+            let names = ["envoy-round-robin", "envoy-round-robin", "envoy-delay", "envoy-drop"];
+            let runs = names.map(|name| play(&cell, SEED, name, ARRIVALS_S, names.len()));
+            let runs = futures::future::join_all(runs).await.into_iter().collect::<Result<Vec<_>>>().expect("four runs");
+            let ratio = |other: usize| RaceFigure::FirstTokenMean.ratio(RaceRow::Warm, &[&runs[0]], &[&runs[other]]).expect("pairs");
+            let [same, delayed, dropping] = [1, 2, 3].map(ratio);
+            let verdict = |ratio: RatioInterval| ratio.verdict(Some(same));
+            assert_eq!([same, delayed, dropping].map(verdict), [RaceVerdict::Equal, RaceVerdict::Faster, RaceVerdict::Faster]);
+            let failures: BTreeMap<&str, usize> = runs.iter().map(|run| (run.router.as_str(), run.failures())).collect();
+            assert_eq!((failures["envoy-round-robin"], failures["envoy-delay"]), (0, 0));
+            assert!(failures["envoy-drop"] > 0);
+            // The clients and the engines count the same.
+            for run in runs.iter().filter(|run| run.router != "envoy-drop") {
+                let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
+                assert_eq!(counted, run.requests.len() as u64, "{}", run.router);
+                let cached = |sum: u64| sum as f64;
+                let seen: u64 = run.requests.iter().map(|request| request.cached_tokens).sum();
+                let engines: u64 = run.engines.iter().map(|engine| engine.cached_tokens).sum();
+                assert!((cached(seen) - cached(engines)).abs() < 1e-9, "{}: {seen} and {engines} cached tokens", run.router);
+            }
+        }
+    }
+}

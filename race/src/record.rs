@@ -1,0 +1,143 @@
+//! What a run leaves behind: one JSON file for each cell, seed and router.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use testbed::Result;
+
+/// One request, as its client saw it. Times are in ms.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RequestRecord {
+    /// The number of its session.
+    pub session: u32,
+    /// Its turn within the session, from 0.
+    pub turn: u32,
+    /// Whether its session arrived in the first quarter of the arrivals, when caches were empty.
+    pub cold: bool,
+    /// The class of its client.
+    pub class: String,
+    /// When it was sent, after the start of the run.
+    pub sent_ms: f64,
+    /// How much later than planned it was sent.
+    pub late_ms: f64,
+    /// Time until the first token.
+    pub ttft_ms: f64,
+    /// Time until the last byte.
+    pub e2e_ms: f64,
+    /// Time between two tokens after the first; `None` for a reply of one token.
+    pub tpot_ms: Option<f64>,
+    /// Tokens of the prompt, as the engine counts them.
+    pub prompt_tokens: u64,
+    /// Tokens of the prompt that the engine had cached.
+    pub cached_tokens: u64,
+    /// Tokens of the reply.
+    pub output_tokens: u64,
+    /// Why it failed. Its times are then the timeout.
+    pub failure: Option<String>,
+}
+
+/// What one engine counted during a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct EngineRecord {
+    /// Requests that it finished.
+    pub requests: u64,
+    /// Tokens of the prompts that it admitted.
+    pub prompt_tokens: u64,
+    /// Those of them that were cached.
+    pub cached_tokens: u64,
+    /// How late its steps ended, 99th percentile, ms: above some ms the machine was too busy.
+    pub late_p99_ms: f64,
+}
+
+/// One run of one router in one cell.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// The name of the cell.
+    pub cell: String,
+    /// The seed of the sessions.
+    pub seed: u64,
+    /// The name of the router.
+    pub router: String,
+    /// Its version, or the commit of ours.
+    pub version: String,
+    /// Stacks that ran at the same time, this one included.
+    pub side_by_side: usize,
+    /// Seconds in which sessions arrived.
+    pub arrivals_s: f64,
+    /// Every request.
+    pub requests: Vec<RequestRecord>,
+    /// Every engine.
+    pub engines: Vec<EngineRecord>,
+}
+
+/// A run whose engines or whose load generator were later than this (99th percentile) measured the
+/// machine and not the router: a fifth of a decode step.
+pub const LATE_MS_MAX: f64 = 5.0;
+
+// === impl RunRecord ===
+
+impl RunRecord {
+    /// The file of a run below `folder`.
+    #[must_use]
+    pub fn path(folder: &Path, cell: &str, seed: u64, router: &str) -> PathBuf {
+        folder.join(cell).join(seed.to_string()).join(format!("{router}.json"))
+    }
+
+    /// Reads a run; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the file cannot be read as a run.
+    pub fn read(path: &Path) -> Result<Option<Self>> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Some(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?))
+    }
+
+    /// Writes the run. Another run of the same cell, seed and router is replaced.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let draft = path.with_extension("draft");
+        std::fs::write(&draft, serde_json::to_string(self)?)?;
+        Ok(std::fs::rename(draft, path)?)
+    }
+
+    /// How late the load generator sent, 99th percentile, ms.
+    #[must_use]
+    pub fn generator_late_p99_ms(&self) -> f64 {
+        crate::judge::percentile(self.requests.iter().map(|request| request.late_ms).collect(), 0.99)
+    }
+
+    /// How late the steps of the latest engine ended, 99th percentile, ms.
+    #[must_use]
+    pub fn engines_late_p99_ms(&self) -> f64 {
+        self.engines.iter().map(|engine| engine.late_p99_ms).fold(0.0, f64::max)
+    }
+
+    /// Whether the machine kept up, so that the run may be published.
+    #[must_use]
+    pub fn is_in_time(&self) -> bool {
+        self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
+    }
+
+    /// The share of prompt tokens that engines had cached, by their own count; 0 without a prompt.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        let [cached, all] = [|engine: &EngineRecord| engine.cached_tokens, |engine: &EngineRecord| engine.prompt_tokens]
+            .map(|count| self.engines.iter().map(count).sum::<u64>());
+        if all == 0 { 0.0 } else { cached as f64 / all as f64 }
+    }
+
+    /// The requests that failed.
+    #[must_use]
+    pub fn failures(&self) -> usize {
+        self.requests.iter().filter(|request| request.failure.is_some()).count()
+    }
+}

@@ -1,0 +1,203 @@
+//! What the runs of a cell say, small enough to be kept with the sources: `docs/data/race.json`.
+//!
+//! Cells are judged one by one, so that a race of four hours can be run in parts; each result names
+//! the versions that ran.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use race_cells::Cell;
+use serde::{Deserialize, Serialize};
+use testbed::Result;
+
+use crate::campaign::RouterGroup;
+use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RatioInterval};
+use crate::record::RunRecord;
+
+/// The name of ours, and of ours run once more.
+pub const OURS: &str = "ours";
+/// See [`OURS`].
+pub const AGAIN: &str = "ours-again";
+
+/// Routers side by side in one cell, all seeds pooled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CellResult {
+    /// The name of the cell.
+    pub cell: String,
+    /// The name of the group of routers.
+    pub group: String,
+    /// The seeds that all routers have.
+    pub seeds: Vec<u64>,
+    /// Seconds in which sessions arrived.
+    pub arrivals_s: f64,
+    /// The fewest stacks that ran at the same time.
+    pub side_by_side: usize,
+    /// The routers, ours first.
+    pub routers: Vec<RouterResult>,
+}
+
+/// One router of a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouterResult {
+    /// Its name.
+    pub router: String,
+    /// Its version.
+    pub version: String,
+    /// Requests that were sent.
+    pub requests: usize,
+    /// Those that failed.
+    pub failures: usize,
+    /// Share of prompt tokens that engines had cached, by their own count.
+    pub hit_rate: f64,
+    /// Requests of the busiest engine over the mean of all, mean over the seeds.
+    pub busiest: f64,
+    /// Requests by engine with the first seed.
+    pub by_engine: Vec<u64>,
+    /// The figures of the sessions that arrived first, with empty caches, ms.
+    pub cold: Vec<FigureResult>,
+    /// The figures of all others, ms.
+    pub warm: Vec<FigureResult>,
+}
+
+/// One figure of one router, and the ratio of ours to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FigureResult {
+    /// The figure, ms.
+    pub ms: f64,
+    /// Ours over this router's with the ends of its interval: ratio, low, high. `None` for ours.
+    pub ours_over: Option<[f64; 3]>,
+    /// Whether ours is faster, equal or slower.
+    pub verdict: Option<String>,
+}
+
+/// All results, in the order of the cells.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RaceResults {
+    /// One for each cell and group of routers.
+    pub cells: Vec<CellResult>,
+}
+
+// === impl RaceResults ===
+
+impl RaceResults {
+    /// Reads the results; empty if there are none.
+    ///
+    /// # Errors
+    /// If the file has another form.
+    pub fn read(path: &Path) -> Result<Self> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Puts in a result of a cell in place of an earlier one.
+    pub fn put(&mut self, result: CellResult) {
+        self.cells.retain(|other| (&other.cell, &other.group) != (&result.cell, &result.group));
+        self.cells.push(result);
+        let order: Vec<&str> = Cell::all().map(|cell| cell.name).collect();
+        self.cells.sort_by_key(|result| (order.iter().position(|name| *name == result.cell), result.group.clone()));
+    }
+
+    /// The results of a group of routers.
+    pub fn of_group<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a CellResult> {
+        self.cells.iter().filter(move |result| result.group == group)
+    }
+}
+
+// === impl CellResult ===
+
+impl CellResult {
+    /// Judges the runs of a cell below `folder`; `None` if no seed has a run of ours and of another
+    /// router.
+    ///
+    /// # Errors
+    /// If a run cannot be read.
+    pub fn of_runs(folder: &Path, cell: &Cell, group: &RouterGroup) -> Result<Option<Self>> {
+        let mut by_router: BTreeMap<&str, Vec<RunRecord>> = BTreeMap::new();
+        let in_cell = folder.join(group.name).join(cell.name);
+        for seed in seeds_in(&in_cell) {
+            for router in &group.routers {
+                let run = RunRecord::read(&RunRecord::path(&folder.join(group.name), cell.name, seed, router))?;
+                by_router.entry(router).or_default().extend(run);
+            }
+        }
+        by_router.retain(|_, runs| !runs.is_empty());
+        let Some(ours) = by_router.get(OURS).filter(|_| by_router.len() > 1) else { return Ok(None) };
+        let seeds: Vec<u64> = ours
+            .iter()
+            .map(|run| run.seed)
+            .filter(|seed| by_router.values().all(|runs| runs.iter().any(|run| run.seed == *seed)))
+            .collect();
+        let chosen = |router: &str| -> Vec<&RunRecord> {
+            by_router.get(router).into_iter().flatten().filter(|run| seeds.contains(&run.seed)).collect()
+        };
+        if seeds.is_empty() {
+            return Ok(None);
+        }
+        let (ours, again) = (chosen(OURS), chosen(AGAIN));
+        let present = group.routers.iter().filter(|router| by_router.contains_key(router.as_str()));
+        let routers = present.map(|router| RouterResult::judge(&chosen(router), &ours, &again)).collect();
+        let (arrivals_s, side_by_side) =
+            (ours.first().map_or(0.0, |run| run.arrivals_s), ours.iter().map(|run| run.side_by_side).min().unwrap_or(0));
+        Ok(Some(Self { cell: cell.name.to_owned(), group: group.name.to_owned(), seeds: seeds.clone(), arrivals_s, side_by_side, routers }))
+    }
+}
+
+// === impl RouterResult ===
+
+impl RouterResult {
+    fn judge(runs: &[&RunRecord], ours: &[&RunRecord], again: &[&RunRecord]) -> Self {
+        let first = runs.first();
+        let is_ours = first.is_none_or(|run| run.router == OURS);
+        let busiest = |run: &&RunRecord| {
+            let most = run.engines.iter().map(|engine| engine.requests).max().unwrap_or(0) as f64;
+            most * run.engines.len() as f64 / run.engines.iter().map(|engine| engine.requests).sum::<u64>().max(1) as f64
+        };
+        let figures = |row: RaceRow| {
+            RaceFigure::ALL.map(|figure| {
+                let ratio = if is_ours { None } else { figure.ratio(row, ours, runs) };
+                let same = figure.ratio(row, ours, again);
+                FigureResult::of(figure.of(runs.iter().flat_map(|run| row.requests(run))), ratio, same)
+            })
+        };
+        Self {
+            router: first.map_or_else(String::new, |run| run.router.clone()),
+            version: first.map_or_else(String::new, |run| run.version.clone()),
+            requests: runs.iter().map(|run| run.requests.len()).sum(),
+            failures: runs.iter().map(|run| run.failures()).sum(),
+            hit_rate: round(runs.iter().map(|run| run.hit_rate()).sum::<f64>() / runs.len().max(1) as f64),
+            busiest: round(runs.iter().map(busiest).sum::<f64>() / runs.len().max(1) as f64),
+            by_engine: first.map_or_else(Vec::new, |run| run.engines.iter().map(|engine| engine.requests).collect()),
+            cold: figures(RaceRow::Cold).into(),
+            warm: figures(RaceRow::Warm).into(),
+        }
+    }
+}
+
+// === impl FigureResult ===
+
+impl FigureResult {
+    fn of(ms: f64, ratio: Option<RatioInterval>, same: Option<RatioInterval>) -> Self {
+        let verdict = ratio.map(|ratio| ratio.verdict(same)).map(|verdict| match verdict {
+            RaceVerdict::Faster => "faster".to_owned(),
+            RaceVerdict::Equal => "equal".to_owned(),
+            RaceVerdict::Slower => "slower".to_owned(),
+        });
+        let ms = if ms.is_finite() { (ms * 10.0).round() / 10.0 } else { 0.0 };
+        Self { ms, ours_over: ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high].map(round)), verdict }
+    }
+}
+
+fn round(value: f64) -> f64 {
+    if value.is_finite() { (value * 1e3).round() / 1e3 } else { 0.0 }
+}
+
+/// The seeds that have runs in the folder of a cell, in order.
+fn seeds_in(folder: &Path) -> Vec<u64> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut seeds: Vec<u64> = names.filter_map(|name| name.to_str().and_then(|name| name.parse().ok())).collect();
+    seeds.sort_unstable();
+    seeds
+}
