@@ -20,6 +20,10 @@ use testbed::{Result, client, root, wait_for};
 const THREADS: u32 = 2;
 /// Longest start of a router, while others start on the same machine.
 const START_LIMIT: Duration = Duration::from_secs(90);
+/// Parameters of llm-d's recommended policy: its default, and the tokens that an engine
+/// `qwen3-32b-h200` computes in a second in steps of 8,192 ([`testbed::model_server`]'s profile).
+const TTFT_PENALTY_MS: u32 = 14_000;
+const PREFILL_TOKENS_PER_S: u32 = 11_800;
 /// The model that the engines serve.
 pub const MODEL: &str = "demo";
 
@@ -47,7 +51,7 @@ pub enum RouterKind {
 pub enum LlmDProfile {
     /// Queue 2, KV cache 2, prefix 3: the default.
     Default,
-    /// The default, and `no-hit-lru-scorer` with weight 2: the recommended one.
+    /// `prefix-cache-affinity-filter` and `token-load-scorer`: recommended since August 2026.
     Recommended,
 }
 
@@ -168,11 +172,11 @@ impl RouterKind {
         match self {
             Self::Ours | Self::OursAgain => start_ours(engines, gateways, &[], folder).await,
             Self::OursWith(parameters) => {
-                let path = write_scorers(&[("marginal-cost-scorer", 1, parameters_of(parameters)?)], folder.path())?;
+                let path = write_plugins(&[("marginal-cost-scorer", 1, parameters_of(parameters)?)], folder.path())?;
                 start_ours(engines, gateways, &["--config", &path], folder).await
             }
             Self::LlmD(profile) => {
-                let path = write_scorers(&profile.scorers(), folder.path())?;
+                let path = write_plugins(&profile.plugins(), folder.path())?;
                 start_ours(engines, gateways, &["--config", &path], folder).await
             }
             Self::Smg => self.start_rival(&["launch", "--policy", "cache_aware"], &urls, gateways, AddWorker::Workers, folder).await,
@@ -218,12 +222,19 @@ impl RouterKind {
 // === impl LlmDProfile ===
 
 impl LlmDProfile {
-    fn scorers(self) -> Vec<(&'static str, u32, Value)> {
-        let mut scorers = vec![("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)];
-        if self == Self::Recommended {
-            scorers.push(("no-hit-lru-scorer", 2));
+    /// The plugins with weights and parameters; the filter has a weight too, which counts for
+    /// nothing.
+    fn plugins(self) -> Vec<(&'static str, u32, Value)> {
+        match self {
+            Self::Default => {
+                let scorers = [("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)];
+                scorers.into_iter().map(|(scorer, weight)| (scorer, weight, json!({}))).collect()
+            }
+            Self::Recommended => {
+                let affinity = json!({"maxTTFTPenaltyMs": TTFT_PENALTY_MS, "peakPrefillThroughput": PREFILL_TOKENS_PER_S});
+                vec![("prefix-cache-affinity-filter", 1, affinity), ("token-load-scorer", 1, json!({}))]
+            }
         }
-        scorers.into_iter().map(|(scorer, weight)| (scorer, weight, json!({}))).collect()
     }
 }
 
@@ -344,12 +355,12 @@ fn parameters_of(text: &str) -> Result<Value> {
     Ok(Value::Object(text.split(',').filter(|text| !text.is_empty()).map(pair).collect::<Result<_>>()?))
 }
 
-/// Writes a picker configuration of one profile with these scorers, weights and parameters. Returns
+/// Writes a picker configuration of one profile with these plugins, weights and parameters. Returns
 /// its path.
-fn write_scorers(scorers: &[(&str, u32, Value)], folder: &Path) -> Result<String> {
+fn write_plugins(plugins: &[(&str, u32, Value)], folder: &Path) -> Result<String> {
     let path = folder.join("picker.yaml");
-    let declared: Vec<Value> = scorers.iter().map(|(scorer, _, parameters)| json!({"type": scorer, "parameters": parameters})).collect();
-    let weighed: Vec<Value> = scorers.iter().map(|(scorer, weight, _)| json!({"pluginRef": scorer, "weight": weight})).collect();
+    let declared: Vec<Value> = plugins.iter().map(|(plugin, _, parameters)| json!({"type": plugin, "parameters": parameters})).collect();
+    let weighed: Vec<Value> = plugins.iter().map(|(plugin, weight, _)| json!({"pluginRef": plugin, "weight": weight})).collect();
     let config = json!({
         "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": declared,
         "schedulingProfiles": [{"name": "default", "plugins": weighed}],
