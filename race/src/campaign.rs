@@ -37,8 +37,19 @@ pub struct Campaign {
     pub folder: PathBuf,
     /// Seconds in which sessions arrive.
     pub arrivals_s: f64,
-    /// Cells, seeds and routers, in order.
-    pub parts: Vec<(Cell, u64, RouterGroup)>,
+    /// What to run, in order.
+    pub parts: Vec<RacePart>,
+}
+
+/// One cell with one seed and the routers that run side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RacePart {
+    /// The cell.
+    pub cell: Cell,
+    /// The seed of its sessions.
+    pub seed: u64,
+    /// The routers.
+    pub group: RouterGroup,
 }
 
 /// What became of a campaign.
@@ -86,46 +97,38 @@ impl Campaign {
     /// If a run fails: a part did not start, or ended.
     pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
         let mut outcome = CampaignOutcome::default();
-        for (cell, seed, group) in &self.parts {
+        for part in &self.parts {
             let mut wanted = Vec::new();
-            for router in &group.routers {
+            for router in &part.group.routers {
                 if !RouterKind::named(router)?.is_installed() {
-                    outcome.skipped.push(format!("{} seed {seed}: {router} is not installed", cell.name));
-                } else if RunRecord::read(&self.path(cell, *seed, group, router))?.is_some() {
+                    outcome.skipped.push(format!("{} seed {}: {router} is not installed", part.cell.name, part.seed));
+                } else if RunRecord::read(&self.path(part, router))?.is_some() {
                     outcome.kept += 1;
                 } else {
                     wanted.push(router.clone());
                 }
             }
-            self.run_group(cell, *seed, group, &wanted, &mut outcome, &say).await?;
+            self.run_routers(part, &wanted, &mut outcome, &say).await?;
         }
         Ok(outcome)
     }
 
     /// The file of a run.
     #[must_use]
-    pub fn path(&self, cell: &Cell, seed: u64, group: &RouterGroup, router: &str) -> PathBuf {
-        RunRecord::path(&self.folder.join(group.name), cell.name, seed, router)
+    pub fn path(&self, part: &RacePart, router: &str) -> PathBuf {
+        RunRecord::path(&self.folder.join(part.group.name), part.cell.name, part.seed, router)
     }
 
     /// Runs routers side by side. Those whose run was late run again, half as many at a time.
-    async fn run_group(
-        &self,
-        cell: &Cell,
-        seed: u64,
-        group: &RouterGroup,
-        routers: &[String],
-        outcome: &mut CampaignOutcome,
-        say: &impl Fn(String),
-    ) -> Result<()> {
+    async fn run_routers(&self, part: &RacePart, routers: &[String], outcome: &mut CampaignOutcome, say: &impl Fn(String)) -> Result<()> {
         let (mut left, mut at_once) = (routers.to_vec(), routers.len());
         while !left.is_empty() && at_once > 0 {
             let mut late = Vec::new();
             for side_by_side in left.chunks(at_once) {
-                for run in self.run_side_by_side(cell, seed, side_by_side).await? {
+                for run in self.run_side_by_side(&part.cell, part.seed, side_by_side).await? {
                     say(line_of(&run));
                     if run.is_in_time() {
-                        run.write(&self.path(cell, seed, group, &run.router))?;
+                        run.write(&self.path(part, &run.router))?;
                         outcome.made += 1;
                     } else {
                         late.push(run.router);
@@ -134,8 +137,8 @@ impl Campaign {
             }
             (left, at_once) = (late, at_once / 2);
         }
-        let too_slow =
-            |router: String| format!("{} seed {seed}: {router} was late even alone; this machine is too slow for the cell", cell.name);
+        let (cell, seed) = (part.cell.name, part.seed);
+        let too_slow = |router: String| format!("{cell} seed {seed}: {router} was late even alone; this machine is too slow for the cell");
         outcome.skipped.extend(left.into_iter().map(too_slow));
         Ok(())
     }

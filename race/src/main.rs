@@ -26,7 +26,7 @@ mod record;
 mod results;
 mod router;
 
-use campaign::{Campaign, RouterGroup};
+use campaign::{Campaign, RacePart, RouterGroup};
 
 /// Seeds that judge. Tuning uses 1 to 20, so that no policy is fitted to what judges it.
 const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
@@ -152,7 +152,7 @@ fn cell_named(name: &str) -> Result<Cell> {
 impl RunArgs {
     /// Cells, seeds and routers to run, in order: cheap knowledge first, so all cells with one seed
     /// before the next seed.
-    fn parts(&self) -> Result<Vec<(Cell, u64, RouterGroup)>> {
+    fn parts(&self) -> Result<Vec<RacePart>> {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self.cells.iter().map(|name| cell_named(name)).collect::<Result<Vec<_>>>()?,
             (true, true) => vec![cell_named("agents-50")?, cell_named("tenants-tight")?],
@@ -164,10 +164,11 @@ impl RunArgs {
             (true, false) => JUDGING.collect(),
         };
         let core = if self.routers.is_empty() { RouterGroup::core() } else { self.chosen_routers()? };
-        let mut parts: Vec<_> = seeds.iter().flat_map(|seed| cells.iter().map(|cell| (*cell, *seed, core.clone()))).collect();
+        let mut parts: Vec<_> =
+            seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: core.clone() })).collect();
         if self.routers.is_empty() && !self.quick && seeds.contains(&OTHERS_SEED) {
             let half = cells.iter().filter(|cell| cell.name.ends_with("-50"));
-            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| (*cell, OTHERS_SEED, group))));
+            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| RacePart { cell: *cell, seed: OTHERS_SEED, group })));
         }
         Ok(parts)
     }
