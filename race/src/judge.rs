@@ -36,7 +36,7 @@ pub enum RaceFigure {
 /// Which requests of a run count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceRow {
-    /// Those of the sessions that arrived in the first quarter of the arrivals.
+    /// The requests of sessions that arrived in the first quarter of the arrivals.
     Cold,
     /// All others.
     Warm,
@@ -44,7 +44,7 @@ pub enum RaceRow {
 
 /// A ratio with its interval of 95 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RatioInterval {
+pub struct RouterRatio {
     /// The ratio of all requests.
     pub ratio: f64,
     /// The lower end.
@@ -53,7 +53,7 @@ pub struct RatioInterval {
     pub high: f64,
 }
 
-/// What a ratio says.
+/// The meaning of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceVerdict {
     /// The first router is faster.
@@ -112,7 +112,7 @@ impl RaceFigure {
     /// The ratio of this figure of the runs `ours` to that of the runs `theirs`: below 1 ours are
     /// faster. Only sessions that both played count. `None` if there are none.
     #[must_use]
-    pub fn ratio(self, row: RaceRow, ours: &[&RunRecord], theirs: &[&RunRecord]) -> Option<RatioInterval> {
+    pub fn ratio(self, row: RaceRow, ours: &[&RunRecord], theirs: &[&RunRecord]) -> Option<RouterRatio> {
         let pairs = pairs(row, ours, theirs);
         if pairs.is_empty() {
             return None;
@@ -128,7 +128,7 @@ impl RaceFigure {
             .collect();
         draws.sort_by(f64::total_cmp);
         let at = |share: f64| draws.get((share * (DRAWS - 1) as f64).round() as usize).copied().unwrap_or(f64::NAN);
-        Some(RatioInterval { ratio: figure(&all), low: at(0.025), high: at(0.975) })
+        Some(RouterRatio { ratio: figure(&all), low: at(0.025), high: at(0.975) })
     }
 }
 
@@ -144,10 +144,10 @@ fn pairs<'a>(row: RaceRow, ours: &[&'a RunRecord], theirs: &[&'a RunRecord]) -> 
     pairs.into_values().filter(|pair| !pair.ours.is_empty() && !pair.theirs.is_empty()).collect()
 }
 
-// === impl RatioInterval ===
+// === impl RouterRatio ===
 
-impl RatioInterval {
-    /// What the ratio says, beside that of a router against itself (A against A), if that was
+impl RouterRatio {
+    /// The meaning of the ratio, beside that of a router against itself (A against A), if that was
     /// measured. A difference counts if the interval excludes 1 and the ratio is further from 1
     /// than the farther end of the interval of A against A.
     #[must_use]
@@ -182,6 +182,7 @@ pub fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::RequestTokens;
 
     /// 60 sessions of four requests. Sessions differ by a factor of ten, as real ones do; `change`
     /// makes the request's time of the base time and a number of its own.
@@ -198,9 +199,7 @@ mod tests {
                 ttft_ms: change(base, number) / 10.0,
                 e2e_ms: change(base, number),
                 tpot_ms: Some(20.0),
-                prompt_tokens: 1,
-                cached_tokens: 0,
-                output_tokens: 2,
+                tokens: RequestTokens { prompt: 1, cached: 0, output: 2 },
                 failure: None,
             }
         };

@@ -148,7 +148,7 @@ mod tests {
         use std::collections::BTreeMap;
 
         use super::super::*;
-        use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RatioInterval};
+        use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RouterRatio};
 
         const ARRIVALS_S: f64 = 20.0;
         const SEED: u64 = 1;
@@ -163,7 +163,7 @@ mod tests {
             let runs = futures::future::join_all(runs).await.into_iter().collect::<Result<Vec<_>>>().expect("four runs");
             let ratio = |other: usize| RaceFigure::FirstTokenMean.ratio(RaceRow::Warm, &[&runs[0]], &[&runs[other]]).expect("pairs");
             let [same, delayed, dropping] = [1, 2, 3].map(ratio);
-            let verdict = |ratio: RatioInterval| ratio.verdict(Some(same));
+            let verdict = |ratio: RouterRatio| ratio.verdict(Some(same));
             assert_eq!([same, delayed, dropping].map(verdict), [RaceVerdict::Equal, RaceVerdict::Faster, RaceVerdict::Faster]);
             let failures: BTreeMap<&str, usize> = runs.iter().map(|run| (run.router.as_str(), run.failures())).collect();
             assert_eq!((failures["envoy-round-robin"], failures["envoy-delay"]), (0, 0));
@@ -173,7 +173,7 @@ mod tests {
                 let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
                 assert_eq!(counted, run.requests.len() as u64, "{}", run.router);
                 let cached = |sum: u64| sum as f64;
-                let seen: u64 = run.requests.iter().map(|request| request.cached_tokens).sum();
+                let seen: u64 = run.requests.iter().map(|request| request.tokens.cached).sum();
                 let engines: u64 = run.engines.iter().map(|engine| engine.cached_tokens).sum();
                 assert!((cached(seen) - cached(engines)).abs() < 1e-9, "{}: {seen} and {engines} cached tokens", run.router);
             }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use testbed::Result;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::record::RequestRecord;
+use crate::record::{RequestRecord, RequestTokens};
 
 /// A request that has not ended by then has failed; its times count as this.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -159,9 +159,11 @@ impl SessionPlayer {
             ttft_ms: since(&|reply| reply.first_token),
             e2e_ms: since(&|reply| reply.end),
             tpot_ms: reply.as_ref().ok().and_then(tpot),
-            prompt_tokens: usage("/prompt_tokens"),
-            cached_tokens: usage("/prompt_tokens_details/cached_tokens"),
-            output_tokens,
+            tokens: RequestTokens {
+                prompt: usage("/prompt_tokens"),
+                cached: usage("/prompt_tokens_details/cached_tokens"),
+                output: output_tokens,
+            },
             failure: reply.as_ref().err().cloned(),
         }
     }

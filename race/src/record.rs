@@ -1,4 +1,4 @@
-//! What a run leaves behind: one JSON file for each cell, seed and router.
+//! The records of a run: one JSON file for each cell, seed and router.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use testbed::Result;
 pub struct RequestRecord {
     /// The number of its session.
     pub session: u32,
-    /// Its turn within the session, from 0.
+    /// The turn within the session, from 0.
     pub turn: u32,
     /// Whether its session arrived in the first quarter of the arrivals, when caches were empty.
     pub cold: bool,
@@ -26,24 +26,31 @@ pub struct RequestRecord {
     pub e2e_ms: f64,
     /// Time between two tokens after the first; `None` for a reply of one token.
     pub tpot_ms: Option<f64>,
-    /// Tokens of the prompt, as the engine counts them.
-    pub prompt_tokens: u64,
-    /// Tokens of the prompt that the engine had cached.
-    pub cached_tokens: u64,
-    /// Tokens of the reply.
-    pub output_tokens: u64,
+    /// Tokens, as the engine counts them.
+    pub tokens: RequestTokens,
     /// Why it failed. Its times are then the timeout.
     pub failure: Option<String>,
 }
 
-/// What one engine counted during a run.
+/// The `usage` of a reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestTokens {
+    /// Tokens of the prompt.
+    pub prompt: u64,
+    /// Tokens of the prompt that the engine had cached.
+    pub cached: u64,
+    /// Tokens of the reply.
+    pub output: u64,
+}
+
+/// The counts of one engine during a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EngineRecord {
     /// Requests that it finished.
     pub requests: u64,
     /// Tokens of the prompts that it admitted.
     pub prompt_tokens: u64,
-    /// Those of them that were cached.
+    /// Tokens of those prompts that were cached.
     pub cached_tokens: u64,
     /// How late its steps ended, 99th percentile, ms: above some ms the machine was too busy.
     pub late_p99_ms: f64,
@@ -58,7 +65,7 @@ pub struct RunRecord {
     pub seed: u64,
     /// The name of the router.
     pub router: String,
-    /// Its version, or the commit of ours.
+    /// The version of a rival, or the commit of ours.
     pub version: String,
     /// Stacks that ran at the same time, this one included.
     pub side_by_side: usize,

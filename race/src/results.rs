@@ -1,4 +1,4 @@
-//! What the runs of a cell say, small enough to be kept with the sources: `docs/data/race.json`.
+//! The judgement of each cell, small enough to be kept with the sources: `docs/data/race.json`.
 //!
 //! Cells are judged one by one, so that a race of four hours can be run in parts; each result names
 //! the versions that ran.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use testbed::Result;
 
 use crate::campaign::RouterGroup;
-use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RatioInterval};
+use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RouterRatio};
 use crate::record::RunRecord;
 
 /// The name of ours, and of ours run once more.
@@ -39,13 +39,13 @@ pub struct CellResult {
 /// One router of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterResult {
-    /// Its name.
+    /// The router's name.
     pub router: String,
-    /// Its version.
+    /// The router's version.
     pub version: String,
     /// Requests that were sent.
     pub requests: usize,
-    /// Those that failed.
+    /// Requests that failed.
     pub failures: usize,
     /// Share of prompt tokens that engines had cached, by their own count.
     pub hit_rate: f64,
@@ -179,7 +179,7 @@ impl RouterResult {
 // === impl FigureResult ===
 
 impl FigureResult {
-    fn of(ms: f64, ratio: Option<RatioInterval>, same: Option<RatioInterval>) -> Self {
+    fn of(ms: f64, ratio: Option<RouterRatio>, same: Option<RouterRatio>) -> Self {
         let verdict = ratio.map(|ratio| ratio.verdict(same)).map(|verdict| match verdict {
             RaceVerdict::Faster => "faster".to_owned(),
             RaceVerdict::Equal => "equal".to_owned(),
