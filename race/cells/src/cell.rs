@@ -8,7 +8,7 @@ use crate::workload::RaceWorkload;
 pub struct Cell {
     /// The name in commands, records and on the page.
     pub name: &'static str,
-    /// What the sessions say.
+    /// The sessions and their texts.
     pub workload: RaceWorkload,
     /// Load as a share of what round robin can serve of this workload, percent.
     pub load_percent: u32,
@@ -61,12 +61,17 @@ impl Cell {
     pub const CORE: [Self; 12] = [
         Self::new("agents-50", RaceWorkload::Agents, 50),
         Self::new("agents-85", RaceWorkload::Agents, 85),
-        // Some 25 sessions are live, of 900 blocks each beyond the prompt that all share.
-        Self::tight("agents-tight", RaceWorkload::Agents, 50, 2_500),
+        // The largest request takes 1,900 blocks, so an engine cannot have fewer. Some 40 sessions
+        // are live; with the prompt that all share they take 19,000 blocks, 440 of them in every
+        // engine. Two thirds of them fit.
+        Self::tight("agents-tight", RaceWorkload::Agents, 85, 2_200),
         Self::new("tenants-10", RaceWorkload::Tenants, 10),
         Self::new("tenants-50", RaceWorkload::Tenants, 50),
         Self::new("tenants-85", RaceWorkload::Tenants, 85),
-        Self::tight("tenants-tight", RaceWorkload::Tenants, 50, 1_200),
+        // Some 110 sessions are live, of 10,700 blocks with each of the 16 prompts once. All fit
+        // once, but an engine holds only a third of the prompts (330 blocks each) beside its
+        // sessions. With half as much, not even the requests that run at a time fit.
+        Self::tight("tenants-tight", RaceWorkload::Tenants, 50, 2_000),
         Self::new("chat-50", RaceWorkload::Chat, 50),
         Self::new("documents-50", RaceWorkload::Documents, 50),
         Self::new("batch-85", RaceWorkload::BatchBesideChat, 85),
@@ -116,15 +121,18 @@ impl Cell {
 
 impl RaceWorkload {
     /// Sessions a second that round robin can serve with eight engines `qwen3-32b-h200` of at most
-    /// 24 sequences.
+    /// 24 sequences: the highest rate of ten minutes of arrivals at which the number of live
+    /// sessions stops growing, in virtual time, over five seeds. `simulator race capacity` finds
+    /// it. Agents fill the caches before they fill the engines: their capacity is where round robin
+    /// begins to evict the contexts of live sessions.
     #[must_use]
     pub const fn capacity_per_s(self) -> f64 {
         match self {
-            Self::Agents => 2.0,
-            Self::Tenants => 10.0,
-            Self::Chat => 8.0,
-            Self::Documents => 4.0,
-            Self::BatchBesideChat => 10.0,
+            Self::Agents => 0.69,
+            Self::Tenants => 10.7,
+            Self::Chat => 5.5,
+            Self::Documents => 6.1,
+            Self::BatchBesideChat => 9.5,
         }
     }
 }
