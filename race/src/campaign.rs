@@ -1,6 +1,6 @@
 //! Runs the cells one after the other, and the routers of a cell side by side.
 //!
-//! Each stack runs in a process and a network namespace of its own, so it has all ports for itself
+//! Each stack runs in namespaces of processes and of the network of its own, so it has all ports for itself
 //! and shares only the cores. A run that is on disk is not repeated, so a campaign that was stopped
 //! goes on where it was.
 
@@ -157,7 +157,11 @@ impl Campaign {
 
     fn play_in_namespace(&self, cell: &Cell, seed: u64, router: &str, side_by_side: usize, out: &Path) -> Result<tokio::process::Child> {
         let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-c", IN_NAMESPACE]).arg(std::env::current_exe()?).args(["play", "--cell", cell.name]);
+        // In a namespace of processes, all that a run started ends with it.
+        command
+            .args(["--net", "--pid", "--fork", "--kill-child", "sh", "-c", IN_NAMESPACE])
+            .arg(std::env::current_exe()?)
+            .args(["play", "--cell", cell.name]);
         command.args(["--seed", &seed.to_string(), "--router", router, "--arrivals-s", &self.arrivals_s.to_string()]);
         command.args(["--side-by-side", &side_by_side.to_string(), "--out"]).arg(out);
         Ok(tokio::process::Command::from(command).kill_on_drop(true).spawn()?)

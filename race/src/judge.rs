@@ -35,7 +35,7 @@ pub enum RaceFigure {
 
 /// Which requests of a run count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RaceRow {
+pub enum CachePhase {
     /// The requests of sessions that arrived in the first quarter of the arrivals.
     Cold,
     /// All others.
@@ -71,9 +71,9 @@ struct SessionPair<'a> {
     theirs: Vec<&'a RequestRecord>,
 }
 
-// === impl RaceRow ===
+// === impl CachePhase ===
 
-impl RaceRow {
+impl CachePhase {
     /// The requests of a run that count.
     pub fn requests<'a>(self, run: &'a RunRecord) -> impl Iterator<Item = &'a RequestRecord> + use<'a> {
         run.requests.iter().filter(move |request| request.cold == (self == Self::Cold))
@@ -112,7 +112,7 @@ impl RaceFigure {
     /// The ratio of this figure of the runs `ours` to that of the runs `theirs`: below 1 ours are
     /// faster. Only sessions that both played count. `None` if there are none.
     #[must_use]
-    pub fn ratio(self, row: RaceRow, ours: &[&RunRecord], theirs: &[&RunRecord]) -> Option<RouterRatio> {
+    pub fn ratio(self, row: CachePhase, ours: &[&RunRecord], theirs: &[&RunRecord]) -> Option<RouterRatio> {
         let pairs = pairs(row, ours, theirs);
         if pairs.is_empty() {
             return None;
@@ -133,7 +133,7 @@ impl RaceFigure {
 }
 
 /// The sessions that both played, by seed and number.
-fn pairs<'a>(row: RaceRow, ours: &[&'a RunRecord], theirs: &[&'a RunRecord]) -> Vec<SessionPair<'a>> {
+fn pairs<'a>(row: CachePhase, ours: &[&'a RunRecord], theirs: &[&'a RunRecord]) -> Vec<SessionPair<'a>> {
     let mut pairs = BTreeMap::<(u64, u32), SessionPair<'a>>::new();
     for run in ours {
         row.requests(run).for_each(|request| pairs.entry((run.seed, request.session)).or_default().ours.push(request));
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_router_is_equal_to_itself() {
         let [one, other] = [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
-        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&other]).expect("pairs");
+        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]).expect("pairs");
         assert_eq!(ratio.verdict(None), RaceVerdict::Equal, "{ratio:?}");
     }
 
@@ -224,10 +224,10 @@ mod tests {
     fn a_router_that_adds_20_ms_is_seen_although_sessions_differ_tenfold() {
         let [one, again] = [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
         let slower = run("slower", |base, number| noisy(base, number, 3) + 20.0);
-        let same = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&again]);
-        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&slower]).expect("pairs");
+        let same = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&again]);
+        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&slower]).expect("pairs");
         assert_eq!(ratio.verdict(same), RaceVerdict::Faster, "{ratio:?}");
-        let back = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&slower], &[&one]).expect("pairs");
+        let back = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&slower], &[&one]).expect("pairs");
         assert_eq!(back.verdict(same), RaceVerdict::Slower);
     }
 
@@ -235,19 +235,19 @@ mod tests {
     fn a_router_that_drops_requests_is_seen_in_the_mean() {
         let one = run("ours", |base, number| noisy(base, number, 1));
         let dropping = run("dropping", |base, number| if number % 20 == 0 { 60_000.0 } else { base });
-        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&dropping]).expect("pairs");
+        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&dropping]).expect("pairs");
         assert!(ratio.verdict(None) == RaceVerdict::Faster && ratio.ratio < 0.5, "{ratio:?}");
     }
 
     #[test]
     fn rows_are_told_apart_and_only_common_sessions_count() {
         let (mut one, other) = (run("ours", |base, _| base), run("other", |base, _| base));
-        assert_eq!(RaceRow::Cold.requests(&one).count() + RaceRow::Warm.requests(&one).count(), 240);
+        assert_eq!(CachePhase::Cold.requests(&one).count() + CachePhase::Warm.requests(&one).count(), 240);
         one.requests.retain(|request| request.session % 10 != 9);
-        let ratio = RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&other]).expect("pairs");
+        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]).expect("pairs");
         assert!((ratio.ratio - 1.0).abs() < 1e-9, "{ratio:?}");
         one.requests.clear();
-        assert_eq!(RaceFigure::EndToEndMean.ratio(RaceRow::Warm, &[&one], &[&other]), None);
+        assert_eq!(RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]), None);
     }
 
     #[test]

@@ -33,6 +33,8 @@ const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
 /// The seed of the routers beside ours and smg.
 const OTHERS_SEED: u64 = 101;
 
+const STOPPED: &str = "stopped; the runs that had ended are kept, and the same command goes on from there";
+
 /// Compares routers on the same engines with the same requests.
 #[derive(Debug, Parser)]
 #[command(about, long_about = None)]
@@ -136,7 +138,13 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
 
 async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
     let campaign = Campaign { folder: root().join(&args.folder.folder), arrivals_s: args.arrivals_s, parts: args.parts()? };
-    let outcome = campaign.run(|line| println!("{line}")).await?;
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let outcome = tokio::select! {
+        outcome = campaign.run(|line| println!("{line}")) => outcome?,
+        // Returning ends the runs in flight.
+        _ = tokio::signal::ctrl_c() => return Err(STOPPED.into()),
+        _ = terminate.recv() => return Err(STOPPED.into()),
+    };
     outcome.skipped.iter().for_each(|skipped| println!("SKIPPED {skipped}"));
     println!("{} runs made, {} were there, {} skipped", outcome.made, outcome.kept, outcome.skipped.len());
     Ok(if outcome.made + outcome.kept > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

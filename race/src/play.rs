@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use race_cells::{Cell, EngineSpeed, PoolChange};
+use race_cells::{Cell, CellChange, EngineSpeed};
 use serde_json::Value;
 use testbed::Result;
 use testbed::model_server::{EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault};
@@ -63,7 +63,7 @@ pub async fn play(cell: &Cell, seed: u64, router_name: &str, arrivals_s: f64, si
 impl RaceEngines {
     /// Starts the engines of a cell, and one more if one is added during the run.
     fn start(cell: &Cell) -> Result<Self> {
-        let added = usize::from(cell.change == PoolChange::KillAddRestart);
+        let added = usize::from(cell.change == CellChange::KillAddRestart);
         let (mut servers, mut ports) = (Vec::new(), Vec::new());
         for index in 0..cell.engines.count + added {
             let port = ReservedPort::lease()?;
@@ -88,8 +88,8 @@ impl RaceEngines {
     }
 
     /// Carries out the changes of the pool at their times.
-    async fn change(&self, change: PoolChange, router: &RunningRouter, player: &SessionPlayer, arrivals_s: f64) -> Result<()> {
-        if change == PoolChange::None {
+    async fn change(&self, change: CellChange, router: &RunningRouter, player: &SessionPlayer, arrivals_s: f64) -> Result<()> {
+        if change == CellChange::None {
             return Ok(());
         }
         let at = |share: f64| player.start() + Duration::from_secs_f64(arrivals_s * share);
@@ -148,7 +148,7 @@ mod tests {
         use std::collections::BTreeMap;
 
         use super::super::*;
-        use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RouterRatio};
+        use crate::judge::{CachePhase, RaceFigure, RaceVerdict, RouterRatio};
 
         const ARRIVALS_S: f64 = 20.0;
         const SEED: u64 = 1;
@@ -161,7 +161,7 @@ mod tests {
             let names = ["envoy-round-robin", "envoy-round-robin", "envoy-delay", "envoy-drop"];
             let runs = names.map(|name| play(&cell, SEED, name, ARRIVALS_S, names.len()));
             let runs = futures::future::join_all(runs).await.into_iter().collect::<Result<Vec<_>>>().expect("four runs");
-            let ratio = |other: usize| RaceFigure::FirstTokenMean.ratio(RaceRow::Warm, &[&runs[0]], &[&runs[other]]).expect("pairs");
+            let ratio = |other: usize| RaceFigure::FirstTokenMean.ratio(CachePhase::Warm, &[&runs[0]], &[&runs[other]]).expect("pairs");
             let [same, delayed, dropping] = [1, 2, 3].map(ratio);
             let verdict = |ratio: RouterRatio| ratio.verdict(Some(same));
             assert_eq!([same, delayed, dropping].map(verdict), [RaceVerdict::Equal, RaceVerdict::Faster, RaceVerdict::Faster]);

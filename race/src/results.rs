@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use testbed::Result;
 
 use crate::campaign::RouterGroup;
-use crate::judge::{RaceFigure, RaceRow, RaceVerdict, RouterRatio};
+use crate::judge::{CachePhase, RaceFigure, RaceVerdict, RouterRatio};
 use crate::record::RunRecord;
 
 /// The name of ours, and of ours run once more.
@@ -155,7 +155,7 @@ impl RouterResult {
             let most = run.engines.iter().map(|engine| engine.requests).max().unwrap_or(0) as f64;
             most * run.engines.len() as f64 / run.engines.iter().map(|engine| engine.requests).sum::<u64>().max(1) as f64
         };
-        let figures = |row: RaceRow| {
+        let figures = |row: CachePhase| {
             RaceFigure::ALL.map(|figure| {
                 let ratio = if is_ours { None } else { figure.ratio(row, ours, runs) };
                 let same = figure.ratio(row, ours, again);
@@ -170,8 +170,8 @@ impl RouterResult {
             hit_rate: round(runs.iter().map(|run| run.hit_rate()).sum::<f64>() / runs.len().max(1) as f64),
             busiest: round(runs.iter().map(busiest).sum::<f64>() / runs.len().max(1) as f64),
             by_engine: first.map_or_else(Vec::new, |run| run.engines.iter().map(|engine| engine.requests).collect()),
-            cold: figures(RaceRow::Cold).into(),
-            warm: figures(RaceRow::Warm).into(),
+            cold: figures(CachePhase::Cold).into(),
+            warm: figures(CachePhase::Warm).into(),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::policy::{EXACT, MAIN, OURS};
 use crate::recovery::{RecoveryResult, RecoverySeries};
 use crate::store::HighestRate;
 use crate::workload::WorkloadKind;
-use crate::world::{EngineModel, PoolChange, PoolSetting, SharingMode};
+use crate::world::{EngineModel, PoolSetting, SettingChange, SharingMode};
 
 /// The seeds of all tables.
 const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
@@ -74,9 +74,9 @@ pub(crate) fn all() -> Vec<ExperimentGrid> {
         grid("metrics-0ms", &aged(0.0), &[0.7], &scraped),
         grid("metrics-1s", &aged(1_000.0), &[0.7], &scraped),
         grid("metrics-2s", &aged(2_000.0), &[0.7], &scraped),
-        grid("one-slows-3x", &changing(PoolChange::Degrades(3.0)), &[0.5], &CHANGING),
-        grid("one-restarts", &changing(PoolChange::Restarts), &[0.7], &CHANGING),
-        grid("two-join", &changing(PoolChange::Grows), &[0.6], &CHANGING),
+        grid("one-slows-3x", &changing(SettingChange::Degrades(3.0)), &[0.5], &CHANGING),
+        grid("one-restarts", &changing(SettingChange::Restarts), &[0.7], &CHANGING),
+        grid("two-join", &changing(SettingChange::Grows), &[0.6], &CHANGING),
         ExperimentGrid { kinds: vec![WorkloadKind::Adapters], ..grid("lora-zipf", &with_adapters, &[0.5, 0.7], &LORA) },
         grid("prefill-decode", &split, &[0.35], &SPLIT),
         grid(SECOND_ENGINE, &PoolSetting { model: EngineModel::Aisimulate, ..plain }, &[0.7], &RANKED),

@@ -14,6 +14,7 @@ mod hardware;
 mod learning;
 mod measure;
 mod policy;
+mod race;
 mod recovery;
 mod report;
 mod router;
@@ -34,6 +35,7 @@ use clap::{Parser, Subcommand};
 
 use crate::flow::FlowCampaign;
 use crate::grid::ExperimentGrid;
+use crate::race::RaceTask;
 use crate::scaling::{ScalingRule, TrafficShape};
 use crate::slo::{SloAttainment, SloPolicy};
 use crate::store::ResultStore;
@@ -180,6 +182,11 @@ enum SimulatorTask {
         #[arg(long)]
         publish: bool,
     },
+    /// Plays the cells of the race in virtual time.
+    Race {
+        #[command(subcommand)]
+        task: RaceTask,
+    },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
         /// Workloads, by name; by default those of the campaign.
@@ -255,6 +262,7 @@ fn run(args: Args) -> Result<(), String> {
             let results = scaling::campaign(&rules, &shapes, &startups, &seeds, args.threads)?;
             if publish { scaling::publish(&results, Path::new(SCALING), Path::new(SCALING_PAGE)) } else { Ok(()) }
         }
+        SimulatorTask::Race { task } => task.run(args.threads),
         SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;
             let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };

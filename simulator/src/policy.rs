@@ -3,9 +3,11 @@
 
 mod baseline;
 mod gate;
+mod gateway;
 mod oracle;
 pub(crate) use baseline::{BaselinePolicy, PolicyView, has_roles};
 pub(crate) use gate::{GateFairness, GateRule, RequestGate};
+pub(crate) use gateway::PolicyMemory;
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};

@@ -13,7 +13,7 @@ use scheduler::{Decision, Endpoint, EndpointRef, LocalState, RankedList, Readine
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::event_queue::virtual_time;
-use crate::policy::{GateRule, PolicyView, RequestGate, RoutingPolicy, has_roles};
+use crate::policy::{GateRule, PolicyMemory, PolicyView, RequestGate, RoutingPolicy, has_roles};
 use crate::workload::RequestClass;
 
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct PolicyRouter {
     delay_us: u64,
     /// Grows with every pick of a rival policy. Proxies start at different numbers.
     turn: usize,
+    /// The memory of a rival policy.
+    memory: PolicyMemory,
     /// The requests that flow control holds, with their tickets.
     held: Vec<(u32, HeldTicket)>,
     /// The queue of another router, where its policy has one.
@@ -144,6 +146,7 @@ impl PolicyRouter {
             publishes: false,
             delay_us: 0,
             turn: number * 3,
+            memory: PolicyMemory::default(),
             held: Vec::new(),
             gate: gate.map(RequestGate::new),
         }
@@ -207,10 +210,10 @@ impl PolicyRouter {
             }
             RoutingPolicy::Rival(rival) => {
                 self.turn += 1;
-                let turn = self.turn;
+                let (turn, memory) = (self.turn, &mut self.memory);
                 self.pool.pick_with(&request, &model, time, |snapshot, _, local, rng| {
                     let view = PolicyView { snapshot, local, job, engines, now, turn };
-                    decision(snapshot, rival.pick(&view, rng), rival.pick_prefill(&view, rng))
+                    decision(snapshot, rival.pick(&view, memory, rng), rival.pick_prefill(&view, rng))
                 })
             }
             RoutingPolicy::Gated(..) => {

@@ -9,7 +9,9 @@ use scheduler::prefix::{BLOCK_BYTES_MIN, BLOCKS_MAX, SectionSums, block_hashes};
 use crate::engine::{BLOCK_TOKENS, EngineJob};
 use crate::trace::{self, ID_TOKENS, ServeGenClient, TraceRequest};
 
-/// Requests in order of arrival.
+mod closed;
+
+/// Requests in order of arrival; those of a closed session one after another.
 #[derive(Debug)]
 pub(crate) struct Workload {
     requests: Vec<WorkloadRequest>,
@@ -21,6 +23,8 @@ pub(crate) struct Workload {
     classes: Vec<RequestClass>,
     /// The highest priority of a request.
     pub(crate) highest_priority: i32,
+    /// Whether it has sessions whose clients wait for replies.
+    pub(crate) is_closed: bool,
 }
 
 /// What flow control knows of a request: its priority and its fairness id.
@@ -36,8 +40,11 @@ pub(crate) struct RequestClass {
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkloadRequest {
-    /// Arrival at the workload's own rate, ms.
+    /// Arrival at the workload's own rate, ms. Of no meaning where `pause_ms` is set.
     pub(crate) at: f64,
+    /// The time from the end of the request before it, which is of the same session, until it is
+    /// sent, ms. `None` if it is sent at `at`, whatever happened to others.
+    pub(crate) pause_ms: Option<f64>,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
     pub(crate) adapter: u16,
@@ -257,11 +264,12 @@ impl Workload {
             let TraceRequest { at, prompt, output, adapter, .. } = *line;
             let (blocks, hashes) = ((first_block, blocks.len() - first_block), (first_hash, hashes.len() - first_hash));
             let session = sessions.of(line, number as u32);
-            requests.push(WorkloadRequest { at: at - start, prompt, output, adapter, session, blocks, hashes });
+            requests.push(WorkloadRequest { at: at - start, pause_ms: None, prompt, output, adapter, session, blocks, hashes });
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
-        Self { requests, blocks, hashes, rate, classes: Vec::new(), highest_priority: RequestClass::default().priority }
+        let highest_priority = RequestClass::default().priority;
+        Self { requests, blocks, hashes, rate, classes: Vec::new(), highest_priority, is_closed: false }
     }
 
     /// A workload of several classes: the lines of each, in order of arrival.

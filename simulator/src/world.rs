@@ -8,6 +8,7 @@
 //!  every `scrape` ms: metrics of all engines, and the step model learned so far, to all proxies
 //! ```
 
+mod closed;
 mod endpoints;
 mod held;
 mod room;
@@ -15,7 +16,7 @@ mod setting;
 #[cfg(test)]
 mod tests;
 use endpoints::{endpoint, lora};
-pub(crate) use setting::{EngineModel, PoolChange, PoolSetting, SharingMode};
+pub(crate) use setting::{EngineModel, PoolSetting, SettingChange, SharingMode};
 
 use std::sync::Arc;
 
@@ -57,6 +58,10 @@ enum WorldEvent {
         request: u32,
         engine: usize,
     },
+    /// The client of a closed session sends this request.
+    Sends {
+        request: u32,
+    },
     StepEnds {
         engine: usize,
     },
@@ -66,7 +71,7 @@ enum WorldEvent {
         from: usize,
         update: ProxyUpdate,
     },
-    /// The pool's change: see [`PoolChange`].
+    /// The pool's change: see [`SettingChange`].
     Changes,
     /// The restarted engine returns.
     Returns,
@@ -128,7 +133,7 @@ const TRANSFER_TOKEN_MS: f64 = 0.0026;
 const RESTART_MS: f64 = 30_000.0;
 
 /// Runs a workload at `rate` requests a second to its end. Returns the outcome of each request, in
-/// order of arrival.
+/// the order of the workload.
 ///
 /// # Errors
 /// When the pipeline is invalid, the policy picks no endpoint, or an engine cannot do what the
@@ -172,7 +177,7 @@ impl<'w> Simulation<'w> {
             routers: (0..setting.proxies).map(router).collect(),
             snapshot,
             learning: SimulatedLearner::new(count),
-            records: Vec::with_capacity(requests),
+            records: vec![RequestOutcome::default(); requests],
             sessions: vec![None; requests],
             in_flight: (0..requests).map(|_| None).collect(),
             events: EventQueue::default(),
@@ -184,18 +189,18 @@ impl<'w> Simulation<'w> {
     }
 
     fn play(&mut self, stretch: f64, dice: &mut Sampler) -> Result<(), String> {
-        let arrivals: Vec<f64> = self.workload.requests().iter().map(|request| request.at * stretch).collect();
+        let arrivals = self.arrivals(stretch);
         if self.setting.scrape_ms > 0.0 {
             self.events.plan(0.0, WorldEvent::Scrape);
         }
         if let Some(at) = self.setting.change_at(arrivals.len()).and_then(|at| arrivals.get(at)) {
-            self.events.plan(*at, WorldEvent::Changes);
+            self.events.plan(at.0, WorldEvent::Changes);
         }
-        let (mut next, mut left, mut events) = (0, arrivals.len(), Vec::new());
+        let (mut next, mut left, mut events) = (0, self.workload.requests().len(), Vec::new());
         while left > 0 {
-            if let Some(&at) = arrivals.get(next).filter(|at| **at <= self.events.next_at()) {
-                let proxy = if self.setting.proxies > 1 { dice.below(self.setting.proxies) } else { 0 };
-                self.pick(u32::try_from(next).unwrap_or(u32::MAX), proxy, at)?;
+            if let Some(&(at, request)) = arrivals.get(next).filter(|(at, _)| *at <= self.events.next_at()) {
+                let proxy = self.proxy_of_arrival(next, dice);
+                self.pick(request, proxy, at)?;
                 self.publish_all(at);
                 next += 1;
                 continue;
@@ -225,6 +230,7 @@ impl<'w> Simulation<'w> {
                 }
             }
             WorldEvent::StepEnds { .. } => {}
+            WorldEvent::Sends { request } => self.pick(request, self.proxy_of_turn(request), now)?,
             WorldEvent::Scrape => {
                 self.scrape(now);
                 self.events.plan(now + self.setting.scrape_ms, WorldEvent::Scrape);
@@ -262,7 +268,9 @@ impl<'w> Simulation<'w> {
         let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get(of.session as usize));
         let header = session.and_then(Option::as_ref);
         let picked = router.pick(self.policy, (&job, header, self.workload.class(request)), &self.engines, now)?;
-        self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
+        if let Some(record) = self.records.get_mut(request as usize) {
+            *record = RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() };
+        }
         match picked {
             Some(picked) => self.goes(job, proxy, picked, now),
             None if self.policy.gate().is_some() => self.release(now),
@@ -419,6 +427,7 @@ impl<'w> Simulation<'w> {
             router.done(hold, &job, record.cached, now);
         }
         self.publish(proxy, now);
+        self.plan_next_turn(request, now);
     }
 
     /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
@@ -481,8 +490,8 @@ impl<'w> Simulation<'w> {
 
     fn changes(&mut self, now: f64) {
         match self.setting.change {
-            Some(PoolChange::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
-            Some(PoolChange::Restarts) => {
+            Some(SettingChange::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
+            Some(SettingChange::Restarts) => {
                 self.change_endpoints(|at, endpoint| {
                     if at == 0 {
                         endpoint.readiness = Readiness::NotReady;
@@ -490,7 +499,7 @@ impl<'w> Simulation<'w> {
                 });
                 self.events.plan(now + RESTART_MS, WorldEvent::Returns);
             }
-            Some(PoolChange::Grows) => self.change_endpoints(|_, endpoint| endpoint.readiness = Readiness::Ready),
+            Some(SettingChange::Grows) => self.change_endpoints(|_, endpoint| endpoint.readiness = Readiness::Ready),
             None => {}
         }
     }

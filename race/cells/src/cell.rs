@@ -8,14 +8,14 @@ use crate::workload::RaceWorkload;
 pub struct Cell {
     /// The name in commands, records and on the page.
     pub name: &'static str,
-    /// What the sessions say.
+    /// The sessions and their texts.
     pub workload: RaceWorkload,
     /// Load as a share of what round robin can serve of this workload, percent.
     pub load_percent: u32,
     /// The engines.
     pub engines: CellEngines,
     /// What happens to the pool during the run.
-    pub change: PoolChange,
+    pub change: CellChange,
     /// Processes of the router: sessions take them in turn.
     pub gateways: usize,
 }
@@ -42,7 +42,7 @@ pub enum EngineSpeed {
 
 /// What happens to the pool during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolChange {
+pub enum CellChange {
     /// Nothing.
     None,
     /// After a quarter of the arrivals one engine dies; after a half one is added; after three
@@ -61,16 +61,16 @@ impl Cell {
     pub const CORE: [Self; 12] = [
         Self::new("agents-50", RaceWorkload::Agents, 50),
         Self::new("agents-85", RaceWorkload::Agents, 85),
-        // The largest request takes 1,900 blocks, so an engine cannot have fewer. Some 40 sessions are
-        // live; with the prompt that all share they take 19,000 blocks, 440 of them in every engine.
-        // Two thirds of them fit.
+        // The largest request takes 1,900 blocks, so an engine cannot have fewer. Some 40 sessions
+        // are live; with the prompt that all share they take 19,000 blocks, 440 of them in every
+        // engine. Two thirds of them fit.
         Self::tight("agents-tight", RaceWorkload::Agents, 85, 2_200),
         Self::new("tenants-10", RaceWorkload::Tenants, 10),
         Self::new("tenants-50", RaceWorkload::Tenants, 50),
         Self::new("tenants-85", RaceWorkload::Tenants, 85),
-        // Some 110 sessions are live, of 10,700 blocks with each of the 16 prompts once. All fit once,
-        // but an engine holds only a third of the prompts (330 blocks each) beside its sessions. With
-        // half as much, not even the requests that run at a time fit.
+        // Some 110 sessions are live, of 10,700 blocks with each of the 16 prompts once. All fit
+        // once, but an engine holds only a third of the prompts (330 blocks each) beside its
+        // sessions. With half as much, not even the requests that run at a time fit.
         Self::tight("tenants-tight", RaceWorkload::Tenants, 50, 2_000),
         Self::new("chat-50", RaceWorkload::Chat, 50),
         Self::new("documents-50", RaceWorkload::Documents, 50),
@@ -79,14 +79,14 @@ impl Cell {
             engines: CellEngines { speed: EngineSpeed::HalfAreHalfAsFast, ..CellEngines::EIGHT },
             ..Self::new("unequal", RaceWorkload::Agents, 50)
         },
-        Self { change: PoolChange::KillAddRestart, ..Self::new("change", RaceWorkload::Tenants, 50) },
+        Self { change: CellChange::KillAddRestart, ..Self::new("change", RaceWorkload::Tenants, 50) },
     ];
 
     /// Two gateways in front of the engines of `agents-50`.
     pub const TWO_GATEWAYS: Self = Self { gateways: 2, ..Self::new("two-gateways", RaceWorkload::Agents, 50) };
 
     const fn new(name: &'static str, workload: RaceWorkload, load_percent: u32) -> Self {
-        Self { name, workload, load_percent, engines: CellEngines::EIGHT, change: PoolChange::None, gateways: 1 }
+        Self { name, workload, load_percent, engines: CellEngines::EIGHT, change: CellChange::None, gateways: 1 }
     }
 
     const fn tight(name: &'static str, workload: RaceWorkload, load_percent: u32, kv_blocks: u32) -> Self {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// The turns of one client.
 #[derive(Clone, Debug)]
 pub struct RaceSession {
-    /// Its number within the run, from 0 in order of arrival.
+    /// The number of the session within the run, from 0 in order of arrival.
     pub id: u32,
     /// When its first request is sent, ms after the start of the run.
     pub start_ms: f64,
@@ -13,14 +13,14 @@ pub struct RaceSession {
     pub class: SessionClass,
     /// The system prompt.
     pub system: Arc<str>,
-    /// Its requests in order; at least one.
+    /// The requests of the client in order; at least one.
     pub turns: Vec<Turn>,
 }
 
 /// One request of a session.
 #[derive(Clone, Debug)]
 pub struct Turn {
-    /// What the user says; the request also has everything before it.
+    /// The text of the user's message; the request also has everything before it.
     pub text: Arc<str>,
     /// Tokens of the reply: the request asks for exactly so many.
     pub output_tokens: u32,
@@ -33,11 +33,11 @@ pub struct Turn {
 pub enum SessionClass {
     /// A person or an agent waits for the reply.
     Interactive,
-    /// Nobody waits: bulk work.
+    /// No client waits: bulk work.
     Batch,
 }
 
-/// Who says a message.
+/// The speaker of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The operator's system prompt.
@@ -51,7 +51,7 @@ pub enum Role {
 /// One message of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Who says it.
+    /// The speaker.
     pub role: Role,
     /// The text.
     pub text: &'a str,

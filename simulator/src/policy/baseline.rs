@@ -2,8 +2,9 @@
 //! prefix index, of the same age.
 
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{Endpoint, LocalState, Readiness, Rng, Snapshot};
+use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot};
 
+use super::gateway::{self, PolicyMemory};
 use super::oracle;
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::workload::mix;
@@ -26,6 +27,10 @@ pub(crate) enum BaselinePolicy {
     /// Consistent hashing with bounded loads (factor 1.25, 128 places a replica) on the first 1,024
     /// tokens.
     Chwbl,
+    /// SGLang's gateway 1.13, policy `cache_aware`: see [`gateway`].
+    Smg,
+    /// vllm-router 0.1.17, policy `cache_aware`: see [`gateway`].
+    VllmRouter,
     /// Sees the engines and the output lengths of their requests, and picks the engine where all
     /// requests together end soonest: see [`oracle`].
     Oracle,
@@ -59,6 +64,8 @@ impl BaselinePolicy {
             "lmetric-new" => Self::LMetricNew,
             "dynamo" => Self::Dynamo,
             "chwbl" => Self::Chwbl,
+            "smg" => Self::Smg,
+            "vllm-router" => Self::VllmRouter,
             "oracle" => Self::Oracle,
             _ => return None,
         })
@@ -77,7 +84,7 @@ impl BaselinePolicy {
     }
 
     /// The position of the picked endpoint, which is ready and decodes; `None` if there is none.
-    pub(crate) fn pick(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
+    pub(crate) fn pick(self, view: &PolicyView<'_, '_>, memory: &mut PolicyMemory, rng: &mut Rng) -> Option<usize> {
         let ready: Vec<usize> = view.ready(Endpoint::decodes);
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
@@ -95,6 +102,8 @@ impl BaselinePolicy {
             Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
             Self::Dynamo => lowest(&|at| view.waiting(at) + view.uncached(at) + view.context(at) + f64::from(view.job.prompt), rng),
             Self::Chwbl => chwbl(view, &ready),
+            Self::Smg => memory.pick_smg(view, &ready, rng),
+            Self::VllmRouter => gateway::pick_vllm_router(view, &ready),
             Self::Oracle => lowest(&|at| oracle::cost(view, at), rng),
         }
     }
@@ -116,6 +125,19 @@ impl PolicyView<'_, '_> {
 
     pub(super) fn requests(&self, at: usize) -> f64 {
         f64::from(self.load(at).requests)
+    }
+
+    /// Requests in flight that this proxy has sent.
+    pub(super) fn own_requests(&self, at: usize) -> f64 {
+        let endpoint = self.snapshot.endpoints().get(at);
+        endpoint.map_or(0.0, |endpoint| f64::from(self.local.in_flight.own(endpoint.id).requests))
+    }
+
+    /// The waiting requests and the KV use that the engine reports.
+    pub(super) fn reported(&self, at: usize) -> (f64, f64) {
+        let metrics = self.snapshot.metrics().get(at);
+        let number = |of: fn(&EndpointMetrics) -> Option<f32>| f64::from(metrics.and_then(of).unwrap_or(0.0));
+        (number(|metrics| metrics.queue_depth), number(|metrics| metrics.kv_cache_utilization))
     }
 
     /// Uncached tokens of prompts without a first token.
@@ -142,7 +164,7 @@ pub(crate) fn has_roles(snapshot: &Snapshot) -> bool {
 }
 
 /// The one of `positions` with the lowest cost; of equal ones, a random one.
-fn lowest(positions: &[usize], cost: &dyn Fn(usize) -> f64, rng: &mut Rng) -> Option<usize> {
+pub(super) fn lowest(positions: &[usize], cost: &dyn Fn(usize) -> f64, rng: &mut Rng) -> Option<usize> {
     let costs = positions.iter().map(|&at| (cost(at), rng.next_u64(), at));
     costs.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, _, at)| at)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use scheduler::{Endpoint, EndpointRef, Generation, LoraMetrics, ROLE_LABEL, Readiness, Slot};
 
-use super::setting::{PoolChange, PoolSetting};
+use super::setting::{PoolSetting, SettingChange};
 use crate::engine::EngineSimulator;
 use crate::router::adapter_name;
 
@@ -18,7 +18,7 @@ pub(super) fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
 
 /// The endpoint of an engine, by its position.
 pub(super) fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
-    let absent = setting.change == Some(PoolChange::Grows) && at + 2 >= setting.replicas;
+    let absent = setting.change == Some(SettingChange::Grows) && at + 2 >= setting.replicas;
     let role = (setting.prefillers > 0).then_some(if at < setting.prefillers { "prefill" } else { "decode" });
     Endpoint {
         id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },

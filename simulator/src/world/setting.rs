@@ -17,7 +17,7 @@ pub(crate) struct PoolSetting {
     pub(crate) sharing: SharingMode,
     /// The time between two scrapes, ms; with 0 every pick has new metrics.
     pub(crate) scrape_ms: f64,
-    pub(crate) change: Option<PoolChange>,
+    pub(crate) change: Option<SettingChange>,
     /// The share of the requests that arrive before the change.
     pub(crate) change_after: f64,
 }
@@ -42,7 +42,7 @@ pub(crate) enum SharingMode {
 
 /// A change of the pool during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum PoolChange {
+pub(crate) enum SettingChange {
     /// The steps of the first engine take this many times as long.
     Degrades(f64),
     /// The first engine gets no more requests, and comes back half a minute later with an empty
@@ -94,7 +94,7 @@ impl PoolSetting {
 
     /// The setting with the changed pool from the start.
     pub(crate) fn changed(&self) -> Self {
-        let change = self.change.filter(|change| *change != PoolChange::Restarts);
+        let change = self.change.filter(|change| *change != SettingChange::Restarts);
         Self { change, change_after: 0.0, ..*self }
     }
 

@@ -38,7 +38,7 @@ fn a_seed_gives_the_same_run_under_every_policy() {
 #[test]
 fn all_requests_are_served_through_every_change_of_the_pool() {
     let plain = PoolSetting::plain(LLAMA_8B_H100);
-    for change in [PoolChange::Degrades(3.0), PoolChange::Restarts, PoolChange::Grows] {
+    for change in [SettingChange::Degrades(3.0), SettingChange::Restarts, SettingChange::Grows] {
         for sharing in [SharingMode::Private, SharingMode::After(0.0), SharingMode::After(100.0)] {
             let setting = PoolSetting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
             let records = play("ours", &setting);
@@ -129,15 +129,59 @@ fn proxies_that_share_without_delay_do_as_well_as_one() {
 #[test]
 fn a_changed_pool_has_its_change_from_the_first_request() {
     let of = |change| PoolSetting { change: Some(change), ..PoolSetting::plain(LLAMA_8B_H100) };
-    assert_eq!(of(PoolChange::Grows).changed().change_at(600), Some(0));
+    assert_eq!(of(SettingChange::Grows).changed().change_at(600), Some(0));
     assert_eq!(
-        of(PoolChange::Restarts).changed(),
+        of(SettingChange::Restarts).changed(),
         PoolSetting { change_after: 0.0, ..PoolSetting::plain(LLAMA_8B_H100) },
         "a restart does not last"
     );
-    let slow = of(PoolChange::Degrades(3.0));
+    let slow = of(SettingChange::Degrades(3.0));
     let (middle, start) = (play("round-robin", &slow), play("round-robin", &slow.changed()));
     let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64;
     assert_eq!(slow.change_at(600), Some(200));
     assert!(mean(&start[..100]) > 1.1 * mean(&middle[..100]), "the first hundred arrive before the change");
+}
+
+#[test]
+fn a_closed_session_sends_a_request_its_pause_after_the_reply_before() {
+    let sessions = race_cells::RaceWorkload::Chat.sessions(2, 3.0, 10.0);
+    let workload = Workload::of_sessions(&sessions);
+    for (policy, proxies) in [("ours", 1), ("ours", 2), ("smg", 2), ("vllm-router", 1), ("round-robin", 1)] {
+        let setting = PoolSetting { proxies, ..PoolSetting::plain(LLAMA_8B_H100) };
+        let records = run(&workload, workload.rate, &RoutingPolicy::named(policy).unwrap(), &setting, 7).unwrap();
+        let mut numbers = 0..records.len();
+        for (session, position) in sessions.iter().zip(0..) {
+            let mut ends: Option<(f64, usize)> = None;
+            for turn in &session.turns {
+                let record = &records[numbers.next().unwrap()];
+                let due = ends.map_or(session.start_ms, |(end, _)| end + turn.pause_ms);
+                assert!((record.at - due).abs() < 1e-6, "{policy}: sent at {} instead of {due}", record.at);
+                assert_eq!(record.proxy, ends.map_or(position % proxies, |(_, proxy)| proxy), "{policy}");
+                assert!(record.ttft > 0.0 && record.output == turn.output_tokens);
+                ends = Some((record.at + record.e2e, record.proxy));
+            }
+        }
+        assert_eq!(numbers.next(), None);
+    }
+}
+
+#[test]
+fn smg_keeps_to_the_engine_that_has_the_prompt_until_it_has_many_more_requests() {
+    let played = |gap_ms: f64| {
+        let line = |number: u32| TraceRequest {
+            at: f64::from(number) * gap_ms,
+            prompt: 4_096,
+            output: 50,
+            ids: (0..8).collect(),
+            ..TraceRequest::default()
+        };
+        let workload = Workload::of(&(0..60).map(line).collect::<Vec<_>>());
+        let setting = PoolSetting::plain(LLAMA_8B_H100);
+        run(&workload, workload.rate, &RoutingPolicy::named("smg").unwrap(), &setting, 7).unwrap()
+    };
+    let apart = played(2_000.0);
+    assert!(apart.iter().all(|record| record.engine == apart[0].engine), "one request at a time stays at the engine that has its prompt");
+    let together = played(1.0);
+    let most = (0..8).map(|engine| together.iter().filter(|record| record.engine == engine).count()).max();
+    assert!((5..20).contains(&most.unwrap()), "of 60 requests at once, one engine got {most:?}");
 }

@@ -1,0 +1,143 @@
+//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions end as fast as they
+//! begin.
+//!
+//! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
+//! last 100 s is above that of the 100 s around the middle by no more than a tenth and two standard
+//! deviations: those of the difference of two Poisson numbers, over the seeds. A session is live
+//! from its first request to the end of its last reply.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use race_cells::{CellEngines, EngineSpeed, RaceWorkload};
+
+use super::{CELL_BLOCK_TOKENS, setting};
+use crate::engine::BLOCK_TOKENS;
+use crate::grid::parallel;
+use crate::policy::RoutingPolicy;
+use crate::workload::Workload;
+use crate::world::{self, RequestOutcome};
+
+const ARRIVALS_S: f64 = 600.0;
+/// The windows in which live sessions are counted, s.
+const MIDDLE_S: [f64; 2] = [250.0, 350.0];
+const END_S: [f64; 2] = [500.0, 600.0];
+const GROWTH_MAX: f64 = 0.1;
+const DEVIATIONS: f64 = 2.0;
+/// The first rate tried; it is doubled until it is not sustained.
+const FIRST_PER_S: f64 = 0.5;
+/// Halvings of the interval that holds the capacity: it is found to within 2 %.
+const HALVINGS: usize = 6;
+
+/// The pool of the race: eight engines as fast as the profile.
+const ENGINES: CellEngines = CellEngines { count: 8, speed: EngineSpeed::Equal, kv_blocks: None };
+
+/// What a policy does with one rate of arrivals.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct RateOutcome {
+    /// Mean number of live sessions in the middle and at the end.
+    live: [f64; 2],
+    /// KV blocks of 16 tokens of the sessions that are live at the end, as long as they are then;
+    /// what several of them share counts once.
+    blocks: f64,
+    /// KV blocks of the largest request.
+    largest: f64,
+}
+
+/// The time from the first request of a session to the end of its last reply, ms.
+struct SessionSpan {
+    from_ms: f64,
+    to_ms: f64,
+    /// The number of its last request that was sent while sessions arrived.
+    latest: u32,
+}
+
+// === impl SessionSpan ===
+
+impl SessionSpan {
+    fn all(workload: &Workload, outcomes: &[RequestOutcome]) -> Vec<Self> {
+        let mut spans: Vec<Self> = Vec::new();
+        for ((request, outcome), number) in workload.requests().iter().zip(outcomes).zip(0..) {
+            let to_ms = outcome.at + outcome.e2e;
+            match spans.last_mut().filter(|_| request.pause_ms.is_some()) {
+                Some(span) => {
+                    span.to_ms = to_ms;
+                    if outcome.at <= ARRIVALS_S * 1e3 {
+                        span.latest = number;
+                    }
+                }
+                None => spans.push(Self { from_ms: outcome.at, to_ms, latest: number }),
+            }
+        }
+        spans
+    }
+
+    /// How long it was live in this time, s.
+    fn live_s(&self, [from_s, to_s]: [f64; 2]) -> f64 {
+        ((self.to_ms / 1e3).min(to_s) - (self.from_ms / 1e3).max(from_s)).max(0.0)
+    }
+}
+
+// === impl RateOutcome ===
+
+impl RateOutcome {
+    fn of(policy: &RoutingPolicy, workload: RaceWorkload, per_s: f64, seed: u64) -> Result<Self, String> {
+        let played = Workload::of_sessions(&workload.sessions(seed, per_s, ARRIVALS_S));
+        let outcomes = world::run(&played, played.rate, policy, &setting(ENGINES), seed)?;
+        let spans = SessionSpan::all(&played, &outcomes);
+        let mean = |window: [f64; 2]| spans.iter().map(|span| span.live_s(window)).sum::<f64>() / (window[1] - window[0]);
+        let at_end = spans.iter().filter(|span| span.to_ms > ARRIVALS_S * 1e3);
+        let blocks: BTreeSet<u64> = at_end.filter_map(|span| played.job(span.latest)).flat_map(|job| job.blocks).copied().collect();
+        let largest = played.requests().iter().map(|request| request.prompt + request.output).max().unwrap_or(0);
+        Ok(Self {
+            live: [mean(MIDDLE_S), mean(END_S)],
+            blocks: (blocks.len() * BLOCK_TOKENS / CELL_BLOCK_TOKENS) as f64,
+            largest: f64::from(largest) / CELL_BLOCK_TOKENS as f64,
+        })
+    }
+
+    /// The mean over the seeds.
+    fn of_seeds((policy, workload): (&RoutingPolicy, RaceWorkload), per_s: f64, seeds: &[u64], threads: usize) -> Result<Self, String> {
+        let all = parallel(threads, seeds, |&seed| Self::of(policy, workload, per_s, seed))?;
+        let mean = |of: &dyn Fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
+        Ok(Self {
+            live: [mean(&|one| one.live[0]), mean(&|one| one.live[1])],
+            blocks: mean(&|one| one.blocks),
+            largest: all.iter().map(|one| one.largest).fold(0.0, f64::max),
+        })
+    }
+
+    /// Whether it is sustained, as the mean of so many seeds.
+    fn is_sustained(&self, seeds: usize) -> bool {
+        let [middle, end] = self.live;
+        end - middle <= GROWTH_MAX * middle + DEVIATIONS * (2.0 * middle / seeds.max(1) as f64).sqrt()
+    }
+}
+
+/// Sessions a second that the policy sustains.
+fn capacity(of: (&RoutingPolicy, RaceWorkload), seeds: &[u64], threads: usize) -> Result<f64, String> {
+    let sustained = |per_s| RateOutcome::of_seeds(of, per_s, seeds, threads).map(|outcome| outcome.is_sustained(seeds.len()));
+    let mut high = FIRST_PER_S;
+    while sustained(high)? {
+        high *= 2.0;
+    }
+    let mut low = high / 2.0;
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(low, high);
+        *if sustained(middle)? { &mut low } else { &mut high } = middle;
+    }
+    Ok(low)
+}
+
+/// Prints a line for each workload.
+pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), String> {
+    let (policy, mut out) = (RoutingPolicy::named(policy)?, std::io::stdout().lock());
+    let _ = writeln!(out, "{:<20}{:>12}{:>16}{:>18}{:>18}", "workload", "sessions/s", "live at half", "their KV blocks", "largest request");
+    for workload in RaceWorkload::ALL {
+        let per_s = capacity((&policy, workload), seeds, threads)?;
+        let half = RateOutcome::of_seeds((&policy, workload), per_s / 2.0, seeds, threads)?;
+        let RateOutcome { live, blocks, largest } = half;
+        let _ = writeln!(out, "{:<20}{per_s:>12.2}{:>16.0}{blocks:>18.0}{largest:>18.0}", workload.name(), live[1]);
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The figures of a cell under a policy: of the cold requests, and of the warm ones.
+
+use serde_json::{Value, json};
+
+use crate::measure::{quantile, sorted};
+use crate::workload::Workload;
+use crate::world::RequestOutcome;
+
+/// The figures of one kind of requests, of all seeds together. Times in ms.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct RaceRow {
+    pub(super) requests: usize,
+    pub(super) e2e_mean: f64,
+    pub(super) ttft_mean: f64,
+    pub(super) ttft_p99: f64,
+    /// Time per output token after the first.
+    pub(super) tpot_mean: f64,
+    pub(super) tpot_p99: f64,
+    /// Share of the prompt tokens that were cached.
+    pub(super) hits: f64,
+    /// Requests by engine.
+    pub(super) by_engine: Vec<usize>,
+}
+
+/// A request is cold if its session started in the first quarter of the arrivals: caches were empty
+/// then.
+pub(super) const COLD_SHARE: f64 = 0.25;
+
+/// Splits the outcomes of a run: cold and warm.
+pub(super) fn split(workload: &Workload, outcomes: &[RequestOutcome], arrivals_ms: f64) -> [Vec<RequestOutcome>; 2] {
+    let requests = workload.requests();
+    let is_cold = |session: u32| requests.get(session as usize).is_some_and(|first| first.at < COLD_SHARE * arrivals_ms);
+    let (cold, warm): (Vec<_>, Vec<_>) = requests.iter().zip(outcomes).partition(|(request, _)| is_cold(request.session));
+    [cold, warm].map(|part| part.into_iter().map(|(_, outcome)| *outcome).collect())
+}
+
+// === impl RaceRow ===
+
+impl RaceRow {
+    pub(super) fn of(outcomes: &[RequestOutcome], engines: usize) -> Self {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+        let ttft = sorted(outcomes.iter().map(|outcome| outcome.ttft));
+        let several = outcomes.iter().filter(|outcome| outcome.output > 1);
+        let tpot = sorted(several.map(|outcome| (outcome.e2e - outcome.ttft) / f64::from(outcome.output - 1)));
+        let tokens = |of: fn(&RequestOutcome) -> u32| outcomes.iter().map(|outcome| f64::from(of(outcome))).sum::<f64>();
+        let mut by_engine = vec![0; engines];
+        for outcome in outcomes {
+            by_engine.iter_mut().skip(outcome.engine).take(1).for_each(|count| *count += 1);
+        }
+        Self {
+            requests: outcomes.len(),
+            e2e_mean: mean(&outcomes.iter().map(|outcome| outcome.e2e).collect::<Vec<_>>()),
+            ttft_mean: mean(&ttft),
+            ttft_p99: quantile(&ttft, 0.99),
+            tpot_mean: mean(&tpot),
+            tpot_p99: quantile(&tpot, 0.99),
+            hits: tokens(|outcome| outcome.cached) / tokens(|outcome| outcome.prompt).max(1.0),
+            by_engine,
+        }
+    }
+
+    /// A line of figures: see [`Self::HEAD`].
+    pub(super) fn line(&self) -> String {
+        let times = [self.e2e_mean, self.ttft_mean, self.ttft_p99].map(|ms| format!("{ms:>9.0}")).concat();
+        let tpot = [self.tpot_mean, self.tpot_p99].map(|ms| format!("{ms:>8.1}")).concat();
+        let engines: Vec<String> = self.by_engine.iter().map(usize::to_string).collect();
+        format!("{:>6}{:>7.1}{times}{tpot}  {}", self.requests, 100.0 * self.hits, engines.join(" "))
+    }
+
+    pub(super) fn head() -> String {
+        let times = ["E2E", "TTFT", "p99"].map(|name| format!("{name:>9}")).concat();
+        format!("{:>6}{:>7}{times}{:>8}{:>8}  requests by engine", "count", "hits %", "TPOT", "p99")
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "requests": self.requests,
+            "e2e_mean_ms": self.e2e_mean,
+            "ttft_mean_ms": self.ttft_mean,
+            "ttft_p99_ms": self.ttft_p99,
+            "tpot_mean_ms": self.tpot_mean,
+            "tpot_p99_ms": self.tpot_p99,
+            "hit_rate": self.hits,
+            "requests_by_engine": self.by_engine,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_the_means_and_counts_of_its_requests() {
+        let outcome = |engine, cached| RequestOutcome {
+            ttft: 100.0,
+            e2e: 400.0,
+            prompt: 100,
+            output: 31,
+            cached,
+            engine,
+            ..RequestOutcome::default()
+        };
+        let row = RaceRow::of(&[outcome(0, 0), outcome(2, 90), outcome(2, 90)], 3);
+        assert_eq!((row.e2e_mean, row.ttft_p99, row.tpot_mean, row.hits), (400.0, 100.0, 10.0, 0.6));
+        assert_eq!(row.by_engine, [1, 0, 2]);
+    }
+}

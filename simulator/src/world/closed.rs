@@ -1,0 +1,35 @@
+//! Closed sessions: a client sends its next request some time after the reply to the one before.
+
+use super::{Simulation, WorldEvent};
+use crate::workload::Sampler;
+
+impl Simulation<'_> {
+    /// The requests that are sent whatever happened to others, with their times: all of an open
+    /// workload, the first of each closed session.
+    pub(super) fn arrivals(&self, stretch: f64) -> Vec<(f64, u32)> {
+        let requests = self.workload.requests().iter().zip(0..);
+        requests.filter(|(request, _)| request.pause_ms.is_none()).map(|(request, number)| (request.at * stretch, number)).collect()
+    }
+
+    /// The proxy of an arrival: any one, or each closed session's in turn.
+    pub(super) fn proxy_of_arrival(&self, arrival: usize, dice: &mut Sampler) -> usize {
+        match self.setting.proxies {
+            0 | 1 => 0,
+            proxies if self.workload.is_closed => arrival % proxies,
+            proxies => dice.below(proxies),
+        }
+    }
+
+    /// The proxy of a later turn: that of the turn before.
+    pub(super) fn proxy_of_turn(&self, request: u32) -> usize {
+        request.checked_sub(1).and_then(|before| self.records.get(before as usize)).map_or(0, |before| before.proxy)
+    }
+
+    /// The reply has ended: plans the next request of a closed session.
+    pub(super) fn plan_next_turn(&mut self, request: u32, now: f64) {
+        let next = request.saturating_add(1);
+        if let Some(pause_ms) = self.workload.requests().get(next as usize).and_then(|next| next.pause_ms) {
+            self.events.plan(now + pause_ms, WorldEvent::Sends { request: next });
+        }
+    }
+}
