@@ -173,9 +173,9 @@ lint: setup $(DENY_READY) $(BOOK_READY) ## check format, clippy, dependency rule
 e2e: setup ## run only the tests on a real Envoy
 	@python3 .ci/steps.py wasm e2e
 
-e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
+e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run the slow tests: the chart, drills, soak (SOAK_SECONDS=600), Envoy 1.38, fuzzing, some mutation tests (MUTANTS_SHARD=all: all)
 	@rustup toolchain install nightly --profile minimal --no-self-update
-	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
+	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm charts e2e e2e-slow e2e-1.38 fuzz mutants
 
 # Prometheus, the collector and KEDA's client take some minutes each to build, once; they need Go. Then the run takes 10 minutes.
 # The console's part needs Node and Chromium.
@@ -183,9 +183,11 @@ e2e-observe: release quick ## run a real Prometheus, OpenTelemetry collector, KE
 	@python3 .ci/steps.py observe
 
 # Needs root and Go. The node's binaries take some minutes to build, once.
-e2e-cluster: release $(VENV_READY) ## run the chart on a real Kubernetes node and drill it under load (needs root; DRILLS="name name": only these)
-	@python3 .ci/cluster_tools.py etcd kubernetes node containerd cni helm crane schemas || [ $$? = 3 ]
+e2e-cluster: release $(VENV_READY) ## test the chart, then run it on a real Kubernetes node and drill it under load (needs root; DRILLS="name name": only these)
+	@python3 .ci/cluster_tools.py etcd kube-apiserver kube-controller-manager node containerd cni helm crane schemas || [ $$? = 3 ]
+	status=0; [ -n "$(DRILLS)" ] || python3 .ci/steps.py charts || status=$$?
 	.venv/bin/python e2e/cluster run $(DRILLS)
+	exit $$status
 
 fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run every fuzz target for FUZZ_SECONDS=30 (installs a nightly toolchain)
 	@rustup toolchain install nightly --profile minimal --no-self-update

@@ -2,8 +2,8 @@
 """Builds a real etcd, a real Kubernetes, the tools for images and charts, and Envoy Gateway's translator into .tools/bin, and fetches
 published schemas into .tools/schemas, for tests that need the real programs and schemas.
 
-    .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
-    .ci/cluster_tools.py node containerd cni helm crane cosign prometheus otelcol keda-scaler
+    .ci/cluster_tools.py etcd kube-apiserver schemas envoy-gateway
+    .ci/cluster_tools.py kube-controller-manager node containerd cni helm crane cosign prometheus otelcol keda-scaler
 
 It uses published Go modules and plain `go build`: no prebuilt binary, no container, no root. It skips a tool whose stamp file has
 the right version. If Go or a module is unavailable, it prints so and exits with 3; the tests that need the tool are then skipped
@@ -64,13 +64,18 @@ class Tool(NamedTuple):
 TABLE = {
     # `go install` refuses a module with replace directives, so `build` makes a module that requires it.
     "etcd": Tool("go.etcd.io/etcd/server/v3", "v3.6.15", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    "kubernetes": Tool(
+    # `make test` needs no more of Kubernetes than its API server.
+    "kube-apiserver": Tool(
         KUBERNETES,
         KUBERNETES_VERSION,
-        {
-            "kube-apiserver": f"{KUBERNETES}/cmd/kube-apiserver",
-            "kube-controller-manager": f"{KUBERNETES}/cmd/kube-controller-manager",
-        },
+        {"kube-apiserver": f"{KUBERNETES}/cmd/kube-apiserver"},
+        told=KUBERNETES_VERSION_PARTS,
+        family=KUBERNETES,
+    ),
+    "kube-controller-manager": Tool(
+        KUBERNETES,
+        KUBERNETES_VERSION,
+        {"kube-controller-manager": f"{KUBERNETES}/cmd/kube-controller-manager"},
         told=KUBERNETES_VERSION_PARTS,
         family=KUBERNETES,
     ),

@@ -27,6 +27,10 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 2_400
 # Leaves out the tests in modules `slow`, which take 20 s and more each; `make e2e-long` runs them.
 NOT_SLOW = "-- --skip slow::"
+# The feature of the target `long`, which only `make e2e-long` runs.
+LONG = "--features e2e/long"
+# What the group `charts` needs; `make e2e-cluster` builds the same and more.
+CHART_TOOLS = "etcd kube-apiserver kube-controller-manager schemas helm crane"
 # There are thousands of mutants, more than a night's work. Each run tests one of so many parts, another one each day.
 MUTANTS_SHARDS = 80
 MUTANTS_SECONDS_MAX = 3_600
@@ -157,9 +161,10 @@ def again(command: str, output: str) -> list[str]:
     if len(failed) > AGAIN_MAX:
         return []
     environment, _, _ = command.partition("cargo test")
+    features = " ".join(re.findall(r"--features \S+", command))
     passed, still_failing = set(), set()
     for target in re.findall(r"(?m)^    `(-p [\w-]+ --(?:lib|(?:test|bin) [\w-]+))`$", output):
-        _, alone = capture(f"{environment}cargo test --locked {target} -- --exact --test-threads=1 {' '.join(failed)}", AGAIN_SECONDS_MAX)
+        _, alone = capture(f"{environment}cargo test --locked {target} {features} -- --exact --test-threads=1 {' '.join(failed)}", AGAIN_SECONDS_MAX)
         passed |= set(verdicts(alone, "ok"))
         still_failing |= set(verdicts(alone, "FAILED"))
     # Two targets may have a test of the same name.
@@ -272,27 +277,35 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: commands and quotations in documents", "python3 .ci/test_doc_commands.py && python3 .ci/doc_commands.py", one),
         Step("lint: documents as a site", ".tools/bin/mdbook build docs", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
-        Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
-        # `--all-targets` leaves out the long tests and the filter's test build, so they get steps of their own.
-        Step("lint: clippy, long tests", "cargo clippy --locked --workspace --test long -- -D warnings", one),
-        Step("lint: clippy, wasm32, drill", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
-        Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --target wasm32-wasip1 -- -D warnings", one),
+        # With the feature `long`, all targets are also the long tests.
+        Step("lint: clippy", f"cargo clippy --locked --workspace --all-targets {LONG} -- -D warnings", one),
+        # The feature `drill` only adds code; without it the run before has read the filter.
+        Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
     ],
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [
-        # The first run takes minutes (etcd 1, Kubernetes 4 on two idle cores, and Helm); later runs take no time.
-        Step("tests: a real etcd and Kubernetes, Helm, crane, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas helm crane", buildable),
-        Step("tests: installations in documents", "python3 .ci/doc_commands.py charts", buildable),
+        # The first run takes minutes; later runs take no time. What needs more of Kubernetes, Helm or crane is in the group `charts`.
+        Step("tests: a real etcd, Kubernetes' API server, published schemas", "python3 .ci/cluster_tools.py etcd kube-apiserver schemas", buildable),
         # It needs Node with npm; without them, or without the registry, it is skipped.
         Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
-        Step("tests: release", "python3 .ci/test_release.py", unit_tests),
+        Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
+        Step("tests: the chart's page", "python3 -m unittest discover charts/tests -k Page", unit_tests),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
-        # It runs the daemon, and the module of the group `wasm`.
-        Step("tests: chart", "python3 -m unittest discover charts/tests", unit_tests),
         Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {NOT_SLOW}", cargo_test),
+    ],
+    # What needs Helm, crane or Kubernetes' controllers.
+    "charts": lambda: [
+        Step("charts: a real etcd and Kubernetes, Helm, crane, published schemas", f"python3 .ci/cluster_tools.py {CHART_TOOLS}", buildable),
+        Step("charts: installations in documents", "python3 .ci/doc_commands.py charts", buildable),
+        Step("charts: publishing", "python3 .ci/test_release.py Publishing", unit_tests),
+        Step("charts: build", "cargo build --locked --workspace --bins --tests", one),
+        # It runs the daemon, and the module of the group `wasm`.
+        Step("charts: the chart, with its goldens", "python3 -m unittest discover charts/tests", unit_tests),
+        Step("charts: llm-d's values", "cargo test --locked -p control-plane --test it -- slow::", cargo_test),
+        Step("charts: discovery with Kubernetes' controllers", "cargo test --locked -p discovery --test it -- slow::", cargo_test),
     ],
     "e2e": lambda: [
         Step("e2e: build", "cargo build --locked --workspace --bins --tests", one),
@@ -305,7 +318,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("e2e: images and chart signed by a real cosign", "python3 .ci/test_release.py Signing", unit_tests),
         Step("e2e: slow tests, Envoy 1.40", "cargo test --locked -p e2e --test e2e -- slow::", cargo_test),
         Step("e2e: the race sees what it must see", "cargo test --locked -p race -- slow::", cargo_test),
-        Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
+        Step("e2e: slow drills, Envoy 1.40", f"cargo test --locked --workspace {LONG} --no-fail-fast --test long", cargo_test),
     ],
     # Both take 6 minutes to build on two cores, once.
     "observe": lambda: [

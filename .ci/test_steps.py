@@ -1,6 +1,7 @@
 """Tests how `.ci/steps.py` reads the output of `cargo test`. Its first step runs these tests. Standard library only."""
 
 import pathlib
+import re
 import tempfile
 import unittest
 from datetime import date, timedelta
@@ -131,6 +132,16 @@ class Unsteady(unittest.TestCase):
 
     def test_the_committed_list_is_well_formed(self):
         unsteady.parse(unsteady.PATH.read_text())
+
+
+class Slow(unittest.TestCase):
+    def test_each_module_that_make_test_leaves_out_has_a_step(self):
+        commands = [step.command for group in ("charts", "e2e-slow") for step in steps.GROUPS[group]()]
+        files = [path for path in steps.ROOT.glob("*/tests/**/*.rs") if re.search(r"(?m)^mod slow\b", path.read_text())]
+        crates = {path.relative_to(steps.ROOT).parts[0] for path in files}
+        self.assertEqual(crates, {"control-plane", "discovery", "e2e"})
+        for crate in crates:
+            self.assertTrue(any(f"-p {crate} " in command and command.endswith(" slow::") for command in commands), crate)
 
 
 class Counted(unittest.TestCase):

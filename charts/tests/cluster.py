@@ -28,7 +28,7 @@ def missing() -> str | None:
     """The reason why a cluster cannot run here, if there is one."""
     for name in ("etcd", "kube-apiserver"):
         if not (BINARIES / name).exists():
-            return f"there is no {name}; `.ci/cluster_tools.py etcd kubernetes` builds it where Go is installed"
+            return f"there is no {name}; `.ci/cluster_tools.py {name}` builds it where Go is installed"
     return None if SCHEMAS.exists() else "there are no schemas; `.ci/cluster_tools.py schemas` fetches them where Go is installed"
 
 

@@ -36,7 +36,7 @@ def check() -> None:
         raise Skipped(f"the kernel refuses namespaces, mounts or veth devices: {tried.stderr.strip()}")
     missing = [name for name in BINARIES if not (BIN / name).exists()]
     if missing:
-        raise Skipped(f"not built into .tools/bin: {', '.join(missing)} (.ci/cluster_tools.py etcd kubernetes node containerd cni helm crane)")
+        raise Skipped(f"not built into .tools/bin: {', '.join(missing)} (.ci/cluster_tools.py etcd kube-apiserver kube-controller-manager node containerd cni helm crane)")
 
 
 def check_builds() -> None:

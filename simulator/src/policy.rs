@@ -91,6 +91,7 @@ impl RoutingPolicy {
                         ("ownBatchShare", 1.0),
                         ("queueExternality", 0.0),
                         ("arrivalExternality", 0.0),
+                        ("displacement", 55.0),
                         ("decodeWeight", 1.3),
                     ];
                     numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), ParameterValue::Number(number))));

@@ -67,6 +67,9 @@ struct MatrixData {
     host: String,
     cores: usize,
     envoy: String,
+    /// What else the reader must know of this measurement; written by hand.
+    #[serde(default)]
+    remark: String,
     rows: Vec<MatrixRow>,
 }
 
@@ -132,12 +135,13 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
          Each figure is the worst of four set-ups: 4, 1 and 2 workers with one proxy, and 2 workers with two proxies. `misses`\n\
          lists the set-ups (workers x proxies) that break a bound, known faults. On a busy machine more break one, because load\n\
          reports arrive later. `-`: the prompt of `rerank` is not read, so it cannot return.\n\n\
-         Measured on {} ({} cores, Envoy {}), one run each with seed {}.\n\n\
+         Measured on {} ({} cores, Envoy {}), one run each with seed {}.{}\n\n\
          | engine | burst | returned | servers used | busiest / mean | new after, s | misses |\n|---|---|---|---|---|---|---|\n",
         data.host,
         data.cores,
         data.envoy,
         data.rows.first().map_or(0, |row| row.shape.seed),
+        data.remark,
     );
     let (broken, whole): (Vec<&MatrixRow>, Vec<&MatrixRow>) = data.rows.iter().partition(|row| row.share_of_broken.is_some());
     for (engine, rows) in by_engine(&whole) {

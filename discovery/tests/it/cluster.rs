@@ -1,5 +1,5 @@
-//! A real etcd, kube-apiserver and kube-controller-manager. All tests that run at the same time
-//! share them, and they end with the last test.
+//! A real etcd and kube-apiserver, and for some tests kube-controller-manager. All tests that run
+//! at the same time share them, and they end with the last test.
 //!
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into
 //! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
@@ -32,7 +32,7 @@ const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,
 pub(crate) struct TestCluster {
     pub(crate) etcd: Mutex<ClusterProcess>,
     pub(crate) apiserver: Mutex<ClusterProcess>,
-    _manager: Mutex<ClusterProcess>,
+    manager: Option<ClusterProcess>,
     port: u16,
     folder: TempDir,
 }
@@ -48,11 +48,21 @@ pub(crate) struct ClusterProcess {
 /// The cluster of all tests, or `None` without its binaries.
 pub(crate) async fn shared() -> Option<Arc<TestCluster>> {
     static SHARED: AsyncMutex<Weak<TestCluster>> = AsyncMutex::const_new(Weak::new());
-    let mut shared = SHARED.lock().await;
+    share(&SHARED, TestCluster::start()).await
+}
+
+/// The cluster of all tests that need controllers.
+pub(crate) async fn shared_with_controllers() -> Option<Arc<TestCluster>> {
+    static SHARED: AsyncMutex<Weak<TestCluster>> = AsyncMutex::const_new(Weak::new());
+    share(&SHARED, TestCluster::start_with_controllers()).await
+}
+
+async fn share(shared: &AsyncMutex<Weak<TestCluster>>, start: impl Future<Output = Option<TestCluster>>) -> Option<Arc<TestCluster>> {
+    let mut shared = shared.lock().await;
     if let Some(cluster) = shared.upgrade() {
         return Some(cluster);
     }
-    let cluster = Arc::new(TestCluster::start().await?);
+    let cluster = Arc::new(start.await?);
     *shared = Arc::downgrade(&cluster);
     Some(cluster)
 }
@@ -63,7 +73,7 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin");
     let found = assets.into_iter().chain([built]).map(|folder| folder.join(name)).find(|path| path.exists());
     if found.is_none() {
-        skipped(&format!("there is no {name}; `.ci/cluster_tools.py etcd kubernetes` builds it where Go is installed"));
+        skipped(&format!("there is no {name}; `.ci/cluster_tools.py {name}` builds it where Go is installed"));
     }
     found
 }
@@ -162,9 +172,9 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 }
 
 impl TestCluster {
-    /// A cluster for one test alone, which may break it.
+    /// A cluster for one test alone, which may break it. No controller runs in it.
     pub(crate) async fn start() -> Option<Self> {
-        let (etcd_binary, api_binary, manager) = (tool("etcd")?, tool("kube-apiserver")?, tool("kube-controller-manager")?);
+        let (etcd_binary, api_binary) = (tool("etcd")?, tool("kube-apiserver")?);
         let folder = tempfile::tempdir().unwrap();
         let (etcd_port, port) = (free_port(), free_port());
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -190,14 +200,26 @@ impl TestCluster {
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
-        let controllers = "--controllers=endpointslice-controller,garbage-collector-controller";
-        let managed =
-            [format!("--kubeconfig={}", path("kubeconfig")), controllers.into(), "--leader-elect=false".into(), "--secure-port=0".into()];
         let etcd = etcd(etcd_binary, folder.path(), etcd_port);
         let apiserver = ClusterProcess::new(api_binary, api.to_vec(), folder.path().join("apiserver.log"));
-        let manager = ClusterProcess::new(manager, managed.to_vec(), folder.path().join("manager.log"));
-        let cluster = Self { etcd: Mutex::new(etcd), apiserver: Mutex::new(apiserver), _manager: Mutex::new(manager), port, folder };
+        let cluster = Self { etcd: Mutex::new(etcd), apiserver: Mutex::new(apiserver), manager: None, port, folder };
         cluster.wait_ready().await;
+        Some(cluster)
+    }
+
+    /// The same with the real controllers of EndpointSlices and of garbage. `make e2e-long` builds
+    /// them, so tests that need them are in modules `slow`.
+    pub(crate) async fn start_with_controllers() -> Option<Self> {
+        let manager = tool("kube-controller-manager")?;
+        let mut cluster = Self::start().await?;
+        let controllers = "--controllers=endpointslice-controller,garbage-collector-controller";
+        let arguments = [
+            format!("--kubeconfig={}", cluster.kubeconfig().display()),
+            controllers.into(),
+            "--leader-elect=false".into(),
+            "--secure-port=0".into(),
+        ];
+        cluster.manager = Some(ClusterProcess::new(manager, arguments.to_vec(), cluster.folder.path().join("manager.log")));
         Some(cluster)
     }
 

@@ -1,4 +1,5 @@
-//! Discovery with a real kube-apiserver and the real controllers of kube-controller-manager.
+//! Discovery with a real kube-apiserver; in `slow`, with the real controllers of
+//! kube-controller-manager.
 //! Addresses are fictitious, because the API refuses loopback addresses; metadata that instances
 //! serve is tested with the fake API server.
 
@@ -142,114 +143,6 @@ fn endpoint(pod: &str, ip: &str, conditions: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
-    let Some(cluster) = cluster::shared().await else { return };
-    let place = TestNamespace::new(&cluster, "flow").await;
-    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
-    place.pod("decode-0", "decode").await;
-    let registry = KubernetesRegistry::new(place.client.clone(), place.name, "decode-0");
-    let refused = registry.register_instance("dynamo", "decode").await.unwrap_err().to_string();
-    assert!(refused.contains("no Service"), "{refused}");
-    place.service("svc", "decode").await;
-    let refused = registry.register_instance("dynamo", "prefill").await.unwrap_err().to_string();
-    assert!(refused.contains("nvidia.com/dynamo-component=prefill"), "{refused}");
-    let worker = registry.register_instance("dynamo", "decode").await.unwrap();
-    assert_eq!(worker.instance_id(), "decode-0");
-
-    let discovery = place.discovery();
-    let mut events = discovery.watch("dynamo", "decode").unwrap();
-    place.probe("decode-0", "10.1.0.1", false).await;
-    silence(&mut events, Duration::from_secs(2)).await;
-    place.probe("decode-0", "10.1.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
-    let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
-    let uid = place.api::<Pod>().get("decode-0").await.unwrap().metadata.uid.unwrap();
-    assert_eq!((instance.generation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
-    assert!(instance.labels.contains(&("nvidia.com/dynamo-component".to_owned(), "decode".to_owned())), "mirrored from the Service");
-    place.probe("decode-0", "10.1.0.1", false).await;
-    assert_eq!(next(&mut events).await, "-decode-0");
-    place.probe("decode-0", "10.1.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
-    place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(0)).await.unwrap();
-    assert_eq!(next(&mut events).await, "-decode-0");
-    place.pod("decode-0", "decode").await;
-    place.probe("decode-0", "10.1.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
-    let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
-    assert_ne!(reborn.generation, instance.generation, "the same name and address, another generation");
-}
-
-/// The conditions of the pod show who says that it is not ready: its own probe, or its node.
-#[tokio::test]
-async fn a_pod_whose_node_is_lost_is_unconfirmed_until_its_own_probe_fails_or_it_ends() {
-    let Some(cluster) = cluster::shared().await else { return };
-    let place = TestNamespace::new(&cluster, "nodes").await;
-    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
-    place.service("svc", "decode").await;
-    let discovery = place.discovery();
-    let mut events = discovery.watch("dynamo", "decode").unwrap();
-    let followed = discovery.follow("dynamo", "decode").unwrap();
-    place.pod("decode-0", "decode").await;
-    place.probe("decode-0", "10.7.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
-    place.lose_node("decode-0", "10.7.0.1").await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
-    let state = followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state);
-    assert!(matches!(&state, Some(InstanceState::Unconfirmed(why)) if why.contains("node")), "{state:?}");
-    place.probe("decode-0", "10.7.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080", "its kubelet is back");
-    place.lose_node("decode-0", "10.7.0.1").await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
-    place.probe("decode-0", "10.7.0.1", false).await;
-    assert_eq!(next(&mut events).await, "-decode-0", "its own probe fails");
-    place.probe("decode-0", "10.7.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
-    place.lose_node("decode-0", "10.7.0.1").await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
-    // No kubelet ends the pod here: it stays terminating.
-    place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
-    assert_eq!(next(&mut events).await, "-decode-0");
-}
-
-/// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
-/// `serving` and `terminating` show which pods can serve.
-#[tokio::test]
-async fn a_service_that_publishes_unready_pods_does_not_get_them_traffic() {
-    let Some(cluster) = cluster::shared().await else { return };
-    let place = TestNamespace::new(&cluster, "published").await;
-    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
-    place.service("svc", "decode").await;
-    let publish = Patch::Merge(json!({ "spec": { "publishNotReadyAddresses": true } }));
-    place.api::<Service>().patch("svc", &PatchParams::default(), &publish).await.unwrap();
-    // The conditions that the real controller reports for the only pod.
-    let said = || async {
-        let slices = place.api::<EndpointSlice>().list(&ListParams::default()).await.unwrap();
-        let conditions = slices.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).next()?.conditions.clone()?;
-        Some((conditions.ready, conditions.serving, conditions.terminating))
-    };
-    let discovery = place.discovery();
-    let mut events = discovery.watch("dynamo", "decode").unwrap();
-    let followed = discovery.follow("dynamo", "decode").unwrap();
-    let state = || async { followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state) };
-    let why = |why: &str| Some(InstanceState::NotReady(why.to_owned()));
-    place.pod("decode-0", "decode").await;
-    place.probe("decode-0", "10.6.0.1", false).await;
-    until(Some((Some(true), Some(false), Some(false))), said).await;
-    until(why("it is not serving, though published as ready"), state).await;
-    place.probe("decode-0", "10.6.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080", "the first event");
-    place.probe("decode-0", "10.6.0.1", false).await;
-    assert_eq!(next(&mut events).await, "-decode-0");
-    place.probe("decode-0", "10.6.0.1", true).await;
-    assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080");
-    // No kubelet ends the pod here: it stays terminating, ready and serving.
-    place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
-    until(Some((Some(true), Some(true), Some(true))), said).await;
-    assert_eq!(next(&mut events).await, "-decode-0");
-    assert_eq!(state().await, why("it is terminating"));
-}
-
-#[tokio::test]
 async fn slices_split_moved_doubled_and_dual_stack() {
     let Some(cluster) = cluster::shared().await else { return };
     let place = TestNamespace::new(&cluster, "slices").await;
@@ -389,55 +282,6 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
     assert!(watched.is_err(), "it may read only its own pod");
 }
 
-/// The engine, the role and the label `of` of an instance.
-async fn labels(discovery: &Discovery<Kubernetes>, name: &str) -> Option<[String; 3]> {
-    let all = discovery.list_instances("dynamo", "decode").await.unwrap_or_default();
-    let instance = all.iter().find(|instance| instance.name == name)?;
-    let value = |key: &str| instance.labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned();
-    Some([value("llm-d.ai/engine-type"), value("llm-d.ai/role"), value("of")])
-}
-
-#[tokio::test]
-async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
-    let Some(cluster) = cluster::shared().await else { return };
-    let place = TestNamespace::new(&cluster, "labels").await;
-    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
-    place.service("svc", "decode").await;
-    let all = Patch::Merge(json!({ "metadata": { "labels": { "llm-d.ai/engine-type": "vllm", "of": "service" } } }));
-    place.api::<Service>().patch("svc", &PatchParams::default(), &all).await.unwrap();
-    let label = async |pod: &str, labels: Value| {
-        let patch = Patch::Merge(json!({ "metadata": { "labels": labels } }));
-        place.api::<Pod>().patch(pod, &PatchParams::default(), &patch).await.unwrap();
-    };
-    place.pod("p1", "decode").await;
-    place.pod("p2", "decode").await;
-    label("p2", json!({ "llm-d.ai/engine-type": "sglang", "llm-d.ai/role": "prefill" })).await;
-    place.probe("p1", "10.7.0.1", true).await;
-    place.probe("p2", "10.7.0.2", true).await;
-    let discovery = place.discovery();
-    let is = |values: [&str; 3]| Some(values.map(str::to_owned));
-    until(is(["sglang", "prefill", "service"]), || labels(&discovery, "p2")).await;
-    until(is(["vllm", "", "service"]), || labels(&discovery, "p1")).await;
-    label("p1", json!({ "llm-d.ai/role": "decode" })).await;
-    until(is(["vllm", "decode", "service"]), || labels(&discovery, "p1")).await;
-    label("p2", json!({ "llm-d.ai/engine-type": null })).await;
-    until(is(["vllm", "prefill", "service"]), || labels(&discovery, "p2")).await;
-
-    // Without the right to list pods, discovery reports the endpoints and warns that the labels of
-    // pods are missing.
-    place
-        .grant_rules(
-            "slices",
-            &json!([{ "apiGroups": ["", "discovery.k8s.io"], "resources": ["services", "endpointslices"], "verbs": ["list", "watch"] }]),
-        )
-        .await;
-    let blind = Kubernetes::new(cluster.client("slices").await, place.name).discovery(MetadataPolicy::Ignored);
-    until(is(["vllm", "", "service"]), || labels(&blind, "p2")).await;
-    let warning = blind.follow("dynamo", "decode").unwrap().status().borrow().warning.clone().unwrap_or_default();
-    assert!(warning.contains("labels of pods") && warning.contains("forbidden"), "{warning}");
-    assert_eq!(discovery.follow("dynamo", "decode").unwrap().status().borrow().warning, None);
-}
-
 /// The API server is killed and comes back; then etcd is restored from an old copy, so that
 /// resource versions go backwards.
 #[tokio::test]
@@ -482,4 +326,166 @@ async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     until(names(&["p1", "p2", "p3"]), || ready(&discovery)).await;
     place.slice("a", "svc", "IPv4", json!(all(1))).await;
     until(names(&["p1"]), || ready(&discovery)).await;
+}
+
+/// With the real controllers, which `make e2e-long` builds; it runs these tests.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
+        let Some(cluster) = cluster::shared_with_controllers().await else { return };
+        let place = TestNamespace::new(&cluster, "flow").await;
+        create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+        place.pod("decode-0", "decode").await;
+        let registry = KubernetesRegistry::new(place.client.clone(), place.name, "decode-0");
+        let refused = registry.register_instance("dynamo", "decode").await.unwrap_err().to_string();
+        assert!(refused.contains("no Service"), "{refused}");
+        place.service("svc", "decode").await;
+        let refused = registry.register_instance("dynamo", "prefill").await.unwrap_err().to_string();
+        assert!(refused.contains("nvidia.com/dynamo-component=prefill"), "{refused}");
+        let worker = registry.register_instance("dynamo", "decode").await.unwrap();
+        assert_eq!(worker.instance_id(), "decode-0");
+
+        let discovery = place.discovery();
+        let mut events = discovery.watch("dynamo", "decode").unwrap();
+        place.probe("decode-0", "10.1.0.1", false).await;
+        silence(&mut events, Duration::from_secs(2)).await;
+        place.probe("decode-0", "10.1.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
+        let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+        let uid = place.api::<Pod>().get("decode-0").await.unwrap().metadata.uid.unwrap();
+        assert_eq!((instance.generation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
+        assert!(instance.labels.contains(&("nvidia.com/dynamo-component".to_owned(), "decode".to_owned())), "mirrored from the Service");
+        place.probe("decode-0", "10.1.0.1", false).await;
+        assert_eq!(next(&mut events).await, "-decode-0");
+        place.probe("decode-0", "10.1.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
+        place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(0)).await.unwrap();
+        assert_eq!(next(&mut events).await, "-decode-0");
+        place.pod("decode-0", "decode").await;
+        place.probe("decode-0", "10.1.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
+        let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+        assert_ne!(reborn.generation, instance.generation, "the same name and address, another generation");
+    }
+
+    /// The conditions of the pod show who says that it is not ready: its own probe, or its node.
+    #[tokio::test]
+    async fn a_pod_whose_node_is_lost_is_unconfirmed_until_its_own_probe_fails_or_it_ends() {
+        let Some(cluster) = cluster::shared_with_controllers().await else { return };
+        let place = TestNamespace::new(&cluster, "nodes").await;
+        create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+        place.service("svc", "decode").await;
+        let discovery = place.discovery();
+        let mut events = discovery.watch("dynamo", "decode").unwrap();
+        let followed = discovery.follow("dynamo", "decode").unwrap();
+        place.pod("decode-0", "decode").await;
+        place.probe("decode-0", "10.7.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
+        place.lose_node("decode-0", "10.7.0.1").await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
+        let state = followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state);
+        assert!(matches!(&state, Some(InstanceState::Unconfirmed(why)) if why.contains("node")), "{state:?}");
+        place.probe("decode-0", "10.7.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080", "its kubelet is back");
+        place.lose_node("decode-0", "10.7.0.1").await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
+        place.probe("decode-0", "10.7.0.1", false).await;
+        assert_eq!(next(&mut events).await, "-decode-0", "its own probe fails");
+        place.probe("decode-0", "10.7.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080");
+        place.lose_node("decode-0", "10.7.0.1").await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.7.0.1:8080?");
+        // No kubelet ends the pod here: it stays terminating.
+        place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
+        assert_eq!(next(&mut events).await, "-decode-0");
+    }
+
+    /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
+    /// `serving` and `terminating` show which pods can serve.
+    #[tokio::test]
+    async fn a_service_that_publishes_unready_pods_does_not_get_them_traffic() {
+        let Some(cluster) = cluster::shared_with_controllers().await else { return };
+        let place = TestNamespace::new(&cluster, "published").await;
+        create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+        place.service("svc", "decode").await;
+        let publish = Patch::Merge(json!({ "spec": { "publishNotReadyAddresses": true } }));
+        place.api::<Service>().patch("svc", &PatchParams::default(), &publish).await.unwrap();
+        // The conditions that the real controller reports for the only pod.
+        let said = || async {
+            let slices = place.api::<EndpointSlice>().list(&ListParams::default()).await.unwrap();
+            let conditions = slices.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).next()?.conditions.clone()?;
+            Some((conditions.ready, conditions.serving, conditions.terminating))
+        };
+        let discovery = place.discovery();
+        let mut events = discovery.watch("dynamo", "decode").unwrap();
+        let followed = discovery.follow("dynamo", "decode").unwrap();
+        let state = || async { followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state) };
+        let why = |why: &str| Some(InstanceState::NotReady(why.to_owned()));
+        place.pod("decode-0", "decode").await;
+        place.probe("decode-0", "10.6.0.1", false).await;
+        until(Some((Some(true), Some(false), Some(false))), said).await;
+        until(why("it is not serving, though published as ready"), state).await;
+        place.probe("decode-0", "10.6.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080", "the first event");
+        place.probe("decode-0", "10.6.0.1", false).await;
+        assert_eq!(next(&mut events).await, "-decode-0");
+        place.probe("decode-0", "10.6.0.1", true).await;
+        assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080");
+        // No kubelet ends the pod here: it stays terminating, ready and serving.
+        place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
+        until(Some((Some(true), Some(true), Some(true))), said).await;
+        assert_eq!(next(&mut events).await, "-decode-0");
+        assert_eq!(state().await, why("it is terminating"));
+    }
+
+    /// The engine, the role and the label `of` of an instance.
+    async fn labels(discovery: &Discovery<Kubernetes>, name: &str) -> Option<[String; 3]> {
+        let all = discovery.list_instances("dynamo", "decode").await.unwrap_or_default();
+        let instance = all.iter().find(|instance| instance.name == name)?;
+        let value = |key: &str| instance.labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned();
+        Some([value("llm-d.ai/engine-type"), value("llm-d.ai/role"), value("of")])
+    }
+
+    #[tokio::test]
+    async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
+        let Some(cluster) = cluster::shared_with_controllers().await else { return };
+        let place = TestNamespace::new(&cluster, "labels").await;
+        create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+        place.service("svc", "decode").await;
+        let all = Patch::Merge(json!({ "metadata": { "labels": { "llm-d.ai/engine-type": "vllm", "of": "service" } } }));
+        place.api::<Service>().patch("svc", &PatchParams::default(), &all).await.unwrap();
+        let label = async |pod: &str, labels: Value| {
+            let patch = Patch::Merge(json!({ "metadata": { "labels": labels } }));
+            place.api::<Pod>().patch(pod, &PatchParams::default(), &patch).await.unwrap();
+        };
+        place.pod("p1", "decode").await;
+        place.pod("p2", "decode").await;
+        label("p2", json!({ "llm-d.ai/engine-type": "sglang", "llm-d.ai/role": "prefill" })).await;
+        place.probe("p1", "10.7.0.1", true).await;
+        place.probe("p2", "10.7.0.2", true).await;
+        let discovery = place.discovery();
+        let is = |values: [&str; 3]| Some(values.map(str::to_owned));
+        until(is(["sglang", "prefill", "service"]), || labels(&discovery, "p2")).await;
+        until(is(["vllm", "", "service"]), || labels(&discovery, "p1")).await;
+        label("p1", json!({ "llm-d.ai/role": "decode" })).await;
+        until(is(["vllm", "decode", "service"]), || labels(&discovery, "p1")).await;
+        label("p2", json!({ "llm-d.ai/engine-type": null })).await;
+        until(is(["vllm", "prefill", "service"]), || labels(&discovery, "p2")).await;
+
+        // Without the right to list pods, discovery reports the endpoints and warns that the labels
+        // of pods are missing.
+        place
+            .grant_rules(
+                "slices",
+                &json!([{ "apiGroups": ["", "discovery.k8s.io"], "resources": ["services", "endpointslices"], "verbs": ["list", "watch"] }]),
+            )
+            .await;
+        let blind = Kubernetes::new(cluster.client("slices").await, place.name).discovery(MetadataPolicy::Ignored);
+        until(is(["vllm", "", "service"]), || labels(&blind, "p2")).await;
+        let warning = blind.follow("dynamo", "decode").unwrap().status().borrow().warning.clone().unwrap_or_default();
+        assert!(warning.contains("labels of pods") && warning.contains("forbidden"), "{warning}");
+        assert_eq!(discovery.follow("dynamo", "decode").unwrap().status().borrow().warning, None);
+    }
 }

@@ -38,7 +38,8 @@ pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
     }
-    if cluster::tool("kube-apiserver").is_none() || cluster::tool("kube-controller-manager").is_none() || cluster::tool("etcd").is_none() {
+    let controllers = name.contains("::slow::").then_some("kube-controller-manager");
+    if ["kube-apiserver", "etcd"].into_iter().chain(controllers).any(|tool| cluster::tool(tool).is_none()) {
         return Some(Ok(()));
     }
     let allowed =
@@ -68,7 +69,14 @@ pub(crate) struct KubernetesPlace {
 
 impl KubernetesPlace {
     pub(crate) async fn start() -> Result<Self> {
-        let cluster = TestCluster::start().await.ok_or("no cluster")?;
+        Self::of(TestCluster::start().await.ok_or("no cluster")?).await
+    }
+
+    async fn start_with_controllers() -> Result<Self> {
+        Self::of(TestCluster::start_with_controllers().await.ok_or("no cluster")?).await
+    }
+
+    async fn of(cluster: TestCluster) -> Result<Self> {
         let kubeconfig = PathBuf::from(std::env::var_os("KUBECONFIG").ok_or("no place for the kubeconfig")?);
         std::fs::copy(cluster.kubeconfig(), kubeconfig)?;
         let place = Self { client: cluster.client("tok").await, cluster };
@@ -159,108 +167,6 @@ fn source() -> Value {
     json!({"kubernetes": {"namespace": "dynamo", "kubeNamespace": NAMESPACE, "components": components}, "objectsKubernetes": NAMESPACE})
 }
 
-#[tokio::test]
-async fn from_registration_to_request() -> Result<()> {
-    if let Some(done) = outside("kubernetes::from_registration_to_request") {
-        return done;
-    }
-    let place = KubernetesPlace::start().await?;
-    let folder = tempfile::tempdir()?;
-    place.service("decode").await?;
-    place.service("prefill").await?;
-    let pools = fed_by(folder.path(), &source())?;
-    let mut stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
-    assert_eq!(asked(&stack, "llama").await?.0, 503, "no worker is registered");
-    let (llama, qwen) = (server("10.99.0.1", "llama")?, server("10.99.0.2", "qwen")?);
-    let first = place.pod(1, "decode", &says(&llama, "Model", "llama")).await?;
-    until(&stack, "llama", 200, &llama.addr().to_string()).await?;
-    let _second = place.pod(2, "decode", &says(&qwen, "model", "qwen")).await?;
-    until(&stack, "qwen", 200, &qwen.addr().to_string()).await?;
-    for _ in 0..20 {
-        assert_eq!(asked(&stack, "llama").await?, (200, llama.addr().to_string()));
-        assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
-    }
-    let rows = stack.daemon()?.endpoints().await?;
-    let row = rows.iter().find(|row| row["name"] == "decode-1").ok_or("no instance with the pod's name")?;
-    assert_eq!(row["address"], llama.addr().to_string(), "requests go to the port that the metadata names");
-
-    // Not ready: the pod is removed and gets no request. Then ready again.
-    first.healthy.store(false, std::sync::atomic::Ordering::Relaxed);
-    until(&stack, "llama", 404, "").await?;
-    for _ in 0..5 {
-        assert_eq!(asked(&stack, "llama").await?.0, 404, "no request reaches the pod");
-    }
-    first.healthy.store(true, std::sync::atomic::Ordering::Relaxed);
-    until(&stack, "llama", 200, &llama.addr().to_string()).await?;
-
-    // A prefill worker is discovered the same way, with its role.
-    let other = server("10.99.0.3", "llama")?;
-    let _third = place.pod(3, "prefill", &says(&other, "Model", "llama")).await?;
-    let role = || async {
-        let rows = stack.daemon.as_ref()?.admin("/debug/instances").await.ok()?.json().ok()?;
-        let found = rows["instances"].as_array()?.iter().find(|row| row["name"] == "prefill-3" && row["state"] == "ready")?.clone();
-        (found["component"] == "prefill").then_some(())
-    };
-    wait_for(LIMIT, "the prefill worker", role).await?;
-
-    // The API server is down for a while: nothing changes but the age of the data. A pod that is
-    // deleted afterwards leaves the pool.
-    place.cluster.apiserver.lock().map_err(|_| "poisoned")?.kill();
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
-    assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "the daemon stays ready");
-    // A restart of the daemon without the API server: it starts from its snapshot on disk.
-    stack.daemon()?.process().kill()?;
-    stack.daemon()?.start_again()?;
-    let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
-    wait_for(LIMIT, "the daemon to be ready by its snapshot", again).await?;
-    assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
-    place.cluster.apiserver.lock().map_err(|_| "poisoned")?.start();
-    place.cluster.wait_ready().await;
-    place.api::<Pod>().delete("decode-2", &DeleteParams::default().grace_period(0)).await?;
-    until(&stack, "qwen", 404, "").await
-}
-
-#[tokio::test]
-async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<()> {
-    if let Some(done) = outside("kubernetes::daemons_fail_over_by_a_lease_and_objects_come_from_the_api") {
-        return done;
-    }
-    let place = KubernetesPlace::start().await?;
-    place.service("decode").await?;
-    place.service("prefill").await?;
-    let demo = server("10.99.0.1", "demo")?;
-    let _worker = place.pod(1, "decode", &says(&demo, "Model", "demo")).await?;
-    let ready = || async {
-        let pod = place.api::<Pod>().get("decode-1").await.ok()?;
-        pod.status?.conditions?.iter().any(|c| c.type_ == "Ready" && c.status == "True").then_some(())
-    };
-    wait_for(LIMIT, "the pod to be ready", ready).await?;
-    fail_over(&["--lease-kubernetes", "flow/switchpointd"], &source()).await?;
-    let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(place.client.clone(), NAMESPACE);
-    let lease = leases.get("switchpointd").await?.spec.ok_or("a lease has a spec")?;
-    assert_eq!((lease.lease_duration_seconds, lease.lease_transitions >= Some(2)), (Some(15), true), "{lease:?}");
-
-    // A rewrite, created as a custom resource. The pods also serve `tuned`, but their metadata does
-    // not name it.
-    let folder = tempfile::tempdir()?;
-    let pools = fed_by(folder.path(), &source())?;
-    let stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
-    until(&stack, "demo", 200, &demo.addr().to_string()).await?;
-    assert_eq!(asked(&stack, "alias").await?.0, 404);
-    let kind = GroupVersionKind::gvk("llm-d.ai", "v1alpha2", "InferenceModelRewrite");
-    let resource = ApiResource::from_gvk_with_plural(&kind, "inferencemodelrewrites");
-    place.define(&kind, "inferencemodelrewrites").await?;
-    let rewrites = Api::<DynamicObject>::namespaced_with(place.client.clone(), NAMESPACE, &resource);
-    let rewrite = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": "alias"}, "spec": {
-        "poolRef": {"name": "default"}, "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "demo", "weight": 1}]}]}});
-    let made = || async { place.create(&rewrites, rewrite.clone()).await.ok() };
-    wait_for(LIMIT, "the kind to be served", made).await?;
-    until(&stack, "alias", 200, &demo.addr().to_string()).await?;
-    rewrites.delete("alias", &DeleteParams::default()).await?;
-    until(&stack, "alias", 404, "").await
-}
-
 impl KubernetesPlace {
     /// Defines a custom kind that allows any fields.
     async fn define(&self, kind: &GroupVersionKind, plural: &str) -> Result<()> {
@@ -272,5 +178,112 @@ impl KubernetesPlace {
             "spec": {"group": kind.group, "scope": "Namespaced", "names": names, "versions": [version]}});
         let definitions = ApiResource::from_gvk(&GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition"));
         self.create(&Api::<DynamicObject>::all_with(self.client.clone(), &definitions), definition).await
+    }
+}
+
+/// With the real controllers, which `make e2e-long` builds; it runs these tests.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn from_registration_to_request() -> Result<()> {
+        if let Some(done) = outside("kubernetes::slow::from_registration_to_request") {
+            return done;
+        }
+        let place = KubernetesPlace::start_with_controllers().await?;
+        let folder = tempfile::tempdir()?;
+        place.service("decode").await?;
+        place.service("prefill").await?;
+        let pools = fed_by(folder.path(), &source())?;
+        let mut stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
+        assert_eq!(asked(&stack, "llama").await?.0, 503, "no worker is registered");
+        let (llama, qwen) = (server("10.99.0.1", "llama")?, server("10.99.0.2", "qwen")?);
+        let first = place.pod(1, "decode", &says(&llama, "Model", "llama")).await?;
+        until(&stack, "llama", 200, &llama.addr().to_string()).await?;
+        let _second = place.pod(2, "decode", &says(&qwen, "model", "qwen")).await?;
+        until(&stack, "qwen", 200, &qwen.addr().to_string()).await?;
+        for _ in 0..20 {
+            assert_eq!(asked(&stack, "llama").await?, (200, llama.addr().to_string()));
+            assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
+        }
+        let rows = stack.daemon()?.endpoints().await?;
+        let row = rows.iter().find(|row| row["name"] == "decode-1").ok_or("no instance with the pod's name")?;
+        assert_eq!(row["address"], llama.addr().to_string(), "requests go to the port that the metadata names");
+
+        // Not ready: the pod is removed and gets no request. Then ready again.
+        first.healthy.store(false, std::sync::atomic::Ordering::Relaxed);
+        until(&stack, "llama", 404, "").await?;
+        for _ in 0..5 {
+            assert_eq!(asked(&stack, "llama").await?.0, 404, "no request reaches the pod");
+        }
+        first.healthy.store(true, std::sync::atomic::Ordering::Relaxed);
+        until(&stack, "llama", 200, &llama.addr().to_string()).await?;
+
+        // A prefill worker is discovered the same way, with its role.
+        let other = server("10.99.0.3", "llama")?;
+        let _third = place.pod(3, "prefill", &says(&other, "Model", "llama")).await?;
+        let role = || async {
+            let rows = stack.daemon.as_ref()?.admin("/debug/instances").await.ok()?.json().ok()?;
+            let found = rows["instances"].as_array()?.iter().find(|row| row["name"] == "prefill-3" && row["state"] == "ready")?.clone();
+            (found["component"] == "prefill").then_some(())
+        };
+        wait_for(LIMIT, "the prefill worker", role).await?;
+
+        // The API server is down for a while: nothing changes but the age of the data. A pod that
+        // is deleted afterwards leaves the pool.
+        place.cluster.apiserver.lock().map_err(|_| "poisoned")?.kill();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
+        assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "the daemon stays ready");
+        // A restart of the daemon without the API server: it starts from its snapshot on disk.
+        stack.daemon()?.process().kill()?;
+        stack.daemon()?.start_again()?;
+        let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
+        wait_for(LIMIT, "the daemon to be ready by its snapshot", again).await?;
+        assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
+        place.cluster.apiserver.lock().map_err(|_| "poisoned")?.start();
+        place.cluster.wait_ready().await;
+        place.api::<Pod>().delete("decode-2", &DeleteParams::default().grace_period(0)).await?;
+        until(&stack, "qwen", 404, "").await
+    }
+
+    #[tokio::test]
+    async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<()> {
+        if let Some(done) = outside("kubernetes::slow::daemons_fail_over_by_a_lease_and_objects_come_from_the_api") {
+            return done;
+        }
+        let place = KubernetesPlace::start_with_controllers().await?;
+        place.service("decode").await?;
+        place.service("prefill").await?;
+        let demo = server("10.99.0.1", "demo")?;
+        let _worker = place.pod(1, "decode", &says(&demo, "Model", "demo")).await?;
+        let ready = || async {
+            let pod = place.api::<Pod>().get("decode-1").await.ok()?;
+            pod.status?.conditions?.iter().any(|c| c.type_ == "Ready" && c.status == "True").then_some(())
+        };
+        wait_for(LIMIT, "the pod to be ready", ready).await?;
+        fail_over(&["--lease-kubernetes", "flow/switchpointd"], &source()).await?;
+        let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(place.client.clone(), NAMESPACE);
+        let lease = leases.get("switchpointd").await?.spec.ok_or("a lease has a spec")?;
+        assert_eq!((lease.lease_duration_seconds, lease.lease_transitions >= Some(2)), (Some(15), true), "{lease:?}");
+
+        // A rewrite, created as a custom resource. The pods also serve `tuned`, but their metadata
+        // does not name it.
+        let folder = tempfile::tempdir()?;
+        let pools = fed_by(folder.path(), &source())?;
+        let stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
+        until(&stack, "demo", 200, &demo.addr().to_string()).await?;
+        assert_eq!(asked(&stack, "alias").await?.0, 404);
+        let kind = GroupVersionKind::gvk("llm-d.ai", "v1alpha2", "InferenceModelRewrite");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "inferencemodelrewrites");
+        place.define(&kind, "inferencemodelrewrites").await?;
+        let rewrites = Api::<DynamicObject>::namespaced_with(place.client.clone(), NAMESPACE, &resource);
+        let rewrite = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": "alias"}, "spec": {
+            "poolRef": {"name": "default"}, "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "demo", "weight": 1}]}]}});
+        let made = || async { place.create(&rewrites, rewrite.clone()).await.ok() };
+        wait_for(LIMIT, "the kind to be served", made).await?;
+        until(&stack, "alias", 200, &demo.addr().to_string()).await?;
+        rewrites.delete("alias", &DeleteParams::default()).await?;
+        until(&stack, "alias", 404, "").await
     }
 }

@@ -109,12 +109,6 @@ async fn without_sharing_a_burst_piles_up() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
-    check_spread(FleetShape { proxies: 2, workers: 2 }).await?;
-    check_spread(FleetShape { proxies: 2, workers: 4 }).await
-}
-
-#[tokio::test]
 async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
     check_pile(FleetShape { proxies: 2, workers: 4 }).await
 }
@@ -182,27 +176,6 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
         }
     }
     assert_eq!(two.picker_stat(failed).await?, 0);
-    Ok(())
-}
-
-#[tokio::test]
-async fn what_one_proxy_placed_another_finds() -> Result<()> {
-    let fleet = Fleet::start(FleetShape::TWO_BY_TWO, true, 6, &ModelServerOptions::default()).await?;
-    let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
-    let post = |address, prompt: String| async move {
-        testbed::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
-    };
-    for round in 0..8 {
-        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
-        let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
-        let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
-        // Twenty times the promised time.
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        for turn in 0..6 {
-            let reply = post(then, format!("{prompt} {turn}")).await?;
-            assert_eq!(fleet.stack.server_of(&reply)?, server, "round {round}, turn {turn}");
-        }
-    }
     Ok(())
 }
 
@@ -316,6 +289,37 @@ mod slow {
         println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
         assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
         assert!(one.hit_rate - alone.hit_rate > 0.05, "without sharing the hit rate must be lower: {one:?} {alone:?}");
+        Ok(())
+    }
+
+    /// Counts on load that two proxies share within 10 ms, which two busy cores do not always do:
+    /// the median of three bursts was once 6.
+    #[tokio::test]
+    async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
+        check_spread(FleetShape { proxies: 2, workers: 2 }).await?;
+        check_spread(FleetShape { proxies: 2, workers: 4 }).await
+    }
+
+    /// Counts on a placement that reaches another proxy within 2 s. `make test` checks without a
+    /// time that it does (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
+    #[tokio::test]
+    async fn what_one_proxy_placed_another_finds() -> Result<()> {
+        let fleet = Fleet::start(FleetShape::TWO_BY_TWO, true, 6, &ModelServerOptions::default()).await?;
+        let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
+        let post = |address, prompt: String| async move {
+            testbed::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+        };
+        for round in 0..8 {
+            let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
+            let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
+            let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
+            // Twenty times the promised time.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            for turn in 0..6 {
+                let reply = post(then, format!("{prompt} {turn}")).await?;
+                assert_eq!(fleet.stack.server_of(&reply)?, server, "round {round}, turn {turn}");
+            }
+        }
         Ok(())
     }
 }

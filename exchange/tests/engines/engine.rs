@@ -57,9 +57,12 @@ const PLAIN: EngineBehaviour = EngineBehaviour {
     api: EngineApi::Chat,
 };
 
+/// The engine whose replies take 0.2 ms.
+pub(crate) const AT_ONCE: &str = "answers at once";
+
 /// The engines under test.
 pub(crate) const ENGINES: [EngineBehaviour; 10] = [
-    EngineBehaviour { name: "answers at once", time: ServiceTime::Constant(0.2), ..PLAIN },
+    EngineBehaviour { name: AT_ONCE, time: ServiceTime::Constant(0.2), ..PLAIN },
     EngineBehaviour { name: "constant 0.3 s", time: ServiceTime::Constant(300.0), ..PLAIN },
     EngineBehaviour { name: "constant per token", ..PLAIN },
     EngineBehaviour { name: "no /metrics", metrics: ReportedMetrics::Missing, ..PLAIN },

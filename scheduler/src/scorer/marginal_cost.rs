@@ -48,7 +48,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter {
             name: "ownBatchShare",
-            default: ParameterDefault::Number(0.22),
+            default: ParameterDefault::Number(1.0),
             doc: readable("share of the delayed requests that run at this endpoint; the rest is the mean of the pool, 0 to 1"),
         },
         Parameter {
@@ -63,12 +63,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter {
             name: "displacement",
-            default: ParameterDefault::Number(55.0),
+            default: ParameterDefault::Number(10.0),
             doc: readable("cost of one ms of computing uncached tokens, for the prefixes that a rarely used one evicts, 0 to 1000"),
         },
         Parameter {
             name: "decodeWeight",
-            default: ParameterDefault::Number(0.6),
+            default: ParameterDefault::Number(1.0),
             doc: readable("cost of one ms of decoding relative to one ms of waiting for the first token, 0 to 100"),
         },
         Parameter {

@@ -137,7 +137,7 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
     let idle = f64::from(case.prefix_idle);
-    let displacement = 55.0 * idle / (1.0 + idle);
+    let displacement = 10.0 * idle / (1.0 + idle);
     let reported: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean_of = |of: fn(&(f64, f64)) -> f64| reported.iter().map(of).sum::<f64>() / reported.len() as f64;
@@ -168,12 +168,11 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
         let w = w + 2.0 * 200.0 * step * lacking;
         let age = if row.prefix_age.is_finite() && copies { f64::from(row.prefix_age.clamp(0.0, 1.0)) } else { 0.0 };
         let free = 1.0 - memory.map_or(0.0, |(capacity, used)| used / capacity);
-        let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
+        let decode = 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
         let coming = batch * w / (200.0 * step + w + s);
-        let held_up = 0.22 * batch + 0.78 * mean;
-        let cost = w + s + 0.175 * (batch + mean) * w + 1.6 * held_up * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode;
+        let cost = w + s + 0.175 * (batch + mean) * w + 1.6 * batch * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode;
         let saved = service(prompt, attention(prompt, prompt)) - (s - adapter);
-        (cost - age * free * saved * (1.0 + 1.6 * held_up)).max(w + s)
+        (cost - age * free * saved * (1.0 + 1.6 * batch)).max(w + s)
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     // Costs within 2 % or 1 ms are equal: fewest in flight, then least recently picked.

@@ -20,7 +20,8 @@ plugins:
 ```yaml
 plugins:
 - type: marginal-cost-scorer
-  parameters: {externality: 2, ownBatchShare: 1, queueExternality: 0, arrivalExternality: 0, decodeWeight: 1.3}
+  parameters:
+    {externality: 2, ownBatchShare: 1, queueExternality: 0, arrivalExternality: 0, displacement: 55, decodeWeight: 1.3}
 ```
 
 ![Mean TTFT by workload and policy](routing-quality/ttft.svg)
