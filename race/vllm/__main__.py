@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if common:
         engines = Engines(args.engines, args.model, False) if args.engines else engine_module.local(args.count)
         try:
-            results.data["about"] = about(args, engines, shape)
+            results.data |= {"about": about(args, engines, shape), "own_engines": engines.ours}
             answer = drills.one_answer(engines)
             say(f"{len(engines.urls)} engines; the capital of France: {answer.text or answer.error}")
             for part in common:
@@ -182,6 +182,8 @@ def record_all() -> int:
             say(str(record.record(engines, paths.RECORDED, paths.MODEL, names, "lora-" if lora else "")))
         finally:
             engines.stop()
+    paths.GOLDEN.write_text(record.golden(paths.RECORDED))
+    say("now run: UPDATE_GOLDENS=1 cargo test -p exchange --test it responses")
     return 0
 
 

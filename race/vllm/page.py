@@ -10,17 +10,20 @@ APART_MAX = 0.02
 
 HEAD = """# Race on real vLLM engines
 
-`make race-vllm` writes this page; do not edit it. It runs real vLLM engines and puts routers in front of them, one after
-the other, with the same sessions at the same times. All counts come from the engines' own counters, except where a
-column says otherwise.
+`make race-vllm` writes this page; do not edit it. It runs real vLLM engines and puts routers in front of them, one
+after the other, with the same sessions at the same times. All counts come from the engines' own counters, except where
+a column says otherwise.
 
 """
 
 GAP = """
 **What this page does not show.** The engines run on CPU cores that they share with the router and the load, so times
-are printed and not judged, and a router that spreads load gains nothing. A person with GPUs repeats the race in an hour:
+are printed and not judged, and a router that spreads load gains nothing. A person with GPUs repeats the race in an
+hour:
 
-```sh
+"""
+
+AGAIN = """```sh
 make race-vllm ENGINES=http://10.0.0.1:8000,http://10.0.0.2:8000 MODEL=NAME RACE_ARGS='--rate 4 --sessions 200 --tokens 100'
 ```
 
@@ -82,7 +85,7 @@ def verdict(tool: float | None, engine: float) -> str:
 
 
 def generators(rows: list[dict[str, Any]]) -> str:
-    text = "## Load generators of others\n\nThey drive the product as their users do. Each cell: the tool's count of the engines' count; `-`: the tool does not report\nit. A difference over 2 % is marked.\n\n"
+    text = "## Load generators of others\n\nThey drive the product as their users do. Each cell: the tool's count of the engines' count; `-`: the tool does not\nreport it. A difference over 2 % is marked.\n\n"
     head = ("tool", "streamed", "requests", "failed", "prompt tokens", "generated tokens", "cached tokens")
     cells = []
     for row in rows:
@@ -102,7 +105,8 @@ PARTS = {"races": races, "leaving": leaving, "restarts": restarts, "adapters": a
 def markdown(results: dict[str, Any]) -> str:
     about = "".join(f"- {line}\n" for line in results["about"])
     parts = [make(results[part]) for part, make in PARTS.items() if results.get(part)]
-    return HEAD + about + GAP + "".join(f"\n{part}" for part in parts)
+    repeat = (GAP if results["own_engines"] else "\n") + AGAIN
+    return HEAD + about + repeat + "".join(f"\n{part}" for part in parts)
 
 
 def from_file(text: str) -> str:

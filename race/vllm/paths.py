@@ -16,6 +16,7 @@ LOGS = OUT / "vllm"
 PAGE = ROOT / "docs/reference/race-vllm.md"
 # What vLLM answered, for the tests.
 RECORDED = ROOT / "testbed/data/vllm-0.32"
+GOLDEN = ROOT / "exchange/tests/golden/responses/vllm-0.32.txt"
 MODEL = TOOLS / "models/smollm2"
 ADAPTERS = TOOLS / "models/adapters"
 # The folder with the binaries; another one if they are built elsewhere.

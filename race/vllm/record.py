@@ -38,12 +38,23 @@ def neutral(text: str, url: str, folder: pathlib.Path) -> str:
 
 
 def smaller(page: str) -> str:
-    """A metrics page without what differs by machine, and of histograms only the last bucket."""
+    """A metrics page without what differs by machine, and of histograms only the last bucket. The times of adapters stay: the
+    newest row counts."""
     kept = [line for line in page.splitlines() if not OMITTED.match(line) and not BUCKET.match(line)]
     text = "\n".join(kept) + "\n"
-    text = re.sub(r"(_created\{[^}]*\}|_created|process_start_time_seconds|lora_requests_info\{[^}]*\}) 1\.\d+e\+09", r"\1 1.79e+09", text)
+    text = re.sub(r"(_created\{[^}]*\}|_created|process_start_time_seconds) 1\.\d+e\+09", r"\1 1.79e+09", text)
     return re.sub(r"(?m)^(\S+_(?:seconds|per_token_seconds)_sum\{[^}]*\}) \S+$", r"\1 1.0", text)
 
+
+# Replies that the tests of reading responses take as they are: path, and how the file is read.
+GOLDENS = {
+    "stream.txt": "/v1/chat/completions streamed",
+    "reply.json": "/v1/chat/completions unstreamed",
+    "completion-stream.txt": "/v1/completions streamed",
+    "completion.json": "/v1/completions unstreamed",
+    "error-unknown-model.json": "/v1/chat/completions unstreamed",
+}
+GOLDENS_HEAD = "# Recorded from vLLM 0.32 by `race/vllm record`: "
 
 REQUESTS = {
     "models.json": ("GET", "/v1/models", None),
@@ -82,3 +93,12 @@ def record(engines: Engines, folder: pathlib.Path, model: pathlib.Path, names: l
         sizes[prefix + name] = len(text)
     index_file.write_text(json.dumps(dict(sorted(index.items())), indent=1) + "\n")
     return sizes
+
+
+def golden(folder: pathlib.Path) -> str:
+    """The recorded replies as cases of `exchange/tests/golden/responses`, without outcomes."""
+    cases = []
+    for name, head in GOLDENS.items():
+        text = (folder / name).read_text().rstrip("\n")
+        cases.append(f"{GOLDENS_HEAD}{name}\n{head}\n{text}\n")
+    return "\n".join(cases)

@@ -24,7 +24,7 @@ WORDS = (
 class Shape:
     """The sizes of a workload."""
 
-    sessions: int = 16
+    sessions: int = 12
     turns: int = 4
     groups: int = 4
     system_words: int = 400

@@ -61,7 +61,7 @@ class Counts(unittest.TestCase):
 class Installation(unittest.TestCase):
     def test_every_tool_has_a_fixed_version(self) -> None:
         for tool, row in paths.versions().items():
-            packages = row.get("packages", []) + row.get("bare", []) + [row[key] for key in ("wheel",) if key in row]
+            packages = row.get("packages", []) + row.get("first", []) + row.get("bare", []) + [row[key] for key in ("wheel",) if key in row]
             self.assertTrue(packages, tool)
             for package in packages:
                 self.assertRegex(package, r"^[\w.-]+==\d[\w.]*$", tool)
@@ -69,10 +69,6 @@ class Installation(unittest.TestCase):
     def test_requirements_lack_extras_and_what_is_omitted(self) -> None:
         metadata = 'Name: x\nRequires-Dist: torch==2.13.0+cpu; platform_machine == "x86_64"\nRequires-Dist: torchvision; a == "b"\nRequires-Dist: numpy\nRequires-Dist: pandas; extra == "bench"\nRequires-Dist: xgrammar==0.2.8; platform_machine == "x86_64"\n'
         self.assertEqual(install.requirements(metadata, ["torch", "torchvision"]), ["numpy", 'xgrammar==0.2.8; platform_machine == "x86_64"'])
-
-    def test_torch_loses_only_triton(self) -> None:
-        metadata = 'Requires-Dist: sympy>=1.13\nRequires-Dist: nvidia-nccl-cu13==2.29; a == "b"\nRequires-Dist: triton==3.7; c == "d"\n'
-        self.assertEqual(install.without_triton(metadata), 'Requires-Dist: sympy>=1.13\nRequires-Dist: nvidia-nccl-cu13==2.29; a == "b"\n')
 
 
 class Load(unittest.TestCase):
@@ -127,17 +123,22 @@ class Tools(unittest.TestCase):
 
 class Page(unittest.TestCase):
     def test_it_has_the_parts_that_were_measured_and_no_others(self) -> None:
-        text = page.markdown({"about": ["2 engines"], "races": [RACE], "skipped": ["restarts: no"]})
+        text = page.markdown({"about": ["2 engines"], "own_engines": True, "races": [RACE], "skipped": ["restarts: no"]})
         self.assertIn("| switchpoint | 1 | 81.0 | 30 34 | 64 | 0 | 1,234 | 2,000 | 6,400 of 6,400 |", text)
         self.assertIn("- restarts: no", text)
         self.assertNotIn("## LoRA", text)
         self.assertIn("**What this page does not show.**", text)
 
+    def test_engines_with_gpus_are_not_called_slow(self) -> None:
+        text = page.markdown({"about": [], "own_engines": False})
+        self.assertNotIn("does not show", text)
+        self.assertIn("make race-vllm ENGINES=", text)
+
     def test_differences_over_two_per_cent_are_marked(self) -> None:
         self.assertEqual(page.verdict(208, 210), "208 of 210")
         self.assertEqual(page.verdict(200, 210), "200 of 210 (4.8 % apart)")
         self.assertEqual(page.verdict(None, 210), "- of 210")
-        self.assertIn("| aiperf | yes | 208 of 208 | 0 | 10,000 of 10,000 | 1,664 of 1,664 | - of 6,400 |", page.markdown({"about": [], "generators": [TOOL]}))
+        self.assertIn("| aiperf | yes | 208 of 208 | 0 | 10,000 of 10,000 | 1,664 of 1,664 | - of 6,400 |", page.markdown({"about": [], "own_engines": False, "generators": [TOOL]}))
 
     def test_an_engine_that_generated_on_is_named(self) -> None:
         row = {"router": "r", "clients": 2, "left": 2, "idle_after_s": None, "generated": 600, "requested": 600}
@@ -155,6 +156,12 @@ class Recordings(unittest.TestCase):
         kept = record.smaller(text).splitlines()
         self.assertEqual(len(kept), 3)
         self.assertEqual(kept[-1], 'vllm:num_requests_running{engine="0"} 0.0')
+
+    def test_goldens_have_the_recorded_replies(self) -> None:
+        if not paths.GOLDEN.exists():
+            self.skipTest("nothing is recorded")
+        kept = [line for line in paths.GOLDEN.read_text().splitlines() if line and not line.startswith("=>")]
+        self.assertEqual(kept, [line for line in record.golden(paths.RECORDED).splitlines() if line])
 
     def test_recorded_files_are_small_and_named_in_the_index(self) -> None:
         if not paths.RECORDED.exists():
