@@ -126,6 +126,8 @@ def about(args: argparse.Namespace, engines: Engines, shape: Shape) -> list[str]
         vllm = f"{len(engines.urls)} engines of the caller, model `{engines.model}`"
     sizes = f"{shape.sessions} sessions of {shape.turns} turns, {shape.rate} new sessions a second, {shape.groups} groups that share a system prompt of {shape.system_words} words, {shape.turn_words} words a turn, {shape.reply_tokens} tokens a reply"
     lines = [vllm, sizes, f"programs: {', '.join(f'`{name}`' for name in pinned)}; Switchpoint's build is `{routers.profile()}`, Envoy has one worker"]
+    if engines.ours:
+        lines.append(f"the machine's load average before the first measurement: {os.getloadavg()[0]:.0f}")
     return ["\n  ".join(wrapped(line)) for line in lines]
 
 
