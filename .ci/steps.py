@@ -270,6 +270,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: these steps' own tests", "python3 .ci/test_steps.py && python3 .ci/test_house.py", one),
         Step("lint: tests of what builds the images", "python3 images/test_units.py", one),
         Step("lint: tests of the cluster's load and tables", "python3 e2e/cluster/test_units.py", one),
+        Step("lint: tests of the race on vLLM", "python3 race/vllm/test_units.py", one),
         Step("lint: dashboards are those of their generator", "python3 -m unittest discover dashboards", one),
         Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
         Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),

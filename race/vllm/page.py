@@ -1,0 +1,113 @@
+"""The page of results, made from target/race/vllm.json."""
+
+import json
+from typing import Any
+
+from generators import apart
+
+# A tool's count may differ from the engines' by this share: it may send a request of its own before it starts.
+APART_MAX = 0.02
+
+HEAD = """# Race on real vLLM engines
+
+`make race-vllm` writes this page; do not edit it. It runs real vLLM engines and puts routers in front of them, one
+after the other, with the same sessions at the same times. All counts come from the engines' own counters, except where
+a column says otherwise.
+
+"""
+
+GAP = """
+**What this page does not show.** The engines run on CPU cores that they share with the router and the load, so times
+are printed and not judged, and a router that spreads load gains nothing. A person with GPUs repeats the race in an
+hour:
+
+"""
+
+AGAIN = """```sh
+make race-vllm ENGINES=http://10.0.0.1:8000,http://10.0.0.2:8000 MODEL=NAME RACE_ARGS='--rate 4 --sessions 200 --tokens 100'
+```
+
+The engines need `--enable-prompt-tokens-details` for cached tokens in replies. With `VLLM_SERVER_DEV_MODE=1` their
+prefix caches are emptied between routers; otherwise only the prompts differ. `--tokenizer FOLDER` in `RACE_ARGS` adds
+the load generators. Restart and adapters need engines that the race itself starts.
+"""
+
+
+def table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def split(counts: list[int]) -> str:
+    return " ".join(str(count) for count in counts)
+
+
+def races(rows: list[dict[str, Any]]) -> str:
+    head = ("router", "seed", "hit rate, %", "requests by engine", "requests", "failed", "TTFT mean, ms", "E2E mean, ms", "cached tokens, by replies")
+    cells = [
+        (row["router"], row["seed"], percent(row["hit_rate"]), split(row["requests_by_engine"]), row["requests"], row["failed"], f"{row['first_ms']:,.0f}",
+         f"{row['whole_ms']:,.0f}", f"{row['cached_tokens']:,} of {row['engines']['hit_tokens']:,}")
+        for row in rows
+    ]  # fmt: skip
+    text = "## Sessions\n\nHit rate: `vllm:prefix_cache_hits_total` of `vllm:prefix_cache_queries_total`, in tokens. The last column compares what\nthe replies' `usage` said with what the engines counted.\n\n"
+    return text + table(head, cells)
+
+
+def leaving(rows: list[dict[str, Any]]) -> str:
+    text = "## Clients that leave\n\nClients close the connection after the third piece of a stream. Idle after: from the last client's end until no engine\nhas a request.\n\n"
+    head = ("router", "clients", "left in the stream", "idle after, s", "tokens generated", "tokens requested")
+    shown = lambda seconds: "never" if seconds is None else f"{seconds:.1f}"
+    return text + table(head, [(row["router"], row["clients"], row["left"], shown(row["idle_after_s"]), row["generated"], row["requested"]) for row in rows])
+
+
+def restarts(rows: list[dict[str, Any]]) -> str:
+    text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and it is started again. Away: until it answers `/health`. A\nstream that it was sending fails, since no router can repeat it. The last column counts its requests after its return.\n\n"
+    head = ("router", "requests", "failed", "away, s", "requests at the engine after its return")
+    return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows])
+
+
+def adapters(rows: list[dict[str, Any]]) -> str:
+    text = "## LoRA adapters\n\nTwo adapters with random weights and the base model in turn, one chat after the other, engines with `--max-loras 1`.\nA cell counts requests by engine.\n\n"
+    names = list(rows[0]["by_adapter"])
+    return text + table(("router", "chats", "failed", *names), [(row["router"], row["chats"], row["failed"], *(split(row["by_adapter"][name]) for name in names)) for row in rows])
+
+
+def verdict(tool: float | None, engine: float) -> str:
+    """Both counts, and whether they agree."""
+    share = apart(tool, engine)
+    if share is None:
+        return f"- of {engine:,}"
+    return f"{tool:,} of {engine:,}{'' if share <= APART_MAX else f' ({percent(share)} % apart)'}"
+
+
+def generators(rows: list[dict[str, Any]]) -> str:
+    text = "## Load generators of others\n\nThey drive the product as their users do. Each cell: the tool's count of the engines' count; `-`: the tool does not\nreport it. A difference over 2 % is marked.\n\n"
+    head = ("tool", "streamed", "requests", "failed", "prompt tokens", "generated tokens", "cached tokens")
+    cells = []
+    for row in rows:
+        engines = row["engines"]
+        pairs = ((row["prompt_tokens"], engines["prompt_tokens"]), (row["completion_tokens"], engines["generation_tokens"]), (row["cached_tokens"], engines["hit_tokens"]))
+        cells.append((row["tool"], "yes" if row["streamed"] else "no", verdict(row["requests"], engines["requests"]), row["failed"], *(verdict(*pair) for pair in pairs)))
+    return text + table(head, cells)
+
+
+def skipped(rows: list[str]) -> str:
+    return "## Not run\n\n" + "".join(f"- {row}\n" for row in rows)
+
+
+PARTS = {"races": races, "leaving": leaving, "restarts": restarts, "adapters": adapters, "generators": generators, "skipped": skipped}
+
+
+def markdown(results: dict[str, Any]) -> str:
+    about = "".join(f"- {line}\n" for line in results["about"])
+    parts = [make(results[part]) for part, make in PARTS.items() if results.get(part)]
+    repeat = (GAP if results["own_engines"] else "\n") + AGAIN
+    return HEAD + about + repeat + "".join(f"\n{part}" for part in parts)
+
+
+def from_file(text: str) -> str:
+    return markdown(json.loads(text))
