@@ -1,8 +1,8 @@
 //! Runs the cells one after the other, and the routers of a cell side by side.
 //!
-//! Each stack runs in namespaces of processes and of the network of its own, so it has all ports for itself
-//! and shares only the cores. A run that is on disk is not repeated, so a campaign that was stopped
-//! goes on where it was.
+//! Each stack runs in namespaces of processes and of the network of its own, so it has all ports
+//! for itself and shares only the cores. A run that is on disk is not repeated, so a campaign that
+//! was stopped goes on where it was.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};

@@ -1,5 +1,5 @@
-//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions end as fast as they
-//! begin.
+//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions
+//! end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
 //! last 100 s is above that of the 100 s around the middle by no more than a tenth and two standard
@@ -32,7 +32,7 @@ const HALVINGS: usize = 6;
 /// The pool of the race: eight engines as fast as the profile.
 const ENGINES: CellEngines = CellEngines { count: 8, speed: EngineSpeed::Equal, kv_blocks: None };
 
-/// What a policy does with one rate of arrivals.
+/// The outcome of a policy at one rate of arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RateOutcome {
     /// Mean number of live sessions in the middle and at the end.
