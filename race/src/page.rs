@@ -56,11 +56,14 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
 fn not_run(results: &RaceResults) -> String {
     let without: Vec<&str> =
         Cell::all().map(|cell| cell.name).filter(|name| !results.of_group("core").any(|result| result.cell == *name)).collect();
-    if without.is_empty() { String::new() } else { format!("Not run yet: {}.\n\n", without.join(", ")) }
+    if without.is_empty() { String::new() } else { format!("Not run yet:\n{}.\n\n", without.join(",\n")) }
 }
 
 /// Every place where another router is faster.
 fn losses(results: &RaceResults) -> String {
+    if results.cells.is_empty() {
+        return String::new();
+    }
     let mut text = "## Where we lose\n\n".to_owned();
     let before = text.len();
     for result in &results.cells {
