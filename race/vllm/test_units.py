@@ -49,11 +49,6 @@ class Counts(unittest.TestCase):
         self.assertAlmostEqual(counters.read(PAGE).hit_rate, 0.64)
         self.assertEqual(Counted().hit_rate, 0.0)
 
-    def test_a_difference_over_a_restart_is_what_came_after_it(self) -> None:
-        before, after = Counted(prompt_tokens=100, requests=5), Counted(prompt_tokens=40, requests=2)
-        self.assertEqual(counters.since_restart(before, after), after)
-        self.assertEqual(counters.since_restart(after, before), before - after)
-
     def test_sums_of_no_engine_are_zero(self) -> None:
         self.assertEqual(counters.total([]), Counted())
 
