@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -125,10 +126,15 @@ def about(args: argparse.Namespace, engines: Engines, shape: Shape) -> list[str]
     else:
         vllm = f"{len(engines.urls)} engines of the caller, model `{engines.model}`"
     sizes = f"{shape.sessions} sessions of {shape.turns} turns, {shape.rate} new sessions a second, {shape.groups} groups that share a system prompt of {shape.system_words} words, {shape.turn_words} words a turn, {shape.reply_tokens} tokens a reply"
-    lines = [vllm, sizes, f"programs: {', '.join(f'`{name}`' for name in pinned)}; Switchpoint's build is `{routers.profile()}`, Envoy has one worker"]
+    lines = [vllm, sizes, f"programs: {', '.join(f'`{name}`' for name in pinned)}; Switchpoint is commit {commit()}, built as `{routers.profile()}`; Envoy has one worker"]
     if engines.ours:
         lines.append(f"the machine's load average before the first measurement: {os.getloadavg()[0]:.0f}")
     return ["\n  ".join(wrapped(line)) for line in lines]
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=paths.ROOT, text=True, capture_output=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def wrapped(line: str) -> list[str]:

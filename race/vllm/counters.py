@@ -55,10 +55,5 @@ def read(page: str) -> Counted:
     return Counted(**sums)
 
 
-def since_restart(before: Counted, after: Counted) -> Counted:
-    """The difference, or all of `after` if the engine was started again in between."""
-    return after if after.prompt_tokens < before.prompt_tokens else after - before
-
-
 def total(rows: list[Counted]) -> Counted:
     return sum(rows, Counted())

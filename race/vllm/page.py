@@ -1,12 +1,14 @@
 """The page of results, made from target/race/vllm.json."""
 
 import json
+import textwrap
 from typing import Any
 
 from generators import apart
 
 # A tool's count may differ from the engines' by this share: it may send a request of its own before it starts.
 APART_MAX = 0.02
+COLUMNS = 120
 
 HEAD = """# Race on real vLLM engines
 
@@ -46,6 +48,16 @@ def split(counts: list[int]) -> str:
     return " ".join(str(count) for count in counts)
 
 
+def failures(rows: list[dict[str, Any]]) -> str:
+    """The first failure of each router that had one."""
+    first: dict[str, str] = {}
+    for row in rows:
+        for text in row["failures"][:1]:
+            first.setdefault(row["router"], text.replace("`", "'"))
+    lines = (textwrap.fill(f"First failure with {router}: `{text}`", COLUMNS, break_long_words=False, break_on_hyphens=False) for router, text in first.items())
+    return "".join(f"\n{line}\n" for line in lines)
+
+
 def races(rows: list[dict[str, Any]]) -> str:
     head = ("router", "seed", "hit rate, %", "requests by engine", "requests", "failed", "TTFT mean, ms", "E2E mean, ms", "cached tokens, by replies")
     cells = [
@@ -54,7 +66,7 @@ def races(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]  # fmt: skip
     text = "## Sessions\n\nHit rate: `vllm:prefix_cache_hits_total` of `vllm:prefix_cache_queries_total`, in tokens. The last column compares what\nthe replies' `usage` said with what the engines counted.\n\n"
-    return text + table(head, cells)
+    return text + table(head, cells) + failures(rows)
 
 
 def leaving(rows: list[dict[str, Any]]) -> str:
@@ -67,13 +79,13 @@ def leaving(rows: list[dict[str, Any]]) -> str:
 def restarts(rows: list[dict[str, Any]]) -> str:
     text = "## An engine starts again under load\n\nAll processes of the first engine get SIGTERM at once, and it is started again. Away: until it answers `/health`. A\nstream that it was sending fails, since no router can repeat it. The last column counts its requests after its return.\n\n"
     head = ("router", "requests", "failed", "away, s", "requests at the engine after its return")
-    return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows])
+    return text + table(head, [(row["router"], row["requests"], row["failed"], row["away_s"], f"{row['requests_after']} in {row['after_s']} s") for row in rows]) + failures(rows)
 
 
 def adapters(rows: list[dict[str, Any]]) -> str:
     text = "## LoRA adapters\n\nTwo adapters with random weights and the base model in turn, one chat after the other, engines with `--max-loras 1`.\nA cell counts requests by engine.\n\n"
     names = list(rows[0]["by_adapter"])
-    return text + table(("router", "chats", "failed", *names), [(row["router"], row["chats"], row["failed"], *(split(row["by_adapter"][name]) for name in names)) for row in rows])
+    return text + table(("router", "chats", "failed", *names), [(row["router"], row["chats"], row["failed"], *(split(row["by_adapter"][name]) for name in names)) for row in rows]) + failures(rows)
 
 
 def verdict(tool: float | None, engine: float) -> str:

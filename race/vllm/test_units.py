@@ -36,7 +36,7 @@ vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
 ENGINES = {"requests": 208, "aborted": 0, "prompt_tokens": 10_000, "generation_tokens": 1_664, "queried_tokens": 10_000, "hit_tokens": 6_400}
 RACE = {
     "router": "switchpoint", "seed": 1, "hit_rate": 0.81, "requests_by_engine": [30, 34], "requests": 64, "failed": 0, "first_ms": 1234.0,
-    "whole_ms": 2000.0, "cached_tokens": 6_400, "engines": ENGINES,
+    "whole_ms": 2000.0, "cached_tokens": 6_400, "engines": ENGINES, "failures": [],
 }  # fmt: skip
 TOOL = {"tool": "aiperf", "streamed": True, "requests": 208, "failed": 0, "prompt_tokens": 10_000, "completion_tokens": 1_664, "cached_tokens": None, "engines": ENGINES}
 
@@ -48,11 +48,6 @@ class Counts(unittest.TestCase):
     def test_hit_rate_is_a_share_of_the_queried_tokens(self) -> None:
         self.assertAlmostEqual(counters.read(PAGE).hit_rate, 0.64)
         self.assertEqual(Counted().hit_rate, 0.0)
-
-    def test_a_difference_over_a_restart_is_what_came_after_it(self) -> None:
-        before, after = Counted(prompt_tokens=100, requests=5), Counted(prompt_tokens=40, requests=2)
-        self.assertEqual(counters.since_restart(before, after), after)
-        self.assertEqual(counters.since_restart(after, before), before - after)
 
     def test_sums_of_no_engine_are_zero(self) -> None:
         self.assertEqual(counters.total([]), Counted())
@@ -142,14 +137,15 @@ class Page(unittest.TestCase):
 
     def test_lines_outside_of_tables_are_at_most_120_columns(self) -> None:
         leaver = {"router": "r", "clients": 2, "left": 2, "idle_after_s": 1.0, "generated": 6, "requested": 600}
-        restart = {"router": "r", "requests": 90, "failed": 1, "away_s": 50, "after_s": 40, "requests_after": 9}
-        adapter = {"router": "r", "chats": 24, "failed": 0, "by_adapter": {"red": [12, 0], "blue": [0, 12]}}
+        restart = {"router": "r", "requests": 90, "failed": 1, "away_s": 50, "after_s": 40, "requests_after": 9, "failures": ["cut off " * 20, "later"]}
+        adapter = {"router": "r", "chats": 24, "failed": 0, "by_adapter": {"red": [12, 0], "blue": [0, 12]}, "failures": []}
         text = page.markdown({"about": [], "own_engines": True, "races": [RACE], "leaving": [leaver], "restarts": [restart], "adapters": [adapter], "generators": [TOOL]})
         command = [line for line in text.splitlines() if line.startswith("make ")]
         for line in text.splitlines():
             self.assertTrue(len(line) <= 120 or line.startswith("|") or line in command, line)
         self.assertIn("| r | 90 | 1 | 50 | 9 in 40 s |", text)
         self.assertIn("| r | 24 | 0 | 12 0 | 0 12 |", text)
+        self.assertEqual(text.count("First failure with r: `cut off cut off"), 1)
 
     def test_an_engine_that_generated_on_is_named(self) -> None:
         row = {"router": "r", "clients": 2, "left": 2, "idle_after_s": None, "generated": 600, "requested": 600}
