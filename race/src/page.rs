@@ -15,15 +15,16 @@ use crate::results::{AGAIN, CellResult, FigureResult, OURS, RaceResults, RouterR
 
 const HEAD: &str = "# The race: beside other routers
 
-`make race` plays the same sessions at several routers, each in front of eight simulated engines of its own that run in
-real time, and prints this page. A session is sent from its first turn to its last; a later turn is sent a recorded pause
-after the reply before it. The same turn of the same session is compared between the routers. Each router has two threads.
+`make race` plays the same sessions at several routers, each in front of eight simulated engines of its own that run
+in real time, and prints this page. A session is sent from its first turn to its last; a later turn is sent a
+recorded pause after the reply before it. The same turn of the same session is compared between the routers. Each
+router has two threads.
 
-Engines are `qwen3-32b-h200` with at most 24 sequences. Load is a share of what round robin can serve. \"Cold\" are the
-sessions that arrive in the first quarter, when caches are empty; \"warm\" are all others. A request that fails counts as
-60 s. Ratios are ours over the other router's, with an interval of 95 % (bootstrap over sessions, seeds pooled): below 1,
-ours is faster. A difference no larger than that of ours against ours counts as equal. A run is left out if its engines or
-its clients were more than 5 ms late (99th percentile).
+Engines are `qwen3-32b-h200` with at most 24 sequences. Load is a share of what round robin can serve. \"Cold\" are
+the sessions that arrive in the first quarter, when caches are empty; \"warm\" are all others. A request that fails
+counts as 60 s. Ratios are ours over the other router's, with an interval of 95 % (bootstrap over sessions, seeds
+pooled): below 1, ours is faster. A difference no larger than that of ours against ours counts as equal. A run is
+left out if its engines or its clients were more than 5 ms late (99th percentile).
 
 ";
 
