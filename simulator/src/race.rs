@@ -35,8 +35,8 @@ pub(crate) enum RaceTask {
         #[arg(long, default_value = "target/bench/race-sim.json")]
         file: PathBuf,
     },
-    /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks the
-    /// sessions need that are live at half of it.
+    /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks
+    /// the sessions need that are live at half of it.
     Capacity {
         /// The policy; the capacity of a cell is that of round robin.
         #[arg(long, default_value = "round-robin")]

@@ -198,7 +198,8 @@ impl PolicyMemory {
     }
 }
 
-/// Whether a worker has so many more requests in flight than the mean that its match does not count.
+/// Whether a worker has so many more requests in flight than the mean that its match does not
+/// count.
 fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
     let mean = loads.iter().map(|(_, load)| load).sum::<f64>() / loads.len().max(1) as f64;
     let margin = (SPILL_DEVIATIONS * mean.sqrt()).clamp(SPILL_ABS_MIN, SPILL_ABS);

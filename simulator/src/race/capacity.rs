@@ -1,5 +1,5 @@
-//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions end as fast as they
-//! begin.
+//! The capacity of a policy, mostly of round robin: the highest rate of arrivals at which sessions
+//! end as fast as they begin.
 //!
 //! Sessions arrive for ten minutes. A rate is sustained if the mean number of live sessions in the
 //! last 100 s is above that of the 100 s around the middle by no more than a tenth and two standard
@@ -32,7 +32,7 @@ const HALVINGS: usize = 6;
 /// The pool of the race: eight engines as fast as the profile.
 const ENGINES: CellEngines = CellEngines { count: 8, speed: EngineSpeed::Equal, kv_blocks: None };
 
-/// What a policy does with one rate of arrivals.
+/// The outcome of one rate of arrivals under a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RateOutcome {
     /// Mean number of live sessions in the middle and at the end.
@@ -140,4 +140,24 @@ pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), S
         let _ = writeln!(out, "{:<20}{per_s:>12.2}{:>16.0}{blocks:>18.0}{largest:>18.0}", workload.name(), live[1]);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_sustained_unless_live_sessions_grow_by_more_than_chance() {
+        let is_sustained = |middle, end, seeds| RateOutcome { live: [middle, end], ..RateOutcome::default() }.is_sustained(seeds);
+        assert!(is_sustained(100.0, 120.0, 5) && is_sustained(100.0, 50.0, 5));
+        assert!(is_sustained(100.0, 135.0, 1) && !is_sustained(100.0, 135.0, 5), "more seeds leave less to chance");
+    }
+
+    #[test]
+    fn round_robin_sustains_a_low_rate_and_not_a_high_one() {
+        let policy = RoutingPolicy::named("round-robin").unwrap();
+        let outcome = |per_s| RateOutcome::of(&policy, RaceWorkload::Agents, per_s, 1).unwrap();
+        assert!(outcome(0.2).is_sustained(1));
+        assert!(!outcome(2.0).is_sustained(1));
+    }
 }
