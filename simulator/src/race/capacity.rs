@@ -141,3 +141,23 @@ pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), S
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_sustained_unless_live_sessions_grow_by_more_than_chance() {
+        let is_sustained = |middle, end, seeds| RateOutcome { live: [middle, end], ..RateOutcome::default() }.is_sustained(seeds);
+        assert!(is_sustained(100.0, 120.0, 5) && is_sustained(100.0, 50.0, 5));
+        assert!(is_sustained(100.0, 135.0, 1) && !is_sustained(100.0, 135.0, 5), "more seeds leave less to chance");
+    }
+
+    #[test]
+    fn round_robin_sustains_a_low_rate_and_not_a_high_one() {
+        let policy = RoutingPolicy::named("round-robin").unwrap();
+        let outcome = |per_s| RateOutcome::of(&policy, RaceWorkload::Agents, per_s, 1).unwrap();
+        assert!(outcome(0.2).is_sustained(1));
+        assert!(!outcome(2.0).is_sustained(1));
+    }
+}
