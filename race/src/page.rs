@@ -160,7 +160,11 @@ fn others(results: &RaceResults) -> String {
     if rows == 0 {
         return String::new();
     }
-    format!("## Other routers\n\nWarm rows of one seed, beside ours at the same time. Versions:\n{}.\n\n{}\n", versions.join(",\n"), table.0)
+    format!(
+        "## Other routers\n\nWarm rows of one seed, beside ours at the same time. Versions:\n{}.\n\n{}\n",
+        versions.join(",\n"),
+        table.0
+    )
 }
 
 /// A table of Markdown.
