@@ -87,11 +87,14 @@ impl TwoProxies {
 #[tokio::test]
 async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     let two = TwoProxies::start().await?;
+    // A busy machine may look at what is held only after an open engine has served most of it.
+    two.engine.close();
     let mut replies = two.fill().await?;
     let [first, second] = two.addresses();
     replies.extend(send_to(first, 90, "batch", "")?);
     let held = || async { held_requests::held(&two.stack).await.filter(|held| *held > 40).map(|_| ()) };
     wait_for(LIMIT, "batch to be held", held).await?;
+    two.engine.open();
     let begun = Instant::now();
     all_served(send_to(second, 24, "chat", "")?).await?;
     let took = begun.elapsed();
