@@ -1,4 +1,4 @@
-//! Runs the cells one after the other, and the routers of a cell side by side.
+//! Runs the cells, some at the same time, and the routers of a cell side by side.
 //!
 //! Each stack runs in namespaces of processes and of the network of its own, so it has all ports
 //! for itself and shares only the cores. A run that is on disk is not repeated, so a campaign that
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use race_cells::Cell;
 use testbed::Result;
 use tokio::time::timeout;
@@ -39,6 +40,8 @@ pub struct Campaign {
     pub arrivals_s: f64,
     /// What to run, in order.
     pub parts: Vec<RacePart>,
+    /// Parts that run at the same time, at least 1.
+    pub at_once: usize,
 }
 
 /// One cell with one seed and the routers that run side by side.
@@ -96,20 +99,25 @@ impl Campaign {
     /// # Errors
     /// If a run fails: a part did not start, or ended.
     pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
+        let parts = self.parts.iter().map(|part| self.run_part(part, &say));
+        let outcomes: Vec<_> = stream::iter(parts).buffer_unordered(self.at_once.max(1)).try_collect().await?;
         let mut outcome = CampaignOutcome::default();
-        for part in &self.parts {
-            let mut wanted = Vec::new();
-            for router in &part.group.routers {
-                if !RouterKind::named(router)?.is_installed() {
-                    outcome.skipped.push(format!("{} seed {}: {router} is not installed", part.cell.name, part.seed));
-                } else if RunRecord::read(&self.path(part, router))?.is_some() {
-                    outcome.kept += 1;
-                } else {
-                    wanted.push(router.clone());
-                }
+        outcomes.into_iter().for_each(|part| outcome.add(part));
+        Ok(outcome)
+    }
+
+    async fn run_part(&self, part: &RacePart, say: &impl Fn(String)) -> Result<CampaignOutcome> {
+        let (mut outcome, mut wanted) = (CampaignOutcome::default(), Vec::new());
+        for router in &part.group.routers {
+            if !RouterKind::named(router)?.is_installed() {
+                outcome.skipped.push(format!("{} seed {}: {router} is not installed", part.cell.name, part.seed));
+            } else if RunRecord::read(&self.path(part, router))?.is_some() {
+                outcome.kept += 1;
+            } else {
+                wanted.push(router.clone());
             }
-            self.run_routers(part, &wanted, &mut outcome, &say).await?;
         }
+        self.run_routers(part, &wanted, &mut outcome, say).await?;
         Ok(outcome)
     }
 
@@ -125,7 +133,7 @@ impl Campaign {
         while !left.is_empty() && at_once > 0 {
             let mut late = Vec::new();
             for side_by_side in left.chunks(at_once) {
-                for run in self.run_side_by_side(&part.cell, part.seed, side_by_side).await? {
+                for run in self.run_side_by_side(part, side_by_side).await? {
                     say(line_of(&run));
                     if run.is_in_time() {
                         run.write(&self.path(part, &run.router))?;
@@ -143,11 +151,12 @@ impl Campaign {
         Ok(())
     }
 
-    async fn run_side_by_side(&self, cell: &Cell, seed: u64, routers: &[String]) -> Result<Vec<RunRecord>> {
+    async fn run_side_by_side(&self, part: &RacePart, routers: &[String]) -> Result<Vec<RunRecord>> {
         let limit = Duration::from_secs_f64(self.arrivals_s) + ENDING;
+        let RacePart { cell, seed, group } = part;
         let runs = routers.iter().map(|router| async move {
-            let draft = self.folder.join("drafts").join(format!("{}-{seed}-{router}.json", cell.name));
-            let mut child = self.play_in_namespace(cell, seed, router, routers.len(), &draft)?;
+            let draft = self.folder.join("drafts").join(format!("{}-{}-{seed}-{router}.json", group.name, cell.name));
+            let mut child = self.play_in_namespace(cell, *seed, router, routers.len() * self.at_once, &draft)?;
             let status =
                 timeout(limit, child.wait()).await.map_err(|_| format!("{} with {router} took longer than {limit:?}", cell.name))??;
             read_run(&draft, status, router)
@@ -165,6 +174,16 @@ impl Campaign {
         command.args(["--seed", &seed.to_string(), "--router", router, "--arrivals-s", &self.arrivals_s.to_string()]);
         command.args(["--side-by-side", &side_by_side.to_string(), "--out"]).arg(out);
         Ok(tokio::process::Command::from(command).kill_on_drop(true).spawn()?)
+    }
+}
+
+// === impl CampaignOutcome ===
+
+impl CampaignOutcome {
+    fn add(&mut self, other: Self) {
+        self.made += other.made;
+        self.kept += other.kept;
+        self.skipped.extend(other.skipped);
     }
 }
 

@@ -88,6 +88,11 @@ struct RunArgs {
     /// Seconds in which sessions arrive; each session runs to its end
     #[arg(long, default_value_t = 120.0, value_name = "S")]
     arrivals_s: f64,
+
+    /// Cells and seeds that run at the same time. Runs that are late are repeated, so two cores
+    /// bear two of them (six stacks) if nothing else runs
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    at_once: usize,
 }
 
 #[derive(Debug, Args)]
@@ -137,7 +142,8 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
 }
 
 async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
-    let campaign = Campaign { folder: root().join(&args.folder.folder), arrivals_s: args.arrivals_s, parts: args.parts()? };
+    let folder = root().join(&args.folder.folder);
+    let campaign = Campaign { folder, arrivals_s: args.arrivals_s, parts: args.parts()?, at_once: args.at_once };
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let outcome = tokio::select! {
         outcome = campaign.run(|line| println!("{line}")) => outcome?,
