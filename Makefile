@@ -204,7 +204,7 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added laten
 	target/release/bench page
 	.venv/bin/python scheduler/benches/both.py
 
-# RACE has arguments of the race, for example RACE="--quick", or RACE="--cells agents-50 --seeds 1". The whole race takes about four
+# RACE has arguments of the race, for example RACE="--quick", or RACE="--cells agents-50 --seeds 1". The whole race takes about two
 # hours; it goes on where it was stopped. It needs root, for network namespaces. Rivals that cannot be installed are skipped.
 race: release $(VENV_READY) ## play the same sessions at our router and at real rivals, side by side -> docs/reference/race.md (needs root; RACE=--quick: 10 minutes)
 	@[ "$$(id -u)" = 0 ] || { echo "race: each router runs in a network namespace of its own, and that needs root" >&2; exit 1; }

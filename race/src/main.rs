@@ -23,6 +23,7 @@ mod page;
 mod play;
 mod player;
 mod record;
+mod recording;
 mod results;
 mod router;
 
@@ -68,7 +69,7 @@ struct RunArgs {
     #[command(flatten)]
     folder: FolderArgs,
 
-    /// Two cells with one seed, in 10 minutes; without it the whole race, in some 4 hours
+    /// Two cells with one seed, in 10 minutes; without it the whole race, in some 2 hours
     #[arg(long)]
     quick: bool,
 
@@ -89,9 +90,9 @@ struct RunArgs {
     #[arg(long, default_value_t = 120.0, value_name = "S")]
     arrivals_s: f64,
 
-    /// Cells and seeds that run at the same time. Runs that are late are repeated, so two cores
-    /// bear two of them (six stacks) if nothing else runs
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    /// Cells and seeds that run at the same time, three stacks each. Late runs are repeated, so
+    /// take fewer on a busy machine
+    #[arg(long, default_value_t = 2, value_name = "N")]
     at_once: usize,
 }
 
@@ -127,8 +128,7 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
         RaceCommand::Run(args) => runtime.block_on(run_campaign(&args)),
         RaceCommand::Page(args) => page::write(&root().join(args.folder), &root().join("docs")).map(|()| ExitCode::SUCCESS),
         RaceCommand::List => {
-            Cell::all()
-                .for_each(|cell| println!("cell    {:16} {:.2} sessions/s of {}", cell.name, cell.sessions_per_s(), cell.workload.name()));
+            Cell::all().for_each(|cell| println!("cell    {:16} {}", cell.name, page::arrivals_of(&cell)));
             let groups = std::iter::once(RouterGroup::core()).chain(RouterGroup::others());
             groups.for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
             Ok(ExitCode::SUCCESS)
@@ -170,7 +170,7 @@ impl RunArgs {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self.cells.iter().map(|name| cell_named(name)).collect::<Result<Vec<_>>>()?,
             (true, true) => vec![cell_named("agents-50")?, cell_named("tenants-tight")?],
-            (true, false) => Cell::all().collect(),
+            (true, false) => Cell::judged().collect(),
         };
         let seeds = match (self.seeds.is_empty(), self.quick) {
             (false, _) => self.seeds.clone(),
@@ -181,6 +181,9 @@ impl RunArgs {
         let mut parts: Vec<_> =
             seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: core.clone() })).collect();
         if self.routers.is_empty() && !self.quick && seeds.contains(&OTHERS_SEED) {
+            if self.cells.is_empty() {
+                parts.extend(Cell::PUBLISHED.map(|cell| RacePart { cell, seed: OTHERS_SEED, group: RouterGroup::core() }));
+            }
             let half = cells.iter().filter(|cell| cell.name.ends_with("-50"));
             parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| RacePart { cell: *cell, seed: OTHERS_SEED, group })));
         }

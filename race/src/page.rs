@@ -6,7 +6,7 @@ mod picture;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use race_cells::{Cell, RaceWorkload};
+use race_cells::{Cell, CellSource, PublishedShape, RaceWorkload};
 use testbed::Result;
 
 use crate::campaign::RouterGroup;
@@ -28,6 +28,13 @@ left out if its engines or its clients were more than 5 ms late (99th percentile
 
 ";
 
+const PUBLISHED_TITLE: &str = "In the shape of published tables
+
+`llm-d-groups` and `llm-d-unique` have the shape of llm-d-benchmark pull request 1908, with `qwen3-32b-h200` engines of
+at most 256 sequences; `higress` that of Higress pull request 4352, with three engines that run Llama 3 8B as an A10
+does (at most 32 sequences, 2,400 blocks); `mooncake` is a piece of a public trace. Only the shape is theirs: their
+figures are of real GPUs.";
+
 /// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`.
 ///
 /// # Errors
@@ -41,14 +48,15 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
         }
     }
     std::fs::write(&data, serde_json::to_string_pretty(&results)? + "\n")?;
-    let pictures = docs.join("reference/race");
-    std::fs::create_dir_all(&pictures)?;
+    std::fs::create_dir_all(docs.join("reference/race"))?;
     let mut page = HEAD.to_owned();
     page.push_str(&not_run(&results));
     page.push_str(&losses(&results));
     for workload in RaceWorkload::ALL {
-        section(workload, &results, &pictures, &mut page)?;
+        let of = |cell: &Cell| cell.workload() == Some(workload);
+        section(&capitalised(workload.name()), workload.name(), of, &results, docs, &mut page)?;
     }
+    section(PUBLISHED_TITLE, "published", |cell| cell.workload().is_none(), &results, docs, &mut page)?;
     page.push_str(&others(&results));
     Ok(std::fs::write(docs.join("reference/race.md"), page.trim_end().to_owned() + "\n")?)
 }
@@ -83,34 +91,43 @@ fn losses(results: &RaceResults) -> String {
     text
 }
 
-/// The tables and the picture of a workload.
-fn section(workload: RaceWorkload, results: &RaceResults, pictures: &Path, page: &mut String) -> Result<()> {
-    let of = |result: &&CellResult| Cell::find(&result.cell).is_some_and(|cell| cell.workload == workload);
+/// The tables and the picture of some cells.
+fn section(title: &str, name: &str, has: impl Fn(&Cell) -> bool, results: &RaceResults, docs: &Path, page: &mut String) -> Result<()> {
+    let of = |result: &&CellResult| Cell::find(&result.cell).is_some_and(|cell| has(&cell));
     let cells: Vec<&CellResult> = results.of_group("core").filter(of).collect();
     if cells.is_empty() {
         return Ok(());
     }
-    let file = format!("{}.svg", workload.name().replace(' ', "-"));
-    picture::draw(&cells, workload.name(), &pictures.join(&file))?;
-    writeln!(page, "## {}\n\n![Ratio of ours to smg and to ours](race/{file})\n", capitalised(workload.name()))?;
+    let file = format!("{}.svg", name.replace(' ', "-"));
+    picture::draw(&cells, name, &docs.join("reference/race").join(&file))?;
+    writeln!(page, "## {title}\n\n![Ratio of ours to smg and to ours](race/{file})\n")?;
     for result in cells {
         cell_tables(result, page)?;
     }
     Ok(())
 }
 
+/// How the sessions of a cell arrive, in words.
+pub fn arrivals_of(cell: &Cell) -> String {
+    let per_s = cell.sessions_per_s().unwrap_or_default();
+    match cell.source {
+        CellSource::Random { workload, load_percent } => {
+            format!("{}: {load_percent} % load, {per_s:.2} sessions/s", capitalised(workload.name()))
+        }
+        CellSource::Published(shape) => match shape {
+            PublishedShape::SharedGroups { .. } => format!("512 prompts of 2,048 tokens with 8 questions each: {per_s:.0} requests/s"),
+            PublishedShape::UniquePrompts { .. } => format!("Prompts of 2,300 tokens that share nothing: {per_s:.0} requests/s"),
+            PublishedShape::TenTurns => "Ten turns a session, 40 sessions at a time, 1,200 requests".to_owned(),
+            PublishedShape::Recorded => "Two minutes of the Mooncake trace of conversations, prompts of up to 32,000 tokens".to_owned(),
+        },
+    }
+}
+
 fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
     let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
-    let load = Cell::find(&result.cell)
-        .map_or(String::new(), |cell| format!("{} % load, {:.2} sessions/s, ", cell.load_percent, cell.sessions_per_s()));
-    writeln!(
-        page,
-        "### {}\n\n{load}{:.0} s of arrivals, seeds {}, {} stacks at once.\n",
-        result.cell,
-        result.arrivals_s,
-        seeds.join(" "),
-        result.side_by_side
-    )?;
+    let arrivals = Cell::find(&result.cell).as_ref().map_or_else(String::new, arrivals_of);
+    let (seeds, stacks) = (seeds.join(" "), result.side_by_side);
+    writeln!(page, "### {}\n\n{arrivals}. Seeds {seeds}, {stacks} stacks at once.\n", result.cell)?;
     for (row, figures) in [
         ("warm", (|router: &RouterResult| router.warm.clone()) as fn(&RouterResult) -> Vec<FigureResult>),
         ("cold", |router| router.cold.clone()),

@@ -3,20 +3,18 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use race_cells::{Cell, CellChange, EngineSpeed};
+use race_cells::{Cell, CellChange, CellSource, EngineHardware, EngineSpeed, PublishedShape};
 use serde_json::Value;
 use testbed::Result;
 use testbed::model_server::{EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault};
 use testbed::ports::ReservedPort;
 use tokio::time::sleep_until;
 
-use crate::player::SessionPlayer;
+use crate::player::{SessionPlan, SessionPlayer};
 use crate::record::{EngineRecord, RunRecord};
+use crate::recording;
 use crate::router::{MODEL, RouterKind, RunningRouter};
 
-/// Sequences that an engine runs at once: few, so that a pool near its limits sends few enough
-/// events for two cores.
-const SEQUENCES_MAX: usize = 24;
 /// Tokens that an engine sends in one write.
 const TOKENS_PER_WRITE: u32 = 4;
 /// Downtime of an engine that restarts.
@@ -40,9 +38,9 @@ pub async fn play(cell: &Cell, seed: u64, router_name: &str, arrivals_s: f64, si
     let in_pool = addresses.get(..cell.engines.count).unwrap_or(&addresses);
     let mut running = router.start(in_pool, cell.gateways).await?;
     let before = engines.count().await?;
-    let sessions = cell.sessions(seed, arrivals_s);
-    let player = SessionPlayer::new(running.addresses.clone(), MODEL, arrivals_s);
-    let (requests, changed) = tokio::join!(player.play(sessions), engines.change(cell.change, &running, &player, arrivals_s));
+    let plan = plan(cell, seed, arrivals_s)?;
+    let player = SessionPlayer::new(running.addresses.clone(), MODEL);
+    let (requests, changed) = tokio::join!(player.play(plan), engines.change(cell.change, &running, &player, arrivals_s));
     changed?;
     running.check_running()?;
     let counted = engines.count().await?.into_iter().zip(before).map(|(after, before)| after.since(&before));
@@ -58,6 +56,28 @@ pub async fn play(cell: &Cell, seed: u64, router_name: &str, arrivals_s: f64, si
     })
 }
 
+fn plan(cell: &Cell, seed: u64, arrivals_s: f64) -> Result<SessionPlan> {
+    let sessions = match cell.source {
+        CellSource::Published(PublishedShape::Recorded) => recording::sessions(seed, arrivals_s)?,
+        _ => cell.sessions(seed, arrivals_s),
+    };
+    Ok(match cell.source {
+        CellSource::Random { .. } => {
+            let cold = sessions.iter().filter(|session| session.start_ms < arrivals_s * 1e3 / 4.0).count();
+            SessionPlan { sessions, cold, clients: None }
+        }
+        CellSource::Published(shape) => SessionPlan { cold: sessions.len() / 4, clients: shape.clients(), sessions },
+    })
+}
+
+/// The profile of engines, and how many times longer its steps take.
+fn profile(hardware: EngineHardware) -> (EngineProfile, f64) {
+    match hardware {
+        EngineHardware::Qwen32bH200 => (EngineProfile::Qwen32bH200, 1.0),
+        EngineHardware::Llama8bA10 => (EngineProfile::Llama8bA100, 3.0),
+    }
+}
+
 // === impl RaceEngines ===
 
 impl RaceEngines {
@@ -65,15 +85,16 @@ impl RaceEngines {
     fn start(cell: &Cell) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
         let (mut servers, mut ports) = (Vec::new(), Vec::new());
+        let (profile, slowdown) = profile(cell.engines.hardware);
         for index in 0..cell.engines.count + added {
             let port = ReservedPort::lease()?;
             let slow = cell.engines.speed == EngineSpeed::HalfAreHalfAsFast && index * 2 >= cell.engines.count;
             servers.push(ModelServer::start(ModelServerOptions {
                 listen: port.address(),
-                profile: EngineProfile::Qwen32bH200,
+                profile,
                 models: vec![MODEL.to_owned()],
-                slowdown: if slow { 2.0 } else { 1.0 },
-                max_num_seqs: SEQUENCES_MAX,
+                slowdown: if slow { 2.0 * slowdown } else { slowdown },
+                max_num_seqs: cell.engines.sequences_max,
                 num_gpu_blocks: cell.engines.kv_blocks,
                 chunks_per_write: TOKENS_PER_WRITE,
                 ..ModelServerOptions::default()
@@ -147,6 +168,8 @@ mod tests {
     mod slow {
         use std::collections::BTreeMap;
 
+        use race_cells::RaceWorkload;
+
         use super::super::*;
         use crate::judge::{CachePhase, RaceFigure, RaceVerdict, RouterRatio};
 
@@ -157,14 +180,16 @@ mod tests {
         /// that fails two requests of a hundred.
         #[tokio::test(flavor = "multi_thread")]
         async fn the_race_sees_delays_and_failures_and_no_difference_where_there_is_none() {
-            let cell = Cell { load_percent: 10, ..Cell::find("chat-50").expect("a cell") };
+            let source = CellSource::Random { workload: RaceWorkload::Chat, load_percent: 40 };
+            let cell = Cell { source, ..Cell::find("chat-50").expect("a cell") };
             let names = ["envoy-round-robin", "envoy-round-robin", "envoy-delay", "envoy-drop"];
             let runs = names.map(|name| play(&cell, SEED, name, ARRIVALS_S, names.len()));
             let runs = futures::future::join_all(runs).await.into_iter().collect::<Result<Vec<_>>>().expect("four runs");
             let ratio = |other: usize| RaceFigure::FirstTokenMean.ratio(CachePhase::Warm, &[&runs[0]], &[&runs[other]]).expect("pairs");
             let [same, delayed, dropping] = [1, 2, 3].map(ratio);
             let verdict = |ratio: RouterRatio| ratio.verdict(Some(same));
-            assert_eq!([same, delayed, dropping].map(verdict), [RaceVerdict::Equal, RaceVerdict::Faster, RaceVerdict::Faster]);
+            let expected = [RaceVerdict::Equal, RaceVerdict::Faster, RaceVerdict::Faster];
+            assert_eq!([same, delayed, dropping].map(verdict), expected, "{same:?} {delayed:?} {dropping:?}");
             let failures: BTreeMap<&str, usize> = runs.iter().map(|run| (run.router.as_str(), run.failures())).collect();
             assert_eq!((failures["envoy-round-robin"], failures["envoy-delay"]), (0, 0));
             assert!(failures["envoy-drop"] > 0);

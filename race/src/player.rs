@@ -17,6 +17,7 @@ use hyper_util::rt::TokioExecutor;
 use race_cells::RaceSession;
 use serde_json::{Value, json};
 use testbed::Result;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::record::{RequestRecord, RequestTokens};
@@ -38,8 +39,17 @@ pub struct SessionPlayer {
     addresses: Vec<SocketAddr>,
     model: String,
     start: Instant,
-    /// Sessions that arrive before this many ms are cold.
-    cold_until_ms: f64,
+}
+
+/// What to play.
+#[derive(Debug)]
+pub struct SessionPlan {
+    /// The sessions in order of arrival.
+    pub sessions: Vec<RaceSession>,
+    /// How many of them, from the first, find cold caches.
+    pub cold: usize,
+    /// Sessions at a time, if the next one begins when one of them ends.
+    pub clients: Option<usize>,
 }
 
 /// A reply as it was read.
@@ -55,13 +65,13 @@ struct PlayedReply {
 // === impl SessionPlayer ===
 
 impl SessionPlayer {
-    /// A player of sessions that arrive within `arrivals_s` seconds from now on.
+    /// A player whose time begins now.
     #[must_use]
-    pub fn new(addresses: Vec<SocketAddr>, model: &str, arrivals_s: f64) -> Self {
+    pub fn new(addresses: Vec<SocketAddr>, model: &str) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Self { client, addresses, model: model.to_owned(), start: Instant::now(), cold_until_ms: arrivals_s * 1e3 / 4.0 }
+        Self { client, addresses, model: model.to_owned(), start: Instant::now() }
     }
 
     /// When the player was made: the start of the run.
@@ -71,17 +81,22 @@ impl SessionPlayer {
     }
 
     /// Plays all sessions to their ends. The records are in order of session and turn.
-    pub async fn play(&self, sessions: Vec<RaceSession>) -> Vec<RequestRecord> {
-        let all = sessions.into_iter().map(|session| {
-            let player = self.clone();
-            tokio::spawn(async move { player.session(Arc::new(session)).await })
+    pub async fn play(&self, plan: SessionPlan) -> Vec<RequestRecord> {
+        let clients = Arc::new(Semaphore::new(plan.clients.unwrap_or(plan.sessions.len())));
+        let all = plan.sessions.into_iter().enumerate().map(|(index, session)| {
+            let (player, clients, cold) = (self.clone(), Arc::clone(&clients), index < plan.cold);
+            tokio::spawn(async move {
+                let _client = clients.acquire().await;
+                let due = player.start + Duration::from_secs_f64(session.start_ms / 1e3);
+                player.session(Arc::new(session), due.max(Instant::now()), cold).await
+            })
         });
         join_all(all).await.into_iter().flatten().flatten().collect()
     }
 
-    async fn session(&self, session: Arc<RaceSession>) -> Vec<RequestRecord> {
+    /// Plays a session whose first request is due at `due`.
+    async fn session(&self, session: Arc<RaceSession>, mut due: Instant, cold: bool) -> Vec<RequestRecord> {
         let (mut replies, mut records): (Vec<String>, Vec<RequestRecord>) = (Vec::new(), Vec::new());
-        let mut due = self.start + Duration::from_secs_f64(session.start_ms / 1e3);
         for (turn, said) in session.turns.iter().enumerate() {
             due += Duration::from_secs_f64(said.pause_ms / 1e3);
             // The body is made before it is due, so that making it delays nothing.
@@ -92,7 +107,9 @@ impl SessionPlayer {
                 Ok(reply) => reply.map_err(|error| error.to_string()),
                 Err(_) => Err("timeout".to_owned()),
             };
-            records.push(self.record(&session, turn, sent, due, &reply));
+            let mut record = self.record(&session, turn, sent, due, &reply);
+            record.cold = cold;
+            records.push(record);
             due = reply.as_ref().map_or_else(|_| Instant::now(), |reply| reply.end);
             replies.push(reply.map(|reply| reply.text).unwrap_or_default());
         }
@@ -152,7 +169,7 @@ impl SessionPlayer {
         RequestRecord {
             session: session.id,
             turn: u32::try_from(turn).unwrap_or(u32::MAX),
-            cold: session.start_ms < self.cold_until_ms,
+            cold: false,
             class: session.class.name().to_owned(),
             sent_ms: ms(sent - self.start),
             late_ms: ms(sent.saturating_duration_since(due)),

@@ -1,5 +1,6 @@
-//! The cells: workload, load and engines.
+//! The cells: sessions and engines.
 
+use crate::published::PublishedShape;
 use crate::session::RaceSession;
 use crate::workload::RaceWorkload;
 
@@ -8,10 +9,8 @@ use crate::workload::RaceWorkload;
 pub struct Cell {
     /// The name in commands, records and on the page.
     pub name: &'static str,
-    /// The sessions and their texts.
-    pub workload: RaceWorkload,
-    /// Load as a share of what round robin can serve of this workload, percent.
-    pub load_percent: u32,
+    /// Where its sessions come from.
+    pub source: CellSource,
     /// The engines.
     pub engines: CellEngines,
     /// What happens to the pool during the run.
@@ -20,15 +19,43 @@ pub struct Cell {
     pub gateways: usize,
 }
 
+/// Where the sessions of a cell come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CellSource {
+    /// Sessions of a workload that arrive at random.
+    Random {
+        /// The workload.
+        workload: RaceWorkload,
+        /// Load as a share of what round robin can serve of this workload, percent.
+        load_percent: u32,
+    },
+    /// The shape of a published table.
+    Published(PublishedShape),
+}
+
 /// The engines of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CellEngines {
     /// How many there are.
     pub count: usize,
+    /// The model and its hardware.
+    pub hardware: EngineHardware,
     /// How fast they are.
     pub speed: EngineSpeed,
+    /// Sequences that each runs at once.
+    pub sequences_max: usize,
     /// KV blocks of 16 tokens of each; `None`: those of the profile.
     pub kv_blocks: Option<u32>,
+}
+
+/// The model and the hardware of a cell's engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineHardware {
+    /// Qwen3 32B on an H200.
+    Qwen32bH200,
+    /// Llama 3 8B on an A10: an A100 that takes three times as long, since an A10 reads its memory
+    /// at 600 GB/s instead of 2,039 and has 125 Tflop/s instead of 312.
+    Llama8bA10,
 }
 
 /// How fast the engines of a cell are.
@@ -51,7 +78,15 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    const EIGHT: Self = Self { count: 8, speed: EngineSpeed::Equal, kv_blocks: None };
+    /// The engines of the cells that judge. Few sequences, so that a pool near its limits sends few
+    /// enough events for two cores.
+    pub const EIGHT: Self =
+        Self { count: 8, hardware: EngineHardware::Qwen32bH200, speed: EngineSpeed::Equal, sequences_max: 24, kv_blocks: None };
+    /// As many sequences as vLLM allows by default.
+    const EIGHT_WIDE: Self = Self { sequences_max: 256, ..Self::EIGHT };
+    /// 24 GiB less the weights are some 2,400 blocks at 128 KiB a token.
+    const THREE_A10: Self =
+        Self { count: 3, hardware: EngineHardware::Llama8bA10, speed: EngineSpeed::Equal, sequences_max: 32, kv_blocks: Some(2_400) };
 }
 
 // === impl Cell ===
@@ -85,8 +120,24 @@ impl Cell {
     /// Two gateways in front of the engines of `agents-50`.
     pub const TWO_GATEWAYS: Self = Self { gateways: 2, ..Self::new("two-gateways", RaceWorkload::Agents, 50) };
 
+    /// Cells in the shape of published tables.
+    pub const PUBLISHED: [Self; 7] = [
+        Self::published("llm-d-groups-4", PublishedShape::SharedGroups { per_s: 4 }, CellEngines::EIGHT_WIDE),
+        Self::published("llm-d-groups-24", PublishedShape::SharedGroups { per_s: 24 }, CellEngines::EIGHT_WIDE),
+        Self::published("llm-d-groups-48", PublishedShape::SharedGroups { per_s: 48 }, CellEngines::EIGHT_WIDE),
+        Self::published("llm-d-groups-96", PublishedShape::SharedGroups { per_s: 96 }, CellEngines::EIGHT_WIDE),
+        Self::published("llm-d-unique-24", PublishedShape::UniquePrompts { per_s: 24 }, CellEngines::EIGHT_WIDE),
+        Self::published("higress", PublishedShape::TenTurns, CellEngines::THREE_A10),
+        Self::published("mooncake", PublishedShape::Recorded, CellEngines::EIGHT_WIDE),
+    ];
+
+    const fn published(name: &'static str, shape: PublishedShape, engines: CellEngines) -> Self {
+        Self { name, source: CellSource::Published(shape), engines, change: CellChange::None, gateways: 1 }
+    }
+
     const fn new(name: &'static str, workload: RaceWorkload, load_percent: u32) -> Self {
-        Self { name, workload, load_percent, engines: CellEngines::EIGHT, change: CellChange::None, gateways: 1 }
+        let source = CellSource::Random { workload, load_percent };
+        Self { name, source, engines: CellEngines::EIGHT, change: CellChange::None, gateways: 1 }
     }
 
     const fn tight(name: &'static str, workload: RaceWorkload, load_percent: u32, kv_blocks: u32) -> Self {
@@ -95,6 +146,11 @@ impl Cell {
 
     /// All cells, in order.
     pub fn all() -> impl Iterator<Item = Self> {
+        Self::judged().chain(Self::PUBLISHED)
+    }
+
+    /// The cells that judge, with every seed.
+    pub fn judged() -> impl Iterator<Item = Self> {
         Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
     }
 
@@ -104,18 +160,36 @@ impl Cell {
         Self::all().find(|cell| cell.name == name)
     }
 
-    /// Sessions that arrive each second.
+    /// The workload of sessions that arrive at random.
     #[must_use]
-    pub fn sessions_per_s(&self) -> f64 {
-        let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };
-        let engines = self.engines.count as f64 / CellEngines::EIGHT.count as f64;
-        self.workload.capacity_per_s() * f64::from(self.load_percent) / 100.0 * slow * engines
+    pub const fn workload(&self) -> Option<RaceWorkload> {
+        match self.source {
+            CellSource::Random { workload, .. } => Some(workload),
+            CellSource::Published(_) => None,
+        }
     }
 
-    /// The sessions of a run that arrive within `arrivals_s` seconds.
+    /// Sessions that arrive each second; `None` if that depends on the router or a recording.
+    #[must_use]
+    pub fn sessions_per_s(&self) -> Option<f64> {
+        let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };
+        let engines = self.engines.count as f64 / CellEngines::EIGHT.count as f64;
+        match self.source {
+            CellSource::Random { workload, load_percent } => {
+                Some(workload.capacity_per_s() * f64::from(load_percent) / 100.0 * slow * engines)
+            }
+            CellSource::Published(shape) => shape.per_s().map(f64::from),
+        }
+    }
+
+    /// The sessions of a run, in order of arrival; at random, those that arrive within `arrivals_s`
+    /// seconds. None of a recording, which is a file.
     #[must_use]
     pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
-        self.workload.sessions(seed, self.sessions_per_s(), arrivals_s)
+        match self.source {
+            CellSource::Random { workload, .. } => workload.sessions(seed, self.sessions_per_s().unwrap_or_default(), arrivals_s),
+            CellSource::Published(shape) => shape.sessions(seed),
+        }
     }
 }
 
@@ -151,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_pool_of_slower_engines_gets_less_load() {
-        let [equal, unequal] = ["agents-50", "unequal"].map(|name| Cell::find(name).map_or(0.0, |cell| cell.sessions_per_s()));
+        let [equal, unequal] = ["agents-50", "unequal"].map(|name| Cell::find(name).and_then(|cell| cell.sessions_per_s()).unwrap_or(0.0));
         assert!((unequal / equal - 0.75).abs() < 1e-9);
     }
 }

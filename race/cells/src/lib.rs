@@ -5,9 +5,11 @@
 //! crate is pure: it knows no clock and no socket.
 
 mod cell;
+mod published;
 mod session;
 mod workload;
 
-pub use cell::{Cell, CellChange, CellEngines, EngineSpeed};
+pub use cell::{Cell, CellChange, CellEngines, CellSource, EngineHardware, EngineSpeed};
+pub use published::PublishedShape;
 pub use session::{Message, RaceSession, Role, SessionClass, Turn};
 pub use workload::RaceWorkload;

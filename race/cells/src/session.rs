@@ -11,7 +11,7 @@ pub struct RaceSession {
     pub start_ms: f64,
     /// What kind of client it is.
     pub class: SessionClass,
-    /// The system prompt.
+    /// The system prompt; empty if there is none.
     pub system: Arc<str>,
     /// The requests of the client in order; at least one.
     pub turns: Vec<Turn>,
@@ -63,7 +63,8 @@ impl RaceSession {
     /// The messages of the request of turn `turn` (from 0). `replies` are the replies of the
     /// earlier turns, in order; a missing one counts as empty.
     pub fn messages<'a>(&'a self, turn: usize, replies: &'a [String]) -> Vec<Message<'a>> {
-        let mut messages = vec![Message { role: Role::System, text: &self.system }];
+        let system = (!self.system.is_empty()).then_some(Message { role: Role::System, text: &self.system });
+        let mut messages: Vec<Message<'_>> = system.into_iter().collect();
         for (at, said) in self.turns.iter().take(turn + 1).enumerate() {
             messages.push(Message { role: Role::User, text: &said.text });
             if at < turn {

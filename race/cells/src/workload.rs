@@ -164,7 +164,7 @@ fn some_words(count: RangeInclusive<usize>, rng: &mut SmallRng) -> Arc<str> {
 }
 
 /// So many random words, each with a space behind it.
-fn words(count: usize, rng: &mut SmallRng) -> Arc<str> {
+pub(crate) fn words(count: usize, rng: &mut SmallRng) -> Arc<str> {
     let mut text = String::with_capacity(count * 8);
     for _ in 0..count {
         for _ in 0..rng.random_range(3..=9) {
