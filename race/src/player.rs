@@ -62,6 +62,21 @@ struct PlayedReply {
     usage: Value,
 }
 
+// === impl PlayedReply ===
+
+impl PlayedReply {
+    /// The reply, unless it was cut. A router may end the stream of an engine that died as if the
+    /// reply were whole: without an error, and without `usage`.
+    fn whole(self, asked: u32) -> Result<Self> {
+        let tokens = self.usage["completion_tokens"].as_u64().unwrap_or(0);
+        if tokens == u64::from(asked) {
+            Ok(self)
+        } else {
+            Err(format!("the reply was cut: its usage has {tokens} of {asked} tokens").into())
+        }
+    }
+}
+
 // === impl SessionPlayer ===
 
 impl SessionPlayer {
@@ -104,7 +119,7 @@ impl SessionPlayer {
             sleep_until(due).await;
             let sent = Instant::now();
             let reply = match timeout(REQUEST_TIMEOUT, self.send(&session, body)).await {
-                Ok(reply) => reply.map_err(|error| error.to_string()),
+                Ok(reply) => reply.and_then(|reply| reply.whole(said.output_tokens)).map_err(|error| error.to_string()),
                 Err(_) => Err("timeout".to_owned()),
             };
             let mut record = self.record(&session, turn, sent, due, &reply);
@@ -230,6 +245,15 @@ mod tests {
     fn the_event_with_the_role_is_no_token() {
         let events: Vec<_> = STREAM.split_inclusive("\n\n").map(|event| has_token(event.as_bytes())).collect();
         assert_eq!(events, [false, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_reply_without_all_its_tokens_has_failed() {
+        let now = Instant::now();
+        let reply = |usage: Value| PlayedReply { first_token: now, last_token: now, end: now, text: String::new(), usage };
+        assert!(reply(json!({"completion_tokens": 30})).whole(30).is_ok());
+        assert!(reply(json!({"completion_tokens": 29})).whole(30).is_err());
+        assert!(reply(Value::Null).whole(30).is_err(), "no usage");
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub enum PublishedShape {
         /// Requests each second.
         per_s: u32,
     },
-    /// Its control: prompts of 2,300 tokens that share nothing.
+    /// The control of the same pull request: prompts of 2,300 tokens that share nothing.
     UniquePrompts {
         /// Requests each second.
         per_s: u32,
