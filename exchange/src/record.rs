@@ -212,6 +212,7 @@ fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
             w.name("running").strings(lora.running.iter().map(|name| &**name));
             w.name("waiting").strings(lora.waiting.iter().map(|name| &**name));
             w.name("max").plain(lora.max);
+            w.name("base_model").string(&lora.base_model);
         });
     }
     w.name("attributes").object(|w| {

@@ -132,5 +132,11 @@ fn attributes(metrics: &[EndpointMetrics]) -> Vec<state::Attribute> {
 
 fn lora(index: u32, lora: &scheduler::LoraMetrics) -> state::Lora {
     let names = |list: &[Box<str>]| list.iter().map(ToString::to_string).collect();
-    state::Lora { index, running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max }
+    state::Lora {
+        index,
+        running: names(&lora.running),
+        waiting: names(&lora.waiting),
+        max: lora.max,
+        base_model: lora.base_model.to_string(),
+    }
 }

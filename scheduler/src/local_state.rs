@@ -44,7 +44,7 @@ pub struct LocalState<'a> {
 /// keeps an unused adapter until another one needs its place, but reports only those in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdapterRoom {
-    /// Unknown.
+    /// Unknown, or the request is for the base model and needs no room.
     #[default]
     Unknown,
     /// The adapter is loaded: a request used it, and since then fewer other adapters were used than

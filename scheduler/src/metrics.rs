@@ -122,7 +122,7 @@ pub static KV_BLOCKS: MetricDefinition = MetricDefinition {
 /// Every number of [`EndpointMetrics`] that has a field of its own, in the order it is shown.
 pub static METRICS: [&MetricDefinition; 5] = [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION, &KV_BLOCK_TOKENS, &KV_BLOCKS];
 
-/// The newest `lora_requests_info` series of an engine.
+/// The newest `lora_requests_info` series of an engine, and the name of its base model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraMetrics {
     /// Adapters loaded and in use.
@@ -131,6 +131,9 @@ pub struct LoraMetrics {
     pub waiting: Box<[Box<str>]>,
     /// Adapters that fit at once.
     pub max: u32,
+    /// The base model by the label `model_name` of the engine's metrics; empty if unknown. A
+    /// request for it needs no adapter.
+    pub base_model: Box<str>,
 }
 
 // === impl EndpointMetrics ===

@@ -61,7 +61,7 @@ T = o w D + W + S
 | v, w | prefill and decode time of this endpoint relative to the average |
 | c0 c1 c2, e0 e1 e2 | learned coefficients of a prefill step and of a decode step |
 | C, U, missing | KV memory in tokens: all; in use; needed by this request and not free |
-| A | time to load the LoRA adapter |
+| A | time to load the LoRA adapter; 0 for the base model, which the label `model_name` of the metrics names |
 | a | tokens cached here since the prefix was last used, as a share of what fits |
 | r | prompts per endpoint since the longest cached prefix was last used |
 | f | failure rate here minus the rate at other endpoints |

@@ -59,10 +59,22 @@ pub struct Extraction<'e> {
     cells: Vec<SeriesValues>,
     /// Metrics whose name has been read.
     present: FamilySet,
+    base_model: BaseModel,
     /// Stop when these are complete; `None`: read to the end of the page.
     until: Option<FamilySet>,
     last_name: Vec<u8>,
     last: FamilySet,
+}
+
+/// The label `model_name` of the load metrics. vLLM puts the base model there, also for requests
+/// of adapters.
+#[derive(Debug, Default)]
+enum BaseModel {
+    #[default]
+    Unnamed,
+    Named(Box<str>),
+    /// Several models answer here.
+    Several,
 }
 
 /// Detects that another process answers at an address.
@@ -112,7 +124,15 @@ impl<'e> Extraction<'e> {
     #[must_use]
     pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
         let cells = engine.metrics.iter().map(|_| SeriesValues::default()).collect();
-        Self { engine, cells, present: 0, until: until.filter(|&set| set != 0), last_name: Vec::new(), last: 0 }
+        Self {
+            engine,
+            cells,
+            present: 0,
+            base_model: BaseModel::default(),
+            until: until.filter(|&set| set != 0),
+            last_name: Vec::new(),
+            last: 0,
+        }
     }
 
     /// Reads to the end of the page.
@@ -124,7 +144,7 @@ impl<'e> Extraction<'e> {
     /// Combines the series of each metric into one number.
     #[must_use]
     pub fn finish(self) -> PageReading {
-        let Self { engine, cells, present, .. } = self;
+        let Self { engine, cells, present, base_model, .. } = self;
         let rows = || engine.metrics.iter().zip(&cells);
         let first =
             |meaning: MetricMeaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
@@ -134,7 +154,9 @@ impl<'e> Extraction<'e> {
         };
         let custom = engine.custom_keys.iter().enumerate();
         let mut metrics = EndpointMetrics {
-            lora: first(MetricMeaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
+            lora: first(MetricMeaning::Lora)
+                .and_then(|cell| cell.lora.as_ref())
+                .map(|(_, lora)| LoraMetrics { base_model: base_model.name(), ..lora.clone() }),
             // Sorted, because the keys are; keys without a value on the page are left out.
             attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(MetricMeaning::Custom(at))?.last()?)?))).collect(),
             ..EndpointMetrics::default()
@@ -152,6 +174,9 @@ impl<'e> Extraction<'e> {
         let Some(cell) = self.cells.get_mut(at) else { return };
         if metric.meaning == MetricMeaning::Lora {
             return cell.add_lora(sample);
+        }
+        if matches!(metric.meaning, MetricMeaning::Number(_)) {
+            self.base_model.read(sample);
         }
         let value = match &metric.label {
             None => Some(sample.value),
@@ -211,6 +236,24 @@ impl RestartWatch {
     }
 }
 
+impl BaseModel {
+    fn read(&mut self, sample: &MetricSample<'_>) {
+        let Some(label) = sample.label(b"model_name").filter(|label| !label.is_empty()) else { return };
+        match self {
+            Self::Unnamed => *self = Self::Named(String::from_utf8_lossy(&label).into()),
+            Self::Named(name) if name.as_bytes() == &*label => {}
+            Self::Named(_) | Self::Several => *self = Self::Several,
+        }
+    }
+
+    fn name(self) -> Box<str> {
+        match self {
+            Self::Named(name) => name,
+            Self::Unnamed | Self::Several => "".into(),
+        }
+    }
+}
+
 impl SeriesValues {
     fn add(&mut self, shard: Option<u64>, value: Option<f64>) {
         let Some(value) = value else { return self.invalid = true };
@@ -227,8 +270,8 @@ impl SeriesValues {
         if sample.value.is_finite() && newest {
             let text = |label: &[u8]| sample.label(label).map(|value| String::from_utf8_lossy(&value).into_owned()).unwrap_or_default();
             let Ok(max) = text(b"max_lora").trim().parse() else { return };
-            let lora =
-                LoraMetrics { running: names(&text(b"running_lora_adapters")), waiting: names(&text(b"waiting_lora_adapters")), max };
+            let [running, waiting] = [b"running_lora_adapters".as_slice(), b"waiting_lora_adapters"].map(|label| names(&text(label)));
+            let lora = LoraMetrics { running, waiting, max, base_model: "".into() };
             self.lora = Some((sample.value, lora));
         }
     }

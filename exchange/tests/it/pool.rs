@@ -24,8 +24,12 @@ fn picked_of(pool: &mut ManagedPool, model: &str, prompt: &str) -> String {
 
 /// Returns a pool of four endpoints with this scorer alone. Each engine has room for two adapters.
 fn pool_of_scorer(scorer: &str, seed: u64) -> ManagedPool {
+    pool_of_adapters(scorer, LoraMetrics { max: 2, ..LoraMetrics::default() }, seed)
+}
+
+/// Returns a pool of four endpoints with this scorer alone, whose engines say this of adapters.
+fn pool_of_adapters(scorer: &str, lora: LoraMetrics, seed: u64) -> ManagedPool {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
-    let lora = LoraMetrics { max: 2, ..LoraMetrics::default() };
     let metrics = vec![EndpointMetrics { lora: Some(lora), ..EndpointMetrics::default() }; 4];
     let endpoints = pool_update(4, 1).endpoints().to_vec();
     let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
@@ -59,6 +63,31 @@ fn more_adapters_than_fit_displace_the_one_not_used_for_longest() {
     assert_eq!(picked_of(&mut pool, "ninth", "hi"), homes[0], "the first was used longest ago");
     let kept = names.iter().zip(&homes).skip(1);
     assert!(kept.into_iter().all(|(name, home)| picked_of(&mut pool, name, "hi") == *home), "all other adapters stay");
+}
+
+/// An idle pool serves its base model on all engines, also if they have places for adapters, and
+/// also if those are full: the base model needs none.
+#[test]
+fn prompts_for_the_base_model_spread_over_an_idle_pool_with_places_for_adapters() {
+    for (scorer, adapters) in [("marginal-cost-scorer", 0), ("marginal-cost-scorer", 2), ("lora-affinity-scorer", 2)] {
+        let lora = LoraMetrics { max: 1, base_model: "llama".into(), ..LoraMetrics::default() };
+        let mut pool = pool_of_adapters(scorer, lora, 1);
+        (0..adapters).for_each(|adapter| drop(picked_of(&mut pool, &format!("adapter-{adapter}"), "hi")));
+        let mut counts = std::collections::BTreeMap::<String, usize>::new();
+        for n in 0..40 {
+            *counts.entry(picked_of(&mut pool, "llama", &format!("{n} ").repeat(200))).or_default() += 1;
+        }
+        assert!(counts.len() == 4 && counts.values().all(|count| *count <= 15), "{scorer}, {adapters} adapters: {counts:?}");
+    }
+}
+
+#[test]
+fn requests_for_the_base_model_displace_no_adapter() {
+    let lora = LoraMetrics { max: 1, base_model: "llama".into(), ..LoraMetrics::default() };
+    let mut pool = pool_of_adapters("marginal-cost-scorer", lora, 1);
+    let home = picked_of(&mut pool, "sql", "hi");
+    (0..40).for_each(|n| drop(picked_of(&mut pool, "llama", &format!("{n} ").repeat(200))));
+    assert_eq!(picked_of(&mut pool, "sql", "another prompt"), home);
 }
 
 #[test]

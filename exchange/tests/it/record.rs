@@ -55,7 +55,12 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
         // Few enough that a dozen prompts fill them.
         kv_blocks: queue.map(|_| 24),
         kv_block_tokens: Some(64),
-        lora: queue.map(|q| LoraMetrics { running: [format!("m{}", q % 3).into()].into(), waiting: Box::new([]), max: 2 }),
+        lora: queue.map(|q| LoraMetrics {
+            running: [format!("m{}", q % 3).into()].into(),
+            waiting: Box::new([]),
+            max: 2,
+            base_model: "".into(),
+        }),
         ..EndpointMetrics::default()
     };
     let endpoints = queues.iter().enumerate().map(endpoint).collect();

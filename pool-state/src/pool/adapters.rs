@@ -3,8 +3,7 @@
 //!
 //! An engine reports the adapters in use, not those that it keeps loaded. Like an engine, a row
 //! keeps the most recently used models, and an adapter that no longer fits counts as evicted.
-//! Requests for the base model take a place in the row too. They are so frequent that the base
-//! model has a place at every endpoint, which favours none.
+//! Requests for the base model, where the engine names it, need no adapter and take no place.
 //!
 //! Other workers and proxies learn the model of a request from a placement whose only block is a
 //! *model mark*: the constant [`MODEL_MARK`] in the upper 32 bits and 32 bits of the model name's
@@ -76,8 +75,13 @@ impl AdapterTable {
             return;
         }
         let mark = model_mark(model);
+        let is_base = |metrics: &EndpointMetrics| metrics.lora.as_ref().is_some_and(|lora| *lora.base_model == *model);
         let places = |metrics: &EndpointMetrics| metrics.lora.as_ref().and_then(|lora| usize::try_from(lora.max).ok()).unwrap_or(0);
-        self.rooms.extend(self.rows.iter().zip(metrics).map(|(row, metrics)| row.room(mark, places(metrics))));
+        let room = |(row, metrics): (&EndpointAdapters, &EndpointMetrics)| match is_base(metrics) {
+            true => AdapterRoom::Unknown,
+            false => row.room(mark, places(metrics)),
+        };
+        self.rooms.extend(self.rows.iter().zip(metrics).map(room));
     }
 
     pub(super) fn rooms(&self) -> &[AdapterRoom] {
@@ -145,6 +149,15 @@ mod tests {
         let (mut adapters, metrics) = pool(&[0, 0]);
         adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
+    }
+
+    #[test]
+    fn the_base_model_needs_no_adapter() {
+        let (mut adapters, mut metrics) = pool(&[1, 1]);
+        metrics[1].lora.as_mut().unwrap().base_model = "llama".into();
+        adapters.record_model(1, model_mark("sql"));
+        adapters.find_rooms(&metrics, "llama");
+        assert_eq!(adapters.rooms(), [AdapterRoom::Free, AdapterRoom::Unknown], "the first engine names no base model");
     }
 
     #[test]

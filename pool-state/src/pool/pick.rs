@@ -433,7 +433,7 @@ impl ManagedPool {
     /// prompt that is cached nowhere.
     fn record_model(&mut self, endpoint: EndpointIndex, model: &str) {
         let Some(state) = &self.state else { return };
-        if let Some((endpoint_ref, _)) = state.endpoint(endpoint).filter(|_| state.serves_adapters(endpoint)) {
+        if let Some((endpoint_ref, _)) = state.endpoint(endpoint).filter(|_| state.needs_adapter(endpoint, model)) {
             let mark = adapters::model_mark(model);
             self.adapters.record_model(endpoint.get(), mark);
             self.sharing.placements.push(endpoint_ref, &[mark], 0);
@@ -451,8 +451,10 @@ impl PublishedState {
         self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
     }
 
-    fn serves_adapters(&self, index: EndpointIndex) -> bool {
-        self.snapshot.metrics_of(index).is_some_and(|metrics| metrics.lora.is_some())
+    /// Whether the engine serves adapters, and the model is not its base model.
+    fn needs_adapter(&self, index: EndpointIndex, model: &str) -> bool {
+        let lora = self.snapshot.metrics_of(index).and_then(|metrics| metrics.lora.as_ref());
+        lora.is_some_and(|lora| *lora.base_model != *model)
     }
 
     fn endpoint_addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {

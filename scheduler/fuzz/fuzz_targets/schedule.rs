@@ -348,6 +348,7 @@ impl AnyEndpoint {
                 running: boxed(running),
                 waiting: boxed(waiting),
                 max: *max,
+                base_model: "".into(),
             }),
             ..EndpointMetrics::default()
         }

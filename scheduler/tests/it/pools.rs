@@ -33,7 +33,12 @@ fn adapters() -> impl Strategy<Value = Box<[Box<str>]>> {
 }
 
 fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
-    prop::option::of((adapters(), adapters(), 0_u32..5).prop_map(|(running, waiting, max)| LoraMetrics { running, waiting, max }))
+    prop::option::of((adapters(), adapters(), 0_u32..5).prop_map(|(running, waiting, max)| LoraMetrics {
+        running,
+        waiting,
+        max,
+        base_model: "".into(),
+    }))
 }
 
 fn row() -> impl Strategy<Value = EndpointCase> {

@@ -141,7 +141,8 @@ fn an_adapter_that_an_object_targets_is_served_wherever_no_metadata_names_it() {
 fn an_adapter_that_an_engine_reports_is_served_there() {
     let snapshot = of_one_base(ModelSpec { name: "base".into(), priority: 0, targets: vec![] });
     let mut metrics = vec![EndpointMetrics::default(); 3];
-    metrics[0].lora = Some(LoraMetrics { running: ["running".into()].into(), waiting: ["waiting".into()].into(), max: 2 });
+    metrics[0].lora =
+        Some(LoraMetrics { running: ["running".into()].into(), waiting: ["waiting".into()].into(), max: 2, base_model: "".into() });
     let snapshot = snapshot.with_metrics(snapshot.version(), metrics).unwrap();
     let serving =
         |model: &str| snapshot.indices().filter(|&index| snapshot.serves_anywhere(model) || snapshot.serves(index, model)).count();

@@ -24,7 +24,10 @@ fn told(reading: &PageReading) -> String {
     let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes, .. } =
         &reading.metrics;
     assert!(attributes.is_empty(), "none is configured");
-    let lora = lora.as_ref().map(|l| format!(" lora {} running, {} waiting, max {}", l.running.join("+"), l.waiting.join("+"), l.max));
+    let lora = lora.as_ref().map(|l| {
+        let (running, waiting) = (l.running.join("+"), l.waiting.join("+"));
+        format!(" lora {running} running, {waiting} waiting, max {}, base {}", l.max, l.base_model)
+    });
     format!(
         "queued {} running {} kv {} blocks {}x{} started {}{}",
         show(*queue_depth),
@@ -54,7 +57,7 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="27648"} 1.0
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql, chat",waiting_lora_adapters=""} 1.7e+09
 "#,
-        "queued 2 running 7 kv 0.25 blocks 27648x16 started 1760000000 lora sql+chat running,  waiting, max 4",
+        "queued 2 running 7 kv 0.25 blocks 27648x16 started 1760000000 lora sql+chat running,  waiting, max 4, base m",
     );
 }
 
@@ -66,7 +69,7 @@ fn vllm_0_32_as_recorded() {
         include_str!("../../../../testbed/data/vllm-0.32/metrics.txt"),
         "queued 0 running 0 kv 0 blocks 800x32 started 1790000000",
     );
-    let lora = "queued 0 running 0 kv 0 blocks 800x32 started 1790000000 lora  running,  waiting, max 1";
+    let lora = "queued 0 running 0 kv 0 blocks 800x32 started 1790000000 lora  running,  waiting, max 1, base smollm2";
     check("vllm", include_str!("../../../../testbed/data/vllm-0.32/lora-metrics.txt"), lora);
 }
 
@@ -184,11 +187,24 @@ fn numbers_that_cannot_be_are_unknown() {
 }
 
 #[test]
+fn a_base_model_is_named_if_all_load_metrics_name_the_same() {
+    let page = |models: [&str; 2]| {
+        let [one, other] = models.map(|model| if model.is_empty() { String::new() } else { format!(r#"{{model_name="{model}"}}"#) });
+        let lora = r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1"#;
+        format!("vllm:num_requests_running{one} 0\nvllm:num_requests_waiting{other} 0\n{lora}\n")
+    };
+    for (models, base) in [(["m", "m"], "m"), (["m", "n"], ""), (["", "m"], "m"), (["", ""], "")] {
+        let expected = format!("queued 0 running 0 kv ? blocks ?x? started ? lora  running,  waiting, max 2, base {base}");
+        check("vllm", &page(models), &expected);
+    }
+}
+
+#[test]
 fn the_newest_lora_series_counts() {
     let page = |lines: &[&str]| lines.iter().map(|line| format!("vllm:lora_requests_info{line}\n")).collect::<String>();
     let old = r#"{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 1.0"#;
     let new = r#"{max_lora="2",running_lora_adapters="a, b ,,c",waiting_lora_adapters=" d "} 2.0"#;
-    let expected = "queued ? running ? kv ? blocks ?x? started ? lora a+b+c running, d waiting, max 2";
+    let expected = "queued ? running ? kv ? blocks ?x? started ? lora a+b+c running, d waiting, max 2, base ";
     check("vllm", &page(&[old, new]), expected);
     check("vllm", &page(&[new, old]), expected);
     check("vllm", &page(&[new, r#"{max_lora="x",running_lora_adapters="bad"} 3.0"#]), expected);
