@@ -7,11 +7,11 @@ mod row;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use engine_sim::EngineProfile;
 use race_cells::{Cell, CellEngines, EngineSpeed};
 
-use crate::engine::BLOCK_TOKENS;
-use crate::hardware::QWEN_32B_H200;
 use crate::policy::OURS;
+use crate::workload::SESSION_BLOCK_TOKENS;
 use crate::world::{PoolSetting, SharingMode};
 
 /// What `simulator race` does.
@@ -47,9 +47,6 @@ pub(crate) enum RaceTask {
     },
 }
 
-/// Tokens of the KV blocks that `race-cells` counts.
-const CELL_BLOCK_TOKENS: usize = 16;
-
 /// Most sequences that an engine runs at a time.
 const SEQUENCES_MAX: usize = 24;
 
@@ -66,16 +63,16 @@ impl RaceTask {
     }
 }
 
-/// The pool of these engines. Where half are slower, it is every other one.
+/// The pool of these engines.
 fn setting(engines: CellEngines) -> PoolSetting {
-    let mut setting = PoolSetting::plain(QWEN_32B_H200);
+    let mut setting = PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS));
     setting.replicas = engines.count;
     setting.engine.sequences_max = SEQUENCES_MAX;
     if let Some(blocks) = engines.kv_blocks {
-        setting.engine.kv_blocks = blocks as usize * CELL_BLOCK_TOKENS / BLOCK_TOKENS;
+        setting.engine.kv_blocks = blocks as usize;
     }
     if engines.speed == EngineSpeed::HalfAreHalfAsFast {
-        setting.odd_slowdown = 2.0;
+        setting.half_slowdown = 2.0;
     }
     setting
 }

@@ -10,6 +10,7 @@ use crate::engine::{BLOCK_TOKENS, EngineJob};
 use crate::trace::{self, ID_TOKENS, ServeGenClient, TraceRequest};
 
 mod closed;
+pub(crate) use closed::SESSION_BLOCK_TOKENS;
 
 /// Requests in order of arrival; those of a closed session one after another.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use pool_state::LedgerHold;
 use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, Readiness, SEQUENCES_MAX_ATTRIBUTE, Snapshot, Version};
 
-use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
+use crate::engine::{EngineJob, EngineSimulator, StepEvent};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
@@ -470,7 +470,7 @@ impl<'w> Simulation<'w> {
                 running_requests: Some(running as f32),
                 kv_cache_utilization: Some(engine.kv_utilization() as f32),
                 kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
-                kv_block_tokens: u32::try_from(BLOCK_TOKENS).ok(),
+                kv_block_tokens: u32::try_from(engine.spec().block_tokens).ok(),
                 lora: lora(engine.as_ref()),
                 attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
             }

@@ -33,7 +33,6 @@ use std::collections::BTreeMap;
 use scheduler::Rng;
 
 use super::baseline::{PolicyView, lowest};
-use crate::engine::BLOCK_TOKENS;
 use crate::workload::mix;
 
 /// The memory of a policy between picks.
@@ -87,8 +86,9 @@ const OVERLOAD_WAITING: f64 = 8.0;
 const OVERLOAD_KV_USE: f64 = 0.8;
 
 const EVICTION_MS: f64 = 60_000.0;
-/// 67,108,864 characters in blocks of 64 tokens of four characters.
-const NODES_MAX: usize = (1 << 26) / (BLOCK_TOKENS * 4);
+/// The most characters of text, and how many a token has.
+const CHARACTERS_MAX: usize = 1 << 26;
+const TOKEN_CHARACTERS: usize = 4;
 
 // === impl TextTree ===
 
@@ -173,13 +173,14 @@ impl PolicyMemory {
     /// The position of the worker that smg picks of the ready ones.
     pub(super) fn pick_smg(&mut self, view: &PolicyView<'_, '_>, ready: &[usize], rng: &mut Rng) -> Option<usize> {
         self.polls.refresh(view, ready);
+        let block_tokens = view.engines.first()?.spec().block_tokens;
         if view.now >= self.evicted + EVICTION_MS {
-            self.texts.evict(NODES_MAX);
+            self.texts.evict(CHARACTERS_MAX / (block_tokens * TOKEN_CHARACTERS));
             self.evicted = view.now;
         }
         let able: Vec<usize> = ready.iter().copied().filter(|&at| !self.polls.is_overloaded(at)).collect();
         let able = if able.is_empty() { ready } else { &able };
-        let path = TextTree::path(view.job.blocks.get(..view.job.prompt as usize / BLOCK_TOKENS).unwrap_or(view.job.blocks));
+        let path = TextTree::path(view.job.blocks.get(..view.job.prompt as usize / block_tokens).unwrap_or(view.job.blocks));
         let polls = &self.polls;
         let soonest = |workers: &[usize], rng: &mut Rng| lowest(workers, &|at| polls.wait_s(at), rng);
         let (matched, holders) = self.texts.longest(&path, able);

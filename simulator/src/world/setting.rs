@@ -13,6 +13,8 @@ pub(crate) struct PoolSetting {
     pub(crate) prefillers: usize,
     /// Every other engine takes this many times as long.
     pub(crate) odd_slowdown: f64,
+    /// Each engine of the second half takes this many times as long.
+    pub(crate) half_slowdown: f64,
     pub(crate) proxies: usize,
     pub(crate) sharing: SharingMode,
     /// The time between two scrapes, ms; with 0 every pick has new metrics.
@@ -84,6 +86,7 @@ impl PoolSetting {
             replicas: 8,
             prefillers: 0,
             odd_slowdown: 1.0,
+            half_slowdown: 1.0,
             proxies: 1,
             sharing: SharingMode::Private,
             scrape_ms: 50.0,
@@ -107,6 +110,7 @@ impl PoolSetting {
         (0..self.replicas).map(|at| {
             let mut spec = self.engine;
             spec.times.slowdown *= if at % 2 == 1 { self.odd_slowdown } else { 1.0 };
+            spec.times.slowdown *= if at * 2 >= self.replicas { self.half_slowdown } else { 1.0 };
             spec
         })
     }
