@@ -110,6 +110,11 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
         Ok(())
     }
 
+    fn abort(&mut self, request: u32) {
+        self.coming.retain(|job| job.request != request);
+        let _ = self.engine.abort(|job| job.request == request); // one on its way is not there
+    }
+
     fn announce(&mut self, job: EngineJob<'w>) {
         self.coming.push(job);
     }

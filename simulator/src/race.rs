@@ -1,38 +1,59 @@
 //! The race in virtual time: the cells of `race-cells`, with the same sessions as in real time.
 
 mod capacity;
+mod compare;
 mod play;
 mod row;
+mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use engine_sim::EngineProfile;
-use race_cells::{Cell, CellEngines, EngineSpeed};
+use race_cells::{Cell, CellChange, CellEngines, EngineSpeed};
+use serde_json::Value;
 
-use crate::policy::OURS;
+use crate::policy::{OURS, RoutingPolicy};
 use crate::workload::SESSION_BLOCK_TOKENS;
-use crate::world::{PoolSetting, SharingMode};
+use crate::world::{Failover, PoolSetting, SettingChange, SharingMode};
 
 /// What `simulator race` does.
 #[derive(Subcommand)]
 pub(crate) enum RaceTask {
     /// Plays cells with policies. Prints a line of figures for each, and writes them to FILE.
     Play {
-        /// Cells, by name; by default all that can be played.
+        /// Cells, by name; by default all.
         #[arg(long, value_delimiter = ',')]
         cells: Vec<String>,
-        /// Policies, by name, separated by semicolons.
-        #[arg(long, value_delimiter = ';', default_values_t = play::POLICIES.map(str::to_owned))]
-        policies: Vec<String>,
+        /// Routers of the race or policies, by name, separated by semicolons.
+        #[arg(long, value_delimiter = ';', default_values_t = play::ROUTERS.map(str::to_owned))]
+        routers: Vec<String>,
         /// Seeds. The requests of all are measured together.
-        #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3])]
+        #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
         seeds: Vec<u64>,
+        /// Runs of each seed: with the same sessions, and other random numbers in the routers.
+        #[arg(long, default_value_t = 3)]
+        repeats: u64,
         /// Seconds of arrivals. The requests of sessions of the first quarter are the cold ones.
         #[arg(long, default_value_t = 120.0)]
         seconds: f64,
         /// The file of results.
-        #[arg(long, default_value = "target/bench/race-sim.json")]
+        #[arg(long, default_value = PLAYED)]
+        file: PathBuf,
+    },
+    /// Prints the figures of a file of results as a table in Markdown.
+    Table {
+        /// The file of results.
+        #[arg(long, default_value = PLAYED)]
+        file: PathBuf,
+    },
+    /// Compares results with those of the race in real time. Prints tables in Markdown.
+    Compare {
+        /// The results of the race.
+        #[arg(long, default_value = "docs/data/race.json")]
+        race: PathBuf,
+        /// The file of results.
+        #[arg(long, default_value = PLAYED)]
         file: PathBuf,
     },
     /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks
@@ -47,6 +68,9 @@ pub(crate) enum RaceTask {
     },
 }
 
+/// The results of `play`.
+const PLAYED: &str = "target/bench/race-sim.json";
+
 /// Most sequences that an engine runs at a time.
 const SEQUENCES_MAX: usize = 24;
 
@@ -55,9 +79,11 @@ const SEQUENCES_MAX: usize = 24;
 impl RaceTask {
     pub(crate) fn run(&self, threads: usize) -> Result<(), String> {
         match self {
-            Self::Play { cells, policies, seeds, seconds, file } => {
-                play::run(&play::RacePlan { cells, policies, seeds, seconds: *seconds }, threads, file)
+            Self::Play { cells, routers, seeds, repeats, seconds, file } => {
+                play::run(&play::RacePlan { cells, routers, seeds, repeats: *repeats, seconds: *seconds }, threads, file)
             }
+            Self::Table { file } => table::print(&read(file)?),
+            Self::Compare { race, file } => compare::print(&read(race)?, &read(file)?),
             Self::Capacity { policy, seeds } => capacity::print(policy, seeds, threads),
         }
     }
@@ -77,11 +103,38 @@ fn setting(engines: CellEngines) -> PoolSetting {
     setting
 }
 
-/// The pool of a cell, and its gateways. Those of our policy share their state; those of others
-/// know only what they sent themselves.
-fn cell_setting(cell: &Cell, policy: &str) -> PoolSetting {
-    /// How long what a gateway shares takes to the other.
-    const SHARING_MS: f64 = 10.0;
-    let sharing = if policy.starts_with(OURS) { SharingMode::After(SHARING_MS) } else { SharingMode::Private };
-    PoolSetting { proxies: cell.gateways, sharing, ..setting(cell.engines) }
+fn read(file: &Path) -> Result<Value, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// How long what a gateway shares takes to the others, ms.
+const SHARING_MS: f64 = 10.0;
+
+/// The pool of a cell, and its gateways. Those that are Envoys with our picker share their state;
+/// those of others know only what they sent themselves.
+fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
+    let is_ours = router.starts_with(OURS) || router.starts_with("llm-d");
+    let sharing = if is_ours { SharingMode::After(SHARING_MS) } else { SharingMode::Private };
+    let mut setting = PoolSetting { proxies: cell.gateways, sharing, ..setting(cell.engines) };
+    if cell.change == CellChange::KillAddRestart {
+        // Envoy waits at most 5 ms before its first retry, and the daemon scrapes an engine that
+        // has gone every second. smg waits 50 ms, and checks the health of workers every minute;
+        // two checks must succeed.
+        let failover = if is_ours { Failover { retry_ms: 5.0, readmits: true } } else { Failover { retry_ms: 50.0, readmits: false } };
+        setting.replicas += 1;
+        setting.change = Some(SettingChange::KillAddRestart { arrivals_ms, failover });
+    }
+    setting
+}
+
+/// The policy of a router: its name in the race, or that of a policy.
+fn policy_of(router: &str) -> Result<RoutingPolicy, String> {
+    RoutingPolicy::named(match router {
+        "vllm-cache-aware" => "vllm-router",
+        "vllm-round-robin" | "envoy-round-robin" => "round-robin",
+        "llm-d-default" => "2/2/3",
+        "llm-d-recommended" => "affinity+token-load:peakPrefillThroughput=11800",
+        other => other,
+    })
 }

@@ -20,6 +20,9 @@ pub(crate) trait EngineSimulator<'w> {
         Err("this model of an engine cannot fail".to_owned())
     }
 
+    /// Drops a request whose client has left, if the model can; else it is computed to its end.
+    fn abort(&mut self, _request: u32) {}
+
     /// Records that the request was sent here. It arrives after the API overhead.
     fn announce(&mut self, job: EngineJob<'w>);
 

@@ -52,6 +52,19 @@ pub(crate) enum SettingChange {
     Restarts,
     /// The last two engines, which were not ready before, become ready.
     Grows,
+    /// While requests arrive for this many ms: after a quarter of it the first engine dies for
+    /// good, after half of it the last one, which was not ready before, becomes ready, and after
+    /// three quarters of it the second one restarts.
+    KillAddRestart { arrivals_ms: f64, failover: Failover },
+}
+
+/// What proxies do when an engine dies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Failover {
+    /// The pause before a request without a first token is sent to another engine, ms.
+    pub(crate) retry_ms: f64,
+    /// Whether an engine that has restarted gets requests again during the run.
+    pub(crate) readmits: bool,
 }
 
 // === impl EngineModel ===
@@ -103,7 +116,8 @@ impl PoolSetting {
 
     /// The request at whose arrival the pool changes, in a run of this many requests.
     pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
-        self.change.map(|_| (requests as f64 * self.change_after) as usize)
+        let at_arrival = self.change.filter(|change| !matches!(change, SettingChange::KillAddRestart { .. }));
+        at_arrival.map(|_| (requests as f64 * self.change_after) as usize)
     }
 
     pub(super) fn specs(&self) -> impl Iterator<Item = SimulatedEngineSpec> + '_ {

@@ -1,0 +1,227 @@
+//! Compares the race in virtual time with the race in real time: the ratio of ours to each other
+//! router, and the order of routers. Only warm requests count; hit rates are of all requests, since
+//! the race has only those.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write;
+
+use race_cells::Cell;
+use serde_json::Value;
+
+use crate::policy::OURS;
+
+/// How far two ratios that agree may be apart, and two routers of which neither is faster.
+const AGREED: f64 = 0.1;
+const EQUAL: f64 = 0.03;
+
+/// Figures of a row of [`super::play`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlayedFigures<'a>(&'a Value);
+
+/// Ours beside another router in the race.
+#[derive(Clone, Debug, PartialEq)]
+struct RaceRatios {
+    router: String,
+    /// Ours over the other one: ratio, low, high.
+    e2e: [f64; 3],
+    ttft: [f64; 3],
+    /// The hit rates: ours, the other one's.
+    hits: [f64; 2],
+}
+
+/// A ratio of the simulator beside that of the race.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RatioVerdict {
+    Agrees,
+    /// It is farther off, but within the race's interval of 95 %.
+    WithinInterval,
+    Differs,
+}
+
+/// The cell, the router and the part of each row, in order.
+pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
+    let rows = results.get("rows").and_then(Value::as_array).ok_or("the results have no rows")?;
+    let names = rows.iter().map(|row| {
+        let name = |key: &str| row.get(key).and_then(Value::as_str).ok_or_else(|| format!("a row has no {key}"));
+        Ok([name("cell")?, name("router")?, name("row")?])
+    });
+    names.collect()
+}
+
+// === impl PlayedFigures ===
+
+impl<'a> PlayedFigures<'a> {
+    /// Those of this cell, router and part.
+    pub(super) fn of(results: &'a Value, names: [&str; 3]) -> Option<Self> {
+        let is_it = |row: &&Value| {
+            let keys = ["cell", "router", "row"].into_iter().zip(names);
+            keys.into_iter().all(|(key, name)| row.get(key).and_then(Value::as_str) == Some(name))
+        };
+        results.get("rows")?.as_array()?.iter().find(is_it)?.get("figures").map(Self)
+    }
+
+    /// Not a number if there is none.
+    pub(super) fn number(self, key: &str) -> f64 {
+        self.0.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
+    }
+}
+
+// === impl RaceRatios ===
+
+impl RaceRatios {
+    /// Those of a cell, in the order of the file.
+    fn of(race: &Value, cell: &str) -> Vec<Self> {
+        let cells = race.get("cells").and_then(Value::as_array).into_iter().flatten();
+        let own = cells.filter(|result| result.get("cell").and_then(Value::as_str) == Some(cell));
+        own.flat_map(|result| Self::of_group(result.get("routers").and_then(Value::as_array).map_or(&[][..], Vec::as_slice))).collect()
+    }
+
+    fn of_group(routers: &[Value]) -> Vec<Self> {
+        let hits = |router: &Value| router.get("hit_rate").and_then(Value::as_f64);
+        let ours = routers.first().and_then(hits).unwrap_or(f64::NAN);
+        let ratio = |router: &Value, figure: usize| -> Option<[f64; 3]> {
+            let values = router.get("warm")?.get(figure)?.get("ours_over")?.as_array()?;
+            let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
+            numbers.try_into().ok()
+        };
+        let others = routers.iter().filter_map(|router| {
+            let name = router.get("router").and_then(Value::as_str)?.to_owned();
+            Some(Self { router: name, e2e: ratio(router, 0)?, ttft: ratio(router, 1)?, hits: [ours, hits(router)?] })
+        });
+        others.collect()
+    }
+}
+
+// === impl RatioVerdict ===
+
+impl RatioVerdict {
+    fn of(simulated: f64, [ratio, low, high]: [f64; 3]) -> Self {
+        match simulated {
+            _ if (simulated / ratio - 1.0).abs() <= AGREED => Self::Agrees,
+            _ if (low..=high).contains(&simulated) => Self::WithinInterval,
+            _ => Self::Differs,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Agrees => "yes",
+            Self::WithinInterval => "in interval",
+            Self::Differs => "**no**",
+        }
+    }
+}
+
+/// The router of the simulator that stands for one of the race.
+fn played_as(router: &str) -> &str {
+    match router {
+        "ours-again" => OURS,
+        "vllm-round-robin" => "envoy-round-robin",
+        other => other,
+    }
+}
+
+/// The routers from the fastest to the slowest by their times, ours being 1. Neighbours that are
+/// nearly equal are joined by "=".
+fn order(times: &BTreeMap<&str, f64>) -> String {
+    let mut sorted: Vec<(&str, f64)> = times.iter().map(|(router, time)| (*router, *time)).collect();
+    sorted.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let (mut text, mut before) = (String::new(), None);
+    for (router, time) in sorted {
+        let sign = before.map_or("", |before: f64| if time <= before * (1.0 + EQUAL) { " = " } else { " < " });
+        let _ = write!(text, "{sign}{router}");
+        before = Some(time);
+    }
+    text
+}
+
+/// Whether no two routers are clearly in one order here and clearly in the other order there.
+fn is_same_order(one: &BTreeMap<&str, f64>, other: &BTreeMap<&str, f64>) -> bool {
+    let is_before = |times: &BTreeMap<&str, f64>, a: &str, b: &str| match (times.get(a), times.get(b)) {
+        (Some(first), Some(second)) => first * (1.0 + EQUAL) < *second,
+        _ => false,
+    };
+    one.keys().all(|a| one.keys().all(|b| !(is_before(one, a, b) && is_before(other, b, a))))
+}
+
+/// Prints a line for each cell and router that both have, and one for the order in each cell.
+///
+/// # Errors
+/// When a file has another form.
+pub(super) fn print(race: &Value, played: &Value) -> Result<(), String> {
+    rows(played)?;
+    let mut orders = String::from("\n| cell | order by E2E in the race | in the simulator | same |\n|---|---|---|---|\n");
+    let mut out = std::io::stdout().lock();
+    let head = "| cell | router | E2E race | sim | agrees | TTFT race | sim | agrees | hits, points: race | sim | agrees |";
+    let _ = writeln!(out, "{head}\n|{}", "---|".repeat(head.matches('|').count() - 1));
+    for cell in Cell::all().map(|cell| cell.name) {
+        let ratios = RaceRatios::of(race, cell);
+        let (mut in_race, mut in_play) = (BTreeMap::from([(OURS, 1.0)]), BTreeMap::from([(OURS, 1.0)]));
+        for ratio in &ratios {
+            let figures = |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
+            let all = [figures(OURS, "warm"), figures(&ratio.router, "warm"), figures(OURS, "all"), figures(&ratio.router, "all")];
+            let [Some(ours), Some(other), Some(ours_all), Some(other_all)] = all else { continue };
+            let of = |key: &str| ours.number(key) / other.number(key);
+            let (e2e, ttft) = (of("e2e_mean_ms"), of("ttft_mean_ms"));
+            let hits = [ours_all.number("hit_rate"), other_all.number("hit_rate")];
+            let hit_ratio = ratio.hits[0] / ratio.hits[1];
+            let verdict = |simulated: f64, race: [f64; 3]| RatioVerdict::of(simulated, race).name();
+            let _ = writeln!(
+                out,
+                "| {cell} | {} | {:.2} | {e2e:.2} | {} | {:.2} | {ttft:.2} | {} | {:+.1} | {:+.1} | {} |",
+                ratio.router,
+                ratio.e2e[0],
+                verdict(e2e, ratio.e2e),
+                ratio.ttft[0],
+                verdict(ttft, ratio.ttft),
+                100.0 * (ratio.hits[0] - ratio.hits[1]),
+                100.0 * (hits[0] - hits[1]),
+                verdict(hits[0] / hits[1], [hit_ratio; 3]),
+            );
+            if ratio.router != "ours-again" {
+                in_race.insert(&ratio.router, 1.0 / ratio.e2e[0]);
+                in_play.insert(&ratio.router, 1.0 / e2e);
+            }
+        }
+        if in_race.len() > 1 {
+            let same = if is_same_order(&in_race, &in_play) { "yes" } else { "**no**" };
+            let _ = writeln!(orders, "| {cell} | {} | {} | {same} |", order(&in_race), order(&in_play));
+        }
+    }
+    let _ = write!(out, "{orders}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_ratio_agrees_within_a_tenth_of_it() {
+        let verdict = |simulated| RatioVerdict::of(simulated, [0.8, 0.6, 1.0]);
+        assert_eq!([0.85, 0.95, 1.2].map(verdict), [RatioVerdict::Agrees, RatioVerdict::WithinInterval, RatioVerdict::Differs]);
+    }
+
+    #[test]
+    fn two_orders_are_the_same_unless_they_clearly_contradict() {
+        let race = BTreeMap::from([("ours", 1.0), ("smg", 1.02), ("slow", 1.5)]);
+        assert_eq!(order(&race), "ours = smg < slow");
+        assert!(is_same_order(&race, &BTreeMap::from([("ours", 1.0), ("smg", 0.9), ("slow", 1.1)])), "ours and smg are equal in one");
+        assert!(!is_same_order(&race, &BTreeMap::from([("ours", 1.0), ("smg", 1.2), ("slow", 0.9)])));
+    }
+
+    #[test]
+    fn the_ratios_of_a_cell_are_those_of_all_its_groups() {
+        let figures = |ratio: f64| json!([{"ours_over": [ratio, ratio, ratio]}, {"ours_over": [ratio, ratio, ratio]}]);
+        let group = |router: &str, ratio: f64| {
+            let ours = json!({"router": "ours", "hit_rate": 0.9, "warm": [{"ours_over": null}, {"ours_over": null}]});
+            json!({"cell": "chat-50", "routers": [ours, {"router": router, "hit_rate": 0.8, "warm": figures(ratio)}]})
+        };
+        let race = json!({"cells": [group("smg", 0.9), group("llm-d-default", 0.7)]});
+        let ratios = RaceRatios::of(&race, "chat-50");
+        assert_eq!(ratios.iter().map(|ratio| ratio.router.as_str()).collect::<Vec<_>>(), ["smg", "llm-d-default"]);
+        assert_eq!((ratios[1].e2e[0], ratios[1].hits), (0.7, [0.9, 0.8]));
+    }
+}
