@@ -31,7 +31,8 @@ pub(crate) enum RaceTask {
         /// Seeds. The requests of all are measured together.
         #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
         seeds: Vec<u64>,
-        /// Runs of each seed: with the same sessions, and other random numbers in the routers.
+        /// Runs of each seed: with the same sessions a little later, and other random numbers in
+        /// the routers.
         #[arg(long, default_value_t = 3)]
         repeats: u64,
         /// Seconds of arrivals. The requests of sessions of the first quarter are the cold ones.
@@ -71,6 +72,10 @@ pub(crate) enum RaceTask {
 /// The results of `play`.
 const PLAYED: &str = "target/bench/race-sim.json";
 
+/// The daemon's default times between two scrapes of an engine with work, and of one without, ms.
+const BUSY_SCRAPE_MS: f64 = 100.0;
+const IDLE_SCRAPE_MS: f64 = 1_000.0;
+
 /// Most sequences that an engine runs at a time.
 const SEQUENCES_MAX: usize = 24;
 
@@ -93,6 +98,7 @@ impl RaceTask {
 fn setting(engines: CellEngines) -> PoolSetting {
     let mut setting = PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS));
     setting.replicas = engines.count;
+    (setting.scrape_ms, setting.idle_scrape_ms) = (BUSY_SCRAPE_MS, IDLE_SCRAPE_MS);
     setting.engine.sequences_max = SEQUENCES_MAX;
     if let Some(blocks) = engines.kv_blocks {
         setting.engine.kv_blocks = blocks as usize;

@@ -13,17 +13,17 @@ mod closed;
 mod endpoints;
 mod held;
 mod room;
+mod scrape;
 mod setting;
 #[cfg(test)]
 mod tests;
 use change::PoolChange;
-use endpoints::{endpoint, lora};
+use endpoints::endpoint;
+use scrape::EngineState;
 pub(crate) use setting::{EngineModel, Failover, PoolSetting, SettingChange, SharingMode};
 
-use std::sync::Arc;
-
 use pool_state::LedgerHold;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, SEQUENCES_MAX_ATTRIBUTE, Snapshot, Version};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, Snapshot, Version};
 
 use crate::engine::{EngineJob, EngineSimulator, StepEvent};
 use crate::event_queue::EventQueue;
@@ -118,7 +118,7 @@ struct Simulation<'w> {
     workload: &'w Workload,
     policy: &'w RoutingPolicy,
     engines: Vec<Box<dyn EngineSimulator<'w> + 'w>>,
-    steps_made: Vec<u64>,
+    states: Vec<EngineState>,
     routers: Vec<PolicyRouter>,
     snapshot: Snapshot,
     learning: SimulatedLearner,
@@ -183,7 +183,7 @@ impl<'w> Simulation<'w> {
             workload,
             policy,
             engines: setting.specs().map(|spec| setting.model.engine(spec)).collect::<Result<_, _>>()?,
-            steps_made: vec![0; count],
+            states: vec![EngineState::default(); count],
             routers: (0..setting.proxies).map(router).collect(),
             snapshot,
             learning: SimulatedLearner::new(count),
@@ -315,6 +315,9 @@ impl<'w> Simulation<'w> {
         if let Some(place) = self.in_flight.get_mut(request as usize) {
             *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
         }
+        if let Some(state) = self.states.get_mut(at) {
+            state.picked(now);
+        }
         self.send(job, prefill.unwrap_or(at), now)?;
         self.publish(proxy, now);
         Ok(())
@@ -382,9 +385,9 @@ impl<'w> Simulation<'w> {
                 }
             }
         }
-        let steps = self.steps_made.get_mut(at).map_or(0, |steps| {
-            *steps += 1;
-            *steps
+        let steps = self.states.get_mut(at).map_or(0, |state| {
+            state.steps_made += 1;
+            state.steps_made
         });
         if steps.is_multiple_of(PROGRESS_STEPS) {
             self.progress(at, now);
@@ -477,32 +480,6 @@ impl<'w> Simulation<'w> {
 
     fn endpoint(&self, at: usize) -> Option<EndpointRef> {
         self.snapshot.endpoints().get(at).map(|endpoint| endpoint.id)
-    }
-
-    fn scrape(&mut self, now: f64) {
-        let metrics = self.engines.iter().map(|engine| {
-            let (waiting, running) = engine.counts();
-            EndpointMetrics {
-                queue_depth: Some(waiting as f32),
-                running_requests: Some(running as f32),
-                kv_cache_utilization: Some(engine.kv_utilization() as f32),
-                kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
-                kv_block_tokens: u32::try_from(engine.spec().block_tokens).ok(),
-                lora: lora(engine.as_ref()),
-                attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
-            }
-        });
-        let step = Arc::new(match self.policy {
-            RoutingPolicy::Exact(_) => {
-                let endpoints = self.snapshot.endpoints().iter().map(|endpoint| endpoint.id);
-                self.learning.exact_model(endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)))
-            }
-            _ => self.learning.publish(),
-        });
-        if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
-            self.snapshot = snapshot.with_step(step);
-        }
-        self.routers.iter_mut().for_each(|router| router.refresh(&self.snapshot, now));
     }
 
     fn install(&mut self) {

@@ -11,6 +11,9 @@ use serde_json::Value;
 
 use crate::policy::OURS;
 
+/// Ours once more, which shows how far two runs of the race differ.
+const AGAIN: &str = "ours-again";
+
 /// How far two ratios that agree may be apart, and two routers of which neither is faster.
 const AGREED: f64 = 0.1;
 const EQUAL: f64 = 0.03;
@@ -86,7 +89,7 @@ impl RaceRatios {
             numbers.try_into().ok()
         };
         let others = routers.iter().filter_map(|router| {
-            let name = router.get("router").and_then(Value::as_str)?.to_owned();
+            let name = router.get("router").and_then(Value::as_str).filter(|name| *name != AGAIN)?.to_owned();
             Some(Self { router: name, e2e: ratio(router, 0)?, ttft: ratio(router, 1)?, hits: [ours, hits(router)?] })
         });
         others.collect()
@@ -116,7 +119,6 @@ impl RatioVerdict {
 /// The router of the simulator that stands for one of the race.
 fn played_as(router: &str) -> &str {
     match router {
-        "ours-again" => OURS,
         "vllm-round-robin" => "envoy-round-robin",
         other => other,
     }
@@ -145,6 +147,34 @@ fn is_same_order(one: &BTreeMap<&str, f64>, other: &BTreeMap<&str, f64>) -> bool
     one.keys().all(|a| one.keys().all(|b| !(is_before(one, a, b) && is_before(other, b, a))))
 }
 
+/// A line of the table, and ours over the other router in E2E here; `None` where one of them was
+/// not played.
+fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<(String, f64)> {
+    let figures = |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
+    let ratio = |key: &str, row: &str| Some(figures(OURS, row)?.number(key) / figures(&race.router, row)?.number(key));
+    let (e2e, ttft, hits) = (ratio("e2e_mean_ms", "warm")?, ratio("ttft_mean_ms", "warm")?, ratio("hit_rate", "all")?);
+    let points = 100.0 * (figures(OURS, "all")?.number("hit_rate") - figures(&race.router, "all")?.number("hit_rate"));
+    let [ours, other] = race.hits;
+    let verdict = |simulated: f64, race: [f64; 3]| RatioVerdict::of(simulated, race).name();
+    let both = |race: f64, simulated: f64| format!("{} | {}", shown(race), shown(simulated));
+    let line = format!(
+        "| {cell} | {} | {} | {} | {} | {} | {:+.1} | {points:+.1} | {} |",
+        race.router,
+        both(race.e2e[0], e2e),
+        verdict(e2e, race.e2e),
+        both(race.ttft[0], ttft),
+        verdict(ttft, race.ttft),
+        100.0 * (ours - other),
+        verdict(hits, [ours / other; 3]),
+    );
+    Some((line, e2e))
+}
+
+/// A ratio, with more digits if it is small.
+fn shown(ratio: f64) -> String {
+    if ratio < 0.1 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
+}
+
 /// Prints a line for each cell and router that both have, and one for the order in each cell.
 ///
 /// # Errors
@@ -158,31 +188,11 @@ pub(super) fn print(race: &Value, played: &Value) -> Result<(), String> {
     for cell in Cell::all().map(|cell| cell.name) {
         let ratios = RaceRatios::of(race, cell);
         let (mut in_race, mut in_play) = (BTreeMap::from([(OURS, 1.0)]), BTreeMap::from([(OURS, 1.0)]));
-        for ratio in &ratios {
-            let figures = |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
-            let all = [figures(OURS, "warm"), figures(&ratio.router, "warm"), figures(OURS, "all"), figures(&ratio.router, "all")];
-            let [Some(ours), Some(other), Some(ours_all), Some(other_all)] = all else { continue };
-            let of = |key: &str| ours.number(key) / other.number(key);
-            let (e2e, ttft) = (of("e2e_mean_ms"), of("ttft_mean_ms"));
-            let hits = [ours_all.number("hit_rate"), other_all.number("hit_rate")];
-            let hit_ratio = ratio.hits[0] / ratio.hits[1];
-            let verdict = |simulated: f64, race: [f64; 3]| RatioVerdict::of(simulated, race).name();
-            let _ = writeln!(
-                out,
-                "| {cell} | {} | {:.2} | {e2e:.2} | {} | {:.2} | {ttft:.2} | {} | {:+.1} | {:+.1} | {} |",
-                ratio.router,
-                ratio.e2e[0],
-                verdict(e2e, ratio.e2e),
-                ratio.ttft[0],
-                verdict(ttft, ratio.ttft),
-                100.0 * (ratio.hits[0] - ratio.hits[1]),
-                100.0 * (hits[0] - hits[1]),
-                verdict(hits[0] / hits[1], [hit_ratio; 3]),
-            );
-            if ratio.router != "ours-again" {
-                in_race.insert(&ratio.router, 1.0 / ratio.e2e[0]);
-                in_play.insert(&ratio.router, 1.0 / e2e);
-            }
+        for ratios in &ratios {
+            let Some((line, e2e)) = line(cell, ratios, played) else { continue };
+            let _ = writeln!(out, "{line}");
+            in_race.insert(&ratios.router, 1.0 / ratios.e2e[0]);
+            in_play.insert(&ratios.router, 1.0 / e2e);
         }
         if in_race.len() > 1 {
             let same = if is_same_order(&in_race, &in_play) { "yes" } else { "**no**" };

@@ -21,11 +21,15 @@ pub(super) struct RacePlan<'a> {
     pub(super) cells: &'a [String],
     pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
-    /// Runs of each seed: with the same sessions, and other random numbers in the routers.
+    /// Runs of each seed: with the same sessions a little later, and other random numbers in the
+    /// routers.
     pub(super) repeats: u64,
     /// Seconds of arrivals.
     pub(super) seconds: f64,
 }
+
+/// How much later the sessions of a run are than those of the run before, ms.
+const LATER_MS: f64 = 37.0;
 
 /// The outcomes of a run: cold and warm.
 type SplitOutcomes = [Vec<RequestOutcome>; 2];
@@ -39,17 +43,13 @@ pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<()
     let _ = writeln!(out, "{:<15}{:<32}{:<5}{}", "cell", "router", "row", RaceRow::head());
     let mut rows: Vec<Value> = Vec::new();
     for cell in plan.cells()? {
-        let workloads = parallel(threads, plan.seeds, |&seed| Ok(Workload::of_sessions(&cell.sessions(seed, plan.seconds))))?;
-        let of_router: Vec<(u64, &Workload)> = plan
-            .seeds
-            .iter()
-            .zip(&workloads)
-            .flat_map(|(seed, workload)| (0..plan.repeats).map(move |run| (mix(*seed, run), workload)))
-            .collect();
+        let numbers: Vec<(u64, u64)> = plan.seeds.iter().flat_map(|seed| (0..plan.repeats).map(move |run| (*seed, run))).collect();
+        let workloads = parallel(threads, &numbers, |(seed, run)| Ok(plan.workload(&cell, *seed, *run)))?;
+        let played: Vec<(u64, &Workload)> = numbers.iter().map(|(seed, run)| mix(*seed, *run)).zip(&workloads).collect();
         let jobs: Vec<(&String, (u64, &Workload))> =
-            plan.routers.iter().flat_map(|router| of_router.iter().map(move |of_run| (router, *of_run))).collect();
+            plan.routers.iter().flat_map(|router| played.iter().map(move |of_run| (router, *of_run))).collect();
         let outcomes = parallel(threads, &jobs, |(router, (seed, workload))| plan.outcomes(&cell, router, workload, *seed))?;
-        for (router, runs) in plan.routers.iter().zip(outcomes.chunks(of_router.len().max(1))) {
+        for (router, runs) in plan.routers.iter().zip(outcomes.chunks(played.len().max(1))) {
             let parts: [(&str, Vec<Vec<RequestOutcome>>); 3] = [
                 ("cold", runs.iter().map(|[cold, _]| cold.clone()).collect()),
                 ("warm", runs.iter().map(|[_, warm]| warm.clone()).collect()),
@@ -83,6 +83,14 @@ impl RacePlan<'_> {
             return Ok(Cell::all().collect());
         }
         self.cells.iter().map(|name| Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`"))).collect()
+    }
+
+    /// The sessions of a run. Those of later runs come a little later, so that scrapes and steps
+    /// meet them at other moments.
+    fn workload(&self, cell: &Cell, seed: u64, run: u64) -> Workload {
+        let mut sessions = cell.sessions(seed, self.seconds);
+        sessions.iter_mut().for_each(|session| session.start_ms += LATER_MS * run as f64);
+        Workload::of_sessions(&sessions)
     }
 
     fn outcomes(&self, cell: &Cell, router: &str, workload: &Workload, seed: u64) -> Result<SplitOutcomes, String> {

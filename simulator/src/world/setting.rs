@@ -19,6 +19,8 @@ pub(crate) struct PoolSetting {
     pub(crate) sharing: SharingMode,
     /// The time between two scrapes, ms; with 0 every pick has new metrics.
     pub(crate) scrape_ms: f64,
+    /// The time between two scrapes of an engine without work, ms, if that is longer.
+    pub(crate) idle_scrape_ms: f64,
     pub(crate) change: Option<SettingChange>,
     /// The share of the requests that arrive before the change.
     pub(crate) change_after: f64,
@@ -103,6 +105,7 @@ impl PoolSetting {
             proxies: 1,
             sharing: SharingMode::Private,
             scrape_ms: 50.0,
+            idle_scrape_ms: 0.0,
             change: None,
             change_after: 1.0 / 3.0,
         }
