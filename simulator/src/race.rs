@@ -2,6 +2,7 @@
 
 mod capacity;
 mod compare;
+mod fleet;
 mod play;
 mod row;
 mod table;
@@ -57,6 +58,25 @@ pub(crate) enum RaceTask {
         #[arg(long, default_value = PLAYED)]
         file: PathBuf,
     },
+    /// Plays a large pool behind several gateways, in the shape of pull request 2438 of smg: the
+    /// share of cached tokens, and how evenly engines get requests.
+    Fleet {
+        /// Engines.
+        #[arg(long, default_value_t = 60)]
+        engines: usize,
+        /// Gateways.
+        #[arg(long, default_value_t = 8)]
+        gateways: usize,
+        /// Loads as shares of what round robin can serve, percent.
+        #[arg(long, value_delimiter = ',', default_values_t = [50, 100])]
+        loads: Vec<u32>,
+        /// Seeds.
+        #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
+        seeds: Vec<u64>,
+        /// Seconds of arrivals.
+        #[arg(long, default_value_t = 180.0)]
+        seconds: f64,
+    },
     /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks
     /// the sessions need that are live at half of it.
     Capacity {
@@ -89,6 +109,11 @@ impl RaceTask {
             }
             Self::Table { file } => table::print(&read(file)?),
             Self::Compare { race, file } => compare::print(&read(race)?, &read(file)?),
+            Self::Fleet { engines, gateways, loads, seeds, seconds } => {
+                let fleet = |load_percent| fleet::RaceFleet { engines: *engines, gateways: *gateways, seconds: *seconds, load_percent };
+                fleet::print_head();
+                loads.iter().try_for_each(|load| fleet::print(&fleet(*load), seeds, threads))
+            }
             Self::Capacity { policy, seeds } => capacity::print(policy, seeds, threads),
         }
     }

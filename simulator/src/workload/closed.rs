@@ -93,7 +93,7 @@ impl Workload {
             blocks.extend(chained(&text.text));
         }
         let highest_priority = RequestClass::default().priority;
-        Self { requests, blocks, hashes, rate: 1.0, classes: Vec::new(), highest_priority, is_closed: true }
+        Self { requests, blocks, hashes, rate: 1.0, classes: Vec::new(), highest_priority, is_closed: true, roams: false }
     }
 }
 
