@@ -169,3 +169,31 @@ fn policy_of(router: &str) -> Result<RoutingPolicy, String> {
         other => other,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Workload;
+    use crate::world::{self, RequestOutcome};
+
+    #[test]
+    fn an_engine_that_died_gets_no_request_and_one_that_is_added_or_returns_does() {
+        const ARRIVALS_MS: f64 = 60_000.0;
+        let cell = Cell::find("change").unwrap();
+        let workload = Workload::of_sessions(&cell.sessions(1, ARRIVALS_MS / 1e3));
+        for (router, returns) in [("ours", true), ("smg", false)] {
+            let setting = cell_setting(&cell, router, ARRIVALS_MS);
+            let outcomes = world::run(&workload, 1.0, &policy_of(router).unwrap(), &setting, 1).unwrap();
+            let sent = |engine: usize, [from, to]: [f64; 2]| {
+                let is_it = |outcome: &&RequestOutcome| outcome.engine == engine && (from..to).contains(&(outcome.sent / ARRIVALS_MS));
+                outcomes.iter().filter(is_it).count()
+            };
+            assert_eq!((sent(0, [0.25, 9.0]), sent(8, [0.0, 0.5]), sent(1, [0.75, 0.83])), (0, 0, 0), "{router}");
+            assert!(sent(0, [0.0, 0.25]) > 0 && sent(8, [0.5, 9.0]) > 0, "{router}");
+            assert_eq!(sent(1, [0.83, 9.0]) > 0, returns, "{router}");
+            let failed: Vec<_> = outcomes.iter().filter(|outcome| outcome.has_failed).collect();
+            assert!((1..=40).contains(&failed.len()) && failed.iter().all(|outcome| outcome.e2e == world::FAILED_MS), "{router}");
+            assert!(outcomes.iter().all(|outcome| outcome.e2e > 0.0), "every request ends");
+        }
+    }
+}

@@ -14,8 +14,10 @@ use crate::policy::OURS;
 /// Ours once more, which shows how far two runs of the race differ.
 const AGAIN: &str = "ours-again";
 
-/// How far two ratios that agree may be apart, and two routers of which neither is faster.
+/// The largest difference of two ratios that agree.
 const AGREED: f64 = 0.1;
+
+/// The largest difference of two routers that are equally fast.
 const EQUAL: f64 = 0.03;
 
 /// Figures of a row of [`super::play`].
@@ -37,7 +39,7 @@ struct RaceRatios {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RatioVerdict {
     Agrees,
-    /// It is farther off, but within the race's interval of 95 %.
+    /// The difference is larger, but the ratio is within the race's interval of 95 %.
     WithinInterval,
     Differs,
 }
@@ -55,7 +57,7 @@ pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
 // === impl PlayedFigures ===
 
 impl<'a> PlayedFigures<'a> {
-    /// Those of this cell, router and part.
+    /// The figures of this cell, router and part.
     pub(super) fn of(results: &'a Value, names: [&str; 3]) -> Option<Self> {
         let is_it = |row: &&Value| {
             let keys = ["cell", "router", "row"].into_iter().zip(names);
@@ -73,7 +75,7 @@ impl<'a> PlayedFigures<'a> {
 // === impl RaceRatios ===
 
 impl RaceRatios {
-    /// Those of a cell, in the order of the file.
+    /// The ratios of a cell, in the order of the file.
     fn of(race: &Value, cell: &str) -> Vec<Self> {
         let cells = race.get("cells").and_then(Value::as_array).into_iter().flatten();
         let own = cells.filter(|result| result.get("cell").and_then(Value::as_str) == Some(cell));

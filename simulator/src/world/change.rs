@@ -13,8 +13,8 @@ pub(super) enum PoolChange {
     Leaves,
     /// Every engine that was not ready becomes ready.
     Joins,
-    /// An engine dies with its requests and its cache. Proxies notice at once: the streams that
-    /// break tell them.
+    /// An engine dies with its requests and its cache. Proxies notice at once, by the streams that
+    /// break.
     Dies { engine: usize },
     /// An engine is there again, with an empty cache.
     Returns { engine: usize },
@@ -97,7 +97,7 @@ impl Simulation<'_> {
         1
     }
 
-    /// Its proxy forgets the request. Returns the engine at which it was.
+    /// Removes the request from its proxy. Returns the engine that had it.
     fn leaves(&mut self, request: u32, now: f64) -> Option<usize> {
         let SimulatedRequest { hold, proxy, at, .. } = self.in_flight.get_mut(request as usize)?.take()?;
         self.routers.get_mut(proxy)?.fail(hold, now);

@@ -1,4 +1,4 @@
-//! What the daemon does: it scrapes the engines and learns step times, and the proxies get both.
+//! The daemon scrapes the engines and learns step times, and the proxies get both.
 
 use std::sync::Arc;
 
@@ -70,5 +70,21 @@ impl Simulation<'_> {
             self.snapshot = snapshot.with_step(step);
         }
         self.routers.iter_mut().for_each(|router| router.refresh(&self.snapshot, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_without_work_is_scraped_less_often() {
+        let mut state = EngineState::default();
+        let due =
+            |state: &mut EngineState, has_work, at: &[f64]| at.iter().map(|&now| state.is_due(has_work, 1_000.0, now)).collect::<Vec<_>>();
+        assert_eq!(due(&mut state, false, &[0.0, 100.0, 900.0, 1_000.0, 1_100.0]), [true, false, false, true, false]);
+        state.picked(1_500.0);
+        assert_eq!(due(&mut state, true, &[1_600.0, 2_000.0, 2_100.0]), [false, true, true], "the time was decided before");
+        assert_eq!(due(&mut state, false, &[2_200.0, 4_100.0, 4_200.0, 5_100.0]), [true, true, false, true], "it is busy for 2 s more");
     }
 }
