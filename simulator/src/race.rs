@@ -7,6 +7,7 @@ mod play;
 mod row;
 mod table;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -52,11 +53,23 @@ pub(crate) enum RaceTask {
     /// Compares results with those of the race in real time. Prints tables in Markdown.
     Compare {
         /// The results of the race.
-        #[arg(long, default_value = "docs/data/race.json")]
+        #[arg(long, default_value = RACED)]
         race: PathBuf,
         /// The file of results.
         #[arg(long, default_value = PLAYED)]
         file: PathBuf,
+    },
+    /// Writes the tables of `compare` and of `table` into their page.
+    Publish {
+        /// The results of the race.
+        #[arg(long, default_value = RACED)]
+        race: PathBuf,
+        /// The file of results.
+        #[arg(long, default_value = PLAYED)]
+        file: PathBuf,
+        /// The page.
+        #[arg(long, default_value = "docs/reference/race-simulator.md")]
+        page: PathBuf,
     },
     /// Plays a large pool behind several gateways, in the shape of pull request 2438 of smg: the
     /// share of cached tokens, and how evenly engines get requests.
@@ -89,6 +102,9 @@ pub(crate) enum RaceTask {
     },
 }
 
+/// The results of the race in real time.
+const RACED: &str = "docs/data/race.json";
+
 /// The results of `play`.
 const PLAYED: &str = "target/bench/race-sim.json";
 
@@ -107,8 +123,12 @@ impl RaceTask {
             Self::Play { cells, routers, seeds, repeats, seconds, file } => {
                 play::run(&play::RacePlan { cells, routers, seeds, repeats: *repeats, seconds: *seconds }, threads, file)
             }
-            Self::Table { file } => table::print(&read(file)?),
-            Self::Compare { race, file } => compare::print(&read(race)?, &read(file)?),
+            Self::Table { file } => print(&table::text(&read(file)?)?),
+            Self::Compare { race, file } => print(&compare::text(&read(race)?, &read(file)?)?),
+            Self::Publish { race, file, page } => {
+                let played = read(file)?;
+                publish(page, &[("compared", compare::text(&read(race)?, &played)?), ("results", table::text(&played)?)])
+            }
             Self::Fleet { engines, gateways, loads, seeds, seconds } => {
                 let fleet = |load_percent| fleet::RaceFleet { engines: *engines, gateways: *gateways, seconds: *seconds, load_percent };
                 fleet::print_head();
@@ -137,6 +157,23 @@ fn setting(engines: CellEngines) -> PoolSetting {
 fn read(file: &Path) -> Result<Value, String> {
     let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn print(text: &str) -> Result<(), String> {
+    std::io::stdout().lock().write_all(text.as_bytes()).map_err(|error| error.to_string())
+}
+
+/// Puts each text between the marks of its name.
+fn publish(page: &Path, texts: &[(&str, String)]) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", page.display());
+    let mut text = std::fs::read_to_string(page).map_err(failed)?;
+    for (name, new) in texts {
+        let [begin, end] = ["begin", "end"].map(|mark| format!("<!-- {name}: {mark} -->"));
+        let (before, rest) = text.split_once(&begin).ok_or_else(|| format!("the page has no mark `{begin}`"))?;
+        let (_, after) = rest.split_once(&end).ok_or_else(|| format!("the page has no mark `{end}`"))?;
+        text = format!("{before}{begin}\n\n{}\n\n{end}{after}", new.trim_end());
+    }
+    std::fs::write(page, text).map_err(failed)
 }
 
 /// How long what a gateway shares takes to the others, ms.

@@ -1,10 +1,9 @@
 //! Compares the race in virtual time with the race in real time: the ratio of ours to each other
-//! router, and the order of routers. Only warm requests count; hit rates are of all requests, since
-//! the race has only those.
+//! router, and the order of routers. p99 is shown and not judged. Only warm requests count, except
+//! in hit rates, which the race has for all requests only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::Write;
 
 use race_cells::Cell;
 use serde_json::Value;
@@ -31,6 +30,8 @@ struct RaceRatios {
     /// Ours over the other one: ratio, low, high.
     e2e: [f64; 3],
     ttft: [f64; 3],
+    /// The same of TTFT p99; not a number if the race has none.
+    ttft_p99: f64,
     /// The hit rates: ours, the other one's.
     hits: [f64; 2],
 }
@@ -92,7 +93,13 @@ impl RaceRatios {
         };
         let others = routers.iter().filter_map(|router| {
             let name = router.get("router").and_then(Value::as_str).filter(|name| *name != AGAIN)?.to_owned();
-            Some(Self { router: name, e2e: ratio(router, 0)?, ttft: ratio(router, 1)?, hits: [ours, hits(router)?] })
+            Some(Self {
+                router: name,
+                e2e: ratio(router, 0)?,
+                ttft: ratio(router, 1)?,
+                ttft_p99: ratio(router, 2).map_or(f64::NAN, |[ratio, ..]| ratio),
+                hits: [ours, hits(router)?],
+            })
         });
         others.collect()
     }
@@ -160,12 +167,13 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<(String, f64)> 
     let verdict = |simulated: f64, race: [f64; 3]| RatioVerdict::of(simulated, race).name();
     let both = |race: f64, simulated: f64| format!("{} | {}", shown(race), shown(simulated));
     let line = format!(
-        "| {cell} | {} | {} | {} | {} | {} | {:+.1} | {points:+.1} | {} |",
+        "| {cell} | {} | {} | {} | {} | {} | {} | {:+.1} | {points:+.1} | {} |",
         race.router,
         both(race.e2e[0], e2e),
         verdict(e2e, race.e2e),
         both(race.ttft[0], ttft),
         verdict(ttft, race.ttft),
+        both(race.ttft_p99, ratio("ttft_p99_ms", "warm")?),
         100.0 * (ours - other),
         verdict(hits, [ours / other; 3]),
     );
@@ -177,15 +185,23 @@ fn shown(ratio: f64) -> String {
     if ratio < 0.1 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
 }
 
-/// Prints a line for each cell and router that both have, and one for the order in each cell.
+/// The seeds of the results.
+fn seeds(results: &Value) -> BTreeSet<u64> {
+    results.get("seeds").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64).collect()
+}
+
+/// A line for each cell and router that both have, and one for the order in each cell.
 ///
 /// # Errors
 /// When a file has another form.
-pub(super) fn print(race: &Value, played: &Value) -> Result<(), String> {
+pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
     rows(played)?;
     let mut orders = String::from("\n| cell | order by E2E in the race | in the simulator | same |\n|---|---|---|---|\n");
-    let mut out = std::io::stdout().lock();
-    let head = "| cell | router | E2E race | sim | agrees | TTFT race | sim | agrees | hits, points: race | sim | agrees |";
+    let in_race = race.get("cells").and_then(Value::as_array).into_iter().flatten().flat_map(seeds).collect::<BTreeSet<_>>();
+    let listed = |seeds: BTreeSet<u64>| seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    let mut out = format!("Seeds of the race: {}; of the simulator: {}.\n\n", listed(in_race), listed(seeds(played)));
+    let head =
+        "| cell | router | E2E race | sim | agrees | TTFT race | sim | agrees | TTFT p99 race | sim | hits, points: race | sim | agrees |";
     let _ = writeln!(out, "{head}\n|{}", "---|".repeat(head.matches('|').count() - 1));
     for cell in Cell::all().map(|cell| cell.name) {
         let ratios = RaceRatios::of(race, cell);
@@ -201,8 +217,7 @@ pub(super) fn print(race: &Value, played: &Value) -> Result<(), String> {
             let _ = writeln!(orders, "| {cell} | {} | {} | {same} |", order(&in_race), order(&in_play));
         }
     }
-    let _ = write!(out, "{orders}");
-    Ok(())
+    Ok(out + &orders)
 }
 
 #[cfg(test)]

@@ -1,19 +1,18 @@
 //! The figures of a file of results as a table in Markdown: a line for each cell and router.
 
-use std::io::Write;
+use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use super::compare::{PlayedFigures, rows};
 
-/// Prints the table.
+/// The table.
 ///
 /// # Errors
 /// When the file has another form.
-pub(super) fn print(results: &Value) -> Result<(), String> {
-    let mut out = std::io::stdout().lock();
+pub(super) fn text(results: &Value) -> Result<String, String> {
     let head = "| cell | router | E2E | TTFT | TPOT | hits % | busiest | failed | cold E2E | cold TTFT | cold hits % |";
-    let _ = writeln!(out, "{head}\n|{}", "---|".repeat(head.matches('|').count() - 1));
+    let mut out = format!("{head}\n|{}\n", "---|".repeat(head.matches('|').count() - 1));
     let mut last = "";
     for (cell, router) in rows(results)?.into_iter().filter(|[_, _, row]| *row == "warm").map(|[cell, router, _]| (cell, router)) {
         let of = |row: &str| PlayedFigures::of(results, [cell, router, row]).ok_or_else(|| format!("{cell}, {router}: no row `{row}`"));
@@ -38,7 +37,7 @@ pub(super) fn print(results: &Value) -> Result<(), String> {
         );
         last = cell;
     }
-    Ok(())
+    Ok(out)
 }
 
 /// A number with a comma before each three digits.
