@@ -214,6 +214,17 @@ mod tests {
     use crate::world::{self, RequestOutcome};
 
     #[test]
+    fn a_table_replaces_what_is_between_its_marks() {
+        let page = std::env::temp_dir().join(format!("race-page-{}.md", std::process::id()));
+        std::fs::write(&page, "before <!-- results: begin -->old<!-- results: end --> after").unwrap();
+        publish(&page, &[("results", "new\n".to_owned())]).unwrap();
+        let text = std::fs::read_to_string(&page).unwrap();
+        assert!(publish(&page, &[("compared", String::new())]).is_err(), "the page has no such mark");
+        std::fs::remove_file(&page).unwrap();
+        assert_eq!(text, "before <!-- results: begin -->\n\nnew\n\n<!-- results: end --> after");
+    }
+
+    #[test]
     fn an_engine_that_died_gets_no_request_and_one_that_is_added_or_returns_does() {
         const ARRIVALS_MS: f64 = 60_000.0;
         let cell = Cell::find("change").unwrap();
