@@ -363,6 +363,9 @@ impl<'w> Simulation<'w> {
                 record.cached = record.cached.max(cached);
             }
         })?;
+        if let Some(state) = self.states.get_mut(at) {
+            state.left_waiting = engine.counts().0;
+        }
         if let Some(ends) = ends {
             self.events.plan(ends, WorldEvent::StepEnds { engine: at });
         }

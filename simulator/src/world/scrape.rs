@@ -12,6 +12,8 @@ use crate::policy::RoutingPolicy;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineState {
     pub(super) steps_made: u64,
+    /// Requests that the last step left in the queue.
+    pub(super) left_waiting: usize,
     /// Until then it counts as busy, ms.
     busy_until: f64,
     /// Before then it is not scraped, ms.
@@ -49,6 +51,9 @@ impl Simulation<'_> {
             if !state.is_due(waiting + running > 0, self.setting.idle_scrape_ms, now) {
                 return before.clone();
             }
+            // An engine looks for new requests between its steps. Until then it does not report
+            // them; of open workloads it does, which the published campaigns were run with.
+            let waiting = if self.workload.is_closed { state.left_waiting } else { waiting };
             EndpointMetrics {
                 queue_depth: Some(waiting as f32),
                 running_requests: Some(running as f32),
