@@ -13,8 +13,9 @@ pub(crate) use engine_sim::{SimulatedEngineSpec, StepTimeModel};
 
 use engine_sim::{BatchingEngine, EngineRequest, EngineSequence, SequenceProgress};
 
-/// Tokens of a KV block, the same as in the router's prefix index. vLLM's blocks have 16, which
-/// takes longer to simulate and changes little.
+/// Tokens of a block in the router's prefix index, and of a KV block in the engines of the
+/// campaigns. vLLM's blocks have 16, as those of the race, which takes longer to simulate and
+/// changes little there.
 pub(crate) const BLOCK_TOKENS: usize = 64;
 
 /// A request as an engine gets it.
@@ -104,6 +105,16 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
         self.engine.clear_cache();
     }
 
+    fn fail(&mut self) -> Result<(), String> {
+        *self = Self::new(*self.engine.spec());
+        Ok(())
+    }
+
+    fn abort(&mut self, request: u32) {
+        self.coming.retain(|job| job.request != request);
+        let _ = self.engine.abort(|job| job.request == request); // one on its way is not there
+    }
+
     fn announce(&mut self, job: EngineJob<'w>) {
         self.coming.push(job);
     }
@@ -154,7 +165,7 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
         let longest = |blocks: &[u64]| blocks.iter().zip(job.blocks).take_while(|(a, b)| a == b).count();
         let ahead = self.engine.waiting().map(EngineSequence::request).chain(&self.coming);
         let found = ahead.map(|other| longest(other.blocks)).max().unwrap_or(0).max(cached);
-        u32::try_from(found * BLOCK_TOKENS).unwrap_or(u32::MAX).min(job.prompt.saturating_sub(1))
+        u32::try_from(found * self.engine.spec().block_tokens).unwrap_or(u32::MAX).min(job.prompt.saturating_sub(1))
     }
 
     fn inside(&self) -> EngineInternals {
@@ -171,7 +182,7 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
         let waiting = self.engine.waiting().map(|sequence| (sequence.request(), sequence.target(), sequence.generated()));
         let coming = self.coming.iter().map(|job| (job, job.prompt as usize, 0));
         for (job, target, generated) in waiting.chain(coming) {
-            let found = (self.engine.cached_blocks(job.blocks) * BLOCK_TOKENS).min(target - 1);
+            let found = (self.engine.cached_blocks(job.blocks) * self.engine.spec().block_tokens).min(target - 1);
             inside.prefills.push(((target - found) as f64, found as f64, f64::from(job.output - generated)));
         }
         inside

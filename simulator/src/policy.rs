@@ -112,7 +112,10 @@ impl RoutingPolicy {
             "affinity+token-load" => {
                 let spec = LLAMA_8B_H100;
                 let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
-                let parameters = vec![number("maxTTFTPenaltyMs", 14_000.0), number("peakPrefillThroughput", peak.round())];
+                let defaults = [number("maxTTFTPenaltyMs", 14_000.0), number("peakPrefillThroughput", peak.round())];
+                let is_told = |name: &str| numbers.iter().any(|(told, _)| told == name);
+                let mut parameters: Vec<_> = defaults.into_iter().filter(|(name, _)| !is_told(name)).collect();
+                parameters.append(&mut numbers);
                 let affinity = PluginSpec { parameters, ..PluginSpec::of_type("prefix-cache-affinity-filter") };
                 profile(vec![(affinity, 1.0), scorer("token-load-scorer", 1.0)])
             }

@@ -1,39 +1,94 @@
 //! The race in virtual time: the cells of `race-cells`, with the same sessions as in real time.
 
 mod capacity;
+mod compare;
+mod fleet;
 mod play;
 mod row;
+mod table;
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use race_cells::{Cell, CellEngines, EngineSpeed};
+use engine_sim::EngineProfile;
+use race_cells::{Cell, CellChange, CellEngines, EngineSpeed};
+use serde_json::Value;
 
-use crate::engine::BLOCK_TOKENS;
-use crate::hardware::QWEN_32B_H200;
-use crate::policy::OURS;
-use crate::world::{PoolSetting, SharingMode};
+use crate::policy::{OURS, RoutingPolicy};
+use crate::workload::SESSION_BLOCK_TOKENS;
+use crate::world::{Failover, PoolSetting, SettingChange, SharingMode};
 
 /// What `simulator race` does.
 #[derive(Subcommand)]
 pub(crate) enum RaceTask {
     /// Plays cells with policies. Prints a line of figures for each, and writes them to FILE.
     Play {
-        /// Cells, by name; by default all that can be played.
+        /// Cells, by name; by default all.
         #[arg(long, value_delimiter = ',')]
         cells: Vec<String>,
-        /// Policies, by name, separated by semicolons.
-        #[arg(long, value_delimiter = ';', default_values_t = play::POLICIES.map(str::to_owned))]
-        policies: Vec<String>,
+        /// Routers of the race or policies, by name, separated by semicolons.
+        #[arg(long, value_delimiter = ';', default_values_t = play::ROUTERS.map(str::to_owned))]
+        routers: Vec<String>,
         /// Seeds. The requests of all are measured together.
-        #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3])]
+        #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
         seeds: Vec<u64>,
+        /// Runs of each seed: with the same sessions a little later, and other random numbers in
+        /// the routers.
+        #[arg(long, default_value_t = 3)]
+        repeats: u64,
         /// Seconds of arrivals. The requests of sessions of the first quarter are the cold ones.
         #[arg(long, default_value_t = 120.0)]
         seconds: f64,
         /// The file of results.
-        #[arg(long, default_value = "target/bench/race-sim.json")]
+        #[arg(long, default_value = PLAYED)]
         file: PathBuf,
+    },
+    /// Prints the figures of a file of results as a table in Markdown.
+    Table {
+        /// The file of results.
+        #[arg(long, default_value = PLAYED)]
+        file: PathBuf,
+    },
+    /// Compares results with those of the race in real time. Prints tables in Markdown.
+    Compare {
+        /// The results of the race.
+        #[arg(long, default_value = RACED)]
+        race: PathBuf,
+        /// The file of results.
+        #[arg(long, default_value = PLAYED)]
+        file: PathBuf,
+    },
+    /// Writes the tables of `compare` and of `table` into their page.
+    Publish {
+        /// The results of the race.
+        #[arg(long, default_value = RACED)]
+        race: PathBuf,
+        /// The file of results.
+        #[arg(long, default_value = PLAYED)]
+        file: PathBuf,
+        /// The page.
+        #[arg(long, default_value = "docs/reference/race-simulator.md")]
+        page: PathBuf,
+    },
+    /// Plays a large pool behind several gateways, in the shape of pull request 2438 of smg: the
+    /// share of cached tokens, and how evenly engines get requests.
+    Fleet {
+        /// Engines.
+        #[arg(long, default_value_t = 60)]
+        engines: usize,
+        /// Gateways.
+        #[arg(long, default_value_t = 8)]
+        gateways: usize,
+        /// Loads as shares of what round robin can serve, percent.
+        #[arg(long, value_delimiter = ',', default_values_t = [50, 100])]
+        loads: Vec<u32>,
+        /// Seeds.
+        #[arg(long, value_delimiter = ',', default_values_t = [101, 102])]
+        seeds: Vec<u64>,
+        /// Seconds of arrivals.
+        #[arg(long, default_value_t = 180.0)]
+        seconds: f64,
     },
     /// Finds how many sessions a second a policy serves of each workload, and how many KV blocks
     /// the sessions need that are live at half of it.
@@ -47,8 +102,15 @@ pub(crate) enum RaceTask {
     },
 }
 
-/// Tokens of the KV blocks that `race-cells` counts.
-const CELL_BLOCK_TOKENS: usize = 16;
+/// The results of the race in real time.
+const RACED: &str = "docs/data/race.json";
+
+/// The results of `play`.
+const PLAYED: &str = "target/bench/race-sim.json";
+
+/// The daemon's default times between two scrapes of an engine with work, and of one without, ms.
+const BUSY_SCRAPE_MS: f64 = 100.0;
+const IDLE_SCRAPE_MS: f64 = 1_000.0;
 
 /// Most sequences that an engine runs at a time.
 const SEQUENCES_MAX: usize = 24;
@@ -58,33 +120,128 @@ const SEQUENCES_MAX: usize = 24;
 impl RaceTask {
     pub(crate) fn run(&self, threads: usize) -> Result<(), String> {
         match self {
-            Self::Play { cells, policies, seeds, seconds, file } => {
-                play::run(&play::RacePlan { cells, policies, seeds, seconds: *seconds }, threads, file)
+            Self::Play { cells, routers, seeds, repeats, seconds, file } => {
+                play::run(&play::RacePlan { cells, routers, seeds, repeats: *repeats, seconds: *seconds }, threads, file)
+            }
+            Self::Table { file } => print(&table::text(&read(file)?)?),
+            Self::Compare { race, file } => print(&compare::text(&read(race)?, &read(file)?)?),
+            Self::Publish { race, file, page } => {
+                let played = read(file)?;
+                publish(page, &[("compared", compare::text(&read(race)?, &played)?), ("results", table::text(&played)?)])
+            }
+            Self::Fleet { engines, gateways, loads, seeds, seconds } => {
+                let fleet = |load_percent| fleet::RaceFleet { engines: *engines, gateways: *gateways, seconds: *seconds, load_percent };
+                fleet::print_head();
+                loads.iter().try_for_each(|load| fleet::print(&fleet(*load), seeds, threads))
             }
             Self::Capacity { policy, seeds } => capacity::print(policy, seeds, threads),
         }
     }
 }
 
-/// The pool of these engines. Where half are slower, it is every other one.
+/// The pool of these engines.
 fn setting(engines: CellEngines) -> PoolSetting {
-    let mut setting = PoolSetting::plain(QWEN_32B_H200);
+    let mut setting = PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS));
     setting.replicas = engines.count;
+    (setting.scrape_ms, setting.idle_scrape_ms) = (BUSY_SCRAPE_MS, IDLE_SCRAPE_MS);
     setting.engine.sequences_max = SEQUENCES_MAX;
     if let Some(blocks) = engines.kv_blocks {
-        setting.engine.kv_blocks = blocks as usize * CELL_BLOCK_TOKENS / BLOCK_TOKENS;
+        setting.engine.kv_blocks = blocks as usize;
     }
     if engines.speed == EngineSpeed::HalfAreHalfAsFast {
-        setting.odd_slowdown = 2.0;
+        setting.half_slowdown = 2.0;
     }
     setting
 }
 
-/// The pool of a cell, and its gateways. Those of our policy share their state; those of others
-/// know only what they sent themselves.
-fn cell_setting(cell: &Cell, policy: &str) -> PoolSetting {
-    /// How long what a gateway shares takes to the other.
-    const SHARING_MS: f64 = 10.0;
-    let sharing = if policy.starts_with(OURS) { SharingMode::After(SHARING_MS) } else { SharingMode::Private };
-    PoolSetting { proxies: cell.gateways, sharing, ..setting(cell.engines) }
+fn read(file: &Path) -> Result<Value, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn print(text: &str) -> Result<(), String> {
+    std::io::stdout().lock().write_all(text.as_bytes()).map_err(|error| error.to_string())
+}
+
+/// Puts each text between the marks of its name.
+fn publish(page: &Path, texts: &[(&str, String)]) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", page.display());
+    let mut text = std::fs::read_to_string(page).map_err(failed)?;
+    for (name, new) in texts {
+        let [begin, end] = ["begin", "end"].map(|mark| format!("<!-- {name}: {mark} -->"));
+        let (before, rest) = text.split_once(&begin).ok_or_else(|| format!("the page has no mark `{begin}`"))?;
+        let (_, after) = rest.split_once(&end).ok_or_else(|| format!("the page has no mark `{end}`"))?;
+        text = format!("{before}{begin}\n\n{}\n\n{end}{after}", new.trim_end());
+    }
+    std::fs::write(page, text).map_err(failed)
+}
+
+/// How long what a gateway shares takes to the others, ms.
+const SHARING_MS: f64 = 10.0;
+
+/// The pool of a cell, and its gateways. Those that are Envoys with our picker share their state;
+/// those of others know only what they sent themselves.
+fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
+    let is_ours = router.starts_with(OURS) || router.starts_with("llm-d");
+    let sharing = if is_ours { SharingMode::After(SHARING_MS) } else { SharingMode::Private };
+    let mut setting = PoolSetting { proxies: cell.gateways, sharing, ..setting(cell.engines) };
+    if cell.change == CellChange::KillAddRestart {
+        // Envoy waits at most 5 ms before its first retry, and the daemon scrapes an engine that
+        // has gone every second. smg waits 50 ms, and checks the health of workers every minute;
+        // two checks must succeed.
+        let failover = if is_ours { Failover { retry_ms: 5.0, readmits: true } } else { Failover { retry_ms: 50.0, readmits: false } };
+        setting.replicas += 1;
+        setting.change = Some(SettingChange::KillAddRestart { arrivals_ms, failover });
+    }
+    setting
+}
+
+/// The policy of a router: its name in the race, or that of a policy.
+fn policy_of(router: &str) -> Result<RoutingPolicy, String> {
+    RoutingPolicy::named(match router {
+        "vllm-cache-aware" => "vllm-router",
+        "vllm-round-robin" | "envoy-round-robin" => "round-robin",
+        "llm-d-default" => "2/2/3",
+        "llm-d-recommended" => "affinity+token-load:peakPrefillThroughput=11800",
+        other => other,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Workload;
+    use crate::world::{self, RequestOutcome};
+
+    #[test]
+    fn a_table_replaces_what_is_between_its_marks() {
+        let page = std::env::temp_dir().join(format!("race-page-{}.md", std::process::id()));
+        std::fs::write(&page, "before <!-- results: begin -->old<!-- results: end --> after").unwrap();
+        publish(&page, &[("results", "new\n".to_owned())]).unwrap();
+        let text = std::fs::read_to_string(&page).unwrap();
+        assert!(publish(&page, &[("compared", String::new())]).is_err(), "the page has no such mark");
+        std::fs::remove_file(&page).unwrap();
+        assert_eq!(text, "before <!-- results: begin -->\n\nnew\n\n<!-- results: end --> after");
+    }
+
+    #[test]
+    fn an_engine_that_died_gets_no_request_and_one_that_is_added_or_returns_does() {
+        const ARRIVALS_MS: f64 = 60_000.0;
+        let cell = Cell::find("change").unwrap();
+        let workload = Workload::of_sessions(&cell.sessions(1, ARRIVALS_MS / 1e3));
+        for (router, returns) in [("ours", true), ("smg", false)] {
+            let setting = cell_setting(&cell, router, ARRIVALS_MS);
+            let outcomes = world::run(&workload, 1.0, &policy_of(router).unwrap(), &setting, 1).unwrap();
+            let sent = |engine: usize, [from, to]: [f64; 2]| {
+                let is_it = |outcome: &&RequestOutcome| outcome.engine == engine && (from..to).contains(&(outcome.sent / ARRIVALS_MS));
+                outcomes.iter().filter(is_it).count()
+            };
+            assert_eq!((sent(0, [0.25, 9.0]), sent(8, [0.0, 0.5]), sent(1, [0.75, 0.83])), (0, 0, 0), "{router}");
+            assert!(sent(0, [0.0, 0.25]) > 0 && sent(8, [0.5, 9.0]) > 0, "{router}");
+            assert_eq!(sent(1, [0.83, 9.0]) > 0, returns, "{router}");
+            let failed: Vec<_> = outcomes.iter().filter(|outcome| outcome.has_failed).collect();
+            assert!((1..=40).contains(&failed.len()) && failed.iter().all(|outcome| outcome.e2e == world::FAILED_MS), "{router}");
+            assert!(outcomes.iter().all(|outcome| outcome.e2e > 0.0), "every request ends");
+        }
+    }
 }

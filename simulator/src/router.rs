@@ -317,6 +317,11 @@ impl PolicyRouter {
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
+    /// Ends a request whose engine has died.
+    pub(crate) fn fail(&mut self, hold: LedgerHold, now: f64) {
+        self.pool.release(hold, virtual_time(now));
+    }
+
     /// The update for the other proxies: this proxy's load and the placements since the last call.
     pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
         let head = LoadReportHead { vm: self.vm, written: virtual_time(now), ring: 0 };

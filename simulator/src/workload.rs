@@ -10,6 +10,7 @@ use crate::engine::{BLOCK_TOKENS, EngineJob};
 use crate::trace::{self, ID_TOKENS, ServeGenClient, TraceRequest};
 
 mod closed;
+pub(crate) use closed::SESSION_BLOCK_TOKENS;
 
 /// Requests in order of arrival; those of a closed session one after another.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Workload {
     pub(crate) highest_priority: i32,
     /// Whether it has sessions whose clients wait for replies.
     pub(crate) is_closed: bool,
+    /// Whether each request of a session may come to another proxy.
+    pub(crate) roams: bool,
 }
 
 /// What flow control knows of a request: its priority and its fairness id.
@@ -269,7 +272,7 @@ impl Workload {
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
         let highest_priority = RequestClass::default().priority;
-        Self { requests, blocks, hashes, rate, classes: Vec::new(), highest_priority, is_closed: false }
+        Self { requests, blocks, hashes, rate, classes: Vec::new(), highest_priority, is_closed: false, roams: false }
     }
 
     /// A workload of several classes: the lines of each, in order of arrival.

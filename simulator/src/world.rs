@@ -8,22 +8,24 @@
 //!  every `scrape` ms: metrics of all engines, and the step model learned so far, to all proxies
 //! ```
 
+mod change;
 mod closed;
 mod endpoints;
 mod held;
 mod room;
+mod scrape;
 mod setting;
 #[cfg(test)]
 mod tests;
-use endpoints::{endpoint, lora};
-pub(crate) use setting::{EngineModel, PoolSetting, SettingChange, SharingMode};
-
-use std::sync::Arc;
+use change::PoolChange;
+use endpoints::endpoint;
+use scrape::EngineState;
+pub(crate) use setting::{EngineModel, Failover, PoolSetting, SettingChange, SharingMode};
 
 use pool_state::LedgerHold;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, Readiness, SEQUENCES_MAX_ATTRIBUTE, Snapshot, Version};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, Snapshot, Version};
 
-use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
+use crate::engine::{EngineJob, EngineSimulator, StepEvent};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
@@ -50,6 +52,8 @@ pub(crate) struct RequestOutcome {
     /// Whether the engine had no room for it, by all that the proxies had sent there: see
     /// [`Simulation::has_room`].
     pub(crate) is_beyond: bool,
+    /// Whether its engine died with it or its client gave up. Its times are then [`FAILED_MS`].
+    pub(crate) has_failed: bool,
 }
 
 #[derive(Debug)]
@@ -71,10 +75,16 @@ enum WorldEvent {
         from: usize,
         update: ProxyUpdate,
     },
-    /// The pool's change: see [`SettingChange`].
-    Changes,
-    /// The restarted engine returns.
-    Returns,
+    Changes(PoolChange),
+    /// The client of a closed session gives up, if it has no whole reply.
+    TimesOut {
+        request: u32,
+    },
+    /// A request is sent once more, by the same proxy, after its engine has died.
+    SendsAgain {
+        request: u32,
+        proxy: usize,
+    },
     /// See [`PolicyRouter::tick`].
     Tick {
         proxy: usize,
@@ -108,7 +118,7 @@ struct Simulation<'w> {
     workload: &'w Workload,
     policy: &'w RoutingPolicy,
     engines: Vec<Box<dyn EngineSimulator<'w> + 'w>>,
-    steps_made: Vec<u64>,
+    states: Vec<EngineState>,
     routers: Vec<PolicyRouter>,
     snapshot: Snapshot,
     learning: SimulatedLearner,
@@ -129,8 +139,8 @@ const PROGRESS_STEPS: u64 = 16;
 const TRANSFER_MS: f64 = 1.0;
 const TRANSFER_TOKEN_MS: f64 = 0.0026;
 
-/// How long a restarted engine is away, ms.
-const RESTART_MS: f64 = 30_000.0;
+/// How long clients of closed sessions wait, ms; the times of a request that failed.
+pub(crate) const FAILED_MS: f64 = 60_000.0;
 
 /// Runs a workload at `rate` requests a second to its end. Returns the outcome of each request, in
 /// the order of the workload.
@@ -173,7 +183,7 @@ impl<'w> Simulation<'w> {
             workload,
             policy,
             engines: setting.specs().map(|spec| setting.model.engine(spec)).collect::<Result<_, _>>()?,
-            steps_made: vec![0; count],
+            states: vec![EngineState::default(); count],
             routers: (0..setting.proxies).map(router).collect(),
             snapshot,
             learning: SimulatedLearner::new(count),
@@ -193,9 +203,7 @@ impl<'w> Simulation<'w> {
         if self.setting.scrape_ms > 0.0 {
             self.events.plan(0.0, WorldEvent::Scrape);
         }
-        if let Some(at) = self.setting.change_at(arrivals.len()).and_then(|at| arrivals.get(at)) {
-            self.events.plan(at.0, WorldEvent::Changes);
-        }
+        self.plan_changes(&arrivals);
         let (mut next, mut left, mut events) = (0, self.workload.requests().len(), Vec::new());
         while left > 0 {
             if let Some(&(at, request)) = arrivals.get(next).filter(|(at, _)| *at <= self.events.next_at()) {
@@ -211,7 +219,7 @@ impl<'w> Simulation<'w> {
                     now
                 }
                 (now, other) => {
-                    self.happens(other, now)?;
+                    left -= self.happens(other, now)?;
                     now
                 }
             };
@@ -221,10 +229,12 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    fn happens(&mut self, what: WorldEvent, now: f64) -> Result<(), String> {
+    /// Returns how many requests ended with it.
+    fn happens(&mut self, what: WorldEvent, now: f64) -> Result<usize, String> {
         match what {
             WorldEvent::Arrives { request, engine } => {
-                if let (Some(job), Some(at)) = (self.job_at(request, engine), self.engines.get_mut(engine)) {
+                let job = self.job_at(request, engine).filter(|_| self.is_up(engine));
+                if let (Some(job), Some(at)) = (job, self.engines.get_mut(engine)) {
                     at.submit(job, now)?;
                     self.start_step(engine, now)?;
                 }
@@ -239,11 +249,12 @@ impl<'w> Simulation<'w> {
                 let others = self.routers.iter_mut().enumerate().filter(|(to, _)| *to != from);
                 others.for_each(|(_, router)| router.receive(from, &update, now));
             }
-            WorldEvent::Changes => self.changes(now),
-            WorldEvent::Returns => self.returns(),
+            WorldEvent::Changes(change) => return self.changes(change, now),
+            WorldEvent::TimesOut { request } => return Ok(self.fails(request, now)),
+            WorldEvent::SendsAgain { request, proxy } => self.pick(request, proxy, now)?,
             WorldEvent::Tick { proxy } => self.routers.get_mut(proxy).into_iter().for_each(PolicyRouter::tick),
         }
-        Ok(())
+        Ok(0)
     }
 
     /// The part of the request that this engine computes: only the prompt where another one
@@ -269,7 +280,13 @@ impl<'w> Simulation<'w> {
         let header = session.and_then(Option::as_ref);
         let picked = router.pick(self.policy, (&job, header, self.workload.class(request)), &self.engines, now)?;
         if let Some(record) = self.records.get_mut(request as usize) {
-            *record = RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() };
+            // One that is sent again keeps the time at which it was sent first.
+            let is_first = record.sent <= 0.0;
+            let at = if is_first { now } else { record.at };
+            if is_first && self.workload.is_closed {
+                self.events.plan(now + FAILED_MS, WorldEvent::TimesOut { request });
+            }
+            *record = RequestOutcome { at, prompt: job.prompt, output: job.output, ..RequestOutcome::default() };
         }
         match picked {
             Some(picked) => self.goes(job, proxy, picked, now),
@@ -297,6 +314,9 @@ impl<'w> Simulation<'w> {
         }
         if let Some(place) = self.in_flight.get_mut(request as usize) {
             *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
+        }
+        if let Some(state) = self.states.get_mut(at) {
+            state.picked(now);
         }
         self.send(job, prefill.unwrap_or(at), now)?;
         self.publish(proxy, now);
@@ -343,6 +363,9 @@ impl<'w> Simulation<'w> {
                 record.cached = record.cached.max(cached);
             }
         })?;
+        if let Some(state) = self.states.get_mut(at) {
+            state.left_waiting = engine.counts().0;
+        }
         if let Some(ends) = ends {
             self.events.plan(ends, WorldEvent::StepEnds { engine: at });
         }
@@ -365,9 +388,9 @@ impl<'w> Simulation<'w> {
                 }
             }
         }
-        let steps = self.steps_made.get_mut(at).map_or(0, |steps| {
-            *steps += 1;
-            *steps
+        let steps = self.states.get_mut(at).map_or(0, |state| {
+            state.steps_made += 1;
+            state.steps_made
         });
         if steps.is_multiple_of(PROGRESS_STEPS) {
             self.progress(at, now);
@@ -460,68 +483,6 @@ impl<'w> Simulation<'w> {
 
     fn endpoint(&self, at: usize) -> Option<EndpointRef> {
         self.snapshot.endpoints().get(at).map(|endpoint| endpoint.id)
-    }
-
-    fn scrape(&mut self, now: f64) {
-        let metrics = self.engines.iter().map(|engine| {
-            let (waiting, running) = engine.counts();
-            EndpointMetrics {
-                queue_depth: Some(waiting as f32),
-                running_requests: Some(running as f32),
-                kv_cache_utilization: Some(engine.kv_utilization() as f32),
-                kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
-                kv_block_tokens: u32::try_from(BLOCK_TOKENS).ok(),
-                lora: lora(engine.as_ref()),
-                attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
-            }
-        });
-        let step = Arc::new(match self.policy {
-            RoutingPolicy::Exact(_) => {
-                let endpoints = self.snapshot.endpoints().iter().map(|endpoint| endpoint.id);
-                self.learning.exact_model(endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)))
-            }
-            _ => self.learning.publish(),
-        });
-        if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
-            self.snapshot = snapshot.with_step(step);
-        }
-        self.routers.iter_mut().for_each(|router| router.refresh(&self.snapshot, now));
-    }
-
-    fn changes(&mut self, now: f64) {
-        match self.setting.change {
-            Some(SettingChange::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
-            Some(SettingChange::Restarts) => {
-                self.change_endpoints(|at, endpoint| {
-                    if at == 0 {
-                        endpoint.readiness = Readiness::NotReady;
-                    }
-                });
-                self.events.plan(now + RESTART_MS, WorldEvent::Returns);
-            }
-            Some(SettingChange::Grows) => self.change_endpoints(|_, endpoint| endpoint.readiness = Readiness::Ready),
-            None => {}
-        }
-    }
-
-    /// The restarted engine is back with a new generation.
-    fn returns(&mut self) {
-        self.engines.iter_mut().take(1).for_each(|engine| engine.forget());
-        self.change_endpoints(|at, endpoint| {
-            endpoint.readiness = Readiness::Ready;
-            endpoint.id.generation.0 += u32::from(at == 0);
-        });
-    }
-
-    /// Changes the endpoints, by position, and sends the proxies a pool update.
-    fn change_endpoints(&mut self, change: impl Fn(usize, &mut Endpoint)) {
-        let mut endpoints = self.snapshot.endpoints().to_vec();
-        endpoints.iter_mut().enumerate().for_each(|(at, endpoint)| change(at, endpoint));
-        let metrics = self.snapshot.metrics().to_vec();
-        if let Ok(snapshot) = self.snapshot.with_endpoints(Version::default(), endpoints, metrics) {
-            self.snapshot = snapshot;
-        }
-        self.install();
     }
 
     fn install(&mut self) {

@@ -12,6 +12,17 @@ pub(crate) trait EngineSimulator<'w> {
     /// Empties the prefix cache. Running requests continue.
     fn forget(&mut self);
 
+    /// Loses all requests and the cache, as a process that ends.
+    ///
+    /// # Errors
+    /// When the model cannot do that.
+    fn fail(&mut self) -> Result<(), String> {
+        Err("this model of an engine cannot fail".to_owned())
+    }
+
+    /// Drops a request whose client has left, if the model can; else it is computed to its end.
+    fn abort(&mut self, _request: u32) {}
+
     /// Records that the request was sent here. It arrives after the API overhead.
     fn announce(&mut self, job: EngineJob<'w>);
 

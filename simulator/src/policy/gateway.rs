@@ -12,16 +12,19 @@
 //!    flight exceed the mean of all workers 1.5 times and by more than a margin: 64 requests, but at
 //!    most two standard deviations of a Poisson number with that mean, and at least 4.
 //! 3. With a shorter match, the worker with the lowest expected wait of all is chosen.
-//! 4. The expected wait is (tokens queued + tokens sent since the last poll) / throughput + 0.15
-//!    k / (1 - k) s, where k is the KV use. Workers are polled every 10 s; a request counts as 1,024
-//!    tokens, and 2,000 tokens a second are the throughput, since vLLM's metrics report neither.
-//!    Workers with 8 waiting requests or a KV use of 0.8 are left out while another one is below.
+//! 4. The expected wait is (tokens queued + tokens in flight) / throughput + 0.15 k / (1 - k) s,
+//!    where k is the KV use. Workers are polled every 10 s for queue and KV use; in flight is what
+//!    the gateway sent and has no whole reply to. A request counts as 1,024 tokens, and 2,000 tokens
+//!    a second are the throughput, since vLLM's metrics report neither. Workers with 8 waiting
+//!    requests or a KV use of 0.8 are left out while another one is below.
 //! 5. Every minute the least recently used text is forgotten while there are more than 67,108,864
 //!    characters in all.
 //!
-//! Not modelled, since they are off by default: `overlap-decay`, `selection-temperature`,
-//! `cache-index hash`, thresholds of KV use. How 1.13 counts running requests in its expected wait
-//! is not public; here they count by their KV use only.
+//! The help text speaks of an estimate in flight, and only with all requests in flight, rather than
+//! those sent since the last poll, are the waits of waves of requests as long as in the race.
+//!
+//! Not modelled: `overlap-decay`, `selection-temperature`, `cache-index hash` and thresholds of KV
+//! use, which are off by default; the warm-up of workers in the first minute.
 //!
 //! **vllm-router** (vllm-project/router) 0.1.17 with its policy `cache_aware`. Its key of a chat
 //! request is `session_params.session_id`, and nothing else (issue #219 of the project). Requests
@@ -33,7 +36,6 @@ use std::collections::BTreeMap;
 use scheduler::Rng;
 
 use super::baseline::{PolicyView, lowest};
-use crate::engine::BLOCK_TOKENS;
 use crate::workload::mix;
 
 /// The memory of a policy between picks.
@@ -67,8 +69,6 @@ struct LoadPolls {
 struct PolledLoad {
     waiting: f64,
     kv_use: f64,
-    /// Requests sent since.
-    sent: f64,
 }
 
 const MATCH_MIN: f64 = 0.3;
@@ -87,8 +87,9 @@ const OVERLOAD_WAITING: f64 = 8.0;
 const OVERLOAD_KV_USE: f64 = 0.8;
 
 const EVICTION_MS: f64 = 60_000.0;
-/// 67,108,864 characters in blocks of 64 tokens of four characters.
-const NODES_MAX: usize = (1 << 26) / (BLOCK_TOKENS * 4);
+/// The most characters of text, and how many a token has.
+const CHARACTERS_MAX: usize = 1 << 26;
+const TOKEN_CHARACTERS: usize = 4;
 
 // === impl TextTree ===
 
@@ -146,7 +147,7 @@ impl LoadPolls {
         self.polled = Some(view.now);
         let polled = workers.iter().map(|&at| {
             let (waiting, kv_use) = view.reported(at);
-            (at, PolledLoad { waiting, kv_use, sent: 0.0 })
+            (at, PolledLoad { waiting, kv_use })
         });
         self.workers = polled.collect();
     }
@@ -155,11 +156,11 @@ impl LoadPolls {
         self.workers.get(&worker).copied().unwrap_or_default()
     }
 
-    /// The expected wait at a worker, s.
-    fn wait_s(&self, worker: usize) -> f64 {
-        let PolledLoad { waiting, kv_use, sent } = self.of(worker);
+    /// The expected wait at a worker with so many requests in flight, s.
+    fn wait_s(&self, worker: usize, in_flight: f64) -> f64 {
+        let PolledLoad { waiting, kv_use } = self.of(worker);
         let used = kv_use.clamp(0.0, KV_USE_MAX);
-        (waiting + sent) * REQUEST_TOKENS / TOKENS_PER_S + KV_PRESSURE_S * used / (1.0 - used)
+        (waiting + in_flight) * REQUEST_TOKENS / TOKENS_PER_S + KV_PRESSURE_S * used / (1.0 - used)
     }
 
     fn is_overloaded(&self, worker: usize) -> bool {
@@ -173,15 +174,16 @@ impl PolicyMemory {
     /// The position of the worker that smg picks of the ready ones.
     pub(super) fn pick_smg(&mut self, view: &PolicyView<'_, '_>, ready: &[usize], rng: &mut Rng) -> Option<usize> {
         self.polls.refresh(view, ready);
+        let block_tokens = view.engines.first()?.spec().block_tokens;
         if view.now >= self.evicted + EVICTION_MS {
-            self.texts.evict(NODES_MAX);
+            self.texts.evict(CHARACTERS_MAX / (block_tokens * TOKEN_CHARACTERS));
             self.evicted = view.now;
         }
         let able: Vec<usize> = ready.iter().copied().filter(|&at| !self.polls.is_overloaded(at)).collect();
         let able = if able.is_empty() { ready } else { &able };
-        let path = TextTree::path(view.job.blocks.get(..view.job.prompt as usize / BLOCK_TOKENS).unwrap_or(view.job.blocks));
+        let path = TextTree::path(view.job.blocks.get(..view.job.prompt as usize / block_tokens).unwrap_or(view.job.blocks));
         let polls = &self.polls;
-        let soonest = |workers: &[usize], rng: &mut Rng| lowest(workers, &|at| polls.wait_s(at), rng);
+        let soonest = |workers: &[usize], rng: &mut Rng| lowest(workers, &|at| polls.wait_s(at, view.own_requests(at)), rng);
         let (matched, holders) = self.texts.longest(&path, able);
         let is_match = matched as f64 > MATCH_MIN * path.len() as f64;
         let holder = if is_match { soonest(&holders, rng) } else { None };
@@ -191,9 +193,6 @@ impl PolicyMemory {
             _ => soonest(able, rng)?,
         };
         self.texts.insert(&path, picked);
-        if let Some(polled) = self.polls.workers.get_mut(&picked) {
-            polled.sent += 1.0;
-        }
         Some(picked)
     }
 }

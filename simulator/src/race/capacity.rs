@@ -11,11 +11,10 @@ use std::io::Write;
 
 use race_cells::{CellEngines, RaceWorkload};
 
-use super::{CELL_BLOCK_TOKENS, setting};
-use crate::engine::BLOCK_TOKENS;
+use super::setting;
 use crate::grid::parallel;
 use crate::policy::RoutingPolicy;
-use crate::workload::Workload;
+use crate::workload::{SESSION_BLOCK_TOKENS, Workload};
 use crate::world::{self, RequestOutcome};
 
 const ARRIVALS_S: f64 = 600.0;
@@ -91,8 +90,8 @@ impl RateOutcome {
         let largest = played.requests().iter().map(|request| request.prompt + request.output).max().unwrap_or(0);
         Ok(Self {
             live: [mean(MIDDLE_S), mean(END_S)],
-            blocks: (blocks.len() * BLOCK_TOKENS / CELL_BLOCK_TOKENS) as f64,
-            largest: f64::from(largest) / CELL_BLOCK_TOKENS as f64,
+            blocks: blocks.len() as f64,
+            largest: f64::from(largest) / SESSION_BLOCK_TOKENS as f64,
         })
     }
 

@@ -1,62 +1,75 @@
-//! Plays cells with policies.
+//! Plays cells with routers.
 
 use std::io::Write;
 use std::path::Path;
 
-use race_cells::{Cell, CellChange};
+use race_cells::Cell;
 use serde_json::{Value, json};
 
-use super::cell_setting;
 use super::row::{RaceRow, split};
+use super::{cell_setting, policy_of};
 use crate::grid::parallel;
-use crate::policy::RoutingPolicy;
-use crate::workload::Workload;
+use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
-/// The policies of the race.
-pub(super) const POLICIES: [&str; 6] = ["ours", "smg", "vllm-router", "round-robin", "2/2/3", "2/2/3/2"];
+/// The routers of the race; of those that go round robin only one.
+pub(super) const ROUTERS: [&str; 6] = ["ours", "smg", "vllm-cache-aware", "envoy-round-robin", "llm-d-default", "llm-d-recommended"];
 
 /// What is played.
 pub(super) struct RacePlan<'a> {
-    /// Names; empty for all that can be played.
+    /// Names; empty for all.
     pub(super) cells: &'a [String],
-    pub(super) policies: &'a [String],
+    pub(super) routers: &'a [String],
     pub(super) seeds: &'a [u64],
+    /// Runs of each seed: with the same sessions a little later, and other random numbers in the
+    /// routers.
+    pub(super) repeats: u64,
     /// Seconds of arrivals.
     pub(super) seconds: f64,
 }
 
+/// How much later the sessions of a run are than those of the run before, ms.
+const LATER_MS: f64 = 37.0;
+
 /// The outcomes of a run: cold and warm.
 type SplitOutcomes = [Vec<RequestOutcome>; 2];
-
-const PARTS: [&str; 2] = ["cold", "warm"];
 
 /// Plays the plan, prints its figures and writes them to the file.
 ///
 /// # Errors
-/// When there is no such cell or policy, a run fails, or the file cannot be written.
+/// When there is no such cell or router, a run fails, or the file cannot be written.
 pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{:<15}{:<32}{:<5}{}", "cell", "policy", "row", RaceRow::head());
+    let _ = writeln!(out, "{:<15}{:<32}{:<5}{}", "cell", "router", "row", RaceRow::head());
     let mut rows: Vec<Value> = Vec::new();
     for cell in plan.cells()? {
-        let workloads = parallel(threads, plan.seeds, |&seed| Ok(Workload::of_sessions(&cell.sessions(seed, plan.seconds))))?;
-        let jobs: Vec<(&String, (&u64, &Workload))> =
-            plan.policies.iter().flat_map(|policy| plan.seeds.iter().zip(&workloads).map(move |of_seed| (policy, of_seed))).collect();
-        let outcomes = parallel(threads, &jobs, |(policy, (seed, workload))| plan.outcomes(&cell, policy, workload, **seed))?;
-        for (policy, of_seeds) in plan.policies.iter().zip(outcomes.chunks(plan.seeds.len().max(1))) {
-            for (part, name) in PARTS.into_iter().enumerate() {
-                let all: Vec<RequestOutcome> = of_seeds.iter().filter_map(|split| split.get(part)).flatten().copied().collect();
-                let row = RaceRow::of(&all, cell.engines.count);
-                let _ = writeln!(out, "{:<15}{policy:<32}{name:<5}{}", cell.name, row.line());
-                rows.push(json!({ "cell": cell.name, "policy": policy, "row": name, "figures": row.json() }));
+        let numbers: Vec<(u64, u64)> = plan.seeds.iter().flat_map(|seed| (0..plan.repeats).map(move |run| (*seed, run))).collect();
+        let workloads = parallel(threads, &numbers, |(seed, run)| Ok(plan.workload(&cell, *seed, *run)))?;
+        let played: Vec<(u64, &Workload)> = numbers.iter().map(|(seed, run)| mix(*seed, *run)).zip(&workloads).collect();
+        let jobs: Vec<(&String, (u64, &Workload))> =
+            plan.routers.iter().flat_map(|router| played.iter().map(move |of_run| (router, *of_run))).collect();
+        let outcomes = parallel(threads, &jobs, |(router, (seed, workload))| plan.outcomes(&cell, router, workload, *seed))?;
+        for (router, runs) in plan.routers.iter().zip(outcomes.chunks(played.len().max(1))) {
+            let parts: [(&str, Vec<Vec<RequestOutcome>>); 3] = [
+                ("cold", runs.iter().map(|[cold, _]| cold.clone()).collect()),
+                ("warm", runs.iter().map(|[_, warm]| warm.clone()).collect()),
+                ("all", runs.iter().map(|run| run.concat()).collect()),
+            ];
+            for (name, runs) in parts {
+                let row = RaceRow::of(&runs, cell_setting(&cell, router, 0.0).replicas);
+                let _ = writeln!(out, "{:<15}{router:<32}{name:<5}{}", cell.name, row.line());
+                rows.push(json!({ "cell": cell.name, "router": router, "row": name, "figures": row.json() }));
             }
         }
     }
-    write(file, &json!({ "seeds": plan.seeds, "arrivals_s": plan.seconds, "rows": rows }))
+    write(file, &json!({ "seeds": plan.seeds, "repeats": plan.repeats, "arrivals_s": plan.seconds, "rows": rows }))
 }
 
-fn write(file: &Path, value: &Value) -> Result<(), String> {
+/// Writes a file of results, and its folder.
+///
+/// # Errors
+/// When it cannot be written.
+pub(super) fn write(file: &Path, value: &Value) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", file.display());
     file.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
     std::fs::write(file, format!("{value:#}\n")).map_err(failed)
@@ -66,17 +79,24 @@ fn write(file: &Path, value: &Value) -> Result<(), String> {
 
 impl RacePlan<'_> {
     fn cells(&self) -> Result<Vec<Cell>, String> {
-        // A pool here cannot lose an engine with the requests on it.
-        let is_played = |cell: &Cell| cell.change == CellChange::None;
         if self.cells.is_empty() {
-            return Ok(Cell::all().filter(is_played).collect());
+            return Ok(Cell::all().collect());
         }
-        let find = |name: &String| Cell::find(name).filter(is_played).ok_or_else(|| format!("no cell `{name}` can be played"));
-        self.cells.iter().map(find).collect()
+        self.cells.iter().map(|name| Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`"))).collect()
     }
 
-    fn outcomes(&self, cell: &Cell, policy: &str, workload: &Workload, seed: u64) -> Result<SplitOutcomes, String> {
-        let outcomes = world::run(workload, workload.rate, &RoutingPolicy::named(policy)?, &cell_setting(cell, policy), seed)?;
-        Ok(split(workload, &outcomes, self.seconds * 1e3))
+    /// The sessions of a run. Those of later runs come a little later, so that scrapes and steps
+    /// meet them at other moments.
+    fn workload(&self, cell: &Cell, seed: u64, run: u64) -> Workload {
+        let mut sessions = cell.sessions(seed, self.seconds);
+        sessions.iter_mut().for_each(|session| session.start_ms += LATER_MS * run as f64);
+        Workload::of_sessions(&sessions)
+    }
+
+    fn outcomes(&self, cell: &Cell, router: &str, workload: &Workload, seed: u64) -> Result<SplitOutcomes, String> {
+        let arrivals_ms = self.seconds * 1e3;
+        let setting = cell_setting(cell, router, arrivals_ms);
+        let outcomes = world::run(workload, workload.rate, &policy_of(router)?, &setting, seed)?;
+        Ok(split(workload, &outcomes, arrivals_ms))
     }
 }

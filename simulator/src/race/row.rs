@@ -6,10 +6,12 @@ use crate::measure::{quantile, sorted};
 use crate::workload::Workload;
 use crate::world::RequestOutcome;
 
-/// The figures of one kind of requests, of all seeds together. Times in ms.
+/// The figures of one kind of requests, of all runs together. Times in ms.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RaceRow {
     pub(super) requests: usize,
+    /// Requests that failed.
+    pub(super) failures: usize,
     pub(super) e2e_mean: f64,
     pub(super) ttft_mean: f64,
     pub(super) ttft_p99: f64,
@@ -18,7 +20,9 @@ pub(super) struct RaceRow {
     pub(super) tpot_p99: f64,
     /// Share of the prompt tokens that were cached.
     pub(super) hits: f64,
-    /// Requests by engine.
+    /// Requests of the busiest engine over the mean of all, mean over the runs.
+    pub(super) busiest: f64,
+    /// Requests by engine in the first run.
     pub(super) by_engine: Vec<usize>,
 }
 
@@ -34,53 +38,68 @@ pub(super) fn split(workload: &Workload, outcomes: &[RequestOutcome], arrivals_m
     [cold, warm].map(|part| part.into_iter().map(|(_, outcome)| *outcome).collect())
 }
 
+/// The requests that each engine served.
+pub(super) fn by_engine(outcomes: &[RequestOutcome], engines: usize) -> Vec<usize> {
+    let mut counts = vec![0; engines];
+    for outcome in outcomes.iter().filter(|outcome| !outcome.has_failed) {
+        counts.iter_mut().skip(outcome.engine).take(1).for_each(|count| *count += 1);
+    }
+    counts
+}
+
 // === impl RaceRow ===
 
 impl RaceRow {
-    pub(super) fn of(outcomes: &[RequestOutcome], engines: usize) -> Self {
+    pub(super) fn of(runs: &[Vec<RequestOutcome>], engines: usize) -> Self {
+        let outcomes = &runs.concat();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let ttft = sorted(outcomes.iter().map(|outcome| outcome.ttft));
-        let several = outcomes.iter().filter(|outcome| outcome.output > 1);
+        let several = outcomes.iter().filter(|outcome| outcome.output > 1 && !outcome.has_failed);
         let tpot = sorted(several.map(|outcome| (outcome.e2e - outcome.ttft) / f64::from(outcome.output - 1)));
         let tokens = |of: fn(&RequestOutcome) -> u32| outcomes.iter().map(|outcome| f64::from(of(outcome))).sum::<f64>();
-        let mut by_engine = vec![0; engines];
-        for outcome in outcomes {
-            by_engine.iter_mut().skip(outcome.engine).take(1).for_each(|count| *count += 1);
-        }
+        let by_engine: Vec<Vec<usize>> = runs.iter().map(|run| by_engine(run, engines)).collect();
+        let busiest = |counts: &Vec<usize>| {
+            let all = counts.iter().sum::<usize>().max(1) as f64;
+            counts.iter().max().map_or(0.0, |most| *most as f64 / all * engines as f64)
+        };
         Self {
             requests: outcomes.len(),
+            failures: outcomes.iter().filter(|outcome| outcome.has_failed).count(),
             e2e_mean: mean(&outcomes.iter().map(|outcome| outcome.e2e).collect::<Vec<_>>()),
             ttft_mean: mean(&ttft),
             ttft_p99: quantile(&ttft, 0.99),
             tpot_mean: mean(&tpot),
             tpot_p99: quantile(&tpot, 0.99),
             hits: tokens(|outcome| outcome.cached) / tokens(|outcome| outcome.prompt).max(1.0),
-            by_engine,
+            busiest: mean(&by_engine.iter().map(busiest).collect::<Vec<_>>()),
+            by_engine: by_engine.into_iter().next().unwrap_or_default(),
         }
     }
 
-    /// A line of figures: see [`Self::HEAD`].
+    /// A line of figures: see [`Self::head`].
     pub(super) fn line(&self) -> String {
         let times = [self.e2e_mean, self.ttft_mean, self.ttft_p99].map(|ms| format!("{ms:>9.0}")).concat();
         let tpot = [self.tpot_mean, self.tpot_p99].map(|ms| format!("{ms:>8.1}")).concat();
         let engines: Vec<String> = self.by_engine.iter().map(usize::to_string).collect();
-        format!("{:>6}{:>7.1}{times}{tpot}  {}", self.requests, 100.0 * self.hits, engines.join(" "))
+        format!("{:>6}{:>5}{:>7.1}{times}{tpot}  {}", self.requests, self.failures, 100.0 * self.hits, engines.join(" "))
     }
 
     pub(super) fn head() -> String {
         let times = ["E2E", "TTFT", "p99"].map(|name| format!("{name:>9}")).concat();
-        format!("{:>6}{:>7}{times}{:>8}{:>8}  requests by engine", "count", "hits %", "TPOT", "p99")
+        format!("{:>6}{:>5}{:>7}{times}{:>8}{:>8}  requests by engine", "count", "fail", "hits %", "TPOT", "p99")
     }
 
     pub(super) fn json(&self) -> Value {
         json!({
             "requests": self.requests,
+            "failures": self.failures,
             "e2e_mean_ms": self.e2e_mean,
             "ttft_mean_ms": self.ttft_mean,
             "ttft_p99_ms": self.ttft_p99,
             "tpot_mean_ms": self.tpot_mean,
             "tpot_p99_ms": self.tpot_p99,
             "hit_rate": self.hits,
+            "busiest": self.busiest,
             "requests_by_engine": self.by_engine,
         })
     }
@@ -101,8 +120,8 @@ mod tests {
             engine,
             ..RequestOutcome::default()
         };
-        let row = RaceRow::of(&[outcome(0, 0), outcome(2, 90), outcome(2, 90)], 3);
+        let row = RaceRow::of(&[vec![outcome(0, 0), outcome(2, 90), outcome(2, 90)]], 3);
         assert_eq!((row.e2e_mean, row.ttft_p99, row.tpot_mean, row.hits), (400.0, 100.0, 10.0, 0.6));
-        assert_eq!(row.by_engine, [1, 0, 2]);
+        assert_eq!((row.by_engine, row.busiest), (vec![1, 0, 2], 2.0));
     }
 }

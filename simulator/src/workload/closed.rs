@@ -8,10 +8,12 @@ use scheduler::Rng;
 use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BLOCKS_MAX, SectionSums, block_hashes};
 
 use super::{RequestClass, Workload, WorkloadRequest, mix};
-use crate::engine::BLOCK_TOKENS;
+
+/// Tokens of a KV block, as in the engines of the race.
+pub(crate) const SESSION_BLOCK_TOKENS: usize = 16;
 
 const TOKEN_BYTES: usize = 4;
-const BLOCK_BYTES: usize = BLOCK_TOKENS * TOKEN_BYTES;
+const BLOCK_BYTES: usize = SESSION_BLOCK_TOKENS * TOKEN_BYTES;
 
 /// The text of a session so far, and the sums that a proxy has of it.
 struct SessionText {
@@ -91,7 +93,7 @@ impl Workload {
             blocks.extend(chained(&text.text));
         }
         let highest_priority = RequestClass::default().priority;
-        Self { requests, blocks, hashes, rate: 1.0, classes: Vec::new(), highest_priority, is_closed: true }
+        Self { requests, blocks, hashes, rate: 1.0, classes: Vec::new(), highest_priority, is_closed: true, roams: false }
     }
 }
 
@@ -118,7 +120,7 @@ mod tests {
         let jobs: Vec<_> = (0..sessions[0].turns.len() as u32).map(|turn| workload.job(turn).unwrap()).collect();
         for pair in jobs.windows(2) {
             assert!(pair[1].blocks.starts_with(pair[0].blocks) && pair[1].prompt > pair[0].prompt + pair[0].output);
-            assert_eq!(pair[0].blocks.len(), (pair[0].prompt + pair[0].output) as usize / BLOCK_TOKENS);
+            assert_eq!(pair[0].blocks.len(), (pair[0].prompt + pair[0].output) as usize / SESSION_BLOCK_TOKENS);
             let shared = pair[0].hashes.iter().zip(pair[1].hashes).take_while(|(a, b)| a == b).count();
             assert!(shared + 1 >= pair[0].hashes.len(), "a proxy finds all but the last block of the prompt before");
         }

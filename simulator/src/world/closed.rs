@@ -1,7 +1,7 @@
 //! Closed sessions: a client sends its next request some time after the reply to the one before.
 
 use super::{Simulation, WorldEvent};
-use crate::workload::Sampler;
+use crate::workload::{Sampler, mix};
 
 impl Simulation<'_> {
     /// The requests that are sent whatever happened to others, with their times: all of an open
@@ -20,8 +20,11 @@ impl Simulation<'_> {
         }
     }
 
-    /// The proxy of a later turn: that of the turn before.
+    /// The proxy of a later turn: that of the turn before, or any one.
     pub(super) fn proxy_of_turn(&self, request: u32) -> usize {
+        if self.workload.roams {
+            return (mix(u64::from(request), 31) % self.setting.proxies.max(1) as u64) as usize;
+        }
         request.checked_sub(1).and_then(|before| self.records.get(before as usize)).map_or(0, |before| before.proxy)
     }
 

@@ -18,13 +18,17 @@ pub(super) fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
 
 /// The endpoint of an engine, by its position.
 pub(super) fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
-    let absent = setting.change == Some(SettingChange::Grows) && at + 2 >= setting.replicas;
+    let added = match setting.change {
+        Some(SettingChange::Grows) => 2,
+        Some(SettingChange::KillAddRestart { .. }) => 1,
+        _ => 0,
+    };
     let role = (setting.prefillers > 0).then_some(if at < setting.prefillers { "prefill" } else { "decode" });
     Endpoint {
         id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
         name: format!("engine-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
-        readiness: if absent { Readiness::NotReady } else { Readiness::Ready },
+        readiness: if at + added >= setting.replicas { Readiness::NotReady } else { Readiness::Ready },
         labels: role.map(|role| (ROLE_LABEL.into(), role.into())).into_iter().collect(),
         models: Arc::default(),
         age_ms: 60_000,

@@ -13,10 +13,14 @@ pub(crate) struct PoolSetting {
     pub(crate) prefillers: usize,
     /// Every other engine takes this many times as long.
     pub(crate) odd_slowdown: f64,
+    /// Each engine of the second half takes this many times as long.
+    pub(crate) half_slowdown: f64,
     pub(crate) proxies: usize,
     pub(crate) sharing: SharingMode,
     /// The time between two scrapes, ms; with 0 every pick has new metrics.
     pub(crate) scrape_ms: f64,
+    /// The time between two scrapes of an engine without work, ms, if that is longer.
+    pub(crate) idle_scrape_ms: f64,
     pub(crate) change: Option<SettingChange>,
     /// The share of the requests that arrive before the change.
     pub(crate) change_after: f64,
@@ -50,6 +54,19 @@ pub(crate) enum SettingChange {
     Restarts,
     /// The last two engines, which were not ready before, become ready.
     Grows,
+    /// While requests arrive for this many ms: after a quarter of it the first engine dies for
+    /// good, after half of it the last one, which was not ready before, becomes ready, and after
+    /// three quarters of it the second one restarts.
+    KillAddRestart { arrivals_ms: f64, failover: Failover },
+}
+
+/// What proxies do when an engine dies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Failover {
+    /// The pause before a request without a first token is sent to another engine, ms.
+    pub(crate) retry_ms: f64,
+    /// Whether an engine that has restarted gets requests again during the run.
+    pub(crate) readmits: bool,
 }
 
 // === impl EngineModel ===
@@ -84,9 +101,11 @@ impl PoolSetting {
             replicas: 8,
             prefillers: 0,
             odd_slowdown: 1.0,
+            half_slowdown: 1.0,
             proxies: 1,
             sharing: SharingMode::Private,
             scrape_ms: 50.0,
+            idle_scrape_ms: 0.0,
             change: None,
             change_after: 1.0 / 3.0,
         }
@@ -100,13 +119,15 @@ impl PoolSetting {
 
     /// The request at whose arrival the pool changes, in a run of this many requests.
     pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
-        self.change.map(|_| (requests as f64 * self.change_after) as usize)
+        let at_arrival = self.change.filter(|change| !matches!(change, SettingChange::KillAddRestart { .. }));
+        at_arrival.map(|_| (requests as f64 * self.change_after) as usize)
     }
 
     pub(super) fn specs(&self) -> impl Iterator<Item = SimulatedEngineSpec> + '_ {
         (0..self.replicas).map(|at| {
             let mut spec = self.engine;
             spec.times.slowdown *= if at % 2 == 1 { self.odd_slowdown } else { 1.0 };
+            spec.times.slowdown *= if at * 2 >= self.replicas { self.half_slowdown } else { 1.0 };
             spec
         })
     }
