@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::io::Write;
 
-use race_cells::{CellEngines, EngineSpeed, RaceWorkload};
+use race_cells::{CellEngines, RaceWorkload};
 
 use super::row::by_engine;
 use super::{SHARING_MS, policy_of, setting};
@@ -59,7 +59,7 @@ impl RaceFleet {
     }
 
     fn play(&self, router: &str, sharing: SharingMode, workload: &Workload, seed: u64) -> Result<FleetFigures, String> {
-        let engines = CellEngines { count: self.engines, speed: EngineSpeed::Equal, kv_blocks: None };
+        let engines = CellEngines { count: self.engines, ..CellEngines::EIGHT };
         let setting = PoolSetting { proxies: self.gateways, sharing, ..setting(engines) };
         let outcomes = world::run(workload, workload.rate, &policy_of(router)?, &setting, seed)?;
         Ok(FleetFigures::of(workload, &outcomes, self.engines))
