@@ -19,6 +19,7 @@ use testbed::{Result, root};
 
 mod campaign;
 mod judge;
+mod mocker;
 mod page;
 mod play;
 mod player;
@@ -129,8 +130,7 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
         RaceCommand::List => {
             Cell::all()
                 .for_each(|cell| println!("cell    {:16} {:.2} sessions/s of {}", cell.name, cell.sessions_per_s(), cell.workload.name()));
-            let groups = std::iter::once(RouterGroup::core()).chain(RouterGroup::others());
-            groups.for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
+            RouterGroup::all().for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
             Ok(ExitCode::SUCCESS)
         }
         RaceCommand::Play(args) => {
@@ -177,12 +177,19 @@ impl RunArgs {
             (true, true) => vec![1],
             (true, false) => JUDGING.collect(),
         };
-        let core = if self.routers.is_empty() { RouterGroup::core() } else { self.chosen_routers()? };
-        let mut parts: Vec<_> =
-            seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: core.clone() })).collect();
-        if self.routers.is_empty() && !self.quick && seeds.contains(&OTHERS_SEED) {
-            let half = cells.iter().filter(|cell| cell.name.ends_with("-50"));
-            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| RacePart { cell: *cell, seed: OTHERS_SEED, group })));
+        let of_all_seeds = |cells: &[Cell], group: &RouterGroup| -> Vec<RacePart> {
+            seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: group.clone() })).collect()
+        };
+        if !self.routers.is_empty() {
+            return Ok(of_all_seeds(&cells, &self.chosen_routers()?));
+        }
+        let (dynamo, ours): (Vec<Cell>, Vec<Cell>) = cells.into_iter().partition(Cell::is_dynamo);
+        let mut parts = of_all_seeds(&ours, &RouterGroup::core());
+        if !self.quick && seeds.contains(&OTHERS_SEED) {
+            let once = |cell: &Cell, group| RacePart { cell: *cell, seed: OTHERS_SEED, group };
+            let half = ours.iter().filter(|cell| cell.name.ends_with("-50"));
+            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| once(cell, group))));
+            parts.extend(dynamo.iter().map(|cell| once(cell, RouterGroup::dynamo())));
         }
         Ok(parts)
     }

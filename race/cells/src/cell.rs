@@ -25,10 +25,24 @@ pub struct Cell {
 pub struct CellEngines {
     /// How many there are.
     pub count: usize,
+    /// Which program they are.
+    pub kind: EngineKind,
     /// How fast they are.
     pub speed: EngineSpeed,
     /// KV blocks of 16 tokens of each; `None`: those of the profile.
     pub kv_blocks: Option<u32>,
+}
+
+/// Which program the engines of a cell are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EngineKind {
+    /// Our own model server.
+    ModelServer,
+    /// Dynamo's mocker, an engine that we did not write. It has a speed of its own.
+    DynamoMocker {
+        /// Sessions a second that round robin can serve of the cell's workload with its engines.
+        capacity_per_s: f64,
+    },
 }
 
 /// How fast the engines of a cell are.
@@ -51,7 +65,7 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    const EIGHT: Self = Self { count: 8, speed: EngineSpeed::Equal, kv_blocks: None };
+    const EIGHT: Self = Self { count: 8, kind: EngineKind::ModelServer, speed: EngineSpeed::Equal, kv_blocks: None };
 }
 
 // === impl Cell ===
@@ -85,6 +99,10 @@ impl Cell {
     /// Two gateways in front of the engines of `agents-50`.
     pub const TWO_GATEWAYS: Self = Self { gateways: 2, ..Self::new("two-gateways", RaceWorkload::Agents, 50) };
 
+    /// Cells with three of Dynamo's engines.
+    pub const DYNAMO: [Self; 2] =
+        [Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.31), Self::dynamo("dynamo-tenants", RaceWorkload::Tenants, 2.2)];
+
     const fn new(name: &'static str, workload: RaceWorkload, load_percent: u32) -> Self {
         Self { name, workload, load_percent, engines: CellEngines::EIGHT, change: CellChange::None, gateways: 1 }
     }
@@ -93,9 +111,14 @@ impl Cell {
         Self { engines: CellEngines { kv_blocks: Some(kv_blocks), ..CellEngines::EIGHT }, ..Self::new(name, workload, load_percent) }
     }
 
+    const fn dynamo(name: &'static str, workload: RaceWorkload, capacity_per_s: f64) -> Self {
+        let engines = CellEngines { count: 3, kind: EngineKind::DynamoMocker { capacity_per_s }, ..CellEngines::EIGHT };
+        Self { engines, ..Self::new(name, workload, 50) }
+    }
+
     /// All cells, in order.
     pub fn all() -> impl Iterator<Item = Self> {
-        Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
+        Self::CORE.into_iter().chain([Self::TWO_GATEWAYS]).chain(Self::DYNAMO)
     }
 
     /// The cell of this name.
@@ -107,9 +130,23 @@ impl Cell {
     /// Sessions that arrive each second.
     #[must_use]
     pub fn sessions_per_s(&self) -> f64 {
+        self.capacity_per_s() * f64::from(self.load_percent) / 100.0
+    }
+
+    /// Sessions a second that round robin can serve.
+    fn capacity_per_s(&self) -> f64 {
         let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };
         let engines = self.engines.count as f64 / CellEngines::EIGHT.count as f64;
-        self.workload.capacity_per_s() * f64::from(self.load_percent) / 100.0 * slow * engines
+        match self.engines.kind {
+            EngineKind::ModelServer => self.workload.capacity_per_s() * slow * engines,
+            EngineKind::DynamoMocker { capacity_per_s } => capacity_per_s,
+        }
+    }
+
+    /// Whether its engines are Dynamo's.
+    #[must_use]
+    pub fn is_dynamo(&self) -> bool {
+        matches!(self.engines.kind, EngineKind::DynamoMocker { .. })
     }
 
     /// The sessions of a run that arrive within `arrivals_s` seconds.
@@ -147,6 +184,12 @@ mod tests {
             assert_eq!(Cell::find(cell.name), Some(cell));
         }
         assert_eq!(Cell::find("no cell"), None);
+    }
+
+    #[test]
+    fn a_load_is_a_share_of_what_the_engines_of_the_cell_serve() {
+        let cell = Cell::dynamo("x", RaceWorkload::Agents, 3.0);
+        assert!((cell.sessions_per_s() - 1.5).abs() < 1e-9);
     }
 
     #[test]

@@ -66,8 +66,8 @@ fn write(file: &Path, value: &Value) -> Result<(), String> {
 
 impl RacePlan<'_> {
     fn cells(&self) -> Result<Vec<Cell>, String> {
-        // A pool here cannot lose an engine with the requests on it.
-        let is_played = |cell: &Cell| cell.change == CellChange::None;
+        // A pool here cannot lose an engine with the requests on it, and has engines like ours.
+        let is_played = |cell: &Cell| cell.change == CellChange::None && !cell.is_dynamo();
         if self.cells.is_empty() {
             return Ok(Cell::all().filter(is_played).collect());
         }
