@@ -20,8 +20,8 @@ use crate::router::RouterKind;
 /// Longest time after the last arrival: no session takes so long unless the router hangs.
 const ENDING: Duration = Duration::from_secs(900);
 
-/// How often a router that runs alone is tried: as often as one that begins beside two others.
-const ROUNDS_ALONE: usize = 2;
+/// How often a router that runs alone is tried.
+const ROUNDS_ALONE: usize = 3;
 
 /// Makes the loopback of the new namespace usable, then becomes the program.
 const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
@@ -165,8 +165,8 @@ impl Campaign {
         RunRecord::path(&self.folder.join(part.group.name), part.cell.name, part.seed, router)
     }
 
-    /// Runs routers side by side. Those whose run was late run again, half as many at a time, or once
-    /// more each if they run alone.
+    /// Runs routers side by side. Those whose run was late run again, half as many at a time, or
+    /// alone as before.
     async fn run_routers(&self, part: &RacePart, routers: &[String], outcome: &mut CampaignOutcome, say: &impl Fn(String)) -> Result<()> {
         let halved = std::iter::successors(Some(routers.len()), |at_once| Some(at_once / 2)).take_while(|at_once| *at_once > 0);
         let rounds = if part.is_alone() { vec![1; ROUNDS_ALONE] } else { halved.collect() };

@@ -100,10 +100,10 @@ impl Cell {
     pub const TWO_GATEWAYS: Self = Self { gateways: 2, ..Self::new("two-gateways", RaceWorkload::Agents, 50) };
 
     /// Cells with three of Dynamo's engines. What round robin serves was found with Dynamo's own
-    /// frontend in real time, seed 1, 60 to 90 s of arrivals. Tenants: no request waits at 3 sessions
-    /// a second; at 4 they wait for 1.3 s, and 5 are more than all engines serve. Agents: at 0.4 no
-    /// request waits and the contexts of live sessions just fit; at 0.55 hits fall from 82 to 77 %
-    /// and a request takes a third longer.
+    /// frontend in real time, seed 1, 60 to 90 s of arrivals. Tenants: no request waits at three
+    /// sessions a second; at four they wait for 1.3 s, and five are more than all engines serve.
+    /// Agents: at 0.4 no request waits and 82 % of the prompts are hits; at 0.55 it is 77 %,
+    /// because engines evict, and a request takes a third longer.
     pub const DYNAMO: [Self; 2] =
         [Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.4), Self::dynamo("dynamo-tenants", RaceWorkload::Tenants, 3.6)];
 
