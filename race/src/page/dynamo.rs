@@ -16,9 +16,9 @@ ours and smg each has a frontend, which makes it an OpenAI server; `dynamo-kv` i
 metrics. The routers ran one after the other, and there is no run of ours against ours: a small difference means
 nothing. The tokenizer has 2.5 bytes of this text to a token, where our model server counts four.
 
-Times are end to end. The frontends do not set `TCP_NODELAY`, so the kernel holds back tokens; the loopback
-acknowledges at once to prevent that, but the first and the next tokens through a router are still not what an engine
-made them. Hits are the `cached_tokens` in the usage of all replies. Requests by engine are the count of
+Times are end to end only. The frontends do not set `TCP_NODELAY`, so tokens wait for the acknowledgement of those
+before them, and when a client sees the first tokens depends on the router's connections. The loopback acknowledges at
+once, which prevents most of that; the last byte of a reply does not depend on it. Hits are the `cached_tokens` in the usage of all replies. Requests by engine are the count of
 `vllm:e2e_request_latency_seconds` on each mocker's page; they include none of the start. How late a mocker's steps
 end is not known, only how late the clients were.
 
