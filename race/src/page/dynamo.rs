@@ -18,9 +18,9 @@ nothing. The tokenizer has 2.5 bytes of this text to a token, where our model se
 
 Times are end to end only. The frontends do not set `TCP_NODELAY`, so tokens wait for the acknowledgement of those
 before them, and when a client sees the first tokens depends on the router's connections. The loopback acknowledges at
-once, which prevents most of that; the last byte of a reply does not depend on it. Hits are the `cached_tokens` in the usage of all replies. Requests by engine are the count of
-`vllm:e2e_request_latency_seconds` on each mocker's page; they include none of the start. How late a mocker's steps
-end is not known, only how late the clients were.
+once, which prevents most of that; the last byte of a reply does not depend on it. Hits are the `cached_tokens` in the
+usage of all replies. Requests by engine are the count of `vllm:e2e_request_latency_seconds` on each mocker's page;
+they include none of the start. How late a mocker's steps end is not known, only how late the clients were.
 
 vllm-router 0.1.17 does not run over these engines. With `--policy kv_aware` and the events of each mocker
 (`--kv-event-source`) it connects, but it lets the engine make tokens of a prompt by `/v1/chat/completions/render`;
