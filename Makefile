@@ -208,7 +208,7 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added laten
 # hours; it goes on where it was stopped. It needs root, for network namespaces. Rivals that cannot be installed are skipped.
 race: release $(VENV_READY) ## play the same sessions at our router and at real rivals, side by side -> docs/reference/race.md (needs root; RACE=--quick: 10 minutes)
 	@[ "$$(id -u)" = 0 ] || { echo "race: each router runs in a network namespace of its own, and that needs root" >&2; exit 1; }
-	python3 race/vllm/install.py smg vllm-router
+	python3 race/vllm/install.py smg vllm-router ai-dynamo
 	cargo build --locked --release -p race
 	target/release/race run $(RACE)
 	target/release/race page

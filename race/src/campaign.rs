@@ -13,14 +13,26 @@ use race_cells::Cell;
 use testbed::Result;
 use tokio::time::timeout;
 
+use crate::mocker::MockerEngines;
 use crate::record::RunRecord;
 use crate::router::RouterKind;
 
 /// Longest time after the last arrival: no session takes so long unless the router hangs.
 const ENDING: Duration = Duration::from_secs(900);
 
+/// How often a router that runs alone is tried.
+const ROUNDS_ALONE: usize = 3;
+
 /// Makes the loopback of the new namespace usable, then becomes the program.
 const IN_NAMESPACE: &str = "ip link set lo up && exec \"$0\" \"$@\"";
+
+/// Does the same, and lets the receiver of a segment acknowledge it at once. Dynamo's frontend does
+/// not set TCP_NODELAY, so on a connection that is kept its next tokens wait for that: up to 40 ms.
+const IN_DYNAMO_NAMESPACE: &str = concat!(
+    "ip link set lo up && for to in 127.0.0.0/8 127.0.0.1; do ",
+    "ip route change local $to dev lo table local proto kernel scope host src 127.0.0.1 quickack 1 || exit; done && ",
+    "exec \"$0\" \"$@\""
+);
 
 /// Routers that run at the same time, so that they share the machine's moods.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,10 +96,31 @@ impl RouterGroup {
         ]
     }
 
+    /// The routers in front of Dynamo's engines, with one seed.
+    #[must_use]
+    pub fn dynamo() -> Self {
+        Self::new("dynamo", &["ours", "smg", "dynamo-kv"])
+    }
+
+    /// All groups.
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::once(Self::core()).chain(Self::others()).chain([Self::dynamo()])
+    }
+
     /// A group of these routers.
     #[must_use]
     pub fn new(name: &'static str, routers: &[&str]) -> Self {
         Self { name, routers: routers.iter().map(ToString::to_string).collect() }
+    }
+}
+
+// === impl RacePart ===
+
+impl RacePart {
+    /// Whether its routers run one after the other, and no other part beside them. Dynamo's engines
+    /// do not say how late they are, so nothing would show that the machine was too busy.
+    fn is_alone(&self) -> bool {
+        self.cell.is_dynamo()
     }
 }
 
@@ -99,10 +132,13 @@ impl Campaign {
     /// # Errors
     /// If a run fails: a part did not start, or ended.
     pub async fn run(&self, say: impl Fn(String)) -> Result<CampaignOutcome> {
-        let parts = self.parts.iter().map(|part| self.run_part(part, &say));
-        let outcomes: Vec<_> = stream::iter(parts).buffer_unordered(self.at_once.max(1)).try_collect().await?;
+        let (alone, beside): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_alone());
         let mut outcome = CampaignOutcome::default();
-        outcomes.into_iter().for_each(|part| outcome.add(part));
+        for (parts, at_once) in [(beside, self.at_once.max(1)), (alone, 1)] {
+            let parts = parts.into_iter().map(|part| self.run_part(part, &say));
+            let outcomes: Vec<_> = stream::iter(parts).buffer_unordered(at_once).try_collect().await?;
+            outcomes.into_iter().for_each(|part| outcome.add(part));
+        }
         Ok(outcome)
     }
 
@@ -111,6 +147,8 @@ impl Campaign {
         for router in &part.group.routers {
             if !RouterKind::named(router)?.is_installed() {
                 outcome.skipped.push(format!("{} seed {}: {router} is not installed", part.cell.name, part.seed));
+            } else if part.cell.is_dynamo() && !MockerEngines::is_installed() {
+                outcome.skipped.push(format!("{} seed {}: {router} lacks Dynamo's engines", part.cell.name, part.seed));
             } else if RunRecord::read(&self.path(part, router))?.is_some() {
                 outcome.kept += 1;
             } else {
@@ -127,10 +165,13 @@ impl Campaign {
         RunRecord::path(&self.folder.join(part.group.name), part.cell.name, part.seed, router)
     }
 
-    /// Runs routers side by side. Those whose run was late run again, half as many at a time.
+    /// Runs routers side by side. Those whose run was late run again, half as many at a time, or
+    /// alone as before.
     async fn run_routers(&self, part: &RacePart, routers: &[String], outcome: &mut CampaignOutcome, say: &impl Fn(String)) -> Result<()> {
-        let (mut left, mut at_once) = (routers.to_vec(), routers.len());
-        while !left.is_empty() && at_once > 0 {
+        let halved = std::iter::successors(Some(routers.len()), |at_once| Some(at_once / 2)).take_while(|at_once| *at_once > 0);
+        let rounds = if part.is_alone() { vec![1; ROUNDS_ALONE] } else { halved.collect() };
+        let mut left = routers.to_vec();
+        for at_once in rounds {
             let mut late = Vec::new();
             for side_by_side in left.chunks(at_once) {
                 for run in self.run_side_by_side(part, side_by_side).await? {
@@ -143,7 +184,7 @@ impl Campaign {
                     }
                 }
             }
-            (left, at_once) = (late, at_once / 2);
+            left = late;
         }
         let (cell, seed) = (part.cell.name, part.seed);
         let too_slow = |router: String| format!("{cell} seed {seed}: {router} was late even alone; this machine is too slow for the cell");
@@ -154,9 +195,10 @@ impl Campaign {
     async fn run_side_by_side(&self, part: &RacePart, routers: &[String]) -> Result<Vec<RunRecord>> {
         let limit = Duration::from_secs_f64(self.arrivals_s) + ENDING;
         let RacePart { cell, seed, group } = part;
+        let side_by_side = if part.is_alone() { 1 } else { routers.len() * self.at_once };
         let runs = routers.iter().map(|router| async move {
             let draft = self.folder.join("drafts").join(format!("{}-{}-{seed}-{router}.json", group.name, cell.name));
-            let mut child = self.play_in_namespace(cell, *seed, router, routers.len() * self.at_once, &draft)?;
+            let mut child = self.play_in_namespace(cell, *seed, router, side_by_side, &draft)?;
             let status =
                 timeout(limit, child.wait()).await.map_err(|_| format!("{} with {router} took longer than {limit:?}", cell.name))??;
             read_run(&draft, status, router)
@@ -165,10 +207,11 @@ impl Campaign {
     }
 
     fn play_in_namespace(&self, cell: &Cell, seed: u64, router: &str, side_by_side: usize, out: &Path) -> Result<tokio::process::Child> {
+        let script = if cell.is_dynamo() { IN_DYNAMO_NAMESPACE } else { IN_NAMESPACE };
         let mut command = Command::new("unshare");
         // In a namespace of processes, all that a run started ends with it.
         command
-            .args(["--net", "--pid", "--fork", "--kill-child", "sh", "-c", IN_NAMESPACE])
+            .args(["--net", "--pid", "--fork", "--kill-child", "sh", "-c", script])
             .arg(std::env::current_exe()?)
             .args(["play", "--cell", cell.name]);
         command.args(["--seed", &seed.to_string(), "--router", router, "--arrivals-s", &self.arrivals_s.to_string()]);

@@ -19,6 +19,7 @@ use testbed::{Result, root};
 
 mod campaign;
 mod judge;
+mod mocker;
 mod page;
 mod play;
 mod player;
@@ -129,8 +130,7 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
         RaceCommand::Page(args) => page::write(&root().join(args.folder), &root().join("docs")).map(|()| ExitCode::SUCCESS),
         RaceCommand::List => {
             Cell::all().for_each(|cell| println!("cell    {:16} {}", cell.name, page::arrivals_of(&cell)));
-            let groups = std::iter::once(RouterGroup::core()).chain(RouterGroup::others());
-            groups.for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
+            RouterGroup::all().for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
             Ok(ExitCode::SUCCESS)
         }
         RaceCommand::Play(args) => {
@@ -170,22 +170,29 @@ impl RunArgs {
         let cells = match (self.cells.is_empty(), self.quick) {
             (false, _) => self.cells.iter().map(|name| cell_named(name)).collect::<Result<Vec<_>>>()?,
             (true, true) => vec![cell_named("agents-50")?, cell_named("tenants-tight")?],
-            (true, false) => Cell::judged().collect(),
+            (true, false) => Cell::judged().chain(Cell::DYNAMO).collect(),
         };
         let seeds = match (self.seeds.is_empty(), self.quick) {
             (false, _) => self.seeds.clone(),
             (true, true) => vec![1],
             (true, false) => JUDGING.collect(),
         };
-        let core = if self.routers.is_empty() { RouterGroup::core() } else { self.chosen_routers()? };
-        let mut parts: Vec<_> =
-            seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: core.clone() })).collect();
-        if self.routers.is_empty() && !self.quick && seeds.contains(&OTHERS_SEED) {
+        let of_all_seeds = |cells: &[Cell], group: &RouterGroup| -> Vec<RacePart> {
+            seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: group.clone() })).collect()
+        };
+        if !self.routers.is_empty() {
+            return Ok(of_all_seeds(&cells, &self.chosen_routers()?));
+        }
+        let (dynamo, ours): (Vec<Cell>, Vec<Cell>) = cells.into_iter().partition(Cell::is_dynamo);
+        let mut parts = of_all_seeds(&ours, &RouterGroup::core());
+        if !self.quick && seeds.contains(&OTHERS_SEED) {
+            let once = |cell: &Cell, group| RacePart { cell: *cell, seed: OTHERS_SEED, group };
+            let half = ours.iter().filter(|cell| cell.name.ends_with("-50"));
+            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| once(cell, group))));
             if self.cells.is_empty() {
-                parts.extend(Cell::PUBLISHED.map(|cell| RacePart { cell, seed: OTHERS_SEED, group: RouterGroup::core() }));
+                parts.extend(Cell::PUBLISHED.iter().map(|cell| once(cell, RouterGroup::core())));
             }
-            let half = cells.iter().filter(|cell| cell.name.ends_with("-50"));
-            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| RacePart { cell: *cell, seed: OTHERS_SEED, group })));
+            parts.extend(dynamo.iter().map(|cell| once(cell, RouterGroup::dynamo())));
         }
         Ok(parts)
     }

@@ -1,6 +1,7 @@
 //! Judges the runs and writes the page: `docs/reference/race.md`, a picture for each workload, and
 //! `docs/data/race.json`, from which the page can be printed again.
 
+mod dynamo;
 mod picture;
 
 use std::fmt::Write as _;
@@ -43,7 +44,7 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     let data = docs.join("data/race.json");
     let mut results = RaceResults::read(&data)?;
     for cell in Cell::all() {
-        for group in std::iter::once(RouterGroup::core()).chain(RouterGroup::others()) {
+        for group in RouterGroup::all() {
             CellResult::of_runs(folder, &cell, &group)?.into_iter().for_each(|result| results.put(result));
         }
     }
@@ -58,13 +59,15 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
     }
     section(PUBLISHED_TITLE, "published", |cell| cell.workload().is_none(), &results, docs, &mut page)?;
     page.push_str(&others(&results));
+    page.push_str(&dynamo::section(&results));
     Ok(std::fs::write(docs.join("reference/race.md"), page.trim_end().to_owned() + "\n")?)
 }
 
 /// A sentence on the cells without a result.
 fn not_run(results: &RaceResults) -> String {
-    let without: Vec<&str> =
-        Cell::all().map(|cell| cell.name).filter(|name| !results.of_group("core").any(|result| result.cell == *name)).collect();
+    let group = |cell: &Cell| if cell.is_dynamo() { dynamo::GROUP } else { "core" };
+    let has_run = |cell: &Cell| results.of_group(group(cell)).any(|result| result.cell == cell.name);
+    let without: Vec<&str> = Cell::all().filter(|cell| !has_run(cell)).map(|cell| cell.name).collect();
     if without.is_empty() { String::new() } else { format!("Not run yet:\n{}.\n\n", without.join(",\n")) }
 }
 
@@ -78,7 +81,10 @@ fn losses(results: &RaceResults) -> String {
     for result in &results.cells {
         for router in result.routers.iter().filter(|router| ![OURS, AGAIN].contains(&router.router.as_str())) {
             for (row, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
-                for (figure, found) in RaceFigure::ALL.iter().zip(figures).filter(|(_, found)| found.verdict.as_deref() == Some("slower")) {
+                // Of Dynamo's engines only the first figure counts.
+                let counted = if result.group == dynamo::GROUP { 1 } else { figures.len() };
+                let counted = RaceFigure::ALL.iter().zip(figures).take(counted);
+                for (figure, found) in counted.filter(|(_, found)| found.verdict.as_deref() == Some("slower")) {
                     let _ = writeln!(text, "- {} ({row}): {} is {} of {}'s.", result.cell, figure.name(), ratio(found), router.router); // a String
                 }
             }
@@ -162,7 +168,7 @@ fn others(results: &RaceResults) -> String {
         "by engine",
     ]);
     let (mut rows, mut versions) = (0, Vec::new());
-    for result in results.cells.iter().filter(|result| result.group != "core") {
+    for result in results.cells.iter().filter(|result| !["core", dynamo::GROUP].contains(&result.group.as_str())) {
         for router in &result.routers {
             let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
             let head = [result.cell.clone(), router.router.clone()];
@@ -282,6 +288,19 @@ mod tests {
         assert!(losses(&result("equal")).contains("Nowhere"));
         let missing = not_run(&result("equal"));
         assert!(missing.contains("tenants-50") && !missing.contains("agents-50"), "{missing}");
+    }
+
+    #[test]
+    fn of_dynamo_s_engines_a_page_has_only_end_to_end() {
+        let mut results = result("slower");
+        for cell in &mut results.cells {
+            (cell.cell, cell.group) = ("dynamo-agents".into(), dynamo::GROUP.into());
+        }
+        assert_eq!(losses(&results).matches("of smg's.").count(), 2, "cold and warm");
+        let section = dynamo::section(&results);
+        assert!(section.contains("| dynamo-agents | smg | 1 | 100; 1.10 (1.05 to 1.20) slower |"), "{section}");
+        assert!(others(&results).is_empty() && dynamo::section(&result("slower")).is_empty());
+        assert!(not_run(&results).contains("agents-50,\n") && !not_run(&results).contains("dynamo-agents"));
     }
 
     #[test]

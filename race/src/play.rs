@@ -3,17 +3,18 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use race_cells::{Cell, CellChange, CellSource, EngineHardware, EngineSpeed, PublishedShape};
+use race_cells::{Cell, CellChange, CellSource, EngineKind, EngineSpeed, PublishedShape};
 use serde_json::Value;
 use testbed::Result;
 use testbed::model_server::{EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault};
 use testbed::ports::ReservedPort;
 use tokio::time::sleep_until;
 
+use crate::mocker::{MockerEngines, MockerFront};
 use crate::player::{SessionPlan, SessionPlayer};
 use crate::record::{EngineRecord, RunRecord};
 use crate::recording;
-use crate::router::{MODEL, RouterKind, RunningRouter};
+use crate::router::{MODEL, RouterEngines, RouterKind, RunningRouter};
 
 /// Tokens that an engine sends in one write.
 const TOKENS_PER_WRITE: u32 = 4;
@@ -22,9 +23,9 @@ const RESTART: Duration = Duration::from_secs(5);
 
 /// The engines of a run.
 #[derive(Debug)]
-struct RaceEngines {
-    servers: Vec<ModelServer>,
-    _ports: Vec<ReservedPort>,
+enum RaceEngines {
+    Servers { servers: Vec<ModelServer>, _ports: Vec<ReservedPort> },
+    Mockers(MockerEngines),
 }
 
 /// Plays the cell once with this router.
@@ -33,16 +34,17 @@ struct RaceEngines {
 /// If a part does not start, or ends during the run.
 pub async fn play(cell: &Cell, seed: u64, router_name: &str, arrivals_s: f64, side_by_side: usize) -> Result<RunRecord> {
     let router = RouterKind::named(router_name)?;
-    let engines = RaceEngines::start(cell)?;
+    let mut engines = RaceEngines::start(cell, &router).await?;
     let addresses = engines.addresses();
     let in_pool = addresses.get(..cell.engines.count).unwrap_or(&addresses);
-    let mut running = router.start(in_pool, cell.gateways).await?;
+    let mut running = router.start(RouterEngines { addresses: in_pool, mockers: engines.mockers() }, cell.gateways).await?;
     let before = engines.count().await?;
     let plan = plan(cell, seed, arrivals_s)?;
     let player = SessionPlayer::new(running.addresses.clone(), MODEL);
     let (requests, changed) = tokio::join!(player.play(plan), engines.change(cell.change, &running, &player, arrivals_s));
     changed?;
     running.check_running()?;
+    engines.check_running()?;
     let counted = engines.count().await?.into_iter().zip(before).map(|(after, before)| after.since(&before));
     Ok(RunRecord {
         cell: cell.name.to_owned(),
@@ -70,22 +72,25 @@ fn plan(cell: &Cell, seed: u64, arrivals_s: f64) -> Result<SessionPlan> {
     })
 }
 
-/// The profile of engines, and how many times longer its steps take.
-fn profile(hardware: EngineHardware) -> (EngineProfile, f64) {
-    match hardware {
-        EngineHardware::Qwen32bH200 => (EngineProfile::Qwen32bH200, 1.0),
-        EngineHardware::Llama8bA10 => (EngineProfile::Llama8bA100, 3.0),
-    }
-}
-
 // === impl RaceEngines ===
 
 impl RaceEngines {
-    /// Starts the engines of a cell, and one more if one is added during the run.
-    fn start(cell: &Cell) -> Result<Self> {
+    async fn start(cell: &Cell, router: &RouterKind) -> Result<Self> {
+        match cell.engines.kind {
+            EngineKind::Qwen32bH200 => Self::start_servers(cell, EngineProfile::Qwen32bH200, 1.0),
+            EngineKind::Llama8bA10 => Self::start_servers(cell, EngineProfile::Llama8bA100, 3.0),
+            EngineKind::DynamoMocker { .. } => {
+                let front = if matches!(router, RouterKind::Dynamo(_)) { MockerFront::Shared } else { MockerFront::OneEach };
+                Ok(Self::Mockers(MockerEngines::start(cell.engines.count, front).await?))
+            }
+        }
+    }
+
+    /// Starts the engines of a cell, and one more if one is added during the run. Their steps take
+    /// `slowdown` times as long as the profile says.
+    fn start_servers(cell: &Cell, profile: EngineProfile, slowdown: f64) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
         let (mut servers, mut ports) = (Vec::new(), Vec::new());
-        let (profile, slowdown) = profile(cell.engines.hardware);
         for index in 0..cell.engines.count + added {
             let port = ReservedPort::lease()?;
             let slow = cell.engines.speed == EngineSpeed::HalfAreHalfAsFast && index * 2 >= cell.engines.count;
@@ -101,21 +106,33 @@ impl RaceEngines {
             })?);
             ports.push(port);
         }
-        Ok(Self { servers, _ports: ports })
+        Ok(Self::Servers { servers, _ports: ports })
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
-        self.servers.iter().map(ModelServer::addr).collect()
+        match self {
+            Self::Servers { servers, .. } => servers.iter().map(ModelServer::addr).collect(),
+            Self::Mockers(mockers) => mockers.addresses(),
+        }
+    }
+
+    fn mockers(&self) -> Option<&MockerEngines> {
+        if let Self::Mockers(mockers) = self { Some(mockers) } else { None }
+    }
+
+    fn check_running(&mut self) -> Result<()> {
+        if let Self::Mockers(mockers) = self { mockers.check_running() } else { Ok(()) }
     }
 
     /// Carries out the changes of the pool at their times.
     async fn change(&self, change: CellChange, router: &RunningRouter, player: &SessionPlayer, arrivals_s: f64) -> Result<()> {
+        let Self::Servers { servers, .. } = self else { return Ok(()) };
         if change == CellChange::None {
             return Ok(());
         }
         let at = |share: f64| player.start() + Duration::from_secs_f64(arrivals_s * share);
         let all = self.addresses();
-        let [killed, restarted] = [self.servers.first(), self.servers.get(1)].map(|server| server.ok_or("there are too few engines"));
+        let [killed, restarted] = [servers.first(), servers.get(1)].map(|server| server.ok_or("there are too few engines"));
         sleep_until(at(0.25)).await;
         killed?.fault(ServerFault::new(FaultMode::Refuse)).await;
         sleep_until(at(0.5)).await;
@@ -126,8 +143,12 @@ impl RaceEngines {
     }
 
     async fn count(&self) -> Result<Vec<EngineRecord>> {
+        let servers = match self {
+            Self::Servers { servers, .. } => servers,
+            Self::Mockers(mockers) => return mockers.count().await,
+        };
         let mut counts = Vec::new();
-        for server in &self.servers {
+        for server in servers {
             counts.push(EngineRecord::of(&server.state().await?));
         }
         Ok(counts)

@@ -43,7 +43,7 @@ pub struct RequestTokens {
     pub output: u64,
 }
 
-/// The counts of one engine during a run.
+/// The counts of one engine during a run. Of Dynamo's engines only the requests are known.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EngineRecord {
     /// Requests that it finished.
@@ -134,11 +134,16 @@ impl RunRecord {
         self.generator_late_p99_ms() <= LATE_MS_MAX && self.engines_late_p99_ms() <= LATE_MS_MAX
     }
 
-    /// The share of prompt tokens that engines had cached, by their own count; 0 without a prompt.
+    /// The share of prompt tokens that engines had cached, by their own count, or by the usage of
+    /// the replies if the engines count no prompt tokens; 0 without a prompt.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
-        let [cached, all] = [|engine: &EngineRecord| engine.cached_tokens, |engine: &EngineRecord| engine.prompt_tokens]
-            .map(|count| self.engines.iter().map(count).sum::<u64>());
+        let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| [cached + engine.cached_tokens, all + engine.prompt_tokens];
+        let replied = |[cached, all]: [u64; 2], request: &RequestRecord| [cached + request.tokens.cached, all + request.tokens.prompt];
+        let [cached, all] = match self.engines.iter().fold([0, 0], counted) {
+            [_, 0] => self.requests.iter().fold([0, 0], replied),
+            counted => counted,
+        };
         if all == 0 { 0.0 } else { cached as f64 / all as f64 }
     }
 
@@ -146,5 +151,40 @@ impl RunRecord {
     #[must_use]
     pub fn failures(&self) -> usize {
         self.requests.iter().filter(|request| request.failure.is_some()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hits_are_those_of_the_replies_where_engines_count_no_tokens() {
+        let request = |prompt, cached| RequestRecord {
+            session: 0,
+            turn: 0,
+            cold: false,
+            class: "interactive".into(),
+            sent_ms: 0.0,
+            late_ms: 0.0,
+            ttft_ms: 1.0,
+            e2e_ms: 1.0,
+            tpot_ms: None,
+            tokens: RequestTokens { prompt, cached, output: 1 },
+            failure: None,
+        };
+        let engine = |prompt_tokens, cached_tokens| EngineRecord { requests: 2, prompt_tokens, cached_tokens, late_p99_ms: 0.0 };
+        let run = |engine: EngineRecord| RunRecord {
+            cell: "agents-50".into(),
+            seed: 1,
+            router: "ours".into(),
+            version: "1".into(),
+            side_by_side: 1,
+            arrivals_s: 1.0,
+            requests: vec![request(100, 50), request(300, 50)],
+            engines: vec![engine],
+        };
+        let rates = [run(engine(0, 0)).hit_rate(), run(engine(400, 200)).hit_rate()];
+        assert_eq!(rates.map(|rate| (rate * 100.0).round()), [25.0, 50.0]);
     }
 }

