@@ -103,7 +103,8 @@ impl MockerEngines {
         self.hosts.iter().map(|host| SocketAddr::from((*host, HTTP_PORT))).collect()
     }
 
-    /// What each engine has finished. The pages have no tokens of prompts; replies have them.
+    /// The requests that each engine has finished. Tokens of prompts are in the replies, not on the
+    /// pages.
     ///
     /// # Errors
     /// If a page cannot be read.

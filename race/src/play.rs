@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use race_cells::{Cell, CellChange, CellSource, EngineKind, EngineSpeed, PublishedShape};
+use race_cells::{Cell, CellChange, CellEngine, CellSource, EngineSpeed, PublishedShape};
 use serde_json::Value;
 use testbed::Result;
 use testbed::model_server::{EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault};
@@ -77,9 +77,9 @@ fn plan(cell: &Cell, seed: u64, arrivals_s: f64) -> Result<SessionPlan> {
 impl RaceEngines {
     async fn start(cell: &Cell, router: &RouterKind) -> Result<Self> {
         match cell.engines.kind {
-            EngineKind::Qwen32bH200 => Self::start_servers(cell, EngineProfile::Qwen32bH200, 1.0),
-            EngineKind::Llama8bA10 => Self::start_servers(cell, EngineProfile::Llama8bA100, 3.0),
-            EngineKind::DynamoMocker { .. } => {
+            CellEngine::Qwen32bH200 => Self::start_servers(cell, EngineProfile::Qwen32bH200, 1.0),
+            CellEngine::Llama8bA10 => Self::start_servers(cell, EngineProfile::Llama8bA100, 3.0),
+            CellEngine::DynamoMocker { .. } => {
                 let front = if matches!(router, RouterKind::Dynamo(_)) { MockerFront::Shared } else { MockerFront::OneEach };
                 Ok(Self::Mockers(MockerEngines::start(cell.engines.count, front).await?))
             }

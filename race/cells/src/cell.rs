@@ -39,7 +39,7 @@ pub struct CellEngines {
     /// How many there are.
     pub count: usize,
     /// Which engines they are.
-    pub kind: EngineKind,
+    pub kind: CellEngine,
     /// How fast they are.
     pub speed: EngineSpeed,
     /// Sequences that each runs at once.
@@ -50,7 +50,7 @@ pub struct CellEngines {
 
 /// The engines of a cell: program, model and hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum EngineKind {
+pub enum CellEngine {
     /// Our model server, as Qwen3 32B on an H200.
     Qwen32bH200,
     /// Our model server, as Llama 3 8B on an A10: an A100 that takes three times as long, since an
@@ -85,12 +85,12 @@ pub enum CellChange {
 impl CellEngines {
     /// The engines of the cells that judge. Few sequences, so that a pool near its limits sends few
     /// enough events for two cores.
-    pub const EIGHT: Self = Self { count: 8, kind: EngineKind::Qwen32bH200, speed: EngineSpeed::Equal, sequences_max: 24, kv_blocks: None };
+    pub const EIGHT: Self = Self { count: 8, kind: CellEngine::Qwen32bH200, speed: EngineSpeed::Equal, sequences_max: 24, kv_blocks: None };
     /// As many sequences as vLLM allows by default.
     const EIGHT_WIDE: Self = Self { sequences_max: 256, ..Self::EIGHT };
     /// 24 GiB less the weights are some 2,400 blocks at 128 KiB a token.
     const THREE_A10: Self =
-        Self { count: 3, kind: EngineKind::Llama8bA10, speed: EngineSpeed::Equal, sequences_max: 32, kv_blocks: Some(2_400) };
+        Self { count: 3, kind: CellEngine::Llama8bA10, speed: EngineSpeed::Equal, sequences_max: 32, kv_blocks: Some(2_400) };
 }
 
 // === impl Cell ===
@@ -157,7 +157,7 @@ impl Cell {
     }
 
     const fn dynamo(name: &'static str, workload: RaceWorkload, capacity_per_s: f64) -> Self {
-        let engines = CellEngines { count: 3, kind: EngineKind::DynamoMocker { capacity_per_s }, ..CellEngines::EIGHT };
+        let engines = CellEngines { count: 3, kind: CellEngine::DynamoMocker { capacity_per_s }, ..CellEngines::EIGHT };
         Self { engines, ..Self::new(name, workload, 50) }
     }
 
@@ -189,7 +189,7 @@ impl Cell {
     /// Whether its engines are Dynamo's.
     #[must_use]
     pub const fn is_dynamo(&self) -> bool {
-        matches!(self.engines.kind, EngineKind::DynamoMocker { .. })
+        matches!(self.engines.kind, CellEngine::DynamoMocker { .. })
     }
 
     /// Sessions that arrive each second; `None` if that depends on the router or a recording.
@@ -203,7 +203,7 @@ impl Cell {
 
     /// Sessions of this workload that round robin can serve each second.
     fn capacity_per_s(&self, workload: RaceWorkload) -> f64 {
-        if let EngineKind::DynamoMocker { capacity_per_s } = self.engines.kind {
+        if let CellEngine::DynamoMocker { capacity_per_s } = self.engines.kind {
             return capacity_per_s;
         }
         let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };

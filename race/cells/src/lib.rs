@@ -9,7 +9,7 @@ mod published;
 mod session;
 mod workload;
 
-pub use cell::{Cell, CellChange, CellEngines, CellSource, EngineKind, EngineSpeed};
+pub use cell::{Cell, CellChange, CellEngine, CellEngines, CellSource, EngineSpeed};
 pub use published::PublishedShape;
 pub use session::{Message, RaceSession, Role, SessionClass, Turn};
 pub use workload::RaceWorkload;
