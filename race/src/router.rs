@@ -59,7 +59,7 @@ pub enum DynamoMode {
     RoundRobin,
 }
 
-/// What a router is started in front of.
+/// The engines behind a router.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterEngines<'a> {
     /// Where the engines listen.

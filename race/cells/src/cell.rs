@@ -26,7 +26,7 @@ pub struct CellEngines {
     /// How many there are.
     pub count: usize,
     /// Which program they are.
-    pub kind: EngineKind,
+    pub kind: EngineProgram,
     /// How fast they are.
     pub speed: EngineSpeed,
     /// KV blocks of 16 tokens of each; `None`: those of the profile.
@@ -35,7 +35,7 @@ pub struct CellEngines {
 
 /// Which program the engines of a cell are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum EngineKind {
+pub enum EngineProgram {
     /// Our own model server.
     ModelServer,
     /// Dynamo's mocker, an engine that we did not write. It has a speed of its own.
@@ -65,7 +65,7 @@ pub enum CellChange {
 }
 
 impl CellEngines {
-    const EIGHT: Self = Self { count: 8, kind: EngineKind::ModelServer, speed: EngineSpeed::Equal, kv_blocks: None };
+    const EIGHT: Self = Self { count: 8, kind: EngineProgram::ModelServer, speed: EngineSpeed::Equal, kv_blocks: None };
 }
 
 // === impl Cell ===
@@ -116,7 +116,7 @@ impl Cell {
     }
 
     const fn dynamo(name: &'static str, workload: RaceWorkload, capacity_per_s: f64) -> Self {
-        let engines = CellEngines { count: 3, kind: EngineKind::DynamoMocker { capacity_per_s }, ..CellEngines::EIGHT };
+        let engines = CellEngines { count: 3, kind: EngineProgram::DynamoMocker { capacity_per_s }, ..CellEngines::EIGHT };
         Self { engines, ..Self::new(name, workload, 50) }
     }
 
@@ -142,15 +142,15 @@ impl Cell {
         let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };
         let engines = self.engines.count as f64 / CellEngines::EIGHT.count as f64;
         match self.engines.kind {
-            EngineKind::ModelServer => self.workload.capacity_per_s() * slow * engines,
-            EngineKind::DynamoMocker { capacity_per_s } => capacity_per_s,
+            EngineProgram::ModelServer => self.workload.capacity_per_s() * slow * engines,
+            EngineProgram::DynamoMocker { capacity_per_s } => capacity_per_s,
         }
     }
 
     /// Whether its engines are Dynamo's.
     #[must_use]
     pub fn is_dynamo(&self) -> bool {
-        matches!(self.engines.kind, EngineKind::DynamoMocker { .. })
+        matches!(self.engines.kind, EngineProgram::DynamoMocker { .. })
     }
 
     /// The sessions of a run that arrive within `arrivals_s` seconds.

@@ -8,6 +8,6 @@ mod cell;
 mod session;
 mod workload;
 
-pub use cell::{Cell, CellChange, CellEngines, EngineKind, EngineSpeed};
+pub use cell::{Cell, CellChange, CellEngines, EngineProgram, EngineSpeed};
 pub use session::{Message, RaceSession, Role, SessionClass, Turn};
 pub use workload::RaceWorkload;

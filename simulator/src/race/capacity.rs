@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use race_cells::{CellEngines, EngineKind, EngineSpeed, RaceWorkload};
+use race_cells::{CellEngines, EngineProgram, EngineSpeed, RaceWorkload};
 
 use super::{CELL_BLOCK_TOKENS, setting};
 use crate::engine::BLOCK_TOKENS;
@@ -30,7 +30,7 @@ const FIRST_PER_S: f64 = 0.5;
 const HALVINGS: usize = 6;
 
 /// The pool of the race: eight engines as fast as the profile.
-const ENGINES: CellEngines = CellEngines { count: 8, kind: EngineKind::ModelServer, speed: EngineSpeed::Equal, kv_blocks: None };
+const ENGINES: CellEngines = CellEngines { count: 8, kind: EngineProgram::ModelServer, speed: EngineSpeed::Equal, kv_blocks: None };
 
 /// The outcome of a policy at one rate of arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
