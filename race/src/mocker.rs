@@ -103,7 +103,7 @@ impl MockerEngines {
         self.hosts.iter().map(|host| SocketAddr::from((*host, HTTP_PORT))).collect()
     }
 
-    /// The finished requests of each engine. The pages have no tokens of prompts; replies have them.
+    /// The finished requests of each engine. The pages have no tokens of prompts.
     ///
     /// # Errors
     /// If a page cannot be read.
