@@ -37,7 +37,11 @@ pub(super) fn section(results: &RaceResults) -> String {
     let mut loads = Vec::new();
     for result in results.of_group(GROUP) {
         let rate = Cell::find(&result.cell).and_then(|cell| cell.sessions_per_s()).unwrap_or_default();
-        loads.push(format!("{}: {rate:.2} sessions/s, {:.0} s of arrivals", result.cell, result.arrivals_s));
+        let beside = match result.side_by_side {
+            0 | 1 => String::new(),
+            stacks => format!(", beside {} stacks of other cells", stacks - 1),
+        };
+        loads.push(format!("{}: {rate:.2} sessions/s, {:.0} s of arrivals{beside}", result.cell, result.arrivals_s));
         for router in &result.routers {
             let end_to_end = |figures: &[FigureResult]| figures.first().map_or_else(String::new, cell_text);
             let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
