@@ -131,7 +131,11 @@ pub fn arrivals_of(cell: &Cell) -> String {
 
 fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
     let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
-    let arrivals = Cell::find(&result.cell).as_ref().map_or_else(String::new, arrivals_of);
+    let cell = Cell::find(&result.cell);
+    let mut arrivals = cell.as_ref().map_or_else(String::new, arrivals_of);
+    if cell.is_some_and(|cell| cell.workload().is_some()) {
+        write!(arrivals, ", {:.0} s of arrivals", result.arrivals_s)?;
+    }
     let (seeds, stacks) = (seeds.join(" "), result.side_by_side);
     writeln!(page, "### {}\n\n{arrivals}. Seeds {seeds}, {stacks} stacks at once.\n", result.cell)?;
     for (row, figures) in [

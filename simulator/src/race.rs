@@ -179,8 +179,8 @@ fn publish(page: &Path, texts: &[(&str, String)]) -> Result<(), String> {
 /// How long what a gateway shares takes to the others, ms.
 const SHARING_MS: f64 = 10.0;
 
-/// The pool of a cell, and its gateways. Those that are Envoys with our picker share their state;
-/// those of others know only what they sent themselves.
+/// The pool of a cell, and its gateways. Gateways with our picker share their state; any other
+/// gateway knows only what it sent itself.
 fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
     let is_ours = router.starts_with(OURS) || router.starts_with("llm-d");
     let sharing = if is_ours { SharingMode::After(SHARING_MS) } else { SharingMode::Private };
