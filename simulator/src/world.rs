@@ -19,7 +19,7 @@ mod setting;
 mod tests;
 use change::PoolChange;
 use endpoints::endpoint;
-use scrape::EngineState;
+use scrape::{EngineState, idle_states};
 pub(crate) use setting::{EngineModel, Failover, PoolSetting, SettingChange, SharingMode};
 
 use pool_state::LedgerHold;
@@ -195,6 +195,7 @@ impl<'w> Simulation<'w> {
         world.install();
         // The first request may arrive before the first scrape.
         world.scrape(0.0);
+        world.states = idle_states(count, setting.idle_scrape_ms, seed);
         Ok(world)
     }
 
@@ -316,7 +317,7 @@ impl<'w> Simulation<'w> {
             *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
         }
         if let Some(state) = self.states.get_mut(at) {
-            state.picked(now);
+            state.picked();
         }
         self.send(job, prefill.unwrap_or(at), now)?;
         self.publish(proxy, now);

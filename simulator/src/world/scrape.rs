@@ -7,27 +7,58 @@ use scheduler::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE, Version};
 use super::Simulation;
 use super::endpoints::lora;
 use crate::policy::RoutingPolicy;
+use crate::workload::{Sampler, mix};
 
-/// An engine as the daemon sees it.
+/// An engine as the daemon sees it. Times are in ms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineState {
     pub(super) steps_made: u64,
     /// Requests that the last step left in the queue.
     pub(super) left_waiting: usize,
-    /// Until then it counts as busy, ms.
+    /// Whether it was picked after the last report of the proxies.
+    is_picked: bool,
+    /// When the proxies next report where they have requests.
+    report_due: f64,
+    /// Until then it counts as busy.
     busy_until: f64,
-    /// Before then it is not scraped, ms.
+    /// Before then it is not scraped.
     due: f64,
 }
 
-/// How long an engine counts as busy after it had work or was picked, ms.
+/// How long an engine counts as busy after it had work or was reported, ms.
 const BUSY_HOLD_MS: f64 = 2_000.0;
+
+/// The time between two reports of a proxy, ms.
+const REPORT_MS: f64 = 1_000.0;
+
+/// The states of `count` idle engines. Each is scraped at a time of its own, and sessions do not
+/// know when: with all engines scraped just before the first session, the memory that the first
+/// requests took stayed unknown for a whole second in every run.
+pub(super) fn idle_states(count: usize, idle_ms: f64, seed: u64) -> Vec<EngineState> {
+    let mut dice = Sampler::seeded(mix(seed, 53));
+    let report_due = REPORT_MS * dice.unit();
+    (0..count).map(|_| EngineState { report_due, due: idle_ms * dice.unit(), ..EngineState::default() }).collect()
+}
 
 // === impl EngineState ===
 
 impl EngineState {
-    pub(super) fn picked(&mut self, now: f64) {
-        self.busy_until = now + BUSY_HOLD_MS;
+    pub(super) fn picked(&mut self) {
+        self.is_picked = true;
+    }
+
+    /// The proxies report, once in [`REPORT_MS`]. An engine where they have requests, or have had
+    /// some since the last report, is scraped within `busy_ms`.
+    fn report(&mut self, has_work: bool, busy_ms: f64, now: f64) {
+        if now < self.report_due {
+            return;
+        }
+        self.report_due += REPORT_MS;
+        let was_picked = std::mem::take(&mut self.is_picked);
+        if has_work || was_picked {
+            self.busy_until = now + BUSY_HOLD_MS;
+            self.due = self.due.min(now + busy_ms);
+        }
     }
 
     /// Whether it is scraped now, having work or not. The next time is decided then.
@@ -48,7 +79,9 @@ impl Simulation<'_> {
         let (states, before) = (self.states.iter_mut(), self.snapshot.metrics());
         let metrics = self.engines.iter().zip(states).zip(before).map(|((engine, state), before)| {
             let (waiting, running) = engine.counts();
-            if !state.is_due(waiting + running > 0, self.setting.idle_scrape_ms, now) {
+            let has_work = waiting + running > 0;
+            state.report(has_work, self.setting.scrape_ms, now);
+            if !state.is_due(has_work, self.setting.idle_scrape_ms, now) {
                 return before.clone();
             }
             // An engine looks for new requests between its steps. Until then it does not report
@@ -88,8 +121,26 @@ mod tests {
         let due =
             |state: &mut EngineState, has_work, at: &[f64]| at.iter().map(|&now| state.is_due(has_work, 1_000.0, now)).collect::<Vec<_>>();
         assert_eq!(due(&mut state, false, &[0.0, 100.0, 900.0, 1_000.0, 1_100.0]), [true, false, false, true, false]);
-        state.picked(1_500.0);
-        assert_eq!(due(&mut state, true, &[1_600.0, 2_000.0, 2_100.0]), [false, true, true], "the time was decided before");
-        assert_eq!(due(&mut state, false, &[2_200.0, 4_100.0, 4_200.0, 5_100.0]), [true, true, false, true], "it is busy for 2 s more");
+        assert_eq!(due(&mut state, true, &[1_900.0, 2_000.0, 2_100.0]), [false, true, true], "the time was decided before");
+        assert_eq!(due(&mut state, false, &[4_000.0, 4_100.0, 4_200.0, 5_100.0]), [true, true, false, true], "it is busy for 2 s more");
+    }
+
+    #[test]
+    fn a_report_brings_the_next_scrape_of_a_picked_engine_forward() {
+        let mut state = EngineState { report_due: 300.0, due: 900.0, ..EngineState::default() };
+        let due = |state: &mut EngineState, now| {
+            state.report(false, 100.0, now);
+            state.is_due(false, 1_000.0, now)
+        };
+        state.picked();
+        assert_eq!([200.0, 300.0, 400.0].map(|now| due(&mut state, now)), [false, false, true]);
+        assert_eq!([2_200.0, 2_300.0, 2_400.0, 3_300.0].map(|now| due(&mut state, now)), [true, true, false, true], "no pick since");
+    }
+
+    #[test]
+    fn idle_engines_are_scraped_at_different_times() {
+        let due = |seed| idle_states(8, 1_000.0, seed).iter().map(|state| state.due).collect::<Vec<_>>();
+        assert!(due(1) != due(2) && due(1).iter().all(|due| (0.0..1_000.0).contains(due)));
+        assert!(idle_states(8, 0.0, 1).iter().all(|state| state.due <= 0.0), "without a longer time, every scrape has all");
     }
 }
