@@ -35,7 +35,7 @@ pub(crate) enum RaceTask {
         seeds: Vec<u64>,
         /// Runs of each seed: with the same sessions a little later, and other random numbers in
         /// the routers.
-        #[arg(long, default_value_t = 3)]
+        #[arg(long, default_value_t = 10)]
         repeats: u64,
         /// Seconds of arrivals. The requests of sessions of the first quarter are the cold ones.
         #[arg(long, default_value_t = 120.0)]

@@ -34,6 +34,8 @@ struct RaceRatios {
     ttft_p99: f64,
     /// The hit rates: ours, the other one's.
     hits: [f64; 2],
+    /// Whether the race has a single run.
+    is_one_run: bool,
 }
 
 /// A ratio of the simulator beside that of the race.
@@ -42,7 +44,19 @@ enum RatioVerdict {
     Agrees,
     /// The difference is larger, but the ratio is within the race's interval of 95 %.
     WithinInterval,
+    /// Neither, but the race had a single run, which is like one here, or between two. Its interval
+    /// follows from the requests of that run, and says nothing about other runs.
+    WithinRuns,
     Differs,
+}
+
+/// A line of the table.
+struct ComparedLine {
+    text: String,
+    /// Ours over the other router in E2E here.
+    e2e: f64,
+    /// Whether that agrees with the race.
+    verdict: RatioVerdict,
 }
 
 /// The cell, the router and the part of each row, in order.
@@ -71,6 +85,12 @@ impl<'a> PlayedFigures<'a> {
     pub(super) fn number(self, key: &str) -> f64 {
         self.0.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
     }
+
+    /// The means of each run: of E2E at 0, of TTFT at 1.
+    fn means_by_run(self, at: usize) -> Vec<f64> {
+        let runs = self.0.get(super::row::MEANS_BY_RUN).and_then(Value::as_array).into_iter().flatten();
+        runs.filter_map(|means| means.get(at)?.as_f64()).collect()
+    }
 }
 
 // === impl RaceRatios ===
@@ -80,10 +100,12 @@ impl RaceRatios {
     fn of(race: &Value, cell: &str) -> Vec<Self> {
         let cells = race.get("cells").and_then(Value::as_array).into_iter().flatten();
         let own = cells.filter(|result| result.get("cell").and_then(Value::as_str) == Some(cell));
-        own.flat_map(|result| Self::of_group(result.get("routers").and_then(Value::as_array).map_or(&[][..], Vec::as_slice))).collect()
+        own.flat_map(Self::of_group).collect()
     }
 
-    fn of_group(routers: &[Value]) -> Vec<Self> {
+    fn of_group(group: &Value) -> Vec<Self> {
+        let routers = group.get("routers").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let is_one_run = seeds(group).len() == 1;
         let hits = |router: &Value| router.get("hit_rate").and_then(Value::as_f64);
         let ours = routers.first().and_then(hits).unwrap_or(f64::NAN);
         let ratio = |router: &Value, figure: usize| -> Option<[f64; 3]> {
@@ -99,6 +121,7 @@ impl RaceRatios {
                 ttft: ratio(router, 1)?,
                 ttft_p99: ratio(router, 2).map_or(f64::NAN, |[ratio, ..]| ratio),
                 hits: [ours, hits(router)?],
+                is_one_run,
             })
         });
         others.collect()
@@ -108,10 +131,14 @@ impl RaceRatios {
 // === impl RatioVerdict ===
 
 impl RatioVerdict {
-    fn of(simulated: f64, [ratio, low, high]: [f64; 3]) -> Self {
+    /// `runs` are the ratios of single runs that one run of the race may be compared with.
+    fn of(simulated: f64, [ratio, low, high]: [f64; 3], runs: &[f64]) -> Self {
+        let is_above = |run: &f64| *run >= ratio * (1.0 - AGREED);
+        let is_below = |run: &f64| *run <= ratio * (1.0 + AGREED);
         match simulated {
             _ if (simulated / ratio - 1.0).abs() <= AGREED => Self::Agrees,
             _ if (low..=high).contains(&simulated) => Self::WithinInterval,
+            _ if runs.iter().any(is_above) && runs.iter().any(is_below) => Self::WithinRuns,
             _ => Self::Differs,
         }
     }
@@ -120,6 +147,7 @@ impl RatioVerdict {
         match self {
             Self::Agrees => "yes",
             Self::WithinInterval => "in interval",
+            Self::WithinRuns => "in runs",
             Self::Differs => "**no**",
         }
     }
@@ -156,28 +184,46 @@ fn is_same_order(one: &BTreeMap<&str, f64>, other: &BTreeMap<&str, f64>) -> bool
     one.keys().all(|a| one.keys().all(|b| !(is_before(one, a, b) && is_before(other, b, a))))
 }
 
-/// A line of the table, and ours over the other router in E2E here; `None` where one of them was
-/// not played.
-fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<(String, f64)> {
+/// `None` where one of both was not played.
+fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
     let figures = |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
-    let ratio = |key: &str, row: &str| Some(figures(OURS, row)?.number(key) / figures(&race.router, row)?.number(key));
-    let (e2e, ttft, hits) = (ratio("e2e_mean_ms", "warm")?, ratio("ttft_mean_ms", "warm")?, ratio("hit_rate", "all")?);
-    let points = 100.0 * (figures(OURS, "all")?.number("hit_rate") - figures(&race.router, "all")?.number("hit_rate"));
-    let [ours, other] = race.hits;
-    let verdict = |simulated: f64, race: [f64; 3]| RatioVerdict::of(simulated, race).name();
+    let ([ours, other], [ours_all, other_all]) = (
+        [figures(OURS, "warm")?, figures(&race.router, "warm")?],
+        [figures(OURS, "all")?, figures(&race.router, "all")?].map(|all| all.number("hit_rate")),
+    );
+    let ratio = |key: &str| ours.number(key) / other.number(key);
+    let verdict = |simulated: f64, race_ratio: [f64; 3], at: usize| {
+        let runs = ours.means_by_run(at).into_iter().zip(other.means_by_run(at)).map(|(ours, other)| ours / other);
+        RatioVerdict::of(simulated, race_ratio, &runs.filter(|_| race.is_one_run).collect::<Vec<_>>())
+    };
+    let (e2e, ttft) = (ratio("e2e_mean_ms"), ratio("ttft_mean_ms"));
+    let (of_e2e, of_ttft) = (verdict(e2e, race.e2e, 0), verdict(ttft, race.ttft, 1));
+    let [ours_hits, other_hits] = race.hits;
     let both = |race: f64, simulated: f64| format!("{} | {}", shown(race), shown(simulated));
-    let line = format!(
-        "| {cell} | {} | {} | {} | {} | {} | {} | {:+.1} | {points:+.1} | {} |",
+    let text = format!(
+        "| {cell} | {} | {} | {} | {} | {} | {} | {:+.1} | {:+.1} | {} |",
         race.router,
         both(race.e2e[0], e2e),
-        verdict(e2e, race.e2e),
+        of_e2e.name(),
         both(race.ttft[0], ttft),
-        verdict(ttft, race.ttft),
-        both(race.ttft_p99, ratio("ttft_p99_ms", "warm")?),
-        100.0 * (ours - other),
-        verdict(hits, [ours / other; 3]),
+        of_ttft.name(),
+        both(race.ttft_p99, ratio("ttft_p99_ms")),
+        100.0 * (ours_hits - other_hits),
+        100.0 * (ours_all - other_all),
+        RatioVerdict::of(ours_all / other_all, [ours_hits / other_hits; 3], &[]).name(),
     );
-    Some((line, e2e))
+    Some(ComparedLine { text, e2e, verdict: of_e2e })
+}
+
+/// Whether the orders are the same, or would be without the routers in `one_run`. They have runs so
+/// different that one run of the race has no order.
+fn order_verdict(race: &BTreeMap<&str, f64>, played: &BTreeMap<&str, f64>, one_run: &BTreeSet<&str>) -> &'static str {
+    let others = || played.iter().filter(|(router, _)| !one_run.contains(*router)).map(|(router, time)| (*router, *time)).collect();
+    match is_same_order(race, played) {
+        true => "yes",
+        false if is_same_order(race, &others()) => "in runs",
+        false => "**no**",
+    }
 }
 
 /// A ratio, with more digits if it is small.
@@ -206,14 +252,16 @@ pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
     for cell in Cell::all().map(|cell| cell.name) {
         let ratios = RaceRatios::of(race, cell);
         let (mut in_race, mut in_play) = (BTreeMap::from([(OURS, 1.0)]), BTreeMap::from([(OURS, 1.0)]));
+        let mut one_run: BTreeSet<&str> = BTreeSet::new();
         for ratios in &ratios {
-            let Some((line, e2e)) = line(cell, ratios, played) else { continue };
-            let _ = writeln!(out, "{line}");
+            let Some(line) = line(cell, ratios, played) else { continue };
+            let _ = writeln!(out, "{}", line.text);
             in_race.insert(&ratios.router, 1.0 / ratios.e2e[0]);
-            in_play.insert(&ratios.router, 1.0 / e2e);
+            in_play.insert(&ratios.router, 1.0 / line.e2e);
+            one_run.extend((line.verdict == RatioVerdict::WithinRuns).then_some(ratios.router.as_str()));
         }
         if in_race.len() > 1 {
-            let same = if is_same_order(&in_race, &in_play) { "yes" } else { "**no**" };
+            let same = order_verdict(&in_race, &in_play, &one_run);
             let _ = writeln!(orders, "| {cell} | {} | {} | {same} |", order(&in_race), order(&in_play));
         }
     }
@@ -227,8 +275,19 @@ mod tests {
 
     #[test]
     fn a_ratio_agrees_within_a_tenth_of_it() {
-        let verdict = |simulated| RatioVerdict::of(simulated, [0.8, 0.6, 1.0]);
+        let verdict = |simulated| RatioVerdict::of(simulated, [0.8, 0.6, 1.0], &[]);
         assert_eq!([0.85, 0.95, 1.2].map(verdict), [RatioVerdict::Agrees, RatioVerdict::WithinInterval, RatioVerdict::Differs]);
+    }
+
+    #[test]
+    fn one_run_of_the_race_may_be_like_any_run_here() {
+        let verdict = |runs: &[f64]| RatioVerdict::of(0.2, [0.8, 0.6, 1.0], runs);
+        for like in [&[0.1, 0.75][..], &[0.1, 0.9], &[0.85, 2.0]] {
+            assert_eq!(verdict(like), RatioVerdict::WithinRuns, "{like:?}");
+        }
+        for unlike in [&[][..], &[0.1, 0.7], &[0.9, 2.0]] {
+            assert_eq!(verdict(unlike), RatioVerdict::Differs, "{unlike:?}");
+        }
     }
 
     #[test]
@@ -236,7 +295,10 @@ mod tests {
         let race = BTreeMap::from([("ours", 1.0), ("smg", 1.02), ("slow", 1.5)]);
         assert_eq!(order(&race), "ours = smg < slow");
         assert!(is_same_order(&race, &BTreeMap::from([("ours", 1.0), ("smg", 0.9), ("slow", 1.1)])), "ours and smg are equal in one");
-        assert!(!is_same_order(&race, &BTreeMap::from([("ours", 1.0), ("smg", 1.2), ("slow", 0.9)])));
+        let other = BTreeMap::from([("ours", 1.0), ("smg", 1.2), ("slow", 0.9)]);
+        assert!(!is_same_order(&race, &other));
+        let verdict = |one_run: &[&'static str]| order_verdict(&race, &other, &one_run.iter().copied().collect());
+        assert_eq!([verdict(&[]), verdict(&["smg"]), verdict(&["slow"])], ["**no**", "**no**", "in runs"]);
     }
 
     #[test]
@@ -246,9 +308,12 @@ mod tests {
             let ours = json!({"router": "ours", "hit_rate": 0.9, "warm": [{"ours_over": null}, {"ours_over": null}]});
             json!({"cell": "chat-50", "routers": [ours, {"router": router, "hit_rate": 0.8, "warm": figures(ratio)}]})
         };
-        let race = json!({"cells": [group("smg", 0.9), group("llm-d-default", 0.7)]});
+        let mut race = json!({"cells": [group("smg", 0.9), group("llm-d-default", 0.7)]});
+        race["cells"][0]["seeds"] = json!([101, 102]);
+        race["cells"][1]["seeds"] = json!([101]);
         let ratios = RaceRatios::of(&race, "chat-50");
         assert_eq!(ratios.iter().map(|ratio| ratio.router.as_str()).collect::<Vec<_>>(), ["smg", "llm-d-default"]);
         assert_eq!((ratios[1].e2e[0], ratios[1].hits), (0.7, [0.9, 0.8]));
+        assert_eq!([ratios[0].is_one_run, ratios[1].is_one_run], [false, true]);
     }
 }

@@ -24,7 +24,12 @@ pub(super) struct RaceRow {
     pub(super) busiest: f64,
     /// Requests by engine in the first run.
     pub(super) by_engine: Vec<usize>,
+    /// E2E and TTFT of each run, mean.
+    pub(super) by_run: Vec<[f64; 2]>,
 }
+
+/// The means of each run in a file of results.
+pub(super) const MEANS_BY_RUN: &str = "e2e_ttft_mean_ms_by_run";
 
 /// A request is cold if its session started in the first quarter of the arrivals: caches were empty
 /// then.
@@ -47,6 +52,10 @@ pub(super) fn by_engine(outcomes: &[RequestOutcome], engines: usize) -> Vec<usiz
     counts
 }
 
+fn mean_of(outcomes: &[RequestOutcome], figure: fn(&RequestOutcome) -> f64) -> f64 {
+    outcomes.iter().map(figure).sum::<f64>() / outcomes.len().max(1) as f64
+}
+
 // === impl RaceRow ===
 
 impl RaceRow {
@@ -65,7 +74,7 @@ impl RaceRow {
         Self {
             requests: outcomes.len(),
             failures: outcomes.iter().filter(|outcome| outcome.has_failed).count(),
-            e2e_mean: mean(&outcomes.iter().map(|outcome| outcome.e2e).collect::<Vec<_>>()),
+            e2e_mean: mean_of(outcomes, |outcome| outcome.e2e),
             ttft_mean: mean(&ttft),
             ttft_p99: quantile(&ttft, 0.99),
             tpot_mean: mean(&tpot),
@@ -73,6 +82,7 @@ impl RaceRow {
             hits: tokens(|outcome| outcome.cached) / tokens(|outcome| outcome.prompt).max(1.0),
             busiest: mean(&by_engine.iter().map(busiest).collect::<Vec<_>>()),
             by_engine: by_engine.into_iter().next().unwrap_or_default(),
+            by_run: runs.iter().map(|run| [mean_of(run, |outcome| outcome.e2e), mean_of(run, |outcome| outcome.ttft)]).collect(),
         }
     }
 
@@ -101,6 +111,7 @@ impl RaceRow {
             "hit_rate": self.hits,
             "busiest": self.busiest,
             "requests_by_engine": self.by_engine,
+            MEANS_BY_RUN: self.by_run,
         })
     }
 }
@@ -123,5 +134,7 @@ mod tests {
         let row = RaceRow::of(&[vec![outcome(0, 0), outcome(2, 90), outcome(2, 90)]], 3);
         assert_eq!((row.e2e_mean, row.ttft_p99, row.tpot_mean, row.hits), (400.0, 100.0, 10.0, 0.6));
         assert_eq!((row.by_engine, row.busiest), (vec![1, 0, 2], 2.0));
+        let runs = [vec![outcome(0, 0)], vec![outcome(0, 0), RequestOutcome { ttft: 200.0, e2e: 800.0, ..outcome(1, 0) }]];
+        assert_eq!(RaceRow::of(&runs, 2).by_run, [[400.0, 100.0], [600.0, 150.0]], "each run by itself");
     }
 }
