@@ -63,7 +63,7 @@ struct FrontExpectation {
 fn log_metadata(config: &mut Value) {
     let format = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0/typed_config/log_format/json_format";
     if let Some(fields) = config.pointer_mut(format).and_then(Value::as_object_mut) {
-        for key in ["x-gateway-destination-endpoint", "x-gateway-destination-endpoint-served"] {
+        for key in ["x-gateway-destination-endpoint", "x-gateway-destination-endpoint-fallback", "x-gateway-destination-endpoint-served"] {
             fields.insert(format!("lb:{key}"), format!("%DYNAMIC_METADATA(envoy.lb:{key})%").into());
         }
     }
@@ -80,7 +80,7 @@ impl FrontCase {
         }
     }
 
-    async fn send(&self, stack: &Stack, id: &str) -> Result<ClientReply> {
+    async fn send(&self, stack: &Stack, id: &str, body: &str) -> Result<ClientReply> {
         let named =
             |text: &str| (0..3).fold(text.to_owned(), |text, i| text.replace(&format!("@{i}"), &stack.servers[i].addr().to_string()));
         let mut headers: Vec<(&str, String)> = self.headers.iter().map(|(name, value)| (name.as_str(), named(value))).collect();
@@ -90,14 +90,15 @@ impl FrontCase {
         let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let request = match (&self.get, &self.post) {
             (Some(path), None) => echo::get(path, &headers)?,
-            (None, Some(path)) => echo::post(path, &headers, self.body())?,
+            (None, Some(path)) => echo::post(path, &headers, body.to_owned())?,
             _ => return Err(format!("{}: get or post?", self.case).into()),
         };
         stack.send(request).await
     }
 
     async fn check(&self, front: PickerMode, stack: &Stack, id: &str) -> Result<()> {
-        let reply = self.send(stack, id).await?;
+        let sent = self.body();
+        let reply = self.send(stack, id, &sent).await?;
         let FrontExpectation { from, served, absent, present, status, code, kind, dropped } = &self.expect;
         let text = reply.text();
         let said = || format!("{front:?}, {}: {}: {} {}", self.clause, self.case, reply.status, text.get(..400).unwrap_or(&text));
@@ -126,12 +127,13 @@ impl FrontCase {
         assert!(absent.iter().all(|name| echo::header(&body, name).is_empty()), "{}", said());
         assert!(present.iter().all(|name| !echo::header(&body, name).is_empty()), "{}", said());
         if self.post.is_some() {
-            assert_eq!(body["body_bytes"], self.body().len(), "{}", said());
-            assert!(body["body"].is_null() || body["body"] == self.body(), "{}", said());
+            assert_eq!(body["body_bytes"], sent.len(), "{}", said());
+            assert!(body["body"].is_null() || body["body"] == sent, "{}", said());
         }
         let line = stack.envoy.access_log_of(id, LIMIT).await?;
         assert_eq!(line["lb:x-gateway-destination-endpoint"], ranked.join(","), "{}", said());
         assert_eq!(line["lb:x-gateway-destination-endpoint-served"], reply.header("x-served-by"), "{}", said());
+        assert_eq!(line["lb:x-gateway-destination-endpoint-fallback"], Value::Null, "{}", said());
         Ok(())
     }
 }
@@ -268,29 +270,6 @@ fn with_objects(builder: StackBuilder) -> Result<(StackBuilder, tempfile::TempDi
 }
 
 #[tokio::test]
-async fn a_full_pool_sheds() -> Result<()> {
-    for front in PickerMode::ALL {
-        let builder = Stack::builder().front(front).servers(2).picker(json!({"objective_header": "trust"}));
-        let (builder, _folder) = with_objects(builder)?;
-        let stack = builder.start().await?;
-        let ask = |objective: &'static str| {
-            let request = echo::post("/v1/chat/completions", &[("x-llm-d-inference-objective", objective)], echo::chat("x").to_string());
-            async { stack.send(request?).await }
-        };
-        assert_eq!(ask("batch").await?.status, 200, "{front:?}: the pool has room");
-        stack
-            .servers
-            .iter()
-            .for_each(|server| server.override_metrics(MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
-        let shed = wait_for(LIMIT, "the pool to be full", || async { ask("batch").await.ok().filter(|reply| reply.status != 200) }).await?;
-        assert_eq!((shed.status, shed.header("x-llm-d-request-dropped-reason")), (429, "rejected-saturated"), "{front:?}: {}", shed.text());
-        assert_eq!(shed.header("retry-after"), "1", "{front:?}");
-        assert_eq!(ask("unheard-of").await?.status, 200, "{front:?}: only sheddable requests are shed");
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
     for front in PickerMode::ALL {
         let mut stack = Stack::builder().front(front).servers(1).start().await?;
@@ -298,7 +277,11 @@ async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
         let empty = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 503) };
         let reply = wait_for(LIMIT, "the pool to be empty", empty).await?;
         assert_eq!(reply.json()?["error"]["code"], "no_ready_endpoint", "{front:?}: {}", reply.text());
-        assert_eq!(stack.get("/v1/models").await?.status, 503, "{front:?}");
+        assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints", "{front:?}");
+        let anthropic = stack.post("/v1/messages", &json!({"model": "demo", "max_tokens": 1, "messages": []})).await?;
+        assert_eq!((anthropic.status, &anthropic.json()?["type"]), (503, &json!("error")), "{front:?}: {}", anthropic.text());
+        assert_eq!(stack.get("/v1/models").await?.status, 503, "{front:?}: also without a body");
+        assert_eq!(stack.get("/switchpoint/ready").await?.status, 200, "{front:?}: an empty pool is a known state");
         stack.set_pool(&[0])?;
         let again = || async { stack.get("/v1/models").await.ok().filter(|reply| reply.status == 200) };
         wait_for(LIMIT, "the endpoint to be back", again).await?;
@@ -309,11 +292,17 @@ async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
 #[tokio::test]
 async fn one_destination_where_the_older_text_is_read() -> Result<()> {
     for front in PickerMode::ALL {
-        let stack = Stack::builder().front(front).servers(3).picker(json!({"destination_format": "single"})).start().await?;
-        let echo = stack.send(echo::post("/v1/chat/completions", &[], echo::chat("hi").to_string())?).await?.json()?;
+        let builder = Stack::builder().front(front).servers(3).picker(json!({"destination_format": "single"}));
+        let stack = builder.envoy_config(log_metadata).start().await?;
+        let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", "old")], echo::chat("hi").to_string())?).await?;
+        let echo = reply.json()?;
         let [destination] = echo::header(&echo, "x-gateway-destination-endpoint")[..] else { return Err(echo.to_string().into()) };
         let [fallback] = echo::header(&echo, "x-gateway-destination-endpoint-fallback")[..] else { return Err(echo.to_string().into()) };
         assert!(!destination.contains(',') && !fallback.contains(',') && destination != fallback, "{front:?} {destination} {fallback}");
+        assert_eq!(reply.header("x-served-by"), destination, "{front:?}");
+        let line = stack.envoy.access_log_of("old", LIMIT).await?;
+        assert_eq!(line["lb:x-gateway-destination-endpoint"], destination, "{front:?}");
+        assert_eq!(line["lb:x-gateway-destination-endpoint-fallback"], fallback, "{front:?}");
     }
     Ok(())
 }
@@ -441,6 +430,27 @@ async fn bodies_streamed_behind_the_decision() -> Result<()> {
 #[tokio::test]
 async fn bodies_not_shown() -> Result<()> {
     in_modes("NONE", "NONE", false, false).await
+}
+
+/// `objectives` has this for the filter.
+#[tokio::test]
+async fn a_full_pool_sheds() -> Result<()> {
+    let (builder, _folder) = with_objects(ext_proc().servers(2).picker(json!({"objective_header": "trust"})))?;
+    let stack = builder.start().await?;
+    let ask = |objective: &'static str| {
+        let request = echo::post("/v1/chat/completions", &[("x-llm-d-inference-objective", objective)], echo::chat("x").to_string());
+        async { stack.send(request?).await }
+    };
+    assert_eq!(ask("batch").await?.status, 200, "the pool has room");
+    stack
+        .servers
+        .iter()
+        .for_each(|server| server.override_metrics(MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
+    let shed = wait_for(LIMIT, "the pool to be full", || async { ask("batch").await.ok().filter(|reply| reply.status != 200) }).await?;
+    assert_eq!((shed.status, shed.header("x-llm-d-request-dropped-reason")), (429, "rejected-saturated"), "{}", shed.text());
+    assert_eq!(shed.header("retry-after"), "1");
+    assert_eq!(ask("unheard-of").await?.status, 200, "only sheddable requests are shed");
+    Ok(())
 }
 
 #[tokio::test]
