@@ -45,14 +45,6 @@ const SPELLINGS: [&str; 6] = [
     "/flush_cache/../v1/./chat/completions",
 ];
 
-async fn each_front() -> Result<Vec<(PickerMode, Stack)>> {
-    let mut stacks = Vec::new();
-    for front in PickerMode::ALL {
-        stacks.push((front, Stack::builder().front(front).servers(1).start().await?));
-    }
-    Ok(stacks)
-}
-
 /// The paths whose bodies the picker reads: the documentation lists their endings, this completes
 /// them.
 fn read_paths() -> Vec<String> {
@@ -67,57 +59,61 @@ fn read_paths() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_path_that_is_not_listed_is_refused_before_picker_and_engine() -> Result<()> {
-    for (front, stack) in each_front().await? {
-        for path in CLOSED {
-            for request in [echo::get(path, &[])?, echo::post(path, &[], echo::chat("x").to_string())?] {
-                let asked = format!("{front:?} {} {path}", request.method());
-                let reply = stack.send(request).await?;
-                assert_eq!((reply.status, reply.header("content-type")), (404, "application/json"), "{asked}: {}", reply.text());
-                let message = "this gateway does not serve this path";
-                let error = json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": 404}});
-                assert_eq!(reply.json()?, error, "{asked}");
-            }
-        }
-        let anthropic = stack.send(echo::post("/v1/messages/batches", &[], "{}")?).await?;
-        assert_eq!((anthropic.status, &anthropic.json()?["error"]["type"]), (404, &json!("not_found_error")), "{front:?}");
-        if front == PickerMode::Filter {
-            assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "no pick was made for these paths");
-        }
-        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
+async fn only_listed_paths_are_served_however_they_are_spelled() -> Result<()> {
+    for front in PickerMode::ALL {
+        let stack = Stack::builder().front(front).servers(1).start().await?;
+        // These two first: at their end no request has reached the engine.
+        refuses_paths_that_are_not_listed(front, &stack).await?;
+        refuses_an_upgrade(front, &stack).await?;
+        serves_paths_that_are_read_and_models_and_health(front, &stack).await?;
+        reads_a_chat_however_its_path_is_spelled(front, &stack).await?;
     }
     Ok(())
 }
 
-#[tokio::test]
-async fn every_path_that_is_read_is_listed_and_so_are_models_and_health() -> Result<()> {
-    for (front, stack) in each_front().await? {
-        for path in read_paths() {
-            let reply = stack.send(echo::post(&path, &[], echo::chat("x").to_string())?).await?;
-            assert_ne!(reply.status, 404, "{front:?} {path}: {}", reply.text());
+async fn refuses_paths_that_are_not_listed(front: PickerMode, stack: &Stack) -> Result<()> {
+    for path in CLOSED {
+        for request in [echo::get(path, &[])?, echo::post(path, &[], echo::chat("x").to_string())?] {
+            let asked = format!("{front:?} {} {path}", request.method());
+            let reply = stack.send(request).await?;
+            assert_eq!((reply.status, reply.header("content-type")), (404, "application/json"), "{asked}: {}", reply.text());
+            let message = "this gateway does not serve this path";
+            let error = json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": 404}});
+            assert_eq!(reply.json()?, error, "{asked}");
         }
-        for path in ["/v1/models", "/v1/models/meta-llama/Llama-3", "/health", "/ping", "/v2/health/ready", "/switchpoint/ready"] {
-            let reply = stack.send(echo::get(path, &[])?).await?;
-            assert_eq!(reply.status, 200, "{front:?} {path}: {}", reply.text());
-        }
-        for path in ["/v1/rerank", "/tokenize", "/v1/responses/resp_1/cancel", "/v2/models/demo/infer"] {
-            let reply = stack.send(echo::post(path, &[], "opaque")?).await?;
-            assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!("opaque")), "{front:?} {path}: {}", reply.text());
-        }
+    }
+    let anthropic = stack.send(echo::post("/v1/messages/batches", &[], "{}")?).await?;
+    assert_eq!((anthropic.status, &anthropic.json()?["error"]["type"]), (404, &json!("not_found_error")), "{front:?}");
+    if front == PickerMode::Filter {
+        assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "no pick was made for these paths");
+    }
+    assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
+    Ok(())
+}
+
+async fn serves_paths_that_are_read_and_models_and_health(front: PickerMode, stack: &Stack) -> Result<()> {
+    for path in read_paths() {
+        let reply = stack.send(echo::post(&path, &[], echo::chat("x").to_string())?).await?;
+        assert_ne!(reply.status, 404, "{front:?} {path}: {}", reply.text());
+    }
+    for path in ["/v1/models", "/v1/models/meta-llama/Llama-3", "/health", "/ping", "/v2/health/ready", "/switchpoint/ready"] {
+        let reply = stack.send(echo::get(path, &[])?).await?;
+        assert_eq!(reply.status, 200, "{front:?} {path}: {}", reply.text());
+    }
+    for path in ["/v1/rerank", "/tokenize", "/v1/responses/resp_1/cancel", "/v2/models/demo/infer"] {
+        let reply = stack.send(echo::post(path, &[], "opaque")?).await?;
+        assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!("opaque")), "{front:?} {path}: {}", reply.text());
     }
     Ok(())
 }
 
-#[tokio::test]
-async fn a_chat_is_a_chat_however_its_path_is_spelled() -> Result<()> {
-    for (front, stack) in each_front().await? {
-        for path in SPELLINGS {
-            let read = stack.send(echo::post(path, &[], "{")?).await?;
-            assert_eq!((read.status, &read.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?} {path}");
-            let reply = stack.send(echo::post(path, &[], echo::chat("x").to_string())?).await?;
-            let served = reply.json()?["path"].as_str().unwrap_or_default().to_owned();
-            assert_eq!((reply.status, served.split('?').next()), (200, Some("/v1/chat/completions")), "{front:?} {path}");
-        }
+async fn reads_a_chat_however_its_path_is_spelled(front: PickerMode, stack: &Stack) -> Result<()> {
+    for path in SPELLINGS {
+        let read = stack.send(echo::post(path, &[], "{")?).await?;
+        assert_eq!((read.status, &read.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?} {path}");
+        let reply = stack.send(echo::post(path, &[], echo::chat("x").to_string())?).await?;
+        let served = reply.json()?["path"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((reply.status, served.split('?').next()), (200, Some("/v1/chat/completions")), "{front:?} {path}");
     }
     Ok(())
 }
@@ -135,15 +131,12 @@ async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<ClientReply>
     raw.read_reply().await
 }
 
-#[tokio::test]
-async fn an_upgrade_is_no_way_around_reading_a_body() -> Result<()> {
-    for (front, stack) in each_front().await? {
-        for path in ["/v1/chat/completions", "/v1/messages", "/generate", "/v1/rerank"] {
-            let reply = upgrade(&stack, "POST", path).await?;
-            assert_eq!(reply.status, 403, "{front:?} {path}: {}", reply.text());
-        }
-        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
+async fn refuses_an_upgrade(front: PickerMode, stack: &Stack) -> Result<()> {
+    for path in ["/v1/chat/completions", "/v1/messages", "/generate", "/v1/rerank"] {
+        let reply = upgrade(stack, "POST", path).await?;
+        assert_eq!(reply.status, 403, "{front:?} {path}: {}", reply.text());
     }
+    assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
     Ok(())
 }
 
