@@ -10,8 +10,6 @@ use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-use crate::echo;
-
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn explained(servers: usize, workers: u32) -> testbed::stack::StackBuilder {
@@ -114,43 +112,4 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
     outcome.check_all_served()?;
     assert!(outcome.served.len() > ADDED / 2, "the new endpoints serve: {:?}", outcome.served);
     Ok(())
-}
-
-#[tokio::test]
-async fn an_endpoint_that_leaves_finishes_what_it_streams() -> Result<()> {
-    let slow =
-        testbed::model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Default::default() };
-    let mut stack = Stack::builder().servers_like(2, &slow).picker(serde_json::json!({"explain": true})).start().await?;
-    let chat = serde_json::json!({"model": "demo", "stream": true, "max_tokens": 50, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
-    let request = http::Request::post("/v1/chat/completions").body(testbed::client::full(chat.to_string()))?;
-    let response = testbed::client::start(stack.address(), request).await?;
-    let by = response.headers()["x-served-by"].to_str()?.to_owned();
-    let other = usize::from(stack.servers[0].addr().to_string() == by);
-    let mut stream = testbed::client::EventStream::new(response);
-    stream.next().await?.ok_or("the stream begins")?;
-    stack.set_pool(&[other])?;
-    pool_is(&stack, &[other]).await?;
-    let events = stream.rest().await?;
-    assert_eq!(
-        events.last().map(|event| event.data.as_str()),
-        Some("[DONE]"),
-        "the stream ends normally at an endpoint that is no longer picked"
-    );
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_empty_pool_is_reported_and_recovers() -> Result<()> {
-    let mut stack = explained(2, 1).start().await?;
-    stack.set_pool(&[])?;
-    let refused = || async {
-        let reply = stack.post("/v1/chat/completions", &echo::chat("hello?")).await.ok()?;
-        (reply.status == 503).then_some(reply)
-    };
-    let reply = wait_for(LIMIT, "an empty pool to refuse", refused).await?;
-    assert_eq!(reply.json()?["error"]["code"], "no_ready_endpoint", "{}", reply.text());
-    assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints");
-    assert_eq!(stack.get("/switchpoint/ready").await?.status, 200, "an empty pool is a known state");
-    stack.set_pool(&[0, 1])?;
-    pool_is(&stack, &[0, 1]).await
 }

@@ -78,30 +78,35 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> {
+async fn a_daemon_of_another_version_in_its_place_is_not_obeyed() -> Result<()> {
     let mut stack = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true})).start().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let load = LoadGenerator::start(stack.address(), 4);
     let hosts: Vec<_> = stack.servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     stack.daemon()?.process().kill()?;
-    let newer = PlayedDaemon::start_at(stack.daemon()?.settings().state.address()).await?;
-    newer.rehearse(proto::SCHEMA + 1, vec![message(Message::PoolUpdate(pool_update(u64::MAX, 1, &hosts[..1])))]);
-    let envoy = stack.envoy.process();
-    let told = || std::future::ready(envoy.stderr().contains("run both of one release").then_some(()));
-    wait_for(LIMIT, "the log to say what to do", told).await?;
-    load.goes_on(100, LIMIT).await?;
-    let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
-    assert_eq!(
-        known,
-        hosts[..3].iter().map(ToString::to_string).collect::<BTreeSet<_>>(),
-        "the proxy applies no message of a newer version"
-    );
-    drop(newer);
+    let other = PlayedDaemon::start_at(stack.daemon()?.settings().state.address()).await?;
+    for schema in [proto::SCHEMA + 1, proto::SCHEMA_MIN - 1] {
+        other.rehearse(schema, vec![message(Message::PoolUpdate(pool_update(u64::MAX, 1, &hosts[..1])))]);
+        other.leave();
+        let streams = stack.envoy.picker_stat("switchpoint_state_streams_total").await?;
+        // The proxy tries again and again.
+        stack.envoy.picker_stat_until("switchpoint_state_streams_total", |now| now >= streams + 2, LIMIT).await?;
+        assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 0, "{schema}");
+        load.goes_on(50, LIMIT).await?;
+        let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
+        assert_eq!(
+            known,
+            hosts[..3].iter().map(ToString::to_string).collect::<BTreeSet<_>>(),
+            "the proxy applies no message of version {schema}"
+        );
+    }
+    assert!(stack.envoy.process().stderr().contains("run both of one release"), "the log says what to do");
+    drop(other);
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    ledger_metrics::close("daemon of a newer message version", load, &stack).await?;
+    ledger_metrics::close("daemon of a newer, then of an older message version", load, &stack).await?;
     Ok(())
 }
 

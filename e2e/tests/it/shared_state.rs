@@ -109,11 +109,6 @@ async fn without_sharing_a_burst_piles_up() -> Result<()> {
 }
 
 #[tokio::test]
-async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
-    check_pile(FleetShape { proxies: 2, workers: 4 }).await
-}
-
-#[tokio::test]
 async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
     let stack = Stack::builder().servers(6).concurrency(WORKERS).start().await?;
     warm(&stack).await?;
@@ -298,6 +293,11 @@ mod slow {
     async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
         check_spread(FleetShape { proxies: 2, workers: 2 }).await?;
         check_spread(FleetShape { proxies: 2, workers: 4 }).await
+    }
+
+    #[tokio::test]
+    async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
+        check_pile(FleetShape { proxies: 2, workers: 4 }).await
     }
 
     /// Counts on a placement that reaches another proxy within 2 s. `make test` checks without a

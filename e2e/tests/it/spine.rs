@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Request;
 use serde_json::{Value, json};
 use testbed::stack::Stack;
-use testbed::{Result, client, wait_for};
+use testbed::{Result, client};
 
 /// Longest time from a change in the endpoints file to its effect on picks; the product promises 50
 /// ms.
@@ -49,62 +49,5 @@ async fn a_request_is_picked_and_served() -> Result<()> {
     assert_eq!((&line["endpoint"], &line["attempts"]), (&json!(by), &json!(1)));
     assert_eq!((&line["pool"], &line["status"]), (&json!("default"), &json!(200)));
     assert_eq!(line["drop_reason"], Value::Null);
-    Ok(())
-}
-
-#[tokio::test]
-async fn every_worker_picks() -> Result<()> {
-    let stack = Stack::builder().servers(3).concurrency(4).start().await?;
-    // Many connections, so that each of the four workers gets some; different prompts, so that no
-    // cached prefix affects the picks.
-    let requests = (0..80).map(|number| {
-        let (address, body) = (stack.address(), chat(&format!("{number} is a number")).to_string());
-        async move { client::post(address, "/v1/chat/completions", body).await }
-    });
-    let mut served = [0; 3];
-    for reply in futures::future::join_all(requests).await {
-        let reply = reply?;
-        served[stack.server_of(&reply)?] += 1;
-    }
-    assert!(served.iter().all(|count| *count > 0), "idle servers share the load: {served:?}");
-    let workers = stack.envoy.stats("worker_[0-9]+\\.downstream_cx_total").await?;
-    assert_eq!(workers.len(), 4, "{workers:?}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn the_pool_follows_the_endpoints_file() -> Result<()> {
-    let mut stack = Stack::start(3).await?;
-    stack.set_pool(&[1])?;
-    let only_one = || async {
-        let ranked = destination(&stack, "which?").await.ok()?;
-        (ranked == [stack.servers[1].addr().to_string()]).then_some(())
-    };
-    wait_for(EFFECT_LIMIT, "the removed endpoints to leave the picks", only_one).await?;
-
-    stack.set_pool(&[0, 1])?;
-    let both = || async {
-        let ranked = destination(&stack, "and now?").await.ok()?;
-        (ranked.len() == 2).then_some(ranked)
-    };
-    let ranked = wait_for(EFFECT_LIMIT, "the added endpoint to join the picks", both).await?;
-    assert!(ranked.contains(&stack.servers[0].addr().to_string()), "{ranked:?}");
-    Ok(())
-}
-
-/// The ranked list that a request gets; an error if it gets none.
-async fn destination(stack: &Stack, prompt: &str) -> Result<Vec<String>> {
-    let reply = stack.send(echoed_chat(prompt, "any")?).await?;
-    assert_eq!(reply.status, 200, "no request fails while the pool changes: {}", reply.text());
-    let echo = reply.json()?;
-    let list = header_of(&echo, "x-gateway-destination-endpoint").first().copied().ok_or("no destination")?;
-    Ok(list.split(',').map(|address| address.trim().to_owned()).collect())
-}
-
-#[tokio::test]
-async fn not_ready_without_state() -> Result<()> {
-    let stack = Stack::builder().servers(1).without_daemon().start().await?;
-    let reply = stack.get("/switchpoint/ready").await?;
-    assert_eq!(reply.status, 503, "{}", reply.text());
     Ok(())
 }

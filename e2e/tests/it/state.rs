@@ -227,29 +227,6 @@ async fn a_message_beyond_all_measure_costs_the_stream_but_not_the_state() -> Re
 }
 
 #[tokio::test]
-async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
-    let mut scene = StateScene::open(1).await?;
-    for schema in [proto::SCHEMA + 1, proto::SCHEMA_MIN - 1] {
-        scene.daemon.rehearse(schema, vec![message(Message::PoolUpdate(pool_update(9, 1, &scene.hosts[..1])))]);
-        scene.daemon.leave();
-        let streams = scene.stat("switchpoint_state_streams_total").await?;
-        scene.stat_reaches("switchpoint_state_streams_total", streams + 2).await?; // the proxy tries again and again
-        assert_eq!(scene.stat("switchpoint_state_connected").await?, 0);
-        assert_eq!(
-            scene.decision().await?.endpoints(),
-            addresses(&scene.hosts),
-            "no message of another schema is applied; the old state stays"
-        );
-    }
-    let log = scene.stack.envoy.process().stderr();
-    assert!(log.contains("run both of one release"), "the log says how to fix it");
-
-    scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::PoolUpdate(pool_update(9, 2, &scene.hosts[..2])))]);
-    scene.accepted(version(9, 2)).await?;
-    scene.knows(&scene.hosts[..2]).await
-}
-
-#[tokio::test]
 async fn a_broken_stream_is_opened_again_by_the_same_process() -> Result<()> {
     let scene = StateScene::open(2).await?;
     let load = LoadGenerator::start(scene.stack.address(), 2);

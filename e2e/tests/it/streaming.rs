@@ -38,14 +38,6 @@ async fn nothing_in_flight(stack: &Stack) -> Result<()> {
     wait_for(LIMIT, "the ledger to be empty", idle).await
 }
 
-async fn something_in_flight(stack: &Stack) -> Result<()> {
-    let busy = || async {
-        let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
-        endpoints.iter().any(|endpoint| endpoint["in_flight"].as_u64() > Some(0)).then_some(())
-    };
-    wait_for(LIMIT, "the ledger to hold the request", busy).await
-}
-
 #[tokio::test]
 async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
@@ -85,17 +77,6 @@ async fn the_engines_load_report_is_asked_for_and_kept_from_the_client() -> Resu
 }
 
 #[tokio::test]
-async fn released_when_the_client_leaves_in_the_middle() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &slow(50)).start().await?;
-    let request = Request::post("/v1/chat/completions").body(client::full(streamed(1_000).to_string()))?;
-    let mut events = EventStream::new(client::start(stack.address(), request).await?);
-    events.next().await?.ok_or("no event")?;
-    something_in_flight(&stack).await?;
-    drop(events);
-    nothing_in_flight(&stack).await
-}
-
-#[tokio::test]
 async fn released_when_the_engine_breaks_off() -> Result<()> {
     let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
     stack.servers[0].fault(ServerFault { after_chunks: Some(3), ..ServerFault::new(FaultMode::ResetMidStream) }).await;
@@ -117,23 +98,4 @@ async fn released_when_no_endpoint_answers() -> Result<()> {
         assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 503);
     }
     nothing_in_flight(&stack).await
-}
-
-#[tokio::test]
-async fn a_shared_prefix_goes_where_it_is_cached() -> Result<()> {
-    let stack = Stack::start(4).await?;
-    let system = "You are a helpful assistant with a long memory. ".repeat(200);
-    let chat = |i: usize, s: usize| {
-        json!({"model": "demo", "max_tokens": 1, "messages": [
-        {"role": "system", "content": format!("{s} {system}")}, {"role": "user", "content": format!("question {i}")}]})
-    };
-    for tenant in 0..4 {
-        let first = stack.post("/v1/chat/completions", &chat(0, tenant)).await?;
-        let home = stack.server_of(&first)?;
-        for i in 1..6 {
-            let reply = stack.post("/v1/chat/completions", &chat(i, tenant)).await?;
-            assert_eq!(stack.server_of(&reply)?, home, "tenant {tenant}, question {i}");
-        }
-    }
-    Ok(())
 }

@@ -82,11 +82,12 @@ async fn calls_go_by_http_1_as_well() -> Result<()> {
 }
 
 /// Two proxies on one daemon: the load of one counts at the other, and a prompt that one placed is
-/// sent to the same endpoint by the other.
-async fn two_pick_as_one(transport: &str) -> Result<()> {
+/// sent to the same endpoint by the other. By streams, `shared_state` and `drills_proxy` have this.
+#[tokio::test]
+async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     std::fs::write(config.path(), CONFIG)?;
-    let builder = by(transport).servers_like(8, &slow(50)).daemon_arguments(&["--config", &config.path().to_string_lossy()]);
+    let builder = by("http").servers_like(8, &slow(50)).daemon_arguments(&["--config", &config.path().to_string_lossy()]);
     let stack = builder.start().await?;
     let second = SecondEnvoy::start(&stack, "another", 2).await?;
     let apart = async |wanted: bool| {
@@ -114,14 +115,4 @@ async fn two_pick_as_one(transport: &str) -> Result<()> {
     }
     assert!(found >= 8, "{found} of 12 prompts were found again through the other proxy");
     ledger_metrics::nothing_left(&stack).await
-}
-
-#[tokio::test]
-async fn two_proxies_pick_as_one_by_stream() -> Result<()> {
-    two_pick_as_one("grpc").await
-}
-
-#[tokio::test]
-async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
-    two_pick_as_one("http").await
 }
