@@ -1,6 +1,8 @@
 //! From registration to a routed request: workers are registered by `switchpointd register`, the
 //! daemon discovers them, and Envoy sends each request to a worker whose metadata names the model.
-//! Tested with a directory and with etcd; Kubernetes has its own file.
+//! Tested with a directory and with etcd; Kubernetes has its own file. Workers and daemons that are
+//! killed are noticed only after 15 to 30 s: control-plane's own tests and `make e2e-long` have
+//! them.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -83,6 +85,11 @@ pub(crate) async fn until(stack: &Stack, model: &str, status: u16, by: &str) -> 
     wait_for(LIMIT, &format!("{model} to be answered {status} by {by:?}"), look).await
 }
 
+async fn until_not_served(stack: &Stack, model: &str) -> Result<()> {
+    let look = || async { (asked(stack, model).await.ok()?.0 != 200).then_some(()) };
+    wait_for(LIMIT, &format!("{model} not to be served"), look).await
+}
+
 fn serves(models: &[&str]) -> Value {
     json!({"Model": models.iter().map(|name| json!({"name": name, "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}})).collect::<Vec<_>>()})
 }
@@ -94,8 +101,9 @@ fn builder() -> StackBuilder {
 }
 
 /// The whole life of a worker: registered with metadata, ready, picked for its models only; not
-/// ready and not picked; gone for good.
-async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
+/// ready and not picked. Returns the last worker, which alone serves `llama`, with the stack and
+/// the folder of its files.
+async fn whole_flow(source: Value, registry: Vec<String>) -> Result<(RegisteredWorker, Stack, TempDir)> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), &source)?;
     let stack = builder().daemon_arguments(&["--pools", &pools]).start().await?;
@@ -105,7 +113,7 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
         let arguments = [registry.clone(), vec!["--address".to_owned(), address(at)]].concat();
         RegisteredWorker::register(&arguments, component, &format!("worker-{at}"), &metadata).await
     };
-    let mut first = register(0, "decode", serves(&["llama"])).await?;
+    let first = register(0, "decode", serves(&["llama"])).await?;
     until(&stack, "llama", 200, &address(0)).await?;
     assert_eq!(asked(&stack, "qwen").await?.0, 404, "no worker serves this model");
     let second = register(1, "decode", serves(&["qwen"])).await?;
@@ -127,12 +135,11 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
     // The pool ignores a component that it does not name. It takes the second component that it
     // names, with that component's role.
     let _other = register(2, "elsewhere", serves(&["llama"])).await?;
-    first.sidecar.kill()?;
+    first.healthy.store(false, Ordering::Relaxed);
     until(&stack, "llama", 404, "").await?;
     let third = register(2, "prefill", serves(&["llama"])).await?;
     until(&stack, "llama", 200, &address(2)).await?;
-    drop((second, third));
-    Ok(())
+    Ok((third, stack, folder))
 }
 
 /// Checks what the debug pages show of an instance: its models, its capacity, and the age of the
@@ -201,14 +208,16 @@ async fn from_registration_to_request_by_a_directory() -> Result<()> {
     let registry = tempfile::tempdir()?;
     let path = registry.path().display().to_string();
     let source = json!({"directory": {"path": path, "namespace": "dynamo", "components": components()}});
-    whole_flow(source, vec!["--directory".to_owned(), path]).await
+    let (mut last, stack, _folder) = whole_flow(source, vec!["--directory".to_owned(), path]).await?;
+    last.sidecar.stop(LIMIT).await?;
+    until_not_served(&stack, "llama").await
 }
 
 #[tokio::test]
 async fn from_registration_to_request_by_etcd() -> Result<()> {
     let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
     let source = json!({"etcd": {"endpoints": [etcd.url], "namespace": "dynamo", "components": components()}});
-    whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()]).await
+    whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()]).await.map(drop)
 }
 
 /// `switchpointd instances` prints what `switchpointd register` registered.
@@ -242,9 +251,18 @@ impl EtcdProcess {
     }
 }
 
-/// Two daemons with one lease. The leading daemon is killed under load and the other takes over;
-/// then the other is stopped and the first leads again.
-pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
+/// How the first leading daemon ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeaderEnd {
+    /// By SIGTERM: it gives the lease back.
+    Stopped,
+    /// By SIGKILL: the lease has to lapse.
+    Killed,
+}
+
+/// Two daemons with one lease. The leading daemon ends under load and the other takes over; then
+/// the other is stopped and the first leads again.
+pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), source)?;
     let spare = daemon::DaemonSettings::new(folder.path())?;
@@ -257,7 +275,10 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     wait_for(LIMIT, "a request to be served", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
     let load = LoadGenerator::start(stack.address(), 2);
     load.goes_on(50, LIMIT).await?;
-    stack.daemon()?.process().kill()?;
+    match end {
+        LeaderEnd::Stopped => stack.daemon()?.process().stop(LIMIT).await.map(drop)?,
+        LeaderEnd::Killed => stack.daemon()?.process().kill().map(drop)?,
+    }
     wait_for(LIMIT, "the second to lead", || async { leads(&second).await?.then_some(()) }).await?;
     load.goes_on(50, LIMIT).await?;
     heard(&second).await?;
@@ -299,13 +320,42 @@ fn both_daemons(config: &mut Value, other: u16) {
 
 #[tokio::test]
 async fn daemons_fail_over_by_a_lease_in_etcd_and_no_request_notices() -> Result<()> {
+    fail_over_by_etcd(LeaderEnd::Stopped).await
+}
+
+async fn fail_over_by_etcd(end: LeaderEnd) -> Result<()> {
     let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
     let servers = [testbed::model_server::ModelServer::start(demo())?, testbed::model_server::ModelServer::start(demo())?];
     let addresses: BTreeSet<SocketAddr> = servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     let source = json!({"endpoints": addresses.iter().map(ToString::to_string).collect::<Vec<_>>()});
-    fail_over(&["--lease-etcd", &etcd.url], &source).await
+    fail_over(&["--lease-etcd", &etcd.url], &source, end).await
 }
 
 fn demo() -> testbed::model_server::ModelServerOptions {
     testbed::model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
+}
+
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_killed_worker_is_gone_when_its_lease_in_etcd_has_lapsed() -> Result<()> {
+        let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
+        let folder = tempfile::tempdir()?;
+        let source = json!({"etcd": {"endpoints": [etcd.url], "namespace": "dynamo", "components": components()}});
+        let pools = fed_by(folder.path(), &source)?;
+        let stack = builder().daemon_arguments(&["--pools", &pools]).start().await?;
+        let address = stack.servers[0].addr().to_string();
+        let arguments = ["--etcd", &etcd.url, "--address", &address].map(str::to_owned);
+        let mut worker = RegisteredWorker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
+        until(&stack, "llama", 200, &address).await?;
+        worker.sidecar.kill()?;
+        until_not_served(&stack, "llama").await
+    }
+
+    #[tokio::test]
+    async fn a_killed_daemon_is_replaced_when_its_lease_in_etcd_has_lapsed() -> Result<()> {
+        fail_over_by_etcd(LeaderEnd::Killed).await
+    }
 }

@@ -25,7 +25,7 @@ use testbed::stack::Stack;
 use testbed::{Result, client, wait_for};
 
 use crate::cluster::{self, TestCluster};
-use crate::discovered::{LIMIT, RegisteredWorker, asked, fail_over, fed_by, until};
+use crate::discovered::{LIMIT, LeaderEnd, RegisteredWorker, asked, fail_over, fed_by, until};
 
 /// Set in the process that runs in its own network.
 const INSIDE: &str = "SWITCHPOINT_OWN_NETWORK";
@@ -262,7 +262,7 @@ mod slow {
             pod.status?.conditions?.iter().any(|c| c.type_ == "Ready" && c.status == "True").then_some(())
         };
         wait_for(LIMIT, "the pod to be ready", ready).await?;
-        fail_over(&["--lease-kubernetes", "flow/switchpointd"], &source()).await?;
+        fail_over(&["--lease-kubernetes", "flow/switchpointd"], &source(), LeaderEnd::Killed).await?;
         let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(place.client.clone(), NAMESPACE);
         let lease = leases.get("switchpointd").await?.spec.ok_or("a lease has a spec")?;
         assert_eq!((lease.lease_duration_seconds, lease.lease_transitions >= Some(2)), (Some(15), true), "{lease:?}");
