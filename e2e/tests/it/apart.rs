@@ -56,12 +56,15 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     let load = LoadGenerator::start(one, 2);
     load.goes_on(50, LIMIT).await?;
     ledger_metrics::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
-    for round in 0..8 {
-        let prompt = format!("{round} is told again. ");
-        let server = served(&fleet, one, &prompt).await?;
-        // Ten times the promised time.
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(served(&fleet, two, &prompt).await?, server, "round {round}");
+    let prompts: Vec<String> = (0..8).map(|number| format!("{number} is told again. ")).collect();
+    let mut placed = Vec::new();
+    for prompt in &prompts {
+        placed.push(served(&fleet, one, prompt).await?);
+    }
+    // Ten times the promised time.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for (prompt, server) in prompts.iter().zip(placed) {
+        assert_eq!(served(&fleet, two, prompt).await?, server, "{prompt}");
     }
     Ok(())
 }

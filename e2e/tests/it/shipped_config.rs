@@ -59,6 +59,7 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         ("failure_policy", json!("FAIL_RELOAD")),
         ("reload_config", json!({"backoff": {"base_interval": "0.010s"}})),
         ("allow_on_headers_stop_iteration", json!(true)),
+        ("connection_keepalive", json!({"interval": "10s", "timeout": "5s"})),
     ] {
         let found = values(&tree, key);
         assert!(found.contains(&&expected), "{key}: {found:?}");

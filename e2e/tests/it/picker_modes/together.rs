@@ -49,14 +49,17 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     for front in [0, 1] {
         post(front, "to begin with".to_owned()).await?;
     }
-    for round in 0..6 {
-        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
-        let server = stack.server_of(&post(round % 2, prompt.clone()).await?)?;
-        // Ten times the promised time.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut placed = Vec::new();
+    for number in 0..6 {
+        let prompt = format!("{number} conversations. {}", "They go on and on. ".repeat(200));
+        placed.push((stack.server_of(&post(number % 2, prompt.clone()).await?)?, prompt));
+    }
+    // Ten times the promised time.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for (number, (server, prompt)) in placed.into_iter().enumerate() {
         for turn in 0..4 {
-            let reply = post((round + 1) % 2, format!("{prompt} {turn}")).await?;
-            assert_eq!(stack.server_of(&reply)?, server, "round {round}, turn {turn}");
+            let reply = post((number + 1) % 2, format!("{prompt} {turn}")).await?;
+            assert_eq!(stack.server_of(&reply)?, server, "conversation {number}, turn {turn}");
         }
     }
     Ok(())
