@@ -91,32 +91,6 @@ async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1", "registered again by itself, under the same id");
 }
 
-/// Paused for longer than the lease, etcd may drop or keep it. In both cases the set stays during
-/// the pause and is correct afterwards.
-#[tokio::test]
-async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
-    let Some(rig) = rig() else { return };
-    let discovery = rig.discovery();
-    let worker = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
-    worker.set_ready(InstanceStatus::Ready);
-    until(vec!["lives".to_owned()], || listed(&discovery)).await;
-    let followed = discovery.follow("dynamo", "decode").unwrap();
-    rig.etcd.signal("STOP");
-    until(true, || async { followed.status().borrow().error.is_some() }).await;
-    tokio::time::sleep(LEASE).await;
-    assert_eq!(listed(&discovery).await, ["lives"], "the last known set");
-    let dead = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
-    dead.set_ready(InstanceStatus::Ready);
-    drop(dead); // its withdrawal never reached etcd
-    rig.etcd.signal("CONT");
-    until(None, || async { followed.status().borrow().error.clone() }).await;
-    until(vec!["lives".to_owned()], || listed(&discovery)).await;
-    let mut events = discovery.watch("dynamo", "decode").unwrap();
-    assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1");
-    drop(worker);
-    assert_eq!(next(&mut events).await, "-lives");
-}
-
 #[tokio::test]
 async fn a_wrong_password_is_reported_and_the_set_stays_empty() {
     let Some(rig) = rig() else { return };
@@ -295,4 +269,35 @@ async fn of_two_writers_of_a_lease_one_succeeds() {
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     let taken = lease.write("b", Some(&renewed)).await.unwrap().unwrap();
     assert_eq!(taken, LeaseRecord { holder: "b".to_owned(), transitions: 1, version: taken.version.clone() });
+}
+
+/// Run by `make e2e-long`.
+mod slow {
+    use super::*;
+
+    /// Paused for longer than the lease, etcd may drop or keep it. In both cases the set stays
+    /// during the pause and is correct afterwards.
+    #[tokio::test]
+    async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
+        let Some(rig) = rig() else { return };
+        let discovery = rig.discovery();
+        let worker = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+        worker.set_ready(InstanceStatus::Ready);
+        until(vec!["lives".to_owned()], || listed(&discovery)).await;
+        let followed = discovery.follow("dynamo", "decode").unwrap();
+        rig.etcd.signal("STOP");
+        until(true, || async { followed.status().borrow().error.is_some() }).await;
+        tokio::time::sleep(LEASE).await;
+        assert_eq!(listed(&discovery).await, ["lives"], "the last known set");
+        let dead = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+        dead.set_ready(InstanceStatus::Ready);
+        drop(dead); // its withdrawal never reached etcd
+        rig.etcd.signal("CONT");
+        until(None, || async { followed.status().borrow().error.clone() }).await;
+        until(vec!["lives".to_owned()], || listed(&discovery)).await;
+        let mut events = discovery.watch("dynamo", "decode").unwrap();
+        assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1");
+        drop(worker);
+        assert_eq!(next(&mut events).await, "-lives");
+    }
 }
