@@ -101,8 +101,18 @@ async fn closed(stream: &mut TcpStream) {
     end.expect("still open").ok();
 }
 
+/// The three scenarios run at the same time, because each waits until the daemon gives up on a
+/// peer, after 10 s.
 #[tokio::test]
-async fn silent_connections_of_a_peer_do_not_delay_others() {
+async fn silent_slow_and_dead_peers_are_cut_off_and_delay_no_others() {
+    tokio::join!(
+        handshakes_that_hang_do_not_delay_others(),
+        silent_connections_stop_neither_scraping_nor_proper_clients(),
+        slow_and_dead_peers_are_cut_off()
+    );
+}
+
+async fn handshakes_that_hang_do_not_delay_others() {
     raise_descriptors();
     let folder = TempDir::new().unwrap();
     let ours = TlsAuthority::new();
@@ -121,7 +131,6 @@ async fn silent_connections_of_a_peer_do_not_delay_others() {
     daemon.stop().await;
 }
 
-#[tokio::test]
 async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
     raise_descriptors();
     let scrapes = Arc::new(AtomicUsize::new(0));
@@ -172,8 +181,7 @@ fn health_check() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[]), frame(1, 4, 1, &headers), frame(0, 1, 1, &[0; 5])].concat()
 }
 
-#[tokio::test]
-async fn peers_that_are_slow_or_dead_are_cut_off() {
+async fn slow_and_dead_peers_are_cut_off() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let health = daemon.health_address.unwrap();
     let mut dead = TcpStream::connect(health).await.unwrap();
@@ -219,7 +227,10 @@ async fn a_standby_that_comes_to_lead_becomes_ready_on_the_same_port() {
     let standby = LoggedDaemon::start(1_024, &args, "standing by until this daemon gets the lease").await;
     assert_eq!(standby.health().await, [true, false, false, false]);
     let probe = plain(standby.at("health")).await;
-    leader.child.kill().await.unwrap();
+    // It gives its lease back: `handover` has the leader that is killed.
+    let pid = leader.child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+    assert_eq!(leader.child.wait().await.unwrap().code(), Some(0));
     let patient = async {
         while serving(&probe, LEADING).await != Ok(true) {
             assert_eq!(serving(&probe, LIVENESS).await, Ok(true), "a probe that stays connected never fails");
