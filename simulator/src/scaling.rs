@@ -114,10 +114,11 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_run() {
-        let once =
+        let run =
             || world::run(TrafficShape::Bursts, 30.0, (ScalingRule::Ours, ScalingSetting { value: 1.0, window_s: 300.0 }), 7).unwrap();
-        assert_eq!(once(), once());
-        assert!(once().attainment > 0.5 && once().gpu_hours > 2.0, "{:?}", once());
+        let once = run();
+        assert_eq!(once, run());
+        assert!(once.attainment > 0.5 && once.gpu_hours > 2.0, "{once:?}");
     }
 
     /// A change that breaks the signal shows here, not only when the campaign is run again.
