@@ -92,7 +92,8 @@ impl DecisionRecord {
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
             w.name("out_of_touch").plain(local.peers_unreachable);
-            w.name("prefix_idle").float(local.prefix_idle);
+            w.name("reuse_interval").float(local.reuse_interval);
+            w.name("evicted_share").float(local.evicted_share);
             w.name("request").object(|w| request_members(w, request, headers));
             let prospects = scheduler::predict(snapshot, request, local);
             w.name("endpoints").array(|w| {
@@ -100,7 +101,6 @@ impl DecisionRecord {
                     w.object(|w| {
                         endpoint_members(w, endpoint, local.in_flight.load(endpoint.id));
                         w.name("matched_blocks").plain(local.matched_blocks(index));
-                        w.name("prefix_age").float(local.prefix_age(index));
                         w.name("cold_pick").plain(local.last_cold_pick(index));
                         w.name("last_pick").plain(local.in_flight.last_pick(endpoint.id));
                         w.name("ejected").plain(local.ejected(index));

@@ -17,6 +17,7 @@ mod cache_places;
 mod counters;
 mod crash_correlation;
 mod ejection;
+mod evictions;
 mod flow;
 mod health;
 mod load_report;
@@ -49,6 +50,7 @@ use std::sync::Arc;
 use accepted_kinds::AcceptedKinds;
 use adapters::AdapterTable;
 use crash_correlation::CrashCorrelator;
+use evictions::EvictionShare;
 use health::EndpointHealthTable;
 pub use health::RequestFailure;
 use lookups::{ColdPicks, EndpointLookups};
@@ -85,6 +87,7 @@ pub struct ManagedPool {
     prefixes: PrefixIndex,
     /// Since when the index remembers an endpoint that restarted or was removed.
     remembered_since: Option<Timestamp>,
+    evictions: EvictionShare,
     failures: EndpointFailures,
     counters: PoolCounters,
     rng: Rng,
@@ -163,6 +166,7 @@ impl ManagedPool {
             in_flight: InFlight::default(),
             prefixes: PrefixIndex::with_capacity(prefix_entries),
             remembered_since: None,
+            evictions: EvictionShare::default(),
             failures: EndpointFailures { ejections: Ejections::with_stagger(seed), ..EndpointFailures::default() },
             counters: PoolCounters::default(),
             rng: Rng::seeded(seed),

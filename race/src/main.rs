@@ -83,7 +83,7 @@ struct RunArgs {
     seeds: Vec<u64>,
 
     /// These routers side by side, in place of the groups of the race. Our policy with other
-    /// parameters: ours:displacement=40/externality=2
+    /// parameters: ours:ttftWeight=3/queueExternality=0
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     routers: Vec<String>,
 

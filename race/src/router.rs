@@ -36,7 +36,7 @@ pub enum RouterKind {
     Ours,
     /// Ours once more, to see how much two equal routers differ.
     OursAgain,
-    /// Ours with other parameters of `marginal-cost-scorer`: `ours:displacement=40,externality=2`.
+    /// Ours with other parameters of `marginal-cost-scorer`: `ours:ttftWeight=3`.
     OursWith(String),
     /// Our pipeline with scorers and weights that llm-d ships.
     LlmD(LlmDProfile),
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn routers_are_found_by_name() {
         assert_eq!(RouterKind::named("smg").expect("a router"), RouterKind::Smg);
-        assert_eq!(RouterKind::named("ours:displacement=40").expect("a router"), RouterKind::OursWith("displacement=40".into()));
+        assert_eq!(RouterKind::named("ours:ttftWeight=3").expect("a router"), RouterKind::OursWith("ttftWeight=3".into()));
         assert!(RouterKind::named("nginx").is_err());
     }
 

@@ -2,6 +2,7 @@
 
 use crate::endpoint::{EndpointIndex, Slot};
 use crate::in_flight::InFlight;
+use crate::prefix::REQUESTED_ONCE;
 
 /// The proxy's own state for one pick. Read only: the caller records the outcome.
 #[derive(Clone, Copy, Debug)]
@@ -11,13 +12,12 @@ pub struct LocalState<'a> {
     /// Cached prefix blocks of this request at each endpoint, as estimated, parallel to the
     /// snapshot's endpoints; empty when the request has none.
     pub matched_blocks: &'a [u32],
-    /// The reuse interval of the longest cached prefix: how many such prompts each endpoint got, on
-    /// average, since it was last used ([`crate::prefix::PrefixIndex::idle`]).
-    pub prefix_idle: f32,
-    /// The age of each copy of the longest cached prefix: how close the endpoint is to evicting it,
-    /// 0 to 1, parallel to the snapshot's endpoints ([`crate::prefix::PrefixIndex::ages`]); empty
-    /// unless several endpoints have one.
-    pub prefix_ages: &'a [f32],
+    /// The reuse interval of the longest cached prefix: how many such prompts each endpoint gets,
+    /// on average, from one request for it to the next, at most [`REQUESTED_ONCE`].
+    pub reuse_interval: f32,
+    /// The share of the prompt tokens computed lately that an endpoint had cached before and had
+    /// evicted, 0 to 1: how scarce the memory of caches is.
+    pub evicted_share: f32,
     /// When each endpoint last answered a request of this proxy, in growing numbers, by slot; 0 is
     /// never, and an empty list means never for all.
     pub last_answers: &'a [u64],
@@ -67,8 +67,8 @@ impl<'a> LocalState<'a> {
         Self {
             in_flight,
             matched_blocks: &[],
-            prefix_idle: 0.0,
-            prefix_ages: &[],
+            reuse_interval: REQUESTED_ONCE,
+            evicted_share: 0.0,
             last_answers: &[],
             ejected: &[],
             failing: &[],
@@ -83,13 +83,6 @@ impl<'a> LocalState<'a> {
     #[must_use]
     pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
-    }
-
-    /// How close this endpoint is to evicting a prefix that other endpoints have too, 0 to 1; 0 if
-    /// this endpoint does not have it.
-    #[must_use]
-    pub fn prefix_age(&self, index: EndpointIndex) -> f32 {
-        self.prefix_ages.get(index.get()).filter(|age| age.is_finite()).map_or(0.0, |age| age.clamp(0.0, 1.0))
     }
 
     /// When this endpoint last got a request whose prefix was cached nowhere; 0 is never.

@@ -33,4 +33,4 @@ mod recall;
 pub use recall::RecalledLength;
 
 mod index;
-pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats};
+pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats, REQUESTED_ONCE};

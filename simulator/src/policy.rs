@@ -63,7 +63,7 @@ pub(crate) const LMETRIC: [&str; 2] = ["lmetric", "lmetric-new"];
 // === impl RoutingPolicy ===
 
 impl RoutingPolicy {
-    /// The policy of this name. `ours` takes parameters: `ours:externality=3,decodeWeight=0`.
+    /// The policy of this name. `ours` takes parameters: `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
     /// When there is no such policy.
@@ -86,14 +86,7 @@ impl RoutingPolicy {
             }
             OURS | GOODPUT => {
                 if name == GOODPUT {
-                    let setting = [
-                        ("externality", 2.0),
-                        ("ownBatchShare", 1.0),
-                        ("queueExternality", 0.0),
-                        ("arrivalExternality", 0.0),
-                        ("displacement", 55.0),
-                        ("decodeWeight", 1.3),
-                    ];
+                    let setting = [("ttftWeight", 2.0), ("queueExternality", 0.0)];
                     numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), ParameterValue::Number(number))));
                 }
                 let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
@@ -219,7 +212,7 @@ mod tests {
             let policy = RoutingPolicy::named(name).unwrap();
             scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }
-        assert!(RoutingPolicy::named("best").is_err() && RoutingPolicy::named("ours:externality").is_err());
-        assert!(scheduler::Pipeline::build(&RoutingPolicy::named("ours:decodeWeight=0").unwrap().pipeline(true).unwrap()).is_ok());
+        assert!(RoutingPolicy::named("best").is_err() && RoutingPolicy::named("ours:ttftWeight").is_err());
+        assert!(scheduler::Pipeline::build(&RoutingPolicy::named("ours:ttftWeight=0").unwrap().pipeline(true).unwrap()).is_ok());
     }
 }

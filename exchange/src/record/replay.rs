@@ -3,6 +3,7 @@
 use scheduler::in_flight::{EndpointLoad, InFlight, PendingPrefills};
 use scheduler::latency::Prediction;
 use scheduler::metrics::METRICS;
+use scheduler::prefix::REQUESTED_ONCE;
 use scheduler::{
     AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, LocalState, LoraMetrics, Readiness, Request, Rng,
     Snapshot, SubsetHint, Version, schedule_again,
@@ -85,13 +86,13 @@ impl ParsedRecord {
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
         let local = LocalState {
             matched_blocks: &pool.matched_blocks,
-            prefix_ages: &pool.prefix_ages,
             ejected: &pool.ejected,
             failing: &pool.failing,
             last_answers: &pool.last_answers,
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
-            prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
+            reuse_interval: real(self.value.get("reuse_interval")).unwrap_or(REQUESTED_ONCE),
+            evicted_share: real(self.value.get("evicted_share")).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
             // `peers_unreachable` stays false: it matters only for the rendezvous endpoint, which
             // follows from prompt hashes, and records leave hashes out.
@@ -122,7 +123,6 @@ struct RecordedPool {
     metrics: Vec<EndpointMetrics>,
     loads: Vec<EndpointLoad>,
     matched_blocks: Vec<u32>,
-    prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
     failing: Vec<f32>,
     last_answers: Vec<u64>,
@@ -207,7 +207,6 @@ impl RecordedPool {
             tpot_slo_us: count(row, "tpot_slo_us"),
         });
         self.matched_blocks.push(number(row, "matched_blocks")?);
-        self.prefix_ages.push(real(row.get("prefix_age")).unwrap_or(0.0));
         self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
         self.failing.push(real(row.get("failing")).unwrap_or(0.0));
         self.answered_last(row);

@@ -306,15 +306,17 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
 #[test]
 fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_return() {
     let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
-    let mut home = None;
+    let mut homes = std::collections::BTreeMap::new();
     for n in 0..100_u64 {
         let now = at(100 + n * 50);
-        let (model, prompt) = if n % 2 == 0 { ("echoed", "hello ".repeat(400)) } else { ("m", format!("prompt {n}")) };
+        let conversation = n / 2 % 6;
+        let (model, prompt) =
+            if n % 2 == 0 { ("echoed", format!("hello {conversation} ").repeat(400)) } else { ("m", format!("prompt {n}")) };
         let (mut exchange, to) = request_of(model, &mut pool, &prompt, false, now);
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         if n % 2 == 0 {
             answer_badly(&mut exchange, &mut pool, &to, EngineFault::Html, now);
-            assert_eq!(*home.get_or_insert_with(|| to.clone()), to, "request {n}");
+            assert_eq!(*homes.entry(conversation).or_insert_with(|| to.clone()), to, "request {n}");
         } else {
             answer_well(&mut exchange, &mut pool, &to, now);
         }

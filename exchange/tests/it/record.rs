@@ -135,38 +135,22 @@ fn no_hash_of_a_prompt_is_in_the_record() {
 }
 
 #[test]
-fn how_little_a_prefix_is_asked_for_is_in_the_record() {
+fn how_rarely_a_prefix_is_requested_is_in_the_record() {
     let mut pool = ManagedPool::new(7, 8_192);
     pool.install(snapshot(&[Some(1), Some(1)]), 7, 1_000);
-    let mut idle = |prompt: u32| {
+    let mut interval = |prompt: u32| {
         let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("prompt {prompt} ").repeat(60));
         let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, None).1.unwrap()).unwrap();
-        record["prefix_idle"].as_f64().unwrap()
+        assert_eq!(record["evicted_share"].as_f64(), Some(0.0), "nothing was evicted");
+        record["reuse_interval"].as_f64().unwrap()
     };
-    assert_eq!(idle(0), 0.0, "no endpoint has any of it cached");
-    let others: Vec<f64> = (1..=10).map(&mut idle).collect();
-    assert!(others.iter().all(|&idle| idle == 0.0), "{others:?}");
-    assert!((5.0..6.0).contains(&idle(0)), "ten other prompts, to two endpoints");
-}
-
-#[test]
-fn how_near_a_copy_is_to_its_end_is_in_the_record() {
-    let mut pool = ManagedPool::new(7, 8_192);
-    pool.install(snapshot(&[Some(1), Some(1)]), 7, 1_000);
-    pool.refresh(snapshot(&[Some(1), Some(1)]), Timestamp(0));
-    let mut ages = |prompt: u32, at: Option<&str>| -> Vec<f64> {
-        let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("prompt {prompt} ").repeat(60));
-        let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, at).1.unwrap()).unwrap();
-        record["endpoints"].as_array().unwrap().iter().map(|endpoint| endpoint["prefix_age"].as_f64().unwrap()).collect()
-    };
-    let [one, other] = ["10.0.0.0:8000", "10.0.0.1:8000"].map(Some);
-    assert_eq!(ages(0, one), [0.0, 0.0], "no endpoint has any of it cached");
-    for prompt in 1..=6 {
-        assert_eq!(ages(prompt, one), [0.0, 0.0]);
-    }
-    assert_eq!(ages(0, other), [0.0, 0.0], "there is one copy");
-    let [old, new] = ages(0, other)[..] else { panic!("there are two endpoints") };
-    assert!(old > 0.3 && new == 0.0, "{old} and {new}");
+    let once = f64::from(scheduler::prefix::REQUESTED_ONCE);
+    assert_eq!(interval(0), once, "no endpoint has any of it cached");
+    (1..=10).for_each(|other| assert_eq!(interval(other), once));
+    assert_eq!(interval(0), once, "it was requested once");
+    (11..=20).for_each(|other| assert_eq!(interval(other), once));
+    let found = interval(0);
+    assert!((4.0..=8.0).contains(&found), "ten other prompts, to two endpoints: {found}");
 }
 
 #[test]

@@ -11,8 +11,6 @@ pub(super) struct EndpointLookups {
     /// How many hashes of the prompt the endpoint has cached, and how many blocks they cover.
     pub(super) known: Vec<MatchLength>,
     pub(super) matched: Vec<u32>,
-    /// Where several endpoints have the longest cached prefix: how close each is to evicting it.
-    pub(super) prefix_ages: Vec<f32>,
     pub(super) ejected: Vec<bool>,
     /// The failure rate of the endpoint minus that of the others; empty when no endpoint fails more
     /// often.

@@ -187,20 +187,19 @@ impl ManagedPool {
         if request.prefix_blocks.last().is_some_and(|&prompt| crashing.is_crashing(prompt, health, now)) {
             return Err(PickRefusal::CrashingPrompt);
         }
-        let EndpointLookups { known, matched, prefix_ages, ejected, failing } = &mut self.lookups;
+        let EndpointLookups { known, matched, ejected, failing } = &mut self.lookups;
         health.excess_failures(&state.refs, now, failing);
         ejections.waive_expired(&state.refs, now, failing);
         self.prefixes.matched(request.prefix_blocks, &state.refs, known);
         matched.clear();
         matched.extend(known.iter().map(|known| known.blocks(request.prefix_blocks)));
-        self.prefixes.ages(request.prefix_blocks, &state.refs, known, prefix_ages);
         ejections.mark_ejected(&state.snapshot, now, ejected);
         self.adapters.find_rooms(state.snapshot.metrics(), request.model);
         let local = LocalState {
             in_flight: &self.in_flight,
             matched_blocks: matched,
-            prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, known),
-            prefix_ages,
+            reuse_interval: self.prefixes.reuse_interval(request.prefix_blocks, &state.refs, known),
+            evicted_share: self.evictions.share(),
             ejected,
             failing,
             last_answers: health.last_answers(),
@@ -281,6 +280,9 @@ impl ManagedPool {
             self.record_model(prompting, request.model);
         }
         held.places = (prompting == serving).then(|| self.cache_places(serving, request.prefix_blocks));
+        if let Some(places) = &held.places {
+            self.evictions.record(places, request.blocks());
+        }
         let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.lookups.known(serving));
         held.cache_estimate = (prompting == serving).then_some(cache_estimate);
         self.record_model(serving, request.model);

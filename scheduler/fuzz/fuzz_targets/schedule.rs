@@ -54,8 +54,8 @@ struct AnyRequest {
 struct AnyLocalState {
     /// May be shorter or longer than the pool, like the other lists.
     matched_blocks: Vec<u32>,
-    prefix_idle: f32,
-    prefix_ages: Vec<f32>,
+    reuse_interval: f32,
+    evicted_share: f32,
     ejected: Vec<bool>,
     failing: Vec<f32>,
     last_answers: Vec<u64>,
@@ -194,8 +194,8 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     let local = LocalState {
         in_flight: &in_flight,
         matched_blocks: &input.local.matched_blocks,
-        prefix_idle: input.local.prefix_idle,
-        prefix_ages: &input.local.prefix_ages,
+        reuse_interval: input.local.reuse_interval,
+        evicted_share: input.local.evicted_share,
         ejected: &input.local.ejected,
         failing: &input.local.failing,
         last_answers: &input.local.last_answers,

@@ -16,7 +16,7 @@
 use super::hash::{BLOCKS_MAX, is_wide};
 use super::lookup::{IndexLookup, MatchLength};
 use super::owners::{EntryState, OwnerTable, REGION_OWNERS, REGIONS, ReuseDistance, region};
-use super::table::{BlockEntry, BlockTable, LANES, NO_OWNER, age, epoch_of};
+use super::table::{BlockEntry, BlockTable, LANES, NO_OWNER, TouchInterval, age, epoch_of};
 use crate::endpoint::EndpointRef;
 use std::fmt;
 
@@ -48,9 +48,8 @@ const EPOCHS_PER_SWEEP: usize = 1 << 14;
 /// before any cached one.
 const DOUBTED: u32 = 1 << 16;
 
-/// Maximum copies of a prefix whose ages are compared. Each costs a probe, and a prefix with more
-/// copies is requested too often to be lost.
-const COPIES_MAX: usize = 16;
+/// The reuse interval of a prefix that was requested at most once: longer than any other.
+pub const REQUESTED_ONCE: f32 = 1e9;
 
 /// Blocks whose cache lines are fetched together. The table is far larger than the CPU caches, so
 /// nearly every block is a miss, and the processor handles about ten independent misses at a time.
@@ -188,39 +187,22 @@ impl PrefixIndex {
     }
 
     /// How rarely the longest cached prefix of these hashes is requested: the mean number of
-    /// prompts of this length that each of `endpoints` was given since the last request for it. 0
-    /// if no endpoint has a prefix cached. `known` is the result of [`matched`](Self::matched),
-    /// parallel to `endpoints`.
+    /// prompts of this length that each of `endpoints` is given between two requests for it.
+    /// [`REQUESTED_ONCE`] if there was no second one. `known` is the result of
+    /// [`matched`](Self::matched), parallel to `endpoints`.
     #[must_use]
-    pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength]) -> f32 {
-        let Some((longest, last)) = longest(blocks, known) else { return 0.0 };
+    pub fn reuse_interval(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength]) -> f32 {
+        let Some((longest, last)) = longest(blocks, known) else { return REQUESTED_ONCE };
         let holders = || endpoints.iter().zip(known).filter(|(_, known)| known.cached == longest);
-        let Some((&holder, _)) = holders().next() else { return 0.0 };
-        let Some(owner) = self.owners.get(holder) else { return 0.0 };
-        let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return 0.0 };
-        let touches = (self.epoch - epoch_of(entry.stamp, self.epoch)) * self.epoch_touches;
+        let Some((&holder, _)) = holders().next() else { return REQUESTED_ONCE };
+        let Some(owner) = self.owners.get(holder) else { return REQUESTED_ONCE };
+        let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return REQUESTED_ONCE };
+        let Some(usual) = entry.interval.epochs() else { return REQUESTED_ONCE };
+        // A prefix that is no longer requested becomes rare while it waits.
+        let since = (self.epoch - epoch_of(entry.stamp, self.epoch)) as f32;
+        let touches = usual.max(since) * self.epoch_touches as f32;
         // Requests for a prefix with several holders go to each in turn.
-        touches as f32 / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
-    }
-
-    /// If several of `endpoints` have the longest prefix cached alike: how near each is to evicting
-    /// it, from 0 (just requested there) to 1 (a whole capacity of blocks given since). 0 for
-    /// endpoints with less cached. Empties `out` if no endpoint, only one, or more than sixteen
-    /// have it cached. `known` as in [`idle`](Self::idle).
-    pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength], out: &mut Vec<f32>) {
-        out.clear();
-        let Some((longest, last)) = longest(blocks, known) else { return };
-        if (2..=COPIES_MAX).contains(&known.iter().filter(|known| known.cached == longest).count()) {
-            let age = |endpoint, known: &MatchLength| if known.cached == longest { self.age(endpoint, last) } else { None };
-            out.extend(endpoints.iter().zip(known).map(|(&endpoint, known)| age(endpoint, known).unwrap_or(0.0)));
-        }
-    }
-
-    /// Blocks given to `endpoint` since this block, as a share of its capacity; in whole eighths,
-    /// rounded down.
-    fn age(&self, endpoint: EndpointRef, block: u64) -> Option<f32> {
-        let (since, capacity) = (self.reuse(endpoint, block)?.at_least, self.capacity(endpoint)?);
-        Some((since as f32 / capacity.max(1) as f32).min(1.0))
+        touches / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
     /// Learns from an engine's report that a block of this age was still cached (`there`) or
@@ -310,10 +292,13 @@ impl PrefixIndex {
     fn touch(&mut self, owner: u16, block: u64) {
         let epoch = self.epoch;
         let key = self.table.key(block, region(owner));
-        let new = BlockEntry { owner, wide: is_wide(block), stamp: epoch as u16 };
+        let new = BlockEntry { owner, wide: is_wide(block), interval: TouchInterval::UNKNOWN, stamp: epoch as u16 };
         if let Some((place, old)) = self.table.find(key, owner) {
-            if old.stamp != new.stamp {
+            let new = BlockEntry { interval: old.interval.after(epoch - epoch_of(old.stamp, epoch)), ..new };
+            if new != old {
                 self.table.set(place, new);
+            }
+            if new.stamp != old.stamp {
                 self.owners.lost(old, epoch_of(old.stamp, epoch));
                 self.owners.gained(new, epoch);
             }

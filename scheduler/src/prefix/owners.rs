@@ -1,7 +1,7 @@
 //! The owners of entries: internal ids for generations of endpoints, and an estimate of how much
 //! each has cached.
 //!
-//! Entries carry an id of 16 bits. Each (slot, generation) pair gets its own id, so that entries of
+//! Entries carry an id of 11 bits. Each (slot, generation) pair gets its own id, so that entries of
 //! a former generation stop matching at once, without a walk of the table. An id is reused only
 //! after a whole sweep has passed since it was retired.
 //!
@@ -23,6 +23,9 @@ use std::collections::VecDeque;
 /// Number of ids: one for each possible endpoint, and as many again for generations whose entries
 /// are not swept yet. Id 0 is [`NO_OWNER`].
 pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
+
+// An entry has eleven bits for the id.
+const _: () = assert!(OWNERS_MAX <= 1 << 11, "ids fit into an entry");
 
 /// Owners whose entries of a block share buckets, so that one probe answers for all of them. The
 /// price is that blocks which every endpoint has cached crowd together: if all blocks were like

@@ -11,8 +11,10 @@
 //! - Costs within 2 % or 1 ms of the lowest are equal, because the model is no more exact than
 //!   that. Of equal endpoints the one with the fewest requests in flight is best, then the one that
 //!   was picked least recently. So endpoints that all seem free still get an even load.
-//! - `interference` keeps requests where their prefix is cached when the pool is busy,
-//!   `displacement` when it is idle. A prefix that many requests share may be copied everywhere.
+//! - What is recomputed here although another endpoint has it cached (`u - m`) delays the requests
+//!   of this endpoint and, where memory is scarce, evicts what will be computed again. That keeps
+//!   requests where their prefix is cached. A prefix that many requests share is charged to all of
+//!   them, so it is copied to endpoints with less load.
 //! - An endpoint that fails at once has nothing in flight and would look cheapest: `failure`
 //!   charges the time a patient client would have waited for a reply.
 //! - An adapter that is loaded, or that this proxy used there recently, costs nothing. Loading one
@@ -42,34 +44,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable("Switchpoint; [routing-quality.md](routing-quality.md)"),
     parameters: &[
         Parameter {
-            name: "externality",
-            default: ParameterDefault::Number(1.6),
-            doc: readable("cost of one ms of prefill for each running request it delays, 0 to 100"),
-        },
-        Parameter {
-            name: "ownBatchShare",
-            default: ParameterDefault::Number(1.0),
-            doc: readable("share of the delayed requests that run at this endpoint; the rest is the mean of the pool, 0 to 1"),
-        },
-        Parameter {
-            name: "arrivalExternality",
-            default: ParameterDefault::Number(2.5),
-            doc: readable("cost of one ms of prefill for each request that arrives while this one waits, 0 to 100"),
+            name: "ttftWeight",
+            default: ParameterDefault::Number(4.0),
+            doc: readable("cost of one ms until the first token, relative to one ms of decoding, 0 to 100"),
         },
         Parameter {
             name: "queueExternality",
-            default: ParameterDefault::Number(0.35),
-            doc: readable("cost of one ms of waiting for each request in flight (mean of the endpoint and the pool), 0 to 100"),
-        },
-        Parameter {
-            name: "displacement",
-            default: ParameterDefault::Number(10.0),
-            doc: readable("cost of one ms of computing uncached tokens, for the prefixes that a rarely used one evicts, 0 to 1000"),
-        },
-        Parameter {
-            name: "decodeWeight",
-            default: ParameterDefault::Number(1.0),
-            doc: readable("cost of one ms of decoding relative to one ms of waiting for the first token, 0 to 100"),
+            default: ParameterDefault::Number(0.2),
+            doc: readable("cost of one ms of waiting for each request in flight (half here, half the mean of the pool), 0 to 100"),
         },
         Parameter {
             name: "adapterLoadMs",
@@ -81,16 +63,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: ParameterDefault::Number(10_000.0),
             doc: readable("cost of a failure in excess of the other endpoints, ms, 0 to 600000"),
         },
-        Parameter {
-            name: "memoryWeight",
-            default: ParameterDefault::Number(2.0),
-            doc: readable("cost of one ms of waiting for KV memory, where engines report it, 0 to 100"),
-        },
-        Parameter {
-            name: "refresh",
-            default: ParameterDefault::Number(1.0),
-            doc: readable("value of one ms of prefill saved by the copy of a prefix nearest to eviction, where several exist, 0 to 100"),
-        },
+        without_effect("externality"),
+        without_effect("ownBatchShare"),
+        without_effect("arrivalExternality"),
+        without_effect("displacement"),
+        without_effect("decodeWeight"),
+        without_effect("memoryWeight"),
+        without_effect("refresh"),
         PREFIX_PRODUCER,
     ],
     needs: &[
@@ -104,6 +83,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ],
     build,
 };
+
+/// A parameter of the version before, which configurations may still have.
+const fn without_effect(name: &'static str) -> Parameter {
+    Parameter {
+        name,
+        default: ParameterDefault::Number(0.0),
+        doc: readable("no effect: measured or derived now, and refused by the next version; 0 to 1000"),
+    }
+}
 
 /// Loading an adapter that evicts another counts this many times.
 const EVICTING_LOAD_FACTOR: f32 = 16.0;
@@ -126,17 +114,14 @@ struct MarginalCostScorer {
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     #[expect(clippy::cast_possible_truncation, reason = "small numbers of a few digits")]
     let number = |name, max| parameters.number(name, 0.0..=max).map(|number| number as f32);
+    for name in ["externality", "ownBatchShare", "arrivalExternality", "displacement", "decodeWeight", "memoryWeight", "refresh"] {
+        number(name, 1_000.0)?;
+    }
     Ok(Plugin::Scorer(Box::new(MarginalCostScorer {
         weights: CostWeights {
-            externality: number("externality", 100.0)?,
-            own_batch_share: number("ownBatchShare", 1.0)?,
-            arrival_externality: number("arrivalExternality", 100.0)?,
+            ttft_weight: number("ttftWeight", 100.0)?,
             queue_externality: number("queueExternality", 100.0)?,
-            displacement: number("displacement", 1_000.0)?,
-            decode_weight: number("decodeWeight", 100.0)?,
             failure_ms: number("failureMs", 600_000.0)?,
-            memory_weight: number("memoryWeight", 100.0)?,
-            refresh: number("refresh", 100.0)?,
         },
         adapter_load_ms: number("adapterLoadMs", 600_000.0)?,
     })))
@@ -187,13 +172,11 @@ impl MarginalCostScorer {
             adapter_ms: self.adapter_ms(context, endpoint),
             memory: kv_memory(context, endpoint),
             excess_failure_rate: context.local.failing(endpoint),
-            prefix_age: context.local.prefix_age(endpoint),
         };
         let mut inputs: Vec<EndpointInputs> = endpoints.iter().map(inputs).collect();
-        let (mean_memory, has_copies) = (KvMemory::mean(&inputs), has_copies(context, endpoints));
+        let mean_memory = KvMemory::mean(&inputs);
         for input in &mut inputs {
             input.memory = input.memory.or(mean_memory);
-            input.prefix_age = if has_copies { input.prefix_age } else { 0.0 };
         }
         inputs
     }
@@ -210,13 +193,18 @@ impl MarginalCostScorer {
 
 fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> RequestInputs<'a> {
     let step = context.table.step();
-    let in_flight = endpoints.iter().map(|endpoint| u64::from(endpoint.load.requests)).sum();
+    let count = float(endpoints.len() as u64).max(1.0);
+    let in_flight: u64 = endpoints.iter().map(|endpoint| u64::from(endpoint.load.requests)).sum();
+    let context_tokens: f32 = endpoints.iter().map(|endpoint| endpoint.load.context_tokens).sum();
     RequestInputs {
         step,
         prompt_tokens: float(u64::from(context.request.prompt_tokens)),
+        new_tokens: endpoints.iter().map(|endpoint| endpoint.uncached_tokens).fold(f32::INFINITY, f32::min),
         output_tokens: if context.early_stage { 0.0 } else { step.output_tokens() },
-        reuse_interval: context.local.prefix_idle.max(0.0),
-        mean_batch: float(in_flight) / float(endpoints.len() as u64).max(1.0),
+        reuse_interval: context.local.reuse_interval.max(0.0),
+        evicted_share: context.local.evicted_share.max(0.0),
+        mean_batch: float(in_flight) / count,
+        mean_context: context_tokens / count,
     }
 }
 
@@ -240,13 +228,6 @@ fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
         }
         *score = 1.0 - EQUAL_SPAN * float(rank) / count;
     }
-}
-
-/// Whether at least two candidates have the longest cached prefix.
-fn has_copies(context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
-    let cached_blocks = || endpoints.iter().map(|&endpoint| context.local.matched_blocks(endpoint));
-    let longest = cached_blocks().max().unwrap_or(0);
-    !context.local.prefix_ages.is_empty() && cached_blocks().filter(|&blocks| blocks == longest).nth(1).is_some()
 }
 
 /// Whether the engine reports that it runs the request's adapter.

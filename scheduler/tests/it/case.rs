@@ -48,8 +48,6 @@ pub struct EndpointCase {
     pub in_flight: u32,
     pub prefill_tokens: u32,
     pub matched_blocks: u32,
-    /// How close the matched blocks are to eviction, as in [`LocalState::prefix_ages`].
-    pub prefix_age: f32,
     pub ejected: bool,
     /// How much more often requests fail there than elsewhere, 0 to 1.
     pub failing: f32,
@@ -70,7 +68,8 @@ pub struct DecisionCase {
     pub pipeline: PipelineSpec,
     pub pool: Vec<EndpointCase>,
     pub request: RequestCase,
-    pub prefix_idle: f32,
+    pub reuse_interval: f32,
+    pub evicted_share: f32,
     pub metrics_stale: bool,
     pub seed: u64,
     pub expected: String,
@@ -147,7 +146,6 @@ impl EndpointCase {
             in_flight: 0,
             prefill_tokens: 0,
             matched_blocks: 0,
-            prefix_age: 0.0,
             ejected: false,
             failing: 0.0,
             last_answer: 0,
@@ -177,7 +175,6 @@ impl EndpointCase {
             "in_flight" => self.in_flight = number(cell)?,
             "prefill_tokens" => self.prefill_tokens = number(cell)?,
             "matched_blocks" => self.matched_blocks = number(cell)?,
-            "prefix_age" => self.prefix_age = number(cell)?,
             "ejected" => self.ejected = yes(cell)?,
             "failing" => self.failing = number(cell)?,
             "last_answer" => self.last_answer = number(cell)?,
@@ -207,7 +204,16 @@ impl EndpointCase {
 impl DecisionCase {
     /// Makes a case for this pool, with a request without a prompt.
     pub fn new(pipeline: PipelineSpec, pool: Vec<EndpointCase>) -> Self {
-        Self { pipeline, pool, request: RequestCase::default(), prefix_idle: 0.0, metrics_stale: false, seed: 1, expected: String::new() }
+        Self {
+            pipeline,
+            pool,
+            request: RequestCase::default(),
+            reuse_interval: scheduler::prefix::REQUESTED_ONCE,
+            evicted_share: 0.0,
+            metrics_stale: false,
+            seed: 1,
+            expected: String::new(),
+        }
     }
 
     /// Reads a case; the error says which line is wrong.
@@ -311,7 +317,8 @@ impl DecisionCase {
             "prompt_tokens" => self.request.prompt_tokens = number(first()?)?,
             "blocks" => self.request.blocks = number(first()?)?,
             "block_tokens" => self.request.block_tokens = number(first()?)?,
-            "prefix_idle" => self.prefix_idle = number(first()?)?,
+            "reuse_interval" => self.reuse_interval = number(first()?)?,
+            "evicted_share" => self.evicted_share = number(first()?)?,
             "metrics_stale" => self.metrics_stale = yes(first()?)?,
             "seed" => self.seed = number(first()?)?,
             "latency_prediction" => self.pipeline.latency_prediction = yes(first()?)?,
@@ -367,7 +374,6 @@ impl DecisionCase {
     pub fn decide_with(&self, snapshot: &Snapshot, in_flight: &InFlight, explanation: Option<&mut Explanation>) -> Decision {
         let hint = self.request.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
-        let prefix_ages: Vec<f32> = self.pool.iter().map(|row| row.prefix_age).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
         let last_answers: Vec<u64> = self.pool.iter().map(|row| row.last_answer).collect();
         let failing: Vec<f32> = self.pool.iter().map(|row| row.failing).collect();
@@ -390,8 +396,8 @@ impl DecisionCase {
         };
         let local = LocalState {
             matched_blocks: &matched_blocks,
-            prefix_idle: self.prefix_idle,
-            prefix_ages: &prefix_ages,
+            reuse_interval: self.reuse_interval,
+            evicted_share: self.evicted_share,
             ejected: &ejected,
             failing: &failing,
             last_answers: &last_answers,

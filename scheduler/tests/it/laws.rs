@@ -153,9 +153,8 @@ proptest! {
 
     #[test]
     fn of_marginal_costs_the_lowest_is_the_measure(mut case in pools::case(Just(of_marginal_cost())), at in any::<prop::sample::Index>()) {
-        // An endpoint that comes to have more cached than others has the only copy, whose age does
-        // not count.
-        case.pool.iter_mut().for_each(|row| row.prefix_age = 0.0);
+        // Copies of a prefix that many share become cheap at every endpoint when one has it.
+        case.reuse_interval = scheduler::prefix::REQUESTED_ONCE;
         let outcome = case.decide().unwrap();
         let scores = |outcome: &CaseDecision| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
         let totals = scores(&outcome);

@@ -134,23 +134,25 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;
     let prompt = f64::from(case.request.prompt_tokens);
     let requests = |at: usize| f64::from(case.pool[at].in_flight);
+    let waiting = |at: usize| if case.pool[at].in_flight == 0 { 0.0 } else { f64::from(case.pool[at].prefill_tokens) };
+    let cached = |at: usize| f64::from(case.pool[at].matched_blocks) * f64::from(case.request.block_tokens);
+    let uncached = |at: usize| (prompt - cached(at)).max(0.0);
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
-    let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
-    let idle = f64::from(case.prefix_idle);
-    let displacement = 10.0 * idle / (1.0 + idle);
+    let mean = |of: &dyn Fn(usize) -> f64| allowed.iter().map(|&at| of(at)).sum::<f64>() / allowed.len().max(1) as f64;
+    let (mean_batch, mean_context) = (mean(&requests), mean(&waiting));
+    let new = allowed.iter().map(|&at| uncached(at)).fold(f64::INFINITY, f64::min);
+    let interval = f64::from(case.reuse_interval);
+    let evicted = if case.evicted_share > 0.0 { f64::from(case.evicted_share).min(0.95) } else { 0.0 };
     let reported: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean_of = |of: fn(&(f64, f64)) -> f64| reported.iter().map(of).sum::<f64>() / reported.len() as f64;
     let mean_memory = (!reported.is_empty()).then(|| (mean_of(|memory| memory.0), mean_of(|memory| memory.1)));
-    let most = allowed.iter().map(|&at| case.pool[at].matched_blocks).max().unwrap_or(0);
-    let copies = allowed.iter().filter(|&&at| case.pool[at].matched_blocks == most).count() > 1;
     let cost = |at: usize| {
-        let (row, batch) = (&case.pool[at], requests(at));
+        let (row, batch, waiting, uncached) = (&case.pool[at], requests(at), waiting(at), uncached(at));
         let memory = memory(case, row).or(mean_memory);
-        let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
         // The ledger counts attention in units of 256 x 256 tokens. One queued prompt counts for
-        // four fifths of its constant.
-        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) - 2.0 } else { 0.0 };
+        // four fifths of its constant, and half of it is done.
+        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) - 2.0 } else { 0.0 } / 2.0;
         let loaded = !case.metrics_stale
             && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.request.model));
         let adapter = match row.adapter_room {
@@ -158,21 +160,19 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
             AdapterRoom::Full { .. } if !loaded => 1_600.0,
             _ => 0.0,
         };
-        let cached = f64::from(row.matched_blocks) * f64::from(case.request.block_tokens);
-        let uncached = (prompt - cached).max(0.0);
-        let s = service(uncached, attention(uncached, prompt)) + adapter;
+        let charged = new + (uncached - new) * interval / (1.0 + interval);
+        let s = service(charged, attention(charged, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
         // 900 of 1,000 tokens of memory are for prompts, and queued prompts have half of theirs.
         let lacking = memory
             .map_or(0.0, |(capacity, used)| (used + waiting / 2.0 + uncached + 200.0 - 0.9 * capacity).clamp(0.0, uncached) / capacity);
-        let w = w + 2.0 * 200.0 * step * lacking;
-        let age = if row.prefix_age.is_finite() && copies { f64::from(row.prefix_age.clamp(0.0, 1.0)) } else { 0.0 };
-        let free = 1.0 - memory.map_or(0.0, |(capacity, used)| used / capacity);
-        let decode = 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
-        let coming = batch * w / (200.0 * step + w + s);
-        let cost = w + s + 0.175 * (batch + mean) * w + 1.6 * batch * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode;
-        let saved = service(prompt, attention(prompt, prompt)) - (s - adapter);
-        (cost - age * free * saved * (1.0 + 1.6 * batch)).max(w + s)
+        let w = w + 200.0 * step * lacking;
+        let expected = (batch + mean_batch) / 2.0;
+        let expected_step = 11.0 + 0.025 * (expected + 1.0) + 8e-5 * ((waiting + mean_context) / 2.0 + prompt);
+        let decode = 200.0 * (expected_step + expected * (0.025 + 8e-5 * prompt));
+        let coming = batch * (w + s / 2.0) / (200.0 * step + w + s);
+        let evicting = evicted / (1.0 - evicted) * 0.05 * (uncached - new) * (1.0 + mean_batch);
+        w * (4.0 + 0.2 * expected) + 4.0 * s * (1.0 + coming) + expected * s + decode + evicting
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     // Costs within 2 % or 1 ms are equal: fewest in flight, then least recently picked.

@@ -57,17 +57,15 @@ fn row() -> impl Strategy<Value = EndpointCase> {
         2 => (0_u64..4).prop_map(|displaced_used| AdapterRoom::Full { displaced_used }),
     ];
     let memory = (prop::option::of(0_u32..3_000), prop::option::of(prop::sample::select(vec![0_u32, 16, 64])));
-    let prefix_ages = prop::sample::select(vec![0.0_f32, 0.0, 0.5, 1.0, 7.0, f32::NAN]);
-    let rest = (labels, roles, numbers, (rooms, memory, prefix_ages));
+    let rest = (labels, roles, numbers, (rooms, memory));
     (ages, loads, own, lora(), rare(), rare(), rest).prop_map(|(age_ms, loads, own, lora, not_ready, ejected, rest)| {
-        let ((tier, range), role, (depth, last_cold_pick), (room, memory, prefix_age)) = rest;
+        let ((tier, range), role, (depth, last_cold_pick), (room, memory)) = rest;
         let mut row = EndpointCase::new(0, "");
         row.endpoint.age_ms = age_ms;
         row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
         (row.metrics.queue_depth, row.metrics.running_requests, row.metrics.kv_cache_utilization) = loads;
         row.metrics.lora = lora;
         (row.metrics.kv_blocks, row.metrics.kv_block_tokens) = memory;
-        row.prefix_age = prefix_age;
         (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
         row.ejected = ejected;
         row.last_cold_pick = last_cold_pick;
@@ -138,15 +136,23 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
 pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = DecisionCase> {
     let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
     let model = prop::sample::select(vec!["", "llama", "sql"]);
-    let prefix_idle = prop::sample::select(vec![0.0_f32, 0.1, 1.0, 20.0, 1e6]);
+    let reuse_interval = prop::sample::select(vec![0.0_f32, 0.1, 1.0, 20.0, 1e9]);
+    let evicted_share = prop::sample::select(vec![0.0_f32, 0.0, 0.3, 1.0, f32::NAN]);
     let token = (0_usize..14).prop_map(|at| ("X-Session-Token".to_owned(), scheduler::session_token(&format!("pod-{at}"))));
     let headers = prop::sample::subsequence(vec!["gold", "silver"], 0..2).prop_map(|tiers| tiers.into_iter().map(tier).collect::<Vec<_>>());
     let headers = (headers, prop::option::of(token)).prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
-    (pipeline, pool(), (request, prefix_idle), (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
-        |(pipeline, pool, ((subset, prompt_tokens, blocks, block_tokens), prefix_idle), (model, headers), metrics_stale, seed)| {
+    (pipeline, pool(), (request, reuse_interval, evicted_share), (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
+        |(
+            pipeline,
+            pool,
+            ((subset, prompt_tokens, blocks, block_tokens), reuse_interval, evicted_share),
+            (model, headers),
+            metrics_stale,
+            seed,
+        )| {
             let model = model.to_owned();
             let request = RequestCase { model, headers, subset, prompt_tokens, blocks, block_tokens, ..RequestCase::default() };
-            DecisionCase { request, prefix_idle, metrics_stale, seed, ..DecisionCase::new(pipeline, pool) }
+            DecisionCase { request, reuse_interval, evicted_share, metrics_stale, seed, ..DecisionCase::new(pipeline, pool) }
         },
     )
 }

@@ -20,8 +20,7 @@ plugins:
 ```yaml
 plugins:
 - type: marginal-cost-scorer
-  parameters:
-    {externality: 2, ownBatchShare: 1, queueExternality: 0, arrivalExternality: 0, displacement: 55, decodeWeight: 1.3}
+  parameters: {ttftWeight: 2, queueExternality: 0}
 ```
 
 ![Mean TTFT by workload and policy](routing-quality/ttft.svg)

@@ -26,13 +26,13 @@ async fn post(daemon: &Daemon, question: &Value) -> (u16, Value) {
 /// A record as the filter writes it, of a pool with one endpoint.
 fn record(endpoint: &state::Endpoint) -> String {
     json!({
-        "version": [1, 1], "rng": 5, "metrics_stale": false, "out_of_touch": false, "prefix_idle": 0,
+        "version": [1, 1], "rng": 5, "metrics_stale": false, "out_of_touch": false, "reuse_interval": 0, "evicted_share": 0,
         "request": {"model": "m", "priority": 0, "prompt_tokens": 64, "blocks": 4, "block_tokens": 16, "max_tokens": 8, "media_items": 0,
             "headers": {}, "subset": null},
         "endpoints": [{"endpoint": endpoint.address, "name": endpoint.name, "slot": endpoint.slot, "generation": endpoint.generation,
             "ready": true, "age_ms": 1, "requests": 1, "prefill_tokens": 10, "decode_tokens": 5, "prefill_prompts": 0,
             "prefill_prompt_tokens": 0, "prefill_uncached_tokens": 0, "prefill_attention": 0, "ttft_slo_us": null, "tpot_slo_us": null,
-            "matched_blocks": 2, "prefix_age": 1.0, "cold_pick": 0, "last_pick": 0, "ejected": false, "last_answer": 0, "failing": 0,
+            "matched_blocks": 2, "cold_pick": 0, "last_pick": 0, "ejected": false, "last_answer": 0, "failing": 0,
             "adapter_room": null, "attributes": {}}],
         "picked": [endpoint.address],
     })

@@ -411,59 +411,52 @@ fn a_table_far_larger_than_a_cache_still_knows_what_is_evicted() {
     assert!((800..=1_000).contains(&held), "of 40,000 blocks {held} are believed to be there");
 }
 
-#[test]
-fn of_several_copies_each_is_as_old_as_much_was_given_since() {
-    let mut index = PrefixIndex::with_capacity(4096);
-    let endpoints = [endpoint(0), endpoint(1), endpoint(2)];
-    let ages = |index: &PrefixIndex, asked: &[u64]| {
-        let (mut known, mut ages) = (Vec::new(), vec![9.0]);
-        index.matched(asked, &endpoints, &mut known);
-        index.ages(asked, &endpoints, &known, &mut ages);
-        ages
-    };
-    for endpoint in endpoints {
-        index.set_capacity(endpoint, 400);
-    }
-    let asked = chain(1, 20);
-    assert!(ages(&index, &asked).is_empty(), "no endpoint has any of it");
-    index.record(endpoint(0), &asked);
-    assert!(ages(&index, &asked).is_empty(), "there is one copy");
-    for other in 2..14 {
-        index.record(endpoint(0), &chain(other, 20));
-    }
-    index.record(endpoint(1), &asked);
-    index.record(endpoint(2), asked.get(..10).unwrap());
-    let [old, new, less] = ages(&index, &asked)[..] else { panic!("two hold it") };
-    assert!((0.45..=0.6).contains(&old), "{old} of what fits was given since");
-    assert_eq!((new, less), (0.0, 0.0));
-    assert!(ages(&index, &[]).is_empty());
+/// An index whose epoch is sixteen touches, and the reuse interval of a prompt of sixteen blocks in
+/// a pool of four.
+fn reuse_interval(index: &PrefixIndex, asked: &[u64]) -> f32 {
+    let endpoints: Vec<_> = (0..4).map(endpoint).collect();
+    let mut known = Vec::new();
+    index.matched(asked, &endpoints, &mut known);
+    index.reuse_interval(asked, &endpoints, &known)
 }
 
 #[test]
-fn a_prefix_is_the_longer_idle_the_more_prompts_each_endpoint_was_given_since() {
-    // An epoch is sixteen touches.
+fn a_prefix_requested_once_has_the_longest_reuse_interval() {
     let mut index = PrefixIndex::with_capacity(131_072);
-    let endpoints: Vec<_> = (0..4).map(endpoint).collect();
-    let (asked, others) = (chain(1, 16), (2..).map(|seed| chain(seed, 16)));
-    let idle = |index: &PrefixIndex| {
-        let mut known = Vec::new();
-        index.matched(&asked, &endpoints, &mut known);
-        index.idle(&asked, &endpoints, &known)
+    let asked = chain(1, 16);
+    assert_eq!(reuse_interval(&index, &asked), REQUESTED_ONCE, "no endpoint has any of it");
+    index.record(endpoint(2), &asked);
+    assert_eq!(reuse_interval(&index, &asked), REQUESTED_ONCE);
+    let longer = [&asked[..], &chain(2, 8)].concat();
+    index.record(endpoint(2), &longer);
+    assert_eq!(reuse_interval(&index, &longer), REQUESTED_ONCE, "its beginning was requested twice, all of it once");
+    assert!(reuse_interval(&index, &asked) <= 0.5);
+    assert_eq!(index.reuse_interval(&[], &[endpoint(0)], &[]), REQUESTED_ONCE);
+    assert_eq!(index.reuse_interval(&asked, &[], &[]), REQUESTED_ONCE);
+}
+
+#[test]
+fn the_reuse_interval_follows_how_often_a_prefix_is_requested() {
+    let mut index = PrefixIndex::with_capacity(131_072);
+    let (asked, mut others) = (chain(1, 16), (2..).map(|seed| chain(seed, 16)));
+    let mut requested = |index: &mut PrefixIndex, prompts_between: usize| {
+        others.by_ref().take(prompts_between).enumerate().for_each(|(number, other)| index.record(endpoint(number as u16 % 4), &other));
+        index.record(endpoint(2), &asked);
+        reuse_interval(index, &asked)
     };
-    assert_eq!(idle(&index), 0.0, "no endpoint has any of it");
-    index.record(endpoints[2], &asked);
-    assert!(idle(&index) <= 0.25);
-    for (number, other) in others.take(40).enumerate() {
-        index.record(endpoints[number % 4], &other);
+    requested(&mut index, 0);
+    // 39 prompts to four endpoints: each gets ten from one request to the next.
+    for _ in 0..4 {
+        let interval = requested(&mut index, 39);
+        assert!((7.0..14.0).contains(&interval), "{interval}");
     }
-    assert!((10.0..10.3).contains(&idle(&index)), "{}", idle(&index));
-    index.record(endpoints[3], &asked[..8]);
-    assert!(idle(&index) >= 10.0, "requested by half of it");
-    index.record(endpoints[3], &asked);
-    index.record(endpoints[2], &asked);
-    assert!(idle(&index) <= 0.25);
-    assert_eq!(index.idle(&[], &endpoints, &[]), 0.0);
-    assert_eq!(index.idle(&asked, &[], &[]), 0.0);
+    let once_sooner = requested(&mut index, 1);
+    assert!((4.0..14.0).contains(&once_sooner), "one request by chance says little: {once_sooner}");
+    let often = (0..8).map(|_| requested(&mut index, 3)).last().unwrap();
+    assert!((0.5..2.0).contains(&often), "{often}");
+    (100..180).for_each(|seed| index.record(endpoint(seed as u16 % 4), &chain(seed, 16)));
+    let waited = reuse_interval(&index, &asked);
+    assert!((20.0..20.5).contains(&waited), "no longer requested: {waited}");
 }
 
 #[test]

@@ -1,39 +1,44 @@
 //! The cost of one request at one endpoint, in ms. Each term is one function.
 //!
 //! ```text
-//! cost = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure
+//! cost = wait + prefill + delay + decode + memory + failure
 //!
-//! queue         W (1 + queueExternality (B + Bmean) / 2)
-//! prefill       S (1 + arrivalExternality B W / T)
-//! interference  externality (ownBatchShare B S + (1 - ownBatchShare) Bmean (S + Smean) / 2)
-//! displacement  displacement r / (1 + r) c1 u
-//! decode        decodeWeight o w (D + B (e1 + e2 n) / 2)
-//! refresh       refresh a (1 - U/C) (Sn - Su)
-//!                 (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bmean))
-//! failure       failureMs f
+//! wait     W (ttftWeight + queueExternality b)
+//! prefill  ttftWeight S (1 + B (W + S/2) / T)
+//! delay    b S
+//! decode   o w (e0 + e1 (b+1) + e2 (k+n) + b (e1 + e2 n))
+//! memory   E / (1-E) c1 (u-m) (1 + Bmean)
+//! failure  failureMs f
 //!
-//! W = v (c0 P / (1 + P/4) + c1 Pu + c2 Pq) + memoryWeight o w D min(u, missing) / C
-//! S = v (c0 + c1 u + c2 (n² - (n-u)²)) + A            Smean is S at v = 1
+//! W = v (c0 P / (1 + P/4) + c1 Pu + c2 Pq) (P - 1/2) / P + o w D min(u, missing) / C
+//! S = v (c0 + c1 x + c2 (n² - (n-x)²)) + A
+//! x = m + (u-m) r / (1+r)
 //! D = e0 + e1 (B+1) + e2 (K+n)
 //! T = o w D + W + S
+//! b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 //! ```
 //!
 //! | symbol | field | meaning |
 //! |---|---|---|
 //! | u, n | `uncached_tokens`, `prompt_tokens` | prompt tokens that are not cached here; all prompt tokens |
+//! | m | `new_tokens` | prompt tokens that are cached at no candidate: the least u |
+//! | r | `reuse_interval` | prompts that each endpoint gets between two requests for the longest cached prefix |
+//! | x | | tokens that the request is charged for: a copy of a prefix is paid by all that will use it |
 //! | o | `output_tokens` | expected output tokens; 0 at a stage before decode |
 //! | v, w | `prefill_speed`, `decode_speed` | how many times as long as an average endpoint this one takes |
 //! | c0 c1 c2, e0 e1 e2 | `step` | learned coefficients of a prefill and of a decode step ([`StepModel`]) |
 //! | P, Pu, Pq | `load.prefills` | prompts that wait here, their uncached tokens, their pairs of tokens |
 //! | B, K | `load` | requests in flight here, and their tokens of context |
-//! | Bmean | `mean_batch` | mean of B over the candidates |
-//! | C, U | `memory` | KV memory of the engine in tokens, and how much of it is in use |
+//! | Bmean, Kmean | `mean_batch`, `mean_context` | means of B and K over the candidates |
+//! | C | `memory` | KV memory of the engine in tokens |
 //! | missing | [`KvMemory::missing_tokens`] | tokens of KV memory that this request needs and the engine lacks |
 //! | A | `adapter_ms` | time to load the LoRA adapter |
-//! | Sn, Su | `full_prefill_ms`, `prefill_ms` | v times the prefill of all n, and of the u uncached tokens, without A |
-//! | a | `prefix_age` | what was cached here since the prefix was last used, as a share of what fits |
-//! | r | `reuse_interval` | prompts per endpoint since the longest cached prefix was last used |
+//! | E | `evicted_share` | share of the computed prompt tokens that had been cached and were evicted |
 //! | f | `excess_failure_rate` | failure rate here minus the rate at the other endpoints |
+//!
+//! Why halves: a request that comes finds the prompt in work half done. The requests that are here
+//! end evenly over one lifetime, so half of them are here during this one's, and the usual number
+//! takes the place of the others; what a load is now says only half of what it will be.
 
 use crate::in_flight::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
 use crate::latency::step::StepModel;
@@ -46,31 +51,34 @@ const PROMPTS_PER_STEP: f32 = 4.0;
 /// tokens.
 const PROMPT_MEMORY_SHARE: f32 = 0.9;
 
+/// The largest share of evicted tokens that counts. An evicted token is computed again with this
+/// probability, which evicts another, and so on: 20 tokens at most.
+const EVICTED_SHARE_MAX: f32 = 0.95;
+
 /// The weights of the terms: parameters of the plugin. All are at least 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CostWeights {
-    pub(super) externality: f32,
-    pub(super) own_batch_share: f32,
-    pub(super) arrival_externality: f32,
+    pub(super) ttft_weight: f32,
     pub(super) queue_externality: f32,
-    pub(super) displacement: f32,
-    pub(super) decode_weight: f32,
     pub(super) failure_ms: f32,
-    pub(super) memory_weight: f32,
-    pub(super) refresh: f32,
 }
 
 /// The inputs that are the same at every endpoint.
 pub(super) struct RequestInputs<'a> {
     pub(super) step: &'a StepModel,
     pub(super) prompt_tokens: f32,
+    /// m.
+    pub(super) new_tokens: f32,
     /// Expected output tokens; 0 at a stage before decode.
     pub(super) output_tokens: f32,
-    /// Prompts per endpoint since the longest cached prefix was last used; infinite for a new
-    /// prefix.
+    /// r: prompts that each endpoint gets between two requests for the longest cached prefix.
     pub(super) reuse_interval: f32,
+    /// E.
+    pub(super) evicted_share: f32,
     /// Mean number of requests in flight over the candidates.
     pub(super) mean_batch: f32,
+    /// Mean tokens of context of those requests at a candidate.
+    pub(super) mean_context: f32,
 }
 
 /// The inputs that differ by endpoint.
@@ -85,9 +93,6 @@ pub(super) struct EndpointInputs {
     pub(super) memory: Option<KvMemory>,
     /// Failure rate here minus the rate at the other endpoints, 0 to 1.
     pub(super) excess_failure_rate: f32,
-    /// The blocks cached here since the prefix was last used, as a share of the cache's capacity; 0
-    /// if no other endpoint has the prefix.
-    pub(super) prefix_age: f32,
 }
 
 /// The numbers that count of an endpoint's load. A copy of the whole load would take as long as
@@ -113,31 +118,26 @@ pub(super) struct KvMemory {
 /// The cost of one request at one endpoint, by term, in ms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
-    pub(super) queue: f32,
+    pub(super) wait: f32,
     pub(super) prefill: f32,
-    pub(super) interference: f32,
-    pub(super) displacement: f32,
+    pub(super) delay: f32,
     pub(super) decode: f32,
-    pub(super) refresh: f32,
+    pub(super) memory: f32,
     pub(super) failure: f32,
-    /// W + S: the time to the first token. No advantage makes a request cheaper than that.
-    lowest: f32,
 }
 
-/// The times that several terms need.
+/// The times and the load that several terms need.
 struct CostTimes {
     /// B.
     batch: f32,
+    /// b.
+    expected_batch: f32,
     /// W.
     waiting_ms: f32,
     /// S.
     service_ms: f32,
-    /// Smean.
-    mean_service_ms: f32,
-    /// Su / v.
-    prefill_ms: f32,
-    /// o w D.
-    decode_ms: f32,
+    /// T.
+    lifetime_ms: f32,
 }
 
 // === impl Cost ===
@@ -146,94 +146,69 @@ impl Cost {
     /// The cost of `request` at `endpoint`.
     #[inline(always)] // so that the terms stay in registers
     pub(super) fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
-        let times = CostTimes::of(weights, request, endpoint);
+        let times = CostTimes::of(request, endpoint);
         Self {
-            queue: queue(weights, request, &times),
+            wait: wait(weights, &times),
             prefill: prefill(weights, &times),
-            interference: interference(weights, request, &times),
-            displacement: displacement(weights, request, endpoint),
-            decode: decode(weights, request, endpoint, &times),
-            refresh: refresh(weights, request, endpoint, &times),
-            failure: failure(weights, endpoint),
-            lowest: times.waiting_ms + times.service_ms,
+            delay: delay(&times),
+            decode: decode(request, endpoint, &times),
+            memory: memory(request, endpoint),
+            failure: weights.failure_ms * endpoint.excess_failure_rate,
         }
     }
 
     /// All terms together.
     pub(super) fn total(&self) -> f32 {
-        let work = self.queue + self.prefill + self.interference + self.displacement + self.decode;
-        (work - self.refresh).max(self.lowest) + self.failure
+        self.wait + self.prefill + self.delay + self.decode + self.memory + self.failure
     }
 
     /// Every term with its name, as `explain` prints them.
-    pub(super) fn terms(&self) -> [(&'static str, f32); 7] {
+    pub(super) fn terms(&self) -> [(&'static str, f32); 6] {
         [
-            ("queue_ms", self.queue),
+            ("wait_ms", self.wait),
             ("prefill_ms", self.prefill),
-            ("interference_ms", self.interference),
-            ("displacement_ms", self.displacement),
+            ("delay_ms", self.delay),
             ("decode_ms", self.decode),
-            ("refresh_ms", -self.refresh),
+            ("memory_ms", self.memory),
             ("failure_ms", self.failure),
         ]
     }
 }
 
 /// The prompts ahead have to finish first, and a long queue becomes a large batch.
-fn queue(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> f32 {
-    times.waiting_ms * (1.0 + weights.queue_externality * (times.batch + request.mean_batch) / 2.0)
+fn wait(weights: &CostWeights, times: &CostTimes) -> f32 {
+    times.waiting_ms * (weights.ttft_weight + weights.queue_externality * times.expected_batch)
 }
 
-/// The request's own prefill, and the requests that arrive while it waits: B of them in each
-/// lifetime T.
+/// The request's own prefill, and the first tokens of the requests that come here until it is done:
+/// B of them come in each lifetime T.
 fn prefill(weights: &CostWeights, times: &CostTimes) -> f32 {
-    let lifetime_ms = (times.decode_ms + times.waiting_ms + times.service_ms).max(f32::MIN_POSITIVE);
-    let arrivals = times.batch * (times.waiting_ms / lifetime_ms);
-    times.service_ms * (1.0 + weights.arrival_externality * arrivals)
+    let arrivals = times.batch * (times.waiting_ms + times.service_ms / 2.0) / times.lifetime_ms;
+    weights.ttft_weight * times.service_ms * (1.0 + arrivals)
 }
 
-/// The request's prefill delays running requests: those here, and, as later requests choose other
-/// endpoints, those of the whole pool. An average endpoint would do that work in Smean.
-fn interference(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> f32 {
-    let (own, others) = delayed_requests(weights, request, times);
-    weights.externality * (own * times.service_ms + others * (times.service_ms + times.mean_service_ms) / 2.0)
-}
-
-/// A new copy of this prefix evicts other prefixes. For a prefix that is used often (small r) the
-/// copy pays off.
-fn displacement(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
-    let [_, c1, _] = request.step.prefill();
-    let r = request.reuse_interval;
-    let rarity = if r.is_finite() { r / (1.0 + r) } else { 1.0 };
-    rarity * weights.displacement * c1 * endpoint.uncached_tokens
+/// The request's prefill delays the requests that will run here.
+fn delay(times: &CostTimes) -> f32 {
+    times.expected_batch * times.service_ms
 }
 
 /// The request's own decode steps, and the time that it adds to the steps of the requests beside
 /// it.
-fn decode(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
+fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let ([_, e1, e2], (_, w)) = (request.step.decode(), endpoint.speed);
-    let others_ms = request.output_tokens * w * times.batch * (e1 + e2 * request.prompt_tokens) / 2.0;
-    weights.decode_weight * (times.decode_ms + others_ms)
+    let context = (endpoint.load.context_tokens + request.mean_context) / 2.0;
+    let own_ms = request.step.decode_ms(times.expected_batch + 1.0, context + request.prompt_tokens);
+    let others_ms = times.expected_batch * (e1 + e2 * request.prompt_tokens);
+    request.output_tokens * w * (own_ms + others_ms)
 }
 
-/// Where several endpoints have the prefix, using the oldest copy keeps it from being evicted. Its
-/// value is the cost of computing the prefix again, in proportion to the free memory.
-fn refresh(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
-    let (v, _) = endpoint.speed;
-    let full_prefill_ms = request.step.prefill_ms(request.prompt_tokens, request.prompt_tokens);
-    let saved_ms = v * (full_prefill_ms - times.prefill_ms);
-    let free = 1.0 - endpoint.memory.map_or(0.0, |memory| memory.used / memory.capacity);
-    let (own, others) = delayed_requests(weights, request, times);
-    weights.refresh * endpoint.prefix_age * free * saved_ms * (1.0 + weights.externality * (own + others))
-}
-
-/// Requests that fail here in excess of the other endpoints cost the client a wait.
-fn failure(weights: &CostWeights, endpoint: &EndpointInputs) -> f32 {
-    weights.failure_ms * endpoint.excess_failure_rate
-}
-/// How many running requests a prefill here delays: at this endpoint, and elsewhere in the pool.
-fn delayed_requests(weights: &CostWeights, request: &RequestInputs<'_>, times: &CostTimes) -> (f32, f32) {
-    (weights.own_batch_share * times.batch, (1.0 - weights.own_batch_share) * request.mean_batch)
+/// A new copy of a prefix evicts other prefixes. What is evicted is computed again as often as
+/// tokens that were computed lately had been evicted before; that delays the mean batch.
+fn memory(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
+    let [_, c1, _] = request.step.prefill();
+    let evicted = request.evicted_share.min(EVICTED_SHARE_MAX);
+    let again_tokens = endpoint.uncached_tokens - request.new_tokens;
+    evicted / (1.0 - evicted) * c1 * again_tokens * (1.0 + request.mean_batch)
 }
 
 // === impl LoadInputs ===
@@ -249,36 +224,53 @@ impl LoadInputs {
     }
 }
 
+// === impl RequestInputs ===
+
+impl RequestInputs<'_> {
+    /// x: the tokens that the request is charged for where `uncached_tokens` are not cached. Until
+    /// the endpoint has computed another prompt, 1/r more requests for the prefix come. All of them
+    /// pay for the new copy, so this one pays 1 / (1 + 1/r) of it.
+    fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
+        let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
+        self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))
+    }
+}
+
 // === impl CostTimes ===
 
 impl CostTimes {
-    fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
+    fn of(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
         let (step, (v, w)) = (request.step, endpoint.speed);
         let batch = float(u64::from(endpoint.load.requests));
-        let prefill_ms = step.prefill_ms(endpoint.uncached_tokens, request.prompt_tokens);
-        let step_ms = step.decode_ms(batch + 1.0, endpoint.load.context_tokens + request.prompt_tokens).max(f32::MIN_POSITIVE);
+        let prefill_ms = step.prefill_ms(request.charged_tokens(endpoint.uncached_tokens), request.prompt_tokens);
+        let service_ms = v * prefill_ms + endpoint.adapter_ms;
+        let step_ms = step.decode_ms(batch + 1.0, endpoint.load.context_tokens + request.prompt_tokens);
         let decode_ms = request.output_tokens * w * step_ms;
         // All requests here together free their memory in about one lifetime.
         let memory_ms = endpoint.memory.map_or(0.0, |memory| decode_ms * memory.missing_share(request, endpoint));
+        let waiting_ms = v * endpoint.load.queued_ms + memory_ms;
         Self {
             batch,
-            waiting_ms: v * endpoint.load.queued_ms + weights.memory_weight * memory_ms,
-            service_ms: v * prefill_ms + endpoint.adapter_ms,
-            mean_service_ms: prefill_ms + endpoint.adapter_ms,
-            prefill_ms,
-            decode_ms,
+            expected_batch: (batch + request.mean_batch) / 2.0,
+            waiting_ms,
+            service_ms,
+            lifetime_ms: (decode_ms + waiting_ms + service_ms).max(f32::MIN_POSITIVE),
         }
     }
 }
 
-/// Prefill time of the prompts in a queue at an average endpoint, in ms. The constant c0 was
-/// learned from single prompts; prompts in a queue share steps.
+/// Time until the prompts in a queue have been computed by an average endpoint, in ms. The constant
+/// c0 was learned from single prompts; prompts in a queue share steps. Half of one prompt is done.
 fn queued_prefills_ms(step: &StepModel, prefills: &PendingPrefills) -> f32 {
+    if prefills.prompts == 0 {
+        return 0.0;
+    }
     let [c0, c1, c2] = step.prefill();
     let prompts = float(u64::from(prefills.prompts));
-    c0 * prompts / (1.0 + prompts / PROMPTS_PER_STEP)
+    let whole_ms = c0 * prompts / (1.0 + prompts / PROMPTS_PER_STEP)
         + c1 * float(prefills.uncached_tokens)
-        + c2 * (float(prefills.attention) * float(ATTENTION_UNIT))
+        + c2 * (float(prefills.attention) * float(ATTENTION_UNIT));
+    whole_ms * (prompts - 0.5) / prompts
 }
 
 // === impl KvMemory ===
