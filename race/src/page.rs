@@ -7,7 +7,7 @@ mod picture;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use race_cells::{Cell, CellSource, PublishedShape, RaceWorkload};
+use race_cells::{Cell, CellChange, CellSource, EngineSpeed, PublishedShape, RaceWorkload};
 use testbed::Result;
 
 use crate::campaign::RouterGroup;
@@ -21,13 +21,20 @@ in real time, and prints this page. A session is sent from its first turn to its
 recorded pause after the reply before it. The same turn of the same session is compared between the routers. Each
 router has two threads.
 
-Engines are `qwen3-32b-h200` with at most 24 sequences. Load is a share of what round robin can serve. \"Cold\" are
-the sessions that arrive in the first quarter, when caches are empty; \"warm\" are all others. A request that fails
-counts as 60 s. Ratios are ours over the other router's, with an interval of 95 % (bootstrap over sessions, seeds
-pooled): below 1, ours is faster. A difference no larger than that of ours against ours counts as equal. A run is
-left out if its engines or its clients were more than 5 ms late (99th percentile).
+Engines are `qwen3-32b-h200` with at most 24 sequences, unless a cell says otherwise. Load is a share of what round
+robin can serve. \"Cold\" are the sessions that arrive in the first quarter, when caches are empty; \"warm\" are all
+others. A client gives up after 60 s; any request that fails counts as 60 s. Ratios are ours over the other router's,
+with an interval of 95 % (bootstrap over sessions, seeds pooled): below 1, ours is faster. A difference no larger than
+that of ours against ours counts as equal. In pictures, what is below 0.25 or above 2 is drawn at the edge.
+
+The routers of a cell run side by side. A run whose engines or clients were more than 5 ms late (99th percentile) is
+repeated beside fewer others, and left out if it is late even alone. Where commits of ours differ, all are named.
 
 ";
+
+const CHANGE: &str = "\
+After a quarter of the arrivals the first engine dies, after half of them a ninth is added, after three quarters the
+second restarts, empty.";
 
 const PUBLISHED_TITLE: &str = "In the shape of published tables
 
@@ -129,15 +136,33 @@ pub fn arrivals_of(cell: &Cell) -> String {
     }
 }
 
+/// What sets a cell apart from others of its workload; nothing, or lines.
+fn particular_of(cell: &Cell) -> String {
+    let mut notes = Vec::new();
+    if cell.workload().is_some() {
+        let few = |blocks: u32| format!("Each engine has only {},{:03} KV blocks of 16 tokens.", blocks / 1_000, blocks % 1_000);
+        notes.extend(cell.engines.kv_blocks.map(few));
+    }
+    if cell.engines.speed == EngineSpeed::HalfAreHalfAsFast {
+        notes.push("The second half of the engines takes twice as long for each step.".to_owned());
+    }
+    if cell.change == CellChange::KillAddRestart {
+        notes.push(CHANGE.to_owned());
+    }
+    if cell.gateways > 1 {
+        notes.push(format!("Each router has {} processes, which take the sessions in turn.", cell.gateways));
+    }
+    notes.iter().fold(String::new(), |text, note| text + note + "\n")
+}
+
 fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
-    let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
     let cell = Cell::find(&result.cell);
     let mut arrivals = cell.as_ref().map_or_else(String::new, arrivals_of);
     if cell.is_some_and(|cell| cell.workload().is_some()) {
         write!(arrivals, ", {:.0} s of arrivals", result.arrivals_s)?;
     }
-    let (seeds, stacks) = (seeds.join(" "), result.side_by_side);
-    writeln!(page, "### {}\n\n{arrivals}. Seeds {seeds}, {stacks} stacks at once.\n", result.cell)?;
+    let particular = cell.as_ref().map_or_else(String::new, particular_of);
+    writeln!(page, "### {}\n\n{arrivals}.\n{particular}{}, {}.\n", result.cell, seeds_of(result), stacks_of(result))?;
     for (row, figures) in [
         ("warm", (|router: &RouterResult| router.warm.clone()) as fn(&RouterResult) -> Vec<FigureResult>),
         ("cold", |router| router.cold.clone()),
@@ -155,6 +180,21 @@ fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
     }
     writeln!(page, "{}", counts.0)?;
     Ok(())
+}
+
+fn seeds_of(result: &CellResult) -> String {
+    let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
+    format!("{} {}", if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(" "))
+}
+
+/// How many stacks ran at the same time, in words.
+fn stacks_of(result: &CellResult) -> String {
+    let [fewest, most] = result.side_by_side;
+    match (fewest, most) {
+        (_, 1) => "1 stack at a time".to_owned(),
+        _ if fewest == most => format!("{most} stacks at once"),
+        _ => format!("{fewest} to {most} stacks at once"),
+    }
 }
 
 /// The routers beside ours and smg, one seed each.
@@ -188,7 +228,7 @@ fn others(results: &RaceResults) -> String {
         return String::new();
     }
     format!(
-        "## Other routers\n\nWarm rows of one seed, beside ours at the same time. Versions:\n{}.\n\n{}\n",
+        "## Other routers\n\nWarm rows of one seed. Ratios are of the row of ours above, in the same cell. Versions:\n{}.\n\n{}\n",
         versions.join(",\n"),
         table.0
     )
@@ -236,7 +276,8 @@ fn cell_text(figure: &FigureResult) -> String {
 }
 
 fn ratio(figure: &FigureResult) -> String {
-    figure.ours_over.map_or(String::new(), |[ratio, low, high]| format!("{ratio:.2} ({low:.2} to {high:.2})"))
+    let digits = figure.ours_over.map_or(2, |[ratio, ..]| if ratio < 0.095 { 3 } else { 2 });
+    figure.ours_over.map_or(String::new(), |[ratio, low, high]| format!("{ratio:.digits$} ({low:.digits$} to {high:.digits$})"))
 }
 
 fn percent(share: f64) -> String {
@@ -280,7 +321,7 @@ mod tests {
             group: "core".into(),
             seeds: vec![101],
             arrivals_s: 120.0,
-            side_by_side: 3,
+            side_by_side: [2, 3],
             routers,
         });
         results
@@ -292,6 +333,22 @@ mod tests {
         assert!(losses(&result("equal")).contains("Nowhere"));
         let missing = not_run(&result("equal"));
         assert!(missing.contains("tenants-50") && !missing.contains("agents-50"), "{missing}");
+    }
+
+    #[test]
+    fn a_page_says_what_sets_a_cell_apart_and_how_it_ran() {
+        let particular = |name| particular_of(&Cell::find(name).expect("a cell"));
+        assert_eq!(particular("agents-50"), "");
+        assert_eq!(particular("agents-tight"), "Each engine has only 2,200 KV blocks of 16 tokens.\n");
+        assert_eq!(particular("higress"), "", "its section says it");
+        assert_eq!(particular("unequal"), "The second half of the engines takes twice as long for each step.\n");
+        assert!(particular("change").ends_with("restarts, empty.\n") && particular("two-gateways").contains("2 processes"));
+        let mut results = result("equal");
+        let cell = results.cells.first_mut().expect("a cell");
+        assert_eq!((seeds_of(cell), stacks_of(cell)), ("Seed 101".to_owned(), "2 to 3 stacks at once".to_owned()));
+        (cell.seeds, cell.side_by_side) = (vec![101, 102], [1, 1]);
+        assert_eq!((seeds_of(cell), stacks_of(cell)), ("Seeds 101 102".to_owned(), "1 stack at a time".to_owned()));
+        assert_eq!(ratio(&figure(1.0, Some([0.0016, 0.001, 0.0024]), "faster")), "0.002 (0.001 to 0.002)");
     }
 
     #[test]

@@ -30,8 +30,8 @@ pub struct CellResult {
     pub seeds: Vec<u64>,
     /// Seconds in which sessions arrived.
     pub arrivals_s: f64,
-    /// The fewest stacks that ran at the same time.
-    pub side_by_side: usize,
+    /// Stacks that ran at the same time: the fewest and the most.
+    pub side_by_side: [usize; 2],
     /// The routers, ours first.
     pub routers: Vec<RouterResult>,
 }
@@ -41,7 +41,7 @@ pub struct CellResult {
 pub struct RouterResult {
     /// The router's name.
     pub router: String,
-    /// The router's version.
+    /// The router's version, or those of its runs in the order of their seeds.
     pub version: String,
     /// Requests that were sent.
     pub requests: usize,
@@ -139,8 +139,10 @@ impl CellResult {
         let (ours, again) = (chosen(OURS), chosen(AGAIN));
         let present = group.routers.iter().filter(|router| by_router.contains_key(router.as_str()));
         let routers = present.map(|router| RouterResult::judge(&chosen(router), &ours, &again)).collect();
-        let (arrivals_s, side_by_side) =
-            (ours.first().map_or(0.0, |run| run.arrivals_s), ours.iter().map(|run| run.side_by_side).min().unwrap_or(0));
+        let arrivals_s = ours.first().map_or(0.0, |run| run.arrivals_s);
+        let stacks = |router: &String| chosen(router).into_iter().map(|run| run.side_by_side);
+        let stacks = || group.routers.iter().flat_map(stacks);
+        let side_by_side = [stacks().min().unwrap_or(0), stacks().max().unwrap_or(0)];
         Ok(Some(Self { cell: cell.name.to_owned(), group: group.name.to_owned(), seeds: seeds.clone(), arrivals_s, side_by_side, routers }))
     }
 }
@@ -164,7 +166,7 @@ impl RouterResult {
         };
         Self {
             router: first.map_or_else(String::new, |run| run.router.clone()),
-            version: first.map_or_else(String::new, |run| run.version.clone()),
+            version: versions(runs),
             requests: runs.iter().map(|run| run.requests.len()).sum(),
             failures: runs.iter().map(|run| run.failures()).sum(),
             hit_rate: round(runs.iter().map(|run| run.hit_rate()).sum::<f64>() / runs.len().max(1) as f64),
@@ -192,6 +194,17 @@ impl FigureResult {
 
 fn round(value: f64) -> f64 {
     if value.is_finite() { (value * 1e3).round() / 1e3 } else { 0.0 }
+}
+
+/// The versions of these runs, each once.
+fn versions(runs: &[&RunRecord]) -> String {
+    let mut versions: Vec<&str> = Vec::new();
+    for run in runs {
+        if !versions.contains(&run.version.as_str()) {
+            versions.push(&run.version);
+        }
+    }
+    versions.join(" ")
 }
 
 /// The seeds that have runs in the folder of a cell, in order.

@@ -13,8 +13,9 @@ const HEAD: &str = "## Engines that we did not write
 Dynamo's mocker has a scheduler, a KV cache and a speed of its own. Three of them serve the sessions of a cell. For
 ours and smg each has a frontend, which makes it an OpenAI server; `dynamo-kv` is one frontend of Dynamo with
 `--router-mode kv` before all three, which gets their KV events. Ours has its default policy and the port of the
-metrics. The routers ran one after the other, and there is no run of ours against ours: a small difference means
-nothing. The tokenizer has 2.5 bytes of this text to a token, where our model server counts four.
+metrics. The routers ran one after the other, while the machine compiled other programs at the lowest priority, and
+there is no run of ours against ours: a small difference means nothing. The tokenizer has 2.5 bytes of this text to a
+token, where our model server counts four.
 
 Times are end to end only. The frontends do not set `TCP_NODELAY`, so tokens wait for the acknowledgement of those
 before them, and when a client sees the first tokens depends on the router's connections. The loopback acknowledges at
@@ -37,11 +38,8 @@ pub(super) fn section(results: &RaceResults) -> String {
     let mut loads = Vec::new();
     for result in results.of_group(GROUP) {
         let rate = Cell::find(&result.cell).and_then(|cell| cell.sessions_per_s()).unwrap_or_default();
-        let beside = match result.side_by_side {
-            0 | 1 => String::new(),
-            stacks => format!(", beside {} stacks of other cells", stacks - 1),
-        };
-        loads.push(format!("{}: {rate:.2} sessions/s, {:.0} s of arrivals{beside}", result.cell, result.arrivals_s));
+        let stacks = super::stacks_of(result);
+        loads.push(format!("{}: {rate:.2} sessions/s, {:.0} s of arrivals, {stacks}", result.cell, result.arrivals_s));
         for router in &result.routers {
             let end_to_end = |figures: &[FigureResult]| figures.first().map_or_else(String::new, cell_text);
             let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
