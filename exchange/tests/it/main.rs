@@ -16,6 +16,7 @@ mod memory_host;
 mod missed;
 mod observed;
 mod pieces;
+mod policy;
 mod pool;
 mod record;
 mod release;
