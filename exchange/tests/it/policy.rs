@@ -1,4 +1,4 @@
-//! What the default policy does with prompts that share a beginning, whatever its numbers are.
+//! Laws of the default policy for prompts that share a beginning, whatever its numbers are.
 
 use std::collections::{BTreeMap, VecDeque};
 

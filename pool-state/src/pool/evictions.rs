@@ -3,7 +3,7 @@
 use super::cache_places::CachePlaces;
 
 /// The newest prompts that count: each older one counts less by this share of itself. An eviction
-/// shows when its prefix is asked for again, so the window spans as many prompts as a small cache
+/// shows when its prefix is requested again, so the window spans as many prompts as a small cache
 /// holds; from 64 to 1,024 the simulated race does not change.
 const PROMPTS: f32 = 256.0;
 
