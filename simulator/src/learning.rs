@@ -75,7 +75,9 @@ impl SimulatedLearner {
         self.learner.ended(tokens);
     }
 
-    pub(crate) fn publish(&self) -> StepModel {
+    /// The model at `now`, in ms.
+    pub(crate) fn publish(&mut self, now: f64) -> StepModel {
+        self.learner.advance(now as u64);
         self.learner.model()
     }
 
@@ -85,10 +87,10 @@ impl SimulatedLearner {
         let slowdowns = || engines.clone().map(|(_, times)| times.slowdown);
         let average = slowdowns().sum::<f64>() / slowdowns().count().max(1) as f64;
         let Some((_, StepTimeModel { prefill: [p0, p1, p2], decode: [d0, d1, d2], overhead, .. })) = engines.clone().next() else {
-            return self.publish();
+            return self.learner.model();
         };
         let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]].map(|times| times.map(|ms| (ms * average) as f32));
-        engines.fold(StepModel::of(prefill, decode, self.publish().output_tokens()), |model, (endpoint, times)| {
+        engines.fold(StepModel::of(prefill, decode, self.learner.model().output_tokens()), |model, (endpoint, times)| {
             let speed = (times.slowdown / average) as f32;
             model.with_speed(endpoint, speed, speed)
         })

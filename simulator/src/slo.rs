@@ -410,7 +410,7 @@ impl<'w> SloSimulation<'w> {
 
     fn publish(&mut self, now: f64) {
         self.model = self.learner.publish(now as u64).or(self.model.take());
-        self.pool.install_models(self.learner.step(), self.model.clone());
+        self.pool.install_models(self.learner.step(now as u64), self.model.clone());
     }
 }
 

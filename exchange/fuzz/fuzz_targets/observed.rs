@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
         learner.observe(&observed.observation, observed.predicted.as_ref());
         taken.push(observed.observation);
     }
-    let step = learner.step();
+    let step = learner.step(0);
     assert_eq!(scheduler::latency::step::StepModel::from_words(&step.words()), Ok(step));
     if let Some(model) = learner.publish(0) {
         assert_eq!(LatencyModel::from_words(&model.words()).as_ref(), Ok(&model));

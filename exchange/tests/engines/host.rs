@@ -296,6 +296,7 @@ impl EnginesHost {
     }
 
     fn learn(&mut self) {
+        self.learner.advance(self.now / MS);
         for worker in &mut self.workers {
             worker.pool.install_models(self.learner.model(), None);
         }

@@ -266,6 +266,7 @@ impl LatencyLearner {
     /// Fits again if enough is new, and returns the model in force if it is time to publish it.
     /// Returns `None` when nothing has changed or there is no model yet.
     pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
+        self.steps.advance(now_ms);
         let due = |last: Option<u64>, interval_ms: u64| last.is_none_or(|last| now_ms >= last.saturating_add(interval_ms));
         if due(self.fitted_at_ms, FIT_INTERVAL_MS) && self.fit() {
             self.fitted_at_ms = Some(now_ms);
@@ -303,9 +304,10 @@ impl LatencyLearner {
         self.steps.has_compared(endpoint)
     }
 
-    /// The step model as learned so far.
-    #[must_use]
-    pub fn step(&self) -> StepModel {
+    /// The step model as learned until `now_ms`, which is on the clock of [`Self::publish`]. It
+    /// changes without observations too: what is known of an endpoint's speed fades.
+    pub fn step(&mut self, now_ms: u64) -> StepModel {
+        self.steps.advance(now_ms);
         self.steps.model()
     }
 

@@ -281,7 +281,7 @@ impl<'w> ScalingWorld<'w> {
         let metrics = metrics.collect();
         let newer = self.pool.snapshot().and_then(|snapshot| snapshot.with_metrics(Version::default(), metrics).ok());
         newer.into_iter().for_each(|snapshot| self.pool.refresh(snapshot, virtual_time(now)));
-        self.pool.install_models(self.learner.publish(), None);
+        self.pool.install_models(self.learner.publish(now), None);
     }
 
     fn tick(&mut self, now: f64) {
@@ -289,7 +289,7 @@ impl<'w> ScalingWorld<'w> {
         if now >= LASTING_S * 1e3 {
             return;
         }
-        let step = self.learner.publish();
+        let step = self.learner.publish(now);
         let engines: Vec<EngineSample> = (0..self.replicas.len()).filter_map(|at| self.sample(at)).collect();
         let starts = self.replicas.iter().filter(|replica| replica.state == ReplicaState::Starting);
         let starting: Vec<f64> = starts.map(|replica| (now - replica.ordered_at) / 1e3).collect();

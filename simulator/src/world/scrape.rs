@@ -102,7 +102,7 @@ impl Simulation<'_> {
                 let endpoints = self.snapshot.endpoints().iter().map(|endpoint| endpoint.id);
                 self.learning.exact_model(endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)))
             }
-            _ => self.learning.publish(),
+            _ => self.learning.publish(now),
         });
         if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
             self.snapshot = snapshot.with_step(step);

@@ -223,7 +223,7 @@ impl LearningTask {
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.counts.overrun, overrun);
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let latency = if self.settings.predict { self.learner.publish(now_ms) } else { None };
-        let step = self.learner.step();
+        let step = self.learner.step(now_ms);
         let is_new = latency.is_some() || step != self.model.step;
         self.model.step = step;
         self.model.latency = latency.or(self.model.latency.take());

@@ -146,7 +146,7 @@ impl GoldenPool {
             let (error, coverage) = (of(calibration.mape()), of(calibration.coverage90()));
             let _ = writeln!(text, "{name}: predicted {}, mean error {error}, within p90 {coverage}", calibration.count());
         }
-        let step = self.learner.step();
+        let step = self.learner.step(self.now_ms);
         let _ = writeln!(text, "prefill {}; decode {}", row(&step.prefill()), row(&step.decode()));
         let speeds = self.endpoints().map(|endpoint| step.speed(endpoint)).map(|(prefill, decode)| row(&[prefill, decode]));
         let _ = writeln!(text, "output {}; speeds {}", digits(step.output_tokens()), speeds.collect::<Vec<_>>().join(", "));
@@ -270,11 +270,11 @@ fn eventful() -> GoldenPool {
 #[test]
 #[expect(clippy::disallowed_methods, reason = "UPDATE_GOLDENS is an environment variable, as with all goldens")]
 fn every_number_that_is_learned_is_the_one_in_the_file() {
-    let eventful = eventful();
+    let mut eventful = eventful();
     let mut next = GoldenPool::new(
         "another that starts from what was learned there",
         2,
-        LatencyLearner::starting_from(&eventful.learner.step(), eventful.model.as_ref()),
+        LatencyLearner::starting_from(&eventful.learner.step(eventful.now_ms), eventful.model.as_ref()),
     );
     next.describe();
     next.run("of its own, too few to judge another by", 180, engine, as_it_is);
@@ -283,7 +283,7 @@ fn every_number_that_is_learned_is_the_one_in_the_file() {
     let mut late = GoldenPool::new(
         "a pool that hardly streams at first, its steps known",
         4,
-        LatencyLearner::starting_from(&eventful.learner.step(), None),
+        LatencyLearner::starting_from(&eventful.learner.step(eventful.now_ms), None),
     );
     late.run("ten times of tokens, so no model", 37, engine, |at, observation| {
         observation.tpot_ms = observation.tpot_ms.filter(|_| at < 10);

@@ -212,12 +212,12 @@ fn impossible_and_aborted_requests_teach_nothing() {
     for bad in &absurd {
         assert_eq!(world.learner.observe(bad, None), ObservationVerdict::Refused, "{bad:?}");
     }
-    let step = world.learner.step();
+    let step = world.learner.step(world.now_ms);
     let first_token = Some(FirstToken { uncached_tokens: 900.0, prompt_tokens: 900.0, service_ms: 2_000.0 });
     for ended in [RequestEnd::Aborted, RequestEnd::Failed] {
         assert_eq!(world.learner.observe(&Observation { ended, first_token, ..good }, None), ObservationVerdict::Censored);
     }
-    assert_eq!(world.learner.step(), step, "the step model did not learn either");
+    assert_eq!(world.learner.step(world.now_ms), step, "the step model did not learn either");
     assert_eq!(world.learner.model().unwrap().words(), words);
     let after = world.learner.standing();
     assert_eq!(after, LearnerStatus { refused: absurd.len() as u64, censored: 2, ..before });
@@ -273,7 +273,7 @@ fn what_was_learned_starts_another_learner() {
     world.run(500, 1, 0);
     let model = world.model.clone().unwrap();
     let read = LatencyModel::from_words(&model.words()).unwrap();
-    let mut next = LatencyLearner::starting_from(&world.learner.step(), Some(&read));
+    let mut next = LatencyLearner::starting_from(&world.learner.step(world.now_ms), Some(&read));
     let started = next.publish(0).unwrap();
     let conditions = world.conditions();
     let said = |model: &LatencyModel| model.predict(endpoint(9, 1), &conditions).unwrap();

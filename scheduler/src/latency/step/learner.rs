@@ -8,15 +8,19 @@
 //! effect.
 //!
 //! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
-//! inputs, divided by the same ratio over all endpoints (a change of the whole pool belongs to the
-//! pool's model) and shrunk to 1. Comparing similar inputs matters for engines that the formula
-//! does not fit: they take longer than expected for some inputs on every endpoint, and an endpoint
-//! that gets more of those inputs is not slower.
+//! inputs, divided by the same ratio over all endpoints: a change of the whole pool belongs to the
+//! pool's model. Comparing similar inputs matters for engines that the formula does not fit: they
+//! take longer than expected for some inputs on every endpoint, and an endpoint that gets more of
+//! those inputs is not slower. What is known of a speed fades with time, see the module `speed`.
 //!
 //! Source: the simulations in which the default policy was tuned. There this learner does as well
 //! as the true formulas.
 
+mod speed;
+
 use std::collections::BTreeMap;
+
+use speed::{IDLE_MS, SpeedEvidence, SpeedNoise};
 
 use super::super::least_squares::solve;
 use super::{AVERAGE, COEFFICIENTS, EndpointSpeed, OUTPUT_TOKENS, SPEEDS, StepModel, nearest};
@@ -52,8 +56,10 @@ pub struct StepLearner {
     prefill: LeastSquaresFit,
     decode: LeastSquaresFit,
     output_tokens: f64,
-    /// Speed ratios by slot.
-    endpoints: Vec<SpeedRatios>,
+    /// What is known of the speeds, by slot.
+    endpoints: Vec<EndpointEvidence>,
+    /// The latest time of [`Self::advance`], ms.
+    now_ms: u64,
 }
 
 /// Least squares of a time that is linear in three inputs.
@@ -76,6 +82,7 @@ struct LeastSquaresFit {
     /// these groups.
     alike: BTreeMap<[u64; 2], SimilarSamples>,
     samples: u64,
+    noise: SpeedNoise,
 }
 
 /// Sums over samples with similar inputs: the time of an average endpoint, and the prior's terms.
@@ -95,38 +102,23 @@ struct WeightFloors {
     of_first: [f32; 3],
 }
 
-/// Observed times of one endpoint relative to those of others for similar inputs.
+/// What is known of the speeds of one endpoint.
 #[derive(Clone, Copy, Debug)]
-struct SpeedRatios {
+struct EndpointEvidence {
     generation: Generation,
-    prefill: SpeedRatio,
-    decode: SpeedRatio,
-}
-
-/// Sums over samples of one endpoint: observed times, and times expected of an average endpoint by
-/// earlier similar samples.
-#[derive(Clone, Copy, Debug, Default)]
-struct SpeedRatio {
-    observed_ms: f64,
-    expected_ms: f64,
-    count: f64,
+    prefill: SpeedEvidence,
+    decode: SpeedEvidence,
+    /// The time of [`StepLearner::advance`] before the last sample, ms.
+    used_ms: u64,
 }
 
 /// Share of the sums that each sample keeps. The fits remember about 1,000 first tokens and 500
-/// gaps. The speed of an endpoint, which can change sooner, remembers about 330 and 100.
+/// gaps.
 const PREFILL_KEEP: f64 = 0.999;
 const DECODE_KEEP: f64 = 0.998;
-const PREFILL_SPEED_KEEP: f64 = 0.997;
-const DECODE_SPEED_KEEP: f64 = 0.99;
 
-/// Samples that the common scale counts as for each weight, and that "like all others" counts as
-/// for each endpoint.
+/// Samples that the common scale counts as for each weight.
 const RIDGE_SAMPLES: f64 = 2.0;
-const SHRINK_SAMPLES: f64 = 10.0;
-
-/// An endpoint whose speed deviates less than this counts as average: noise must not rank equal
-/// endpoints.
-const SPEED_IGNORED: f64 = 0.05;
 
 /// Samples of the pool needed before endpoints are compared.
 const SPEEDS_FROM_SAMPLES: f64 = 16.0;
@@ -152,12 +144,6 @@ const SWEEPS: usize = 20;
 /// Weight of each new output length in the mean: a memory of about 200 requests.
 const OUTPUT_WEIGHT: f64 = 0.005;
 
-const NOTHING: SpeedRatios = SpeedRatios {
-    generation: Generation(0),
-    prefill: SpeedRatio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
-    decode: SpeedRatio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
-};
-
 // === impl StepLearner ===
 
 impl Default for StepLearner {
@@ -177,7 +163,22 @@ impl StepLearner {
             decode: LeastSquaresFit::new(model.decode, DECODE_KEEP),
             output_tokens: f64::from(model.output_tokens),
             endpoints: Vec::new(),
+            now_ms: 0,
         }
+    }
+
+    /// Lets time pass until `now_ms`, in ms since any fixed moment: what is known of the speeds of
+    /// endpoints without samples fades, within about 30 s. To be called about once a second: the
+    /// time since the call before the last sample counts as idle, except for the first 10 s. An
+    /// earlier time than before changes nothing.
+    pub fn advance(&mut self, now_ms: u64) {
+        for row in &mut self.endpoints {
+            let idle_from = self.now_ms.max(row.used_ms.saturating_add(IDLE_MS));
+            let idle_ms = now_ms.saturating_sub(idle_from) as f64;
+            row.prefill.fade(idle_ms);
+            row.decode.fade(idle_ms);
+        }
+        self.now_ms = self.now_ms.max(now_ms);
     }
 
     /// Learns from a first token. `queued` says whether first tokens of other requests came at its
@@ -189,17 +190,19 @@ impl StepLearner {
             return false;
         }
         let (u, n) = (f64::from(uncached_tokens), f64::from(prompt_tokens));
-        let pool = SpeedRatio::of(self.endpoints.iter().map(|row| row.prefill));
+        let pool = self.pool(|row| row.prefill);
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms)) else { return false };
         let inputs = [1.0, u, u * (2.0 * n - u)];
-        let speed = row.prefill.speed(pool);
+        row.used_ms = self.now_ms;
+        let speed = self.prefill.speed(row.prefill, pool);
         let seen_ms = self.prefill.learn(speed, &inputs, service_ms);
-        row.prefill = row.prefill.forgetting(PREFILL_SPEED_KEEP);
         // First tokens that follow each other closely show a fast endpoint, or one that works on
         // many prompts at once. If they counted, an endpoint would seem faster the more requests it
         // gets.
-        if !queued {
-            self.prefill.compare(&mut row.prefill, speed, &inputs, seen_ms);
+        if queued {
+            row.prefill.pass_over();
+        } else {
+            self.prefill.compare((&mut row.prefill, pool), speed, &inputs, seen_ms);
         }
         true
     }
@@ -211,13 +214,13 @@ impl StepLearner {
         if ![batch, context_tokens].iter().all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count)) {
             return false;
         }
-        let pool = SpeedRatio::of(self.endpoints.iter().map(|row| row.decode));
+        let pool = self.pool(|row| row.decode);
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms)) else { return false };
         let inputs = [1.0, f64::from(batch), f64::from(context_tokens)];
-        let speed = row.decode.speed(pool);
+        row.used_ms = self.now_ms;
+        let speed = self.decode.speed(row.decode, pool);
         let seen_ms = self.decode.learn(speed, &inputs, gap_ms);
-        row.decode = row.decode.forgetting(DECODE_SPEED_KEEP);
-        self.decode.compare(&mut row.decode, speed, &inputs, seen_ms);
+        self.decode.compare((&mut row.decode, pool), speed, &inputs, seen_ms);
         true
     }
 
@@ -232,19 +235,18 @@ impl StepLearner {
     #[must_use]
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         let row = self.endpoints.get(usize::from(endpoint.slot.0)).filter(|row| row.generation == endpoint.generation);
-        row.is_some_and(|row| row.prefill.observed_ms > 0.0 && row.decode.observed_ms > 0.0)
+        row.is_some_and(|row| row.prefill.is_some() && row.decode.is_some())
     }
 
     /// The model as learned so far.
     #[must_use]
     pub fn model(&self) -> StepModel {
         let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
-        let prefill = SpeedRatio::of(self.endpoints.iter().map(|row| row.prefill));
-        let decode = SpeedRatio::of(self.endpoints.iter().map(|row| row.decode));
-        let speed = |row: &SpeedRatios| EndpointSpeed {
+        let (prefill, decode) = (self.pool(|row| row.prefill), self.pool(|row| row.decode));
+        let speed = |row: &EndpointEvidence| EndpointSpeed {
             generation: row.generation,
-            prefill: nearest(narrow(row.prefill.speed(prefill)), &SPEEDS),
-            decode: nearest(narrow(row.decode.speed(decode)), &SPEEDS),
+            prefill: nearest(narrow(self.prefill.speed(row.prefill, prefill)), &SPEEDS),
+            decode: nearest(narrow(self.decode.speed(row.decode, decode)), &SPEEDS),
         };
         let known = self.endpoints.iter().rposition(|row| speed(row) != EndpointSpeed { generation: row.generation, ..AVERAGE });
         let speeds = self.endpoints.iter().take(known.map_or(0, |last| last + 1)).map(speed).collect();
@@ -255,22 +257,35 @@ impl StepLearner {
             speeds,
         }
     }
+
+    /// The evidence of all endpoints, of one of the two times.
+    fn pool(&self, of: fn(&EndpointEvidence) -> SpeedEvidence) -> SpeedEvidence {
+        SpeedEvidence::of(self.endpoints.iter().map(of))
+    }
 }
 
 /// The row of an endpoint; starts empty if the row was of another generation.
-fn row(endpoints: &mut Vec<SpeedRatios>, endpoint: EndpointRef) -> Option<&mut SpeedRatios> {
+fn row(endpoints: &mut Vec<EndpointEvidence>, endpoint: EndpointRef) -> Option<&mut EndpointEvidence> {
     let slot = usize::from(endpoint.slot.0);
     if slot >= ENDPOINTS_MAX {
         return None;
     }
     if endpoints.len() <= slot {
-        endpoints.resize(slot + 1, NOTHING);
+        endpoints.resize(slot + 1, EndpointEvidence::nothing(Generation(0)));
     }
     let row = endpoints.get_mut(slot)?;
     if row.generation != endpoint.generation {
-        *row = SpeedRatios { generation: endpoint.generation, ..NOTHING };
+        *row = EndpointEvidence::nothing(endpoint.generation);
     }
     Some(row)
+}
+
+// === impl EndpointEvidence ===
+
+impl EndpointEvidence {
+    fn nothing(generation: Generation) -> Self {
+        Self { generation, prefill: SpeedEvidence::default(), decode: SpeedEvidence::default(), used_ms: 0 }
+    }
 }
 
 // === impl WeightFloors ===
@@ -283,30 +298,6 @@ impl WeightFloors {
             *weight = weight.max(least_ms).max(share * first);
         }
         weights
-    }
-}
-
-// === impl SpeedRatio ===
-
-impl SpeedRatio {
-    fn forgetting(self, keep: f64) -> Self {
-        Self { observed_ms: keep * self.observed_ms, expected_ms: keep * self.expected_ms, count: keep * self.count }
-    }
-
-    /// The ratio of observed to expected times over all these rows.
-    fn of(rows: impl Iterator<Item = Self>) -> f64 {
-        let (observed_ms, expected_ms) = rows.fold((0.0, 0.0), |(o, e), row| (o + row.observed_ms, e + row.expected_ms));
-        if expected_ms > 0.0 { observed_ms / expected_ms } else { 1.0 }
-    }
-
-    /// The time of this endpoint as a multiple of that of a pool with this ratio.
-    fn speed(self, pool: f64) -> f64 {
-        let shrink = SHRINK_SAMPLES * self.expected_ms / self.count;
-        let speed = (self.observed_ms / pool + shrink) / (self.expected_ms + shrink);
-        if !speed.is_finite() || (speed - 1.0).abs() < SPEED_IGNORED {
-            return 1.0;
-        }
-        speed.clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
     }
 }
 
@@ -326,6 +317,7 @@ impl LeastSquaresFit {
             prior_ms: 0.0,
             alike: BTreeMap::new(),
             samples: 0,
+            noise: SpeedNoise::default(),
         }
     }
 
@@ -346,6 +338,11 @@ impl LeastSquaresFit {
         dot(&self.terms(inputs), &self.theta).max(1e-6)
     }
 
+    /// The speed of an endpoint in a pool with this evidence, in the valid range.
+    fn speed(&self, endpoint: SpeedEvidence, pool: SpeedEvidence) -> f64 {
+        endpoint.speed(pool, self.noise).clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
+    }
+
     /// Adds one sample of an endpoint with this speed; the fit learns what an average endpoint
     /// would take. Returns the observed time after clipping.
     fn learn(&mut self, speed: f64, inputs: &[f64; 3], seen_ms: f32) -> f64 {
@@ -356,9 +353,9 @@ impl LeastSquaresFit {
         seen_ms
     }
 
-    /// Compares one sample of an endpoint with earlier samples of similar inputs; `speed` is the
-    /// speed known so far.
-    fn compare(&mut self, endpoint: &mut SpeedRatio, speed: f64, inputs: &[f64; 3], seen_ms: f64) {
+    /// Compares one sample of an endpoint with earlier samples of similar inputs, in a pool with
+    /// this evidence; `speed` is the speed known so far.
+    fn compare(&mut self, (endpoint, pool): (&mut SpeedEvidence, SpeedEvidence), speed: f64, inputs: &[f64; 3], seen_ms: f64) {
         self.samples += 1;
         // The first samples of a pool are clipped by a prior that may be far off. They would make
         // the endpoint that was sampled first seem fast.
@@ -371,9 +368,7 @@ impl LeastSquaresFit {
         let expected_ms = alike.average_ms * dot(&terms, &self.theta) / dot(&alike.terms, &self.theta);
         // The first sample of a group has nothing to be compared with.
         if expected_ms.is_normal() {
-            endpoint.observed_ms += seen_ms;
-            endpoint.expected_ms += expected_ms;
-            endpoint.count += 1.0;
+            endpoint.add(pool, &mut self.noise, (seen_ms, expected_ms));
         }
         let keep = libm::pow(self.keep, (self.samples - alike.at) as f64);
         alike.average_ms = keep * alike.average_ms + seen_ms / speed;

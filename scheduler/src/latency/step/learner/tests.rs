@@ -134,6 +134,164 @@ fn the_mean_output_is_followed() {
     assert!(learner.model().output_tokens() <= 6_000.0, "one absurd count moves it by its share of the maximum");
 }
 
+/// Engines under traffic, second by second.
+struct LearnedPool {
+    rng: Rng,
+    learner: StepLearner,
+    now_ms: u64,
+    /// Standard deviation of the logarithm of a time.
+    noise: f32,
+    factors: [f32; 3],
+}
+
+impl LearnedPool {
+    fn new(seed: u64, noise: f32) -> Self {
+        Self { rng: Rng::seeded(seed), learner: StepLearner::default(), now_ms: 0, noise, factors: [1.0; 3] }
+    }
+
+    /// A factor by chance; the sum of four uniform numbers is nearly normal.
+    fn chance(&mut self) -> f32 {
+        let sum: f32 = (0..4).map(|_| self.rng.open01()).sum();
+        libm::expf(self.noise * 1.732 * (sum - 2.0))
+    }
+
+    /// One second with so many samples of each engine, in random order.
+    fn second(&mut self, mut samples: [usize; 3]) {
+        while samples.iter().any(|&left| left > 0) {
+            let slot = self.rng.below(3);
+            if samples[slot] > 0 {
+                samples[slot] -= 1;
+                self.sample(slot);
+            }
+        }
+        self.now_ms += 1_000;
+        self.learner.advance(self.now_ms);
+    }
+
+    fn sample(&mut self, slot: usize) {
+        let of = endpoint(u16::try_from(slot).unwrap(), 1);
+        let prompt_tokens = 200.0 + 4_000.0 * self.rng.open01();
+        let service_ms = self.factors[slot] * self.chance() * h100().prefill_ms(prompt_tokens, prompt_tokens);
+        assert!(self.learner.first_token(of, &FirstToken { uncached_tokens: prompt_tokens, prompt_tokens, service_ms }, false));
+        let (batch, context_tokens) = (1.0 + (7.0 * self.rng.open01()).floor(), 20_000.0 * self.rng.open01());
+        let gap_ms = self.factors[slot] * self.chance() * h100().decode_ms(batch, context_tokens);
+        assert!(self.learner.gap(of, &TokenGap { batch, context_tokens, gap_ms }));
+    }
+
+    /// The published speeds of an engine, relative to engine 0.
+    fn relative(&self, slot: u16) -> [f32; 2] {
+        let model = self.learner.model();
+        let ((prefill, decode), (first_prefill, first_decode)) = (model.speed(endpoint(slot, 1)), model.speed(endpoint(0, 1)));
+        [prefill / first_prefill, decode / first_decode]
+    }
+
+    /// The largest ratio of two engines' speeds.
+    fn spread(&self) -> f32 {
+        let model = self.learner.model();
+        let speeds = [0, 1, 2].map(|slot| model.speed(endpoint(slot, 1)));
+        let ratio = |of: fn(&(f32, f32)) -> f32| {
+            let (least, most) = speeds.iter().map(of).fold((f32::MAX, 0.0_f32), |(least, most), speed| (least.min(speed), most.max(speed)));
+            most / least
+        };
+        ratio(|speed| speed.0).max(ratio(|speed| speed.1))
+    }
+}
+
+#[test]
+fn an_idle_endpoint_is_unlearned_within_about_30_s() {
+    for (seed, (slowdown, others)) in (0..).zip([(1.9, 3), (3.0, 3), (3.0, 0), (0.4, 3)]) {
+        for noise in [0.05, 0.3] {
+            let mut pool = LearnedPool::new(seed, noise);
+            pool.factors[2] = slowdown;
+            (0..60).for_each(|_| pool.second([5, 5, 5]));
+            let known = pool.relative(2).map(|ratio| ratio / slowdown);
+            assert!(known.iter().all(|share| (0.75..1.35).contains(share)), "{slowdown}: {known:?}");
+            let mut seconds = 0;
+            while pool.learner.model().speed(endpoint(2, 1)) != (1.0, 1.0) {
+                pool.second([others, others, 0]);
+                seconds += 1;
+                assert!(seconds <= 35, "{slowdown}: {:?}", pool.relative(2));
+            }
+            assert!(seconds > 5, "nor is it forgotten at once: {seconds} s");
+            assert!(pool.learner.has_compared(endpoint(2, 1)), "it still counts as compared");
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_that_was_slow_for_a_minute_is_equal_again_within_30_s_of_traffic() {
+    for seed in 0..5 {
+        for slow_rate in [1, 2, 5] {
+            let mut pool = LearnedPool::new(seed, 0.1);
+            pool.factors[2] = 3.0;
+            (0..60).for_each(|_| pool.second([5, 5, slow_rate]));
+            pool.factors[2] = 1.0;
+            (0..30).for_each(|_| pool.second([5, 5, slow_rate]));
+            assert!(pool.relative(2).iter().all(|ratio| (0.9..1.1).contains(ratio)), "{slow_rate}/s: {:?}", pool.relative(2));
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_twice_as_slow_stays_known_under_traffic() {
+    for (rate, least) in [(1, 1.3), (3, 1.55), (10, 1.7)] {
+        let mut pool = LearnedPool::new(rate as u64, 0.15);
+        pool.factors[2] = 2.0;
+        for second in 0..300 {
+            pool.second([2 * rate, 2 * rate, rate]);
+            let ratios = pool.relative(2);
+            assert!(second < 30 || ratios.iter().all(|ratio| (least..2.4).contains(ratio)), "{rate}/s after {second} s: {ratios:?}");
+        }
+    }
+}
+
+#[test]
+fn equal_endpoints_hardly_differ_by_chance() {
+    let (mut spreads, mut differing) = (Vec::new(), 0);
+    for seed in 0..10 {
+        let mut pool = LearnedPool::new(seed, 0.3);
+        for second in 0..120 {
+            // The machine of one or two of them is busy for two seconds.
+            if second % 2 == 0 {
+                pool.factors = std::array::from_fn(|_| if pool.rng.below(3) == 0 { 1.3 } else { 1.0 });
+            }
+            let rate = 1 + seed as usize % 4;
+            pool.second([rate, rate, rate]);
+            differing += usize::from(pool.spread() > 1.05);
+            spreads.push(pool.spread());
+        }
+    }
+    spreads.sort_by(f32::total_cmp);
+    let (most, often) = (spreads[spreads.len() - 1], spreads[spreads.len() * 95 / 100]);
+    assert!(often < 1.12 && most < 1.5, "{often} {most} {differing}");
+}
+
+#[test]
+fn one_sample_says_little() {
+    for times in [4.0, 50.0] {
+        let mut pool = LearnedPool::new(1, 0.05);
+        (0..20).for_each(|_| pool.second([5, 5, 0]));
+        pool.factors[2] = times;
+        pool.sample(2);
+        assert!(pool.relative(2).iter().all(|&ratio| ratio < 1.3), "{times}: {:?}", pool.relative(2));
+    }
+}
+
+#[test]
+fn an_endpoint_under_more_load_is_not_slower() {
+    let mut pool = LearnedPool::new(1, 0.1);
+    for _ in 0..60 {
+        pool.second([3, 3, 0]);
+        for _ in 0..3 {
+            let (batch, context_tokens) = (40.0 + 20.0 * pool.rng.open01(), 100_000.0);
+            let gap_ms = pool.chance() * h100().decode_ms(batch, context_tokens);
+            assert!(pool.learner.gap(endpoint(2, 1), &TokenGap { batch, context_tokens, gap_ms }));
+        }
+        let [_, decode] = pool.relative(2);
+        assert!((0.9..1.1).contains(&decode), "{decode}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_samples_give_a_valid_model(

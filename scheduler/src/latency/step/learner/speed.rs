@@ -1,0 +1,170 @@
+//! How much longer one endpoint takes than the others: a mean of comparisons whose evidence fades
+//! while the endpoint is idle.
+//!
+//! Each comparison is the logarithm of an observed time over the time that an average endpoint
+//! takes for similar inputs. The mean of an endpoint is compared with the mean of the pool, and
+//! only the part of the difference that chance does not explain is published. Where samples come,
+//! new ones replace old ones. Without samples, evidence halves every [`HALF_LIFE_MS`]: uncertainty
+//! grows until nothing is left to publish. The endpoint then counts as average and is tried again,
+//! and a few samples tell whether it is still slow.
+
+/// Sums over the comparisons of one endpoint. A comparison weighs as much as its expected time:
+/// short times consist mostly of what is alike on all engines.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SpeedEvidence {
+    weight: f64,
+    /// Weights times logarithms.
+    logs: f64,
+    /// Squares of the weights.
+    squares: f64,
+}
+
+/// How far single comparisons of a pool are from the mean of their endpoint: sums of squared
+/// differences and of their weights.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SpeedNoise {
+    weight: f64,
+    squares: f64,
+}
+
+/// Time in which the evidence of an idle endpoint halves, ms. The aim is 30 s from the last sample
+/// to the next try; nothing fades in the first [`IDLE_MS`] of them.
+/// An endpoint learned as 1.9, 3 or 10 times slower counts as average when 0.6, 0.4 or 0.2 samples'
+/// worth is left of [`MEMORY_SAMPLES`] (if noise is least), which takes 6 to 7 half-lives.
+const HALF_LIFE_MS: f64 = 3_000.0;
+
+/// Time since the last sample after which evidence begins to fade, ms. Long enough that a slow
+/// endpoint with one sample in three seconds hardly fades: its samples correct what is known of it.
+/// With 1 s, requests of long conversations took 3 % longer on engines twice apart.
+pub(super) const IDLE_MS: u64 = 10_000;
+
+/// Samples that the mean of an endpoint remembers while nothing is [`SURPRISING`]. With a noise of
+/// 0.3, equal endpoints then differ by less than 11 %; with half as many, chance and the busy
+/// moments of a machine are seen as speeds.
+const MEMORY_SAMPLES: f64 = 32.0;
+
+/// Share of the evidence that is kept by a sample that cannot be compared, as its time has another
+/// reason. The endpoint is in use, so nothing fades with time; but it may have changed.
+const UNCOMPARED_KEEP: f64 = 0.997;
+
+/// "Like all others" counts as this many samples. One, so that half of what a single sample says
+/// is believed.
+const SHRINK_SAMPLES: f64 = 1.0;
+
+/// Standard errors by which an endpoint must differ from the pool before any of it is published: a
+/// difference by chance is larger in one of 20 cases.
+const STANDARD_ERRORS: f64 = 2.0;
+
+/// Standard deviation of a comparison, as a logarithm: before any, and the least that is assumed.
+/// Inputs are similar within a factor of two, and samples of the same moment are alike by more than
+/// chance: a few equal ones do not prove more. With the least, an endpoint with full evidence
+/// counts as average if it differs by less than 4 %; with the prior, by less than 11 %.
+const NOISE_PRIOR: f64 = 0.3;
+const NOISE_MIN: f64 = 0.1;
+
+/// Samples over which the noise is averaged, and those that the prior counts as.
+const NOISE_SAMPLES: f64 = 256.0;
+const NOISE_PRIOR_SAMPLES: f64 = 16.0;
+
+/// A sample further from the mean than this many standard deviations, which by chance is one in
+/// 370, is a sign that the endpoint has changed: what was known before counts half. So a change is
+/// learned from some five samples, where it would otherwise take [`MEMORY_SAMPLES`].
+const SURPRISING: f64 = 3.0;
+const SURPRISED_KEEP: f64 = 0.5;
+
+/// A comparison differs from the mean so far by at most this much, as a logarithm: a factor of two.
+/// What one sample says beyond that may be a stall; several will say it again. So the first sample
+/// of an endpoint makes it at most 1.3 times slower.
+const SURPRISE_MAX: f64 = std::f64::consts::LN_2;
+
+// === impl SpeedEvidence ===
+
+impl SpeedEvidence {
+    /// The evidence of all these endpoints.
+    pub(super) fn of(endpoints: impl Iterator<Item = Self>) -> Self {
+        endpoints.fold(Self::default(), |all, one| Self {
+            weight: all.weight + one.weight,
+            logs: all.logs + one.logs,
+            squares: all.squares + one.squares,
+        })
+    }
+
+    /// Whether the endpoint was ever compared.
+    pub(super) fn is_some(self) -> bool {
+        self.weight > 0.0
+    }
+
+    /// Forgets what this time without samples makes uncertain, in ms.
+    pub(super) fn fade(&mut self, idle_ms: f64) {
+        // What was compared stays compared: the sums do not become 0.
+        if self.samples() > f64::EPSILON {
+            *self = self.times(libm::exp2(-idle_ms / HALF_LIFE_MS).max(f64::EPSILON));
+        }
+    }
+
+    /// A sample came that cannot be compared.
+    pub(super) fn pass_over(&mut self) {
+        *self = self.times(UNCOMPARED_KEEP);
+    }
+
+    /// Adds a comparison, in a pool with this evidence.
+    pub(super) fn add(&mut self, pool: Self, noise: &mut SpeedNoise, (observed_ms, expected_ms): (f64, f64)) {
+        let samples = self.samples();
+        let known = if samples > 0.0 { self.mean() } else { pool.mean() };
+        let surprise = libm::log(observed_ms / expected_ms) - known;
+        // The mean of `samples` is itself off by its share of the noise.
+        let share = samples / (samples + 1.0);
+        let is_surprising = share * surprise * surprise > SURPRISING * SURPRISING * noise.variance();
+        let surprise = surprise.clamp(-SURPRISE_MAX, SURPRISE_MAX);
+        noise.add(expected_ms, share, surprise);
+        *self = self.times(if is_surprising { SURPRISED_KEEP } else { 1.0 - 1.0 / MEMORY_SAMPLES });
+        self.weight += expected_ms;
+        self.logs += expected_ms * (known + surprise);
+        self.squares += expected_ms * expected_ms;
+    }
+
+    /// The time of this endpoint as a multiple of that of the pool; exactly 1 where chance explains
+    /// the difference. Between, it is the positive-part estimator of James and Stein: next to
+    /// nothing of a difference just beyond chance, nearly all of a large one.
+    pub(super) fn speed(self, pool: Self, noise: SpeedNoise) -> f64 {
+        let samples = self.samples();
+        let difference = (self.mean() - pool.mean()) * samples / (samples + SHRINK_SAMPLES);
+        let chance = STANDARD_ERRORS * STANDARD_ERRORS * noise.variance() / samples;
+        let share = 1.0 - chance / (difference * difference);
+        // False for NaN: without samples.
+        if share > 0.0 { libm::exp(share * difference) } else { 1.0 }
+    }
+
+    /// The number of samples of equal weight that would say as much.
+    fn samples(self) -> f64 {
+        if self.squares > 0.0 { self.weight * self.weight / self.squares } else { 0.0 }
+    }
+
+    fn mean(self) -> f64 {
+        if self.weight > 0.0 { self.logs / self.weight } else { 0.0 }
+    }
+
+    fn times(self, keep: f64) -> Self {
+        Self { weight: keep * self.weight, logs: keep * self.logs, squares: keep * self.squares }
+    }
+}
+
+// === impl SpeedNoise ===
+
+impl SpeedNoise {
+    fn add(&mut self, weight: f64, share: f64, surprise: f64) {
+        let weight = weight * weight;
+        if self.weight <= 0.0 {
+            self.weight = NOISE_PRIOR_SAMPLES * weight;
+            self.squares = self.weight * NOISE_PRIOR * NOISE_PRIOR;
+        }
+        let keep = 1.0 - 1.0 / NOISE_SAMPLES;
+        self.weight = keep * self.weight + share * weight;
+        self.squares = keep * self.squares + share * share * weight * surprise * surprise;
+    }
+
+    fn variance(self) -> f64 {
+        let variance = if self.weight > 0.0 { self.squares / self.weight } else { NOISE_PRIOR * NOISE_PRIOR };
+        variance.max(NOISE_MIN * NOISE_MIN)
+    }
+}
