@@ -184,6 +184,6 @@ async fn explain_shows_the_cost_of_each_endpoint_by_term() {
     assert!(cost["prefill_ms"].as_f64().unwrap() > 0.0, "{answer:#}");
     assert_eq!(cost["failure_ms"], 0);
     let text = explain(OutputFormat::Text).await.unwrap();
-    assert!(text.contains("cost in ms, lowest is best") && text.contains("interference_ms"), "{text}");
+    assert!(text.contains("cost in ms, lowest is best") && text.contains("delay_ms"), "{text}");
     daemon.stop().await;
 }

@@ -45,10 +45,11 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     let post = |front: usize, prompt: String| async move {
         client::post(fronts[front], "/v1/chat/completions", echo::chat(&prompt).to_string()).await
     };
-    // A proxy that has not served yet gets no state from others.
+    // A proxy that has not served yet gets no state from others. It reports once a second.
     for front in [0, 1] {
         post(front, "to begin with".to_owned()).await?;
     }
+    tokio::time::sleep(Duration::from_secs(2)).await;
     let mut placed = Vec::new();
     for number in 0..6 {
         let prompt = format!("{number} conversations. {}", "They go on and on. ".repeat(200));
