@@ -74,7 +74,7 @@ const SURPRISED_KEEP: f64 = 0.5;
 
 /// A comparison differs from the mean so far by at most this much, as a logarithm: a factor of two.
 /// What one sample says beyond that may be a stall; several will say it again. So the first sample
-/// of an endpoint makes it at most 1.3 times slower.
+/// of an endpoint makes it at most 1.4 times slower, the root of two.
 const SURPRISE_MAX: f64 = std::f64::consts::LN_2;
 
 // === impl SpeedEvidence ===
@@ -124,13 +124,16 @@ impl SpeedEvidence {
     }
 
     /// The time of this endpoint as a multiple of that of the pool; exactly 1 where chance explains
-    /// the difference. Between, it is the positive-part estimator of James and Stein: next to
-    /// nothing of a difference just beyond chance, nearly all of a large one.
+    /// the difference. Between, the part of the difference that counts grows without a jump, from
+    /// nothing of one just beyond chance to nearly all of a large one: at twice as far, 94 %. (The
+    /// positive-part estimator of James and Stein, which does not square the quotient, has 75 %
+    /// there; on engines twice apart requests took 4 % longer with it.)
     pub(super) fn speed(self, pool: Self, noise: SpeedNoise) -> f64 {
         let samples = self.samples();
         let difference = (self.mean() - pool.mean()) * samples / (samples + SHRINK_SAMPLES);
         let chance = STANDARD_ERRORS * STANDARD_ERRORS * noise.variance() / samples;
-        let share = 1.0 - chance / (difference * difference);
+        let by_chance = chance / (difference * difference);
+        let share = 1.0 - by_chance * by_chance;
         // False for NaN: without samples.
         if share > 0.0 { libm::exp(share * difference) } else { 1.0 }
     }
