@@ -9,6 +9,7 @@
 //! scraper keeps no metrics: the pool decides by `observed_at` whether metrics are too old. A
 //! failed scrape is an event of its own; the old metrics stay valid until they are stale.
 
+mod base_models;
 pub mod engine;
 pub mod exposition;
 pub mod extract;
@@ -37,6 +38,7 @@ pub use stats::{DURATION_BUCKETS_MS, ScrapeCounts, ScrapeStats};
 pub use target::{InvalidMetricsUrl, MetricsDiscovery, MetricsLocation, MetricsUrl, ScrapeTarget};
 pub use tls::{EndpointTls, InvalidTls};
 
+use base_models::BaseModelNames;
 use extract::RestartWatch;
 use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
@@ -113,6 +115,7 @@ struct ScrapeEntry {
     pace: ScrapePace,
     habit: FetchHabit,
     restarts: RestartWatch,
+    base_models: BaseModelNames,
 }
 
 /// All entries, and the order in which they are due.
@@ -129,6 +132,7 @@ struct FinishedScrape {
     ticket: u64,
     took: Duration,
     result: Result<ScrapedPage, FailReason>,
+    base_models: BaseModelNames,
 }
 
 impl Default for ScrapeConfig {
@@ -194,19 +198,24 @@ impl Scraper {
             let Some(row) = rows.take_due(now) else { return };
             let (fetcher, target, habit) = (self.fetcher.clone(), row.target.clone(), row.habit);
             let (id, ticket, deadline) = (row.target.id, row.ticket, self.deadline);
+            let mut base_models = row.base_models.clone();
             in_flight.spawn(async move {
                 let begun = Instant::now();
                 let result = timeout(deadline, fetcher.scrape(&target, habit)).await.unwrap_or(Err(FailReason::Timeout));
                 let took = begun.elapsed();
                 fetcher.stats.poll(took, result.as_ref().err());
-                FinishedScrape { id, ticket, took, result }
+                let lora = result.as_ref().ok().and_then(|page| page.reading.metrics.lora.as_ref());
+                if let Some(lora) = lora.filter(|_| base_models.is_due()) {
+                    base_models = fetcher.base_models(&target, &lora.base_models).await;
+                }
+                FinishedScrape { id, ticket, took, result, base_models }
             });
         }
     }
 
     /// Processes a finished scrape. Returns `None` if its endpoint has been removed meanwhile.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
-        let FinishedScrape { id, ticket, took, result } = done;
+        let FinishedScrape { id, ticket, took, result, base_models } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
         let now = Instant::now();
         let event = match result {
@@ -229,11 +238,16 @@ impl Scraper {
                 row.habit = habit;
                 if row.restarts.observe(&reading) {
                     row.habit = FetchHabit::default();
+                    row.base_models = BaseModelNames::default();
                     self.fetcher.stats.restart();
                     tracing::info!(endpoint = &*row.target.name, "engine restarted");
                     ScrapeEvent::Restarted(id)
                 } else {
-                    let extract::PageReading { metrics, process_start, .. } = reading;
+                    let extract::PageReading { mut metrics, process_start, .. } = reading;
+                    if let Some(lora) = &mut metrics.lora {
+                        base_models.add_to(&mut lora.base_models);
+                    }
+                    row.base_models = base_models;
                     ScrapeEvent::Metrics(id, ScrapedMetrics { metrics, process_start, observed_at })
                 }
             }
@@ -266,6 +280,7 @@ impl ScrapeSchedule {
                         pace: ScrapePace::default(),
                         habit: FetchHabit::default(),
                         restarts: RestartWatch::default(),
+                        base_models: BaseModelNames::default(),
                     }
                 }
             };

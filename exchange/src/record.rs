@@ -212,7 +212,7 @@ fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
             w.name("running").strings(lora.running.iter().map(|name| &**name));
             w.name("waiting").strings(lora.waiting.iter().map(|name| &**name));
             w.name("max").plain(lora.max);
-            w.name("base_model").string(&lora.base_model);
+            w.name("base_models").strings(lora.base_models.iter().map(|name| &**name));
         });
     }
     w.name("attributes").object(|w| {

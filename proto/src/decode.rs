@@ -103,8 +103,12 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
     for lora in &message.lora {
         let row = usize::try_from(lora.index).ok().and_then(|i| metrics.get_mut(i)).ok_or(InvalidState::OutOfRange("lora.index"))?;
         let names = |list: &[String]| list.iter().map(|s| s.as_str().into()).collect();
-        let base_model = lora.base_model.as_str().into();
-        row.lora = Some(LoraMetrics { running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max, base_model });
+        row.lora = Some(LoraMetrics {
+            running: names(&lora.running),
+            waiting: names(&lora.waiting),
+            max: lora.max,
+            base_models: names(&lora.base_models),
+        });
     }
     onto.with_metrics(pool_update, metrics).map_err(InvalidState::Snapshot)
 }

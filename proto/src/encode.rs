@@ -137,6 +137,6 @@ fn lora(index: u32, lora: &scheduler::LoraMetrics) -> state::Lora {
         running: names(&lora.running),
         waiting: names(&lora.waiting),
         max: lora.max,
-        base_model: lora.base_model.to_string(),
+        base_models: names(&lora.base_models),
     }
 }

@@ -275,7 +275,12 @@ fn metrics(rng: &mut Rng) -> EndpointMetrics {
         queue_depth: Some(rng.open01() * 20.0),
         running_requests: Some(rng.open01() * 64.0),
         kv_cache_utilization: Some(rng.open01()),
-        lora: Some(LoraMetrics { running: Box::new(["chat".into(), "sql".into()]), waiting: Box::new([]), max: 4, base_model: "".into() }),
+        lora: Some(LoraMetrics {
+            running: Box::new(["chat".into(), "sql".into()]),
+            waiting: Box::new([]),
+            max: 4,
+            base_models: Box::new([]),
+        }),
         attributes: Box::new([("depth".into(), rng.open01())]),
         ..EndpointMetrics::default()
     }

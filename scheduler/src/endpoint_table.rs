@@ -203,6 +203,18 @@ impl EndpointTable {
         self.endpoint(index).is_some_and(|e| e.models.is_empty() || e.names(model)) || lora().is_some_and(|lora| lora.reports(model))
     }
 
+    /// The number of adapters that fit into the engine's memory at once, if this model needs one of
+    /// these places. `None` if the engine serves no adapters, or if it or the endpoint's metadata
+    /// names the model as a base model. Metadata may list adapters too: what the engine reports as
+    /// an adapter is one.
+    #[must_use]
+    pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
+        let lora = self.metrics_of(index)?.lora.as_ref()?;
+        let is_named = || self.endpoint(index).is_some_and(|e| e.names(model)) && !lora.reports(model);
+        let is_base = lora.base_models.iter().any(|base| **base == *model) || is_named();
+        (!is_base).then_some(lora.max)
+    }
+
     /// Whether any endpoint names the models it serves.
     #[must_use]
     pub fn names_models(&self) -> bool {

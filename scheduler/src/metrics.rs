@@ -131,9 +131,9 @@ pub struct LoraMetrics {
     pub waiting: Box<[Box<str>]>,
     /// Adapters that fit at once.
     pub max: u32,
-    /// The base model by the label `model_name` of the engine's metrics; empty if unknown. A
-    /// request for it needs no adapter.
-    pub base_model: Box<str>,
+    /// Names of the base model, by the label `model_name` of the engine's metrics and its
+    /// `/v1/models`; empty if unknown. A request for one of them needs no adapter.
+    pub base_models: Box<[Box<str>]>,
 }
 
 // === impl EndpointMetrics ===

@@ -66,7 +66,7 @@ b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 | v, w | prefill and decode time of this endpoint relative to the average |
 | c0 c1 c2, e0 e1 e2 | learned coefficients of a prefill step and of a decode step |
 | C, missing | KV memory in tokens; how much this request needs and is not free |
-| A | time to load the LoRA adapter; 0 for the base model, which the label `model_name` of the metrics names |
+| A | time to load the LoRA adapter; 0 for [names of the base model](../how-to/discovery.md#metadata-of-an-instance) |
 | E | share of the computed prompt tokens of the last prompts that had been cached and were evicted; at most 0.95 |
 | f | failure rate here minus the rate at other endpoints |
 

@@ -156,7 +156,7 @@ impl<'e> Extraction<'e> {
         let mut metrics = EndpointMetrics {
             lora: first(MetricMeaning::Lora)
                 .and_then(|cell| cell.lora.as_ref())
-                .map(|(_, lora)| LoraMetrics { base_model: base_model.name(), ..lora.clone() }),
+                .map(|(_, lora)| LoraMetrics { base_models: base_model.name().into_iter().collect(), ..lora.clone() }),
             // Sorted, because the keys are; keys without a value on the page are left out.
             attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(MetricMeaning::Custom(at))?.last()?)?))).collect(),
             ..EndpointMetrics::default()
@@ -246,10 +246,10 @@ impl BaseModel {
         }
     }
 
-    fn name(self) -> Box<str> {
+    fn name(self) -> Option<Box<str>> {
         match self {
-            Self::Named(name) => name,
-            Self::Unnamed | Self::Several => "".into(),
+            Self::Named(name) => Some(name),
+            Self::Unnamed | Self::Several => None,
         }
     }
 }
@@ -271,7 +271,7 @@ impl SeriesValues {
             let text = |label: &[u8]| sample.label(label).map(|value| String::from_utf8_lossy(&value).into_owned()).unwrap_or_default();
             let Ok(max) = text(b"max_lora").trim().parse() else { return };
             let [running, waiting] = [b"running_lora_adapters".as_slice(), b"waiting_lora_adapters"].map(|label| names(&text(label)));
-            let lora = LoraMetrics { running, waiting, max, base_model: "".into() };
+            let lora = LoraMetrics { running, waiting, max, base_models: [].into() };
             self.lora = Some((sample.value, lora));
         }
     }

@@ -20,8 +20,9 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, CONTENT_ENCODING, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::base_models::{BaseModelNames, MODELS_BYTES_MAX, MODELS_DEADLINE};
 use super::engine::FamilySet;
 use super::exposition::{ExpositionParser, ParseProgress};
 use super::extract::{Extraction, PageReading};
@@ -181,6 +182,26 @@ impl PageFetcher {
             false => habit,
         };
         Ok((page, habit))
+    }
+
+    /// Reads the names of the base model from the engine's list of models. An engine without such a
+    /// list, or one that wants a key for it, has none.
+    pub(super) async fn base_models(&self, target: &ScrapeTarget, labelled: &[Box<str>]) -> BaseModelNames {
+        let list = timeout(MODELS_DEADLINE, self.models_list(target)).await;
+        BaseModelNames::of_list(list.ok().flatten().as_deref(), labelled)
+    }
+
+    async fn models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
+        let mut response = self.client.get(target.url.models()).send().await.ok()?;
+        check(&response).ok()?;
+        let mut list = Vec::new();
+        while let Some(chunk) = response.chunk().await.ok()? {
+            if list.len() + chunk.len() > MODELS_BYTES_MAX {
+                return None;
+            }
+            list.extend_from_slice(&chunk);
+        }
+        Some(list)
     }
 
     async fn page(&self, url: Url, mut extraction: Extraction<'_>) -> Result<FetchedPage, FailReason> {

@@ -10,6 +10,9 @@ use scheduler::EndpointRef;
 
 use super::engine::{EngineSpec, EngineTable};
 
+/// The path of the list of models, the same for all engines.
+const MODELS_PATH: &str = "/v1/models";
+
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
 pub struct ScrapeTarget {
@@ -43,9 +46,14 @@ pub struct MetricsLocation {
     pub path: Option<String>,
 }
 
-/// The URL of a metrics page: host of the endpoint, no query, no credentials.
+/// The URL of a metrics page, and of the list of models: host of the endpoint, no query, no
+/// credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetricsUrl(Url);
+pub struct MetricsUrl {
+    page: Url,
+    /// At the endpoint's own port, with the scheme of the metrics.
+    models: Url,
+}
 
 /// An address or path that gives no valid metrics URL.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,27 +72,32 @@ impl MetricsLocation {
     /// # Errors
     /// [`InvalidMetricsUrl`] quotes the invalid part.
     pub fn url(&self, address: &str, engine: &EngineSpec) -> Result<MetricsUrl, InvalidMetricsUrl> {
-        let (host, port) = host_and_port(address).ok_or_else(|| InvalidMetricsUrl::Address(address.into()))?;
-        let port = self.port.or(engine.metrics_port).unwrap_or(port);
+        let invalid = || InvalidMetricsUrl::Address(address.into());
+        let (host, own_port) = host_and_port(address).ok_or_else(invalid)?;
+        let port = self.port.or(engine.metrics_port).unwrap_or(own_port);
         let path = self.path.as_deref().unwrap_or(engine.metrics_path);
         if !path.starts_with('/') || path.contains(['?', '#', '\\']) || path.chars().any(char::is_control) {
             return Err(InvalidMetricsUrl::Path(path.into()));
         }
         let scheme = if self.https { "https" } else { "http" };
-        let url = Url::parse(&format!("{scheme}://{host}:{port}{path}")).map_err(|_| InvalidMetricsUrl::Address(address.into()))?;
-        Ok(MetricsUrl(url))
+        let url = |port: u16, path: &str| Url::parse(&format!("{scheme}://{host}:{port}{path}")).map_err(|_| invalid());
+        Ok(MetricsUrl { page: url(port, path)?, models: url(own_port, MODELS_PATH)? })
     }
 }
 
 impl MetricsUrl {
     pub(super) fn whole(&self) -> Url {
-        self.0.clone()
+        self.page.clone()
+    }
+
+    pub(super) fn models(&self) -> Url {
+        self.models.clone()
     }
 
     /// The URL with `?name[]=a&name[]=b`. The Python and Java client libraries answer with only
     /// those series; others ignore the query.
     pub(super) fn filtered(&self, engine: &EngineSpec) -> Url {
-        let mut url = self.0.clone();
+        let mut url = self.page.clone();
         url.query_pairs_mut().extend_pairs(engine.names().into_iter().map(|name| ("name[]", name)));
         url
     }
@@ -107,6 +120,6 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
 
 impl fmt::Display for MetricsUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.page.fmt(f)
     }
 }

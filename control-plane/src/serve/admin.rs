@@ -220,7 +220,7 @@ fn metrics_object(metrics: &EndpointMetrics) -> Value {
     };
     let mut object: serde_json::Map<_, _> = METRICS.iter().map(|metric| (metric.name.to_owned(), number(metric))).collect();
     let lora =
-        metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max, "base_model": l.base_model }));
+        metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max, "base_models": l.base_models }));
     let attributes: serde_json::Map<_, _> = metrics.attributes.iter().map(|(key, value)| (key.to_string(), json!(value))).collect();
     object.extend([("lora".to_owned(), json!(lora)), ("attributes".to_owned(), Value::Object(attributes))]);
     Value::Object(object)

@@ -227,6 +227,28 @@ async fn slow_and_silent_endpoints_meet_the_deadline() {
     }
 }
 
+/// An engine that serves adapters lists the names of its base model; the label has the first one.
+#[tokio::test]
+async fn names_of_a_base_model_come_from_the_list_of_models() {
+    let lora = r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""} 1"#;
+    let server = MetricsServer::start(ServerAnswer::Page(format!("{}{lora}\n", page(1, 2, 0.5)))).await;
+    let list = r#"{"data":[{"id":"m","root":"/m"},{"id":"chat","root":"/m"},{"id":"sql","root":"/a","parent":"m"}]}"#;
+    server.answer_models(ServerAnswer::Page(list.to_owned()));
+    let base_models = |observed: ScrapedMetrics| observed.metrics.lora.map(|lora| lora.base_models.join(" "));
+    let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    for _ in 0..5 {
+        assert_eq!(base_models(rig.metrics().await).as_deref(), Some("m chat"));
+    }
+    let lists = server.queries().iter().filter(|query| *query == "models").count();
+    assert_eq!(lists, 1, "the list is not read with each page");
+    for answer in [ServerAnswer::Status(401), ServerAnswer::Silent, ServerAnswer::Huge { announced: false }, ServerAnswer::Page("{".into())]
+    {
+        server.answer_models(answer);
+        let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+        assert_eq!(base_models(rig.metrics().await).as_deref(), Some("m"), "the label alone");
+    }
+}
+
 #[tokio::test]
 async fn garbage_around_the_metrics_is_skipped_and_counted() {
     let server = MetricsServer::start(ServerAnswer::Page(format!("\u{0}\u{1}garbage\n{}}}{{\n", page(1, 2, 0.5)))).await;

@@ -39,6 +39,7 @@ mod objectives;
 mod partition;
 mod picker_modes;
 mod played;
+mod policy;
 mod pools;
 mod protocol;
 mod retries;

@@ -271,7 +271,7 @@ fn metrics(row: &Value) -> EndpointMetrics {
         running: names(lora.get("running")),
         waiting: names(lora.get("waiting")),
         max: count(lora, "max").unwrap_or(0),
-        base_model: lora.get("base_model").and_then(Value::as_str).unwrap_or_default().into(),
+        base_models: names(lora.get("base_models")),
     });
     let attributes = row.get("attributes").and_then(Value::as_object).into_iter().flatten();
     let attributes = attributes.filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?))).collect();

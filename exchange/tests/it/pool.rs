@@ -70,7 +70,7 @@ fn more_adapters_than_fit_displace_the_one_not_used_for_longest() {
 #[test]
 fn prompts_for_the_base_model_spread_over_an_idle_pool_with_places_for_adapters() {
     for (scorer, adapters) in [("marginal-cost-scorer", 0), ("marginal-cost-scorer", 2), ("lora-affinity-scorer", 2)] {
-        let lora = LoraMetrics { max: 1, base_model: "llama".into(), ..LoraMetrics::default() };
+        let lora = LoraMetrics { max: 1, base_models: ["llama".into()].into(), ..LoraMetrics::default() };
         let mut pool = pool_of_adapters(scorer, lora, 1);
         (0..adapters).for_each(|adapter| drop(picked_of(&mut pool, &format!("adapter-{adapter}"), "hi")));
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
@@ -83,7 +83,7 @@ fn prompts_for_the_base_model_spread_over_an_idle_pool_with_places_for_adapters(
 
 #[test]
 fn requests_for_the_base_model_displace_no_adapter() {
-    let lora = LoraMetrics { max: 1, base_model: "llama".into(), ..LoraMetrics::default() };
+    let lora = LoraMetrics { max: 1, base_models: ["llama".into()].into(), ..LoraMetrics::default() };
     let mut pool = pool_of_adapters("marginal-cost-scorer", lora, 1);
     let home = picked_of(&mut pool, "sql", "hi");
     (0..40).for_each(|n| drop(picked_of(&mut pool, "llama", &format!("{n} ").repeat(200))));

@@ -59,7 +59,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
             running: [format!("m{}", q % 3).into()].into(),
             waiting: Box::new([]),
             max: 2,
-            base_model: "".into(),
+            base_models: [].into(),
         }),
         ..EndpointMetrics::default()
     };

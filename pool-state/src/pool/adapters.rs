@@ -12,7 +12,7 @@
 //! same upper half. A prompt of a single block with such a hash counts as a model; then the prefix
 //! index does not get that block, and the row has one useless entry.
 
-use scheduler::{AdapterRoom, EndpointMetrics, name_hash};
+use scheduler::{AdapterRoom, EndpointIndex, EndpointTable, name_hash};
 
 /// The most adapters remembered for an endpoint. Engines have far fewer places.
 const ADAPTERS_MAX: usize = 64;
@@ -69,19 +69,17 @@ impl AdapterTable {
     }
 
     /// Finds which endpoints have room for the adapter; [`Self::rooms`] returns the result.
-    pub(super) fn find_rooms(&mut self, metrics: &[EndpointMetrics], model: &str) {
+    pub(super) fn find_rooms(&mut self, endpoints: &EndpointTable, model: &str) {
         self.rooms.clear();
-        if model.is_empty() || !metrics.iter().any(|metrics| metrics.lora.is_some()) {
+        if model.is_empty() || !endpoints.metrics().iter().any(|metrics| metrics.lora.is_some()) {
             return;
         }
         let mark = model_mark(model);
-        let is_base = |metrics: &EndpointMetrics| metrics.lora.as_ref().is_some_and(|lora| *lora.base_model == *model);
-        let places = |metrics: &EndpointMetrics| metrics.lora.as_ref().and_then(|lora| usize::try_from(lora.max).ok()).unwrap_or(0);
-        let room = |(row, metrics): (&EndpointAdapters, &EndpointMetrics)| match is_base(metrics) {
-            true => AdapterRoom::Unknown,
-            false => row.room(mark, places(metrics)),
+        let room = |(row, index): (&EndpointAdapters, EndpointIndex)| {
+            let places = endpoints.adapter_places(index, model);
+            row.room(mark, places.and_then(|places| usize::try_from(places).ok()).unwrap_or(0))
         };
-        self.rooms.extend(self.rows.iter().zip(metrics).map(room));
+        self.rooms.extend(self.rows.iter().zip(endpoints.indices()).map(room));
     }
 
     pub(super) fn rooms(&self) -> &[AdapterRoom] {
@@ -110,25 +108,47 @@ impl EndpointAdapters {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use scheduler::LoraMetrics;
+    use scheduler::{
+        Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec, Readiness, Slot, Snapshot, Version,
+    };
 
     /// A pool. `places` has the number of adapters that fit at each endpoint, 0 where none are
     /// served.
-    fn pool(places: &[u32]) -> (AdapterTable, Vec<EndpointMetrics>) {
+    fn pool(places: &[u32]) -> (AdapterTable, Snapshot) {
         let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
-        let metrics = places.iter().map(|&max| EndpointMetrics { lora: lora(max), ..EndpointMetrics::default() }).collect();
+        pool_with(places.iter().map(|&max| (lora(max), [].into())).collect())
+    }
+
+    /// A pool of endpoints with what each engine reports of adapters and which models each one's
+    /// metadata names.
+    fn pool_with(rows: Vec<(Option<LoraMetrics>, Arc<[Box<str>]>)>) -> (AdapterTable, Snapshot) {
         let mut adapters = AdapterTable::default();
-        adapters.remap(&vec![None; places.len()]);
-        (adapters, metrics)
+        adapters.remap(&vec![None; rows.len()]);
+        let endpoint = |(slot, models): (u16, Arc<[Box<str>]>)| Endpoint {
+            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            name: format!("pod-{slot}").into(),
+            address: format!("10.0.0.{slot}:8000").into(),
+            readiness: Readiness::Ready,
+            labels: [].into(),
+            models,
+            age_ms: 0,
+        };
+        let (lora, models): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+        let metrics = lora.into_iter().map(|lora| EndpointMetrics { lora, ..EndpointMetrics::default() }).collect();
+        let endpoints = (0..).zip(models).map(endpoint).collect();
+        let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
+        (adapters, Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).unwrap())
     }
 
     #[test]
     fn the_least_recently_used_makes_room() {
-        let (mut adapters, metrics) = pool(&[2]);
+        let (mut adapters, endpoints) = pool(&[2]);
         let mut room = |used: &[&str], model: &str| {
             used.iter().for_each(|used| adapters.record_model(0, model_mark(used)));
-            adapters.find_rooms(&metrics, model);
+            adapters.find_rooms(&endpoints, model);
             adapters.rooms().to_vec()
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
@@ -141,47 +161,59 @@ mod tests {
 
     #[test]
     fn an_endpoint_without_adapters_is_unknown_and_a_pool_of_such_has_no_rooms() {
-        let (mut adapters, metrics) = pool(&[0, 1]);
-        adapters.find_rooms(&metrics, "a");
+        let (mut adapters, endpoints) = pool(&[0, 1]);
+        adapters.find_rooms(&endpoints, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
-        adapters.find_rooms(&metrics, "");
+        adapters.find_rooms(&endpoints, "");
         assert!(adapters.rooms().is_empty(), "a request without a model needs no adapter");
-        let (mut adapters, metrics) = pool(&[0, 0]);
-        adapters.find_rooms(&metrics, "a");
+        let (mut adapters, endpoints) = pool(&[0, 0]);
+        adapters.find_rooms(&endpoints, "a");
         assert!(adapters.rooms().is_empty());
     }
 
     #[test]
-    fn the_base_model_needs_no_adapter() {
-        let (mut adapters, mut metrics) = pool(&[1, 1]);
-        metrics[1].lora.as_mut().unwrap().base_model = "llama".into();
-        adapters.record_model(1, model_mark("sql"));
-        adapters.find_rooms(&metrics, "llama");
-        assert_eq!(adapters.rooms(), [AdapterRoom::Free, AdapterRoom::Unknown], "the first engine names no base model");
+    fn a_base_model_needs_no_adapter_by_whatever_name() {
+        let names = |names: &[&str]| names.iter().map(|name| Box::from(*name)).collect::<Vec<Box<str>>>();
+        let lora = |base: &[&str], running: &[&str]| {
+            Some(LoraMetrics { max: 1, base_models: names(base).into(), running: names(running).into(), ..LoraMetrics::default() })
+        };
+        let (mut adapters, endpoints) = pool_with(vec![
+            (lora(&[], &[]), [].into()),
+            (lora(&["llama", "llama-alias"], &[]), [].into()),
+            (lora(&[], &["sql"]), names(&["llama", "llama-alias", "sql"]).into()),
+        ]);
+        let mut rooms = |model| {
+            adapters.find_rooms(&endpoints, model);
+            adapters.rooms().to_vec()
+        };
+        for base in ["llama", "llama-alias"] {
+            assert_eq!(rooms(base), [AdapterRoom::Free, AdapterRoom::Unknown, AdapterRoom::Unknown], "the first names none");
+        }
+        assert_eq!(rooms("sql"), [AdapterRoom::Free; 3], "the engine says that it is an adapter, so metadata says no other");
     }
 
     #[test]
     fn rows_follow_their_endpoints() {
-        let (mut adapters, metrics) = pool(&[1, 1]);
+        let (mut adapters, endpoints) = pool(&[1, 1]);
         adapters.record_model(1, model_mark("a"));
         adapters.remap(&[Some(1), None]);
-        adapters.find_rooms(&metrics, "a");
+        adapters.find_rooms(&endpoints, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded, AdapterRoom::Free]);
         adapters.record_model(7, model_mark("a"));
         adapters.remap(&[]);
         adapters.record_model(0, model_mark("a"));
-        adapters.find_rooms(&metrics, "a");
+        adapters.find_rooms(&endpoints, "a");
         assert!(adapters.rooms().is_empty());
     }
 
     #[test]
     fn a_row_is_bounded_and_marks_are_known() {
-        let (mut adapters, metrics) = pool(&[200]);
+        let (mut adapters, endpoints) = pool(&[200]);
         (0..200).for_each(|n| adapters.record_model(0, model_mark(&n.to_string())));
         assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
-        adapters.find_rooms(&metrics, "199");
+        adapters.find_rooms(&endpoints, "199");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
-        adapters.find_rooms(&metrics, "0");
+        adapters.find_rooms(&endpoints, "0");
         assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
         assert!(is_model_mark(model_mark("a")) && !is_model_mark(0) && !is_model_mark(name_hash("a")));
     }

@@ -194,7 +194,7 @@ impl ManagedPool {
         matched.clear();
         matched.extend(known.iter().map(|known| known.blocks(request.prefix_blocks)));
         ejections.mark_ejected(&state.snapshot, now, ejected);
-        self.adapters.find_rooms(state.snapshot.metrics(), request.model);
+        self.adapters.find_rooms(&state.snapshot, request.model);
         let local = LocalState {
             in_flight: &self.in_flight,
             matched_blocks: matched,
@@ -435,7 +435,7 @@ impl ManagedPool {
     /// prompt that is cached nowhere.
     fn record_model(&mut self, endpoint: EndpointIndex, model: &str) {
         let Some(state) = &self.state else { return };
-        if let Some((endpoint_ref, _)) = state.endpoint(endpoint).filter(|_| state.needs_adapter(endpoint, model)) {
+        if let Some((endpoint_ref, _)) = state.endpoint(endpoint).filter(|_| state.snapshot.adapter_places(endpoint, model).is_some()) {
             let mark = adapters::model_mark(model);
             self.adapters.record_model(endpoint.get(), mark);
             self.sharing.placements.push(endpoint_ref, &[mark], 0);
@@ -451,12 +451,6 @@ impl ManagedPool {
 impl PublishedState {
     fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {
         self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
-    }
-
-    /// Whether the engine serves adapters, and the model is not its base model.
-    fn needs_adapter(&self, index: EndpointIndex, model: &str) -> bool {
-        let lora = self.snapshot.metrics_of(index).and_then(|metrics| metrics.lora.as_ref());
-        lora.is_some_and(|lora| *lora.base_model != *model)
     }
 
     fn endpoint_addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {

@@ -335,9 +335,9 @@ pub struct Lora {
     pub waiting: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "4")]
     pub max: u32,
-    /// The base model, which needs no adapter; empty if unknown.
-    #[prost(string, tag = "5")]
-    pub base_model: ::prost::alloc::string::String,
+    /// Names of the base model, which needs no adapter; empty if unknown.
+    #[prost(string, repeated, tag = "5")]
+    pub base_models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The counters of a process's VMs. All values are cumulative since the VM started, so a lost
 /// report loses nothing.

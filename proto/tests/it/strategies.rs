@@ -80,11 +80,11 @@ fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
     let numbers: Vec<_> = METRICS.into_iter().map(number).collect();
     let names = || vec("[a-z]{1,8}".prop_map(Into::into), 0..4).prop_map(Vec::into_boxed_slice);
     let lora =
-        proptest::option::of((names(), names(), any::<u32>(), "[a-z/]{0,8}").prop_map(|(running, waiting, max, base_model)| LoraMetrics {
+        proptest::option::of((names(), names(), any::<u32>(), names()).prop_map(|(running, waiting, max, base_models)| LoraMetrics {
             running,
             waiting,
             max,
-            base_model: base_model.into(),
+            base_models,
         }));
     let attributes = proptest::collection::btree_map(proptest::sample::select(vec!["depth", "free", "x/y"]), -1e9f32..1e9, 0..3)
         .prop_map(|attributes| attributes.into_iter().map(|(key, value)| (key.into(), value)).collect());

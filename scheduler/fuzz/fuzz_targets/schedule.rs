@@ -348,7 +348,7 @@ impl AnyEndpoint {
                 running: boxed(running),
                 waiting: boxed(waiting),
                 max: *max,
-                base_model: "".into(),
+                base_models: Box::new([]),
             }),
             ..EndpointMetrics::default()
         }

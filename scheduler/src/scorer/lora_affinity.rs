@@ -104,7 +104,7 @@ mod tests {
 
     fn rate(running: &[&str], waiting: &[&str], max: u32) -> f32 {
         let boxed = |names: &[&str]| names.iter().map(|&n| n.into()).collect();
-        let lora = LoraMetrics { running: boxed(running), waiting: boxed(waiting), max, base_model: "".into() };
+        let lora = LoraMetrics { running: boxed(running), waiting: boxed(waiting), max, base_models: [].into() };
         score(Some(AdapterReport::of("sql", &lora)), AdapterRoom::Unknown, &[]).unwrap()
     }
 

@@ -37,7 +37,7 @@ fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
         running,
         waiting,
         max,
-        base_model: "".into(),
+        base_models: [].into(),
     }))
 }
 

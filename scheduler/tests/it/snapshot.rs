@@ -142,7 +142,7 @@ fn an_adapter_that_an_engine_reports_is_served_there() {
     let snapshot = of_one_base(ModelSpec { name: "base".into(), priority: 0, targets: vec![] });
     let mut metrics = vec![EndpointMetrics::default(); 3];
     metrics[0].lora =
-        Some(LoraMetrics { running: ["running".into()].into(), waiting: ["waiting".into()].into(), max: 2, base_model: "".into() });
+        Some(LoraMetrics { running: ["running".into()].into(), waiting: ["waiting".into()].into(), max: 2, base_models: [].into() });
     let snapshot = snapshot.with_metrics(snapshot.version(), metrics).unwrap();
     let serving =
         |model: &str| snapshot.indices().filter(|&index| snapshot.serves_anywhere(model) || snapshot.serves(index, model)).count();

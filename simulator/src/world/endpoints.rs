@@ -13,7 +13,7 @@ pub(super) fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
     let max = u32::try_from(engine.spec().adapter_places).ok().filter(|&places| places > 0)?;
     let names = |adapters: Vec<u16>| adapters.into_iter().map(|adapter| adapter_name(adapter).into()).collect();
     let (running, waiting) = engine.adapters();
-    Some(LoraMetrics { running: names(running), waiting: names(waiting), max, base_model: "".into() })
+    Some(LoraMetrics { running: names(running), waiting: names(waiting), max, base_models: [].into() })
 }
 
 /// The endpoint of an engine, by its position.

@@ -418,14 +418,14 @@ impl ModelServerState {
 
     fn models(&self) -> Value {
         let base = self.served.models.first();
-        let model = |name: &String, parent: Option<&String>| {
+        let model = |name: &String, root: Option<&String>, parent: Option<&String>| {
             json!({
-                "id": name, "object": "model", "created": unix_seconds(), "owned_by": "vllm", "root": name, "parent": parent,
+                "id": name, "object": "model", "created": unix_seconds(), "owned_by": "vllm", "root": root, "parent": parent,
                 "max_model_len": self.served.model_len,
             })
         };
-        let models = self.served.models.iter().map(|name| model(name, None));
-        let adapters = self.served.adapters.iter().map(|name| model(name, base));
+        let models = self.served.models.iter().map(|name| model(name, base, None));
+        let adapters = self.served.adapters.iter().map(|name| model(name, Some(name), base));
         json!({"object": "list", "data": models.chain(adapters).collect::<Vec<_>>()})
     }
 

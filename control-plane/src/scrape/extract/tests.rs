@@ -26,7 +26,7 @@ fn told(reading: &PageReading) -> String {
     assert!(attributes.is_empty(), "none is configured");
     let lora = lora.as_ref().map(|l| {
         let (running, waiting) = (l.running.join("+"), l.waiting.join("+"));
-        format!(" lora {running} running, {waiting} waiting, max {}, base {}", l.max, l.base_model)
+        format!(" lora {running} running, {waiting} waiting, max {}, base {}", l.max, l.base_models.join("+"))
     });
     format!(
         "queued {} running {} kv {} blocks {}x{} started {}{}",

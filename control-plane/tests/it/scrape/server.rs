@@ -44,6 +44,7 @@ pub enum ServerAnswer {
 #[derive(Clone)]
 struct MetricsServerState {
     answer: Arc<Mutex<ServerAnswer>>,
+    models: Arc<Mutex<ServerAnswer>>,
     queries: Arc<Mutex<Vec<String>>>,
     connections: Arc<Mutex<usize>>,
 }
@@ -72,13 +73,23 @@ impl MetricsServer {
     pub async fn start(answer: ServerAnswer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let shared = MetricsServerState { answer: Arc::new(Mutex::new(answer)), queries: Arc::default(), connections: Arc::default() };
+        let shared = MetricsServerState {
+            answer: Arc::new(Mutex::new(answer)),
+            models: Arc::new(Mutex::new(ServerAnswer::Status(404))),
+            queries: Arc::default(),
+            connections: Arc::default(),
+        };
         tokio::spawn(accept(listener, shared.clone()));
         Self { address, shared }
     }
 
     pub fn answer(&self, answer: ServerAnswer) {
         *self.shared.answer.lock().unwrap() = answer;
+    }
+
+    /// Sets the answer of `/v1/models`, which is 404 at first.
+    pub fn answer_models(&self, answer: ServerAnswer) {
+        *self.shared.models.lock().unwrap() = answer;
     }
 
     /// The query of every request so far; empty for a request without one.
@@ -100,7 +111,7 @@ impl MetricsServer {
 async fn accept(listener: TcpListener, shared: MetricsServerState) {
     let inner = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let inner_address = inner.local_addr().unwrap();
-    let router = Router::new().fallback(get(reply)).with_state(shared.clone());
+    let router = Router::new().route("/v1/models", get(models)).fallback(get(reply)).with_state(shared.clone());
     tokio::spawn(async move { axum::serve(inner, router).await });
     while let Ok((mut outer, _)) = listener.accept().await {
         *shared.connections.lock().unwrap() += 1;
@@ -133,10 +144,20 @@ async fn reply(State(shared): State<MetricsServerState>, RawQuery(query): RawQue
     let query = query.unwrap_or_default();
     shared.queries.lock().unwrap().push(query.clone());
     let answer = shared.answer.lock().unwrap().clone();
+    answer_with(answer, &query).await
+}
+
+async fn models(State(shared): State<MetricsServerState>) -> Response {
+    shared.queries.lock().unwrap().push("models".to_owned());
+    let answer = shared.models.lock().unwrap().clone();
+    answer_with(answer, "").await
+}
+
+async fn answer_with(answer: ServerAnswer, query: &str) -> Response {
     let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from("a_bucket{le=\"1\"} 0\n".repeat(1000)))));
     match answer {
         ServerAnswer::Page(page) => page.into_response(),
-        ServerAnswer::HonoursFilter(page) => filtered(&page, &query).into_response(),
+        ServerAnswer::HonoursFilter(page) => filtered(&page, query).into_response(),
         ServerAnswer::EmptyWhenFiltered(_) | ServerAnswer::RefusesQueries(_) if query.is_empty() => whole(answer).into_response(),
         ServerAnswer::EmptyWhenFiltered(_) => "".into_response(),
         ServerAnswer::RefusesQueries(_) => StatusCode::BAD_REQUEST.into_response(),
