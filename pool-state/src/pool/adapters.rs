@@ -122,9 +122,10 @@ mod tests {
         pool_with(places.iter().map(|&max| (lora(max), [].into())).collect())
     }
 
-    /// A pool of endpoints with what each engine reports of adapters and which models each one's
-    /// metadata names.
-    fn pool_with(rows: Vec<(Option<LoraMetrics>, Arc<[Box<str>]>)>) -> (AdapterTable, Snapshot) {
+    /// What an engine reports of adapters, and which models the endpoint's metadata names.
+    type AdapterRow = (Option<LoraMetrics>, Arc<[Box<str>]>);
+
+    fn pool_with(rows: Vec<AdapterRow>) -> (AdapterTable, Snapshot) {
         let mut adapters = AdapterTable::default();
         adapters.remap(&vec![None; rows.len()]);
         let endpoint = |(slot, models): (u16, Arc<[Box<str>]>)| Endpoint {
