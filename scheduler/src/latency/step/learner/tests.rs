@@ -266,6 +266,39 @@ fn equal_endpoints_hardly_differ_by_chance() {
     assert!(often < 1.12 && most < 1.5, "{often} {most} {differing}");
 }
 
+/// Idle engines that are equal: each prompt goes to the one that counts as fastest, and to the one
+/// that got none for longest where speeds differ by at most 2 %, as the default policy does.
+#[test]
+fn engines_that_differ_by_chance_share_an_idle_pool() {
+    let (mut windows, mut uneven) = (0, 0);
+    for seed in 0..10 {
+        let mut pool = LearnedPool::new(seed, 0.3);
+        (0..10 + seed).for_each(|_| pool.second([2, 2, 2]));
+        let mut last = [0; 3];
+        for window in 0..20 {
+            let mut counts = [0; 3];
+            // The machine of one engine was busy for a few requests.
+            pool.factors[window % 3] = 1.5;
+            (0..3).for_each(|_| pool.second([1, 1, 1]));
+            pool.factors = [1.0; 3];
+            for prompt in 0..30 {
+                let model = pool.learner.model();
+                let times = [0, 1, 2].map(|slot| model.speed(endpoint(slot, 1)).0);
+                let least = times.iter().copied().fold(f32::MAX, f32::min);
+                let equal = (0..3).filter(|&slot| times[slot] <= 1.02 * least);
+                let slot = equal.min_by_key(|&slot| last[slot]).unwrap();
+                (last[slot], counts[slot]) = (1 + 30 * window + prompt, counts[slot] + 1);
+                let mut samples = [0; 3];
+                samples[slot] = 1;
+                pool.second(samples);
+            }
+            windows += 1;
+            uneven += usize::from(counts.iter().any(|&count| count > 15));
+        }
+    }
+    assert!(uneven * 20 <= windows, "{uneven} of {windows}");
+}
+
 #[test]
 fn one_sample_says_little() {
     for times in [4.0, 50.0] {
