@@ -205,6 +205,7 @@ impl ManagedPool {
             self.refresh(measured, at);
         }
         self.queues.room_changed();
+        self.queues.check_all();
     }
 
     /// Moves the rows that are kept by position to the new positions of the endpoints.

@@ -69,8 +69,9 @@ pub struct FlowQueues {
     revocations: Revocations,
     /// Requests to refuse, until their hosts take the refusal.
     leaving: Vec<(u64, HeldRefusal)>,
-    /// The numbers in `leaving`, and of requests to give up, that no host has received yet.
-    untold: VecDeque<u64>,
+    /// The numbers in `leaving`, of held requests to check, and of requests to give up, that no
+    /// host has received yet.
+    to_resume: VecDeque<u64>,
     /// Requests sent, decayed until this moment.
     sent: (f64, Timestamp),
     ticked_at: Timestamp,
@@ -159,7 +160,7 @@ impl FlowQueues {
     #[must_use]
     pub fn is_due(&self) -> bool {
         let is_due = if self.is_shared() { self.shared.is_due() } else { self.held > 0 && self.pass.is_due() };
-        !self.untold.is_empty() || is_due || self.revocations.has_asks()
+        !self.to_resume.is_empty() || is_due || self.revocations.has_asks()
     }
 
     /// An endpoint may have got room: the next pass, or the next round of all VMs, tries every band
@@ -262,6 +263,7 @@ impl FlowQueues {
             full_at,
             nowhere: false,
             asked: None,
+            to_check: false,
             request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
@@ -301,19 +303,22 @@ impl FlowQueues {
         let refusal = self.refusal(outcome, priority);
         self.gone(priority, entry, outcome, now);
         self.leaving.push((entry.number, refusal));
-        self.untold.push_back(entry.number);
+        self.to_resume.push_back(entry.number);
     }
 
     /// Counts a request that left its band.
     fn gone(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
         (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
         self.band_mut(priority).counters.count(outcome, now.ms_since(entry.since));
+        if entry.to_check {
+            self.to_resume.retain(|number| *number != entry.number);
+        }
     }
 
     /// Takes the refusal of a request that the limits or its TTL ended.
     pub(crate) fn take_refusal(&mut self, number: u64) -> Option<HeldRefusal> {
         let at = self.leaving.iter().position(|(leaving, _)| *leaving == number)?;
-        self.untold.retain(|untold| *untold != number);
+        self.to_resume.retain(|other| *other != number);
         Some(self.leaving.swap_remove(at).1)
     }
 
@@ -354,15 +359,15 @@ impl FlowQueues {
 
     /// The next request to resume; `None` ends the pass.
     pub fn next_due(&mut self, control: &FlowControl, now: Timestamp) -> Option<u64> {
-        if let Some(number) = self.untold.pop_front() {
+        if let Some(number) = self.to_resume.pop_front() {
             return Some(number);
         }
         self.pass.next(&self.bands, control, now)
     }
 
     /// The next request to refuse, where nothing is held any more.
-    pub(crate) fn next_untold(&mut self) -> Option<u64> {
-        self.untold.pop_front()
+    pub(crate) fn next_to_resume(&mut self) -> Option<u64> {
+        self.to_resume.pop_front()
     }
 
     /// The limits for a request of this priority, and whether its band is tried for its minimum
@@ -463,7 +468,26 @@ impl FlowQueues {
         }
         self.bands.iter_mut().for_each(|band| band.show_oldest(now));
         // A host that did not have the stream yet gets the number again.
-        self.untold = self.leaving.iter().map(|(number, _)| *number).chain(self.revocations.numbers()).collect();
+        self.to_resume = self.leaving.iter().map(|(number, _)| *number).chain(self.revocations.numbers()).collect();
+        for entry in self.bands.iter_mut().flat_map(BandQueue::held_mut).filter(|entry| entry.to_check) {
+            self.to_resume.push_back(entry.number);
+        }
+    }
+
+    /// The pool has changed: each held request is resumed once, to be refused if waiting cannot
+    /// help it any more.
+    pub(crate) fn check_all(&mut self) {
+        for entry in self.bands.iter_mut().flat_map(BandQueue::held_mut) {
+            if !std::mem::replace(&mut entry.to_check, true) {
+                self.to_resume.push_back(entry.number);
+            }
+        }
+    }
+
+    /// Whether the request was resumed to be checked.
+    pub(crate) fn take_to_check(&mut self, ticket: &HeldTicket) -> bool {
+        let entry = self.band_mut(ticket.flow.priority).entry_mut(ticket.flow.at, ticket.key, ticket.number);
+        entry.is_some_and(|entry| std::mem::take(&mut entry.to_check))
     }
 
     /// Refuses all requests, because the pool has no flow control any more.

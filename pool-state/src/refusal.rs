@@ -1,6 +1,6 @@
 //! Why a pool gives no endpoint for a request.
 
-use scheduler::{Decision, EndpointRef};
+use scheduler::{Decision, EndpointRef, UnavailableReason};
 
 use crate::queues::HeldRefusal;
 
@@ -25,4 +25,16 @@ pub enum PickRefusal {
     Held(HeldRefusal),
     /// The scheduler decided not to route the request.
     Decision(Decision),
+}
+
+impl PickRefusal {
+    /// Whether waiting cannot change it: only another request, or a change of the pool, can. Such a
+    /// request is refused at once, with and without flow control.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::CrashingPrompt | Self::UnknownModel(_) | Self::Decision(Decision::UnknownProfile(_)) => true,
+            Self::Decision(Decision::Unavailable(why)) => *why != UnavailableReason::NoReadyEndpoint,
+            _ => false,
+        }
+    }
 }

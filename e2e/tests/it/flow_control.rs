@@ -4,6 +4,7 @@
 mod eviction;
 mod gated_engine;
 mod proxies;
+mod refusals;
 mod seat_engine;
 mod workers;
 

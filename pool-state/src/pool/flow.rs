@@ -100,7 +100,7 @@ impl ManagedPool {
             Some(control) => self.queues.next_due(control, now),
             None => {
                 self.queues.end_all(now);
-                self.queues.next_untold()
+                self.queues.next_to_resume()
             }
         }
     }
@@ -135,6 +135,8 @@ impl ManagedPool {
                     return Ok(FlowAdmission::Picked(self.watched(picked, None)));
                 }
             }
+        } else {
+            self.check_final(request, now, observer)?;
         }
         let cost = FlowCost { prompt: f64::from(request.prompt_tokens), output: self.expected_output(request) };
         let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else {
@@ -195,6 +197,10 @@ impl ManagedPool {
         if let Some(refusal) = self.queues.take_refusal(ticket.number) {
             return Err(PickRefusal::Held(refusal));
         }
+        if self.queues.take_to_check(ticket) {
+            let checked = self.check_final(request, now, observer);
+            return checked.map(|()| None).inspect_err(|_| self.queues.remove(ticket, FlowOutcome::EvictedOther, now));
+        }
         match self.pick_with_room(request, model, RoomSeeker::Held(ticket.number), now, observer) {
             Ok(picked) => {
                 let Some(entry) = self.queues.take_for_claim(ticket) else {
@@ -218,7 +224,7 @@ impl ManagedPool {
                 self.queues.found_full(ticket, Some(endpoint), now);
                 Ok(None)
             }
-            Err(PickRefusal::Decision(Decision::Unavailable(_)) | PickRefusal::NoState) => {
+            Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint)) | PickRefusal::NoState) => {
                 self.queues.found_full(ticket, None, now);
                 Ok(None)
             }
@@ -317,7 +323,7 @@ impl ManagedPool {
             None if !may_resume => FlowTurn::WakeSelf,
             None => {
                 self.queues.end_all(now);
-                self.queues.next_untold().map_or(FlowTurn::Rest, FlowTurn::Resume)
+                self.queues.next_to_resume().map_or(FlowTurn::Rest, FlowTurn::Resume)
             }
         }
     }

@@ -4,6 +4,7 @@
 //! the end. Endpoints of earlier stages (encode, prefill) have theirs until the served endpoint
 //! answers, because by then its sidecar has their results.
 
+use scheduler::flow::RoomLimits;
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::{CacheEstimate, MatchLength};
 use scheduler::{
@@ -153,13 +154,8 @@ impl ManagedPool {
         now: Timestamp,
         observer: &mut impl DecisionObserver,
     ) -> Result<RecordedPick, PickRefusal> {
-        self.pick_checked(request, model, room, now, |snapshot, request, local, rng| {
-            observer.before(snapshot, request, local, rng);
-            let mut explanation = observer.explains().then(Explanation::default);
-            let decision = scheduler::schedule(snapshot, request, local, rng, explanation.as_mut());
-            observer.after(snapshot, &decision, explanation.as_ref());
-            decision
-        })
+        let planned = self.plan_observed(request, room.map(|check| check.limits), now, observer);
+        self.commit(request, model, room, planned, now)
     }
 
     /// Like [`Self::pick`], with a decision that `choose` makes instead of the scheduler. The
@@ -171,17 +167,70 @@ impl ManagedPool {
         now: Timestamp,
         choose: impl FnOnce(&Snapshot, &Request<'_>, LocalState<'_>, &mut Rng) -> Decision,
     ) -> Result<RecordedPick, PickRefusal> {
-        self.pick_checked(request, model, None, now, choose)
+        let planned = self.plan(request, None, now, choose);
+        self.commit(request, model, None, planned, now)
     }
 
-    fn pick_checked(
+    /// Refuses a request if waiting cannot change that no endpoint may serve it. Picks nothing.
+    pub(super) fn check_final(
+        &mut self,
+        request: &Request<'_>,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<(), PickRefusal> {
+        match self.plan_observed(request, None, now, observer) {
+            Err(refusal) if refusal.is_final() => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn plan_observed(
+        &mut self,
+        request: &Request<'_>,
+        limits: Option<RoomLimits>,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<Route, PickRefusal> {
+        self.plan(request, limits, now, |snapshot, request, local, rng| {
+            observer.before(snapshot, request, local, rng);
+            let mut explanation = observer.explains().then(Explanation::default);
+            let decision = scheduler::schedule(snapshot, request, local, rng, explanation.as_mut());
+            observer.after(snapshot, &decision, explanation.as_ref());
+            decision
+        })
+    }
+
+    /// Records the route of a plan, unless its room is left to others.
+    fn commit(
         &mut self,
         request: &Request<'_>,
         model: &str,
         room: Option<RoomCheck>,
+        planned: Result<Route, PickRefusal>,
+        now: Timestamp,
+    ) -> Result<RecordedPick, PickRefusal> {
+        if let Err(PickRefusal::Decision(Decision::Shed(_))) = &planned
+            && request.slo.any()
+        {
+            self.counters.count_shed(model, request.model, request.priority);
+        }
+        let route = planned?;
+        if let Some(left) = room.and_then(|check| self.left_to_others(request, &route, check, now)) {
+            return Err(PickRefusal::Left(left));
+        }
+        self.record(request, &route, now).ok_or(PickRefusal::NoState)
+    }
+
+    /// Decides on a request with `choose`; with `limits`, only for an endpoint that has room.
+    /// Changes nothing but what the last plan looked up.
+    fn plan(
+        &mut self,
+        request: &Request<'_>,
+        limits: Option<RoomLimits>,
         now: Timestamp,
         choose: impl FnOnce(&Snapshot, &Request<'_>, LocalState<'_>, &mut Rng) -> Decision,
-    ) -> Result<RecordedPick, PickRefusal> {
+    ) -> Result<Route, PickRefusal> {
         let Some(state) = &self.state else { return Err(PickRefusal::NoState) };
         let EndpointFailures { ejections, health, crashing, .. } = &self.failures;
         if request.prefix_blocks.last().is_some_and(|&prompt| crashing.is_crashing(prompt, health, now)) {
@@ -209,30 +258,25 @@ impl ManagedPool {
             metrics_stale: state.metrics_stale(now),
         };
         let decision = choose(&state.snapshot, request, local, &mut self.rng);
-        let Decision::Route(route) = decision else {
-            if matches!(decision, Decision::Shed(_)) && request.slo.any() {
-                self.counters.count_shed(model, request.model, request.priority);
-            }
-            return Err(PickRefusal::Decision(decision));
-        };
-        if let Some(check) = room {
-            let serving = route.data_parallel.unwrap_or(route.ranked.first());
-            let has_room = scheduler::has_room(&state.snapshot, request, local, &route, check.limits);
-            let endpoint = state.endpoint(serving).map(|(endpoint, _)| endpoint);
-            if let Some(full) = endpoint.filter(|_| !has_room) {
-                let is_full = self.is_full(full, check.limits, now);
-                return Err(if is_full { PickRefusal::Full(full) } else { PickRefusal::TooLarge(full) });
-            }
-            let needs_claim = check.seeker == RoomSeeker::Arrival { needs_claim: true };
-            let is_left = |endpoint: &EndpointRef| needs_claim || self.is_claimed(*endpoint, request.priority, check);
-            if let Some(left) = endpoint.filter(is_left) {
-                return Err(PickRefusal::Left(left));
-            }
-            if let Some(left) = endpoint.filter(|_| check.is_over_share && self.queues.leaves_room(request.priority, now)) {
-                return Err(PickRefusal::Left(left));
-            }
+        let Decision::Route(route) = decision else { return Err(PickRefusal::Decision(decision)) };
+        let lacks_room = |limits: &RoomLimits| !scheduler::has_room(&state.snapshot, request, local, &route, *limits);
+        let endpoint = state.endpoint(serving(&route)).map(|(endpoint, _)| endpoint);
+        match endpoint.zip(limits.filter(lacks_room)) {
+            Some((full, limits)) if self.is_full(full, limits, now) => Err(PickRefusal::Full(full)),
+            Some((full, _)) => Err(PickRefusal::TooLarge(full)),
+            None => Ok(route),
         }
-        self.record(request, &route, now).ok_or(PickRefusal::NoState)
+    }
+
+    /// The endpoint of the route, if its room is left to an older request or to another proxy, or
+    /// if a claim is needed first.
+    fn left_to_others(&mut self, request: &Request<'_>, route: &Route, check: RoomCheck, now: Timestamp) -> Option<EndpointRef> {
+        let (endpoint, _) = self.state.as_ref()?.endpoint(serving(route))?;
+        let needs_claim = check.seeker == RoomSeeker::Arrival { needs_claim: true };
+        let is_left = needs_claim
+            || self.is_claimed(endpoint, request.priority, check)
+            || (check.is_over_share && self.queues.leaves_room(request.priority, now));
+        is_left.then_some(endpoint)
     }
 
     fn record(&mut self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<RecordedPick> {
@@ -243,7 +287,7 @@ impl ManagedPool {
         let load = &state.snapshot.pipeline().production().load;
         let output_tokens = load.output_tokens(request.prompt_tokens, request.max_tokens);
         let step = state.snapshot.step();
-        let serving = route.data_parallel.unwrap_or(route.ranked.first());
+        let serving = serving(route);
         let prompting = route.prefill.unwrap_or(serving);
         let matched = self.matched_tokens(request, prompting);
         let (serving_ref, prompting_ref) = (state.endpoint(serving)?.0, state.endpoint(prompting)?.0);
@@ -408,7 +452,7 @@ impl ManagedPool {
             metrics_stale: state.metrics_stale(now),
             ..LocalState::new(&self.in_flight)
         };
-        scheduler::tracked_slo(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
+        scheduler::tracked_slo(&state.snapshot, request, local, serving(route))
     }
 
     /// Like [`Self::place`], for an endpoint that was not looked up at this pick.
@@ -474,6 +518,11 @@ impl PublishedState {
         };
         pipeline.session_tokens().iter().filter_map(of).collect()
     }
+}
+
+/// The endpoint that the route charges: the data-parallel rank, or else the first of the list.
+fn serving(route: &Route) -> EndpointIndex {
+    route.data_parallel.unwrap_or(route.ranked.first())
 }
 
 /// Converts a count to f32, whose seven digits are enough for estimated times.

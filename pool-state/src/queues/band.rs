@@ -72,6 +72,8 @@ pub(super) struct HeldEntry {
     pub(super) nowhere: bool,
     /// When it last asked that a running request is given up for it.
     pub(super) asked: Option<Timestamp>,
+    /// Whether the pool has changed since it was checked that an endpoint may serve it.
+    pub(super) to_check: bool,
     pub(super) request_id: Box<str>,
 }
 

@@ -121,7 +121,7 @@ impl FlowQueues {
         self.revocations.running.retain(|request| request.number != number);
         if self.revocations.numbers().any(|marked| marked == number) {
             self.revocations.marked.retain(|(request, _)| request.number != number);
-            self.untold.retain(|untold| *untold != number);
+            self.to_resume.retain(|other| *other != number);
         }
     }
 
@@ -155,7 +155,7 @@ impl FlowQueues {
     /// Gives a running request up. False if there is none, or too many were.
     pub(crate) fn give_up_for(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
         let number = self.revocations.mark(ask, now);
-        self.untold.extend(number);
+        self.to_resume.extend(number);
         number.is_some()
     }
 

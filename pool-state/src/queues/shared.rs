@@ -269,10 +269,10 @@ impl FlowQueues {
         for _ in std::mem::replace(&mut self.shared.evicted, asked)..asked {
             self.evict_newest(now);
         }
-        if !may_resume && !self.untold.is_empty() {
+        if !may_resume && !self.to_resume.is_empty() {
             return FlowTurn::WakeSelf;
         }
-        if let Some(number) = self.untold.pop_front() {
+        if let Some(number) = self.to_resume.pop_front() {
             return FlowTurn::Resume(number);
         }
         if std::mem::take(&mut self.shared.rows_changed) && now.ms_since(order.began) >= ROUND_MS {
