@@ -35,11 +35,11 @@ pub(super) struct BaseModelNames {
 /// An answer of `/v1/models`.
 #[derive(Debug, Deserialize)]
 struct ModelList {
-    data: Vec<ModelCard>,
+    data: Vec<ListedModel>,
 }
 
 #[derive(Debug, Deserialize)]
-struct ModelCard {
+struct ListedModel {
     id: Box<str>,
     parent: Option<Box<str>>,
     root: Option<Box<str>>,

@@ -122,7 +122,7 @@ mod tests {
         pool_with(places.iter().map(|&max| (lora(max), [].into())).collect())
     }
 
-    /// What an engine reports of adapters, and which models the endpoint's metadata names.
+    /// The engine's metrics of adapters, and the models in the endpoint's metadata.
     type AdapterRow = (Option<LoraMetrics>, Arc<[Box<str>]>);
 
     fn pool_with(rows: Vec<AdapterRow>) -> (AdapterTable, Snapshot) {
