@@ -1,5 +1,5 @@
 //! What waiting cannot change is refused before anything is held: the same request gets the same
-//! answer at once, with and without flow control, whoever picks.
+//! answer at once, with and without flow control, on each front.
 
 use std::collections::BTreeMap;
 use std::path::Path;
