@@ -3,6 +3,7 @@
 
 mod dynamo;
 mod picture;
+mod summary;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -43,11 +44,12 @@ at most 256 sequences; `higress` that of Higress pull request 4352, with three e
 does (at most 32 sequences, 2,400 blocks); `mooncake` is a piece of a public trace. Only the shape is theirs: their
 figures are of real GPUs.";
 
-/// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`.
+/// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`. `before`
+/// is a folder with runs of the policy before.
 ///
 /// # Errors
 /// If a run cannot be read, or a file cannot be written.
-pub fn write(folder: &Path, docs: &Path) -> Result<()> {
+pub fn write(folder: &Path, before: Option<&Path>, docs: &Path) -> Result<()> {
     let data = docs.join("data/race.json");
     let mut results = RaceResults::read(&data)?;
     for cell in Cell::all() {
@@ -55,10 +57,14 @@ pub fn write(folder: &Path, docs: &Path) -> Result<()> {
             CellResult::of_runs(folder, &cell, &group)?.into_iter().for_each(|result| results.put(result));
         }
     }
+    if let Some(before) = before {
+        results.before = summary::earlier(before)?;
+    }
     std::fs::write(&data, serde_json::to_string_pretty(&results)? + "\n")?;
     std::fs::create_dir_all(docs.join("reference/race"))?;
     let mut page = HEAD.to_owned();
     page.push_str(&not_run(&results));
+    page.push_str(&summary::section(&results));
     page.push_str(&losses(&results));
     for workload in RaceWorkload::ALL {
         let of = |cell: &Cell| cell.workload() == Some(workload);
@@ -370,7 +376,7 @@ mod tests {
         std::fs::create_dir_all(folder.path().join("data")).expect("a folder");
         std::fs::create_dir_all(folder.path().join("reference")).expect("a folder");
         std::fs::write(folder.path().join("data/race.json"), serde_json::to_string(&result("slower")).expect("JSON")).expect("a file");
-        write(&folder.path().join("no runs"), folder.path()).expect("a page");
+        write(&folder.path().join("no runs"), None, folder.path()).expect("a page");
         let page = std::fs::read_to_string(folder.path().join("reference/race.md")).expect("the page");
         assert!(page.contains("| smg | 100; 1.10 (1.05 to 1.20) slower |"), "{page}");
         assert!(folder.path().join("reference/race/agents.svg").is_file());

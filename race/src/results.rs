@@ -70,11 +70,27 @@ pub struct FigureResult {
     pub verdict: Option<String>,
 }
 
+/// How ours compared with smg in a cell by an earlier policy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EarlierResult {
+    /// The name of the cell.
+    pub cell: String,
+    /// The versions of ours.
+    pub version: String,
+    /// Ours over smg, warm, in the order of the figures.
+    pub ratios: Vec<f64>,
+    /// Hit rates of ours and of smg.
+    pub hit_rates: [f64; 2],
+}
+
 /// All results, in the order of the cells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RaceResults {
     /// One for each cell and group of routers.
     pub cells: Vec<CellResult>,
+    /// How ours compared with smg by the default policy before.
+    #[serde(default)]
+    pub before: Vec<EarlierResult>,
 }
 
 // === impl RaceResults ===
