@@ -44,8 +44,8 @@ at most 256 sequences; `higress` that of Higress pull request 4352, with three e
 does (at most 32 sequences, 2,400 blocks); `mooncake` is a piece of a public trace. Only the shape is theirs: their
 figures are of real GPUs.";
 
-/// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`. `before`
-/// is a folder with runs of the policy before.
+/// Judges the runs of `folder` and writes the page, the pictures and the data below `docs`.
+/// `before` is a folder with runs of the policy before.
 ///
 /// # Errors
 /// If a run cannot be read, or a file cannot be written.
