@@ -69,6 +69,8 @@ struct HeaderFacts {
     flow: Option<Box<str>>,
     /// How long the request may be held, in ms.
     ttl_ms: Option<u64>,
+    /// The `content-encoding` that is left after Envoy's decompression.
+    encoding: Option<Box<str>>,
 }
 
 /// The next step of the host after the request headers.
@@ -119,6 +121,7 @@ struct RequestHead<'h> {
     model: Option<&'h [u8]>,
     credentials: Option<&'h [u8]>,
     ttl_ms: Option<u64>,
+    encoding: Option<&'h [u8]>,
 }
 
 /// The value of a header that has two names: the first value of each.
@@ -148,6 +151,7 @@ impl Exchange {
                 captured: Vec::new(),
                 flow: None,
                 ttl_ms: None,
+                encoding: None,
             },
         }
     }
@@ -192,6 +196,7 @@ impl Exchange {
         self.facts.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
         self.facts.declared_bytes = head.content_length;
         self.facts.ttl_ms = head.ttl_ms;
+        self.facts.encoding = head.encoding.map(|value| String::from_utf8_lossy(value).into());
         self.facts.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = ExchangePhase::Answered { uncounted: None };
@@ -422,6 +427,7 @@ impl<'h> RequestHead<'h> {
                 // Headers of upgrades and of gRPC streams do not end the stream, but no body
                 // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
+                b"content-encoding" => head.encoding = Some(value).filter(|value| !value.is_empty() && *value != b"identity"),
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
                 _ => {

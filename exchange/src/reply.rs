@@ -33,6 +33,8 @@ pub struct LocalReply {
 pub enum Refusal {
     /// The body breaks a rule of its API.
     Body(BodyError),
+    /// The body has this `content-encoding`, which is not decoded here.
+    Encoded(Box<str>),
     /// The body is larger than the limit, in bytes.
     TooLarge(usize),
     /// The scheduler found no endpoint.
@@ -128,6 +130,10 @@ impl Refusal {
         let row = |status, code, reason, message: &str| RefusalRow { status, code, reason, message: message.to_owned() };
         match self {
             Self::Body(error) => row(400, code(error), "invalid-request", &error.to_string()),
+            Self::Encoded(encoding) => {
+                let message = format!("content-encoding {:?} is not read here; send the body without it", shortened(encoding));
+                row(415, "unsupported_encoding", "invalid-request", &message)
+            }
             Self::TooLarge(limit) => {
                 row(413, "request_too_large", "request-too-large", &format!("request body is larger than the limit of {limit} bytes"))
             }
@@ -294,6 +300,12 @@ mod tests {
             r#"404 {"type":"error","error":{"type":"not_found_error","message":"the model \"gpt\" does not exist here"}}"#
         );
         assert!(!refusal.reply(ApiFamily::OpenAi).headers.iter().any(|(name, _)| *name == "retry-after"), "the same again will not help");
+    }
+
+    #[test]
+    fn an_encoding_that_is_not_read_is_named() {
+        let expected = r#"415 {"error":{"message":"content-encoding \"br\" is not read here; send the body without it""#;
+        assert!(text(&Refusal::Encoded("br".into()), ApiFamily::OpenAi).starts_with(expected));
     }
 
     #[test]

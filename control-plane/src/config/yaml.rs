@@ -61,7 +61,7 @@ pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
-    let spanned: Vec<Spanned<YamlValue>> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e))?;
+    let spanned: Vec<Spanned<YamlValue>> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e, text))?;
     Ok(spanned.into_iter().map(node).filter(|node| node.value != YamlValue::Null).collect())
 }
 
@@ -71,8 +71,22 @@ fn options() -> serde_saphyr::Options {
     serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::PassThrough }
 }
 
-fn problem(error: &serde_saphyr::Error) -> (u64, String) {
-    (error.location().map_or(0, |l| l.line()), error.without_snippet().render_with_formatter(&UserMessageFormatter))
+fn problem(error: &serde_saphyr::Error, text: &str) -> (u64, String) {
+    let mut message = error.without_snippet().render_with_formatter(&UserMessageFormatter);
+    if is_indented_after_its_first_line(text) {
+        message += "; all lines after the first are indented deeper than it, as in text copied from a page: indent them alike";
+    }
+    (error.location().map_or(0, |l| l.line()), message)
+}
+
+/// Whether all lines are indented deeper than the first, although that is complete: `key: value`.
+fn is_indented_after_its_first_line(text: &str) -> bool {
+    let has_content = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with('#') && line.trim_end() != "---";
+    let mut lines = text.lines().filter(has_content);
+    let Some(first) = lines.next().filter(|first| first.contains(": ") && !first.trim_end().ends_with(':')) else { return false };
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let least = lines.map(indent).min();
+    least.is_some_and(|least| least > indent(first))
 }
 
 fn node(spanned: Spanned<YamlValue>) -> YamlNode {
@@ -231,6 +245,14 @@ mod tests {
             assert_eq!(root.line_of(way), line, "{way}");
         }
         assert!(root.at(&["a", "x"]).is_none() && root.get("b").is_none());
+    }
+
+    #[test]
+    fn copied_text_that_lost_the_indent_of_its_first_line_is_recognised() {
+        let hint = |text: &str| parse(text).unwrap_err().1.contains("indent them alike");
+        assert!(hint("# A comment.\napiVersion: a\n  kind: b\n  plugins:\n  - type: c\n"));
+        assert!(!hint("apiVersion: a\n  kind: b\nplugins: []\n"), "only one line is indented");
+        assert!(!hint("plugins:\n  - type: a\n   b: c\n"), "the first line is no complete entry");
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Exchange {
     ) -> Result<PendingRequest, ExchangeStep> {
         let _ = self.end(pool, now); // a host that decides twice must not leak the first pick
         let ParsedBody { parsed, body_bytes } = read;
-        let mut parsed = parsed.map_err(|refusal| self.refuse(pool, &refusal))?;
+        let mut parsed = parsed.map_err(|refusal| self.body_refused(pool, refusal))?;
         let Some((prefix, token)) = pool.prompt_settings() else {
             return Err(self.without_state(settings, pool, now));
         };
@@ -71,6 +71,12 @@ impl Exchange {
             blocks: Vec::new(),
             facts: PromptFacts::default(),
         })
+    }
+
+    /// Refuses a body that cannot be read. If it is encoded, that is why.
+    fn body_refused(&mut self, pool: &mut ManagedPool, refusal: Refusal) -> ExchangeStep {
+        let refusal = self.facts.encoding.take().map_or(refusal, Refusal::Encoded);
+        self.refuse(pool, &refusal)
     }
 
     /// Whether the body decides anything.

@@ -19,7 +19,7 @@ pub(crate) enum StreamPiece<'b> {
 }
 
 /// State between chunks.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct LineSplitter {
     line: LineState,
     /// Whether the last byte was a CR, so that a following LF belongs to it.
@@ -29,6 +29,8 @@ pub(crate) struct LineSplitter {
 /// The state of the line that is being read.
 #[derive(Clone, Copy, Debug)]
 enum LineState {
+    /// The stream so far equals this many bytes of [`MARK`], which is no part of its first line.
+    Marking(usize),
     /// The line so far equals this many bytes of [`FIELD`].
     Matching(usize),
     /// The line is a data line.
@@ -38,6 +40,9 @@ enum LineState {
 }
 
 const FIELD: &[u8] = b"data:";
+
+/// A byte order mark, with which a stream may begin.
+const MARK: &[u8] = b"\xef\xbb\xbf";
 
 // === impl LineSplitter ===
 
@@ -54,9 +59,9 @@ impl LineSplitter {
         while let Some((line, rest)) = memchr::memchr2(b'\n', b'\r', bytes).and_then(|end| bytes.split_at_checked(end)) {
             self.part_of_line(line, &mut part);
             match std::mem::take(&mut self.line) {
-                LineState::Matching(0) => part(StreamPiece::EndOfEvent),
+                LineState::Matching(0) | LineState::Marking(0) => part(StreamPiece::EndOfEvent),
                 LineState::Data => part(StreamPiece::EndOfLine),
-                LineState::Matching(_) | LineState::Other => {}
+                LineState::Matching(_) | LineState::Marking(_) | LineState::Other => {}
             }
             self.after_cr = rest == b"\r";
             let end = if rest.starts_with(b"\r\n") { 2 } else { 1 };
@@ -71,6 +76,23 @@ impl LineSplitter {
         if bytes.is_empty() {
             return;
         }
+        if let LineState::Marking(read) = self.line {
+            let missing = MARK.get(read..).unwrap_or_default();
+            let same = missing.iter().zip(bytes).take_while(|(mark, byte)| mark == byte).count();
+            let (mark, rest) = bytes.split_at_checked(same).unwrap_or_default();
+            self.line = match read + same {
+                0 | 3 => LineState::Matching(0),
+                so_far if rest.is_empty() => LineState::Marking(so_far),
+                _ => LineState::Other,
+            };
+            if !mark.is_empty() {
+                part(StreamPiece::Other(mark));
+            }
+            if rest.is_empty() {
+                return;
+            }
+            bytes = rest;
+        }
         if let LineState::Matching(matched) = self.line {
             let wanted = FIELD.get(matched..).unwrap_or_default();
             let (start, rest) = bytes.split_at_checked(wanted.len()).unwrap_or((bytes, &[]));
@@ -84,8 +106,14 @@ impl LineSplitter {
         }
         match self.line {
             LineState::Data => part(StreamPiece::Data(bytes)),
-            LineState::Matching(_) | LineState::Other => part(StreamPiece::Other(bytes)),
+            LineState::Matching(_) | LineState::Marking(_) | LineState::Other => part(StreamPiece::Other(bytes)),
         }
+    }
+}
+
+impl Default for LineSplitter {
+    fn default() -> Self {
+        Self { line: LineState::Marking(0), after_cr: false }
     }
 }
 
