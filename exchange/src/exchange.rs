@@ -106,7 +106,7 @@ pub enum ExchangeStep {
     },
 }
 
-/// The request headers that matter here.
+/// The request headers that matter here. Most fields are a header each.
 #[derive(Debug, Default)]
 struct RequestHead<'h> {
     method: &'h [u8],

@@ -14,6 +14,7 @@
 mod accepted_kinds;
 mod adapters;
 mod cache_places;
+mod conversations;
 mod counters;
 mod crash_correlation;
 mod ejection;
@@ -49,6 +50,7 @@ use std::sync::Arc;
 
 use accepted_kinds::AcceptedKinds;
 use adapters::AdapterTable;
+use conversations::ConversationShare;
 use crash_correlation::CrashCorrelator;
 use evictions::EvictionShare;
 use health::EndpointHealthTable;
@@ -88,6 +90,8 @@ pub struct ManagedPool {
     /// Since when the index remembers an endpoint that restarted or was removed.
     remembered_since: Option<Timestamp>,
     evictions: EvictionShare,
+    /// How many requests conversations have.
+    conversations: ConversationShare,
     failures: EndpointFailures,
     counters: PoolCounters,
     rng: Rng,
@@ -167,6 +171,7 @@ impl ManagedPool {
             prefixes: PrefixIndex::with_capacity(prefix_entries),
             remembered_since: None,
             evictions: EvictionShare::default(),
+            conversations: ConversationShare::default(),
             failures: EndpointFailures { ejections: Ejections::with_stagger(seed), ..EndpointFailures::default() },
             counters: PoolCounters::default(),
             rng: Rng::seeded(seed),

@@ -54,8 +54,8 @@ b = (B + Bmean) / 2,  k = (K + Kmean) / 2
 |---|---|
 | u, n | prompt tokens not cached here; all prompt tokens |
 | m | prompt tokens cached at no candidate, the least u; so u-m tokens are computed here although another has them |
-| r | prompts that each endpoint gets between two requests for the longest cached prefix; a billion if it was requested once |
-| x | tokens that are charged: all that use a copy pay for it, and 1 + 1/r do before the endpoint computes another prompt |
+| r | 1/r more requests will use a new copy: those that come until the endpoint has computed another prompt, and the rest of the conversation (of the measured mean length); a billion if the longest cached prefix was requested once |
+| x | tokens that are charged: all 1 + 1/r requests pay for the copy |
 | W, S | wait for prefill and KV memory; prefill of the charged tokens |
 | D, T | one decode step with this request; lifetime of the request |
 | P, Pu, Pq | prompts that wait here; their uncached tokens; their pairs of tokens. On average half of the first is done |

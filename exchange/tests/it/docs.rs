@@ -9,6 +9,8 @@ longest ending wins. A prefix, a query, a trailing slash and percent-escapes do 
 good endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
 
 A body that is not JSON, or that lacks a required `model`, is answered 400 in the error shape of the API.
+A body that cannot be read because it is encoded (`content-encoding`, after the gzip and zstd that Envoy decodes in the
+shipped files) is answered 415, which names the encoding.
 
 ";
 

@@ -11,6 +11,8 @@ pub(super) struct EndpointLookups {
     /// How many hashes of the prompt the endpoint has cached, and how many blocks they cover.
     pub(super) known: Vec<MatchLength>,
     pub(super) matched: Vec<u32>,
+    /// How rarely the longest cached prefix is requested.
+    pub(super) reuse_interval: f32,
     pub(super) ejected: Vec<bool>,
     /// The failure rate of the endpoint minus that of the others; empty when no endpoint fails more
     /// often.

@@ -236,18 +236,19 @@ impl ManagedPool {
         if request.prefix_blocks.last().is_some_and(|&prompt| crashing.is_crashing(prompt, health, now)) {
             return Err(PickRefusal::CrashingPrompt);
         }
-        let EndpointLookups { known, matched, ejected, failing } = &mut self.lookups;
+        let EndpointLookups { known, matched, reuse_interval, ejected, failing } = &mut self.lookups;
         health.excess_failures(&state.refs, now, failing);
         ejections.waive_expired(&state.refs, now, failing);
         self.prefixes.matched(request.prefix_blocks, &state.refs, known);
         matched.clear();
         matched.extend(known.iter().map(|known| known.blocks(request.prefix_blocks)));
+        *reuse_interval = self.prefixes.reuse_interval(request.prefix_blocks, &state.refs, known);
         ejections.mark_ejected(&state.snapshot, now, ejected);
         self.adapters.find_rooms(&state.snapshot, request.model);
         let local = LocalState {
             in_flight: &self.in_flight,
             matched_blocks: matched,
-            reuse_interval: self.prefixes.reuse_interval(request.prefix_blocks, &state.refs, known),
+            reuse_interval: self.conversations.interval(*reuse_interval),
             evicted_share: self.evictions.share(),
             ejected,
             failing,
@@ -327,6 +328,7 @@ impl ManagedPool {
         if let Some(places) = &held.places {
             self.evictions.record(places, request.blocks());
         }
+        self.conversations.record(self.lookups.reuse_interval, self.lookups.is_cold());
         let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.lookups.known(serving));
         held.cache_estimate = (prompting == serving).then_some(cache_estimate);
         self.record_model(serving, request.model);

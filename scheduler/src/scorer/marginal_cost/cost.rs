@@ -22,7 +22,7 @@
 //! |---|---|---|
 //! | u, n | `uncached_tokens`, `prompt_tokens` | prompt tokens that are not cached here; all prompt tokens |
 //! | m | `new_tokens` | prompt tokens that are cached at no candidate: the least u |
-//! | r | `reuse_interval` | prompts that each endpoint gets between two requests for the longest cached prefix |
+//! | r | `reuse_interval` | prompts that an endpoint gets between two requests that a new copy will serve |
 //! | x | | tokens that the request is charged for: a copy of a prefix is paid by all that will use it |
 //! | o | `output_tokens` | expected output tokens; 0 at a stage before decode |
 //! | v, w | `prefill_speed`, `decode_speed` | how many times as long as an average endpoint this one takes |
@@ -227,9 +227,9 @@ impl LoadInputs {
 // === impl RequestInputs ===
 
 impl RequestInputs<'_> {
-    /// x: the tokens that the request is charged for where `uncached_tokens` are not cached. Until
-    /// the endpoint has computed another prompt, 1/r more requests for the prefix come. All of them
-    /// pay for the new copy, so this one pays 1 / (1 + 1/r) of it.
+    /// x: the tokens that the request is charged for where `uncached_tokens` are not cached. 1/r
+    /// more requests will use the new copy, and all of them pay for it, so this one pays
+    /// 1 / (1 + 1/r) of it.
     fn charged_tokens(&self, uncached_tokens: f32) -> f32 {
         let again_tokens = (uncached_tokens - self.new_tokens).max(0.0);
         self.new_tokens + again_tokens * (self.reuse_interval / (1.0 + self.reuse_interval))

@@ -1,0 +1,81 @@
+//! How many requests a conversation has, measured: a copy of a prefix that several conversations
+//! begin with serves all requests of each.
+
+use scheduler::prefix::REQUESTED_ONCE;
+
+/// The newest prompts that count: each older one counts less by this share of itself.
+const PROMPTS: f32 = 256.0;
+
+/// The share of prompts that go on with what was requested once before: with a conversation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ConversationShare {
+    /// Prompts, decaying.
+    continued: f32,
+    all: f32,
+}
+
+// === impl ConversationShare ===
+
+impl ConversationShare {
+    /// Records a prompt whose longest cached prefix is requested at this interval.
+    pub(super) fn record(&mut self, reuse_interval: f32, is_cold: bool) {
+        let keep = 1.0 - 1.0 / PROMPTS;
+        let continues = !is_cold && reuse_interval >= REQUESTED_ONCE;
+        self.continued = keep * self.continued + f32::from(u8::from(continues));
+        self.all = keep * self.all + 1.0;
+    }
+
+    /// The interval between the requests that a new copy of a prefix serves, where the prefix is
+    /// requested at `reuse_interval`, r. The n requests of the conversation that begins with this
+    /// one use the copy, and 1/r others until the endpoint has computed another prompt. A
+    /// conversation that goes on may leave again with its next request: its copy serves one for
+    /// certain.
+    pub(super) fn interval(&self, reuse_interval: f32) -> f32 {
+        if reuse_interval >= REQUESTED_ONCE {
+            return reuse_interval;
+        }
+        let others = 1.0 / reuse_interval.max(f32::MIN_POSITIVE);
+        1.0 / (self.requests() - 1.0 + others)
+    }
+
+    /// n: the mean number of requests of a conversation; 1 before any prompt. If each ends with
+    /// probability 1 - c, where c is the share that goes on, that is 1 / (1 - c).
+    fn requests(&self) -> f32 {
+        let ends = if self.all > 0.0 { 1.0 - self.continued / self.all } else { 1.0 };
+        1.0 / ends.max(1.0 / PROMPTS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a request pays of a copy: r / (1 + r).
+    fn paid(conversations: &ConversationShare, reuse_interval: f32) -> f32 {
+        let interval = conversations.interval(reuse_interval);
+        interval / (1.0 + interval)
+    }
+
+    #[test]
+    fn all_requests_of_a_conversation_pay_for_its_copy() {
+        let mut conversations = ConversationShare::default();
+        assert!((paid(&conversations, 3.0) - 0.75).abs() < 1e-6, "without conversations r / (1 + r)");
+        for request in 0..4_000 {
+            let begins = request % 4 == 0;
+            conversations.record(if begins { 0.5 } else { REQUESTED_ONCE }, false);
+        }
+        let share = paid(&conversations, 0.5);
+        assert!((share - 1.0 / 6.0).abs() < 0.01, "four of this conversation and two others use it: {share}");
+        assert!(paid(&conversations, REQUESTED_ONCE) > 0.99, "a conversation that goes on pays its history");
+        assert!(paid(&conversations, 0.0) < 1e-6 && paid(&conversations, f32::MAX / 1e9) > 0.0);
+    }
+
+    #[test]
+    fn prompts_that_are_cached_nowhere_begin_conversations() {
+        let mut conversations = ConversationShare::default();
+        (0..1_000).for_each(|_| conversations.record(REQUESTED_ONCE, true));
+        assert!((conversations.requests() - 1.0).abs() < 1e-6);
+        (0..100_000).for_each(|_| conversations.record(REQUESTED_ONCE, false));
+        assert!(conversations.requests() <= PROMPTS, "bounded, also where all go on");
+    }
+}
