@@ -3,7 +3,7 @@
 //! An adapter that a running sequence uses is never evicted.
 
 /// The loaded adapters of one engine. Adapter 0 stands for the base model, which needs no place.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LoadedAdapters {
     places: usize,
     /// Least recently used first.

@@ -8,7 +8,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// The KV blocks of one engine. A block is created when it is first used: an engine with little to
 /// do takes little memory, and blocks that were never used come first in the free list anyway.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
     total: usize,
     users: Vec<u32>,

@@ -61,7 +61,7 @@ pub enum SequenceProgress {
 }
 
 /// One engine. `R` is the request, with any data that the caller keeps with it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BatchingEngine<R> {
     spec: SimulatedEngineSpec,
     blocks: BlockCache,

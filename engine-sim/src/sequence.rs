@@ -27,7 +27,7 @@ pub trait EngineRequest {
 }
 
 /// A request that waits or runs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct EngineSequence<R> {
     pub(crate) request: R,
     /// Tokens in KV memory at the end of the last step.

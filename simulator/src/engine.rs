@@ -55,7 +55,7 @@ pub(crate) struct EngineInternals {
 }
 
 /// Our own engine, and the requests on their way to it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SimulatedEngine<'w> {
     engine: BatchingEngine<EngineJob<'w>>,
     /// Announced and not yet submitted.

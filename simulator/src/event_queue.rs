@@ -6,14 +6,14 @@ use std::collections::BinaryHeap;
 
 use pool_state::Timestamp;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct EventQueue<T> {
     items: BinaryHeap<QueuedEvent<T>>,
     planned: u64,
 }
 
 /// The time of the event in ms, its number in the order of planning, and the event.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct QueuedEvent<T>(f64, u64, T);
 
 /// A moment of virtual time, in ms, on the clock of the pool state.

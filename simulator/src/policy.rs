@@ -8,6 +8,7 @@ mod oracle;
 pub(crate) use baseline::{BaselinePolicy, PolicyView, has_roles};
 pub(crate) use gate::{GateFairness, GateRule, RequestGate};
 pub(crate) use gateway::PolicyMemory;
+pub(crate) use oracle::greedy_cost;
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
@@ -26,6 +27,10 @@ pub(crate) enum RoutingPolicy {
     Exact(PipelineSpec),
     /// A policy that is no plugin.
     Rival(BaselinePolicy),
+    /// Knows the whole workload before it starts: see [`crate::world::clairvoyant`].
+    Clairvoyant,
+    /// The position of each request's engine, by request.
+    Planned(Vec<usize>),
     /// A policy behind the queue of another router.
     Gated(Box<RoutingPolicy>, GateRule),
 }
@@ -36,6 +41,9 @@ pub(crate) const GOODPUT: &str = "ours-goodput";
 
 /// Our policy with exact step times: the difference to [`OURS`] is the cost of learning them.
 pub(crate) const EXACT: &str = "ours-told";
+
+/// The policy that knows the arrivals: see [`crate::world::clairvoyant`].
+pub(crate) const CLAIRVOYANT: &str = "clairvoyant";
 
 /// The policies of the main table, ours first.
 pub(crate) const MAIN: [&str; 15] = [
@@ -100,6 +108,7 @@ impl RoutingPolicy {
                     .into(),
             ),
             "2/2/3+lora" => weighted(&[("lora-affinity-scorer", 3.0)]),
+            CLAIRVOYANT => Self::Clairvoyant,
             "random" => profile(vec![scorer("random-picker", 1.0)]),
             "2/2/3+active" => weighted(&[("active-request-scorer", 2.0)]),
             "affinity+token-load" => {
@@ -150,7 +159,7 @@ impl RoutingPolicy {
             Self::Config(spec) | Self::Exact(spec) if split => Ok(disaggregated(spec)),
             Self::Config(spec) | Self::Exact(spec) => Ok(spec.clone()),
             Self::Rival(rival) if split && !rival.knows_roles() => Err(format!("{rival:?} picks one engine for a request, not two")),
-            Self::Rival(_) => Ok(PipelineSpec::default()),
+            Self::Rival(_) | Self::Clairvoyant | Self::Planned(_) => Ok(PipelineSpec::default()),
             Self::Gated(picks, _) => picks.pipeline(split),
         }
     }
@@ -165,7 +174,7 @@ impl RoutingPolicy {
     pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
         match self {
             Self::Config(_) => class.estimate(job.request, job.prompt),
-            Self::Exact(_) | Self::Rival(_) => job.prompt,
+            Self::Exact(_) | Self::Rival(_) | Self::Clairvoyant | Self::Planned(_) => job.prompt,
             Self::Gated(picks, _) => picks.prompt_tokens(job, class),
         }
     }

@@ -216,6 +216,11 @@ impl PolicyRouter {
                     decision(snapshot, rival.pick(&view, memory, rng), rival.pick_prefill(&view, rng))
                 })
             }
+            RoutingPolicy::Planned(engines) => {
+                let at = engines.get(job.request as usize).copied();
+                self.pool.pick_with(&request, &model, time, |snapshot, _, _, _| decision(snapshot, at, None))
+            }
+            RoutingPolicy::Clairvoyant => return Err("the plan was not made".to_owned()),
             RoutingPolicy::Gated(..) => {
                 self.gate.iter_mut().for_each(|gate| gate.hold(job.request, class));
                 return Ok(None);

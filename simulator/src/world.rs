@@ -9,6 +9,7 @@
 //! ```
 
 mod change;
+pub(crate) mod clairvoyant;
 mod closed;
 mod endpoints;
 mod held;
@@ -155,6 +156,10 @@ pub(crate) fn run(
     setting: &PoolSetting,
     seed: u64,
 ) -> Result<Vec<RequestOutcome>, String> {
+    if let RoutingPolicy::Clairvoyant = policy {
+        let plan = clairvoyant::plan(workload, rate, setting, seed)?;
+        return run(workload, rate, &RoutingPolicy::Planned(plan), setting, seed);
+    }
     let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?).map_err(|error| error.to_string())?;
     let mut world = Simulation::new(workload, policy, setting, pipeline, seed)?;
     world.play(workload.rate / rate, &mut Sampler::seeded(seed ^ 0x5eed))?;

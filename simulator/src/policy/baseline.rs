@@ -5,7 +5,7 @@ use scheduler::in_flight::EndpointLoad;
 use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot};
 
 use super::gateway::{self, PolicyMemory};
-use super::oracle;
+use super::greedy_cost;
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::workload::mix;
 
@@ -32,7 +32,7 @@ pub(crate) enum BaselinePolicy {
     /// vllm-router 0.1.17, policy `cache_aware`: see [`gateway`].
     VllmRouter,
     /// Sees the engines and the output lengths of their requests, and picks the engine where all
-    /// requests together end soonest: see [`oracle`].
+    /// requests together end soonest: see [`greedy_cost`].
     Oracle,
 }
 
@@ -104,7 +104,7 @@ impl BaselinePolicy {
             Self::Chwbl => chwbl(view, &ready),
             Self::Smg => memory.pick_smg(view, &ready, rng),
             Self::VllmRouter => gateway::pick_vllm_router(view, &ready),
-            Self::Oracle => lowest(&|at| oracle::cost(view, at), rng),
+            Self::Oracle => lowest(&|at| view.greedy_cost(at), rng),
         }
     }
 }
@@ -148,6 +148,11 @@ impl PolicyView<'_, '_> {
     /// Tokens of all requests in flight.
     fn context(&self, at: usize) -> f64 {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
+    }
+
+    fn greedy_cost(&self, at: usize) -> f64 {
+        let engine = self.engines.get(at).map(AsRef::as_ref);
+        engine.map_or(f64::INFINITY, |engine| greedy_cost(engine, self.job, self.requests(at), self.now))
     }
 
     /// Tokens of the prompt that are not cached there, as estimated.

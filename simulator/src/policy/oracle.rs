@@ -2,10 +2,9 @@
 //! step times and the true output lengths. For each replica it simulates the requests there to
 //! their end, with the new request and without, and picks the replica where all together end
 //! soonest. It does not know later arrivals, so it is no bound: a policy that leaves room for them
-//! can beat it.
+//! can beat it. The policy that knows them is [`crate::world::clairvoyant`].
 
-use super::PolicyView;
-use crate::engine::{EngineInternals, EngineSimulator};
+use crate::engine::{EngineInternals, EngineJob, EngineSimulator};
 
 /// The times of first tokens and of ends, which count alike, in ms: those of the request and those
 /// of the others.
@@ -45,18 +44,17 @@ struct Rollout<'e, 'w> {
 /// The weight of the request's service time for each request at the engine.
 const BATCH_WEIGHT: f64 = 0.5;
 
-/// The greedy cost of the replica at this position.
-pub(super) fn cost(view: &PolicyView<'_, '_>, at: usize) -> f64 {
-    let Some(engine) = view.engines.get(at).map(AsRef::as_ref) else { return f64::INFINITY };
-    let found = f64::from(engine.would_find(view.job));
+/// The greedy cost of a request at `now` at an engine with so many requests, ms.
+pub(crate) fn greedy_cost<'w>(engine: &dyn EngineSimulator<'w>, job: &EngineJob<'w>, requests: f64, now: f64) -> f64 {
+    let found = f64::from(engine.would_find(job));
     let inside = engine.inside();
-    let prompt = f64::from(view.job.prompt);
-    let own = QueuedPrompt { left: prompt - found, done: found, output: f64::from(view.job.output), own: true };
-    let without = Rollout::start(engine, view.now, &inside).run(&inside, None);
-    let with = Rollout::start(engine, view.now, &inside).run(&inside, Some(own));
+    let prompt = f64::from(job.prompt);
+    let own = QueuedPrompt { left: prompt - found, done: found, output: f64::from(job.output), own: true };
+    let without = Rollout::start(engine, now, &inside).run(&inside, None);
+    let with = Rollout::start(engine, now, &inside).run(&inside, Some(own));
     let times = engine.spec().times;
     let service = times.mixed_ms((0.0, 0.0), own.left, found) - times.mixed_ms((0.0, 0.0), 0.0, 0.0);
-    with.own + (with.others - without.others) + BATCH_WEIGHT * view.requests(at) * service
+    with.own + (with.others - without.others) + BATCH_WEIGHT * requests * service
 }
 
 impl<'e, 'w> Rollout<'e, 'w> {
