@@ -50,7 +50,7 @@ impl ConversationShare {
 mod tests {
     use super::*;
 
-    /// What a request pays of a copy: r / (1 + r).
+    /// The share of a copy that one request pays: r / (1 + r).
     fn paid(conversations: &ConversationShare, reuse_interval: f32) -> f32 {
         let interval = conversations.interval(reuse_interval);
         interval / (1.0 + interval)
