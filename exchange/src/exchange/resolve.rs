@@ -4,7 +4,7 @@ use scheduler::objects::ModelRequest;
 
 use super::pending_request::{self, ParsedBody, PendingRequest, PromptFacts};
 use super::{Exchange, ExchangeStep};
-use crate::body::{self, BodyReader};
+use crate::body::{self, BodyError, BodyReader};
 use crate::prompt::{HashSettings, PromptSums};
 use crate::reply::Refusal;
 use crate::rewrite;
@@ -73,9 +73,10 @@ impl Exchange {
         })
     }
 
-    /// Refuses a body that cannot be read. If it is encoded, that is why.
+    /// Refuses a body that cannot be read. If it is no JSON but encoded, that is why.
     fn body_refused(&mut self, pool: &mut ManagedPool, refusal: Refusal) -> ExchangeStep {
-        let refusal = self.facts.encoding.take().map_or(refusal, Refusal::Encoded);
+        let is_json = !matches!(refusal, Refusal::Body(BodyError::InvalidJson { .. }));
+        let refusal = self.facts.encoding.take().filter(|_| !is_json).map_or(refusal, Refusal::Encoded);
         self.refuse(pool, &refusal)
     }
 
