@@ -5,7 +5,7 @@
 //! counts as much as a long one. Old samples are forgotten. A ridge pulls all weights towards the
 //! one scale that would make the prior right on average: after a handful of samples the scale is
 //! right, and the shape follows as inputs vary. Samples are clipped, so that one stall has little
-//! effect.
+//! effect. A new fit judges the newest samples again, so that the very first one decides nothing.
 //!
 //! An endpoint's speed is the ratio of its observed times to those of other endpoints for similar
 //! inputs, divided by the same ratio over all endpoints: a change of the whole pool belongs to the
@@ -18,7 +18,7 @@
 
 mod speed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use speed::{IDLE_MS, SpeedEvidence, SpeedNoise};
 
@@ -70,19 +70,35 @@ struct LeastSquaresFit {
     keep: f64,
     /// Weights as multiples of the prior.
     theta: [f64; 3],
-    /// Sums over samples: products of inputs, inputs times observed time (all relative to the
-    /// expected time), and the number of samples.
+    /// Samples before the newest.
+    sums: FitSums,
+    /// The newest samples, oldest first, at most [`NEWEST_SAMPLES`].
+    newest: VecDeque<FitSample>,
+    /// Samples by the powers of two between which their inputs lie; endpoints are compared within
+    /// these groups.
+    alike: BTreeMap<[u64; 2], SimilarSamples>,
+    samples: u64,
+    noise: SpeedNoise,
+}
+
+/// A sample of an average endpoint.
+#[derive(Clone, Copy, Debug)]
+struct FitSample {
+    inputs: [f64; 3],
+    seen_ms: f64,
+}
+
+/// Sums over samples, with the weight that the fit gave each.
+#[derive(Clone, Copy, Debug, Default)]
+struct FitSums {
+    /// Products of inputs, inputs times observed time (all relative to the expected time), and the
+    /// number of samples.
     normal: [[f64; 3]; 3],
     seen: [f64; 3],
     count: f64,
     /// Sums of observed times and of times by the prior; their ratio is the common scale.
     observed_ms: f64,
     prior_ms: f64,
-    /// Samples by the powers of two between which their inputs lie; endpoints are compared within
-    /// these groups.
-    alike: BTreeMap<[u64; 2], SimilarSamples>,
-    samples: u64,
-    noise: SpeedNoise,
 }
 
 /// Sums over samples with similar inputs: the time of an average endpoint, and the prior's terms.
@@ -121,12 +137,20 @@ const DECODE_KEEP: f64 = 0.998;
 const RIDGE_SAMPLES: f64 = 2.0;
 
 /// Samples of the pool needed before endpoints are compared.
-const SPEEDS_FROM_SAMPLES: f64 = 16.0;
+const SPEEDS_FROM_SAMPLES: u64 = 16;
 
 /// A sample is clipped at this many times the expected time plus this many ms: a longer one was not
 /// only a step.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
+
+/// Each fit weighs and clips this many of the newest samples again, by what is expected now; older
+/// samples keep their weight. So a first sample that is far off does not decide how much the next
+/// thousand count. In tests, 16 and 64 do as well, and 8 does not.
+const NEWEST_SAMPLES: usize = 32;
+
+/// Rounds of weighing and fitting for each sample.
+const FIT_ROUNDS: usize = 2;
 
 /// Least cost of each term of a step: in ms, and relative to the first term. It is a tenth of what
 /// the fastest accelerators take. Without it, the model of an engine whose time does not grow with
@@ -305,16 +329,12 @@ impl WeightFloors {
 
 impl LeastSquaresFit {
     fn new(prior: [f32; 3], keep: f64) -> Self {
-        let (prior, nothing) = (prior.map(f64::from), [0.0; 3]);
         Self {
-            prior,
+            prior: prior.map(f64::from),
             keep,
             theta: [1.0; 3],
-            normal: [nothing; 3],
-            seen: nothing,
-            count: 0.0,
-            observed_ms: 0.0,
-            prior_ms: 0.0,
+            sums: FitSums::default(),
+            newest: VecDeque::new(),
             alike: BTreeMap::new(),
             samples: 0,
             noise: SpeedNoise::default(),
@@ -346,11 +366,22 @@ impl LeastSquaresFit {
     /// Adds one sample of an endpoint with this speed; the fit learns what an average endpoint
     /// would take. Returns the observed time after clipping.
     fn learn(&mut self, speed: f64, inputs: &[f64; 3], seen_ms: f32) -> f64 {
-        let expected_ms = self.expected_ms(inputs);
-        let seen_ms = f64::from(seen_ms).min(CLIP_TIMES * expected_ms * speed + CLIP_MORE_MS);
-        self.add(inputs, seen_ms / speed, expected_ms);
-        self.solve();
-        seen_ms
+        let seen_ms = f64::from(seen_ms);
+        let clipped_ms = clip(seen_ms, self.expected_ms(inputs) * speed);
+        if self.newest.len() == NEWEST_SAMPLES
+            && let Some(oldest) = self.newest.pop_front()
+        {
+            self.sums = self.with(self.sums, &oldest);
+        }
+        self.newest.push_back(FitSample { inputs: *inputs, seen_ms: seen_ms / speed });
+        if self.sums.count == 0.0 {
+            self.theta = [self.median_scale(); 3];
+        }
+        for _ in 0..FIT_ROUNDS {
+            let sums = self.newest.iter().fold(self.sums, |sums, sample| self.with(sums, sample));
+            self.solve(&sums);
+        }
+        clipped_ms
     }
 
     /// Compares one sample of an endpoint with earlier samples of similar inputs, in a pool with
@@ -359,7 +390,7 @@ impl LeastSquaresFit {
         self.samples += 1;
         // The first samples of a pool are clipped by a prior that may be far off. They would make
         // the endpoint that was sampled first seem fast.
-        if self.count < SPEEDS_FROM_SAMPLES {
+        if self.samples < SPEEDS_FROM_SAMPLES {
             return;
         }
         let [_, one, other] = *inputs;
@@ -378,29 +409,45 @@ impl LeastSquaresFit {
         alike.at = self.samples;
     }
 
-    fn add(&mut self, inputs: &[f64; 3], seen_ms: f64, expected_ms: f64) {
-        let terms = self.terms(inputs);
-        let keep = self.keep;
-        self.count = keep * self.count + 1.0;
-        self.observed_ms = keep * self.observed_ms + seen_ms;
-        self.prior_ms = keep * self.prior_ms + terms.iter().sum::<f64>();
+    /// The scale of the prior that half of the newest samples are above, and half below.
+    fn median_scale(&self) -> f64 {
+        let mut scales: Vec<f64> =
+            self.newest.iter().map(|sample| sample.seen_ms / self.terms(&sample.inputs).iter().sum::<f64>()).collect();
+        scales.sort_by(f64::total_cmp);
+        scales.get(scales.len() / 2).copied().unwrap_or(1.0)
+    }
+
+    /// These sums and one more sample, weighed and clipped by the present fit.
+    fn with(&self, mut sums: FitSums, sample: &FitSample) -> FitSums {
+        let (terms, keep) = (self.terms(&sample.inputs), self.keep);
+        let expected_ms = self.expected_ms(&sample.inputs);
+        let seen_ms = clip(sample.seen_ms, expected_ms);
+        sums.count = keep * sums.count + 1.0;
+        sums.observed_ms = keep * sums.observed_ms + seen_ms;
+        sums.prior_ms = keep * sums.prior_ms + terms.iter().sum::<f64>();
         let relative = terms.map(|term| term / expected_ms);
-        for (row, a) in self.normal.iter_mut().zip(relative) {
+        for (row, a) in sums.normal.iter_mut().zip(relative) {
             for (sum, b) in row.iter_mut().zip(relative) {
                 *sum = keep * *sum + a * b;
             }
         }
-        for (sum, a) in self.seen.iter_mut().zip(relative) {
+        for (sum, a) in sums.seen.iter_mut().zip(relative) {
             *sum = keep * *sum + a * seen_ms / expected_ms;
         }
+        sums
     }
 
     /// Coordinate descent: each weight as good as it can be given the others, and not negative.
-    fn solve(&mut self) {
-        let scale = self.observed_ms / self.prior_ms;
-        let count = self.count;
-        solve(&self.normal, &self.seen, &mut self.theta, |own| ((RIDGE_SAMPLES * own / count).max(1e-9), scale), SWEEPS);
+    fn solve(&mut self, sums: &FitSums) {
+        let scale = sums.observed_ms / sums.prior_ms;
+        let pull = |own: f64| ((RIDGE_SAMPLES * own / sums.count).max(1e-9), scale);
+        solve(&sums.normal, &sums.seen, &mut self.theta, pull, SWEEPS);
     }
+}
+
+/// The observed time, or the longest that may be only a step where `expected_ms` was expected.
+fn clip(seen_ms: f64, expected_ms: f64) -> f64 {
+    seen_ms.min(CLIP_TIMES * expected_ms + CLIP_MORE_MS)
 }
 
 /// The octave of an input: the exponent of the power of two below it.

@@ -342,3 +342,38 @@ proptest! {
         prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model), "every number is one it may be");
     }
 }
+
+/// Two prompts that are done in one step give the second no time at all, a stalled machine gives a
+/// short one a minute; both may come first.
+#[test]
+fn the_first_samples_do_not_decide() {
+    let truth = StepModel::of([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);
+    for seed in 0..500 {
+        let (mut rng, mut learner, mut first) = (Rng::seeded(seed), StepLearner::default(), Vec::new());
+        for _ in 0..=rng.below(3) {
+            let tokens = [5.0, 20.0, 250.0, 8_000.0][rng.below(4)];
+            let ms = [0.02, 1.0, 20.0, 100.0, 1_000.0, 30_000.0, 600_000.0][rng.below(7)];
+            let sample = FirstToken { uncached_tokens: tokens, prompt_tokens: tokens, service_ms: ms };
+            let gap = TokenGap { batch: 1.0, context_tokens: tokens, gap_ms: ms };
+            assert!(if rng.below(2) == 0 {
+                learner.first_token(endpoint(0, 1), &sample, false)
+            } else {
+                learner.gap(endpoint(0, 1), &gap)
+            });
+            first.push((sample, gap));
+        }
+        for _ in 0..100 {
+            let prompt = 7_000.0 + 8_000.0 * rng.open01();
+            let uncached = if rng.below(10) == 0 { prompt } else { 200.0 + 1_500.0 * rng.open01() };
+            let service_ms = truth.prefill_ms(uncached, prompt);
+            let sample = FirstToken { uncached_tokens: uncached, prompt_tokens: prompt, service_ms };
+            assert!(learner.first_token(endpoint(0, 1), &sample, false));
+            let (batch, context_tokens) = (1.0 + 3.0 * rng.open01(), 40_000.0 * rng.open01());
+            assert!(learner.gap(endpoint(0, 1), &TokenGap { batch, context_tokens, gap_ms: truth.decode_ms(batch, context_tokens) }));
+        }
+        let model = learner.model();
+        let prefill = model.prefill_ms(1_000.0, 10_000.0) / truth.prefill_ms(1_000.0, 10_000.0);
+        let decode = model.decode_ms(2.0, 20_000.0) / truth.decode_ms(2.0, 20_000.0);
+        assert!([prefill, decode].iter().all(|ratio| (0.8..1.25).contains(ratio)), "{prefill} {decode} after {first:?}");
+    }
+}
