@@ -31,11 +31,6 @@ that of ours against ours counts as equal. In pictures, what is below 0.25 or ab
 The routers of a cell run side by side. A run whose engines or clients were more than 5 ms late (99th percentile) is
 repeated beside fewer others, and left out if it is late even alone. Where commits of ours differ, all are named.
 
-Two things about these tables. The default policy changed once more after this race: a conversation pays once for the
-copy that it begins with. And in three of 94 runs of ours, prompts were placed as if nearly nothing were cached, with
-hits near those of round robin, for a cause that is not known yet: with seed 101 in `agents-50` (`ours-again`, and ours
-beside llm-d's policies) and in `unequal` (ours).
-
 ";
 
 const CHANGE: &str = "\

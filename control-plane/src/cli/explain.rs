@@ -35,6 +35,12 @@ use crate::state::shared::DaemonState;
 /// JSON.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
+/// The most addresses that a question may leave out: those of a whole pool.
+const WITHOUT_MAX: usize = scheduler::ENDPOINTS_MAX;
+
+/// The largest configuration in a question, in bytes: Kubernetes keeps no larger ConfigMap.
+const CONFIG_BYTES_MAX: usize = 1 << 20;
+
 /// How long the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
@@ -63,6 +69,7 @@ pub struct ExplainRequest {
 /// # Errors
 /// A sentence for the caller: no such pool, no state yet, or an invalid question.
 pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
+    question.check()?;
     let pools = shared.pools.borrow().clone();
     let name = match (&question.pool, shared.pool_names.as_slice()) {
         (Some(name), _) => name.as_str(),
@@ -134,6 +141,23 @@ fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> 
     let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, None, usize::MAX));
     answer.insert("was_picked".to_owned(), record.was_picked().into());
     Ok(answer)
+}
+
+// === impl ExplainRequest ===
+
+impl ExplainRequest {
+    /// Refuses what would take long and cannot be meant.
+    fn check(&self) -> Result<(), String> {
+        if self.without.len() > WITHOUT_MAX {
+            return Err(format!("`without` has {} addresses; a pool has at most {WITHOUT_MAX}", self.without.len()));
+        }
+        match &self.config {
+            Some(config) if config.len() > CONFIG_BYTES_MAX => {
+                Err(format!("`config` has {} bytes; at most {CONFIG_BYTES_MAX} are read", config.len()))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A request that was decided as if it had just arrived.

@@ -23,6 +23,7 @@ use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::scaling::{self, ScalingSignals};
 use crate::scrape::{EndpointTls, ScrapeIntervals};
 use crate::serve::admin::AdminServer;
+use crate::serve::explanations::ExplanationDesk;
 use crate::serve::exposure;
 use crate::serve::ext_proc::ExtProcListener;
 use crate::serve::listen::{ServerTls, TlsFiles};
@@ -104,7 +105,12 @@ impl StandbyDaemon {
         } else {
             group.spawn("readiness", health.follow(Arc::clone(&shared), group.shutdown.clone()));
         }
-        monitoring.shows(AdminServer { shared: Arc::clone(&shared), snapshot: snapshot.clone(), components });
+        monitoring.shows(AdminServer {
+            shared: Arc::clone(&shared),
+            snapshot: snapshot.clone(),
+            components,
+            explanations: ExplanationDesk::default(),
+        });
         let (admin_address, listen_state) = (monitoring.admin_address, (listen_state, state_files(state_tls).into()));
         let scaler = (scaling.listen_scaler, signals);
         tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pool_names, "started");

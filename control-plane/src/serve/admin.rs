@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -24,6 +24,7 @@ use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
 use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
+use crate::serve::explanations::{ExplanationDesk, QuestionRefusal};
 use crate::serve::scaling_page::scaling;
 use crate::serve::{console, metrics};
 use crate::state::counters::{BandTotals, CounterTotals};
@@ -41,6 +42,8 @@ pub struct AdminServer {
     pub snapshot: Option<Arc<SnapshotFile>>,
     /// The discovered components, by pool.
     pub components: Arc<BTreeMap<Arc<str>, WatchedComponents>>,
+    /// Where explanations are computed.
+    pub explanations: ExplanationDesk,
 }
 
 /// The routes of a daemon that starts.
@@ -102,10 +105,13 @@ async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Respon
 }
 
 /// Explains a decision. It is a POST only because it needs a body; it changes nothing.
-async fn why(State(AdminServer { shared, .. }): State<AdminServer>, Json(question): Json<ExplainRequest>) -> Response {
-    match explain::answer(&shared, &question) {
+async fn why(State(AdminServer { shared, explanations, .. }): State<AdminServer>, request: Request) -> Response {
+    let explain = move |question: ExplainRequest| {
+        explain::answer(&shared, &question).map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
+    };
+    match explanations.answer(request, explain).await {
         Ok(answer) => Json(answer).into_response(),
-        Err(complaint) => (StatusCode::BAD_REQUEST, complaint + "\n").into_response(),
+        Err(QuestionRefusal { status, why }) => (status, why + "\n").into_response(),
     }
 }
 

@@ -22,6 +22,7 @@ use crate::cli::args::{AdminTls, ServeArgs};
 use crate::error::FatalError;
 use crate::serve::admin::{self, AdminServer};
 use crate::serve::admin_token::{self, BearerToken};
+use crate::serve::foreign_pages::{self, AdminHosts};
 use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen};
 use crate::shutdown::Shutdown;
@@ -72,7 +73,12 @@ impl MonitoringServer {
 
         let incoming = open(ListenerName::Admin, args.listen_admin, tls, shutdown).await?;
         let admin_address = incoming.address();
-        tasks.spawn(serve_pages(incoming, guarded(current(admin_pages), token), "admin listener", shutdown.clone()));
+        tasks.spawn(serve_pages(
+            incoming,
+            guarded(current(admin_pages), admin_hosts(&args.admin_tls), token),
+            "admin listener",
+            shutdown.clone(),
+        ));
         let metrics_address = match args.listen_metrics.0 {
             None => None,
             Some(address) => {
@@ -111,11 +117,19 @@ fn current(pages: watch::Receiver<Router>) -> Router {
     })
 }
 
-fn guarded(router: Router, token: Option<BearerToken>) -> Router {
-    match token {
+fn guarded(router: Router, hosts: AdminHosts, token: Option<BearerToken>) -> Router {
+    let router = match token {
         Some(token) => router.layer(from_fn_with_state(token, admin_token::guard)),
         None => router,
+    };
+    router.layer(from_fn_with_state(hosts, foreign_pages::guard))
+}
+
+fn admin_hosts(args: &AdminTls) -> AdminHosts {
+    if args.admin_token_file.is_some() || args.admin_tls_cert.is_some() {
+        return AdminHosts::Any;
     }
+    AdminHosts::Only(args.admin_hosts.as_slice().into())
 }
 
 fn admin_tls(args: &AdminTls) -> ServerTls {

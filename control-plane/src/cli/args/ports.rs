@@ -51,6 +51,13 @@ pub struct AdminTls {
     #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
+    /// Another name of this machine under which browsers and programs may ask the admin listener,
+    /// besides its addresses and localhost; may be repeated. Not needed with a token or
+    /// --admin-tls-cert. Other names are refused: a web page could have its own name resolve to
+    /// this machine, and then read everything.
+    #[arg(long = "admin-host", env = "SWITCHPOINT_ADMIN_HOST", value_name = "NAME", value_delimiter = ',')]
+    pub admin_hosts: Vec<String>,
+
     /// Allow --listen-admin beyond loopback without mutual TLS or a token. The risk: any host that
     /// reaches the port can read addresses and load of all endpoints, the configuration and the
     /// names of all proxies, and make the daemon spend CPU on /debug/explain.

@@ -1,9 +1,7 @@
 //! Recent sampled decisions, and the explanation of one of them or of a pasted request.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::{BytesRejection, JsonRejection};
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -12,7 +10,9 @@ use serde_json::{Value, json};
 use super::refused;
 use crate::cli::explain::{self, ExplainRequest};
 use crate::serve::admin::AdminServer;
+use crate::serve::explanations::QuestionRefusal;
 use crate::state::decision_log::{SAMPLES_PER_POOL_MAX, SampledDecision};
+use crate::state::shared::DaemonState;
 
 /// A question: a sampled decision by its id, or a request; and variations.
 #[derive(Debug, Default, Deserialize)]
@@ -50,30 +50,35 @@ fn row(sampled: &SampledDecision) -> Value {
     })
 }
 
-/// Explains a decision with the exchange and scheduler of the proxies. It changes nothing, so any
-/// content type will do.
-pub(super) async fn explain(State(AdminServer { shared, .. }): State<AdminServer>, body: Result<Bytes, BytesRejection>) -> Response {
-    let body = match body {
-        Ok(body) => body,
-        Err(rejected) => return refused(rejected.status(), &rejected.body_text()),
+/// Explains a decision with the exchange and scheduler of the proxies. It changes nothing.
+pub(super) async fn explain(State(AdminServer { shared, explanations, .. }): State<AdminServer>, request: Request) -> Response {
+    let explain = move |question: ConsoleQuestion| {
+        let question = question.into_request(&shared)?;
+        explain::answer(&shared, &question).map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
-    let question: Result<Json<ConsoleQuestion>, JsonRejection> = Json::from_bytes(&body);
-    let ConsoleQuestion { pool, decision, request, path, without, config } = match question {
-        Ok(Json(question)) => question,
-        Err(rejected) => return refused(rejected.status(), &rejected.body_text()),
-    };
-    let (pool, request) = match (decision, request) {
-        (Some(id), None) => match shared.decisions().get(id).map(|sampled| (sampled.pool.to_string(), sampled.record.to_string())) {
-            Some((pool, record)) => (Some(pool), record),
-            None => return refused(StatusCode::NOT_FOUND, "this decision is no longer kept"),
-        },
-        (None, Some(request)) => (pool, request),
-        _ => return refused(StatusCode::BAD_REQUEST, "name a decision, or give a request"),
-    };
-    let path = path.unwrap_or_else(|| "/v1/completions".to_owned());
-    let question = ExplainRequest { pool, request, path, without, config, ..ExplainRequest::default() };
-    match explain::answer(&shared, &question) {
+    match explanations.answer(request, explain).await {
         Ok(answer) => Json(answer).into_response(),
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why),
+        Err(QuestionRefusal { status, why }) => refused(status, &why),
+    }
+}
+
+// === impl ConsoleQuestion ===
+
+impl ConsoleQuestion {
+    /// The question with the record of the sampled decision that it names.
+    fn into_request(self, shared: &DaemonState) -> Result<ExplainRequest, QuestionRefusal> {
+        let Self { pool, decision, request, path, without, config } = self;
+        let (pool, request) = match (decision, request) {
+            (Some(id), None) => {
+                let sampled = shared.decisions().get(id).map(|sampled| (sampled.pool.to_string(), sampled.record.to_string()));
+                let gone = || QuestionRefusal::new(StatusCode::NOT_FOUND, "this decision is no longer kept");
+                let (pool, record) = sampled.ok_or_else(gone)?;
+                (Some(pool), record)
+            }
+            (None, Some(request)) => (pool, request),
+            _ => return Err(QuestionRefusal::new(StatusCode::BAD_REQUEST, "name a decision, or give a request")),
+        };
+        let path = path.unwrap_or_else(|| "/v1/completions".to_owned());
+        Ok(ExplainRequest { pool, request, path, without, config, ..ExplainRequest::default() })
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
 use super::harness::{Daemon, FilterStream, daemon, get, get_json, until, write};
@@ -181,18 +182,10 @@ async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
 }
 
 #[tokio::test]
-async fn a_body_needs_no_content_type_and_every_error_is_a_failure() {
+async fn every_error_is_a_failure() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let (schema, client) = (schema(), reqwest::Client::new());
     let url = |path: &str| format!("http://{}{path}", daemon.admin_address);
-    let question = json!({"request": r#"{"model":"m","prompt":"x"}"#}).to_string();
-    // What curl sends.
-    for media_type in ["application/x-www-form-urlencoded", "application/json"] {
-        let asked = client.post(url("/api/v1/explain")).header("content-type", media_type).body(question.clone());
-        let reply = asked.send().await.unwrap();
-        assert_eq!(reply.status(), 200, "{media_type}");
-        schema.check("Explanation", &reply.json().await.unwrap());
-    }
     for (method, path, status) in [
         ("GET", "/api/v1/explain", 405),
         ("DELETE", "/api/v1/overview", 405),
@@ -205,9 +198,70 @@ async fn a_body_needs_no_content_type_and_every_error_is_a_failure() {
         assert_eq!(reply.headers().contains_key("allow"), status == 405, "{method} {path}");
         schema.check("Failure", &reply.json().await.unwrap());
     }
-    let invalid = client.post(url("/api/v1/explain")).body("{").send().await.unwrap();
-    assert_eq!(invalid.status(), 400);
-    schema.check("Failure", &invalid.json().await.unwrap());
+    for (media_type, status) in [("application/json", 400), ("text/plain", 415), ("application/x-www-form-urlencoded", 415)] {
+        let invalid = client.post(url("/api/v1/explain")).header("content-type", media_type).body("{").send().await.unwrap();
+        assert_eq!(invalid.status(), status, "{media_type}");
+        schema.check("Failure", &invalid.json().await.unwrap());
+    }
+    daemon.stop().await;
+}
+
+/// The requests that a browser sends for a page of another site.
+#[tokio::test]
+async fn pages_of_other_sites_get_nothing() {
+    let (open, named) =
+        (daemon(&["--endpoint", "127.0.0.1:1"]).await, daemon(&["--endpoint", "127.0.0.1:1", "--admin-host", "rebound.example"]).await);
+    let client = reqwest::Client::new();
+    for path in ["/", "/metrics", "/livez", "/debug/state", "/debug/config", "/api/v1/overview", "/api/v1/bogus"] {
+        let status = async |daemon: &Daemon, header: &'static str, value: &'static str| {
+            client.get(format!("http://{}{path}", daemon.admin_address)).header(header, value).send().await.unwrap().status().as_u16()
+        };
+        assert_eq!(status(&open, "host", "rebound.example:9090").await, 421, "{path}");
+        assert_ne!(status(&named, "host", "rebound.example:9090").await, 421, "{path}");
+        assert_eq!(status(&open, "origin", "https://page.example").await, 403, "{path}");
+        assert_eq!(status(&open, "sec-fetch-site", "cross-site").await, 403, "{path}");
+    }
+    open.stop().await;
+    named.stop().await;
+}
+
+/// Questions that take long, or whose body comes slowly, hold up each other and nothing else.
+#[tokio::test]
+async fn one_question_is_explained_at_a_time() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let question = json!({"request": r#"{"model":"m","prompt":"x"}"#});
+    let body = question.to_string();
+    let mut slow = tokio::net::TcpStream::connect(daemon.admin_address).await.unwrap();
+    let head = format!(
+        "POST /debug/explain HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    slow.write_all(head.as_bytes()).await.unwrap();
+    until("the turn is taken", || async { post(&daemon, &question).await.0 == 503 }).await;
+    assert_eq!(get(daemon.admin_address, "/livez").await.0, 200);
+    slow.write_all(body.as_bytes()).await.unwrap();
+    let mut reply = String::new();
+    slow.read_to_string(&mut reply).await.unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    assert_eq!(post(&daemon, &question).await.0, 200);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn questions_that_cannot_be_meant_are_refused() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let laughs: String = (1..=8).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(","))).collect();
+    for (part, value, why) in [
+        ("without", json!(vec!["127.0.0.1:1"; 1_025]), "at most 1024"),
+        ("config", json!(" ".repeat((1 << 20) + 1)), "at most 1048576"),
+        ("config", json!(format!("a0: &a0 [x,x,x]\n{laughs}")), "too complex"),
+    ] {
+        let mut question = json!({"request": r#"{"model":"m","prompt":"x"}"#});
+        question[part] = value;
+        let (status, failure) = post(&daemon, &question).await;
+        assert_eq!(status, 400, "{part}");
+        assert!(failure["error"].as_str().unwrap().contains(why), "{failure}");
+    }
     daemon.stop().await;
 }
 
