@@ -35,7 +35,7 @@ const NONE: &str = "none";
 
 /// The published means, and the page with their tables.
 const DATA: &str = "docs/data/flow-control.json";
-const PAGE: &str = "docs/how-to/flow-control.md";
+const PAGE: &str = "docs/reference/flow-control.md";
 
 /// The figures of a wave, and their picture.
 const WAVE_DATA: &str = "docs/data/flow-wave.json";

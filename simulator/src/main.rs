@@ -154,7 +154,7 @@ enum SimulatorTask {
         #[arg(long, default_value = "target/bench/flow-control.json")]
         file: PathBuf,
     },
-    /// Writes docs/data/flow-control.json and the tables of docs/how-to/flow-control.md from the
+    /// Writes docs/data/flow-control.json and the tables of docs/reference/flow-control.md from the
     /// results of `flow`.
     FlowPage {
         /// The files of results.
