@@ -16,7 +16,9 @@ use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
 
 mod latency;
+pub(crate) mod older;
 mod page;
+mod pasted;
 mod reader;
 mod reference_items;
 mod resolved;
@@ -331,10 +333,7 @@ mod tests {
             ("dataLayer: {crossReplicaSyncInterval: 1s}", "dataLayer: {crossReplica: {syncInterval: 1s}}"),
             ("dataLayer: {crossReplicaPublishTimeout: 1s}", "dataLayer: {crossReplica: {publishTimeout: 1s}}"),
             ("dataLayer: {crossReplicaSyncerPluginRef: s}", "dataLayer: {crossReplica: {syncerPluginRef: s}}"),
-            (
-                "saturationDetector: {pluginRef: utilization-detector}",
-                "flowControl: {priorityBands: [{priority: 1, defaultRequestTTL: 1s}]}",
-            ),
+            ("saturationDetector: {pluginRef: utilization-detector}", "requestHandler: {propagatePriority: false}"),
             ("parser: {pluginRef: openai-parser}", "requestHandler: {propagatePriority: true}"),
         ] {
             let plugins = "plugins: [{name: f, type: file-discovery}, {name: s, type: local-syncer}]\n";
@@ -406,15 +405,95 @@ mod tests {
     }
 
     #[test]
-    fn trackers_and_predictors_may_be_named_in_profiles_and_other_producers_not() {
-        let profile = |name: &str| {
-            let plugins = format!("plugins: [{{type: {name}}}, {{type: queue-scorer}}]\n");
-            file(&format!("{plugins}schedulingProfiles: [{{name: a, plugins: [{{pluginRef: {name}}}, {{pluginRef: queue-scorer}}]}}]\n"))
+    fn a_plugin_that_takes_no_part_in_profiles_may_be_named_there() {
+        for (plugin, is) in [
+            ("predicted-latency-producer", "is a producer: it applies in every profile"),
+            ("token-producer", "is a producer: it applies in every profile"),
+            ("openai-parser", "is a parser: it takes no part in a profile"),
+            ("single-profile-handler", "is a profile handler: it takes no part"),
+            ("prefill-header-handler", "is a plugin without references: it takes no part"),
+            ("metrics-data-source", "is a data source: it takes no part"),
+        ] {
+            let (report, config) = read(&file(&format!(
+                "plugins: [{{type: {plugin}}}, {{type: queue-scorer}}]
+\
+                 schedulingProfiles: [{{name: a, plugins: [{{pluginRef: {plugin}, weight: 2}}, {{pluginRef: queue-scorer}}]}}]\n"
+            )));
+            let item = report.items.iter().find(|item| item.path == "schedulingProfiles[0].plugins[0]").unwrap();
+            assert!(item.status == ItemStatus::NoEffect && item.reason.contains(is), "{item:?}");
+            assert_eq!(config.unwrap().pipeline.profiles[0].plugins.len(), 1, "{plugin}");
+        }
+    }
+
+    /// What llm-d-router of August 2026 reads, and what its predecessors had.
+    #[test]
+    fn settings_of_other_versions_are_read_or_refused_by_name() {
+        let plugin = |plugin_type: &str, parameters: &str| {
+            let second = if plugin_type == "disagg-profile-handler" { ", {name: x}" } else { "" };
+            file(&format!(
+                "plugins:\n- {{type: always-disagg-pd-decider}}\n- {{type: decode-filter}}\n- type: {plugin_type}\n  parameters: {{{parameters}}}\n\
+                 schedulingProfiles: [{{name: decode, plugins: [{{pluginRef: decode-filter}}]}}{second}]\n"
+            ))
         };
-        good(&profile("predicted-latency-producer"));
-        good(&profile("slo-request-tracker"));
-        let said = read(&profile("token-producer")).0.complaints("f");
-        assert!(said.contains("\"token-producer\" (line 3) is a producer (token-producer), not a filter"), "{said}");
+        for (plugin_type, parameters, part) in [
+            ("disagg-profile-handler", "decodeProfile: decode", "the older name of profiles.decode"),
+            (
+                "disagg-profile-handler",
+                "prefillProfile: x, deciderPluginName: always-disagg-pd-decider",
+                "the older name of deciders.prefill",
+            ),
+            ("disagg-profile-handler", "encodeProfile: x, encodeDeciderPluginName: always-disagg-pd-decider", "deciders.encode"),
+            ("disagg-profile-handler", "decodeProfile: x, profiles: {decode: decode}", "profiles.decode counts"),
+            ("disagg-profile-handler", "stageOrder: Decode_First", "what is done anyway"),
+            (
+                "disagg-profile-handler",
+                "stageOrder: prefill-first",
+                "refused: decode is picked first, then prefill and encode for it; instead: decode-first",
+            ),
+            ("active-request-scorer", "requestTimeout: 2m", "a request counts until it ends"),
+            ("approx-prefix-cache-producer", "blockSize: 128", "the older name of blockSizeTokens"),
+            ("token-producer", "estimate: {video: {frames: {mode: sampled}}}", "a video counts as an image"),
+            ("token-producer", "udsTokenizerConfig: {socketFile: /s}", "no external tokenizer is called; instead: the estimate"),
+            ("no-hit-lru-scorer", "prefixPluginName: p, prefixPluginType: q", "all plugins share one prefix index"),
+            ("prefix-cache-scorer", "hashBlockSize: 5", "since llm-d-router v0.9; instead: its blockSizeTokens"),
+            ("prefix-cache-scorer", "autoTune: false", "since llm-d-router v0.9; instead: its autoTune"),
+            ("prefix-cache-scorer", "mode: cache_tracking", "KV events are not read in this version; instead"),
+            ("predicted-latency-producer", "predictInPrepareData: true", "the older name of predictInProduce"),
+            ("program-aware-fairness", "strategy: LAS", "what is done anyway"),
+            ("program-aware-fairness", "strategy: turn-priority", "refused: not implemented in this version; instead: las"),
+            ("approx-prefix-cache-producer", "prefixHashSource: metadata", "instead: leave it out"),
+            ("program-aware-fairness", "lasDecayFactor: 0.9", "instead: lasHalfLifeSeconds"),
+            ("session-affinity-scorer", "headerName: x-session-token", "the older name of encodedEndpointHeaderConfig.header"),
+        ] {
+            let (report, config) = read(&plugin(plugin_type, parameters));
+            let items: String = report.items.iter().map(|item| format!("{}\n", item.reason)).collect();
+            let all = items + &report.complaints("f");
+            assert!(report.errors.is_empty() && all.contains(part), "{plugin_type} {parameters}: {all}");
+            assert_eq!(config.is_none(), all.contains("refused: "), "{plugin_type} {parameters}: {all}");
+        }
+        for gate in ["dataLayer", "enableLegacyMetrics", "prepareDataPlugins"] {
+            good(&file(&format!("featureGates: [{gate}]\n")));
+        }
+        good(&file("plugins: [{type: metrics-data-source}]\ndata: {sources: [{pluginRef: metrics-data-source, extractors: []}]}\n"));
+        good(&file("metadata: {name: mine}\n"));
+        good(&file("flowControl: {priorityBands: [{priority: 1, defaultRequestTTL: 1s}]}\n"));
+        for threshold in ["queueDepthThreshold: 5", "kvCacheUtilThreshold: 0.8", "metricsStalenessThreshold: 200ms"] {
+            let said = complaints(&format!("saturationDetector: {{{threshold}}}\n"));
+            assert!(said.contains("refused") && said.contains("instead: a plugin of the type utilization-detector"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_holds_the_configuration_as_text_is_recognised() {
+        let text = file("plugins: []\n").replace('\n', "\n      ");
+        for (outer, place) in [
+            (format!("router:\n  epp:\n    a.yaml: |\n      {text}"), "f:3: router.epp.a.yaml: "),
+            (format!("apiVersion: v1\nkind: ConfigMap\ndata:\n    a.yaml: |\n      {text}"), "f:4: data.a.yaml: "),
+            (format!("kind: Deployment\nargs:\n  - |\n      {text}"), ": args[0]: "),
+        ] {
+            let said = read(&outer).0.complaints("f");
+            assert!(said.contains(place) && said.contains("switchpointd migrate") && said.lines().count() == 1, "{said}");
+        }
     }
 
     #[test]

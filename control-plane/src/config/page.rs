@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use scheduler::registry::reference_markdown;
 
-use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, ReferencePlugin};
+use super::older;
+use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, PARAMETERS, ReferencePlugin};
 
 const HEAD: &str = "\
 # Plugins and configuration
@@ -109,15 +110,28 @@ pub fn reference_page() -> String {
         });
         page.push_str(&rows_by_reason(types));
     }
+    let _ = writeln!(page, "\n## Parameters of llm-d-router that the plugins here do not have\n\n| parameters | result |\n|---|---|");
+    let moved = older::moved_names().map(|(plugin_type, name, now)| (format!("{plugin_type}.{name}"), format!("read as {now}")));
+    let answered = PARAMETERS.iter().map(|row| {
+        let usual = if row.usual.is_empty() { "" } else { "other values than the usual one are " };
+        (format!("{}.{}", row.plugin_type, row.way.join(".")), format!("{usual}{}", answer(row.support)))
+    });
+    let rows: Vec<(String, String)> = moved.chain(answered).collect();
+    page.push_str(&rows_by_reason(rows.iter().map(|(name, answer)| (name.as_str(), answer.clone()))));
     let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
     for (name, fate) in FEATURE_GATES {
-        let _ = match fate {
-            ItemSupport::Implemented(what) | ItemSupport::FlowControl(what) => writeln!(page, "| `{name}` | {what} |"),
-            ItemSupport::NoEffect(why) => writeln!(page, "| `{name}` | no effect: {why} |"),
-            ItemSupport::Refused(why, instead) => writeln!(page, "| `{name}` | refused: {why}; instead: {instead} |"),
-        };
+        let _ = writeln!(page, "| `{name}` | {} |", answer(*fate));
     }
     page
+}
+
+/// An answer as one phrase.
+fn answer(support: ItemSupport) -> String {
+    match support {
+        ItemSupport::Implemented(what) | ItemSupport::FlowControl(what) => what.to_owned(),
+        ItemSupport::NoEffect(why) => format!("no effect: {why}"),
+        ItemSupport::Refused(why, instead) => format!("refused: {why}; instead: {instead}"),
+    }
 }
 
 /// Table rows, one for each reason, with the names that share it.

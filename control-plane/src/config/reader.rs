@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use scheduler::plugin::closest;
 
 use self::plugins::DeclaredPlugin;
+use super::older::{self, MovedParameter};
 use super::reference_items::{FEATURE_GATES, FLOW_CONTROL_GATE, ItemSupport, PluginRole, plugin_types};
 use super::schema::{API_VERSIONS, ConfigDialect, FILE, KIND, SchemaShape};
 use super::yaml::{self, YamlKey, YamlNode, YamlValue};
@@ -55,7 +56,10 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
         location: MetricsLocation::default(),
     };
     let config = match yaml::parse(text) {
-        Ok(root) => reader.file(&root),
+        Ok(mut root) => {
+            reader.moved(older::move_parameters(&mut root));
+            reader.file(&root)
+        }
         Err((line, message)) => {
             reader.problem("", line, message);
             None
@@ -70,6 +74,11 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 
 impl ConfigReader {
     fn file(&mut self, root: &YamlNode) -> Option<CompiledConfig> {
+        if let Some((path, line)) = embedded(root, "") {
+            let advice = "is the configuration, as text: write it into a file of its own, or give this file to `switchpointd migrate`";
+            self.problem(&path, line, advice);
+            return None;
+        }
         self.api_version(root);
         self.constant(root, "kind", &[KIND]);
         if let Some(gates) = root.get("featureGates") {
@@ -82,6 +91,17 @@ impl ConfigReader {
         let pipeline = self.pipeline(root);
         self.unused();
         Some(CompiledConfig { pipeline: pipeline?, scraping: self.scraping()?, text: None })
+    }
+
+    /// Reports the parameters with older names.
+    fn moved(&mut self, moved: Vec<MovedParameter>) {
+        for MovedParameter { path, line, now, counts } in moved {
+            if counts {
+                self.item(&path, line, ItemStatus::Implemented, format!("the older name of {now}"));
+            } else {
+                self.item(&path, line, ItemStatus::NoEffect, format!("{now} counts"));
+            }
+        }
     }
 
     fn api_version(&mut self, root: &YamlNode) {
@@ -226,6 +246,19 @@ impl ConfigReader {
             }
             _ => Some(name),
         }
+    }
+}
+
+/// The path and line of a text that is a configuration itself, as in chart values and ConfigMaps.
+fn embedded(node: &YamlNode, path: &str) -> Option<(String, u64)> {
+    match &node.value {
+        YamlValue::Text(text) => text.contains(&format!("kind: {KIND}")).then(|| (path.to_owned(), node.line)),
+        YamlValue::List(list) => list.iter().enumerate().find_map(|(i, node)| embedded(node, &format!("{path}[{i}]"))),
+        YamlValue::Map(entries) => entries.iter().find_map(|(key, node)| {
+            let (path, line) = embedded(node, &below(path, &key.name))?;
+            Some((path, if matches!(node.value, YamlValue::Text(_)) { key.line } else { line }))
+        }),
+        _ => None,
     }
 }
 

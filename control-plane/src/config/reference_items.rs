@@ -4,6 +4,8 @@ use std::fmt;
 
 use scheduler::registry::{self, PluginKind};
 
+use super::yaml::YamlValue;
+
 /// The answer for an item without a counterpart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ItemSupport {
@@ -52,9 +54,12 @@ pub struct ReferencePlugin {
 const NOT_YET: &str = "not implemented in this version";
 /// Why the plugins of revocation have no effect.
 const EVICTION: &str = "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
+/// Why types of older versions are refused, that llm-d-router has no more.
+const RENAMED: &str = "a type of older versions of llm-d or the Inference Extension";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
 
 const SCORER: PluginRole = PluginRole::Scheduling(PluginKind::Scorer);
+const DETECTOR: PluginRole = PluginRole::Scheduling(PluginKind::Detector);
 const FILTER: PluginRole = PluginRole::Scheduling(PluginKind::Filter);
 const HANDLER: PluginRole = PluginRole::Scheduling(PluginKind::ProfileHandler);
 const PRODUCER_ROLE: PluginRole = PluginRole::Scheduling(PluginKind::Producer);
@@ -81,6 +86,12 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("mm-embeddings-cache-producer", PluginRole::Extractor, Refused(NOT_YET, "approx-prefix-cache-producer")),
     row("session-id-producer", PluginRole::Unreferred, Refused(NOT_YET, "session-affinity-scorer with sources, which reads the header itself")),
     row("label-producer", PluginRole::Unreferred, Refused(NOT_YET, "label-selector-filter or header-label-affinity-scorer, which read labels themselves")),
+    row("lmetric-scorer", SCORER, Refused(NOT_YET, "marginal-cost-scorer, or prefix-cache-scorer and active-request-scorer")),
+    row("thunder-agent", SCORER, Refused(NOT_YET, "session-affinity-scorer, and program-aware-fairness with flowControl")),
+    row("active-request-filter", FILTER, Refused(NOT_YET, "utilization-filter with active-requests")),
+    row("max-saturation-detector", DETECTOR, Refused(NOT_YET, "utilization-detector, concurrency-detector or backlog-detector")),
+    row("latency-observer-producer-hub", PluginRole::Source, Refused(NOT_YET, "a pool for each cluster (--pools)")),
+    row("latency-observation-scorer-hub", SCORER, Refused(NOT_YET, "latency-scorer in a pool for each cluster (--pools)")),
     row("endpoint-attribute-weight-scorer", SCORER, Refused(NOT_YET, "endpoint-attribute-scorer")),
     row("topology-affinity-scorer", SCORER, Refused(NOT_YET, "a pool for each zone (--pools)")),
     row("topology-affinity-filter", FILTER, Refused(NOT_YET, "a pool for each zone (--pools)")),
@@ -107,6 +118,16 @@ pub const FOREIGN: &[ReferencePlugin] = &[
     row("eviction-sheddable-filter", PluginRole::Unreferred, NoEffect(EVICTION)),
     row("priority-then-time-eviction-order-policy", PluginRole::Unreferred, NoEffect(EVICTION)),
     row("eviction-priority-then-time-ordering", PluginRole::Unreferred, NoEffect(EVICTION)),
+    row("kv-cache-scorer", SCORER, Refused(RENAMED, "kv-cache-utilization-scorer")),
+    row("model-server-protocol-metrics", PluginRole::Extractor, Refused(RENAMED, "core-metrics-extractor with engineConfigs")),
+    row("model-server-protocol-models", PluginRole::Extractor, Refused(RENAMED, "a pool for each model (--pools)")),
+    row("predicted-latency-scorer", SCORER, Refused(RENAMED, "predicted-latency-producer, latency-scorer and slo-headroom-tier-filter")),
+    row("slo-aware-routing", SCORER, Refused(RENAMED, "predicted-latency-producer, latency-scorer and slo-headroom-tier-filter")),
+    row("decision-tree-filter", FILTER, Refused(RENAMED, "scorers with weights")),
+    row("least-queue-filter", FILTER, Refused(RENAMED, "queue-scorer")),
+    row("low-queue-filter", FILTER, Refused(RENAMED, "utilization-filter with waiting-queue")),
+    row("least-kv-cache-filter", FILTER, Refused(RENAMED, "kv-cache-utilization-scorer")),
+    row("lora-affinity-filter", FILTER, Refused(RENAMED, "lora-affinity-scorer")),
     row("header-based-testing-filter", FILTER, Refused("only llm-d-router's tests use it", "the subset hint of the Endpoint Picker Protocol")),
     row("destination-endpoint-served-verifier", PluginRole::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
 ];
@@ -118,13 +139,72 @@ pub const FLOW_CONTROL_GATE: &str = "flowControl";
 pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
     (FLOW_CONTROL_GATE, Implemented("requests wait in the proxy until an endpoint has room for them")),
     ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
+    ("dataLayer", NoEffect("a gate of older versions: the daemon scrapes every endpoint by itself")),
+    ("enableLegacyMetrics", NoEffect("a gate of older versions: the daemon scrapes every endpoint by itself")),
+    ("prepareDataPlugins", NoEffect("a gate of older versions: producers need no gate")),
 ];
 
-/// Parameters of implemented types that the scheduler does not have: type, parameter and answer.
-pub const PARAMETERS: &[(&str, &str, ItemSupport)] = &[
-    ("token-producer", "vllm", Refused("no external tokenizer is called", "the estimate, which is the default")),
-    ("token-producer", "modelName", NoEffect("tokens are estimated in the same way for every model")),
-    ("predicted-latency-producer", "contextTTL", NoEffect("the context of a request is dropped when the request ends")),
+/// A parameter that the scheduler does not have, of a type that it has.
+#[derive(Clone, Copy, Debug)]
+pub struct LlmdParameter {
+    /// The `type` of the plugin.
+    pub plugin_type: &'static str,
+    /// The path of the parameter.
+    pub way: &'static [&'static str],
+    /// The values that say what is done anyway, in lower case without hyphens.
+    pub usual: &'static [&'static str],
+    /// The answer for other values.
+    pub support: ItemSupport,
+}
+
+const USUAL: ItemSupport = Implemented("what is done anyway");
+/// Why a parameter of `prefix-cache-scorer` is refused.
+const IN_THE_PRODUCER: &str = "a parameter of approx-prefix-cache-producer since llm-d-router v0.9";
+const NO_TOKENIZER: ItemSupport = Refused("no external tokenizer is called", "the estimate, which is the default");
+const ONE_PRODUCER: ItemSupport = NoEffect("each producer exists once, declared or not");
+const ONE_INDEX: ItemSupport = NoEffect("all plugins share one prefix index");
+
+/// The parameters of llm-d that the scheduler does not have.
+#[rustfmt::skip] // a table
+pub const PARAMETERS: &[LlmdParameter] = &[
+    parameter("token-producer", &["vllm"], NO_TOKENIZER),
+    parameter("token-producer", &["udsTokenizerConfig"], NO_TOKENIZER),
+    parameter("token-producer", &["modelName"], NoEffect("tokens are estimated in the same way for every model")),
+    parameter("token-producer", &["estimate", "video"], NoEffect("a video counts as an image")),
+    parameter("predicted-latency-producer", &["contextTTL"], NoEffect("the context of a request is dropped when the request ends")),
+    parameter("predicted-latency-producer", &["encoderCacheMatchInfoProducerName"], NoEffect("the features of the model are fixed")),
+    parameter("active-request-scorer", &["requestTimeout"], NoEffect("a request counts until it ends, as in llm-d-router since v0.9")),
+    parameter("active-request-scorer", &["inFlightLoadProducerName"], ONE_PRODUCER),
+    parameter("token-load-scorer", &["inFlightLoadProducerName"], ONE_PRODUCER),
+    parameter("slo-headroom-tier-filter", &["latencyPredictionInfoProducerName"], ONE_PRODUCER),
+    parameter("no-hit-lru-scorer", &["prefixPluginType"], ONE_INDEX),
+    parameter("no-hit-lru-scorer", &["prefixPluginName"], ONE_INDEX),
+    parameter("prefix-cache-scorer", &["hashBlockSize"], Refused(IN_THE_PRODUCER, "its blockSizeTokens, in tokens (characters / 4)")),
+    parameter("prefix-cache-scorer", &["blockSize"], Refused(IN_THE_PRODUCER, "its blockSizeTokens, in tokens (characters / 4)")),
+    parameter("prefix-cache-scorer", &["blockSizeTokens"], Refused(IN_THE_PRODUCER, "its blockSizeTokens")),
+    parameter("prefix-cache-scorer", &["maxPrefixBlocksToMatch"], Refused(IN_THE_PRODUCER, "its maxPrefixTokensToMatch, in tokens (blocks * blockSizeTokens)")),
+    parameter("prefix-cache-scorer", &["maxPrefixTokensToMatch"], Refused(IN_THE_PRODUCER, "its maxPrefixTokensToMatch")),
+    parameter("prefix-cache-scorer", &["lruCapacityPerServer"], Refused(IN_THE_PRODUCER, "its lruCapacityPerServer")),
+    parameter("prefix-cache-scorer", &["autoTune"], Refused(IN_THE_PRODUCER, "its autoTune")),
+    parameter("prefix-cache-scorer", &["mode"], Refused(NO_EVENTS, "leave it out: the index is corrected by cached_tokens")),
+    parameter("prefix-cache-scorer", &["tokenProcessorConfig"], Refused(NO_EVENTS, "leave it out: the index is corrected by cached_tokens")),
+    parameter("prefix-cache-scorer", &["indexerConfig"], Refused(NO_EVENTS, "leave it out: the index is corrected by cached_tokens")),
+    parameter("prefix-cache-scorer", &["kvEventsConfig"], Refused(NO_EVENTS, "leave it out: the index is corrected by cached_tokens")),
+    parameter("program-aware-fairness", &["lasDecayFactor"], Refused("a decay per pick in llm-d-router up to v0.10", "lasHalfLifeSeconds")),
+    parameter("program-aware-fairness-policy", &["lasDecayFactor"], Refused("a decay per pick in llm-d-router up to v0.10", "lasHalfLifeSeconds")),
+    parameter("approx-prefix-cache-producer", &["prefixHashSource"], Refused("blocks are hashed here, from the prompt", "leave it out")),
+    LlmdParameter {
+        usual: &["", "las"],
+        ..parameter("program-aware-fairness", &["strategy"], Refused(NOT_YET, "las"))
+    },
+    LlmdParameter {
+        usual: &["", "las"],
+        ..parameter("program-aware-fairness-policy", &["strategy"], Refused(NOT_YET, "las"))
+    },
+    LlmdParameter {
+        usual: &["", "decode", "decodefirst"],
+        ..parameter("disagg-profile-handler", &["stageOrder"], Refused("decode is picked first, then prefill and encode for it", "decode-first"))
+    },
 ];
 
 /// The first words of the doc of a parameter that is checked but has no effect.
@@ -165,6 +245,10 @@ const fn row(name: &'static str, role: PluginRole, fate: ItemSupport) -> Referen
     ReferencePlugin { name, role, support: fate }
 }
 
+const fn parameter(plugin_type: &'static str, way: &'static [&'static str], support: ItemSupport) -> LlmdParameter {
+    LlmdParameter { plugin_type, way, usual: &[], support }
+}
+
 /// The entry of [`FOREIGN`] for a plugin type.
 #[must_use]
 pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
@@ -174,6 +258,20 @@ pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
 /// Every plugin type that has an answer.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
     registry::PLUGINS.iter().filter(|row| row.kind != PluginKind::FlowControl).map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
+}
+
+// === impl LlmdParameter ===
+
+impl LlmdParameter {
+    /// The answer for this value.
+    #[must_use]
+    pub fn answer(&self, value: &YamlValue) -> ItemSupport {
+        match value {
+            YamlValue::Null if !self.usual.is_empty() => USUAL,
+            YamlValue::Text(text) if self.usual.contains(&text.replace(['-', '_'], "").to_lowercase().as_str()) => USUAL,
+            _ => self.support,
+        }
+    }
 }
 
 // === impl PluginRole ===

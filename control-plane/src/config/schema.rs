@@ -52,6 +52,8 @@ pub enum SchemaShape {
     Flag,
     /// A whole number.
     Integer,
+    /// A number.
+    Number,
     /// A quantity as Kubernetes writes it: `5000`, `1k`, `10Gi`.
     Quantity,
     /// A duration as Go writes it: `60s`, `1m30s`.
@@ -72,6 +74,7 @@ const DISCOVERS: ItemSupport = ItemSupport::NoEffect("endpoints come from --endp
 pub const FILE: &[SchemaField] = &[
     own("apiVersion"),
     own("kind"),
+    field("metadata", SchemaShape::Own, ItemSupport::NoEffect("the file is no Kubernetes object")),
     own("featureGates"),
     own("plugins"),
     own("schedulingProfiles"),
@@ -80,8 +83,9 @@ pub const FILE: &[SchemaField] = &[
     answered_within("requestHandler", SchemaShape::Map(REQUEST_HANDLER)),
     SchemaField {
         only: Some((ConfigDialect::V1Alpha1, "flowControl.saturationDetector")),
-        ..answered_within("saturationDetector", DETECTOR)
+        ..answered_within("saturationDetector", OLDER_DETECTOR)
     },
+    older("data", SchemaShape::Map(&[answered_within("sources", SchemaShape::List(&SchemaShape::Map(SOURCE)))]), SCRAPES, "dataLayer"),
     SchemaField { only: Some((ConfigDialect::V1Alpha1, "requestHandler.parsers")), ..answered_within("parser", PARSER) },
 ];
 
@@ -140,7 +144,7 @@ const BAND: &[SchemaField] = &[
     answered_within("maxRequests", SchemaShape::Quantity),
     optional("fairnessPolicyRef", PluginRole::Scheduling(PluginKind::Fairness)),
     optional("orderingPolicyRef", PluginRole::Scheduling(PluginKind::Ordering)),
-    SchemaField { only: Some((ConfigDialect::V1, "")), ..answered_within("defaultRequestTTL", SchemaShape::Duration) },
+    answered_within("defaultRequestTTL", SchemaShape::Duration),
 ];
 
 const REQUEST_HANDLER: &[SchemaField] = &[
@@ -154,6 +158,17 @@ const REQUEST_HANDLER: &[SchemaField] = &[
 ];
 
 const DETECTOR: SchemaShape = SchemaShape::Map(&[optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector))]);
+/// With the thresholds that it had in the Inference Extension up to v1.4.
+const OLDER_DETECTOR: SchemaShape = SchemaShape::Map(&[
+    optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector)),
+    field("queueDepthThreshold", SchemaShape::Integer, THRESHOLD),
+    field("kvCacheUtilThreshold", SchemaShape::Number, THRESHOLD),
+    field("metricsStalenessThreshold", SchemaShape::Duration, THRESHOLD),
+]);
+const THRESHOLD: ItemSupport = ItemSupport::Refused(
+    "a field of the Inference Extension up to v1.4",
+    "a plugin of the type utilization-detector with this parameter, which applies once it is declared",
+);
 const PARSER: SchemaShape = SchemaShape::Map(&[reference("pluginRef", PluginRole::Scheduling(PluginKind::Parser))]);
 
 const fn own(name: &'static str) -> SchemaField {

@@ -1,11 +1,13 @@
 //! YAML as a tree with the line of every node, so that messages can name the line.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Spanned, UserMessageFormatter};
+
+use super::pasted;
 
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,20 +82,10 @@ fn options() -> serde_saphyr::Options {
 
 fn problem(error: &serde_saphyr::Error, text: &str) -> (u64, String) {
     let mut message = error.without_snippet().render_with_formatter(&UserMessageFormatter);
-    if is_indented_after_its_first_line(text) {
-        message += "; all lines after the first are indented deeper than it, as in text copied from a page: indent them alike";
+    if let Some(hint) = pasted::hint(text) {
+        let _ = write!(message, "; {hint}"); // writing to a String cannot fail
     }
     (error.location().map_or(0, |l| l.line()), message)
-}
-
-/// Whether all lines are indented deeper than the first, although that is complete: `key: value`.
-fn is_indented_after_its_first_line(text: &str) -> bool {
-    let has_content = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with('#') && line.trim_end() != "---";
-    let mut lines = text.lines().filter(has_content);
-    let Some(first) = lines.next().filter(|first| first.contains(": ") && !first.trim_end().ends_with(':')) else { return false };
-    let indent = |line: &str| line.len() - line.trim_start().len();
-    let least = lines.map(indent).min();
-    least.is_some_and(|least| least > indent(first))
 }
 
 fn node(spanned: Spanned<YamlValue>) -> YamlNode {
@@ -114,6 +106,12 @@ impl YamlNode {
     pub fn get(&self, name: &str) -> Option<&Self> {
         let found = self.entries().iter().find(|(key, _)| key.name == name).map(|(_, node)| node);
         found.filter(|node| node.value != YamlValue::Null)
+    }
+
+    /// The value of a key, to change it.
+    pub fn value_mut(&mut self, name: &str) -> Option<&mut YamlValue> {
+        let YamlValue::Map(entries) = &mut self.value else { return None };
+        entries.iter_mut().find(|(key, _)| key.name == name).map(|(_, node)| &mut node.value)
     }
 
     /// The node at the end of this path of keys.
@@ -154,6 +152,13 @@ impl YamlValue {
             Self::List(_) => "a list",
             Self::Map(_) => "a map",
         }
+    }
+
+    /// Takes out the entry at the end of this path of keys.
+    pub fn take(&mut self, way: &[&str]) -> Option<(YamlKey, YamlNode)> {
+        let (Self::Map(entries), Some((name, rest))) = (self, way.split_first()) else { return None };
+        let at = entries.iter().position(|(key, _)| key.name == *name)?;
+        if rest.is_empty() { Some(entries.remove(at)) } else { entries.get_mut(at)?.1.value.take(rest) }
     }
 
     /// The value as JSON, without lines.
@@ -252,14 +257,6 @@ mod tests {
             assert_eq!(root.line_of(way), line, "{way}");
         }
         assert!(root.at(&["a", "x"]).is_none() && root.get("b").is_none());
-    }
-
-    #[test]
-    fn copied_text_that_lost_the_indent_of_its_first_line_is_recognised() {
-        let hint = |text: &str| parse(text).unwrap_err().1.contains("indent them alike");
-        assert!(hint("# A comment.\napiVersion: a\n  kind: b\n  plugins:\n  - type: c\n"));
-        assert!(!hint("apiVersion: a\n  kind: b\nplugins: []\n"), "only one line is indented");
-        assert!(!hint("plugins:\n  - type: a\n   b: c\n"), "the first line is no complete entry");
     }
 
     #[test]

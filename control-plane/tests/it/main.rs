@@ -14,4 +14,5 @@ mod hostile_ext_proc;
 mod json_schema;
 mod manifests;
 mod migrate;
+mod others;
 mod scrape;

@@ -8,9 +8,13 @@ use super::report::ReportEntry;
 use super::table::MigrationVerdict;
 use super::tree::{list, map};
 use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
+use crate::config::{LatencyOptions, STRATEGY_VARIABLE};
 
 /// The argument of the daemon that turns on latency prediction.
 const LATENCY_PREDICTION: &str = "--latency-prediction";
+
+/// What turns latency prediction on in llm-d: a value of its charts, or a flag of older pickers.
+const PREDICTION_SWITCHES: [&str; 2] = ["router.latencyPredictor.enabled", "--enable-latency-predictor"];
 
 /// The verbosity of llm-d's log that corresponds to `debug`.
 const DEBUG_VERBOSITY: f64 = 4.0;
@@ -198,9 +202,10 @@ impl ValuesWriter<'_> {
         if of_any("--zap-encoder").as_deref() == Some("json") {
             daemon.push(("logFormat", text("json")));
         }
-        if self.pickers.iter().any(|picker| picker.items.is_on("router.latencyPredictor.enabled")) {
+        if self.pickers.iter().any(|picker| PREDICTION_SWITCHES.iter().any(|switch| picker.items.is_on(switch))) {
             daemon.push(("extraArgs", list(vec![text(LATENCY_PREDICTION)])));
         }
+        self.headroom_strategy(&mut daemon);
         for (path, ours, shape) in [
             ("router.epp.volumes", "extraVolumes", ValueShape::Maps),
             ("router.epp.volumeMounts", "extraVolumeMounts", ValueShape::Maps),
@@ -220,6 +225,22 @@ impl ValuesWriter<'_> {
         }
         daemon.retain(|(_, value)| !matches!(value, YamlValue::Map(entries) if entries.is_empty()));
         daemon
+    }
+
+    /// Sets the daemon's variable with the headroom strategy, which is that of all pools.
+    fn headroom_strategy(&mut self, daemon: &mut Vec<(&'static str, YamlValue)>) {
+        let item = format!("${STRATEGY_VARIABLE}");
+        let pickers = self.pickers;
+        let Some(items) = pickers.iter().map(|picker| &picker.items).find(|items| items.text(&item).is_some()) else { return };
+        let strategy = items.text(&item).unwrap_or_default();
+        match LatencyOptions::new(false, Some(strategy.clone())) {
+            Ok(_) => daemon.push(("extraEnv", list(vec![map(vec![("name", text(STRATEGY_VARIABLE)), ("value", text(&strategy))])]))),
+            Err(why) => {
+                let shown = items.shown(&item).to_owned();
+                self.unusable.push(item);
+                self.note(MigrationVerdict::Unknown, &shown, Some(&text(&strategy)), "", &format!("not copied: {why}"));
+            }
+        }
     }
 
     fn gateway(&mut self, enabled: bool) -> Vec<(&'static str, YamlValue)> {

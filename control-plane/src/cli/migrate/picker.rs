@@ -14,7 +14,7 @@ use super::table::MigrationVerdict;
 use super::text_of;
 use super::tree::{self, PathStep};
 use crate::config::yaml::{self, YamlNode, YamlValue};
-use crate::config::{self, ConfigItem, ConfigProblem, ItemStatus};
+use crate::config::{self, ConfigItem, ConfigProblem, ItemStatus, older};
 
 /// The most rounds of changes. Each round takes out what the reader names; a change may make
 /// another item wrong, such as a reference to a plugin that is gone.
@@ -23,26 +23,18 @@ const ROUNDS_MAX: usize = 8;
 /// The fields without which a file cannot be repaired.
 const FIELDS_NEEDED: [&str; 4] = ["apiVersion", "kind", "plugins", "schedulingProfiles"];
 
-/// What replaces a plugin type that is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Replacement {
-    /// This type, with the parameters that it has too.
-    With(&'static str),
-    /// `disagg-profile-handler`, with the decider under `deciders.prefill`.
-    ProfileHandler,
-    /// Nothing; the plugin is left out.
-    Nothing,
-}
-
-/// The types that have a replacement other than [`Replacement::Nothing`].
-const REPLACEMENTS: &[(&str, Replacement)] = &[
-    ("tokenizer", Replacement::With("token-producer")),
-    ("pd-profile-handler", Replacement::ProfileHandler),
-    ("precise-prefix-cache-scorer", Replacement::With("prefix-cache-scorer")),
-    ("precise-prefix-cache-producer", Replacement::With("approx-prefix-cache-producer")),
-    ("burst-prefix-cache-producer", Replacement::With("approx-prefix-cache-producer")),
-    ("mm-embeddings-cache-scorer", Replacement::With("prefix-cache-scorer")),
-    ("mm-embeddings-cache-producer", Replacement::With("approx-prefix-cache-producer")),
+/// What replaces a plugin type that is refused, with the parameters that both have. Others are left
+/// out.
+const REPLACEMENTS: &[(&str, &str)] = &[
+    ("tokenizer", "token-producer"),
+    ("pd-profile-handler", "disagg-profile-handler"),
+    ("precise-prefix-cache-scorer", "prefix-cache-scorer"),
+    ("precise-prefix-cache-producer", "approx-prefix-cache-producer"),
+    ("burst-prefix-cache-producer", "approx-prefix-cache-producer"),
+    ("mm-embeddings-cache-scorer", "prefix-cache-scorer"),
+    ("mm-embeddings-cache-producer", "approx-prefix-cache-producer"),
+    ("kv-cache-scorer", "kv-cache-utilization-scorer"),
+    ("model-server-protocol-metrics", "core-metrics-extractor"),
 ];
 
 /// The configuration after migration.
@@ -82,6 +74,7 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
     let mut editor = ConfigEditor { tree, entries: Vec::new() };
     editor.add_parameters(extra);
     for _ in 0..ROUNDS_MAX {
+        older::move_parameters(&mut editor.tree);
         let printed = printer::print(&editor.tree.value, 0);
         let (report, config) = config::read(&printed);
         if config.is_some() {
@@ -219,16 +212,11 @@ impl ConfigEditor {
     /// Replaces a plugin; returns whether it stays in the file.
     fn replace(&mut self, at: usize, item: &ConfigItem) -> bool {
         let Some((name, plugin_type)) = self.plugin(at) else { return false };
-        let replacement = REPLACEMENTS.iter().find(|(refused, _)| *refused == plugin_type).map_or(Replacement::Nothing, |(_, with)| *with);
-        let new = match replacement {
-            Replacement::With(new) => new,
-            Replacement::ProfileHandler => "disagg-profile-handler",
-            Replacement::Nothing => {
-                self.lost_plugin(&name, item);
-                return false;
-            }
+        let Some(&(_, new)) = REPLACEMENTS.iter().find(|(refused, _)| *refused == plugin_type) else {
+            self.lost_plugin(&name, item);
+            return false;
         };
-        let parameters = self.parameters(at, new, replacement);
+        let parameters = self.parameters(at, new);
         // Renamed only if the name was the type's: then other items mean the type.
         let taken = self.names().iter().any(|other| other == new);
         let new_name = if name == plugin_type && !taken { new.to_owned() } else { name.clone() };
@@ -265,24 +253,12 @@ impl ConfigEditor {
     }
 
     /// The parameters of a replaced plugin.
-    fn parameters(&self, at: usize, new: &str, replacement: Replacement) -> Vec<(yaml::YamlKey, YamlNode)> {
+    fn parameters(&self, at: usize, new: &str) -> Vec<(yaml::YamlKey, YamlNode)> {
         let old = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())]);
-        if replacement == Replacement::ProfileHandler {
-            let of = |name: &str| old.and_then(|old| old.get(name)).and_then(text_of).map(|text| YamlValue::Text(text.to_owned()));
-            let profiles = [("decode", of("decodeProfile")), ("prefill", of("prefillProfile"))];
-            let profiles: Vec<(&str, YamlValue)> = profiles.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-            let mut parameters = Vec::new();
-            if let Some(decider) = of("deciderPluginName") {
-                parameters.push(("deciders", tree::map(vec![("prefill", decider)])));
-            }
-            if !profiles.is_empty() {
-                parameters.push(("profiles", tree::map(profiles)));
-            }
-            return tree::entries(parameters);
-        }
         let known = registry::lookup(new).map(|row| row.parameters).unwrap_or_default();
         let given = old.map(YamlNode::entries).unwrap_or_default().iter();
-        given.filter(|(key, _)| known.iter().any(|parameter| parameter.name == key.name)).cloned().collect()
+        let stays = |name: &str| older::is_older_name(new, name) || known.iter().any(|parameter| parameter.name == name);
+        given.filter(|(key, _)| stays(&key.name)).cloned().collect()
     }
 
     /// Adds parameters that llm-d takes from flags; what the file says counts more.

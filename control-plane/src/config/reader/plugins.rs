@@ -18,6 +18,9 @@ pub(super) struct DeclaredPlugin {
     pub(super) plugin_type: String,
     /// A map, which may be empty.
     pub(super) parameters: YamlNode,
+    /// Parameters that the scheduler does not have: path, line and answer. They are not in
+    /// `parameters`.
+    answered: Vec<(String, u64, ItemSupport)>,
     pub(super) path: String,
     pub(super) line: u64,
 }
@@ -41,8 +44,7 @@ impl DeclaredPlugin {
     /// The parameters for the scheduler, without values that it cannot take. A name of an extractor
     /// is replaced by its type, because the scheduler finds extractors by type.
     pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
-        let ours = self.entries().iter().filter(|(key, _)| self.fate_of(&key.name).is_none());
-        let entries = ours.filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
+        let entries = self.entries().iter().filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
         let mut given: GivenParameters = entries.collect();
         for (name, value) in &mut given {
             let names_extractor = |(t, way, target): &&(&str, &[&str], ParameterReference)| {
@@ -57,11 +59,6 @@ impl DeclaredPlugin {
             }
         }
         given
-    }
-
-    /// The answer for a parameter that the scheduler does not know.
-    fn fate_of(&self, parameter: &str) -> Option<ItemSupport> {
-        PARAMETERS.iter().find(|(t, p, _)| *t == self.plugin_type && *p == parameter).map(|(.., fate)| *fate)
     }
 
     /// Whether the plugin's type is refused.
@@ -108,12 +105,17 @@ impl ConfigReader {
             None => String::new(),
         };
         let name = if name.is_empty() { plugin_type.clone() } else { name };
-        let parameters = plugin.get("parameters").cloned().unwrap_or(YamlNode { line: plugin.line, value: YamlValue::Map(Vec::new()) });
+        let mut parameters = plugin.get("parameters").cloned().unwrap_or(YamlNode { line: plugin.line, value: YamlValue::Map(Vec::new()) });
         if !matches!(parameters.value, YamlValue::Map(_)) {
             self.problem(&below(&path, "parameters"), parameters.line, format!("must be a map, not {}", parameters.value.kind()));
             return None;
         }
-        Some(DeclaredPlugin { name, plugin_type, parameters, path, line: plugin.line })
+        let mut answered = Vec::new();
+        for row in PARAMETERS.iter().filter(|row| row.plugin_type == plugin_type) {
+            let taken = parameters.value.take(row.way);
+            answered.extend(taken.map(|(key, node)| (row.way.join("."), key.line, row.answer(&node.value))));
+        }
+        Some(DeclaredPlugin { name, plugin_type, parameters, answered, path, line: plugin.line })
     }
 
     /// Reports the answer for a declared plugin.
@@ -161,14 +163,14 @@ impl ConfigReader {
         for (key, _) in declared.entries().iter().filter(|(key, _)| !wrong.contains(&key.name)) {
             let path = declared.parameter(&key.name);
             let doc = row.parameters.iter().find(|parameter| parameter.name == key.name).map(|parameter| parameter.doc);
-            match (declared.fate_of(&key.name), doc) {
-                (Some(fate), _) => self.fate(&path, key.line, fate),
-                (None, Some(doc)) => match doc.strip_prefix(NO_EFFECT) {
-                    Some(reason) => self.item(&path, key.line, ItemStatus::NoEffect, reason),
-                    None => self.item(&path, key.line, ItemStatus::Implemented, doc),
-                },
-                (None, None) => {}
+            match doc.map(|doc| (doc, doc.strip_prefix(NO_EFFECT))) {
+                Some((_, Some(reason))) => self.item(&path, key.line, ItemStatus::NoEffect, reason),
+                Some((doc, None)) => self.item(&path, key.line, ItemStatus::Implemented, doc),
+                None => {}
             }
+        }
+        for (name, line, support) in &declared.answered {
+            self.fate(&declared.parameter(name), *line, *support);
         }
     }
 

@@ -19,9 +19,6 @@ const IN_PROFILES: [PluginRole; 4] = [
     PluginRole::Scheduling(PluginKind::Detector), // a detector also filters
 ];
 
-/// Producers that llm-d's files name in profiles, although they apply in every profile.
-const NAMED_IN_PROFILES: [&str; 2] = ["predicted-latency-producer", "slo-request-tracker"];
-
 /// The weight of a scorer without a weight.
 const WEIGHT_DEFAULT: f64 = 1.0;
 
@@ -155,9 +152,11 @@ impl ConfigReader {
             self.problem(path, node.line, "has no pluginRef");
             return None;
         };
-        let named = matches!(&reference.value, YamlValue::Text(name) if self.plugins.iter().any(|p| p.name == *name && NAMED_IN_PROFILES.contains(&&*p.plugin_type)));
-        let allowed = if named { &[PluginRole::Scheduling(PluginKind::Producer)][..] } else { &IN_PROFILES };
-        let name = self.reference(reference, &below(path, "pluginRef"), allowed);
+        if let Some(why) = self.not_in_profiles(reference) {
+            self.item(path, node.line, ItemStatus::NoEffect, why);
+            return None;
+        }
+        let name = self.reference(reference, &below(path, "pluginRef"), &IN_PROFILES);
         let weight = match node.get("weight") {
             None => WEIGHT_DEFAULT,
             Some(YamlNode { value: YamlValue::Number(weight), .. }) => *weight,
@@ -191,10 +190,21 @@ impl ConfigReader {
                 self.item(path, node.line, ItemStatus::NoEffect, "a weight of 0 adds nothing to a total");
             }
             (_, PluginKind::Scorer) => self.item(path, node.line, ItemStatus::Implemented, format!("weight {weight}")),
-            (_, PluginKind::Producer) => self.item(path, node.line, ItemStatus::Implemented, "applies in every profile"),
             _ => self.item(path, node.line, ItemStatus::Implemented, "takes part in the profile"),
         }
         Some((row.kind, ProfilePlugin { name, weight }))
+    }
+
+    /// Why the plugin that a profile names changes nothing in it. llm-d takes any plugin there, and
+    /// files name producers, parsers and handlers.
+    fn not_in_profiles(&self, reference: &YamlNode) -> Option<String> {
+        let YamlValue::Text(name) = &reference.value else { return None };
+        let declared = self.plugins.iter().find(|p| p.name == *name && !p.is_refused())?;
+        let role = PluginRole::of(&declared.plugin_type).filter(|role| !IN_PROFILES.contains(role))?;
+        Some(match role {
+            PluginRole::Scheduling(PluginKind::Producer) => format!("{name:?} is {role}: it applies in every profile"),
+            _ => format!("{name:?} is {role}: it takes no part in a profile, here as in llm-d"),
+        })
     }
 
     /// Builds the profile of a file without profiles: all declared plugins that may be in a

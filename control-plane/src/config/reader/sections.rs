@@ -10,7 +10,10 @@ impl ConfigReader {
     /// table.
     pub(super) fn shaped(&mut self, node: &YamlNode, path: &str, shape: &SchemaShape) {
         match (shape, &node.value) {
-            (SchemaShape::Own, _) | (_, YamlValue::Null) | (SchemaShape::Flag, YamlValue::Flag(_)) => {}
+            (SchemaShape::Own, _)
+            | (_, YamlValue::Null)
+            | (SchemaShape::Flag, YamlValue::Flag(_))
+            | (SchemaShape::Number, YamlValue::Number(_)) => {}
             (SchemaShape::Integer, YamlValue::Number(number)) if number.fract() == 0.0 => {}
             (SchemaShape::Quantity, YamlValue::Number(number)) if *number >= 0.0 => {}
             (SchemaShape::Quantity, YamlValue::Text(text)) if SchemaShape::quantity(text).is_some() => {}
@@ -123,6 +126,7 @@ fn expected(shape: &SchemaShape) -> &'static str {
         SchemaShape::Own => "anything",
         SchemaShape::Flag => "true or false",
         SchemaShape::Integer => "a whole number",
+        SchemaShape::Number => "a number",
         SchemaShape::Quantity => "a quantity such as 5000, 1k or 10Gi",
         SchemaShape::Duration => "a time such as \"60s\" or \"1m30s\"",
         SchemaShape::Reference(_) => "the name of a plugin",

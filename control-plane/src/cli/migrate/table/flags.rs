@@ -64,6 +64,7 @@ pub const FLAGS: &[MigrationRow] = &[
     none("--metrics-client-ca-file", "the metrics port has no TLS; the NetworkPolicy decides who may scrape"),
     none("--metrics-cert-dir", "the metrics port has no TLS; the NetworkPolicy decides who may scrape"),
     changed("--enable-grpc-stream-metrics", "", "the daemon has series of its own for ext_proc streams"),
+    kept("--enable-latency-predictor", "daemon.extraArgs", "--latency-prediction"),
     changed("--allow-experimental-plugins", "", "experimental plugins need no flag"),
 ];
 
@@ -93,7 +94,7 @@ pub const ENVIRONMENT: &[MigrationRow] = &[
     changed("$LATENCY_COALESCE_WINDOW_MS", "daemon.extraArgs", LEARNED),
     changed("$LATENCY_MAX_COALESCED_ROWS", "daemon.extraArgs", LEARNED),
     changed("$LATENCY_MAX_CONCURRENT_DISPATCHES", "daemon.extraArgs", LEARNED),
-    none("$HEADROOM_SELECTION_STRATEGY", OLD_VARIABLE),
+    kept("$HEADROOM_SELECTION_STRATEGY", "daemon.extraEnv", "the daemon reads the variable too: the strategy of plugins that set none"),
     none("$SLO_BUFFER_FACTOR", OLD_VARIABLE),
     none("$HEADROOM_TTFT_WEIGHT", OLD_VARIABLE),
     none("$HEADROOM_TPOT_WEIGHT", OLD_VARIABLE),

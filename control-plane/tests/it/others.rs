@@ -1,0 +1,117 @@
+//! Configurations of the projects whose files the daemon reads: what their own pickers load is
+//! never invalid here.
+//!
+//! `tests/configs/others.jsonl` has one line for each: where it is (repository, commit, path), and
+//! its settings. The settings were collected from public files under the Apache License 2.0 of
+//! llm-d, KServe and the Gateway API Inference Extension, and reduced to what a reader looks at: no
+//! comments, no parameters of plugins that are refused, no addresses and names of models.
+
+use control_plane::config;
+use serde::Deserialize;
+
+use crate::configs::golden;
+
+/// The projects whose files were read.
+const REPOSITORIES: [&str; 6] = [
+    "kserve/kserve",
+    "kubernetes-sigs/gateway-api-inference-extension",
+    "llm-d/llm-d",
+    "llm-d/llm-d-benchmark",
+    "llm-d/llm-d-inference-scheduler",
+    "llm-d/llm-d-router",
+];
+
+const FILE: &str = "tests/configs/others.jsonl"; // tests run in the folder of their crate
+
+#[derive(Debug, Deserialize)]
+struct OtherConfig {
+    /// Where it is: repository, commit and path.
+    places: Vec<String>,
+    /// What is said of it here.
+    verdict: String,
+    config: serde_json::Value,
+}
+
+/// The parameters of llm-d-router at ebab687927f5 of August 2026, by type, without those of types
+/// that are refused here.
+#[rustfmt::skip] // a table
+const PARAMETERS: &[&str] = &[
+    "label-selector-filter matchLabels matchExpressions",
+    "by-label label validValues allowsNoLabel",
+    "session-affinity-filter strategy encodedEndpointHeaderConfig sessionIdConfig profileName",
+    "session-affinity-scorer strategy encodedEndpointHeaderConfig sessionIdConfig profileName",
+    "endpoint-attribute-filter attribute producer onMissing fallbackOnEmpty algorithm",
+    "endpoint-attribute-scorer attributeKey producer algorithm",
+    "prefix-cache-affinity-filter affinityThreshold explorationProbability maxTTFTPenaltyMs ttftSource peakPrefillThroughput prefixMatchInfoProducerName latencyPredictionInfoProducerName inFlightLoadProducerName",
+    "slo-headroom-tier-filter epsilonExploreNeg latencyPredictionInfoProducerName",
+    "utilization-filter conditions fallbackOnEmpty inFlightLoadProducerName",
+    "max-score-picker maxNumOfEndpoints",
+    "random-picker maxNumOfEndpoints",
+    "weighted-random-picker maxNumOfEndpoints",
+    "data-parallel-profile-handler primaryPort",
+    "disagg-profile-handler stageOrder profiles deciders",
+    "prefix-based-pd-decider nonCachedTokens promptTokens",
+    "header-profile-handler headerName defaultProfile",
+    "active-request-scorer requestTimeout idleThreshold maxBusyScore inFlightLoadProducerName",
+    "context-length-aware label enableFiltering",
+    "header-label-affinity-scorer headerName labelKey",
+    "latency-scorer ttftWeight tpotWeight headroomSelectionStrategy compositeKVWeight compositeQueueWeight compositePrefixWeight latencyPredictionInfoProducerName prefixMatchInfoProducerName",
+    "load-aware-scorer threshold",
+    "no-hit-lru-scorer prefixPluginType prefixPluginName lruSize prefixMatchInfoProducerName",
+    "prefix-cache-scorer prefixMatchInfoProducerName matchLengthWeight matchLengthScaleTokens",
+    "token-load-scorer queueThresholdTokens inFlightLoadProducerName",
+    "program-aware-fairness strategy evictionTtlSeconds evictionSweepSeconds lasWeightService lasWeightHeadWait lasHalfLifeSeconds",
+    "concurrency-detector maxConcurrency headroom concurrencyMode maxTokenConcurrency inFlightLoadProducerName",
+    "utilization-detector queueDepthThreshold kvCacheUtilThreshold metricsStalenessThreshold headroom",
+    "inflight-load-producer addEstimatedOutputTokens outputRatio maxEstimatedOutputTokens prefixMatchInfoProducerName syncCrossReplicaState",
+    "latency-slo-admitter latencyPredictionInfoProducerName",
+    "probabilistic-admitter queueDepthThreshold kvCacheUtilThreshold power k",
+    "agent-identity additionalSessionHeaders",
+    "approx-prefix-cache-producer autoTune blockSizeTokens blockSize maxPrefixBlocksToMatch maxPrefixTokensToMatch lruCapacityPerServer",
+    "predicted-latency-producer samplingMean maxDecodeTokenSamplesForPrediction sloBufferFactor contextTTL streamingMode endpointRoleLabel predictInProduce prefixMatchInfoProducerName inFlightLoadProducerName useEncoderCacheFeatures encoderCacheMatchInfoProducerName",
+];
+
+fn verdict(text: &str) -> (&'static str, String) {
+    let (report, _) = config::read(text);
+    let verdict = match (report.errors.is_empty(), report.refuses()) {
+        (false, _) => "invalid",
+        (true, true) => "refused",
+        (true, false) => "fine",
+    };
+    (verdict, report.complaints("f"))
+}
+
+#[test]
+fn what_other_projects_load_is_fine_or_refused_by_name() {
+    let text = std::fs::read_to_string(FILE).unwrap();
+    let others: Vec<OtherConfig> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for other in &others {
+        let (verdict, complaints) = verdict(&other.config.to_string());
+        assert_eq!(verdict, other.verdict, "{:?}: {complaints}", other.places);
+        assert_ne!(verdict, "invalid", "{:?}", other.places);
+        assert!(complaints.lines().all(|line| line.contains("; instead: ")), "{:?}: {complaints}", other.places);
+    }
+    let counted = |repository: &str| {
+        let files = |verdict: &str| {
+            let of = others.iter().filter(|other| other.verdict == verdict).flat_map(|other| &other.places);
+            of.filter(|place| place.starts_with(&format!("{repository}@"))).count()
+        };
+        (files("fine"), files("refused"))
+    };
+    let text = REPOSITORIES.map(|repository| format!("{repository} {:?}\n", counted(repository))).concat();
+    golden(std::path::Path::new(FILE), "counts", &text);
+}
+
+#[test]
+fn every_parameter_of_llm_d_is_known() {
+    for row in PARAMETERS {
+        let (plugin_type, parameters) = row.split_once(' ').unwrap();
+        for parameter in parameters.split(' ') {
+            let text = format!(
+                "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{{type: {plugin_type}, parameters: {{{parameter}: 1}}}}]\n"
+            );
+            let (_, complaints) = verdict(&text);
+            assert!(!complaints.contains("unknown"), "{complaints}");
+        }
+    }
+}
