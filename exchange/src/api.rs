@@ -107,6 +107,11 @@ impl RequestApi {
         longest.map_or_else(|| Self::Other { family: ApiFamily::of_path(path) }, |row| row.api)
     }
 
+    /// A number of the API, the same for all its paths.
+    pub(crate) fn number(self) -> u8 {
+        (1..).zip(&APIS).find(|(_, row)| row.api == self).map_or(0, |(number, _)| number)
+    }
+
     /// Whether the body is read, and so must be valid.
     #[must_use]
     pub fn is_inference(self) -> bool {

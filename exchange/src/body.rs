@@ -43,6 +43,9 @@ pub struct ParsedRequest<P> {
     pub model_span: Option<Range<usize>>,
     /// Whether the client wants a stream of events.
     pub stream: bool,
+    /// Whether the body names an object that an engine may have stored: a response before, a
+    /// conversation, a prompt.
+    pub names_id: bool,
     /// Whether the client wants a last event with `usage` (`stream_options.include_usage`).
     pub include_usage: bool,
     /// Most tokens the engine may generate, clamped to `u32`.
@@ -182,8 +185,9 @@ impl<P: PromptSink> BodyReader<P> {
             model,
             model_span: model_span.filter(|_| !self.api.is_grpc()),
             model_escaped,
-            stream: fields.stream,
-            include_usage: fields.include_usage,
+            stream: fields.flags.stream,
+            names_id: fields.flags.names_id,
+            include_usage: fields.flags.include_usage,
             max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
             cache_salt: fields.cache_salt,
             media_items: counts.media_items,

@@ -49,8 +49,14 @@ struct ResponseFacts {
     any: bool,
     /// Whether the mark came that ends streams of the API.
     finished: bool,
-    /// Whether there was a finish reason, or a member that replies of the API have.
+    /// Whether there was a member that replies of the API have.
     explained: bool,
+    /// Whether there was generated content, or another result.
+    generated: bool,
+    /// Whether the engine gave up before the end.
+    aborted: bool,
+    /// Whether it is no JSON object, but may be a reply, or a promise of one.
+    unclear: bool,
     /// The error object, if there was one, with the HTTP status that it names, if any.
     error: Option<Option<u16>>,
 }
@@ -104,75 +110,47 @@ impl ResponseReader {
         *usage
     }
 
-    /// Classifies the body of the whole response. Call it after [`Self::finish`].
+    /// Whether the engine has worked on the request to its end, as far as the response tells. Call
+    /// it after [`Self::finish`].
     #[must_use]
-    pub fn says(&self) -> ErrorBody {
+    pub fn has_generated(&self) -> bool {
+        let generated = self.facts.generated || self.facts.usage.completion_tokens.is_some_and(|tokens| tokens > 0);
+        !self.facts.aborted && (generated || !self.api.generates())
+    }
+
+    /// Classifies the body of the whole response; `wants_output` if the client wants at least
+    /// one token. Call it after [`Self::finish`].
+    #[must_use]
+    pub fn says(&self, wants_output: bool) -> ErrorBody {
+        let generates = self.api.generates();
         let streamed = matches!(self.source, ResponseFormat::Stream(_));
         // Some engines end a stream with the usage and send no mark.
         let has_usage = self.facts.usage.completion_tokens.is_some() && !self.facts.usage.estimated;
         match self.facts {
             ResponseFacts { error: Some(status), .. } => ErrorBody::Error(status),
             ResponseFacts { any: false, .. } => ErrorBody::Empty,
-            ResponseFacts { finished: false, .. } if streamed && !has_usage && self.api.generates() => ErrorBody::Unfinished,
-            ResponseFacts { explained: false, .. } if self.events == 0 && !has_usage && (!streamed || self.api.generates()) => {
-                ErrorBody::Strange
-            }
-            _ => ErrorBody::Reply,
+            ResponseFacts { finished: false, .. } if streamed && generates && !has_usage => ErrorBody::Unfinished,
+            _ if self.has_generated() && (generates || streamed || has_usage || self.facts.explained) => ErrorBody::Reply,
+            ResponseFacts { unclear: true, .. } => ErrorBody::Unclear,
+            ResponseFacts { explained: true, aborted: false, .. } if !wants_output => ErrorBody::Unclear,
+            _ => ErrorBody::Strange,
         }
     }
 }
 
 fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     if held.is_cut() {
-        seen.explained = true; // the body is too long to be read, so it must not count as strange
+        // The body is too long to be read, and so a reply.
+        (seen.explained, seen.generated) = (true, true);
         held.read_usage_at_end(1, &mut seen.usage);
         return;
     }
     let mut read = *seen;
-    if read_top_level(api, held.bytes(), &mut read).is_ok() {
-        *seen = read;
+    match event::read_json(api, held.bytes(), &mut read) {
+        Ok(_) => *seen = read,
+        // APIs that generate nothing may answer in other formats. Error pages are HTML.
+        Err(_) => seen.unclear = !api.generates() && held.bytes().trim_ascii_start().first() != Some(&b'<'),
     }
-}
-
-/// Members that identify a reply of any of the APIs; engines leave out many of them.
-const REPLY: [&[u8]; 12] = [
-    b"choices",
-    b"data",
-    b"results",
-    b"output",
-    b"outputs",
-    b"content",
-    b"text",
-    b"embedding",
-    b"embeddings",
-    b"input_tokens",
-    b"id",
-    b"model",
-];
-
-fn read_top_level(api: RequestApi, body: &[u8], seen: &mut ResponseFacts) -> Result<(), JsonError> {
-    let mut reader = JsonReader::new(body);
-    let (mut is_error, mut code) = (false, None);
-    reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", RequestApi::SglangGenerate) => usage::read(&mut seen.usage, reader),
-        (b"error", _) => read_error(reader, &mut seen.error),
-        // Older engines, and SGLang: `{"object": "error", "message": ..., "code": 400}`.
-        (b"object", _) => {
-            is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
-            Ok(())
-        }
-        (b"code", _) => status(reader, &mut code),
-        // FastAPI's shape.
-        (b"detail", _) => read_error(reader, &mut seen.error),
-        (name, _) => {
-            seen.explained |= REPLY.contains(&name);
-            reader.skip().map(drop)
-        }
-    })?;
-    if is_error {
-        seen.error = Some(code);
-    }
-    reader.end()
 }
 
 /// Reads the value of `error`: an object or a text; `null` is no error.

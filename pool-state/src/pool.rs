@@ -54,7 +54,7 @@ use conversations::ConversationShare;
 use crash_correlation::CrashCorrelator;
 use evictions::EvictionShare;
 use health::EndpointHealthTable;
-pub use health::RequestFailure;
+pub use health::{RequestFailure, Witness};
 use lookups::{ColdPicks, EndpointLookups};
 use observation::ObservationQueue;
 use proto::load_report::LoadReportHead;

@@ -3,13 +3,15 @@
 //!
 //! | verdict | the engine answered | counts as a failure | learned from | the prompt's placement |
 //! |---|---|---|---|---|
-//! | success | 2xx with a body that is no error and has an end | no: it ends a streak | yes | stays |
-//! | client's fault | 400 and other 4xx, in the error shape of an API | no | no | is undone |
-//! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | only where another endpoint accepted the same lately | no | is undone |
+//! | success | 2xx with a body that is no error, has an end, and has generated output if the API does | no: it ends a streak | yes | stays |
+//! | client's fault | 400 and other 4xx, in the error shape of an API | where another endpoint accepted the same lately | no | is undone |
+//! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | where another endpoint accepted the same lately | no | is undone |
 //! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
 //! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
-//! | strange | 2xx with a body that is no reply of the API, or a stream that ended without its end mark | only where another endpoint gave a reply to the same lately | yes | stays |
-//! | unknown | the client left, or the path is not an inference path | no | no | stays |
+//! | strange | 2xx without work: nothing generated, aborted, no reply of the API, or a stream that ended without its end mark | where another endpoint gave a reply to the same lately | if it generated | stays |
+//! | unknown | the client left, the path is not an inference path, or the body is in a format that is not read | no | no | stays |
+//!
+//! A failure is as much evidence against its request: `pool/health.rs` says how many count.
 
 /// The meaning of an engine's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,9 +26,9 @@ pub enum Verdict {
     Overloaded,
     /// The engine is broken.
     Ill,
-    /// A success by its status, but the body is no complete reply of the API. Echo servers answer
-    /// like that, engines that leave out the end mark of streams, and proxies in front of a dead
-    /// engine.
+    /// A success by its status, but the body is no complete reply of the API, or has no output.
+    /// Engines that sleep or shut down answer like that, echo servers, engines that leave out the
+    /// end mark of streams, and proxies in front of a dead engine.
     Strange,
     /// The answer gives no information about the engine.
     #[default]
@@ -47,9 +49,12 @@ pub enum ErrorBody {
     Empty,
     /// A stream that ended without the end mark of its API.
     Unfinished,
-    /// Not a reply of the API: no JSON object with any of its members, or a stream that generated
-    /// nothing and gives no reason.
+    /// Not a reply of the API: no JSON object with any of its members, or nothing was generated, or
+    /// not to the end.
     Strange,
+    /// Not known to be a reply: a format that is not read, a reply that will be generated later, or
+    /// one without output that the client did not want.
+    Unclear,
 }
 
 /// The status that is tried again on the next endpoint. Other 5xx may have had effects.
@@ -65,6 +70,7 @@ impl Verdict {
             }
             (200, ErrorBody::Empty) => Self::Ill,
             (200..=299, ErrorBody::Strange | ErrorBody::Unfinished) => Self::Strange,
+            (200..=299, ErrorBody::Unclear) => Self::Unknown,
             (200..=299, _) => Self::Success,
             (401 | 403 | 404 | 501, _) => Self::Misdirected,
             (429 | 503, _) => Self::Overloaded,
@@ -88,13 +94,15 @@ mod tests {
 
     #[test]
     fn each_answer_has_one_meaning() {
-        use ErrorBody::{Empty, Error, Nothing, Reply, Strange, Unfinished};
+        use ErrorBody::{Empty, Error, Nothing, Reply, Strange, Unclear, Unfinished};
         use Verdict::{ClientFault, Ill, Misdirected, Overloaded, Success, Unknown};
         for (status, body, verdict) in [
             (200, Reply, Success),
             (200, Nothing, Success),
             (204, Empty, Success),
             (200, Strange, Verdict::Strange),
+            (200, Unclear, Unknown),
+            (400, Unclear, Misdirected),
             (200, Empty, Ill),
             (200, Unfinished, Verdict::Strange),
             (200, Error(None), Ill),

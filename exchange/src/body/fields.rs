@@ -28,13 +28,21 @@ pub(super) struct BodyFields<P> {
     raw: RawPiece,
     pub(super) is_object: bool,
     pub(super) model: ModelField,
-    pub(super) stream: bool,
-    pub(super) include_usage: bool,
+    pub(super) flags: BodyFlags,
     pub(super) max_completion_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
     pub(super) cache_salt: Vec<u8>,
     counts: [SectionCounts; 3],
     pub(super) prompt: P,
+}
+
+/// Members of the body that are on or off.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BodyFlags {
+    pub(super) stream: bool,
+    pub(super) include_usage: bool,
+    /// Whether it names an object that an engine may have stored.
+    pub(super) names_id: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +87,7 @@ enum Field {
     Body,
     Model,
     Stream,
+    StoredId,
     StreamOptions,
     IncludeUsage,
     MaxCompletionTokens,
@@ -113,8 +122,7 @@ impl<P: PromptSink> BodyFields<P> {
             raw: RawPiece::Text(PromptSection::Turns),
             is_object: false,
             model: ModelField::Missing,
-            stream: false,
-            include_usage: false,
+            flags: BodyFlags::default(),
             max_completion_tokens: None,
             max_tokens: None,
             cache_salt: Vec::new(),
@@ -152,6 +160,7 @@ impl<P: PromptSink> BodyFields<P> {
             (b"model", _) => Field::Model,
             (b"stream", _) => Field::Stream,
             (b"stream_options", _) => Field::StreamOptions,
+            (b"previous_response_id" | b"conversation" | b"prompt", RequestApi::Responses) => Field::StoredId,
             (b"max_completion_tokens", RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations) => {
                 Field::MaxCompletionTokens
             }
@@ -266,15 +275,19 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
                 whole(JsonKind::String)
             }
             Field::Stream => {
-                self.stream = false;
+                self.flags.stream = false;
                 whole(JsonKind::Boolean)
             }
+            Field::StoredId => {
+                self.flags.names_id |= kind != JsonKind::Null;
+                Wanted::Nothing
+            }
             Field::StreamOptions => {
-                self.include_usage = false;
+                self.flags.include_usage = false;
                 if walks { self.walk(Walked::StreamOptions) } else { Wanted::Nothing }
             }
             Field::IncludeUsage => {
-                self.include_usage = false;
+                self.flags.include_usage = false;
                 whole(JsonKind::Boolean)
             }
             Field::MaxCompletionTokens => {
@@ -317,8 +330,8 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
         // exponent beyond f64 reads as infinity.
         let count = || number::parse(text).filter(|value| !value.is_sign_negative()).map(|value| value as u32);
         match self.next {
-            Field::Stream => self.stream = text == b"true",
-            Field::IncludeUsage => self.include_usage = text == b"true",
+            Field::Stream => self.flags.stream = text == b"true",
+            Field::IncludeUsage => self.flags.include_usage = text == b"true",
             Field::MaxCompletionTokens => self.max_completion_tokens = count(),
             Field::MaxTokens => self.max_tokens = count(),
             _ => {}

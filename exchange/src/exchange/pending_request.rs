@@ -49,6 +49,8 @@ pub(super) struct PromptFacts {
     pub(super) max_tokens: Option<u32>,
     pub(super) media_items: u32,
     pub(super) stream: bool,
+    /// Whether the body names an object that an engine may have stored.
+    pub(super) names_id: bool,
     /// Bytes of the text; 0 if the prompt has other parts.
     pub(super) text_bytes: u32,
     /// Number of blocks, if tokens are spread evenly over them.
@@ -85,6 +87,7 @@ impl PendingRequest {
                 max_tokens: parsed.max_tokens,
                 media_items: parsed.media_items,
                 stream: parsed.stream,
+                names_id: parsed.names_id,
                 text_bytes: prompt::text_bytes(parsed),
                 even_blocks: prompt::even_blocks(parsed, &self.blocks, self.prefix),
             };

@@ -7,7 +7,7 @@ use scheduler::{FAIRNESS_ID, REQUEST_ID, UnavailableReason};
 use super::pending_request::PendingRequest;
 use super::phase::ExchangePhase;
 use super::queued_request::QueuedRequest;
-use super::routed_request::{RoutedRequest, SentPrompt};
+use super::routed_request::{RequestKind, RoutedRequest, SentPrompt};
 use super::{Exchange, ExchangeStep, HeaderFacts, RequestChanges};
 use crate::explain::DecisionReason;
 use crate::hint;
@@ -161,7 +161,7 @@ impl Exchange {
         picked: RecordedPick,
         now: Timestamp,
     ) -> ExchangeStep {
-        let kind = self.kind(pending.target_model());
+        let kind = self.kind(&pending);
         let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), pending.facts.stream);
         let counted = pool.counters_mut().count_sent(&pending.model, pending.target_model(), pending.priority, pending.body_bytes);
         if let Some(splice) = pending.splice {
@@ -178,11 +178,15 @@ impl Exchange {
         ExchangeStep::Forward(forward)
     }
 
-    /// Returns two hashes, of API and model and of credentials. They decide whether endpoints
-    /// accept the request.
-    fn kind(&self, model: &str) -> (u64, u64) {
-        let parser = self.api.parser().map_or(0, scheduler::name_hash);
-        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.facts.credentials)
+    /// Returns what decides whether endpoints accept the request.
+    fn kind(&self, pending: &PendingRequest) -> RequestKind {
+        let model = scheduler::name_hash(pending.target_model());
+        RequestKind {
+            accepted_as: model ^ u64::from(self.api.number() << 1 | u8::from(pending.facts.stream)),
+            credentials: self.facts.credentials,
+            names_id: pending.facts.names_id,
+            wants_output: pending.facts.max_tokens != Some(0),
+        }
     }
 }
 

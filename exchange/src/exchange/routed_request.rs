@@ -94,12 +94,24 @@ pub(super) struct SentPrompt {
     pub(super) blocks: Option<u32>,
 }
 
+/// What decides whether endpoints accept a request, and what a reply to it must have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestKind {
+    /// API and model, and whether the reply is streamed, as a hash.
+    pub(super) accepted_as: u64,
+    /// The client's credentials, as a hash.
+    pub(super) credentials: u64,
+    /// Whether the body names an object that an engine may have stored.
+    pub(super) names_id: bool,
+    /// Whether the client wants at least one token.
+    pub(super) wants_output: bool,
+}
+
 /// A request that was sent to a picked endpoint, until its end.
 #[derive(Debug)]
 pub(crate) struct RoutedRequest {
     api: RequestApi,
-    /// API and model, and credentials, as hashes.
-    kind: (u64, u64),
+    kind: RequestKind,
     counted: CountedRequest,
     prompt: SentPrompt,
     pick: SentPick,
@@ -195,7 +207,7 @@ impl RoutedRequest {
         counted: CountedRequest,
         picked: RecordedPick,
         prompt: SentPrompt,
-        kind: (u64, u64),
+        kind: RequestKind,
         now: Timestamp,
     ) -> Self {
         let RecordedPick { ranked, hold, tokens, expected_ms, .. } = picked;
@@ -372,7 +384,9 @@ impl RoutedRequest {
             _ if self.reply.cut_off => Verdict::Ill,
             // The client left before the end.
             Some(_) if !self.reply.complete && self.reply.status == 200 => Verdict::Unknown,
-            Some(reader) => Verdict::of(self.reply.status, reader.says()),
+            // The object that the client named is not there.
+            _ if self.kind.names_id && self.reply.status == 404 => Verdict::ClientFault,
+            Some(reader) => Verdict::of(self.reply.status, reader.says(self.kind.wants_output)),
             None => Verdict::of(self.reply.status, ErrorBody::Nothing),
         };
         let Some(endpoint) = self.reply.served_by else { return verdict };
@@ -382,7 +396,15 @@ impl RoutedRequest {
         pool.apply_verdict(
             endpoint,
             verdict,
-            &SentRequest { kind: self.kind.0, credentials: self.kind.1, status: self.reply.status, prompt, at: self.pick.at },
+            &SentRequest {
+                kind: self.kind.accepted_as,
+                credentials: self.kind.credentials,
+                names_id: self.kind.names_id,
+                status: self.reply.status,
+                // Of a long prompt, its beginning: prompts that begin alike count as the same.
+                prompt: self.prompt.hashes.last().copied().unwrap_or(0),
+                at: self.pick.at,
+            },
             &mut self.pick.hold,
             now,
         );
@@ -392,7 +414,10 @@ impl RoutedRequest {
     /// Returns how the request ended, for the measurement. A reply that the client broke off
     /// measures nothing.
     fn request_end(&self, verdict: Verdict) -> RequestEnd {
+        let has_generated = || self.reply.reader.as_ref().is_none_or(ResponseReader::has_generated);
         match (verdict, self.reply.served, self.reply.status) {
+            // A reply without work does not say how long work takes.
+            (Verdict::Strange, ..) if !has_generated() => RequestEnd::Aborted,
             (Verdict::Success | Verdict::Strange, ..) => RequestEnd::Done,
             // Bodies of other paths than inference are not read, so their end is not known.
             (Verdict::Unknown, true, 200) if !self.api.is_inference() => RequestEnd::Done,

@@ -1,20 +1,22 @@
-//! One event of a stream: whether it has generated content, and its usage.
+//! One event of a stream, or a whole body: whether it has generated content, and its usage.
 //!
 //! | API | content is | usage is in |
 //! |---|---|---|
-//! | chat completions | `choices[].delta`: a non-empty text, reasoning or tool call | `usage` |
+//! | chat completions | `choices[].delta` or `.message`: a non-empty text, reasoning or tool call | `usage` |
 //! | completions | a non-empty `choices[].text` | `usage` |
-//! | responses | a non-empty string `delta` | `response.usage` |
+//! | responses | a non-empty string `delta`; `output[]` with any of these | `response.usage`, `usage` |
 //! | vLLM generate | non-empty `choices[].token_ids` | `usage` |
 //! | SGLang generate | a non-empty `text` or `output_ids` | `meta_info` |
-//! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block` that opens with any of them | `message.usage`, `usage` |
+//! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block`, or one of `content[]`, with any of them | `message.usage`, `usage` |
+//! | others | a non-empty `data`, `results`, `outputs`, `embedding` | `usage` |
 //!
 //! Chats, completions and generations end with `[DONE]` or a `finish_reason`; messages with
 //! `message_stop`; responses with `response.completed`, `.incomplete` or `.failed`. An event with
 //! an `error` has the error instead of content.
 //!
 //! An opening event (only a role, `message_start`, `ping`) has no content, and neither has `[DONE]`
-//! or anything that is not JSON.
+//! or anything that is not JSON. A body may be an array of replies: SGLang's, to an array of
+//! prompts. Their usage is not read, because it would not be that of one prompt.
 
 use super::held_event::HeldEvent;
 use super::{ResponseFacts, read_error, status};
@@ -31,6 +33,17 @@ const LAST: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.inc
 /// Type of the event that reports a failed engine instead.
 const FAILED: &[u8] = b"response.failed";
 
+/// Reasons that an engine gives if it did not generate to the end: it sleeps, shuts down, or lost
+/// the request.
+const ABORTED: [&[u8]; 3] = [b"abort", b"cancelled", b"error"];
+
+/// The states of a response that the engine will generate later.
+const LATER: [&[u8]; 2] = [b"queued", b"in_progress"];
+
+/// Members that identify a reply of any of the APIs, besides those with content; engines leave out
+/// many of them.
+const REPLY: [&[u8]; 3] = [b"id", b"model", b"input_tokens"];
+
 /// Reads `data`; true if it has content. If the event is too long to be held, only the usage is
 /// read. Only the closing event of the Responses API grows so long, because it repeats the whole
 /// response.
@@ -40,7 +53,7 @@ pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) 
         let closing = api == RequestApi::Responses;
         data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
         seen.finished |= closing;
-        seen.explained |= closing;
+        seen.generated |= !closing;
         return !closing;
     }
     if data.bytes().trim_ascii() == DONE {
@@ -57,59 +70,119 @@ pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) 
     }
 }
 
-fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) -> Result<bool, JsonError> {
-    let mut content = false;
+/// Reads an object, or an array of them; true if any has content. Reads nothing else.
+pub(super) fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) -> Result<bool, JsonError> {
     let mut reader = JsonReader::new(data);
-    let ResponseFacts { usage, finished, explained, error, .. } = seen;
-    let (mut is_error, mut code) = (false, None);
-    reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", RequestApi::SglangGenerate) => usage::read(usage, reader),
-        (b"text" | b"output_ids", RequestApi::SglangGenerate) => value_with_content(reader, &mut content),
-        (b"type", RequestApi::Messages | RequestApi::Responses) => {
-            let kind = reader.string()?;
-            let is_last = kind.is_some_and(|kind| LAST.contains(&kind.raw()));
-            *finished |= is_last;
-            *explained |= is_last;
-            is_error |= kind.is_some_and(|kind| kind.raw() == FAILED);
-            Ok(())
+    let mut content = false;
+    match reader.peek()? {
+        JsonKind::Object => read_object(api, &mut reader, seen, &mut content)?,
+        JsonKind::Array => {
+            let usage = seen.usage;
+            reader.elements(|reader| read_object(api, reader, seen, &mut content))?;
+            (seen.usage, seen.unclear) = (usage, !seen.explained);
         }
-        (b"object", _) => {
-            is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
-            Ok(())
+        _ => {
+            seen.unclear = true;
+            reader.skip().map(drop)?;
         }
-        (b"code", _) => status(reader, &mut code),
-        (b"error", _) => read_error(reader, error),
-        (b"delta", RequestApi::Responses) => string_with_content(reader, &mut content),
-        (b"response", RequestApi::Responses) => nested_usage(reader, usage),
-        (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, &mut content),
-        (b"message", RequestApi::Messages) => {
-            // Its count of generated tokens is from the moment when the stream opened.
-            let completion_tokens = usage.completion_tokens;
-            nested_usage(reader, usage)?;
-            usage.completion_tokens = completion_tokens;
-            Ok(())
-        }
-        (b"choices", _) => reader.elements(|reader| {
-            reader.members(|reader, key| match key.name().as_ref() {
-                b"delta" => object_with_content(reader, &mut content),
-                b"text" => string_with_content(reader, &mut content),
-                b"finish_reason" => {
-                    let is_last = reader.peek()? != JsonKind::Null;
-                    *finished |= is_last;
-                    *explained |= is_last;
-                    reader.skip().map(drop)
-                }
-                b"token_ids" if api == RequestApi::VllmGenerate => value_with_content(reader, &mut content),
-                _ => reader.skip().map(drop),
-            })
-        }),
-        _ => reader.skip().map(drop),
-    })?;
-    if is_error {
-        *error = Some(code);
     }
     reader.end()?;
+    seen.generated |= content;
     Ok(content)
+}
+
+fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut ResponseFacts, content: &mut bool) -> Result<(), JsonError> {
+    let (mut is_error, mut code) = (false, None);
+    reader.members(|reader, key| {
+        let (name, known) = (key.name(), seen.explained);
+        seen.explained = true;
+        match (name.as_ref(), api) {
+            (b"usage", _) => usage::read(&mut seen.usage, reader),
+            (b"meta_info", RequestApi::SglangGenerate) => {
+                reader.clone().members(|reader, key| match key.name().as_ref() {
+                    b"finish_reason" => read_reason(reader, seen),
+                    _ => reader.skip().map(drop),
+                })?;
+                usage::read(&mut seen.usage, reader)
+            }
+            (b"text" | b"output_ids" | b"generated_text", RequestApi::SglangGenerate)
+            | (b"data" | b"results" | b"outputs" | b"embedding" | b"embeddings", _) => value_with_content(reader, content),
+            (b"type", RequestApi::Messages | RequestApi::Responses) => {
+                let kind = reader.string()?;
+                seen.finished |= kind.is_some_and(|kind| LAST.contains(&kind.raw()));
+                is_error |= kind.is_some_and(|kind| kind.raw() == FAILED);
+                Ok(())
+            }
+            (b"status", RequestApi::Responses) => {
+                seen.unclear |= reader.string()?.is_some_and(|status| LATER.contains(&status.raw()));
+                Ok(())
+            }
+            (b"output", RequestApi::Responses) => reader.elements(|reader| {
+                reader.members(|reader, key| match key.name().as_ref() {
+                    b"content" => reader.elements(|reader| object_with_content(reader, content)),
+                    b"name" | b"summary" | b"result" => value_with_content(reader, content),
+                    _ => reader.skip().map(drop),
+                })
+            }),
+            (b"delta", RequestApi::Responses) => string_with_content(reader, content),
+            (b"response", RequestApi::Responses) => nested_usage(reader, &mut seen.usage),
+            (b"content", RequestApi::Messages) => reader.elements(|reader| object_with_content(reader, content)),
+            (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, content),
+            (b"message", RequestApi::Messages) => {
+                // Its count of generated tokens is from the moment when the stream opened.
+                let completion_tokens = seen.usage.completion_tokens;
+                nested_usage(reader, &mut seen.usage)?;
+                seen.usage.completion_tokens = completion_tokens;
+                Ok(())
+            }
+            (b"choices", _) => reader.elements(|reader| read_choice(api, reader, seen, content)),
+            (name, _) => {
+                seen.explained = known || REPLY.contains(&name);
+                match name {
+                    // Older engines, and SGLang: `{"object": "error", ..., "code": 400}`.
+                    b"object" => {
+                        is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
+                        Ok(())
+                    }
+                    b"code" => status(reader, &mut code),
+                    // The second is FastAPI's name.
+                    b"error" | b"detail" => read_error(reader, &mut seen.error),
+                    _ => reader.skip().map(drop),
+                }
+            }
+        }
+    })?;
+    if is_error {
+        seen.error = Some(code);
+    }
+    Ok(())
+}
+
+fn read_choice(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut ResponseFacts, content: &mut bool) -> Result<(), JsonError> {
+    reader.members(|reader, key| match key.name().as_ref() {
+        b"delta" | b"message" => object_with_content(reader, content),
+        b"text" => string_with_content(reader, content),
+        b"finish_reason" => read_reason(reader, seen),
+        b"token_ids" if api == RequestApi::VllmGenerate => value_with_content(reader, content),
+        _ => reader.skip().map(drop),
+    })
+}
+
+/// Reads a finish reason: a text, or SGLang's object with the text in `type`.
+fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<(), JsonError> {
+    let mut reason = |reader: &mut JsonReader<'_>| {
+        seen.aborted |= reader.string()?.is_some_and(|reason| ABORTED.contains(&reason.raw()));
+        Ok(())
+    };
+    match reader.peek()? {
+        JsonKind::Null => return reader.skip().map(drop),
+        JsonKind::Object => {
+            reader.members(|reader, key| if key.name().as_ref() == b"type" { reason(reader) } else { reader.skip().map(drop) })?;
+        }
+        _ => reason(reader)?,
+    }
+    seen.finished = true;
+    Ok(())
 }
 
 fn nested_usage(reader: &mut JsonReader<'_>, usage: &mut TokenUsage) -> Result<(), JsonError> {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::disallowed_methods, reason = "tests read files and the environment; the crate under test does not")]
 
+mod blame;
 mod bodies;
 mod broken_engines;
 mod cache_estimate;

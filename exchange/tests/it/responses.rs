@@ -203,11 +203,99 @@ fn a_stream_that_ends_with_the_mark_alone_is_whole() {
         let mut reader = exchange::sse::ResponseReader::new(exchange::api::RequestApi::ChatCompletions, true);
         reader.chunk(stream.as_bytes());
         reader.finish();
-        reader.says()
+        reader.says(true)
     };
     let token = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
     assert_eq!(says(token), pool_state::verdict::ErrorBody::Unfinished);
     for end in ["data: [DONE]\n\n", "data:[DONE]\r\n\r\n", "data: [DONE]"] {
         assert_eq!(says(&format!("{token}{end}")), pool_state::verdict::ErrorBody::Reply, "{end:?}");
+    }
+}
+
+/// Replies of engines that sleep, shut down or lost the request, and replies of an unusual shape.
+#[test]
+fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
+    use pool_state::verdict::ErrorBody::{Reply, Strange, Unclear};
+    let chat = |message: &str, rest: &str| format!(r#"{{"id":"c","choices":[{{"message":{{{message}}},{rest}}}]}}"#);
+    let none = r#""usage":{"prompt_tokens":9,"completion_tokens":0}"#;
+    let one = r#""usage":{"prompt_tokens":9,"completion_tokens":1}"#;
+    for (path, body, expected) in [
+        ("/v1/chat/completions", chat(r#""content":"hi""#, r#""finish_reason":"stop""#), Reply),
+        ("/v1/chat/completions", chat(r#""content":null,"tool_calls":[{"id":"t"}]"#, r#""finish_reason":"tool_calls""#), Reply),
+        ("/v1/chat/completions", chat(r#""content":"","reasoning":"hm""#, r#""finish_reason":"length""#), Reply),
+        ("/v1/chat/completions", format!(r#"{{"choices":[{{"message":{{"content":""}},"finish_reason":"stop"}}],{one}}}"#), Reply),
+        ("/v1/chat/completions", format!(r#"{{"choices":[{{"message":{{"content":""}},"finish_reason":"stop"}}],{none}}}"#), Strange),
+        ("/v1/chat/completions", chat(r#""content":"""#, r#""finish_reason":"abort""#), Strange),
+        ("/v1/chat/completions", chat(r#""content":null"#, r#""finish_reason":"stop""#), Strange),
+        ("/v1/chat/completions", chat(r#""content":"h""#, r#""finish_reason":"abort""#), Strange),
+        ("/v1/chat/completions", format!(r#"{{"choices":[],{none}}}"#), Strange),
+        ("/v1/chat/completions", r#"{"status":"ok"}"#.to_owned(), Strange),
+        ("/v1/completions", r#"{"choices":[{"text":"","finish_reason":"abort"}]}"#.to_owned(), Strange),
+        ("/v1/completions", r#"{"choices":[{"text":"a"},{"text":""}]}"#.to_owned(), Reply),
+        ("/generate", r#"{"text":"","meta_info":{"finish_reason":{"type":"abort"},"completion_tokens":0}}"#.to_owned(), Strange),
+        ("/generate", r#"{"text":"a","meta_info":{"finish_reason":{"type":"abort"},"completion_tokens":1}}"#.to_owned(), Strange),
+        ("/generate", r#"{"text":"a","meta_info":{"finish_reason":{"type":"length"},"completion_tokens":1}}"#.to_owned(), Reply),
+        ("/generate", r#"[{"text":"a","meta_info":{}},{"text":"b"}]"#.to_owned(), Reply),
+        ("/generate", r#"[{"text":"","meta_info":{"completion_tokens":0}}]"#.to_owned(), Strange),
+        ("/generate", r#"[[1,2],[3]]"#.to_owned(), Unclear),
+        ("/generate", r#"{"generated_text":"a"}"#.to_owned(), Reply),
+        ("/generate", r#"{"text":["a","b"]}"#.to_owned(), Reply),
+        ("/inference/v1/generate", r#"{"choices":[{"token_ids":[]}]}"#.to_owned(), Strange),
+        ("/inference/v1/generate", r#"{"choices":[{"token_ids":[7]}]}"#.to_owned(), Reply),
+        ("/v1/messages", r#"{"type":"message","content":[]}"#.to_owned(), Strange),
+        ("/v1/messages", r#"{"type":"message","content":[{"type":"text","text":""}]}"#.to_owned(), Strange),
+        ("/v1/messages", r#"{"type":"message","content":[{"type":"tool_use","name":"t","input":{}}]}"#.to_owned(), Reply),
+        ("/v1/responses", r#"{"object":"response","status":"completed","output":[]}"#.to_owned(), Strange),
+        ("/v1/responses", r#"{"object":"response","status":"queued","output":[]}"#.to_owned(), Unclear),
+        ("/v1/responses", r#"{"output":[{"type":"message","content":[{"text":"a"}]}]}"#.to_owned(), Reply),
+        ("/v1/responses", r#"{"output":[{"type":"function_call","name":"f"}]}"#.to_owned(), Reply),
+        ("/invocations", format!(r#"{{"object":"list","data":[{{"embedding":[1]}}],{none}}}"#), Reply),
+        ("/v1/embeddings", format!(r#"{{"object":"list","data":[{{"embedding":"AAAA"}}],{none}}}"#), Reply),
+        ("/v1/embeddings", "\u{1}\u{2}binary".to_owned(), Unclear),
+        ("/v1/embeddings", "[[0.5],[0.25]]".to_owned(), Unclear),
+        ("/v1/embeddings", "{}".to_owned(), Strange),
+        ("/v1/embeddings", " <html>It works!</html>".to_owned(), Strange),
+        ("/v1/messages/count_tokens", r#"{"input_tokens":7}"#.to_owned(), Reply),
+        ("/v1/chat/completions/render", r#"[{"prompt_token_ids":[1]}]"#.to_owned(), Unclear),
+        ("/v1/chat/completions", "you said: hello".to_owned(), Strange),
+    ] {
+        let says = |wants_output| {
+            let mut reader = ResponseReader::new(RequestApi::of(b"POST", path.as_bytes()), false);
+            reader.chunk(body.as_bytes());
+            reader.finish();
+            reader.says(wants_output)
+        };
+        assert_eq!(says(true), expected, "{path} {body}");
+        assert!(says(false) == expected || expected == Strange, "{path} {body}");
+    }
+    let mut scored = ResponseReader::new(RequestApi::SglangGenerate, false);
+    scored.chunk(br#"{"text":"","meta_info":{"finish_reason":{"type":"length","length":0},"completion_tokens":0}}"#);
+    scored.finish();
+    assert_eq!(scored.says(false), Unclear, "no output was wanted");
+    assert!(!scored.has_generated());
+}
+
+#[test]
+fn a_stream_without_work_is_strange() {
+    use pool_state::verdict::ErrorBody::{Reply, Strange};
+    let role = r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
+    let last = |reason: &str| format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
+    let token = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
+    let usage = |tokens| format!(r#"{{"choices":[],"usage":{{"prompt_tokens":9,"completion_tokens":{tokens}}}}}"#);
+    for (events, expected) in [
+        (vec![role.to_owned(), last("abort")], Strange),
+        (vec![role.to_owned(), last("stop")], Strange),
+        (vec![role.to_owned(), last("stop"), usage(0)], Strange),
+        (vec![role.to_owned(), last("stop"), usage(1)], Reply),
+        (vec![role.to_owned(), token.to_owned(), last("abort"), usage(1)], Strange),
+        (vec![role.to_owned(), token.to_owned(), last("stop")], Reply),
+        (vec![], Strange),
+    ] {
+        let stream: String = events.iter().chain([&"[DONE]".to_owned()]).map(|event| format!("data: {event}\n\n")).collect();
+        let mut reader = ResponseReader::new(RequestApi::ChatCompletions, true);
+        reader.chunk(stream.as_bytes());
+        reader.finish();
+        assert_eq!(reader.says(true), expected, "{stream}");
+        assert_eq!(reader.has_generated(), expected == Reply, "{stream}");
     }
 }

@@ -1,10 +1,10 @@
-//! Records which endpoints lately accepted a kind of request: a model, or a model with these client
-//! credentials.
+//! Records which endpoints lately accepted a kind of request: an API with a model, or the same with
+//! these client credentials.
 //!
-//! A 404 or a 401 says that request and engine do not fit, but not which of them is wrong. It
-//! counts against an endpoint only where another one accepted the same kind a short while ago. So a
-//! client with a wrong model name or key ejects no endpoint. The same rule applies to a body that
-//! is not a reply of the API.
+//! A refusal says that request and engine do not fit, but not which of them is wrong. It counts
+//! against an endpoint only where another one accepted the same kind a short while ago. A client
+//! that has had no success lately is one witness, however many of its requests fail
+//! ([`super::verdicts`]).
 
 use scheduler::EndpointRef;
 
@@ -50,6 +50,11 @@ impl AcceptedKinds {
         }
     }
 
+    /// Whether any endpoint accepted the kind lately.
+    pub(super) fn accepted(&self, kind: u64, now: Timestamp) -> bool {
+        self.rows.iter().any(|row| row.kind == kind && now.ms_since(row.last.1) < LATELY_MS)
+    }
+
     /// Whether another endpoint accepted the kind lately.
     pub(super) fn accepted_elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Timestamp) -> bool {
         let row = self.rows.iter().find(|row| row.kind == kind);
@@ -78,6 +83,7 @@ mod tests {
         accepted.record(1, id(0), at(0));
         assert!(!accepted.accepted_elsewhere(1, id(0), at(1)), "itself");
         assert!(accepted.accepted_elsewhere(1, id(1), at(1)) && !accepted.accepted_elsewhere(2, id(1), at(1)));
+        assert!(accepted.accepted(1, at(1)) && !accepted.accepted(2, at(1)) && !accepted.accepted(1, at(LATELY_MS)));
         accepted.record(1, id(1), at(10));
         accepted.record(1, id(1), at(20));
         assert!(accepted.accepted_elsewhere(1, id(1), at(21)), "the first is remembered beside the last");

@@ -1,18 +1,21 @@
 //! Failure accrual: how each endpoint answered lately, and when that is a reason to eject it.
 //!
-//! There are two rules, as in linkerd's failure accrual and Envoy's outlier detection. Both apply
-//! only where the rest of the pool does better:
+//! A failed answer is as much evidence against its request as against its endpoint. So failures
+//! count by [`Witness`]: the same prompt, or a client that succeeds nowhere, counts once, however
+//! often it fails there, until [`WITNESSES_MAX`] others have failed; a prompt that succeeds at
+//! another endpoint counts always. Witnesses eject an endpoint if
 //!
-//! - a streak: [`STREAK`] failures in a row; for lost connections [`LOST_STREAK`], or one where the
-//!   endpoint did not answer within the last [`FRESH_MS`]; for refused connections one, because no
-//!   prompt causes those;
-//! - a rate: at least [`RATE_FAILURES`] failures within [`WINDOW_MS`], half of all answers or more.
+//! - they are a streak of [`STREAK`] without a success, or half of all answers of [`WINDOW_MS`];
+//! - and they exceed twice what the failure rate of the other endpoints predicts by [`STREAK`].
 //!
-//! The rest does better where requests succeed and fail at most half as often; for lost
-//! connections, where most other endpoints keep theirs.
+//! So what fails everywhere alike, a wave of bad prompts, ejects no endpoint. A probe that fails
+//! ejects again if the others fail at most half of the time.
 //!
-//! So a wave of bad prompts, which fails everywhere, ejects no endpoint. Failures that do not eject
-//! still cost: [`EndpointHealthTable::excess_failures`] is the excess failure rate that the
+//! Connections have rules of their own: a refused one ejects at once, because no prompt causes
+//! those; a lost one if [`LOST_STREAK`] were lost in a row, or if the endpoint did not answer
+//! within the last [`FRESH_MS`]; but not where most other endpoints fail as well.
+//!
+//! Failures that do not eject still cost: [`EndpointHealthTable::excess_failures`] is what the
 //! scheduler charges.
 //!
 //! Each VM counts the answers that it gets itself; ejections are shared ([`super::ejection`]).
@@ -21,8 +24,15 @@ use scheduler::{ENDPOINTS_MAX, EndpointRef};
 
 use scheduler::Timestamp;
 
-/// Failures in a row that eject, like Envoy's `consecutive_5xx`.
-const STREAK: u32 = 5;
+/// Failures in a row that eject, like Envoy's `consecutive_5xx`, and by how many an endpoint must
+/// fail more than others.
+const STREAK: f32 = 5.0;
+
+/// How many times as often as others an endpoint may fail: others never fail exactly alike.
+const TIMES_OTHERS: f32 = 2.0;
+
+/// The last witnesses remembered for each endpoint: more than make a streak.
+const WITNESSES_MAX: usize = 8;
 
 /// Lost connections in a row that eject an endpoint which answered a moment ago: a single one may
 /// be caused by its request.
@@ -35,8 +45,8 @@ pub(super) const FRESH_MS: u64 = 1_000;
 /// second, short enough to forget.
 const WINDOW_MS: u64 = 10_000;
 
-/// Failures that make a rate.
-const RATE_FAILURES: f32 = 5.0;
+/// Failures in excess that cost nothing: one may have any reason.
+const FREE_FAILURES: f32 = 1.0;
 
 /// Successes added to the answers of an endpoint, so that one or two failures make no rate.
 const PRIOR_ANSWERS: f32 = 10.0;
@@ -60,21 +70,33 @@ pub enum RequestFailure {
     /// The connection was lost, or the proxy tried the next endpoint for an unknown reason. The
     /// value is the hash of the prompt.
     Lost(u64),
-    /// The answer counts against the endpoint.
-    Answer,
+    /// The answer may count against the endpoint.
+    Answer(Witness),
+}
+
+/// What failed at an endpoint. Its value is a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// This prompt, of a client that succeeds with others. 0: an unknown prompt, unlike any other.
+    Prompt(u64),
+    /// Any prompt of this client, which had no success lately.
+    Client(u64),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct EndpointHealth {
     endpoint: Option<EndpointRef>,
-    /// Failures since the last success.
-    streak: u32,
+    /// Failures of different witnesses since the last success.
+    streak: f32,
     /// Lost connections since the last answer of any kind, each with a different prompt.
     lost: u32,
     lost_prompt: u64,
     /// The last two successes of prompts with different hashes, with their times.
     succeeded: [Option<(u64, Timestamp)>; 2],
     window: AnswerWindow,
+    /// The last witnesses, and where the next is written.
+    witnesses: [u64; WITNESSES_MAX],
+    next_witness: usize,
 }
 
 /// Answers of the current half of the window and of the one before.
@@ -107,7 +129,7 @@ impl EndpointHealthTable {
     /// Records a success. `prompt` is the hash of the whole prompt, 0 without one.
     pub(super) fn record_success(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
         let Some(row) = self.row(endpoint) else { return };
-        row.streak = 0;
+        row.streak = 0.0;
         row.window.of(now).good += 1.0;
         if row.succeeded[0].is_some_and(|(other, _)| other != prompt) {
             row.succeeded[1] = row.succeeded[0];
@@ -118,11 +140,19 @@ impl EndpointHealthTable {
     /// Records a failure. Returns whether it is a reason to eject the endpoint.
     pub(super) fn record_failure(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
         let alive = self.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= FRESH_MS);
+        let is_paired =
+            matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt)) if self.succeeds_elsewhere(endpoint, prompt, now));
         let Some(row) = self.row(endpoint) else { return false };
-        row.streak = row.streak.saturating_add(1);
+        if let RequestFailure::Answer(Witness::Prompt(witness) | Witness::Client(witness)) = failure
+            && !row.is_new(witness)
+            && !is_paired
+        {
+            return false;
+        }
+        row.streak += 1.0;
         row.window.of(now).bad += 1.0;
         let due = match failure {
-            RequestFailure::Answer => row.streak >= STREAK,
+            RequestFailure::Answer(_) => false,
             RequestFailure::Refused => true,
             RequestFailure::Lost(prompt) => {
                 row.lost += u32::from(row.lost == 0 || prompt == 0 || row.lost_prompt != prompt);
@@ -130,18 +160,27 @@ impl EndpointHealthTable {
                 row.lost >= if alive { LOST_STREAK } else { 1 }
             }
         };
+        let streak = row.streak;
         self.failed_at = Some(now);
-        match (due, failure) {
-            (true, RequestFailure::Lost(_) | RequestFailure::Refused) => !self.most_others_fail(endpoint, now),
-            (true, RequestFailure::Answer) => self.others_succeed(endpoint, now),
-            (false, _) => self.rate_is_reason(endpoint, now),
+        if due { !self.most_others_fail(endpoint, now) } else { self.fails_more(endpoint, streak, now) }
+    }
+
+    /// Records that a probe failed. Returns whether it is a reason to eject the endpoint again.
+    pub(super) fn record_failed_probe(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
+        let failures = |health: &Self| health.answers(endpoint, now).bad;
+        let before = failures(self);
+        self.record_failure(endpoint, failure, now);
+        match failure {
+            RequestFailure::Answer(Witness::Client(_)) if failures(self) <= before => false,
+            RequestFailure::Answer(_) => self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0,
+            RequestFailure::Refused | RequestFailure::Lost(_) => true,
         }
     }
 
     /// Forgets the endpoint's answers: it was ejected and works again.
     pub(super) fn reset(&mut self, endpoint: EndpointRef) {
         if let Some(row) = self.row(endpoint) {
-            (row.streak, row.lost, row.window) = (0, 0, AnswerWindow::default());
+            (row.streak, row.lost, row.window) = (0.0, 0, AnswerWindow::default());
         }
     }
 
@@ -162,8 +201,8 @@ impl EndpointHealthTable {
         succeeded.iter().flatten().any(|&(other, at)| other != prompt && at >= since)
     }
 
-    /// Writes the failure rate of each of `endpoints` minus that of the others; leaves `out` empty
-    /// when none is above.
+    /// Writes the failure rate of each of `endpoints` minus twice that of the others; leaves `out`
+    /// empty when none failed lately.
     pub(super) fn excess_failures(&self, endpoints: &[EndpointRef], now: Timestamp, out: &mut Vec<f32>) {
         out.clear();
         if self.failed_at.is_none_or(|at| now.ms_since(at) >= WINDOW_MS) {
@@ -173,20 +212,21 @@ impl EndpointHealthTable {
         let sum = all.iter().fold(AnswerCounts::default(), |sum, one| AnswerCounts { good: sum.good + one.good, bad: sum.bad + one.bad });
         let excess = |one: &AnswerCounts| {
             let rest = AnswerCounts { good: sum.good - one.good, bad: sum.bad - one.bad };
-            (one.smoothed() - rest.failure_rate()).max(0.0)
+            (one.excess_over(rest) - FREE_FAILURES).max(0.0) / (one.count() + PRIOR_ANSWERS)
         };
         out.extend(all.iter().map(excess));
     }
 
-    fn rate_is_reason(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let own = self.answers(endpoint, now);
-        own.bad >= RATE_FAILURES && own.failure_rate() >= 0.5 && self.others_succeed(endpoint, now)
+    /// Whether the endpoint fails more than the others, and too much to be used.
+    fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
+        let (own, rest) = (self.answers(endpoint, now), self.others_answers(endpoint, now));
+        (streak >= STREAK || own.failure_rate() >= 0.5) && rest.good > 0.0 && own.excess_over(rest) >= STREAK
     }
 
-    /// Whether requests succeed at other endpoints and fail there at most half as often.
-    fn others_succeed(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let (own, rest) = (self.answers(endpoint, now), self.others_answers(endpoint, now));
-        rest.good > 0.0 && rest.failure_rate() <= own.failure_rate() / 2.0
+    /// Whether this prompt was among the last that succeeded at another endpoint.
+    fn succeeds_elsewhere(&self, endpoint: EndpointRef, prompt: u64, now: Timestamp) -> bool {
+        let others = self.rows.iter().filter(|row| prompt != 0 && row.endpoint.is_some_and(|other| other != endpoint));
+        others.flat_map(|row| row.succeeded).flatten().any(|(other, at)| other == prompt && now.ms_since(at) < WINDOW_MS)
     }
 
     /// Whether most of the other endpoints that answered lately fail as well.
@@ -195,7 +235,7 @@ impl EndpointHealthTable {
         let (mut seen, mut failing) = (0, 0);
         for row in others.filter(|row| row.window.answers(now).count() > 0.0) {
             seen += 1;
-            failing += usize::from(row.streak > 0);
+            failing += usize::from(row.streak > 0.0);
         }
         failing * 2 > seen
     }
@@ -247,6 +287,20 @@ impl EndpointHealthTable {
     }
 }
 
+// === impl EndpointHealth ===
+
+impl EndpointHealth {
+    /// Records a witness. Returns whether it is not among the last; 0 never is.
+    fn is_new(&mut self, witness: u64) -> bool {
+        let is_new = witness == 0 || !self.witnesses.contains(&witness);
+        if let Some(oldest) = self.witnesses.get_mut(self.next_witness).filter(|_| is_new) {
+            *oldest = witness;
+            self.next_witness = (self.next_witness + 1) % WITNESSES_MAX;
+        }
+        is_new
+    }
+}
+
 // === impl AnswerWindow ===
 
 impl AnswerWindow {
@@ -279,8 +333,9 @@ impl AnswerCounts {
         if self.count() > 0.0 { self.bad / self.count() } else { 0.0 }
     }
 
-    fn smoothed(self) -> f32 {
-        self.bad / (self.count() + PRIOR_ANSWERS)
+    /// The failures beyond what the failure rate of others predicts.
+    fn excess_over(self, others: Self) -> f32 {
+        self.bad - TIMES_OTHERS * self.count() * others.failure_rate()
     }
 }
 
@@ -288,6 +343,9 @@ impl AnswerCounts {
 mod tests {
     use super::*;
     use scheduler::{Generation, Slot};
+
+    /// A failure of a new prompt.
+    const UNLIKE_ANY: RequestFailure = RequestFailure::Answer(Witness::Prompt(0));
 
     fn id(slot: u16) -> EndpointRef {
         EndpointRef { slot: Slot(slot), generation: Generation(1) }
@@ -309,17 +367,17 @@ mod tests {
 
     fn fail(health: &mut EndpointHealthTable, endpoint: EndpointRef, from_ms: u64, times: u64) {
         for n in 0..times {
-            let _ = health.record_failure(endpoint, RequestFailure::Answer, at(from_ms + n));
+            let _ = health.record_failure(endpoint, UNLIKE_ANY, at(from_ms + n));
         }
     }
 
     #[test]
     fn five_bad_answers_in_a_row_eject_where_others_succeed() {
         let mut health = fine(4);
-        let verdicts: Vec<bool> = (0..5).map(|n| health.record_failure(id(0), RequestFailure::Answer, at(20_001 + n))).collect();
+        let verdicts: Vec<bool> = (0..5).map(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n))).collect();
         assert_eq!(verdicts, [false, false, false, false, true]);
         let mut alone = EndpointHealthTable::default();
-        assert!((0..20).all(|n| !alone.record_failure(id(0), RequestFailure::Answer, at(n))), "no other endpoint does better");
+        assert!((0..20).all(|n| !alone.record_failure(id(0), UNLIKE_ANY, at(n))), "no other endpoint does better");
     }
 
     #[test]
@@ -327,20 +385,57 @@ mod tests {
         let mut health = fine(4);
         let mut alternate = |n: u64| {
             health.record_success(id(0), 7, at(20_000 + n));
-            health.record_failure(id(0), RequestFailure::Answer, at(20_000 + n))
+            health.record_failure(id(0), UNLIKE_ANY, at(20_000 + n))
         };
         assert!((0..4).all(|n| !alternate(n)));
         assert!(!alternate(4), "five of eleven");
-        health.record_failure(id(0), RequestFailure::Answer, at(20_010));
-        assert!(health.record_failure(id(0), RequestFailure::Answer, at(20_010)), "seven of twelve");
+        health.record_failure(id(0), UNLIKE_ANY, at(20_010));
+        assert!(health.record_failure(id(0), UNLIKE_ANY, at(20_010)), "seven of twelve");
     }
 
     #[test]
     fn a_wave_of_bad_prompts_ejects_no_endpoint() {
         let mut health = fine(4);
         for n in 0..400 {
-            assert!(!health.record_failure(id(n % 4), RequestFailure::Answer, at(20_000 + u64::from(n))), "{n}");
+            assert!(!health.record_failure(id(n % 4), UNLIKE_ANY, at(20_000 + u64::from(n))), "{n}");
         }
+    }
+
+    #[test]
+    fn the_same_witness_counts_once_unless_the_prompt_succeeds_elsewhere() {
+        let failed = |witness| RequestFailure::Answer(witness);
+        for witness in [Witness::Prompt(3), Witness::Client(3)] {
+            let mut health = fine(4);
+            assert!(!(0..4_000).any(|n| health.record_failure(id(0), failed(witness), at(20_001 + n))));
+            assert!(!(10..13).any(|n| health.record_failure(id(0), failed(Witness::Prompt(n)), at(24_500))));
+            assert!(!health.record_failure(id(0), failed(witness), at(24_500)), "four witnesses");
+            assert!(health.record_failure(id(0), failed(Witness::Prompt(13)), at(24_600)), "five");
+        }
+        let mut health = fine(4);
+        let due = (1..).find(|n| health.record_failure(id(0), failed(Witness::Prompt(7)), at(20_001 + n)));
+        assert_eq!(due, Some(5), "others have served this prompt");
+    }
+
+    #[test]
+    fn where_others_fail_too_it_takes_more_failures() {
+        let mut health = fine(4);
+        (0..30).for_each(|n| health.record_success(id(1), n, at(20_000)));
+        fail(&mut health, id(1), 20_000, 11);
+        let due = (1..).find(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n)));
+        assert_eq!(due, Some(11), "of 12, where a quarter fails elsewhere: 11 - 2 * 12 / 4 = 5");
+    }
+
+    #[test]
+    fn a_failed_probe_ejects_again_unless_others_fail_or_its_client_is_known_to() {
+        let failed = |witness| RequestFailure::Answer(witness);
+        let mut health = fine(4);
+        assert!(health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_001)));
+        assert!(health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_002)), "the same prompt again");
+        assert!(health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_003)));
+        assert!(!health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_004)), "the same client again");
+        fail(&mut health, id(1), 20_000, 4);
+        assert!(!health.record_failed_probe(id(0), failed(Witness::Prompt(4)), at(20_005)), "four of seven fail elsewhere");
+        assert!(health.record_failed_probe(id(0), RequestFailure::Refused, at(20_005)));
     }
 
     #[test]
@@ -355,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn the_excess_is_over_the_share_of_the_rest() {
+    fn the_excess_is_over_twice_the_share_of_the_rest() {
         let mut health = fine(4);
         let mut out = Vec::new();
         let endpoints: Vec<EndpointRef> = (0..4).map(id).collect();
@@ -363,7 +458,7 @@ mod tests {
         assert!(out.is_empty(), "nothing failed");
         fail(&mut health, id(2), 20_001, 3);
         health.excess_failures(&endpoints, at(20_010), &mut out);
-        assert_eq!(out, [0.0, 0.0, 3.0 / 14.0, 0.0]);
+        assert_eq!(out, [0.0, 0.0, 2.0 / 14.0, 0.0], "all but the first");
         health.excess_failures(&endpoints, at(40_000), &mut out);
         assert!(out.is_empty(), "long ago");
         (0..4).for_each(|slot| fail(&mut health, id(slot), 41_000, 50));
@@ -376,7 +471,7 @@ mod tests {
         let mut health = fine(2);
         fail(&mut health, id(0), 20_001, 4);
         let next = EndpointRef { generation: Generation(2), ..id(0) };
-        assert!(!health.record_failure(next, RequestFailure::Answer, at(20_010)));
+        assert!(!health.record_failure(next, UNLIKE_ANY, at(20_010)));
         assert_eq!(health.answered_at(next), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use scheduler::EndpointRef;
 
-use super::health::{self, RequestFailure};
+use super::health::{self, RequestFailure, Witness};
 use super::{LedgerHold, ManagedPool, crash_correlation};
 use crate::verdict::Verdict;
 use scheduler::Timestamp;
@@ -10,14 +10,17 @@ use scheduler::Timestamp;
 /// The properties of a request that the verdict on its answer depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct SentRequest {
-    /// API and model of the request, as a hash: every endpoint that has the model serves requests
-    /// of the same kind.
+    /// API and model of the request, and whether it is streamed, as a hash: every endpoint that has
+    /// the model serves requests of the same kind.
     pub kind: u64,
     /// The client's credentials, as a hash.
     pub credentials: u64,
+    /// Whether the body names an object that an engine may have stored, as `previous_response_id`
+    /// does: that it is not there is no fault of an engine.
+    pub names_id: bool,
     /// The status of the answer.
     pub status: u16,
-    /// Hash of the whole prompt; 0 without one.
+    /// Hash of the prompt; 0 without one.
     pub prompt: u64,
     /// When it was sent.
     pub at: Timestamp,
@@ -29,11 +32,6 @@ impl SentRequest {
     /// The kind of this client's requests.
     fn client(&self) -> u64 {
         self.kind ^ self.credentials.rotate_left(1)
-    }
-
-    /// The kind that was refused: the requests of this client, or the model for all clients.
-    fn refused(&self) -> u64 {
-        if matches!(self.status, 401 | 403) { self.client() } else { self.kind }
     }
 }
 
@@ -87,12 +85,30 @@ impl ManagedPool {
                 self.record_success(endpoint, sent.at, held, now);
                 self.failures.health.record_success(endpoint, sent.prompt, now);
             }
-            Verdict::Ill | Verdict::Overloaded => self.record_failure(endpoint, held, RequestFailure::Answer, now),
-            Verdict::Misdirected | Verdict::Strange if self.failures.accepted.accepted_elsewhere(sent.refused(), endpoint, now) => {
-                self.record_failure(endpoint, held, RequestFailure::Answer, now);
+            _ => {
+                if let Some(witness) = self.witness(endpoint, verdict, sent, now) {
+                    self.record_failure(endpoint, held, RequestFailure::Answer(witness), now);
+                }
             }
-            Verdict::Misdirected | Verdict::Strange | Verdict::ClientFault | Verdict::Unknown => {}
         }
+    }
+
+    /// Returns the witness of a verdict, if the endpoint may be the reason. A failure of the engine
+    /// may be its fault; a refusal only where another endpoint lately accepted the same kind of
+    /// request. While others succeed, the failures of a client without a success say no more than
+    /// one, and refused credentials nothing.
+    fn witness(&self, endpoint: EndpointRef, verdict: Verdict, sent: &SentRequest, now: Timestamp) -> Option<Witness> {
+        let (accepted, client) = (&self.failures.accepted, sent.client());
+        let is_credentials = matches!(sent.status, 401 | 403);
+        let is_possible = match verdict {
+            Verdict::Success | Verdict::Unknown => false,
+            Verdict::Ill | Verdict::Overloaded => true,
+            _ if sent.names_id && matches!(sent.status, 400 | 404) => false,
+            _ if is_credentials => accepted.accepted_elsewhere(client, endpoint, now),
+            Verdict::ClientFault | Verdict::Misdirected | Verdict::Strange => accepted.accepted_elsewhere(sent.kind, endpoint, now),
+        };
+        let is_outsider = is_possible && !accepted.accepted(client, now) && accepted.accepted(sent.kind, now);
+        is_possible.then_some(if is_outsider { Witness::Client(client) } else { Witness::Prompt(sent.prompt) })
     }
 
     /// Records that the endpoint serves a request sent at `sent` successfully.
@@ -110,14 +126,18 @@ impl ManagedPool {
     }
 
     fn record_failure(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
-        let (is_reason, by_answers) = (self.failures.health.record_failure(endpoint, failure, now), failure == RequestFailure::Answer);
+        let (health, ejections) = (&mut self.failures.health, &mut self.failures.ejections);
+        let by_answers = matches!(failure, RequestFailure::Answer(_));
         if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
-            held.probe = None;
-            self.failures.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
-            self.sharing.changes += 1;
-        } else if is_reason {
+            // A probe whose failure is no reason stays: its end makes room for the next.
+            if health.record_failed_probe(endpoint, failure, now) {
+                held.probe = None;
+                ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
+                self.sharing.changes += 1;
+            }
+        } else if health.record_failure(endpoint, failure, now) {
             let chance = self.rng.open01();
-            self.sharing.changes += u64::from(self.failures.ejections.eject(endpoint, by_answers, chance, now));
+            self.sharing.changes += u64::from(ejections.eject(endpoint, by_answers, chance, now));
         }
     }
 }

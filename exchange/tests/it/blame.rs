@@ -1,0 +1,447 @@
+//! Whose fault is a failure? One of eight engines is broken in a way that looks healthy, or one
+//! client sends requests that fail at every engine, or replies have an unusual shape. Runs in
+//! virtual time, with workers that share ejections like the workers of one proxy.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
+use scheduler::latency::learn::RequestEnd;
+use scheduler::latency::step::StepModel;
+
+use crate::release::pool_update;
+
+const WORKERS: usize = 2;
+const CLIENTS: usize = 32;
+/// Duration of a reply of a healthy engine, ms.
+const REPLY_MS: u64 = 1_000;
+/// The interval at which workers publish load reports, ms.
+const TELL_MS: u64 = 2;
+/// From one request of the bad client to its next, ms: 21 in a second.
+const BAD_EVERY_MS: u64 = 48;
+const END_MS: u64 = 15_100;
+/// Turns of a conversation.
+const TURNS: usize = 10;
+
+const CHAT: BlameApi = BlameApi { path: "/v1/chat/completions", streamed: false };
+const APIS: [BlameApi; 8] = [
+    CHAT,
+    BlameApi { streamed: true, ..CHAT },
+    BlameApi { path: "/v1/completions", streamed: false },
+    BlameApi { path: "/v1/completions", streamed: true },
+    BlameApi { path: "/generate", streamed: false },
+    BlameApi { path: "/generate", streamed: true },
+    BlameApi { path: "/v1/messages", streamed: false },
+    BlameApi { path: "/v1/responses", streamed: false },
+];
+
+/// Status of each reply to a bad client, and its prompts.
+const BAD: [(u16, BadPrompts); 4] =
+    [(400, BadPrompts::Shared), (500, BadPrompts::Distinct), (500, BadPrompts::Same), (200, BadPrompts::Distinct)];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BlameApi {
+    path: &'static str,
+    streamed: bool,
+}
+
+/// What engine 0 answers at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlameFault {
+    None,
+    /// 200, a finish reason, and no token.
+    NoWork,
+    /// This status, for all requests.
+    Refuses(u16),
+    /// This status, for every second prompt.
+    RefusesHalf(u16),
+}
+
+/// The requests of the bad client.
+#[derive(Clone, Copy, Debug)]
+struct BadClient {
+    status: u16,
+    /// Whether it has credentials of its own.
+    key: bool,
+    prompts: BadPrompts,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BadPrompts {
+    Distinct,
+    Same,
+    /// Distinct, with the beginning of a conversation of another client.
+    Shared,
+    /// Each continues a response that no engine knows.
+    InventedId,
+}
+
+struct BlameWorker {
+    pool: ManagedPool,
+    row: OwnLoadReport,
+    peers: Vec<PeerLoadReport>,
+}
+
+struct BlameFlight {
+    worker: usize,
+    /// `None`: the bad client.
+    client: Option<usize>,
+    exchange: Exchange,
+    to: usize,
+    fails: bool,
+}
+
+struct BlameWorld {
+    api: BlameApi,
+    /// Whether every second client sends arrays of prompts and gets arrays of replies.
+    batches: bool,
+    reply_ms: u64,
+    keys: bool,
+    fault: BlameFault,
+    bad: Option<BadClient>,
+    workers: Vec<BlameWorker>,
+    now_ms: u64,
+    ends: BinaryHeap<Reverse<(u64, usize)>>,
+    flights: Vec<Option<BlameFlight>>,
+    turns: Vec<usize>,
+    found: BlameFindings,
+}
+
+/// What happened after the first two seconds.
+#[derive(Clone, Debug, Default)]
+struct BlameFindings {
+    sent: u64,
+    to_first: u64,
+    /// Later turns of conversations, and those at the engine of the turn before.
+    later: u64,
+    returned: u64,
+    home: Vec<usize>,
+    /// Sums over the moments at which workers tell each other.
+    moments: u64,
+    ejected: u64,
+}
+
+fn at(ms: u64) -> Timestamp {
+    Timestamp(0).plus_ms(ms)
+}
+
+fn address(engine: usize) -> String {
+    format!("10.0.0.{engine}:8000")
+}
+
+// === impl BlameApi ===
+
+impl BlameApi {
+    fn body(self, prompt: &str, more: &str) -> String {
+        let Self { path, streamed } = self;
+        let prompt = match path {
+            "/v1/chat/completions" | "/v1/messages" => format!(r#""messages":[{{"role":"user","content":"{prompt}"}}]"#),
+            "/v1/completions" => format!(r#""prompt":"{prompt}""#),
+            "/v1/responses" => format!(r#""input":"{prompt}""#),
+            _ => format!(r#""text":"{prompt}""#),
+        };
+        format!(r#"{{"model":"m","stream":{streamed},{more}{prompt}}}"#)
+    }
+
+    /// A reply with two tokens, or with none.
+    fn reply(self, works: bool) -> String {
+        let (text, reason, tokens) = if works { ("hello", "stop", 2) } else { ("", "abort", 0) };
+        let usage = format!(r#""usage":{{"prompt_tokens":300,"completion_tokens":{tokens}}}"#);
+        let meta = format!(r#""meta_info":{{"finish_reason":{{"type":"{reason}"}},"prompt_tokens":300,"completion_tokens":{tokens}}}"#);
+        match (self.path, self.streamed) {
+            ("/v1/chat/completions", false) => format!(
+                r#"{{"id":"c","object":"chat.completion","model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{text}"}},"finish_reason":"{reason}"}}],{usage}}}"#
+            ),
+            ("/v1/chat/completions", true) => format!(
+                "data: {{\"choices\":[{{\"delta\":{{\"role\":\"assistant\",\"content\":\"\"}}}}]}}\n\ndata: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":\"{reason}\"}}]}}\n\ndata: [DONE]\n\n"
+            ),
+            ("/v1/completions", false) => format!(r#"{{"id":"c","choices":[{{"text":"{text}","finish_reason":"{reason}"}}],{usage}}}"#),
+            ("/v1/completions", true) => {
+                format!(
+                    "data: {{\"choices\":[{{\"text\":\"{text}\",\"finish_reason\":\"{reason}\"}}]}}\n\ndata: {{\"choices\":[],{usage}}}\n\ndata: [DONE]\n\n"
+                )
+            }
+            ("/generate", false) => format!(r#"{{"text":"{text}","output_ids":[],{meta}}}"#),
+            ("/generate", true) => format!("data: {{\"text\":\"{text}\",{meta}}}\n\ndata: [DONE]\n\n"),
+            ("/v1/messages", _) => {
+                let content = if works { r#"{"type":"text","text":"hello"}"# } else { "" };
+                format!(
+                    r#"{{"type":"message","content":[{content}],"stop_reason":"end_turn","usage":{{"input_tokens":300,"output_tokens":{tokens}}}}}"#
+                )
+            }
+            _ => {
+                let output = if works { r#"{"type":"message","content":[{"type":"output_text","text":"hello"}]}"# } else { "" };
+                format!(
+                    r#"{{"object":"response","status":"incomplete","output":[{output}],"usage":{{"input_tokens":300,"output_tokens":{tokens}}}}}"#
+                )
+            }
+        }
+    }
+}
+
+// === impl BlameWorld ===
+
+impl BlameWorld {
+    fn new(seed: u64, engines: u8) -> Self {
+        let worker = |index: usize| {
+            let mut pool = ManagedPool::new(seed * 100 + index as u64, 1 << 14);
+            pool.install(pool_update(engines, 1), 7, 1_000);
+            pool.install_models(StepModel::default(), None);
+            pool.recount_load_reports([]);
+            BlameWorker { pool, row: OwnLoadReport::default(), peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect() }
+        };
+        Self {
+            api: CHAT,
+            batches: false,
+            reply_ms: REPLY_MS,
+            keys: false,
+            fault: BlameFault::None,
+            bad: None,
+            workers: (0..WORKERS).map(worker).collect(),
+            now_ms: 100,
+            ends: BinaryHeap::new(),
+            flights: Vec::new(),
+            turns: vec![0; CLIENTS],
+            found: BlameFindings { home: vec![usize::MAX; CLIENTS], ..BlameFindings::default() },
+        }
+    }
+
+    /// Runs to the end. `number` of the clients send requests, one after another.
+    fn run(mut self, number: usize) -> BlameFindings {
+        (0..number).for_each(|client| self.converse(client));
+        let (mut told_ms, mut bad_ms, mut bad_sent) = (0, 5_000, 0);
+        while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS) {
+            if self.bad.is_some() && bad_ms <= due_ms {
+                self.now_ms = bad_ms;
+                self.misbehave(bad_sent);
+                (bad_ms, bad_sent) = (bad_ms + BAD_EVERY_MS, bad_sent + 1);
+                continue;
+            }
+            self.ends.pop();
+            self.now_ms = due_ms;
+            if due_ms >= told_ms + TELL_MS {
+                told_ms = due_ms;
+                self.tell();
+            }
+            if let Some(client) = self.answer(flight) {
+                self.converse(client);
+            }
+        }
+        self.found
+    }
+
+    /// Sends the next turn of a client's conversation.
+    fn converse(&mut self, client: usize) {
+        let turn = self.turns[client];
+        self.turns[client] += 1;
+        let prompt = conversation(client, turn / TURNS, turn % TURNS);
+        let key = if self.keys { format!("Bearer {client}") } else { String::new() };
+        let body = self.api.body(&prompt, "");
+        let body = if self.is_batch(client) { body.replace(r#""text":"#, r#""text":["a","#).replace(r#""}"#, r#""]}"#) } else { body };
+        let to = self.send(Some(client), &body, &key);
+        let found = &mut self.found;
+        if self.now_ms >= 2_000 {
+            found.sent += 1;
+            found.to_first += u64::from(to == 0);
+            found.later += u64::from(!turn.is_multiple_of(TURNS));
+            found.returned += u64::from(!turn.is_multiple_of(TURNS) && found.home[client] == to);
+        }
+        found.home[client] = to;
+    }
+
+    fn is_batch(&self, client: usize) -> bool {
+        self.batches && client.is_multiple_of(2)
+    }
+
+    fn misbehave(&mut self, number: usize) {
+        let Some(bad) = self.bad else { return };
+        let prompt = match bad.prompts {
+            BadPrompts::Same => "the same again ".repeat(40),
+            BadPrompts::Shared => conversation(0, self.turns[0].saturating_sub(1) / TURNS, 0) + &format!("number {number}"),
+            BadPrompts::Distinct | BadPrompts::InventedId => format!("number {number} ").repeat(40),
+        };
+        let more = if bad.prompts == BadPrompts::InventedId { r#""previous_response_id":"resp_1","# } else { "" };
+        let key = if bad.key { "Bearer bad" } else { "" };
+        self.send(None, &self.api.body(&prompt, more), key);
+    }
+
+    fn send(&mut self, client: Option<usize>, body: &str, key: &str) -> usize {
+        let worker = client.unwrap_or(self.flights.len()) % WORKERS;
+        let (settings, now, pool) = (ExchangeSettings::default(), at(self.now_ms), &mut self.workers[worker].pool);
+        let mut exchange = Exchange::new(now);
+        let pairs: [(&[u8], &[u8]); 3] = [(b":method", b"POST"), (b":path", self.api.path.as_bytes()), (b"authorization", key.as_bytes())];
+        exchange.request_headers(&settings, pairs, false);
+        exchange.capture_headers(pool, pairs);
+        let step = exchange.decide(&settings, pool, None, body.as_bytes(), now);
+        let ExchangeStep::Forward(forward) = step else { panic!("not routed: {step:?}") };
+        let list = &forward.set.iter().find(|(name, _)| name == "x-gateway-destination-endpoint").unwrap().1;
+        let first = list.split(',').next().unwrap();
+        let to = first["10.0.0.".len()..].split(':').next().unwrap().parse().unwrap();
+        let fails = match (client, self.fault) {
+            (None, _) => true,
+            (Some(_), BlameFault::NoWork | BlameFault::Refuses(_)) => to == 0,
+            (Some(client), BlameFault::RefusesHalf(_)) => to == 0 && self.turns[client].is_multiple_of(2),
+            (Some(_), BlameFault::None) => false,
+        };
+        let took_ms = if fails { 1 } else { self.reply_ms + (self.flights.len() as u64 * 37) % 201 };
+        self.ends.push(Reverse((self.now_ms + took_ms, self.flights.len())));
+        self.flights.push(Some(BlameFlight { worker, client, exchange, to, fails }));
+        to
+    }
+
+    /// The reply to a request comes. Returns the client, unless it is the bad one.
+    fn answer(&mut self, flight: usize) -> Option<usize> {
+        let BlameFlight { worker, client, mut exchange, to, fails } = self.flights[flight].take()?;
+        let batches = self.batches;
+        let (pool, now, address) = (&mut self.workers[worker].pool, at(self.now_ms), address(to));
+        let status = match (client, self.fault) {
+            _ if !fails => 200,
+            (None, _) => self.bad.map_or(200, |bad| bad.status),
+            (Some(_), BlameFault::Refuses(status) | BlameFault::RefusesHalf(status)) => status,
+            (Some(_), _) => 200,
+        };
+        let content_type: &[u8] = if self.api.streamed && status == 200 { b"text/event-stream" } else { b"application/json" };
+        let head = ResponseHead {
+            origin: ResponseOrigin::Upstream,
+            status,
+            upstream_address: Some(address.as_bytes()),
+            attempts: 1,
+            content_type: Some(content_type),
+            ..ResponseHead::default()
+        };
+        exchange.response_headers(pool, &head, now);
+        let error = || r#"{"error":{"message":"no"}}"#.to_owned();
+        let body = if status == 200 { self.api.reply(!fails) } else { error() };
+        let body = if client.is_some_and(|client| batches && client.is_multiple_of(2)) { format!("[{body},{body}]") } else { body };
+        exchange.response_chunk(pool, body.as_bytes(), true, now);
+        exchange.end(pool, now);
+        let (_, observed) = pool.take_observations();
+        let is_learned = observed.iter().any(|observed| observed.observation.ended == RequestEnd::Done);
+        assert!(!fails || !is_learned, "learned from a reply without work: {observed:?}");
+        client
+    }
+
+    fn tell(&mut self) {
+        let now = at(self.now_ms);
+        for from in 0..WORKERS {
+            let BlameWorker { pool, row, .. } = &mut self.workers[from];
+            let bytes = pool.write_load_report(row, LoadReportHead { vm: from as u64 + 1, written: now, ring: 0 }).to_vec();
+            for (_, to) in self.workers.iter_mut().enumerate().filter(|(to, _)| *to != from) {
+                let Some(peer) = to.peers.get_mut(from) else { continue };
+                to.pool.read_load_report(peer, bytes.clone(), true);
+                let told: Vec<_> = peer.ejections().collect();
+                told.into_iter().for_each(|told| to.pool.learn_ejection(told, now));
+            }
+        }
+        self.workers.iter_mut().for_each(|worker| worker.pool.tick(now));
+        self.found.moments += 1;
+        self.found.ejected += self.workers[0].pool.ejections().iter().filter(|row| row.failures > 0 && row.until > now).count() as u64;
+    }
+}
+
+// === impl BlameFindings ===
+
+impl BlameFindings {
+    fn to_first(&self) -> f64 {
+        self.to_first as f64 / self.sent.max(1) as f64
+    }
+
+    fn ejected(&self) -> f64 {
+        self.ejected as f64 / self.moments.max(1) as f64
+    }
+
+    fn returned(&self) -> f64 {
+        self.returned as f64 / self.later.max(1) as f64
+    }
+}
+
+fn conversation(client: usize, number: usize, turn: usize) -> String {
+    format!("conversation {number} of client {client} ").repeat(60) + &"and so on ".repeat(turn * 10)
+}
+
+#[test]
+fn an_engine_that_answers_200_without_work_gets_next_to_no_requests() {
+    for api in APIS {
+        for (seed, clients, keys) in [(1, 16, false), (2, 32, true)] {
+            let mut world = BlameWorld::new(seed, 4);
+            (world.api, world.fault, world.keys, world.reply_ms) = (api, BlameFault::NoWork, keys, REPLY_MS / 2);
+            let share = world.run(clients).to_first();
+            assert!(share <= 0.02, "{api:?}, {clients} clients, keys {keys}: {:.1} %", share * 100.0);
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_refuses_what_others_accept_gets_next_to_no_requests() {
+    for status in [400, 422, 404, 401] {
+        for (seed, clients, keys) in [(1, 16, false), (2, 32, false), (3, 16, true), (4, 2, false)] {
+            let mut world = BlameWorld::new(seed, 4);
+            (world.fault, world.keys, world.reply_ms) = (BlameFault::Refuses(status), keys, REPLY_MS / 2);
+            let share = world.run(clients).to_first();
+            assert!(share <= 0.02 || clients < 16, "{status}, {clients} clients, keys {keys}: {:.1} %", share * 100.0);
+            assert!(share <= 0.20, "{status}, {clients} clients, keys {keys}: {:.1} %", share * 100.0);
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_refuses_half_of_what_others_accept_gets_few_requests() {
+    for status in [400, 500] {
+        let mut world = BlameWorld::new(1, 4);
+        world.fault = BlameFault::RefusesHalf(status);
+        let share = world.run(32).to_first();
+        assert!(share <= 0.10, "{status}: {:.1} %", share * 100.0);
+    }
+}
+
+#[test]
+fn the_failures_of_one_client_eject_no_engine() {
+    let mut bad = Vec::new();
+    for (clients, reply_ms) in [(32, REPLY_MS), (8, REPLY_MS), (32, 5 * REPLY_MS)] {
+        for (key, keys) in [(true, false), (true, true), (false, false)] {
+            let quiet = || {
+                let mut world = BlameWorld::new(1, 8);
+                (world.keys, world.reply_ms) = (keys, reply_ms);
+                world
+            };
+            let returned = quiet().run(clients).returned();
+            for (status, prompts) in BAD {
+                let mut world = quiet();
+                world.bad = Some(BadClient { status, key, prompts });
+                let found = world.run(clients);
+                let line = format!(
+                    "{clients} clients, {reply_ms} ms, keys {keys}; {status} {prompts:?} key {key}: {:.2} ejected, {:.3} returned, without {returned:.3}",
+                    found.ejected(),
+                    found.returned()
+                );
+                println!("{line}");
+                // Without a key of its own it cannot be told from the others, so its failures cost.
+                let moved = if key { 0.03 } else { 0.25 };
+                if found.ejected() > 0.0 || found.returned() < returned - moved {
+                    bad.push(line);
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[test]
+fn a_client_of_batches_keeps_the_engines_that_have_its_prompts() {
+    let mut world = BlameWorld::new(1, 4);
+    (world.api, world.batches) = (BlameApi { path: "/generate", streamed: false }, true);
+    let found = world.run(16);
+    assert!(found.ejected() == 0.0 && found.returned() > 0.97, "{found:?}");
+}
+
+#[test]
+fn a_response_that_no_engine_knows_is_its_clients_fault() {
+    for status in [400, 404] {
+        let mut world = BlameWorld::new(1, 8);
+        world.api = BlameApi { path: "/v1/responses", streamed: false };
+        world.bad = Some(BadClient { status, key: false, prompts: BadPrompts::InventedId });
+        let found = world.run(16);
+        assert!(found.ejected() == 0.0 && found.returned() > 0.97, "{status}: {found:?}");
+    }
+}
