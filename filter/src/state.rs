@@ -559,12 +559,13 @@ impl std::fmt::Debug for ParkingEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeHost, metrics_message, pool_update_message};
+    use crate::fake::{FakeHost, encode, metrics_message, pool_update_message};
     use crate::host::WriteCondition;
     use prost::Message;
     use proto::shared_data::LeaseValue;
     use proto::state::{self, proxy_message};
     use scheduler::Version;
+    use scheduler::latency::step::StepModel;
 
     const TERM: u64 = 40;
 
@@ -601,6 +602,9 @@ mod tests {
             }
             proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
             proxy_message::Message::Observations(o) => format!("{stream}: {} bytes of observations", o.encoded_len()),
+            proxy_message::Message::LearnedModels(m) => {
+                format!("{stream}: models of {} words, {} of latency", m.step.len(), m.latency.len())
+            }
             proxy_message::Message::LoadReport(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
         };
         sent.into_iter().map(text).collect()
@@ -702,6 +706,41 @@ mod tests {
         assert!(!host.grpc.streams.borrow()[0], "the stalled leader closed its stream");
         stalled.tick(1);
         assert_eq!(in_force(&stalled), 5);
+    }
+
+    /// Models with this time of a decode step, ms; provisional ones have only the prior.
+    fn models_message(version: Version, decode_ms: Option<f32>) -> Vec<u8> {
+        let step = decode_ms.map(|ms| StepModel::of([9.0, 0.1, 0.0], [ms, 0.1, 0.0], 100.0));
+        let provisional = decode_ms.is_none();
+        let learned = proto::LearnedModels { pool: "default".into(), version, step: step.unwrap_or_default(), latency: None, provisional };
+        encode(state::daemon_message::Message::LearnedModels(proto::encode_learned(&learned).unwrap()))
+    }
+
+    fn decode_ms(vm: &VmState<FakeHost>) -> f32 {
+        vm.replica("default").unwrap().borrow().pool.snapshot().unwrap().table().step().decode()[0]
+    }
+
+    #[test]
+    fn a_daemon_that_knows_less_is_sent_the_models_that_all_vms_keep() {
+        let (host, mut leader) = led();
+        let mut other = vm(&host, 1);
+        send(&host, &mut leader, models_message(version(2), None));
+        send(&host, &mut leader, models_message(version(3), Some(20.0)));
+        other.tick(1);
+        assert_eq!((decode_ms(&leader), decode_ms(&other)), (20.0, 20.0), "provisional models give way");
+        said(&host);
+        let restarted = Version { term: TERM + 1, sequence: 1 };
+        send(&host, &mut leader, models_message(restarted, None));
+        assert_eq!(said(&host), [format!("1: models of {} words, 0 of latency", StepModel::default().words().len())]);
+        let mut fresh = vm(&host, 1);
+        [&mut other, &mut fresh].into_iter().for_each(|vm| drop(vm.tick(1)));
+        assert_eq!([&leader, &other, &fresh].map(decode_ms), [20.0; 3]);
+        // The daemon goes on from them, and learns.
+        send(&host, &mut leader, models_message(Version { sequence: 2, ..restarted }, Some(21.0)));
+        [&mut other, &mut fresh].into_iter().for_each(|vm| drop(vm.tick(1)));
+        assert_eq!([&leader, &other, &fresh].map(decode_ms), [21.0; 3]);
+        assert_eq!(said(&host), [""; 0]);
+        assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
     }
 
     #[test]

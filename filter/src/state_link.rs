@@ -238,7 +238,7 @@ impl StateLink {
             log::warn!("a message of the daemon is refused: a VM was lost while it decoded the message");
             return Ok(());
         };
-        let ack = match decoded {
+        let answer = match decoded {
             Ok(DaemonUpdate::Welcome(welcome)) => {
                 self.welcome(leader, &welcome);
                 None
@@ -247,16 +247,19 @@ impl StateLink {
                 leader.apply_peers(peers);
                 None
             }
+            Ok(DaemonUpdate::Outweighed(pool)) => {
+                leader.replica(&pool).and_then(|kept| kept.stored_models(leader.host)).map(proxy_message::Message::LearnedModels)
+            }
             Ok(update) => {
                 if matches!(update, DaemonUpdate::PoolUpdate(_) | DaemonUpdate::Metrics { .. }) {
                     self.record_received();
                 }
-                leader.apply(update, bytes)?
+                leader.apply(update, bytes)?.map(proxy_message::Message::Ack)
             }
-            Err(refused) => leader.nack(refused),
+            Err(refused) => leader.nack(refused).map(proxy_message::Message::Ack),
         };
-        if let Some(ack) = ack {
-            self.send(leader, proxy_message::Message::Ack(ack));
+        if let Some(answer) = answer {
+            self.send(leader, answer);
         }
         Ok(())
     }

@@ -36,6 +36,9 @@ pub enum DaemonUpdate {
     Peers(state::PeerLoad),
     /// The learned models of a pool.
     Learned(Box<proto::LearnedModels>),
+    /// Learned models of the pool of this name, which keeps those it has: they are better. The
+    /// daemon wants to have them.
+    Outweighed(String),
     /// Nothing to apply: the pool has no pool update here yet, or a newer daemon sent a message of
     /// an unknown kind.
     Nothing,
@@ -94,7 +97,11 @@ impl DaemonUpdate {
             Some(PeerLoad(peers)) => Ok(Self::Peers(peers)),
             Some(LearnedModels(learned)) => {
                 let rejected = RejectedMessage::of(&learned.pool, None);
-                proto::learned(learned).map(|learned| Self::Learned(Box::new(learned))).map_err(rejected)
+                let learned = proto::learned(learned).map_err(rejected)?;
+                if find(&learned.pool).is_some_and(|found| found.as_ref().keeps_models(&learned)) {
+                    return Ok(Self::Outweighed(learned.pool));
+                }
+                Ok(Self::Learned(Box::new(learned)))
             }
             Some(PoolUpdate(pool_update)) => {
                 let rejected = RejectedMessage::of(&pool_update.pool, pool_update.version);
@@ -134,7 +141,7 @@ impl DaemonUpdate {
             Self::Metrics { pool, .. } => Some(pool),
             Self::Peers(peers) => Some(&peers.pool),
             Self::Learned(learned) => Some(&learned.pool),
-            Self::Welcome(_) | Self::Nothing => None,
+            Self::Welcome(_) | Self::Outweighed(_) | Self::Nothing => None,
         }
     }
 
@@ -219,12 +226,11 @@ impl AppliedVersions {
                 Applied::Metrics
             }
             DaemonUpdate::Learned(learned) => {
-                let proto::LearnedModels { version, step, latency, .. } = *learned;
-                self.models = version;
-                pool.install_models(step, latency);
+                self.models = learned.version;
+                pool.install_learned(*learned);
                 Applied::Models
             }
-            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Nothing => Applied::Nothing,
+            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Outweighed(_) | DaemonUpdate::Nothing => Applied::Nothing,
         }
     }
 }
@@ -238,6 +244,8 @@ pub fn wire_version(version: Version) -> state::Version {
 #[cfg(test)]
 mod tests {
     use proto::{PoolState, encode_metrics, encode_pool_update};
+    use scheduler::latency::step::StepModel;
+    use scheduler::latency::{Conditions, LatencyModel};
     use scheduler::objects::ObjectsSpec;
     use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, ProfileSpec, Readiness, Slot};
 
@@ -308,6 +316,50 @@ mod tests {
         assert_eq!(applied.apply(&mut pool.0, update, now), Applied::PoolUpdate);
         assert_eq!(applied.metrics_sequence(), 0);
         assert!(matches!(DaemonUpdate::decode(metrics(3, 4.0), |_| Some(&pool)), Ok(DaemonUpdate::Nothing)), "of another pool update");
+    }
+
+    /// Models with this latency of every request, ms, if any.
+    fn learned(sequence: u64, latency_ms: Option<f32>, provisional: bool) -> state::DaemonMessage {
+        let step = StepModel::of([latency_ms.unwrap_or(10.0), 0.1, 0.0], [9.0, 0.1, 0.0], 100.0);
+        let latency = latency_ms.map(|ms| LatencyModel::constant(ms, 5.0));
+        let learned = proto::LearnedModels { pool: "p".to_owned(), version: Version { term: 1, sequence }, step, latency, provisional };
+        message(daemon_message::Message::LearnedModels(proto::encode_learned(&learned).unwrap()))
+    }
+
+    /// The time to the first token that a pool predicts after these messages, or the reason why it
+    /// does not; and whether the last message was taken.
+    fn predicted(predicts: bool, messages: Vec<state::DaemonMessage>) -> (Option<f32>, bool) {
+        let (mut pool, mut applied) = (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
+        let mut last = Applied::Nothing;
+        let daemon_message::Message::PoolUpdate(mut update) = pool_update(1, &["10.0.0.1:1"]).message.unwrap() else { panic!() };
+        update.pipeline.as_mut().unwrap().latency_prediction = predicts;
+        for message in [message(daemon_message::Message::PoolUpdate(update))].into_iter().chain(messages) {
+            let update = DaemonUpdate::decode(message, |_| Some(&pool)).unwrap();
+            last = applied.apply(&mut pool.0, update, Timestamp(7));
+        }
+        let latency = pool.0.snapshot().unwrap().table().latency();
+        let at = EndpointRef { slot: Slot(0), generation: Generation(1) };
+        (latency.map(|model| model.predict(at, &Conditions::default()).unwrap().ttft_ms.round()), last == Applied::Models)
+    }
+
+    #[test]
+    fn models_stay_until_others_come_that_lack_nothing_of_what_they_have() {
+        let whole = |sequence, ms| learned(sequence, Some(ms), false);
+        assert_eq!(predicted(true, vec![whole(2, 50.0)]), (Some(50.0), true));
+        assert_eq!(predicted(true, vec![whole(2, 50.0), whole(3, 70.0)]), (Some(70.0), true));
+        for (lacks, said) in
+            [("all", learned(3, None, true)), ("requests", learned(3, Some(70.0), true)), ("latency", learned(3, None, false))]
+        {
+            assert_eq!(predicted(true, vec![whole(2, 50.0), said.clone()]), (Some(50.0), false), "{lacks}");
+            assert_eq!(predicted(true, vec![whole(2, 50.0), said, whole(4, 70.0)]), (Some(70.0), true), "{lacks}");
+        }
+        // A daemon without latency prediction publishes none, which is whole then.
+        assert_eq!(predicted(false, vec![whole(2, 50.0), learned(3, None, false)]), (None, true));
+        assert_eq!(predicted(false, vec![whole(2, 50.0), learned(3, None, true)]), (Some(50.0), false), "its steps are kept");
+        // What is not better gives way.
+        assert_eq!(predicted(true, vec![learned(2, None, true), learned(3, None, true)]), (None, true));
+        assert_eq!(predicted(true, vec![learned(2, None, false), learned(3, Some(70.0), false)]), (Some(70.0), true));
+        assert_eq!(predicted(true, vec![learned(2, Some(50.0), true), whole(3, 70.0)]), (Some(70.0), true));
     }
 
     #[test]

@@ -137,6 +137,8 @@ struct LatencyLearning {
 struct LatencyModels {
     step: Arc<StepModel>,
     latency: Option<Arc<LatencyModel>>,
+    /// Whether they were learned from few requests, or from none.
+    provisional: bool,
 }
 
 /// The state that the daemon published.
@@ -223,7 +225,26 @@ impl ManagedPool {
 
     /// Installs the models that the daemon learned. From now on requests are observed.
     pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
-        let models = LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new) };
+        self.put_models(LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new), provisional: false });
+    }
+
+    /// Like [`Self::install_models`], with the models of a message.
+    pub fn install_learned(&mut self, learned: proto::LearnedModels) {
+        let proto::LearnedModels { step, latency, provisional, .. } = learned;
+        self.put_models(LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new), provisional });
+    }
+
+    /// Whether the pool keeps the models it has, because `learned` lacks what they have. A daemon
+    /// that has just started knows less than the proxies that it serves.
+    #[must_use]
+    pub fn keeps_models(&self, learned: &proto::LearnedModels) -> bool {
+        let Some(held) = &self.learning.models else { return false };
+        let predicts = self.snapshot().is_some_and(|snapshot| snapshot.pipeline().predicts());
+        let ends_prediction = predicts && learned.latency.is_none() && held.latency.is_some();
+        ends_prediction || learned.provisional && !held.provisional
+    }
+
+    fn put_models(&mut self, models: LatencyModels) {
         self.state = self.state.take().map(|state| PublishedState { snapshot: models.applied_to(state.snapshot), ..state });
         self.learning.models = Some(models);
     }

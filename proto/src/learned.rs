@@ -26,18 +26,21 @@ pub struct LearnedModels {
     pub step: StepModel,
     /// The latency model, if it is configured and enough is known.
     pub latency: Option<LatencyModel>,
+    /// Whether they were learned from few requests, or from none: the daemon has just started.
+    pub provisional: bool,
 }
 
 /// The message with these models; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which
 /// every reader refuses.
 #[must_use]
 pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
-    let LearnedModels { pool, version, step, latency } = learned;
+    let LearnedModels { pool, version, step, latency, provisional } = learned;
     let message = state::LearnedModels {
         pool: pool.clone(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         step: step.words(),
         latency: latency.as_ref().map(LatencyModel::words).unwrap_or_default(),
+        provisional: *provisional,
     };
     fits(&message).then_some(message)
 }
@@ -54,7 +57,7 @@ pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidSt
     let step = StepModel::from_words(&message.step).map_err(InvalidState::Model)?;
     let latency =
         if message.latency.is_empty() { None } else { Some(LatencyModel::from_words(&message.latency).map_err(InvalidState::Model)?) };
-    Ok(LearnedModels { pool: message.pool, version, step, latency })
+    Ok(LearnedModels { pool: message.pool, version, step, latency, provisional: message.provisional })
 }
 
 fn fits(message: &state::LearnedModels) -> bool {
@@ -75,7 +78,13 @@ mod tests {
     fn learned_of(count: usize) -> LearnedModels {
         let step = endpoints(count).fold(StepModel::default(), |step, endpoint| step.with_speed(endpoint, 2.0, 0.5));
         let latency = endpoints(count).fold(LatencyModel::constant(120.0, 9.0), |model, endpoint| model.with_endpoint(endpoint, 2.0, 0.5));
-        LearnedModels { pool: "default".to_owned(), version: Version { term: u64::MAX, sequence: 7 }, step, latency: Some(latency) }
+        LearnedModels {
+            pool: "default".to_owned(),
+            version: Version { term: u64::MAX, sequence: 7 },
+            step,
+            latency: Some(latency),
+            provisional: false,
+        }
     }
 
     #[test]
@@ -86,7 +95,7 @@ mod tests {
             assert!(bytes.len() <= LEARNED_BYTES_MAX, "{count} endpoints are {} bytes", bytes.len());
             assert_eq!(learned(state::LearnedModels::decode(&*bytes).unwrap()), Ok(sent));
         }
-        let without = LearnedModels { latency: None, ..learned_of(3) };
+        let without = LearnedModels { latency: None, provisional: true, ..learned_of(3) };
         assert_eq!(learned(encode_learned(&without).unwrap()), Ok(without));
     }
 

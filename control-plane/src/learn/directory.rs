@@ -1,7 +1,7 @@
 //! The learners of all pools: the queues for their observations, and their reports.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::state;
@@ -24,10 +24,21 @@ pub struct LearnerDirectory {
 /// One pool's learner: its queue and report.
 #[derive(Debug)]
 struct LearnerHandle {
-    sender: mpsc::Sender<ObservationReport>,
+    sender: mpsc::Sender<LearnerMessage>,
     /// Messages dropped because the queue was full.
     overrun: Arc<AtomicU64>,
+    /// Whether the learner takes the models of a proxy. Its queue has at most one of them.
+    wants_models: Arc<AtomicBool>,
     page: Arc<Mutex<LearnerReport>>,
+}
+
+/// A message of a proxy process to a learner.
+#[derive(Debug)]
+pub enum LearnerMessage {
+    /// Observations of finished requests.
+    Observations(ObservationReport),
+    /// The learned models that the proxy has.
+    Models(Box<state::LearnedModels>),
 }
 
 /// Observations of one proxy process.
@@ -40,8 +51,9 @@ pub struct ObservationReport {
 /// The learner's end of the queue, for its task.
 #[derive(Debug)]
 pub struct LearnerInbox {
-    pub(super) inbox: mpsc::Receiver<ObservationReport>,
+    pub(super) inbox: mpsc::Receiver<LearnerMessage>,
     pub(super) overrun: Arc<AtomicU64>,
+    pub(super) wants_models: Arc<AtomicBool>,
     pub(super) page: Arc<Mutex<LearnerReport>>,
 }
 
@@ -96,8 +108,11 @@ impl LearnerDirectory {
         for name in pools {
             let (told, inbox) = mpsc::channel(MESSAGES_MAX);
             let (overrun, page) = (Arc::<AtomicU64>::default(), Arc::<Mutex<LearnerReport>>::default());
-            desks.insert(Arc::clone(&name), LearnerInbox { inbox, overrun: Arc::clone(&overrun), page: Arc::clone(&page) });
-            learners.insert(name, LearnerHandle { sender: told, overrun, page });
+            let wants_models = Arc::<AtomicBool>::default();
+            let desk =
+                LearnerInbox { inbox, overrun: Arc::clone(&overrun), wants_models: Arc::clone(&wants_models), page: Arc::clone(&page) };
+            desks.insert(Arc::clone(&name), desk);
+            learners.insert(name, LearnerHandle { sender: told, overrun, wants_models, page });
         }
         (Self { pools: learners }, desks)
     }
@@ -105,8 +120,18 @@ impl LearnerDirectory {
     /// Queues the observations of a process. Never waits; a full queue drops and counts them.
     pub fn enqueue(&self, process_id: u64, message: state::Observations) {
         let Some(learner) = self.pools.get(message.pool.as_str()) else { return };
-        if learner.sender.try_send(ObservationReport { process_id, message }).is_err() {
+        if learner.sender.try_send(LearnerMessage::Observations(ObservationReport { process_id, message })).is_err() {
             learner.overrun.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits; if
+    /// the queue is full, the models of the next proxy are taken.
+    pub fn enqueue_models(&self, models: state::LearnedModels) {
+        let Some(learner) = self.pools.get(models.pool.as_str()) else { return };
+        let is_wanted = learner.wants_models.swap(false, Ordering::Relaxed);
+        if is_wanted && learner.sender.try_send(LearnerMessage::Models(Box::new(models))).is_err() {
+            learner.wants_models.store(true, Ordering::Relaxed);
         }
     }
 

@@ -336,6 +336,13 @@ impl DaemonState {
         }
     }
 
+    /// Queues the learned models that a proxy has, if the daemon lacks them. Never waits.
+    pub fn claimed(&self, models: state::LearnedModels) {
+        if let Some(learners) = self.learning.learners.get() {
+            learners.enqueue_models(models);
+        }
+    }
+
     /// Records the counters of a pool that this process's own ext_proc server counted.
     pub fn record_ext_proc_counters(&self, pool: &str, totals: CounterTotals, now: Instant) {
         let picked = self.counters().report_local(pool, totals, now);

@@ -231,6 +231,7 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
         version: Some(state::Version { term: 7, sequence }),
         step: StepModel::default().words(),
         latency: LatencyModel::constant(100.0, 10.0).words(),
+        provisional: false,
     };
     let nan = f32::NAN.to_bits();
     let bad: [fn(&mut state::LearnedModels, u32); 4] =

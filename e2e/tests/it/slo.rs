@@ -1,7 +1,10 @@
 //! SLOs on a real Envoy: the llm-d proposal's example unchanged, and the lowest SLO of an endpoint
 //! as seen by all workers and proxies.
 
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use e2e::slo::{chat, example, predicts};
 use futures::future::join_all;
@@ -11,6 +14,7 @@ use testbed::model_server::ModelServerOptions;
 use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
+use tokio::task::JoinHandle;
 
 /// Longest wait for learning from live traffic.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -240,6 +244,100 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
     };
     wait_for(LIMIT, "the daemon to count each of them", told).await?;
     drop(open);
+    Ok(())
+}
+
+/// Requests with SLOs, one after the other, until this is dropped.
+struct PredictedTraffic {
+    served: Arc<AtomicU64>,
+    /// Requests that failed, or were picked without a prediction.
+    unpredicted: Arc<Mutex<Vec<String>>>,
+    task: JoinHandle<()>,
+}
+
+impl PredictedTraffic {
+    fn start(address: SocketAddr) -> Self {
+        let (served, unpredicted) = (Arc::<AtomicU64>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let (count, failures) = (Arc::clone(&served), Arc::clone(&unpredicted));
+        let task = tokio::spawn(async move {
+            loop {
+                match predicted_at(address).await {
+                    Ok(None) => drop(count.fetch_add(1, Ordering::Relaxed)),
+                    Ok(Some(reasons)) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(reasons),
+                    Err(error) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(error.to_string()),
+                }
+            }
+        });
+        Self { served, unpredicted, task }
+    }
+
+    async fn goes_on(&self, requests: u64) -> Result<()> {
+        let enough = self.served.load(Ordering::Relaxed) + requests;
+        wait_for(LIMIT, "further requests", || async { (self.served.load(Ordering::Relaxed) >= enough).then_some(()) }).await
+    }
+
+    fn unpredicted(&self) -> Vec<String> {
+        self.unpredicted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for PredictedTraffic {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Asks with loose SLOs. Returns the reasons of the pick if a candidate has no prediction.
+async fn predicted_at(address: SocketAddr) -> Result<Option<String>> {
+    let headers = [LOOSE.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
+    let reply = client::send(address, chat("hello", 2, &headers)?).await?;
+    let reasons = reasons(&reply)?;
+    let is_predicted = |candidate: &Value| candidate["predicted"]["tpot"]["headroom_ms"].is_number();
+    let all = reply.status == 200 && reasons["candidates"].as_array().is_some_and(|all| !all.is_empty() && all.iter().all(is_predicted));
+    Ok((!all).then(|| format!("{}: {reasons}", reply.status)))
+}
+
+/// The daemon has no file of models: it restarts with its memory of slots, and then as another
+/// daemon that knows nothing.
+#[tokio::test]
+async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
+    let mut stack = by_example(Stack::builder().servers_like(2, &engine()).concurrency(2))?.start().await?;
+    learn(&stack).await?;
+    predicting(&stack, &LOOSE, true).await?;
+    let model = |page: &Value| page["pools"][0]["step"]["decode"][0].as_f64().unwrap_or_default();
+    let page = |stack: &Stack| {
+        let asked = stack.daemon.as_ref().map(|daemon| daemon.settings().admin.address());
+        async move { client::get(asked?, "/debug/model").await.ok()?.json().ok() }
+    };
+    let before = model(&page(&stack).await.ok_or("the daemon's page")?);
+    let traffic = PredictedTraffic::start(stack.address());
+    for (round, restarted) in ["the same daemon", "another daemon"].into_iter().enumerate() {
+        traffic.goes_on(10).await?;
+        stack.daemon()?.process().kill()?;
+        stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+        if restarted == "another daemon" {
+            std::fs::remove_file(stack.folder().join("snapshot"))?;
+        }
+        traffic.goes_on(10).await?;
+        stack.daemon()?.start_again()?;
+        let leads = || async { stack.daemon.as_ref()?.admin("/debug/model").await.ok().map(drop) };
+        wait_for(LIMIT, "the daemon to answer", leads).await?;
+        stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+        let began = Instant::now();
+        predicts(&stack, LIMIT).await?;
+        // It cannot have learned them itself: a model of its own takes more requests.
+        let known = page(&stack).await.ok_or("the daemon's page")?;
+        println!("drill {restarted}: it has a proxy's models {} ms after the proxy connected", began.elapsed().as_millis());
+        let learned = known["pools"][0]["observations"]["learned"].as_u64().ok_or("a count")?;
+        assert!(learned < 64, "after {learned} observations");
+        assert!((model(&known) / before - 1.0).abs() < 0.3, "a decode step: {before} ms, then {}", model(&known));
+        // A proxy that starts now predicts too.
+        let fresh = SecondEnvoy::start(&stack, &format!("fresh-{round}"), 1).await?;
+        wait_for(LIMIT, "a new proxy to predict", || async { predicted_at(fresh.envoy.listener()).await.ok()?.is_none().then_some(()) })
+            .await?;
+        traffic.goes_on(20).await?;
+    }
+    assert_eq!(traffic.unpredicted(), [""; 0]);
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use std::rc::{Rc, Weak};
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation, RejectedMessage};
 use proto::shared_data::VmEntry;
-use proto::state;
+use proto::state::{self, daemon_message};
 use scheduler::Version;
 
 use super::flow_order::FlowOrder;
@@ -200,6 +200,17 @@ impl PoolReplica {
         self.snapshots.store.read_head(host).ok().flatten().map(|seen| seen.head.version)
     }
 
+    /// Returns the learned models in the store, as the leader received them.
+    #[must_use]
+    pub fn stored_models<H: Host>(&self, host: &H) -> Option<state::LearnedModels> {
+        let head = self.models.store.read_head(host).ok()??.head;
+        let stored = self.models.store.pool_update(host, head).ok()??;
+        match proto::daemon_message(stored.message()).ok()?.message? {
+            daemon_message::Message::LearnedModels(models) => Some(models),
+            _ => None,
+        }
+    }
+
     /// Records that a pick took `us` microseconds.
     #[expect(clippy::cast_precision_loss, reason = "a pick is far below 2^52 µs")]
     pub fn record_pick_time(&mut self, us: u64) {
@@ -225,7 +236,7 @@ impl PoolReplica {
                 self.snapshots.store.publish_metrics(host, epoch, (snapshot.version(), *sequence), message, now)
             }
             DaemonUpdate::Learned(learned) => self.models.store.publish_pool_update(host, epoch, learned.version, message, now),
-            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Nothing => Ok(()),
+            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Outweighed(_) | DaemonUpdate::Nothing => Ok(()),
         }
     }
 
@@ -275,7 +286,11 @@ impl PoolReplica {
     }
 
     fn apply_stored(&mut self, stored: &StoredMessage, refreshed: &mut RefreshOutcome) {
-        let applied = decode(stored.message(), |_| Some(&*self)).map(|update| self.apply(update, stored.received));
+        let applied = match decode(stored.message(), |_| Some(&*self)) {
+            // A leader that did not know better models yet has stored it.
+            Ok(DaemonUpdate::Outweighed(_)) => return,
+            update => update.map(|update| self.apply(update, stored.received)),
+        };
         match applied {
             Ok(Applied::PoolUpdate) => refreshed.pool_update = true,
             Ok(Applied::Metrics) => refreshed.metrics = true,

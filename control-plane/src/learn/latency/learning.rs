@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use pool_state::EncodedObservation;
-use proto::LearnedModels;
+use proto::{LearnedModels, state};
 use scheduler::EndpointRef;
 use scheduler::latency::learn::{LatencyLearner, LearnerStatus, ObservationVerdict};
 use scheduler::latency::{FEATURES, NoPrediction, SAMPLES_MIN};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::calibration::{PredictedTarget, PredictionScores};
 use super::file::{ModelFile, SavedModel};
 use super::intake::ObservationIntake;
-use crate::learn::directory::{LearnedEndpoint, LearnerInbox, LearnerReport, ObservationReport};
+use crate::learn::directory::{LearnedEndpoint, LearnerInbox, LearnerMessage, LearnerReport, ObservationReport};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
@@ -29,6 +29,10 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The reason for no prediction before there is a latency model.
 const TOO_LITTLE: NoPrediction = NoPrediction::TooLittleData;
+
+/// Own observations from which on a daemon's models count more than those of proxies and of the
+/// file, which the leader before learned: as many as a latency model needs to predict.
+const OWN_MIN: u64 = SAMPLES_MIN as u64;
 
 /// Messages taken at once from the queue.
 const BATCH_MAX: usize = 64;
@@ -56,13 +60,31 @@ pub struct LearningTask {
     learner: LatencyLearner,
     /// The current models.
     model: SavedModel,
+    origin: ModelOrigin,
     began: Instant,
-    kept_at: Instant,
-    kept: SavedModel,
+    kept: KeptModel,
     counts: LearningCounts,
     /// Prompt tokens of finished requests by endpoint, and how many of them were cached; only of
     /// requests whose usage says it.
     cached: BTreeMap<EndpointRef, [u64; 2]>,
+}
+
+/// Where the current models come from.
+#[derive(Debug)]
+struct ModelOrigin {
+    /// Whether they are prior or file and fewer than [`OWN_MIN`] own observations. Proxies keep
+    /// better ones, and the first of these that arrives is taken.
+    provisional: bool,
+    /// Observations learned before the daemon last stopped leading. Another leader may have learned
+    /// since then.
+    earlier: u64,
+}
+
+/// The models in the file, and when they were written.
+#[derive(Debug)]
+struct KeptModel {
+    at: Instant,
+    model: SavedModel,
 }
 
 /// The counts of a learner for its report.
@@ -100,7 +122,8 @@ impl LearningTask {
         let now = Instant::now();
         Self {
             learner: LatencyLearner::starting_from(&model.step, model.latency.as_ref()),
-            kept: model.clone(),
+            origin: ModelOrigin { provisional: true, earlier: 0 },
+            kept: KeptModel { at: now, model: model.clone() },
             model,
             settings,
             shared,
@@ -108,7 +131,6 @@ impl LearningTask {
             intake: ObservationIntake::default(),
             calibration: PredictionScores::default(),
             began: now,
-            kept_at: now,
             counts: LearningCounts::default(),
             cached: BTreeMap::new(),
         }
@@ -131,7 +153,7 @@ impl LearningTask {
                     let leads = leadership.borrow_and_update().leads;
                     match (std::mem::replace(&mut led, leads), leads) {
                         (false, true) => self.begin_leading(),
-                        (true, false) => self.save(),
+                        (true, false) => self.end_leading(),
                         _ => {}
                     }
                 }
@@ -140,7 +162,10 @@ impl LearningTask {
                         return;
                     }
                     for told in batch.drain(..) {
-                        self.take(&told);
+                        match told {
+                            LearnerMessage::Observations(told) => self.take(&told),
+                            LearnerMessage::Models(models) => self.take_models(*models),
+                        }
                     }
                 }
                 _ = tick.tick() => {
@@ -164,16 +189,57 @@ impl LearningTask {
         }
     }
 
-    /// Takes the models of the leader before, unless this daemon has learned its own from the
-    /// requests of its gateways.
+    /// Takes the models of the leader before from the file, unless this daemon has learned its own
+    /// from the requests of its gateways.
     fn begin_leading(&mut self) {
-        if self.intake.counts.learned > 0 {
+        if !self.origin.provisional || self.own() >= OWN_MIN {
             return;
         }
         let Some(model) = self.settings.saved_model().filter(|saved| *saved != self.model) else { return };
-        self.learner = LatencyLearner::starting_from(&model.step, model.latency.as_ref());
-        (self.kept, self.model) = (model.clone(), model);
+        self.kept.model = model.clone();
+        self.start_from(model);
         self.publish();
+    }
+
+    /// Another daemon learns from now on, so its models will be better than these.
+    fn end_leading(&mut self) {
+        self.save();
+        self.origin = ModelOrigin { provisional: true, earlier: self.intake.counts.learned };
+        self.publish();
+    }
+
+    /// Observations learned that no other daemon knows better.
+    fn own(&self) -> u64 {
+        self.intake.counts.learned.saturating_sub(self.origin.earlier)
+    }
+
+    /// Takes what the models of a proxy have that its own lack. Own observations count on top, as
+    /// after a start from the file, so a proxy that lies is believed for some tens of requests.
+    fn take_models(&mut self, models: state::LearnedModels) {
+        if let Ok(proto::LearnedModels { step, latency, provisional, .. }) = proto::learned(models) {
+            let (own, latency) = (std::mem::take(&mut self.model), latency.filter(|_| self.settings.predict));
+            let model = if self.origin.provisional {
+                SavedModel { step, latency: latency.or(own.latency) }
+            } else {
+                SavedModel { step: own.step, latency: own.latency.or(latency) }
+            };
+            tracing::info!(pool = &*self.settings.pool, "a proxy has the models of the leader before; learning goes on from them");
+            self.origin.provisional &= provisional;
+            self.start_from(model);
+            self.publish();
+        }
+        self.want_models();
+    }
+
+    fn start_from(&mut self, model: SavedModel) {
+        self.learner = LatencyLearner::starting_from(&model.step, model.latency.as_ref());
+        self.model = model;
+    }
+
+    /// Tells proxies' streams whether the models of a proxy are wanted.
+    fn want_models(&self) {
+        let lacks_latency = self.settings.predict && self.model.latency.is_none();
+        self.desk.wants_models.store(self.origin.provisional || lacks_latency, Ordering::Relaxed);
     }
 
     fn take(&mut self, told: &ObservationReport) {
@@ -224,7 +290,9 @@ impl LearningTask {
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let latency = if self.settings.predict { self.learner.publish(now_ms) } else { None };
         let step = self.learner.step(now_ms);
-        let is_new = latency.is_some() || step != self.model.step;
+        let is_settled = self.origin.provisional && self.own() >= OWN_MIN;
+        self.origin.provisional &= !is_settled;
+        let is_new = latency.is_some() || step != self.model.step || is_settled;
         self.model.step = step;
         self.model.latency = latency.or(self.model.latency.take());
         if is_new {
@@ -233,7 +301,7 @@ impl LearningTask {
         let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
         self.calibration.retain(|endpoint| present.contains(&endpoint));
         self.cached.retain(|endpoint, _| present.contains(endpoint));
-        if self.shared.life.leads() && self.kept_at.elapsed() >= KEEP_INTERVAL {
+        if self.shared.life.leads() && self.kept.at.elapsed() >= KEEP_INTERVAL {
             self.save();
         }
         self.write_page();
@@ -241,8 +309,10 @@ impl LearningTask {
 
     /// Publishes the models to all proxies of the pool.
     fn publish(&mut self) {
+        self.want_models();
         let SavedModel { step, latency } = self.model.clone();
-        let learned = LearnedModels { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
+        let (pool, version, provisional) = (self.settings.pool.to_string(), self.shared.next_version(), self.origin.provisional);
+        let learned = LearnedModels { pool, version, step, latency, provisional };
         let Some(message) = proto::encode_learned(&learned) else {
             self.counts.oversized += 1;
             tracing::error!(pool = &*self.settings.pool, "the learned models are too large for a message; proxies keep their models");
@@ -256,10 +326,10 @@ impl LearningTask {
     }
 
     fn save(&mut self) {
-        self.kept_at = Instant::now();
-        let Some(file) = self.settings.file.as_ref().filter(|_| self.kept != self.model) else { return };
+        self.kept.at = Instant::now();
+        let Some(file) = self.settings.file.as_ref().filter(|_| self.kept.model != self.model) else { return };
         match file.save(&self.settings.pool, self.model.clone()) {
-            Ok(()) => self.kept = self.model.clone(),
+            Ok(()) => self.kept.model = self.model.clone(),
             Err(error) => tracing::error!(pool = &*self.settings.pool, %error, "cannot save the models; trying again later"),
         }
     }
@@ -313,6 +383,7 @@ impl LearningTask {
                 "speeds": speeds.collect::<serde_json::Map<_, _>>(),
             },
             "latency": self.latency_json(members),
+            "provisional": self.origin.provisional,
             "learning": { "window": window, "adopted": adopted, "rejected": rejected, "drifts": drifts },
         })
     }
@@ -353,8 +424,123 @@ mod tests {
     use scheduler::latency::Prediction;
     use scheduler::latency::learn::Observation;
 
+    use scheduler::latency::LatencyModel;
+    use scheduler::latency::step::StepModel;
+
     use super::super::tests::observed;
     use super::*;
+    use crate::learn::directory::LearnerDirectory;
+
+    /// A daemon's learner of the pool `p`, and what proxies send it.
+    struct LearnerDrill {
+        task: LearningTask,
+        proxies: LearnerDirectory,
+    }
+
+    impl LearnerDrill {
+        fn start(file: Option<&Arc<ModelFile>>) -> Self {
+            let (proxies, mut desks) = LearnerDirectory::new([Arc::from("p")]);
+            let settings = LearningSettings { pool: "p".into(), predict: true, file: file.cloned() };
+            let shared = DaemonState::new(7, 1, BTreeMap::new());
+            let mut task = LearningTask::new(settings, shared, desks.remove("p").unwrap());
+            task.publish();
+            Self { task, proxies }
+        }
+
+        /// A proxy sends the models that it has. Returns whether they were wanted.
+        fn claims(&mut self, models: &SavedModel, provisional: bool) -> bool {
+            let SavedModel { step, latency } = models.clone();
+            let learned = LearnedModels { pool: "p".to_owned(), version: scheduler::Version::default(), step, latency, provisional };
+            self.proxies.enqueue_models(proto::encode_learned(&learned).unwrap());
+            let Ok(LearnerMessage::Models(models)) = self.task.desk.inbox.try_recv() else { return false };
+            self.task.take_models(*models);
+            true
+        }
+
+        fn learns(&mut self, observations: u64) {
+            self.task.intake.counts.learned += observations;
+            self.task.tick();
+        }
+
+        /// The models that proxies get, and whether they are provisional.
+        fn published(&self) -> (SavedModel, bool) {
+            let message = (**self.task.shared.learning.models.borrow().get("p").unwrap()).clone();
+            let LearnedModels { step, latency, provisional, .. } = proto::learned(message).unwrap();
+            (SavedModel { step, latency }, provisional)
+        }
+    }
+
+    fn models(ms: f32) -> SavedModel {
+        SavedModel { step: StepModel::of([ms, 0.1, 0.0], [ms, 0.1, 1e-3], 100.0), latency: Some(LatencyModel::constant(ms, ms)) }
+    }
+
+    fn without_latency(models: &SavedModel) -> SavedModel {
+        SavedModel { latency: None, ..models.clone() }
+    }
+
+    #[test]
+    fn a_new_daemon_goes_on_from_the_first_proxy_that_has_models() {
+        let mut daemon = LearnerDrill::start(None);
+        assert_eq!(daemon.published(), (SavedModel::default(), true));
+        // Few requests of a proxy that has just started, too, say less than the models of another.
+        daemon.learns(OWN_MIN - 1);
+        assert!(daemon.published().1);
+        let [first, second] = [20.0, 30.0].map(models);
+        assert!(daemon.claims(&without_latency(&first), false));
+        assert_eq!(daemon.published(), (without_latency(&first), false));
+        assert!(daemon.claims(&second, false), "it lacks a latency model");
+        assert_eq!(daemon.published(), (SavedModel { latency: second.latency.clone(), ..first.clone() }, false));
+        assert!(!daemon.claims(&second, false));
+        daemon.learns(1);
+        assert_eq!(daemon.published().0.step, first.step);
+    }
+
+    #[test]
+    fn own_observations_count_more_than_the_models_of_a_proxy() {
+        let mut daemon = LearnerDrill::start(None);
+        daemon.learns(OWN_MIN);
+        assert_eq!(daemon.published(), (SavedModel::default(), false), "they are settled, though nothing changed");
+        assert!(daemon.claims(&models(20.0), false));
+        let (published, provisional) = daemon.published();
+        assert_eq!((&published.step, provisional), (&StepModel::default(), false), "its own");
+        assert_eq!(published.latency, models(20.0).latency, "which it has not");
+    }
+
+    #[test]
+    fn a_leader_reads_the_file_of_the_one_before_unless_a_proxy_has_newer_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Arc::new(ModelFile::open(folder.path().join("models.json")));
+        let [old, newer, claimed] = [10.0, 20.0, 30.0].map(models);
+        file.save("p", old.clone()).unwrap();
+        let mut daemon = LearnerDrill::start(Some(&file));
+        assert_eq!(daemon.published(), (old.clone(), true));
+        file.save("p", newer.clone()).unwrap();
+        daemon.task.begin_leading();
+        assert_eq!(daemon.published(), (newer.clone(), true));
+        assert!(daemon.claims(&old, true), "models that another daemon has read from a file");
+        assert!(daemon.published().1, "better ones may come");
+        assert!(daemon.claims(&claimed, false));
+        assert_eq!(daemon.published(), (claimed.clone(), false));
+        daemon.task.begin_leading();
+        assert_eq!(daemon.published(), (claimed, false), "the file is older");
+        // Another daemon leads for a while, and writes its models.
+        daemon.learns(OWN_MIN);
+        daemon.task.end_leading();
+        assert!(daemon.published().1);
+        file.save("p", newer.clone()).unwrap();
+        daemon.task.begin_leading();
+        assert_eq!(daemon.published(), (newer, true));
+    }
+
+    #[test]
+    fn models_that_cannot_be_read_are_asked_for_again() {
+        let mut daemon = LearnerDrill::start(None);
+        daemon.proxies.enqueue_models(state::LearnedModels { pool: "p".to_owned(), ..state::LearnedModels::default() });
+        let Ok(LearnerMessage::Models(models)) = daemon.task.desk.inbox.try_recv() else { panic!("it was wanted") };
+        daemon.task.take_models(*models);
+        assert_eq!(daemon.published(), (SavedModel::default(), true));
+        assert!(daemon.claims(&self::models(20.0), false));
+    }
 
     #[test]
     fn only_a_request_with_a_measured_time_can_lack_a_prediction() {

@@ -44,6 +44,8 @@ pub enum AdmittedMessage {
     Share(state::LoadReport),
     /// Measured times of finished requests.
     Observations(state::Observations),
+    /// The learned models that the proxy has.
+    Models(state::LearnedModels),
 }
 
 /// The result of checking a message.
@@ -105,6 +107,7 @@ impl ProxyScope {
             }
             Some(proxy_message::Message::LoadReport(share)) => single(self.share(share).map(AdmittedMessage::Share)),
             Some(proxy_message::Message::Observations(told)) => single(self.observations(told).map(AdmittedMessage::Observations)),
+            Some(proxy_message::Message::LearnedModels(models)) => single(self.models(models).map(AdmittedMessage::Models)),
             Some(proxy_message::Message::Hello(_)) => return Err(Status::invalid_argument("a second Hello")),
             None => (None, 0), // a message that only a newer filter and daemon know
         };
@@ -139,6 +142,11 @@ impl ProxyScope {
     fn observations(&self, told: state::Observations) -> Option<state::Observations> {
         let fits = told.rows.len() <= OBSERVATIONS_MAX * OBSERVATION_BYTES;
         (fits && self.has(&told.pool)).then_some(told)
+    }
+
+    /// The learner checks the words, if it wants any.
+    fn models(&self, models: state::LearnedModels) -> Option<state::LearnedModels> {
+        self.has(&models.pool).then_some(models)
     }
 }
 
@@ -180,6 +188,9 @@ mod tests {
         };
         let most = OBSERVATIONS_MAX * OBSERVATION_BYTES;
         assert!(told("p", most) && !told("q", 0) && !told("p", most + 1));
+        let models = |pool: &str| state::LearnedModels { pool: pool.to_owned(), ..Default::default() };
+        let claimed = |pool: &str| admit(proxy_message::Message::LearnedModels(models(pool))).message.is_some();
+        assert!(claimed("p") && !claimed("q"));
     }
 
     #[test]

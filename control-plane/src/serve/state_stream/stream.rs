@@ -105,6 +105,7 @@ impl StateStream {
                 self.shared.peers.relayed.send_replace(());
             }
             Some(AdmittedMessage::Observations(observations)) => self.shared.observed(self.peer.id, observations),
+            Some(AdmittedMessage::Models(models)) => self.shared.claimed(models),
             None => {}
         }
         Ok(())
