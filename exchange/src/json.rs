@@ -91,6 +91,11 @@ impl<'b> JsonReader<'b> {
     /// Walks an object: calls `member` with each key, and `member` must consume the value. Skips a
     /// value that is no object.
     pub fn members(&mut self, mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
+        self.walk_members(&mut member)
+    }
+
+    #[inline(never)] // many callers, and the wasm module should be small
+    fn walk_members(&mut self, member: &mut dyn FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
         if self.peek()? != JsonKind::Object {
             return self.skip().map(drop);
         }
@@ -116,6 +121,11 @@ impl<'b> JsonReader<'b> {
 
     /// Walks an array: `element` must consume one value each time. Skips a value that is no array.
     pub fn elements(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        self.walk_elements(&mut element)
+    }
+
+    #[inline(never)] // many callers, and the wasm module should be small
+    fn walk_elements(&mut self, element: &mut dyn FnMut(&mut Self) -> Result<()>) -> Result<()> {
         if self.peek()? != JsonKind::Array {
             return self.skip().map(drop);
         }

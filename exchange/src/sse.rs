@@ -113,6 +113,7 @@ impl ResponseReader {
     /// Whether the engine has worked on the request to its end, as far as the response tells. Call
     /// it after [`Self::finish`].
     #[must_use]
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn has_generated(&self) -> bool {
         let generated = self.facts.generated || self.facts.usage.completion_tokens.is_some_and(|tokens| tokens > 0);
         !self.facts.aborted && (generated || !self.api.generates())
@@ -154,6 +155,7 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
 }
 
 /// Reads the value of `error`: an object or a text; `null` is no error.
+#[inline(never)] // several callers, and the wasm module should be small
 fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> Result<(), JsonError> {
     if reader.peek()? == JsonKind::Null {
         return reader.skip().map(drop);
@@ -168,6 +170,7 @@ fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> R
 }
 
 /// Reads a number that may be an HTTP status. Codes in words are ignored.
+#[inline(never)] // several callers, and the wasm module should be small
 fn status(reader: &mut JsonReader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
     let number = reader.count()?;
     *code = number.and_then(|number| u16::try_from(number).ok()).or(*code);

@@ -91,6 +91,7 @@ pub(super) fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) 
     Ok(content)
 }
 
+#[inline(never)] // several callers, and the wasm module should be small
 fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut ResponseFacts, content: &mut bool) -> Result<(), JsonError> {
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| {
@@ -169,6 +170,7 @@ fn read_choice(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
 }
 
 /// Reads a finish reason: a text, or SGLang's object with the text in `type`.
+#[inline(never)] // several callers, and the wasm module should be small
 fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<(), JsonError> {
     let mut reason = |reader: &mut JsonReader<'_>| {
         seen.aborted |= reader.string()?.is_some_and(|reason| ABORTED.contains(&reason.raw()));
@@ -185,6 +187,7 @@ fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<
     Ok(())
 }
 
+#[inline(never)] // several callers, and the wasm module should be small
 fn nested_usage(reader: &mut JsonReader<'_>, usage: &mut TokenUsage) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"usage" => usage::read(usage, reader),
@@ -192,6 +195,7 @@ fn nested_usage(reader: &mut JsonReader<'_>, usage: &mut TokenUsage) -> Result<(
     })
 }
 
+#[inline(never)] // several callers, and the wasm module should be small
 fn object_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls" | b"function_call" | b"audio" | b"text"
@@ -200,12 +204,14 @@ fn object_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Resul
     })
 }
 
+#[inline(never)] // several callers, and the wasm module should be small
 fn string_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     *content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
     Ok(())
 }
 
 /// Sets `content` if the next value is a string, array or object that is not empty.
+#[inline(never)] // several callers, and the wasm module should be small
 fn value_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     match reader.peek()? {
         JsonKind::String => string_with_content(reader, content),

@@ -34,6 +34,7 @@ struct AcceptedKind {
 
 impl AcceptedKinds {
     /// Records that the endpoint accepted a request of this kind.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record(&mut self, kind: u64, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.kind == kind) {
             if row.last.0 != endpoint {
@@ -51,11 +52,13 @@ impl AcceptedKinds {
     }
 
     /// Whether any endpoint accepted the kind lately.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn accepted(&self, kind: u64, now: Timestamp) -> bool {
         self.rows.iter().any(|row| row.kind == kind && now.ms_since(row.last.1) < LATELY_MS)
     }
 
     /// Whether another endpoint accepted the kind lately.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn accepted_elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Timestamp) -> bool {
         let row = self.rows.iter().find(|row| row.kind == kind);
         let accepted = row.map(|row| [Some(row.last), row.before]).unwrap_or_default();

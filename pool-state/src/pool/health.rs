@@ -138,6 +138,7 @@ impl EndpointHealthTable {
     }
 
     /// Records a failure. Returns whether it is a reason to eject the endpoint.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record_failure(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
         let alive = self.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= FRESH_MS);
         let is_paired =
@@ -240,6 +241,7 @@ impl EndpointHealthTable {
         failing * 2 > seen
     }
 
+    #[inline(never)] // several callers, and the wasm module should be small
     fn others_answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
         let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         others
