@@ -484,11 +484,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_the_configuration_as_text_is_recognised() {
+    fn a_file_that_holds_the_configuration_is_recognised() {
         let text = file("plugins: []\n").replace('\n', "\n      ");
         for (outer, place) in [
             (format!("router:\n  epp:\n    a.yaml: |\n      {text}"), "f:3: router.epp.a.yaml: "),
             (format!("apiVersion: v1\nkind: ConfigMap\ndata:\n    a.yaml: |\n      {text}"), "f:4: data.a.yaml: "),
+            (format!("kind: LLMInferenceService\nspec:\n  inline:\n      {text}"), "f:3: spec.inline: "),
             (format!("kind: Deployment\nargs:\n  - |\n      {text}"), ": args[0]: "),
         ] {
             let said = read(&outer).0.complaints("f");

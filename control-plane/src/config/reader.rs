@@ -75,7 +75,7 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 impl ConfigReader {
     fn file(&mut self, root: &YamlNode) -> Option<CompiledConfig> {
         if let Some((path, line)) = embedded(root, "") {
-            let advice = "is the configuration, as text: write it into a file of its own, or give this file to `switchpointd migrate`";
+            let advice = "is the configuration: write it into a file of its own; `switchpointd migrate` takes it out of values and objects";
             self.problem(&path, line, advice);
             return None;
         }
@@ -249,14 +249,17 @@ impl ConfigReader {
     }
 }
 
-/// The path and line of a text that is a configuration itself, as in chart values and ConfigMaps.
+/// The path and line of a configuration inside another file: a text, as in chart values and
+/// ConfigMaps, or a map, as in an LLMInferenceService.
 fn embedded(node: &YamlNode, path: &str) -> Option<(String, u64)> {
+    let is_kind = |node: &YamlNode| matches!(&node.value, YamlValue::Text(text) if text == KIND);
     match &node.value {
         YamlValue::Text(text) => text.contains(&format!("kind: {KIND}")).then(|| (path.to_owned(), node.line)),
+        YamlValue::Map(_) if !path.is_empty() && node.get("kind").is_some_and(is_kind) => Some((path.to_owned(), node.line)),
         YamlValue::List(list) => list.iter().enumerate().find_map(|(i, node)| embedded(node, &format!("{path}[{i}]"))),
         YamlValue::Map(entries) => entries.iter().find_map(|(key, node)| {
-            let (path, line) = embedded(node, &below(path, &key.name))?;
-            Some((path, if matches!(node.value, YamlValue::Text(_)) { key.line } else { line }))
+            let here = below(path, &key.name);
+            embedded(node, &here).map(|(found, line)| if found == here { (found, key.line) } else { (found, line) })
         }),
         _ => None,
     }
