@@ -1,6 +1,7 @@
-//! Whose fault is a failure? One of eight engines is broken in a way that looks healthy, or one
-//! client sends requests that fail at every engine, or replies have an unusual shape. Runs in
-//! virtual time, with workers that share ejections like the workers of one proxy.
+//! Failures that are the fault of an engine, or of a client. One of several engines is broken in a
+//! way that looks healthy, or one client sends requests that fail at every engine, or replies have
+//! an unusual shape. Runs in virtual time, with workers that share ejections like the workers of one
+//! proxy.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -416,7 +417,7 @@ fn the_failures_of_one_client_eject_no_engine() {
                     found.returned()
                 );
                 println!("{line}");
-                // Without a key of its own it cannot be told from the others, so its failures cost.
+                // Without a key of its own it looks like the others, so its failures cost.
                 let moved = if key { 0.03 } else { 0.25 };
                 if found.ejected() > 0.0 || found.returned() < returned - moved {
                     bad.push(line);
