@@ -99,11 +99,15 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
     until_held(&stack, |held| held == 0).await
 }
 
-/// First the pool loses its endpoint and gets it back, then flow control is turned off.
+/// First a pool that scales from zero loses its endpoint and gets it back, then flow control is
+/// turned off.
 #[tokio::test]
 async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_ends() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let mut stack = stack(PickerMode::Filter, folder.path()).await?;
+    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let picker = held_requests::picker(Some(SEATS)) + "  noEndpointRequestTTL: 120s\n";
+    std::fs::write(folder.path().join("picker.yaml"), picker)?;
+    let mut stack = builder.start().await?;
     let wave = held_requests::send(&stack, 6, "batch", LONG)?;
     until_held(&stack, |held| held == 4).await?;
     let rows = held_requests::queues(&stack).await.ok_or("no queues")?;

@@ -1,7 +1,7 @@
 //! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
 
 use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder, UsageCeiling};
-use scheduler::{Decision, EndpointRef, LocalState, Request, Timestamp, UnavailableReason};
+use scheduler::{EndpointRef, LocalState, Request, Timestamp};
 
 use super::{DecisionObserver, LedgerHold, ManagedPool, RecordedPick};
 use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket};
@@ -129,7 +129,7 @@ impl ManagedPool {
                 Err(PickRefusal::Full(endpoint)) => (full_at, lacks_room, is_full) = (Some(endpoint), true, true),
                 Err(PickRefusal::TooLarge(endpoint)) => (full_at, lacks_room) = (Some(endpoint), true),
                 Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
-                Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))) => {}
+                Err(refusal) if refusal.is_without_endpoints() && self.waits_for_first() => {}
                 picked => {
                     let picked = self.charged(picked?, request, (arrival.flow_id(), true), now);
                     return Ok(FlowAdmission::Picked(self.watched(picked, None)));
@@ -163,6 +163,17 @@ impl ManagedPool {
         }
         let picked = self.pick_held(&ticket, request, model, now, observer)?;
         Ok(picked.map_or(FlowAdmission::Held(ticket), FlowAdmission::Picked))
+    }
+
+    /// Whether requests wait while no endpoint of the pool is ready: a pool that scales from zero.
+    fn waits_for_first(&self) -> bool {
+        self.flow_control().is_some_and(|control| control.no_endpoint_ttl_ms() > 0)
+    }
+
+    /// Whether waiting cannot help the request. It is refused at once then, with and without flow
+    /// control.
+    pub(super) fn is_final(&self, refusal: &PickRefusal) -> bool {
+        refusal.is_final() || refusal.is_without_endpoints() && !self.waits_for_first()
     }
 
     /// Picks for a held request, where no other VM picks; `None` if it stays held.
@@ -199,7 +210,7 @@ impl ManagedPool {
         }
         if self.queues.take_to_check(ticket) {
             let checked = self.check_final(request, now, observer);
-            return checked.map(|()| None).inspect_err(|_| self.queues.remove(ticket, FlowOutcome::EvictedOther, now));
+            return checked.map(|()| None).inspect_err(|refusal| self.given_up(ticket, refusal, now));
         }
         match self.pick_with_room(request, model, RoomSeeker::Held(ticket.number), now, observer) {
             Ok(picked) => {
@@ -224,15 +235,22 @@ impl ManagedPool {
                 self.queues.found_full(ticket, Some(endpoint), now);
                 Ok(None)
             }
-            Err(PickRefusal::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint)) | PickRefusal::NoState) => {
+            Err(refusal) if refusal == PickRefusal::NoState || refusal.is_without_endpoints() && self.waits_for_first() => {
                 self.queues.found_full(ticket, None, now);
                 Ok(None)
             }
             Err(refusal) => {
-                self.queues.remove(ticket, FlowOutcome::EvictedOther, now);
+                self.given_up(ticket, &refusal, now);
                 Err(refusal)
             }
         }
+    }
+
+    /// A held request is refused, because waiting cannot help it any more.
+    fn given_up(&mut self, ticket: &HeldTicket, refusal: &PickRefusal, now: Timestamp) {
+        let is_empty = refusal.is_without_endpoints();
+        let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedOther };
+        self.queues.remove(ticket, outcome, now);
     }
 
     /// The endpoint has no room for any request of the band of this one.

@@ -179,7 +179,7 @@ impl ManagedPool {
         observer: &mut impl DecisionObserver,
     ) -> Result<(), PickRefusal> {
         match self.plan_observed(request, None, now, observer) {
-            Err(refusal) if refusal.is_final() => Err(refusal),
+            Err(refusal) if self.is_final(&refusal) => Err(refusal),
             _ => Ok(()),
         }
     }

@@ -228,6 +228,30 @@ fn time_ends_a_wait_and_says_whether_endpoints_were_there() {
 }
 
 #[test]
+fn without_endpoints_a_request_waits_only_where_the_pool_scales_from_zero() {
+    for (section, waits) in
+        [(Vec::new(), false), (vec![number("noEndpointTtlMs", 0.0)], true), (vec![number("noEndpointTtlMs", 500.0)], true)]
+    {
+        let spec = pipeline(1.0, section);
+        let mut drill = Drill::new(1, &spec);
+        (0..3).for_each(|_| drill.arrives(0, "", 1));
+        assert_eq!((drill.held(), drill.refused), (2, 0));
+        drill.pool.install(snapshot(0, &spec), 0, u32::MAX);
+        drill.release();
+        let all = if waits { (2, 0) } else { (0, 2) };
+        assert_eq!((drill.held(), drill.refused), all, "those that waited already");
+        assert_eq!(drill.outcomes()[FlowOutcome::EvictedNoEndpoints as usize], all.1);
+        // One of a band that waits, and one of another band.
+        drill.arrives(0, "", 1);
+        drill.arrives(5, "", 1);
+        assert_eq!((drill.held(), drill.refused), if waits { (4, 0) } else { (0, 4) });
+        drill.pool.install(snapshot(5, &spec), 0, u32::MAX);
+        drill.passes(100);
+        assert_eq!((drill.held(), drill.sent), (0, if waits { 5 } else { 1 }));
+    }
+}
+
+#[test]
 fn a_band_behind_others_keeps_its_share() {
     let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
     for _ in 0..200 {

@@ -119,10 +119,17 @@ impl FlowControl {
         (self.settings.max_requests, self.settings.max_bytes)
     }
 
-    /// The longest wait while no endpoint is ready, in ms.
+    /// The longest wait while no endpoint is ready, in ms; 0: such a request is refused at once.
     #[must_use]
     pub fn no_endpoint_ttl_ms(&self) -> u64 {
         self.settings.no_endpoint_ttl_ms
+    }
+
+    /// The longest wait of any request, in ms.
+    #[must_use]
+    pub fn longest_wait_ms(&self) -> u64 {
+        let of_bands = self.settings.all_bands().filter_map(|band| band.ttl_ms).max();
+        of_bands.map_or(self.settings.ttl_ms, |ttl_ms| ttl_ms.max(self.settings.ttl_ms))
     }
 
     /// Whether running requests are given up for requests of higher priority that wait.
@@ -173,7 +180,24 @@ mod tests {
         assert_eq!(rules(1), Some((5_000, 1_000_000_000, u64::MAX)), "0s is no limit");
         assert_eq!(rules(-1), Some((3, 1_000_000_000, u64::MAX)));
         assert_eq!(control.limits(), (u64::MAX, u64::MAX));
+        assert_eq!((control.no_endpoint_ttl_ms(), control.longest_wait_ms()), (0, u64::MAX));
         assert_eq!(control.band(0).unwrap().fairness.minimum_share(), 0.05);
+    }
+
+    #[test]
+    fn the_longest_wait_is_that_of_the_section_or_a_band_and_none_is_for_the_first_endpoint() {
+        let number = |ms| ParameterValue::Number(ms);
+        let bands = || ParameterValue::List(vec![band(1.0, &[("ttlMs", number(90_000.0))]), band(2.0, &[("ttlMs", number(5.0))])]);
+        for (given, expected) in [
+            (vec![], (0, 60_000)),
+            (vec![("bands", bands())], (0, 90_000)),
+            (vec![("bands", bands()), ("ttlMs", number(100_000.0)), ("noEndpointTtlMs", number(7.0))], (7, 100_000)),
+            (vec![("noEndpointTtlMs", number(0.0))], (u64::MAX, 60_000)),
+        ] {
+            let control = FlowControl::build(settings(&given).unwrap(), Policies::default()).unwrap();
+            assert_eq!((control.no_endpoint_ttl_ms(), control.longest_wait_ms()), expected, "{given:?}");
+        }
+        assert!(settings(&[("noEndpointTtlMs", number(-2.0))]).is_err());
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub(super) const SECTION: &[Parameter] = &[
     Parameter { name: "ttlMs", default: ParameterDefault::Number(TTL_MS), doc: readable("longest wait, ms; 0: no limit") },
     Parameter {
         name: "noEndpointTtlMs",
-        default: ParameterDefault::Number(TTL_MS),
-        doc: readable("longest wait while no endpoint is ready, ms; 0: no limit"),
+        default: ParameterDefault::Number(-1.0),
+        doc: readable("longest wait while no endpoint is ready, ms; 0: no limit; -1: none, 503 at once"),
     },
     Parameter { name: "usageLimit", default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT), doc: readable("usage limit policy") },
     Parameter {
@@ -67,6 +67,7 @@ pub struct FlowSettings {
     pub(super) max_requests: u64,
     pub(super) max_bytes: u64,
     pub(super) ttl_ms: u64,
+    /// 0: requests do not wait for the first endpoint.
     pub(super) no_endpoint_ttl_ms: u64,
     pub(super) usage_limit: Box<str>,
     pub(super) minimum_share: f64,
@@ -101,6 +102,12 @@ fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter>
     limit(parameters, name, f64::INFINITY)
 }
 
+/// Reads the wait while no endpoint is ready. Without it, the result is 0.
+fn no_endpoint_ttl(parameters: &Parameters<'_>) -> Result<u64, InvalidParameter> {
+    let name = "noEndpointTtlMs";
+    if parameters.number(name, -1.0..=TTL_MS_MAX)? < 0.0 { Ok(0) } else { limit(parameters, name, f64::INFINITY) }
+}
+
 // === impl FlowSettings ===
 
 impl FlowSettings {
@@ -120,7 +127,7 @@ impl FlowSettings {
             max_requests: limit(parameters, "maxRequests", f64::INFINITY)?,
             max_bytes: limit(parameters, "maxBytes", f64::INFINITY)?,
             ttl_ms: ttl(parameters, "ttlMs")?,
-            no_endpoint_ttl_ms: ttl(parameters, "noEndpointTtlMs")?,
+            no_endpoint_ttl_ms: no_endpoint_ttl(parameters)?,
             usage_limit: parameters.text("usageLimit")?.into(),
             minimum_share: parameters.number("minimumShare", 0.0..=0.5)?,
             eviction: parameters.flag("eviction")?,

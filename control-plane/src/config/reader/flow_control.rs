@@ -19,6 +19,10 @@ const EVICTION: &str = "running requests of negative priority are given up for h
                         429 and evicted";
 const NO_EVICTION: &str = "running requests are not given up for others";
 
+/// What happens while no endpoint is ready, where llm-d waits as long as for room.
+const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 503 at once; for a pool that scales from zero, give the time \
+                           of a start";
+
 /// The timeout of a request as shipped, and the longest wait that leaves it some time.
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
@@ -62,12 +66,10 @@ impl ConfigReader {
         if self.is_foreign() {
             parameters.push(("minimumShare".to_owned(), ParameterValue::Number(0.0)));
         }
-        self.wait_notes(section.map_or(root.line, |section| section.line), &parameters);
-        // As in llm-d, the wait for an endpoint is that of requests, unless it is given.
-        let has = |name: &str| parameters.iter().any(|(known, _)| known == name);
-        if !has("noEndpointTtlMs") {
-            let ttl = parameters.iter().find(|(name, _)| name == "ttlMs").map(|(_, value)| value.clone());
-            parameters.extend(ttl.map(|value| ("noEndpointTtlMs".to_owned(), value)));
+        let line = section.map_or(root.line, |section| section.line);
+        self.wait_notes(line, &parameters);
+        if !parameters.iter().any(|(name, _)| name == "noEndpointTtlMs") {
+            self.item("flowControl.noEndpointRequestTTL", line, ItemStatus::Implemented, NO_ENDPOINT);
         }
         let band = |name: &str, parameter: &str| {
             let node = section?.get(name)?;

@@ -6,6 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use e2e::held_requests::{self, SEATS};
+use e2e::slo::example;
+use scheduler::latency::LatencyModel;
+use scheduler::latency::step::StepModel;
 use serde_json::{Value, json};
 use testbed::Result;
 use testbed::client::{self, ClientReply};
@@ -92,6 +95,34 @@ async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Re
     };
     let reply = timeout(2 * AT_ONCE, asked).await.map_err(|_| format!("{}: no answer", request.name))???;
     verdicts.insert(request.name, verdict(&reply)?);
+
+    // Nothing waits for the first endpoint, unless the pool is said to scale from zero.
+    let waits = hopeless("a pool that becomes empty", "demo", None);
+    let asked = if has_flow_control {
+        let asked = send(&stack, &waits)?;
+        until_held(&stack, |held| held == 3).await?;
+        Some(asked)
+    } else {
+        None
+    };
+    stack.set_pool(&[])?;
+    let empty = || async { stack.daemon.as_ref()?.endpoints().await.ok().filter(Vec::is_empty).map(|_| ()) };
+    testbed::wait_for(LIMIT, "the daemon to have no endpoint", empty).await?;
+    let asked = match asked {
+        Some(asked) => asked,
+        None => {
+            tokio::time::sleep(AT_ONCE).await;
+            send(&stack, &waits)?
+        }
+    };
+    let reply = timeout(2 * AT_ONCE, asked).await.map_err(|_| format!("{}: no answer", waits.name))???;
+    verdicts.insert(waits.name, verdict(&reply)?);
+    let request = hopeless("an empty pool", "demo", None);
+    let reply = timeout(AT_ONCE, send(&stack, &request)?).await.map_err(|_| format!("{}: no answer", request.name))???;
+    verdicts.insert(request.name, verdict(&reply)?);
+    if has_flow_control {
+        until_held(&stack, |held| held == 0).await?;
+    }
     running.iter().for_each(JoinHandle::abort);
     Ok(verdicts)
 }
@@ -102,6 +133,8 @@ async fn check(front: PickerMode, workers: u32) -> Result<()> {
             ("another subset", r#"503 rejected-no-endpoints "no_eligible_endpoint""#),
             ("unknown model", r#"404 unknown-model "model_not_found""#),
             ("a subset that leaves", r#"503 rejected-no-endpoints "no_eligible_endpoint""#),
+            ("a pool that becomes empty", r#"503 rejected-no-endpoints "no_ready_endpoint""#),
+            ("an empty pool", r#"503 rejected-no-endpoints "no_ready_endpoint""#),
         ]
         .map(|(name, verdict)| (name, verdict.to_owned())),
     );
@@ -124,4 +157,171 @@ async fn hopeless_requests_are_refused_at_once_by_two_workers() -> Result<()> {
 #[tokio::test]
 async fn hopeless_requests_are_refused_at_once_by_the_ext_proc_server() -> Result<()> {
     check(PickerMode::ExtProc, 1).await
+}
+
+// === SLOs ===
+
+/// The predicted TTFT of every request, in ms, by a model that the daemon has from a file.
+const TTFT_MS: f32 = 900.0;
+
+/// A request with an SLO, or without one, at a pool whose only engine is busy.
+struct SloCell {
+    name: &'static str,
+    objective: &'static str,
+    headers: &'static [(&'static str, &'static str)],
+    verdict: &'static str,
+}
+
+const BY_SLO: (&str, &str) = ("PredictionBasedRouting", "true");
+
+/// SLOs count only by the header of the proposal; a critical request is served late.
+const SLO_CELLS: [SloCell; 9] = [
+    SloCell { name: "loose", objective: "standard", headers: &[BY_SLO, ("x-slo-ttft-ms", "60000")], verdict: "200" },
+    SloCell {
+        name: "strict",
+        objective: "standard",
+        headers: &[BY_SLO, ("x-slo-ttft-ms", "1")],
+        verdict: r#"429 rejected-saturated "slo_unattainable""#,
+    },
+    SloCell {
+        name: "strict, by the newer name",
+        objective: "standard",
+        headers: &[BY_SLO, ("x-llm-d-slo-ttft-ms", "1")],
+        verdict: r#"429 rejected-saturated "slo_unattainable""#,
+    },
+    SloCell {
+        name: "strict TPOT, batch",
+        objective: "batch",
+        headers: &[BY_SLO, ("x-slo-tpot-ms", "0.1")],
+        verdict: r#"429 rejected-saturated "slo_unattainable""#,
+    },
+    SloCell { name: "strict, critical", objective: "critical", headers: &[BY_SLO, ("x-slo-ttft-ms", "1")], verdict: "200" },
+    SloCell { name: "strict, not asked for", objective: "standard", headers: &[("x-slo-ttft-ms", "1")], verdict: "200" },
+    SloCell { name: "none", objective: "standard", headers: &[BY_SLO], verdict: r#"400 invalid-request "missing_slo""# },
+    SloCell {
+        name: "no number",
+        objective: "critical",
+        headers: &[BY_SLO, ("x-slo-ttft-ms", "soon")],
+        verdict: r#"400 invalid-request "invalid_header""#,
+    },
+    SloCell {
+        name: "no answer to the question",
+        objective: "standard",
+        headers: &[("PredictionBasedRouting", "perhaps"), ("x-slo-ttft-ms", "1")],
+        verdict: r#"400 invalid-request "invalid_header""#,
+    },
+];
+
+/// The proposal's example on one engine, with a model from a file, with flow control or without.
+fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Result<StackBuilder> {
+    let path = |name: &str| folder.join(name).display().to_string();
+    let gate = if has_flow_control { "featureGates: [flowControl]\n" } else { "" };
+    std::fs::write(path("picker.yaml"), std::fs::read_to_string(example())? + "\n" + gate)?;
+    let objective = |(name, priority): (&str, i32)| {
+        json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
+               "spec": {"priority": priority, "poolRef": {"name": "default"}}})
+        .to_string()
+    };
+    let objectives = [("critical", 1), ("standard", 0), ("batch", -1)];
+    std::fs::write(path("objects.yaml"), objectives.map(objective).join("\n---\n"))?;
+    let models = json!({"step": StepModel::default().words(), "latency": LatencyModel::constant(TTFT_MS, 20.0).words()});
+    std::fs::write(path("models.json"), json!({"schema": 1, "pools": {"default": models}}).to_string())?;
+    let (config, objects, models) = (path("picker.yaml"), path("objects.yaml"), path("models.json"));
+    let arguments = ["--latency-prediction", "--config", &config, "--objects", &objects, "--latency-model-file", &models];
+    let builder = Stack::builder().front(front).servers_like(1, &held_requests::slow_engine());
+    Ok(builder.picker(json!({"objective_header": "trust"})).daemon_arguments(&arguments))
+}
+
+async fn check_slos(front: PickerMode) -> Result<()> {
+    for has_flow_control in [false, true] {
+        let folder = tempfile::tempdir()?;
+        let stack = slo_builder(front, has_flow_control, folder.path())?.start().await?;
+        e2e::slo::predicts(&stack, LIMIT).await?;
+        let running = held_requests::send(&stack, 2, "critical", ENDLESS)?;
+        // An idle engine takes any request, so the table begins when the proxy knows that it is
+        // busy, and has the model.
+        let is_shed = || async { (slo_verdict(&stack, &SLO_CELLS[1]).await.ok()? == SLO_CELLS[1].verdict).then_some(()) };
+        testbed::wait_for(LIMIT, "the engine to be busy", is_shed).await?;
+        for cell in &SLO_CELLS {
+            let verdict = slo_verdict(&stack, cell).await?;
+            assert_eq!(verdict, cell.verdict, "{front:?}, flow control: {has_flow_control}, {}", cell.name);
+        }
+        running.iter().for_each(JoinHandle::abort);
+    }
+    Ok(())
+}
+
+async fn slo_verdict(stack: &Stack, cell: &SloCell) -> Result<String> {
+    // Only a stream has a TTFT.
+    let body = json!({"model": "demo", "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": cell.name}]});
+    let head = http::Request::post("/v1/chat/completions").header("content-type", "application/json");
+    let head = cell.headers.iter().fold(head, |head, (name, value)| head.header(*name, *value));
+    let request = head.header("x-llm-d-inference-objective", cell.objective).body(client::full(body.to_string()))?;
+    let reply = timeout(LIMIT, client::send(stack.address(), request)).await.map_err(|_| format!("{}: no answer", cell.name))??;
+    if reply.status == 200 { Ok("200".to_owned()) } else { verdict(&reply) }
+}
+
+#[tokio::test]
+async fn slos_are_refused_and_served_alike_by_the_filter() -> Result<()> {
+    check_slos(PickerMode::Filter).await
+}
+
+#[tokio::test]
+async fn slos_are_refused_and_served_alike_by_the_ext_proc_server() -> Result<()> {
+    check_slos(PickerMode::ExtProc).await
+}
+
+// === clients that leave ===
+
+/// The length of the body of a request that waits.
+const LONG_BODY: usize = 2_000_000;
+
+/// Requests with such a body.
+const LEAVING: usize = 8;
+
+/// The bytes that the ext_proc server holds, by the daemon's metrics.
+async fn held_by_daemon(stack: &Stack) -> Option<f64> {
+    let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
+    page.lines().find_map(|line| line.strip_prefix("switchpoint_ext_proc_held_bytes ")?.parse().ok())
+}
+
+async fn held_by_envoy(stack: &Stack) -> Option<f64> {
+    let page: Value = serde_json::from_str(&stack.envoy.admin_page("/memory").await.ok()?).ok()?;
+    page["allocated"].as_str()?.parse().ok()
+}
+
+/// Clients with long bodies leave while their requests are held.
+async fn check_leaving(front: PickerMode) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let stack = held_requests::builder(front, folder.path(), &held_requests::slow_engine())?.start().await?;
+    let running = held_requests::send(&stack, SEATS as usize + 1, "chat", ENDLESS)?;
+    until_held(&stack, |held| held == 1).await?;
+    let before = held_by_envoy(&stack).await.ok_or("Envoy's memory")?;
+    let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "x".repeat(LONG_BODY)}]}).to_string();
+    let request = || http::Request::post("/v1/chat/completions").body(client::full(body.clone()));
+    let waiting: Vec<_> = (0..LEAVING).map(|_| Ok(tokio::spawn(client::send(stack.address(), request()?)))).collect::<Result<_>>()?;
+    until_held(&stack, |held| held == 1 + LEAVING as u64).await?;
+    let all = (LEAVING * LONG_BODY) as f64;
+    let full = held_by_envoy(&stack).await.ok_or("Envoy's memory")?;
+    assert!(full - before >= all, "Envoy has the bodies: {before} bytes, then {full}");
+    waiting.iter().for_each(JoinHandle::abort);
+    until_held(&stack, |held| held == 1).await?;
+    let freed = || async {
+        let (envoy, daemon) = (held_by_envoy(&stack).await?, held_by_daemon(&stack).await?);
+        (envoy - before < all / 4.0 && daemon < LONG_BODY as f64).then_some(())
+    };
+    testbed::wait_for(LIMIT, "the bodies to be freed", freed).await?;
+    assert!(running.iter().all(|request| !request.is_finished()), "no room was made");
+    running.iter().for_each(JoinHandle::abort);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_it_waits_leaves_no_body_in_the_filter() -> Result<()> {
+    check_leaving(PickerMode::Filter).await
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_it_waits_leaves_no_body_in_the_ext_proc_server() -> Result<()> {
+    check_leaving(PickerMode::ExtProc).await
 }
