@@ -15,6 +15,7 @@ use crate::scrape::MetricsDiscovery;
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
 
+pub mod gateway;
 mod latency;
 pub(crate) mod older;
 mod page;
@@ -79,6 +80,8 @@ pub enum ItemStatus {
     NoEffect,
     /// The item would change decisions and is not available.
     Refused,
+    /// The item, or its absence, is likely to do harm.
+    Warning,
 }
 
 /// Something that makes a file invalid.

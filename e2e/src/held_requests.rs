@@ -79,16 +79,7 @@ pub fn holding(builder: StackBuilder, folder: &Path, seats: u32) -> Result<Stack
     let arguments = files(folder, Some(seats))?;
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let builder = builder.picker(json!({"objective_header": "trust"}));
-    Ok(builder.envoy_config(wait_longer).daemon_arguments(&arguments))
-}
-
-/// Lets Envoy wait for ext_proc as long as requests may be held; as shipped it gives up after 5 s.
-fn wait_longer(config: &mut Value) {
-    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-    let filters = config.pointer_mut(filters).and_then(Value::as_array_mut).into_iter().flatten();
-    for filter in filters.filter(|filter| !filter["typed_config"]["message_timeout"].is_null()) {
-        filter["typed_config"]["message_timeout"] = json!("120s");
-    }
+    Ok(builder.daemon_arguments(&arguments))
 }
 
 /// An engine at its own pace: a request of 100 tokens takes a second or two.

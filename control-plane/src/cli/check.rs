@@ -9,7 +9,7 @@ use scheduler::metrics::{METRICS, MetricDefinition};
 use serde::Serialize;
 
 use crate::cli::args::{CheckArgs, CheckTarget, OutputFormat};
-use crate::config::{self, ConfigReport, ItemStatus, ResolvedConfig};
+use crate::config::{self, ConfigReport, ItemStatus, ResolvedConfig, gateway};
 use crate::pool::endpoint_source;
 use crate::pool::objects;
 use crate::scrape::engine::{EngineSpec, EngineTable, MetricMeaning};
@@ -126,7 +126,13 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
         Ok(text) => text,
         Err(error) => return (error_text(&file, &error.why, format), CheckVerdict::Invalid),
     };
-    let (report, config) = if objects::holds_objects(&text) { (objects::report(&text), None) } else { config::read(&text) };
+    let (report, config) = if gateway::is_gateway_file(&text) {
+        (gateway::report(&text), None)
+    } else if objects::holds_objects(&text) {
+        (objects::report(&text), None)
+    } else {
+        config::read(&text)
+    };
     let pipeline = config.map(|config| ResolvedConfig::of(&config.pipeline));
     let verdict = match (report.errors.is_empty(), report.refuses()) {
         (false, _) => CheckVerdict::Invalid,
@@ -150,6 +156,7 @@ fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &st
             ItemStatus::Implemented => "implemented",
             ItemStatus::NoEffect => "no effect",
             ItemStatus::Refused => "refused",
+            ItemStatus::Warning => "warning",
         };
         let _ = write!(text, "{file}:{}: {status}: {}{}", item.line, path_prefix(&item.path), item.reason);
         let _ = match &item.substitute {

@@ -216,8 +216,8 @@ impl StreamTransport {
             match self.session.next() {
                 SessionAction::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
                 SessionAction::Listen => self.read_frame().await,
-                SessionAction::Wait(deadline) => self.wait(StreamAction::Wait(deadline)).await,
-                SessionAction::Hold(wakes) => self.wait(StreamAction::Hold(wakes)).await,
+                SessionAction::Wait(deadline) => self.wait_for_state(deadline).await,
+                SessionAction::Hold(wakes) => self.wait_for_room(&wakes).await,
                 SessionAction::End(status) => {
                     self.ended = true;
                     return Some((Ok(Frame::trailers(trailers(&status))), self));
@@ -228,11 +228,7 @@ impl StreamTransport {
 
     async fn read_frame(&mut self) {
         tokio::select! {
-            frame = self.inbound.frame() => match frame.and_then(Result::ok) {
-                Some(frame) => if let Some(bytes) = frame.data_ref() { self.session.receive(bytes) },
-                // An error also ends the stream, because the proxy has left.
-                None => self.session.close(),
-            },
+            frame = self.inbound.frame() => self.take(frame),
             () = self.session.wait_for_wake() => {}
             () = self.session.wait_for_revocation() => { self.session.retry(self.server.now()); }
             // If the stream ends without an error, the proxy continues without the picker.
@@ -240,38 +236,31 @@ impl StreamTransport {
         }
     }
 
-    /// Waits until the request is decided, or its client leaves.
-    async fn wait(&mut self, mut next: StreamAction) {
-        loop {
-            next = match next {
-                StreamAction::Wait(deadline) => self.wait_for_state(deadline).await,
-                StreamAction::Hold(wakes) => self.wait_for_room(&wakes).await,
-                StreamAction::Listen => return,
-            }
-        }
-    }
-
-    async fn wait_for_room(&mut self, wakes: &Arc<Notify>) -> StreamAction {
+    /// Waits until the pool has state, or its client leaves.
+    async fn wait_for_state(&mut self, deadline: Timestamp) {
         tokio::select! {
-            () = wakes.notified() => self.session.retry(self.server.now()),
-            frame = self.inbound.frame() => match frame.and_then(Result::ok) {
-                Some(frame) => {
-                    if let Some(bytes) = frame.data_ref() {
-                        self.session.receive(bytes);
-                    }
-                    StreamAction::Hold(Arc::clone(wakes))
-                }
-                None => {
-                    self.session.close();
-                    StreamAction::Listen
-                }
-            },
+            waited = tokio::time::timeout_at(self.server.instant_of(deadline), self.pool.state()) => {
+                self.session.retry(if waited.is_ok() { self.server.now() } else { self.server.now().max(deadline) });
+            }
+            frame = self.inbound.frame() => self.take(frame),
         }
     }
 
-    async fn wait_for_state(&mut self, deadline: Timestamp) -> StreamAction {
-        let waited = tokio::time::timeout_at(self.server.instant_of(deadline), self.pool.state()).await;
-        self.session.retry(if waited.is_ok() { self.server.now() } else { self.server.now().max(deadline) })
+    /// Waits until the request may have room, or its client leaves.
+    async fn wait_for_room(&mut self, wakes: &Notify) {
+        tokio::select! {
+            () = wakes.notified() => { self.session.retry(self.server.now()); }
+            frame = self.inbound.frame() => self.take(frame),
+        }
+    }
+
+    /// Takes a frame of the proxy. Its end, or an error, ends the stream: the proxy has left, and
+    /// what it sent is freed.
+    fn take(&self, frame: Option<Result<Frame<Bytes>, Status>>) {
+        match frame.and_then(Result::ok) {
+            Some(frame) => frame.data_ref().into_iter().for_each(|bytes| self.session.receive(bytes)),
+            None => self.session.close(),
+        }
     }
 }
 

@@ -77,6 +77,12 @@ impl ExtProcStream {
         std::iter::from_fn(|| self.host.out.next())
     }
 
+    /// Whether the stream waits, and for what.
+    #[must_use]
+    pub fn action(&self) -> StreamAction {
+        self.host.action()
+    }
+
     /// The memory of the data that the proxy sent, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {

@@ -226,32 +226,36 @@ impl SessionState {
                 self.end(Status::ok(""));
                 continue;
             }
+            match stream.action() {
+                StreamAction::Listen => {}
+                StreamAction::Wait(deadline) => return SessionAction::Wait(deadline),
+                StreamAction::Hold(wakes) => return SessionAction::Hold(wakes),
+            }
             match self.read() {
-                Ok(Some(StreamAction::Listen)) => {}
-                Ok(Some(StreamAction::Wait(deadline))) => return SessionAction::Wait(deadline),
-                Ok(Some(StreamAction::Hold(wakes))) => return SessionAction::Hold(wakes),
-                Ok(None) => return SessionAction::Listen,
+                Ok(true) => {}
+                Ok(false) => return SessionAction::Listen,
                 Err(status) => self.end(status),
             }
         }
     }
 
-    /// Reads one message; `None` if none is complete.
-    fn read(&mut self) -> Result<Option<StreamAction>, Status> {
-        let Some(layout) = self.framing.next()? else { return Ok(None) };
+    /// Reads one message; false if none is complete.
+    fn read(&mut self) -> Result<bool, Status> {
+        let Some(layout) = self.framing.next()? else { return Ok(false) };
         let envelope = layout.envelope_bytes();
         if envelope > SMALL_ENVELOPE_BYTES && self.hold(envelope * EXPANSION_MAX).is_err() {
             self.refuse(StreamRefusal::Memory);
-            return Ok(Some(StreamAction::Listen));
+            return Ok(true);
         }
         let message = self.framing.take(layout)?;
         self.begun = true;
-        let next = self.stream.as_mut().map_or(StreamAction::Listen, |stream| stream.receive(message));
+        if let Some(stream) = &mut self.stream {
+            let _ = stream.receive(message);
+        }
         if self.hold(0).is_err() {
             self.refuse(StreamRefusal::Memory);
-            return Ok(Some(StreamAction::Listen));
         }
-        Ok(Some(next))
+        Ok(true)
     }
 
     /// Accounts for the memory that the session holds, and for `more` bytes.

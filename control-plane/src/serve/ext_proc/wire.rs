@@ -15,7 +15,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value};
+use envoy_types::pb::google::protobuf::{Duration, Struct, Value};
 use exchange::LocalReply;
 use exchange::api::{ApiFamily, RequestApi};
 
@@ -250,6 +250,13 @@ pub fn immediate(reply: LocalReply) -> ProcessingResponse {
         body: reply.body,
         ..ImmediateResponse::default()
     }))
+}
+
+/// Lets the proxy wait this much longer for the answer to its message. Envoy takes it once for each
+/// message, and ignores it if it is longer than its `max_message_timeout`.
+pub fn wait_longer(ms: u64) -> ProcessingResponse {
+    let wait = Duration { seconds: i64::try_from(ms.div_ceil(1_000)).unwrap_or(i64::MAX), nanos: 0 };
+    ProcessingResponse { override_message_timeout: Some(wait), ..ProcessingResponse::default() }
 }
 
 /// Dynamic metadata with these values in this namespace.

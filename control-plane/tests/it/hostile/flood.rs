@@ -103,6 +103,11 @@ fn everything() -> Vec<Vec<proxy_message::Message>> {
         vec![proxy_message::Message::Report(state::Report { counters: vec![Vec::new(); 50_000] })],
         [0, u64::MAX, 7, 7, 3].map(|first| proxy_message::Message::Observations(observations(first))).to_vec(),
         vec![proxy_message::Message::Ack(ack)],
+        vec![proxy_message::Message::LearnedModels(state::LearnedModels {
+            pool: pool(),
+            step: vec![u32::MAX; 100_000],
+            ..state::LearnedModels::default()
+        })],
     ]
 }
 

@@ -10,6 +10,7 @@ use exchange::{
     BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestHost,
     ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
 };
+use scheduler::flow::FlowControl;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::super::answers::{self, AnswerQueue};
@@ -20,6 +21,14 @@ use super::super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges
 
 /// Longest piece of a body in one full-duplex message, in bytes: Envoy takes at most 64 KiB.
 pub(super) const PIECE_BYTES_MAX: usize = 60 << 10;
+
+/// The longest time for which a proxy is asked to wait while a request is held, in ms: the
+/// `max_message_timeout` of the shipped file, which is the longest silence that it allows.
+const HOLD_MS_MAX: u64 = 3_600_000;
+
+/// How much longer than a request may be held a proxy is asked to wait, in ms: as long as it waits
+/// for any answer (`message_timeout` of the shipped file).
+const ANSWER_MS: u64 = 5_000;
 
 /// The metadata key of the served endpoint, in the destination's namespace.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
@@ -193,6 +202,9 @@ impl RequestHost for ExtProcHost {
     }
 
     fn hold(&mut self, pool: &Arc<ServedPool>, number: u64) {
+        if self.hold.is_none() {
+            self.ask_for_time(pool);
+        }
         let wakes = self.hold.get_or_insert_default();
         pool.lock().hold(number, wakes);
     }
@@ -315,6 +327,15 @@ impl ExtProcHost {
         self.hint = hint.map(wire::subset_hint);
         let flow_id = wire::metadata_at(message.metadata_context.as_ref(), &settings.flow.namespace, settings.flow.key.split('/'));
         self.flow_id = flow_id.and_then(wire::text).map(|id| id.as_bytes().to_vec());
+    }
+
+    /// Tells the proxy that the answer may take as long as flow control holds a request. In full
+    /// duplex, Envoy has no limit for an answer, and other gateways need not know the message.
+    fn ask_for_time(&mut self, pool: &Arc<ServedPool>) {
+        let longest = pool.lock().pool.flow_control().map(FlowControl::longest_wait_ms);
+        if let Some(ms) = longest.filter(|_| self.modes().request != BodyMode::FullDuplex) {
+            self.answer(wire::wait_longer(ms.saturating_add(ANSWER_MS).min(HOLD_MS_MAX)));
+        }
     }
 
     fn tag(&mut self, name: &str, value: &str) {

@@ -37,7 +37,36 @@ pub(in crate::serve::ext_proc) fn server(addresses: &[&str]) -> Arc<ExtProcServe
     server
 }
 
+/// A server whose endpoints take one request each. Further requests are held for `ttl_ms` at most.
+pub(in crate::serve::ext_proc) fn holding(addresses: &[&str], ttl_ms: f64) -> Arc<ExtProcServer> {
+    let number = |name: &str, number: f64| state::Parameter { name: name.into(), value: Some(state::parameter::Value::Number(number)) };
+    let plugin = |kind: &str, parameter| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![parameter] };
+    let mut pipeline = pipeline();
+    pipeline
+        .plugins
+        .extend([plugin("concurrency-detector", number("maxConcurrency", 1.0)), plugin("flow-control", number("ttlMs", ttl_ms))]);
+    pipeline.saturation_detector = "concurrency-detector".into();
+    let server = ExtProcServer::new(&[POOL.into()]);
+    apply_pipeline(&server, 1, addresses, pipeline);
+    server
+}
+
+fn pipeline() -> state::Pipeline {
+    let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
+    let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
+    state::Pipeline {
+        plugins: vec![plugin("queue-scorer"), plugin("max-score-picker")],
+        profiles: vec![state::Profile { name: "p".into(), plugins: vec![part("queue-scorer"), part("max-score-picker")] }],
+        ranked_max: 3,
+        ..state::Pipeline::default()
+    }
+}
+
 fn apply_state(server: &ExtProcServer, sequence: u64, addresses: &[&str]) {
+    apply_pipeline(server, sequence, addresses, pipeline());
+}
+
+fn apply_pipeline(server: &ExtProcServer, sequence: u64, addresses: &[&str], pipeline: state::Pipeline) {
     let endpoint = |(slot, address): (u32, &&str)| state::Endpoint {
         slot,
         generation: 1,
@@ -47,18 +76,11 @@ fn apply_state(server: &ExtProcServer, sequence: u64, addresses: &[&str]) {
         age_ms: 60_000,
         ..state::Endpoint::default()
     };
-    let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
-    let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
     let pool_update = state::PoolUpdate {
         pool: POOL.into(),
         version: Some(state::Version { term: 1, sequence }),
         endpoints: (0..).zip(addresses).map(endpoint).collect(),
-        pipeline: Some(state::Pipeline {
-            plugins: vec![plugin("queue-scorer"), plugin("max-score-picker")],
-            profiles: vec![state::Profile { name: "p".into(), plugins: vec![part("queue-scorer"), part("max-score-picker")] }],
-            ranked_max: 3,
-            ..state::Pipeline::default()
-        }),
+        pipeline: Some(pipeline),
         objects: Some(state::Objects {
             rewrites: vec![state::Rewrite {
                 models: vec!["alias".into()],

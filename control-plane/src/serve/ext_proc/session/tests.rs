@@ -6,12 +6,20 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
 };
+use futures::stream;
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use proptest::prelude::*;
+use tokio::sync::mpsc;
 use tonic::Code;
+use tonic::body::Body;
+use tonic::codegen::Service;
 
-use super::super::ext_proc_stream::tests::{SERVER, server, under_way};
+use super::super::ext_proc_stream::tests::{SERVER, holding, server, under_way};
 use super::super::memory::HELD_BYTES_MAX;
+use super::super::{ExtProcService, METHOD};
 use super::*;
+use crate::shutdown::{self, ShutdownTrigger};
 
 const DUPLEX: i32 = 4;
 const BUFFERED: i32 = 2;
@@ -52,23 +60,117 @@ fn prompt() -> ProcessingRequest {
     body(br#"{"model":"m","messages":[]}"#, true)
 }
 
+/// The messages in the bytes for the proxy.
+fn messages_in(bytes: &[u8]) -> Vec<ProcessingResponse> {
+    let (mut messages, mut rest) = (Vec::new(), bytes);
+    while let [0, a, b, c, d, more @ ..] = rest {
+        let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+        messages.push(ProcessingResponse::decode(message).unwrap());
+        rest = after;
+    }
+    messages
+}
+
 /// Returns the messages that are sent until the stream listens or ends, and the status if it ends.
 fn play(session: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
     let mut answers = Vec::new();
     loop {
         match session.next() {
-            SessionAction::Send(bytes) => {
-                let mut rest = &bytes[..];
-                while let [0, a, b, c, d, more @ ..] = rest {
-                    let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
-                    answers.push(ProcessingResponse::decode(message).unwrap());
-                    rest = after;
-                }
-            }
+            SessionAction::Send(bytes) => answers.extend(messages_in(&bytes)),
             SessionAction::Listen => return (answers, None),
             SessionAction::Wait(_) | SessionAction::Hold(_) => panic!("there is state"),
             SessionAction::End(status) => return (answers, Some(status)),
         }
+    }
+}
+
+/// A stream of the service whose proxy sends these messages and then nothing.
+struct OpenStream {
+    proxy: Option<mpsc::UnboundedSender<Result<Frame<Bytes>, Status>>>,
+    answers: Body,
+    /// Its end would stop the server.
+    _runs: ShutdownTrigger,
+}
+
+impl OpenStream {
+    async fn begin(server: &Arc<ExtProcServer>, settings: &ExchangeSettings, messages: &[ProcessingRequest]) -> Self {
+        let (runs, stop) = shutdown::channel();
+        let mut service = ExtProcService::new(Arc::clone(server), settings, stop);
+        let (proxy, inbound) = mpsc::unbounded_channel();
+        let inbound = stream::unfold(inbound, async |mut inbound| Some((inbound.recv().await?, inbound)));
+        let request = http::Request::post(METHOD).body(Body::new(StreamBody::new(inbound))).unwrap();
+        let answers = service.call(request).await.unwrap().into_body();
+        for message in messages {
+            proxy.send(Ok(Frame::data(framed(message).into()))).unwrap();
+        }
+        Self { proxy: Some(proxy), answers, _runs: runs }
+    }
+
+    /// The next bytes that the proxy gets; `None` if none come for now.
+    async fn next(&mut self) -> Option<Bytes> {
+        let frame = tokio::time::timeout(Duration::from_millis(50), self.answers.frame()).await.ok()??;
+        frame.unwrap().into_data().ok()
+    }
+}
+
+fn long_prompt() -> ProcessingRequest {
+    body(format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(100_000)).as_bytes(), true)
+}
+
+/// Envoy ends its side of a stream in order when its client leaves.
+#[tokio::test]
+async fn a_request_that_waits_keeps_nothing_once_its_client_has_gone() {
+    let patient = ExchangeSettings { cold_start_wait_ms: 3_600_000, ..ExchangeSettings::default() };
+    let full = holding(&[SERVER], 60_000.0);
+    let mut running = OpenStream::begin(&full, &patient, &[chat(BUFFERED), prompt()]).await;
+    while running.next().await.is_some() {}
+    assert_eq!(under_way(&full), 1);
+    let held = |server: &Arc<ExtProcServer>| server.pool(None).unwrap().lock().pool.queues().held();
+    for (why, server, held_before) in [("no room", full, 1), ("no state", ExtProcServer::new(&["p".into()]), 0)] {
+        for mode in [BUFFERED, DUPLEX] {
+            let used = || server.streams().memory().used();
+            let before = used();
+            let mut waiting = OpenStream::begin(&server, &patient, &[chat(mode), long_prompt()]).await;
+            while waiting.next().await.is_some() {}
+            assert!(used() > before + 100_000, "{why}, mode {mode}: the body is held, {} bytes", used() - before);
+            assert_eq!(held(&server), held_before, "{why}, mode {mode}");
+            waiting.proxy = None;
+            let _ = waiting.next().await;
+            assert_eq!((used(), held(&server)), (before, 0), "{why}, mode {mode}: after the client left");
+        }
+    }
+}
+
+#[test]
+fn a_proxy_is_asked_once_to_wait_as_long_as_a_request_may_be_held() {
+    for (mode, ttl_ms, asked) in [(BUFFERED, 60_000.0, Some(65)), (BUFFERED, 0.0, Some(3_600)), (DUPLEX, 60_000.0, None)] {
+        let server = holding(&[SERVER], ttl_ms);
+        let first = session(&server);
+        [chat(mode), prompt()].iter().for_each(|message| first.receive(&framed(message)));
+        let _ = play(&first);
+        let second = session(&server);
+        [chat(mode), prompt()].iter().for_each(|message| second.receive(&framed(message)));
+        let (mut answers, mut waits) = (Vec::new(), 0);
+        let wakes = loop {
+            match second.next() {
+                SessionAction::Send(bytes) => answers.extend(messages_in(&bytes)),
+                SessionAction::Hold(wakes) if waits > 0 => break wakes,
+                // It is tried again, finds no room, and does not ask again.
+                SessionAction::Hold(_) => waits += 1,
+                other => panic!("{other:?}"),
+            }
+            if waits > 0 {
+                assert!(matches!(second.retry(server.now()), StreamAction::Hold(_)));
+            }
+        };
+        let times: Vec<_> = answers.iter().filter_map(|answer| answer.override_message_timeout.as_ref()).collect();
+        assert_eq!(times.iter().map(|time| time.seconds).collect::<Vec<_>>(), Vec::from_iter(asked), "mode {mode}");
+        first.close();
+        server.pool(None).unwrap().lock().release_next(server.now());
+        drop(wakes);
+        assert!(matches!(second.retry(server.now()), StreamAction::Listen));
+        let (answers, _) = play(&second);
+        assert!(answers.iter().all(|answer| answer.response.is_some()) && !answers.is_empty(), "it goes, mode {mode}");
     }
 }
 

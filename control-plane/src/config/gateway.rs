@@ -1,0 +1,155 @@
+//! `switchpointd check` on the file of a gateway that asks the ext_proc server: whether the gateway
+//! waits for requests that flow control holds.
+
+use super::schema::SchemaShape;
+use super::yaml::{self, YamlNode, YamlValue};
+use super::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus};
+
+/// The type of Envoy's filter, and the kind of Envoy Gateway's object.
+const FILTER: &str = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor";
+const POLICY: &str = "EnvoyExtensionPolicy";
+
+/// What Envoy waits for an answer where the file does not say it, in ms.
+const MESSAGE_TIMEOUT_MS: f64 = 200.0;
+
+/// The longest wait of a request by default, and what the server asks for beyond it, in ms.
+const WAIT_MS: f64 = 65_000.0;
+
+/// Whether the text is such a file.
+#[must_use]
+pub fn is_gateway_file(text: &str) -> bool {
+    text.contains(FILTER) || text.contains(POLICY)
+}
+
+/// The report of `check` on such a file.
+#[must_use]
+pub fn report(text: &str) -> ConfigReport {
+    let mut report = ConfigReport::default();
+    match yaml::parse_all(text) {
+        Ok(documents) => documents.iter().for_each(|document| look(document, &mut report)),
+        Err((line, message)) => report.errors.push(ConfigProblem { path: String::new(), line, message }),
+    }
+    report
+}
+
+/// Looks for filters and policies, at any depth.
+fn look(node: &YamlNode, report: &mut ConfigReport) {
+    match &node.value {
+        YamlValue::List(items) => items.iter().for_each(|item| look(item, report)),
+        YamlValue::Map(_) if text(node, &["kind"]) == Some(POLICY) => {
+            if let Some(YamlValue::List(processors)) = node.at(&["spec", "extProc"]).map(|node| &node.value) {
+                processors.iter().for_each(|processor| look_at_policy(processor, report));
+            }
+        }
+        YamlValue::Map(entries) => {
+            if text(node, &["@type"]).is_some_and(|name| name.ends_with(FILTER)) {
+                look_at_filter(node, report);
+            }
+            entries.iter().for_each(|(_, value)| look(value, report));
+        }
+        _ => {}
+    }
+}
+
+/// In full duplex, Envoy has no limit for an answer.
+fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
+    if text(filter, &["processing_mode", "request_body_mode"]) == Some("FULL_DUPLEX_STREAMED") {
+        return;
+    }
+    let ms = |name: &str| filter.get(name).and_then(|node| duration_ms(node));
+    let (wait_ms, max_ms) = (ms("message_timeout").unwrap_or(MESSAGE_TIMEOUT_MS), ms("max_message_timeout"));
+    let path = "max_message_timeout";
+    let reason = match max_ms {
+        _ if wait_ms >= WAIT_MS => return,
+        None => format!(
+            "not given: Envoy answers 503 to a request that flow control holds for longer than message_timeout, {} s; give as long as \
+             stream_idle_timeout",
+            wait_ms / 1_000.0
+        ),
+        Some(max_ms) if max_ms < WAIT_MS => format!(
+            "{} s: the server asks for 5 s more than the longest defaultRequestTTL, and Envoy ignores what is longer than this; then it \
+             answers 503 after message_timeout, {} s",
+            max_ms / 1_000.0,
+            wait_ms / 1_000.0
+        ),
+        Some(_) => return,
+    };
+    let line = filter.get(path).map_or(filter.line, |node| node.line);
+    note(report, path, line, reason);
+}
+
+/// Envoy Gateway has no field for the longest wait that a server may ask for.
+fn look_at_policy(processor: &YamlNode, report: &mut ConfigReport) {
+    if text(processor, &["processingMode", "request", "body"]) == Some("FullDuplexStreamed") {
+        return;
+    }
+    let given = processor.get("messageTimeout");
+    let wait_ms = given.and_then(duration_ms).unwrap_or(MESSAGE_TIMEOUT_MS);
+    if wait_ms < WAIT_MS {
+        let reason = format!(
+            "{} s: a request that flow control holds for longer goes on without a pick; with flow control, give 5 s more than the longest \
+             defaultRequestTTL",
+            wait_ms / 1_000.0
+        );
+        note(report, "messageTimeout", given.map_or(processor.line, |node| node.line), reason);
+    }
+}
+
+fn note(report: &mut ConfigReport, path: &str, line: u64, reason: String) {
+    report.items.push(ConfigItem { path: path.to_owned(), line, status: ItemStatus::Warning, reason, substitute: None });
+}
+
+fn text<'n>(node: &'n YamlNode, way: &[&str]) -> Option<&'n str> {
+    match &node.at(way)?.value {
+        YamlValue::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn duration_ms(node: &YamlNode) -> Option<f64> {
+    match &node.value {
+        YamlValue::Text(text) => SchemaShape::duration_ms(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notes(text: &str) -> Vec<String> {
+        assert!(is_gateway_file(text));
+        let report = report(text);
+        assert_eq!(report.errors, [], "{text}");
+        report.items.into_iter().map(|item| format!("{}: {}", item.line, item.path)).collect()
+    }
+
+    #[test]
+    fn a_filter_that_waits_too_short_is_named_with_its_line() {
+        let filter = |fields: &str| format!("http_filters:\n- typed_config:\n    \"@type\": type.googleapis.com/{FILTER}\n{fields}");
+        for (fields, expected) in [
+            ("", vec!["3: max_message_timeout"]),
+            ("    message_timeout: 5s\n", vec!["3: max_message_timeout"]),
+            ("    message_timeout: 5s\n    max_message_timeout: 60s\n", vec!["5: max_message_timeout"]),
+            ("    message_timeout: 5s\n    max_message_timeout: 3600s\n", vec![]),
+            ("    message_timeout: 120s\n", vec![]),
+            ("    processing_mode: {request_body_mode: FULL_DUPLEX_STREAMED}\n", vec![]),
+        ] {
+            assert_eq!(notes(&filter(fields)), expected, "{fields}");
+        }
+    }
+
+    #[test]
+    fn the_shipped_files_say_where_flow_control_needs_more() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../envoy-config");
+        let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
+        assert_eq!(notes(&read("ext_proc.yaml")), [""; 0]);
+        let [note] = &notes(&read("envoy-gateway/ext-proc.yaml"))[..] else { panic!("one note") };
+        assert!(note.ends_with(": messageTimeout"), "{note}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_yaml_is_an_error() {
+        assert_eq!(report(&format!("a: [\n# {FILTER}")).errors.len(), 1);
+    }
+}
