@@ -88,7 +88,7 @@ fn play(session: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
 struct OpenStream {
     proxy: Option<mpsc::UnboundedSender<Result<Frame<Bytes>, Status>>>,
     answers: Body,
-    /// Its end would stop the server.
+    /// The server stops when this is dropped.
     _runs: ShutdownTrigger,
 }
 
