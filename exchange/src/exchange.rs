@@ -427,7 +427,7 @@ impl<'h> RequestHead<'h> {
                 // Headers of upgrades and of gRPC streams do not end the stream, but no body
                 // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
-                b"content-encoding" => head.encoding = Some(value).filter(|value| !value.is_empty() && *value != b"identity"),
+                b"content-encoding" => head.encoding = head.encoding.or(Some(value).filter(|value| headers::is_encoded(value))),
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
                 _ => {

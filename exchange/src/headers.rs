@@ -91,6 +91,11 @@ pub fn is_control(name: &[u8]) -> bool {
     ours || CONTROL.iter().chain(&PROXY_ORDERS).any(|control| control.as_bytes() == name)
 }
 
+/// Whether a `content-encoding` of this value names a coding, other than `identity`.
+pub(crate) fn is_encoded(value: &[u8]) -> bool {
+    !value.is_empty() && !value.eq_ignore_ascii_case(b"identity")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +106,15 @@ mod tests {
         assert!(!is_control(b"authorization"));
         assert!(CONTROL.iter().all(|name| is_control(name.as_bytes())));
         assert!(is_control(b"x-switchpoint-anything-new"));
+    }
+
+    #[test]
+    fn identity_is_no_coding() {
+        for plain in [&b""[..], b"identity", b"Identity"] {
+            assert!(!is_encoded(plain), "{plain:?}");
+        }
+        for coded in [&b"gzip"[..], b"BR", b"identity, gzip", b"gzip,identity", b"x"] {
+            assert!(is_encoded(coded), "{coded:?}");
+        }
     }
 }

@@ -31,7 +31,7 @@ pub struct ResponseHead<'h> {
     pub attempts: u32,
     /// `content-type`.
     pub content_type: Option<&'h [u8]>,
-    /// Whether there is a `content-encoding`. Compressed bodies are not read.
+    /// Whether a `content-encoding` names a coding. Compressed bodies are not read.
     pub encoded: bool,
     /// `content-length`.
     pub content_length: Option<usize>,
@@ -77,7 +77,7 @@ impl<'h> ResponseHead<'h> {
                 b":status" => head.status = number(value).unwrap_or(0),
                 b"content-length" => head.content_length = number(value),
                 b"content-type" => head.content_type = Some(value),
-                b"content-encoding" => head.encoded = true,
+                b"content-encoding" => head.encoded |= headers::is_encoded(value),
                 _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
                 _ => {}
             }

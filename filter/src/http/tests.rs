@@ -293,6 +293,49 @@ fn what_is_read_is_refused_where_its_body_would_have_no_end() {
 }
 
 #[test]
+fn a_body_in_a_coding_that_is_left_is_415_with_its_name() {
+    let encoded = "\u{1f}\u{8b}\u{8}";
+    for (values, named) in [
+        (&["deflate"][..], "deflate"),
+        (&["br"], "br"),
+        (&["BR"], "BR"),
+        (&["x-gzip"], "x-gzip"),
+        (&["gzip, gzip"], "gzip, gzip"),
+        (&["gzip", "br"], "gzip"),
+        (&["identity", "br"], "br"),
+        (&["br", "identity"], "br"),
+        (&["identity, br"], "identity, br"),
+    ] {
+        for spaces in [0, 100_000] {
+            let world = HttpWorld::ready();
+            let mut headers = vec![(":method", "POST"), (":path", "/v1/chat/completions")];
+            headers.extend(values.iter().map(|value| ("content-encoding", *value)));
+            let (mut stream, _) = world.headers(&headers, false);
+            let body = encoded.to_owned() + &" ".repeat(spaces);
+            for end in [body.len() / 2, body.len()] {
+                world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.as_bytes()[..end].into());
+                assert_eq!(stream.on_http_request_body(end, end == body.len()), Action::Pause);
+            }
+            let log = world.host.take_log();
+            let said = format!("content-encoding \\\"{named}\\\" is not read here; send the body without it");
+            assert!(log.iter().any(|line| line.starts_with("reply 415 ") && line.contains(&said)), "{values:?}: {log:?}");
+        }
+    }
+    for none in ["identity", "Identity", ""] {
+        let world = HttpWorld::ready();
+        let headers = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-encoding", none)];
+        for (body, status) in [(CHAT, None), ("{]", Some("reply 400 "))] {
+            let (mut stream, _) = world.headers(&headers, false);
+            world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
+            let _ = stream.on_http_request_body(body.len(), true);
+            let log = world.host.take_log();
+            assert_eq!(log.iter().any(|line| line.starts_with("reply ")), status.is_some(), "{none:?}: {log:?}");
+            assert!(status.is_none_or(|status| log.iter().any(|line| line.starts_with(status))), "{none:?}: {log:?}");
+        }
+    }
+}
+
+#[test]
 fn trailers_end_a_body_and_an_empty_one_too() {
     let world = HttpWorld::ready();
     let (mut stream, _) = world.post("/v1/chat/completions");
