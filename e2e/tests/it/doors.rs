@@ -158,6 +158,41 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
     Ok(())
 }
 
+/// A chat by HTTP/1.0, as nginx sends it by default.
+fn http_10(headers: &str, stream: bool) -> String {
+    let body = json!({"model": "demo", "max_tokens": 4, "stream": stream, "messages": [{"role": "user", "content": "x"}]}).to_string();
+    format!("POST /v1/chat/completions HTTP/1.0\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+#[tokio::test]
+async fn clients_with_http_10_are_served() -> Result<()> {
+    for front in PickerMode::ALL {
+        let stack = Stack::builder().front(front).servers(2).start().await?;
+        let mut raw = RawConnection::connect(stack.address()).await?;
+        raw.write(http_10("Host: x\r\nConnection: close\r\n", false)).await?;
+        let reply = raw.read_reply().await?;
+        assert_eq!((reply.status, &reply.json()?["object"]), (200, &json!("chat.completion")), "{front:?}");
+        assert_eq!(raw.read_to_end().await?, b"", "the connection ends with the reply");
+
+        let mut kept = RawConnection::connect(stack.address()).await?;
+        for _ in 0..3 {
+            kept.write(http_10("Host: x\r\nConnection: keep-alive\r\n", false)).await?;
+            let reply = kept.read_reply().await?;
+            assert_eq!((reply.status, reply.header("connection")), (200, "keep-alive"), "{front:?}");
+            assert!(!reply.header("content-length").is_empty(), "the reply has a length");
+        }
+        for headers in ["", "Host: x\r\n", "Host: x\r\nConnection: keep-alive\r\n"] {
+            let mut raw = RawConnection::connect(stack.address()).await?;
+            raw.write(http_10(headers, true)).await?;
+            let text = String::from_utf8(raw.read_to_end().await?)?;
+            let (head, events) = text.split_once("\r\n\r\n").ok_or("no head")?;
+            assert!(head.contains(" 200 ") && !head.contains("transfer-encoding"), "{front:?} {headers}: {head}");
+            assert!(events.starts_with("data: {") && events.ends_with("data: [DONE]\n\n"), "{front:?} {headers}: {events}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn both_files_list_the_same_paths() -> Result<()> {
     let listed = |front: PickerMode| {

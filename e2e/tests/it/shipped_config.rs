@@ -50,6 +50,7 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         ("stream_idle_timeout", json!("3600s")),
         ("request_timeout", json!("300s")),
         ("delayed_close_timeout", json!("0.100s")),
+        ("accept_http_10", json!(true)),
         ("request_body_buffer_limit", json!("33554432")),
         ("max_retries", json!(1_000_000)),
         ("max_requests", json!(1_000_000)),
