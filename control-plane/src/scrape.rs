@@ -9,8 +9,8 @@
 //! scraper keeps no metrics: the pool decides by `observed_at` whether metrics are too old. A
 //! failed scrape is an event of its own; the old metrics stay valid until they are stale.
 
-mod base_models;
 pub mod engine;
+mod engine_models;
 pub mod exposition;
 pub mod extract;
 mod fetch;
@@ -38,7 +38,8 @@ pub use stats::{DURATION_BUCKETS_MS, ScrapeCounts, ScrapeStats};
 pub use target::{InvalidMetricsUrl, MetricsDiscovery, MetricsLocation, MetricsUrl, ScrapeTarget};
 pub use tls::{EndpointTls, InvalidTls};
 
-use base_models::BaseModelNames;
+pub(crate) use engine_models::BASE_MODELS_MAX;
+use engine_models::EngineModels;
 use extract::RestartWatch;
 use fetch::{FetchHabit, PageFetcher, ScrapedPage};
 use pace::{ScrapeOutcome, ScrapePace};
@@ -74,6 +75,8 @@ pub struct ScrapedMetrics {
     pub metrics: EndpointMetrics,
     /// Start of the process in Unix seconds, if the engine reports it.
     pub process_start: Option<f64>,
+    /// The adapters that the engine is known to have, sorted, loaded or not.
+    pub adapters: Arc<[Box<str>]>,
     /// When the answer began to arrive. The page was written just before, so it does not contain
     /// later picks.
     pub observed_at: Instant,
@@ -115,7 +118,7 @@ struct ScrapeEntry {
     pace: ScrapePace,
     habit: FetchHabit,
     restarts: RestartWatch,
-    base_models: BaseModelNames,
+    models: EngineModels,
 }
 
 /// All entries, and the order in which they are due.
@@ -132,7 +135,7 @@ struct FinishedScrape {
     ticket: u64,
     took: Duration,
     result: Result<ScrapedPage, FailReason>,
-    base_models: BaseModelNames,
+    models: EngineModels,
 }
 
 impl Default for ScrapeConfig {
@@ -198,24 +201,24 @@ impl Scraper {
             let Some(row) = rows.take_due(now) else { return };
             let (fetcher, target, habit) = (self.fetcher.clone(), row.target.clone(), row.habit);
             let (id, ticket, deadline) = (row.target.id, row.ticket, self.deadline);
-            let mut base_models = row.base_models.clone();
+            let mut models = row.models.clone();
             in_flight.spawn(async move {
                 let begun = Instant::now();
                 let result = timeout(deadline, fetcher.scrape(&target, habit)).await.unwrap_or(Err(FailReason::Timeout));
                 let took = begun.elapsed();
                 fetcher.stats.poll(took, result.as_ref().err());
                 let lora = result.as_ref().ok().and_then(|page| page.reading.metrics.lora.as_ref());
-                if let Some(lora) = lora.filter(|_| base_models.is_due()) {
-                    base_models = fetcher.base_models(&target, &lora.base_models).await;
+                if let Some(lora) = lora.filter(|lora| models.is_due(lora)) {
+                    models.read(fetcher.models_list(&target).await.as_deref(), &lora.base_models);
                 }
-                FinishedScrape { id, ticket, took, result, base_models }
+                FinishedScrape { id, ticket, took, result, models }
             });
         }
     }
 
     /// Processes a finished scrape. Returns `None` if its endpoint has been removed meanwhile.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
-        let FinishedScrape { id, ticket, took, result, base_models } = done;
+        let FinishedScrape { id, ticket, took, result, mut models } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
         let now = Instant::now();
         let event = match result {
@@ -238,17 +241,18 @@ impl Scraper {
                 row.habit = habit;
                 if row.restarts.observe(&reading) {
                     row.habit = FetchHabit::default();
-                    row.base_models = BaseModelNames::default();
+                    row.models = EngineModels::default();
                     self.fetcher.stats.restart();
                     tracing::info!(endpoint = &*row.target.name, "engine restarted");
                     ScrapeEvent::Restarted(id)
                 } else {
                     let extract::PageReading { mut metrics, process_start, .. } = reading;
                     if let Some(lora) = &mut metrics.lora {
-                        base_models.add_to(&mut lora.base_models);
+                        models.add_to(lora);
                     }
-                    row.base_models = base_models;
-                    ScrapeEvent::Metrics(id, ScrapedMetrics { metrics, process_start, observed_at })
+                    let adapters = models.adapters();
+                    row.models = models;
+                    ScrapeEvent::Metrics(id, ScrapedMetrics { metrics, process_start, adapters, observed_at })
                 }
             }
         };
@@ -280,7 +284,7 @@ impl ScrapeSchedule {
                         pace: ScrapePace::default(),
                         habit: FetchHabit::default(),
                         restarts: RestartWatch::default(),
-                        base_models: BaseModelNames::default(),
+                        models: EngineModels::default(),
                     }
                 }
             };

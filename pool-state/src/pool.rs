@@ -374,8 +374,12 @@ impl ManagedPool {
 
     /// Finds the model to request from the engine, and the priority of the request.
     pub fn resolve(&mut self, requested: ModelRequest<'_>) -> Result<PoolResolution, PickRefusal> {
-        let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(PoolResolution::default()) };
-        let resolved = objects.resolve(requested, &mut self.rng).map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;
+        let Some(snapshot) = self.state.as_ref().map(|state| &state.snapshot) else { return Ok(PoolResolution::default()) };
+        let is_served = |model: &str| snapshot.is_named(model);
+        let resolved = snapshot
+            .objects()
+            .resolve(requested, is_served, &mut self.rng)
+            .map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;
         Ok(PoolResolution { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
     }
 

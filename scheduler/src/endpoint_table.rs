@@ -187,11 +187,17 @@ impl EndpointTable {
     }
 
     /// Whether every endpoint may serve this model. True for an empty name (an opaque body), and
-    /// for the target of an `InferenceModel` that no metadata names.
+    /// for the target of an object that no metadata names.
     #[must_use]
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {
-        model.is_empty() || (self.objects.targets(model) && !self.endpoints.iter().any(|e| e.names(model)))
+        model.is_empty() || (self.objects.targets(model) && !self.is_named(model))
+    }
+
+    /// Whether any endpoint names this model as one that it serves.
+    #[must_use]
+    pub fn is_named(&self, model: &str) -> bool {
+        self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
 
     /// Whether this endpoint may serve this model: its metadata names it or names none, or its
@@ -205,13 +211,13 @@ impl EndpointTable {
 
     /// The number of adapters that fit into the engine's memory at once, if this model needs one of
     /// these places. `None` if the engine serves no adapters, or if it or the endpoint's metadata
-    /// names the model as a base model. Metadata may list adapters too: what the engine reports as
-    /// an adapter is one.
+    /// names the model as a base model. The models of an endpoint have adapters too, so they count
+    /// only where the engine names no base model: there, what it reports as an adapter is one.
     #[must_use]
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named = || self.endpoint(index).is_some_and(|e| e.names(model)) && !lora.reports(model);
-        let is_base = lora.base_models.iter().any(|base| **base == *model) || is_named();
+        let is_base = lora.base_models.iter().any(|base| **base == *model) || (lora.base_models.is_empty() && is_named());
         (!is_base).then_some(lora.max)
     }
 

@@ -39,7 +39,8 @@ pub struct ObjectsSpec {
     pub models: Vec<ModelSpec>,
     /// The rules of all rewrites: rules of older objects first, rules of one object in its order.
     pub rewrites: Vec<RewriteSpec>,
-    /// Whether a model that no object names is unknown even without any [`ModelSpec`].
+    /// Whether a model that neither an object nor the metadata of an endpoint names is unknown even
+    /// without any [`ModelSpec`].
     pub strict_models: bool,
 }
 
@@ -105,7 +106,7 @@ pub struct Objects {
     /// The rule for models that no rule names; a position in `rules`.
     generic: Option<usize>,
     rules: Box<[WeightedTargets]>,
-    /// The targets of all models, by name; the positions have no meaning.
+    /// The targets of all models and rules, by name; the positions have no meaning.
     targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
 }
@@ -204,8 +205,11 @@ impl Objects {
             exact.extend(rule.models.iter().map(|model| (model.as_str().into(), position)));
         }
         let mut targets = Vec::new();
-        for model in models {
-            targets.extend(model.targets.iter().map(|target| (target.model.as_str().into(), 0)));
+        for model in models.iter().filter(|model| model.targets.is_empty()) {
+            targets.push((model.name.as_str().into(), 0)); // it is its own target
+        }
+        for all in models.iter().map(|model| &model.targets).chain(rewrites.iter().map(|rule| &rule.targets)) {
+            targets.extend(all.iter().map(|target| (target.model.as_str().into(), 0)));
         }
         Ok(Self {
             targets: table(targets),
@@ -221,7 +225,8 @@ impl Objects {
         })
     }
 
-    /// Returns the model for the engine and the priority of the request.
+    /// Returns the model for the engine and the priority of the request. `is_served` says whether
+    /// the metadata of an endpoint names a model.
     ///
     /// Targets of an `InferenceModel` win over rewrites, because they are about this model in this
     /// pool; then a rewrite that names the model wins over one for all models; then the older one
@@ -231,12 +236,17 @@ impl Objects {
     /// # Errors
     /// [`UnknownModel`] where the pool lists its models and this one (or the one in `rewrite`) is
     /// not listed, or has only targets of weight 0: a name that is known but not served.
-    pub fn resolve<'a>(&'a self, asked: ModelRequest<'a>, rng: &mut Rng) -> Result<ResolvedModel<'a>, UnknownModel<'a>> {
+    pub fn resolve<'a>(
+        &'a self,
+        asked: ModelRequest<'a>,
+        is_served: impl Fn(&str) -> bool,
+        rng: &mut Rng,
+    ) -> Result<ResolvedModel<'a>, UnknownModel<'a>> {
         let objective = asked.objective.and_then(|name| find(&self.objectives, name)).copied();
         if asked.model.is_empty() {
             return Ok(ResolvedModel { target_model: None, priority: objective.unwrap_or(0) });
         }
-        self.known(asked.model)?;
+        self.known(asked.model, &is_served)?;
         let model = find(&self.models, asked.model);
         let mut priority = model.map_or(0, |m| m.priority);
         let target_model = match model.map(|m| &m.targets).filter(|t| !t.is_empty()).or_else(|| self.rule(asked.model)) {
@@ -245,7 +255,7 @@ impl Objects {
             None => {
                 // A header must not reach a model that the body could not reach.
                 if let Some(rewrite) = asked.rewrite {
-                    self.known(rewrite)?;
+                    self.known(rewrite, &is_served)?;
                     priority = priority.min(find(&self.models, rewrite).map_or(0, |m| m.priority));
                 }
                 asked.rewrite
@@ -260,16 +270,17 @@ impl Objects {
         find(&self.models, model).is_some()
     }
 
-    /// Whether an `InferenceModel` has this model as a target.
+    /// Whether an object has this model as a target. An `InferenceModel` without targets is its
+    /// own.
     #[must_use]
     pub fn targets(&self, model: &str) -> bool {
         find(&self.targets, model).is_some()
     }
 
-    fn known<'a>(&self, model: &'a str) -> Result<(), UnknownModel<'a>> {
+    fn known<'a>(&self, model: &'a str, is_served: &dyn Fn(&str) -> bool) -> Result<(), UnknownModel<'a>> {
         let known = match self.models.is_empty() {
             false => find(&self.models, model).is_some(),
-            true => !self.strict_models || find(&self.exact, model).is_some(),
+            true => !self.strict_models || find(&self.exact, model).is_some() || is_served(model),
         };
         if known { Ok(()) } else { Err(UnknownModel(model)) }
     }

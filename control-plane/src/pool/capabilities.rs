@@ -6,6 +6,8 @@ use std::sync::Arc;
 use discovery::{Instance, Metadata};
 use scheduler::EndpointMetrics;
 
+use crate::scrape::BASE_MODELS_MAX;
+
 /// The most bytes of model names in one pool; each set of names counts once. As for objects, this
 /// is a quarter of the largest message to a proxy.
 pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
@@ -55,9 +57,27 @@ impl InstanceMetadata {
         }
     }
 
-    /// Returns `metrics` with missing values filled in from the metadata.
-    pub(super) fn fill_in(&self, metrics: &EndpointMetrics) -> EndpointMetrics {
+    /// The models that the instance serves, with the adapters that its engine is known to have.
+    pub(super) fn served(&self, adapters: &Arc<[Box<str>]>) -> Arc<[Box<str>]> {
+        // An instance that names no model serves any.
+        if self.models.is_empty() || adapters.iter().all(|adapter| self.models.contains(adapter)) {
+            return Arc::clone(&self.models);
+        }
+        self.models.iter().chain(&**adapters).cloned().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Returns `metrics` with missing values filled in from the metadata: of an engine that serves
+    /// `adapters`, any other model that the metadata names is a base model.
+    pub(super) fn fill_in(&self, metrics: &EndpointMetrics, adapters: &[Box<str>]) -> EndpointMetrics {
         let mut all = metrics.clone();
+        if let Some(lora) = &mut all.lora {
+            let is_adapter = |name: &Box<str>| adapters.contains(name) || lora.running.contains(name) || lora.waiting.contains(name);
+            let named = self.models.iter().filter(|name| !is_adapter(name) && !lora.base_models.contains(name));
+            let named: Vec<Box<str>> = named.take(BASE_MODELS_MAX).cloned().collect();
+            if !named.is_empty() {
+                lora.base_models = std::mem::take(&mut lora.base_models).into_iter().chain(named).collect();
+            }
+        }
         all.kv_blocks = all.kv_blocks.or(self.kv_blocks);
         all.kv_block_tokens = all.kv_block_tokens.or(self.kv_block_tokens);
         let missing: Vec<_> = self.attributes.iter().filter(|(key, _)| metrics.attribute(key).is_none()).collect();
@@ -116,7 +136,7 @@ mod tests {
             let said = InstanceMetadata::from_instance(&instance(&text));
             assert_eq!(*said.models, ["Qwen3-32B".into()]);
             let attributes = vec![("max_num_batched_tokens".to_owned(), 2048.0), ("max_num_seqs".to_owned(), 256.0)];
-            assert_eq!(numbers(&said.fill_in(&EndpointMetrics::default())), (Some(24064), Some(16), attributes));
+            assert_eq!(numbers(&said.fill_in(&EndpointMetrics::default(), &[])), (Some(24064), Some(16), attributes));
         }
         assert_eq!(InstanceMetadata::from_instance(&Instance::new("a", ([10, 0, 0, 1], 1).into())), InstanceMetadata::default());
     }
@@ -128,7 +148,23 @@ mod tests {
         ));
         assert_eq!(*said.models, ["a".into(), "b".into(), "c".into()]);
         let own = EndpointMetrics { kv_blocks: Some(7), attributes: [("z".into(), 1.0)].into(), ..EndpointMetrics::default() };
-        assert_eq!(numbers(&said.fill_in(&own)), (Some(7), None, vec![("z".to_owned(), 1.0)]));
+        assert_eq!(numbers(&said.fill_in(&own, &[])), (Some(7), None, vec![("z".to_owned(), 1.0)]));
+    }
+
+    #[test]
+    fn adapters_are_served_too_and_other_names_are_base_models() {
+        let names = |names: &[&str]| names.iter().map(|name| Box::from(*name)).collect::<Arc<[Box<str>]>>();
+        let said = InstanceMetadata::from_instance(&instance(r#"{"models": ["llama", "alias", "sql", "busy"]}"#));
+        assert_eq!(said.served(&names(&["poems", "sql"])), names(&["alias", "busy", "llama", "poems", "sql"]));
+        assert!(Arc::ptr_eq(&said.served(&names(&["sql"])), &said.models), "nothing new");
+        assert!(InstanceMetadata::default().served(&names(&["sql"])).is_empty(), "an instance that names none serves any");
+        let lora = scheduler::LoraMetrics {
+            base_models: [Box::from("llama")].into(),
+            running: [Box::from("busy")].into(),
+            ..scheduler::LoraMetrics::default()
+        };
+        let filled = said.fill_in(&EndpointMetrics { lora: Some(lora), ..EndpointMetrics::default() }, &names(&["poems", "sql"]));
+        assert_eq!(filled.lora.unwrap().base_models.join(" "), "llama alias");
     }
 
     #[test]

@@ -19,6 +19,10 @@ pub struct PoolMember {
     pub instance: Arc<Instance>,
     /// The metadata that picking uses.
     pub metadata: InstanceMetadata,
+    /// The adapters that the engine is known to have, sorted.
+    pub adapters: Arc<[Box<str>]>,
+    /// Whether proxies get the names of the adapters.
+    pub adapters_fit: bool,
     /// When it joined the pool.
     pub joined: Instant,
     /// The first EDS revision with the endpoint's address. For an endpoint that is no host: any
@@ -83,9 +87,16 @@ impl PoolMember {
             address: self.instance.address.to_string().into(),
             readiness: Readiness::Ready,
             labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
-            models: Arc::clone(&self.metadata.models),
+            models: self.models(),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         }
+    }
+
+    /// The models that the endpoint serves: those of its metadata, with its adapters. Empty if the
+    /// metadata names none: then it serves any.
+    #[must_use]
+    pub fn models(&self) -> Arc<[Box<str>]> {
+        if self.adapters_fit { self.metadata.served(&self.adapters) } else { Arc::clone(&self.metadata.models) }
     }
 
     /// Sets the status and returns whether it changed. [`Self::since`] changes only with the
@@ -109,6 +120,8 @@ pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, n
         id,
         instance,
         metadata: said,
+        adapters: Arc::default(),
+        adapters_fit: true,
         joined: now.instant,
         eds_since,
         metrics: MetricsStatus::Awaited,

@@ -40,7 +40,8 @@ pub struct ObjectsSource {
     pub path: Option<PathBuf>,
     /// A namespace of the Kubernetes cluster that the daemon runs in, or of the kubeconfig.
     pub kubernetes: Option<String>,
-    /// Whether a model that no object names is unknown, even without any InferenceModel.
+    /// Whether a model that no object and no metadata names is unknown, even without any
+    /// InferenceModel.
     pub strict_models: bool,
 }
 
@@ -89,7 +90,8 @@ pub struct ObjectSelection {
     pub pool: PoolName,
     /// The names of all pools of the daemon.
     pub served: Arc<[PoolName]>,
-    /// Whether a model that no object names is unknown, even without any InferenceModel.
+    /// Whether a model that no object and no metadata names is unknown, even without any
+    /// InferenceModel.
     pub strict_models: bool,
 }
 

@@ -289,6 +289,9 @@ impl Pool {
                     self.view.metrics_revision += 1;
                     self.touched = true;
                 }
+                if member.adapters != observed.adapters {
+                    self.set_adapters(position, observed.adapters);
+                }
             }
             ScrapeEvent::Failed(_, reason, _) => {
                 let why = reason.to_string();
@@ -307,6 +310,17 @@ impl Pool {
                 self.view.metrics_revision += 1;
                 self.touched = true;
             }
+        }
+    }
+
+    fn set_adapters(&mut self, position: usize, adapters: Arc<[Box<str>]>) {
+        let Some(member) = self.members.get_mut(position) else { return };
+        let before = member.models();
+        member.adapters = adapters;
+        fit_adapters(&mut self.members);
+        if self.members.get(position).is_some_and(|member| member.models() != before) {
+            self.view.revision += 1;
+            self.touched = true;
         }
     }
 
@@ -377,7 +391,8 @@ impl Pool {
         if *self.view.members != *self.members {
             self.view.members = self.members.as_slice().into();
         }
-        self.view.metrics = self.members.iter().zip(&self.metrics).map(|(member, metrics)| member.metadata.fill_in(metrics)).collect();
+        self.view.metrics =
+            self.members.iter().zip(&self.metrics).map(|(member, metrics)| member.metadata.fill_in(metrics, &member.adapters)).collect();
         Some(self.view.clone())
     }
 
@@ -431,6 +446,7 @@ impl Pool {
     /// Replaces the members; metrics stay with their slot and generation.
     fn replace_members(&mut self, mut members: Vec<PoolMember>) {
         members.sort_by_key(|m| m.id.slot);
+        fit_adapters(&mut members);
         let mut known: BTreeMap<EndpointRef, EndpointMetrics> =
             self.members.iter().map(|m| m.id).zip(std::mem::take(&mut self.metrics)).collect();
         self.metrics = members.iter().map(|m| known.remove(&m.id).unwrap_or_default()).collect();
@@ -463,6 +479,22 @@ impl Pool {
     }
 }
 
+/// Decides whose adapters are sent to proxies, so that the names of all models are not too long.
+/// The models of the metadata go first. Other adapters are served only where they are in use.
+fn fit_adapters(members: &mut [PoolMember]) {
+    let mut room = ModelNameBudget::default();
+    for member in &*members {
+        room.reserve(&member.metadata.models);
+    }
+    for member in members {
+        let fits = room.reserve(&member.metadata.served(&member.adapters));
+        if !fits && member.adapters_fit {
+            tracing::warn!(endpoint = member.instance.name, "the names of this engine's adapters are too many for the pool");
+        }
+        member.adapters_fit = fits;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -491,7 +523,7 @@ mod tests {
 
     fn observed(queue: f32, observed_at: Instant) -> ScrapedMetrics {
         let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-        ScrapedMetrics { metrics, process_start: None, observed_at }
+        ScrapedMetrics { metrics, process_start: None, adapters: Arc::default(), observed_at }
     }
 
     #[test]
@@ -513,6 +545,34 @@ mod tests {
         assert_eq!(view.members[0].metrics, MetricsStatus::Unknown(FailReason::Timeout.to_string()));
         assert_eq!(view.members[0].since, at(origin, 5001).wall);
         assert_eq!(view.revision, 2, "metrics do not change the pool update");
+    }
+
+    #[test]
+    fn adapters_are_served_beside_the_models_of_the_metadata_as_far_as_names_fit() {
+        let origin = Instant::now();
+        let metadata = discovery::Metadata::parse(br#"{"models": ["base"]}"#).unwrap();
+        let named = |name: u16| instance(name).with_metadata(Some(Arc::new(metadata.clone())));
+        let mut pool = pool();
+        pool.replace_instances(vec![named(0), named(1), instance(2)], at(origin, 0));
+        let view = pool.take_view().unwrap();
+        let models = |view: &PoolView| view.members.iter().map(|member| member.models().len()).collect::<Vec<_>>();
+        assert_eq!(models(&view), [1, 1, 0]);
+        let mut observe = |pool: &mut Pool, at_member: usize, adapters: Vec<Box<str>>| {
+            let observed = ScrapedMetrics { adapters: adapters.into(), ..observed(1.0, origin) };
+            pool.observe(ScrapeEvent::Metrics(view.members[at_member].id, observed), at(origin, 1));
+            pool.take_view()
+        };
+        let next = observe(&mut pool, 0, vec!["sql".into()]).unwrap();
+        assert_eq!((models(&next), next.revision), (vec![2, 1, 0], view.revision + 1));
+        assert!(observe(&mut pool, 0, vec!["sql".into()]).is_none(), "nothing new");
+        let untouched = observe(&mut pool, 2, vec!["sql".into()]).unwrap();
+        assert_eq!((models(&untouched), untouched.revision), (vec![2, 1, 0], next.revision), "it serves any model");
+        let long = "x".repeat(MODEL_NAMES_BYTES_MAX);
+        let full = observe(&mut pool, 1, vec![long.into()]).unwrap();
+        assert_eq!(models(&full), [2, 1, 0], "the endpoint stays, and its adapters are left out");
+        pool.replace_instances(vec![named(0), named(1)], at(origin, 2));
+        assert_eq!(models(&pool.take_view().unwrap()), [2, 1], "adapters survive a new set");
+        assert_eq!(models(&observe(&mut pool, 0, Vec::new()).unwrap()), [1, 1]);
     }
 
     #[test]

@@ -22,8 +22,8 @@ use reqwest::header::{ACCEPT, CONTENT_ENCODING, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url};
 use tokio::time::{Instant, timeout};
 
-use super::base_models::{BaseModelNames, MODELS_BYTES_MAX, MODELS_DEADLINE};
 use super::engine::FamilySet;
+use super::engine_models::{MODELS_BYTES_MAX, MODELS_DEADLINE};
 use super::exposition::{ExpositionParser, ParseProgress};
 use super::extract::{Extraction, PageReading};
 use super::stats::ScrapeStats;
@@ -184,14 +184,13 @@ impl PageFetcher {
         Ok((page, habit))
     }
 
-    /// Reads the names of the base model from the engine's list of models. An engine without such a
-    /// list, or one that wants a key for it, has none.
-    pub(super) async fn base_models(&self, target: &ScrapeTarget, labelled: &[Box<str>]) -> BaseModelNames {
-        let list = timeout(MODELS_DEADLINE, self.models_list(target)).await;
-        BaseModelNames::of_list(list.ok().flatten().as_deref(), labelled)
+    /// Reads the engine's list of models. An engine without such a list, or one that wants a key
+    /// for it, has none.
+    pub(super) async fn models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
+        timeout(MODELS_DEADLINE, self.whole_models_list(target)).await.ok().flatten()
     }
 
-    async fn models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
+    async fn whole_models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
         let mut response = self.client.get(target.url.models()).send().await.ok()?;
         check(&response).ok()?;
         let mut list = Vec::new();

@@ -213,7 +213,7 @@ fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, t
         "in_flight_with_slo": counts.tracked,
         "picked": counts.picked,
         "served": counts.served,
-        "models": &*member.metadata.models,
+        "models": &*member.models(),
         "failed": counts.failed,
         "metrics": metrics_object(metrics),
     })

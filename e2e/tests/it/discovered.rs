@@ -173,7 +173,7 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
     std::fs::create_dir(&wanted)?;
     std::fs::write(wanted.join("targeted.json"), model("targeted", json!([{"name": "style"}])).to_string())?;
     std::fs::write(wanted.join("reported.json"), model("reported", json!([])).to_string())?;
-    let adapters = vec!["style".to_owned(), "reported".to_owned()];
+    let adapters = vec!["style".to_owned(), "reported".to_owned(), "listed".to_owned()];
     let options =
         testbed::model_server::ModelServerOptions { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
     let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
@@ -188,14 +188,45 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
 
     let known = || async { (asked(&stack, "targeted").await.ok()?.0 != 503).then_some(()) };
     wait_for(LIMIT, "the proxy to know a worker", known).await?;
-    assert_eq!(asked(&stack, "targeted").await?.0, 200, "an object targets the adapter");
+    for _ in 0..4 {
+        assert_eq!(asked(&stack, "targeted").await?.0, 200, "an object targets the adapter");
+        assert_eq!(asked(&stack, "reported").await?.0, 200, "an object without targets names the adapter");
+    }
+    assert_eq!(asked(&stack, "listed").await?.0, 404, "objects list the models of the pool");
+    drop(workers);
+    Ok(())
+}
 
-    assert_eq!(asked(&stack, "reported").await?.0, 503, "no server reports the adapter as loaded");
-    let long = json!({"model": "reported", "max_tokens": 4_000, "ignore_eos": true, "stream": true, "prompt": "long"});
-    let request = http::Request::post("/v1/completions").body(testbed::client::full(long.to_string()))?;
-    let running = testbed::client::start(stack.servers[1].addr(), request).await?;
-    until(&stack, "reported", 200, &stack.servers[1].addr().to_string()).await?;
-    drop((running, workers));
+/// Without objects, an adapter is served where its engine lists it, whether a request uses it or
+/// not.
+#[tokio::test]
+async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() -> Result<()> {
+    let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let registry = folder.path().display().to_string();
+    let pools = fed_by(objects.path(), &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}))?;
+    let server = |adapters: &[&str]| testbed::model_server::ModelServerOptions {
+        models: vec!["llama".into()],
+        loras: adapters.iter().map(|name| (*name).to_owned()).collect(),
+        speed: 0.0,
+        ..Default::default()
+    };
+    let arguments = ["--pools", &pools, "--strict-models"];
+    let builder = Stack::builder().servers_like(1, &server(&["sql"])).more_servers_like(1, &server(&["poems", "sql"]));
+    let stack = builder.daemon_arguments(&arguments).start().await?;
+    let mut workers = Vec::new();
+    for (at, server) in stack.servers.iter().enumerate() {
+        let arguments = ["--directory", &registry, "--address", &server.addr().to_string()].map(str::to_owned);
+        workers.push(RegisteredWorker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&["llama"])).await?);
+    }
+    let second = stack.servers[1].addr().to_string();
+    until(&stack, "poems", 200, &second).await?;
+    for _ in 0..8 {
+        assert_eq!(asked(&stack, "poems").await?, (200, second.clone()), "no request uses it");
+        assert_eq!(asked(&stack, "sql").await?.0, 200);
+        assert_eq!(asked(&stack, "llama").await?.0, 200, "--strict-models accepts what metadata names");
+    }
+    assert_eq!(asked(&stack, "unheard").await?.0, 404);
+    drop(workers);
     Ok(())
 }
 

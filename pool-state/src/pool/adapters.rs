@@ -182,15 +182,20 @@ mod tests {
             (lora(&[], &[]), [].into()),
             (lora(&["llama", "llama-alias"], &[]), [].into()),
             (lora(&[], &["sql"]), names(&["llama", "llama-alias", "sql"]).into()),
+            (lora(&["llama", "llama-alias"], &[]), names(&["llama", "sql"]).into()),
         ]);
         let mut rooms = |model| {
             adapters.find_rooms(&endpoints, model);
             adapters.rooms().to_vec()
         };
         for base in ["llama", "llama-alias"] {
-            assert_eq!(rooms(base), [AdapterRoom::Free, AdapterRoom::Unknown, AdapterRoom::Unknown], "the first names none");
+            assert_eq!(
+                rooms(base),
+                [AdapterRoom::Free, AdapterRoom::Unknown, AdapterRoom::Unknown, AdapterRoom::Unknown],
+                "the first names none"
+            );
         }
-        assert_eq!(rooms("sql"), [AdapterRoom::Free; 3], "the engine says that it is an adapter, so metadata says no other");
+        assert_eq!(rooms("sql"), [AdapterRoom::Free; 4], "it is an adapter for the engine, whatever else metadata names");
     }
 
     #[test]

@@ -13,6 +13,21 @@ use scheduler::objects::{
 };
 
 #[test]
+fn a_strict_pool_knows_what_metadata_names_until_models_are_listed() {
+    let asked = |spec: &ObjectsSpec, model: &str, rewrite| {
+        let objects = Objects::build(spec).unwrap();
+        let asked = ModelRequest { model, objective: None, rewrite };
+        objects.resolve(asked, |name| name == "named", &mut Rng::seeded(1)).is_ok()
+    };
+    let strict = ObjectsSpec { strict_models: true, ..ObjectsSpec::default() };
+    assert_eq!([("named", None), ("other", None)].map(|(model, rewrite)| asked(&strict, model, rewrite)), [true, false]);
+    assert!(asked(&strict, "named", Some("named")) && !asked(&strict, "named", Some("other")), "a header reaches no more than a body");
+    let models = vec![ModelSpec { name: "listed".to_owned(), priority: 0, targets: vec![] }];
+    let listed = ObjectsSpec { models, ..strict };
+    assert!(asked(&listed, "listed", None) && !asked(&listed, "named", None), "a list of models is whole");
+}
+
+#[test]
 fn every_case_is_resolved_as_it_says() {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/objects/cases.txt")).unwrap();
     let (mut spec, mut said) = (ObjectsSpec::default(), String::new());
@@ -69,7 +84,7 @@ fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     let objects = Objects::build(spec).unwrap();
     let (mut shares, mut rng, mut last) = (BTreeMap::new(), Rng::seeded(7), 0);
     for _ in 0..DRAWS {
-        match objects.resolve(asked, &mut rng) {
+        match objects.resolve(asked, |_| false, &mut rng) {
             Err(UnknownModel(model)) => return format!("unknown model {model}"),
             Ok(ResolvedModel { target_model, priority }) => {
                 *shares.entry(target_model.unwrap_or(asked.model).to_owned()).or_insert(0_u32) += 1;
@@ -141,7 +156,7 @@ proptest! {
     ) {
         let objects = Objects::build(&spec).unwrap();
         let asked = ModelRequest { model: &model, objective: objective.as_deref(), rewrite: header.as_deref() };
-        let resolved = objects.resolve(asked, &mut Rng::seeded(seed));
+        let resolved = objects.resolve(asked, |_| false, &mut Rng::seeded(seed));
         let targets = oracle::targets(&spec, &model);
         if !oracle::known(&spec, &model) {
             prop_assert_eq!(resolved, Err(UnknownModel(&model)));
@@ -176,7 +191,7 @@ proptest! {
     #[test]
     fn a_header_reaches_no_model_that_the_body_could_not(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
         let objects = Objects::build(&spec).unwrap();
-        let asked = |model, rewrite| objects.resolve(ModelRequest { model, objective: None, rewrite }, &mut Rng::seeded(seed));
+        let asked = |model, rewrite| objects.resolve(ModelRequest { model, objective: None, rewrite }, |_| false, &mut Rng::seeded(seed));
         let (with, without) = (asked(&model, Some(header.as_str())), asked(&model, None));
         prop_assert!(with.is_err() || without.is_ok());
         if let (Ok(with), Ok(without)) = (with, without) && with != without {
@@ -193,7 +208,7 @@ proptest! {
         let (objects, mut rng, mut drawn) = (Objects::build(&spec).unwrap(), Rng::seeded(seed), vec![0_u32; weights.len()]);
         const DRAWS: u32 = 4_000;
         for _ in 0..DRAWS {
-            let target = objects.resolve(ModelRequest { model: "m", ..ModelRequest::default() }, &mut rng).unwrap().target_model.unwrap();
+            let target = objects.resolve(ModelRequest { model: "m", ..ModelRequest::default() }, |_| false, &mut rng).unwrap().target_model.unwrap();
             drawn[target[1..].parse::<usize>().unwrap()] += 1;
         }
         let total = f64::from(weights.iter().sum::<u32>());

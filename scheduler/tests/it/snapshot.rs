@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
-use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
+use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, RewriteSpec, TargetSpec};
 use scheduler::{
     ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Generation, InvalidSnapshot, LoraMetrics, Pipeline, PipelineSpec,
     Slot, Snapshot, Version,
@@ -135,6 +135,17 @@ fn an_adapter_that_an_object_targets_is_served_wherever_no_metadata_names_it() {
     assert_eq!(serving("other"), [2], "metadata that names the model is more exact than the target");
     assert_eq!(serving("product"), [0; 0], "an object's own name is none that an engine knows");
     assert_eq!(serving("unheard"), [0; 0]);
+}
+
+#[test]
+fn a_model_without_targets_and_the_target_of_a_rewrite_are_served_wherever_no_metadata_names_them() {
+    let model = |name: &str| ModelSpec { name: name.to_owned(), priority: 0, targets: vec![] };
+    let target = TargetSpec { model: "rewritten".to_owned(), weight: None };
+    let rewrites = vec![RewriteSpec { models: vec![], targets: vec![target] }];
+    let spec = ObjectsSpec { models: vec![model("adapter"), model("base")], rewrites, ..ObjectsSpec::default() };
+    let snapshot = of_one_base(model("unused")).with_objects(Objects::build(&spec).unwrap());
+    let anywhere = ["adapter", "rewritten", "base", "unheard"].map(|name| snapshot.serves_anywhere(name));
+    assert_eq!(anywhere, [true, true, false, false], "metadata names the base model");
 }
 
 #[test]

@@ -82,7 +82,8 @@ pub struct ObjectsArgs {
     #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
     pub objects_kubernetes: Option<String>,
 
-    /// Answer 404 to a model that no object names, even if there is no InferenceModel.
+    /// Answer 404 to a model that neither an object nor an endpoint's metadata names, even if there
+    /// is no InferenceModel.
     #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
     pub strict_models: bool,
 }

@@ -29,7 +29,7 @@ fn hello(schema: u32, pools: Vec<String>) -> proxy_message::Message {
 
 fn observed(queue: f32) -> ScrapedMetrics {
     let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-    ScrapedMetrics { metrics, process_start: None, observed_at: tokio::time::Instant::now() }
+    ScrapedMetrics { metrics, process_start: None, adapters: [].into(), observed_at: tokio::time::Instant::now() }
 }
 
 fn queue_depths(message: &state::Metrics) -> &[f32] {
