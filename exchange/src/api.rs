@@ -2,10 +2,11 @@
 //! shape errors have.
 //!
 //! A path is matched by its end, because gateways mount these APIs below a prefix
-//! (`/myapp/v1/chat/completions`); the longest match wins. A path without a match in [`APIS`]
-//! passes unread. Percent-escapes are resolved first, as engines do: otherwise
-//! `/v1/chat/%63ompletions` would be a chat for the engine only.
+//! (`/myapp/v1/chat/completions`); the longest match wins. A path without a match in [`APIS`], and
+//! not below one of [`STORES`], passes unread. Percent-escapes are resolved first, as engines do:
+//! otherwise `/v1/chat/%63ompletions` would be a chat for the engine only.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// An API whose bodies are read.
@@ -40,6 +41,8 @@ pub enum RequestApi {
     VertexChat,
     /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
     VertexPredict,
+    /// Only the `model` of its body is read: a JSON object or a form ([`crate::body::form`]).
+    Task,
     /// Any other path: its body is opaque, but an endpoint is picked for it.
     Other {
         /// The shape its errors must have.
@@ -68,7 +71,7 @@ struct ApiRow {
 }
 
 /// All known paths. [`RequestApi::needs_model`] says which need a `model`.
-const APIS: [ApiRow; 16] = [
+const APIS: [ApiRow; 26] = [
     row("/chat/completions", RequestApi::ChatCompletions, "OpenAI", "`tools`, `messages`"),
     row("/completions", RequestApi::Completions, "OpenAI", "`prompt`"),
     row("/responses", RequestApi::Responses, "OpenAI", "`tools`, `instructions`, `input`"),
@@ -85,7 +88,20 @@ const APIS: [ApiRow; 16] = [
     row("PredictionService/ChatCompletions", RequestApi::VertexChat, "Vertex AI", "as OpenAI chats, inside protobuf"),
     row("PredictionService/RawPredict", RequestApi::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
     row("PredictionService/StreamRawPredict", RequestApi::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
+    row("/audio/speech", RequestApi::Task, "OpenAI", "not read"),
+    row("/audio/transcriptions", RequestApi::Task, "OpenAI", "not read"),
+    row("/audio/translations", RequestApi::Task, "OpenAI", "not read"),
+    row("/images/edits", RequestApi::Task, "OpenAI", "not read"),
+    row("/tokenize", RequestApi::Task, "vLLM", "not read"),
+    row("/detokenize", RequestApi::Task, "vLLM", "not read"),
+    row("/pooling", RequestApi::Task, "vLLM", "not read"),
+    row("/classify", RequestApi::Task, "vLLM", "not read"),
+    row("/score", RequestApi::Task, "vLLM", "not read"),
+    row("/rerank", RequestApi::Task, "vLLM", "not read"),
 ];
+
+/// Where engines keep what they answered, in memory: the answer's id is the next part of the path.
+const STORES: [&[u8]; 2] = [b"/responses/", b"/conversations/"];
 
 const fn row(suffix: &'static str, api: RequestApi, whose: &'static str, prompt: &'static str) -> ApiRow {
     ApiRow { suffix, api, whose, prompt }
@@ -98,13 +114,14 @@ impl RequestApi {
     /// Returns the API of `method` and `path` (`:path`, with or without a query).
     #[must_use]
     pub fn of(method: &[u8], path: &[u8]) -> Self {
-        let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
-        let plain = path.contains(&b'%').then(|| unescaped(path));
-        let path = plain.as_deref().unwrap_or(path);
-        let trimmed = path.strip_suffix(b"/").unwrap_or(path);
+        let path = plain(path);
+        let trimmed = path.strip_suffix(b"/").unwrap_or(&path);
         let fitting = APIS.iter().filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
-        let longest = fitting.max_by_key(|row| row.suffix.len());
-        longest.map_or_else(|| Self::Other { family: ApiFamily::of_path(path) }, |row| row.api)
+        match fitting.max_by_key(|row| row.suffix.len()) {
+            Some(row) => row.api,
+            None if method == b"POST" && stored_id(&path).is_some() => Self::Task,
+            None => Self::Other { family: ApiFamily::of_path(&path) },
+        }
     }
 
     /// A number of the API, the same for all its paths.
@@ -114,8 +131,25 @@ impl RequestApi {
 
     /// Whether the body is read, and so must be valid.
     #[must_use]
-    pub fn is_inference(self) -> bool {
+    pub fn reads_body(self) -> bool {
         !matches!(self, Self::Other { .. })
+    }
+
+    /// Whether prompt and reply are read, too, and the reply says how the endpoint does.
+    #[must_use]
+    pub fn is_inference(self) -> bool {
+        self.reads_body() && self != Self::Task
+    }
+
+    /// Whether a path of the API may name a stored answer. Most requests are spared the search.
+    pub(crate) fn may_name_stored(self) -> bool {
+        matches!(self, Self::Task | Self::Other { .. })
+    }
+
+    /// Whether the engine may keep the answer in memory, for requests that name its id.
+    #[must_use]
+    pub fn stores(self) -> bool {
+        matches!(self, Self::Responses | Self::Conversations)
     }
 
     /// Whether the API generates tokens, so that a stream has tokens and ends with a mark.
@@ -168,6 +202,26 @@ impl RequestApi {
             _ => ApiFamily::OpenAi,
         }
     }
+}
+
+/// The path without its query, and with its percent-escapes resolved.
+#[inline(never)]
+fn plain(path: &[u8]) -> Cow<'_, [u8]> {
+    let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
+    if path.contains(&b'%') { unescaped(path).into() } else { path.into() }
+}
+
+/// The id of the stored answer that a path names: `/v1/responses/ID/cancel`.
+#[inline(never)]
+fn stored_id(path: &[u8]) -> Option<&[u8]> {
+    let after = STORES.iter().find_map(|store| path.get(memchr::memmem::find(path, store)? + store.len()..))?;
+    after.split(|&byte| byte == b'/').next().filter(|id| !id.is_empty())
+}
+
+/// The hash of the id of the stored answer that a path (`:path`) names; 0 if there is none.
+#[inline(never)]
+pub(crate) fn hash_of_stored_id(path: &[u8]) -> u64 {
+    stored_id(&plain(path)).and_then(|id| std::str::from_utf8(id).ok()).map_or(0, scheduler::name_hash)
 }
 
 /// A path with its percent-escapes resolved once, as engines do; invalid escapes stay.
@@ -241,8 +295,22 @@ mod tests {
             ("/v1/subcompletions", OTHER),
             ("/regenerate", OTHER),
             ("/generate/stream", OTHER),
-            ("/v1/responses/resp_1/cancel", OTHER),
-            ("/v1/conversations/conv_1/items", OTHER),
+            ("/v1/responses/resp_1/cancel", RequestApi::Task),
+            ("/v1/responses/input_tokens", RequestApi::Task),
+            ("/v1/conversations/conv_1/items", RequestApi::Task),
+            ("/v1/responses/", RequestApi::Responses),
+            ("/v1/responses//", OTHER),
+            ("/v1/audio/transcriptions", RequestApi::Task),
+            ("/v1/audio/translations", RequestApi::Task),
+            ("/v1/audio/speech", RequestApi::Task),
+            ("/v1/images/edits", RequestApi::Task),
+            ("/tokenize", RequestApi::Task),
+            ("/detokenize", RequestApi::Task),
+            ("/pooling", RequestApi::Task),
+            ("/classify", RequestApi::Task),
+            ("/v1/score", RequestApi::Task),
+            ("/v2/rerank", RequestApi::Task),
+            ("/v1/files", OTHER),
             ("/V1/COMPLETIONS", OTHER),
             ("/invocations", RequestApi::Invocations),
             ("/v1/chat/%63ompletions", RequestApi::ChatCompletions),

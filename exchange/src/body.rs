@@ -1,6 +1,6 @@
 //! Reads what picking needs from the body of an inference request, in one pass that also checks
-//! that the body is JSON. The body may come in pieces: [`BodyReader`] reads each as it comes, and
-//! keeps no more of it than the state between two bytes.
+//! that the body is JSON, or finds the model of a form ([`form`]). The body may come in pieces:
+//! [`BodyReader`] reads each as it comes, and keeps no more of it than the state between two bytes.
 //!
 //! **Lenient.** The engine checks its own fields. Errors here are only: not JSON, not an object, no
 //! model where the API needs one ([`RequestApi::needs_model`]). Any other field of an unexpected
@@ -23,10 +23,12 @@ use std::fmt;
 use std::ops::Range;
 
 mod fields;
+pub mod form;
 mod grpc;
 mod prompt_sink;
 
-use fields::{BodyFields, ModelField};
+use fields::{BodyFields, ModelField, ModelName};
+use form::{FormReader, InvalidForm};
 pub use prompt_sink::{PromptPiece, PromptPieces, PromptSection, PromptSink};
 
 /// The most bytes of a token that are kept while its end has not come. Real keys and models' names
@@ -60,6 +62,9 @@ pub struct ParsedRequest<P> {
     pub prompt_token_ids: u32,
     /// The text of the prompt.
     pub prompt: P,
+    /// The hash of the id of the stored answer that the request goes on with
+    /// (`previous_response_id`, `conversation`); 0 if it names none.
+    pub stored_id: u64,
     model_escaped: Option<Box<[u8]>>,
 }
 
@@ -68,9 +73,11 @@ pub struct ParsedRequest<P> {
 pub struct BodyReader<P> {
     api: RequestApi,
     json: JsonPush,
+    /// The reader of a form; `None` for JSON.
+    form: Option<FormReader>,
     fields: BodyFields<P>,
     /// Why the body is refused, whatever follows.
-    error: Option<JsonError>,
+    error: Option<BodyError>,
     read: usize,
 }
 
@@ -85,6 +92,8 @@ pub enum BodyError {
         /// The first invalid byte, in bytes from the start of the body.
         offset: usize,
     },
+    /// The `content-type` says that it is a form, and it is none.
+    InvalidForm(InvalidForm),
     /// JSON, but no object.
     NotAnObject,
     /// No `model`.
@@ -106,8 +115,12 @@ pub enum BodyError {
 /// # Errors
 /// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
 pub fn parse<P: PromptSink>(api: RequestApi, body: &[u8], prompt: P) -> Result<ParsedRequest<P>, BodyError> {
-    let body = if api.is_grpc() { grpc::json(body).ok_or(BodyError::NotGrpc)? } else { body };
-    BodyReader::new(api, prompt).finish(body)
+    BodyReader::new(api, prompt).finish(unwrapped(api, body)?)
+}
+
+/// The JSON in a body.
+pub(crate) fn unwrapped(api: RequestApi, body: &[u8]) -> Result<&[u8], BodyError> {
+    if api.is_grpc() { grpc::json(body).ok_or(BodyError::NotGrpc) } else { Ok(body) }
 }
 
 // === impl ParsedRequest ===
@@ -126,7 +139,14 @@ impl<P: PromptSink> BodyReader<P> {
     /// Begins to read a request to `api`. Do not call it for APIs whose body is not JSON itself
     /// ([`RequestApi::is_grpc`]).
     pub fn new(api: RequestApi, prompt: P) -> Self {
-        Self { api, json: JsonPush::new(), fields: BodyFields::new(api, prompt), error: None, read: 0 }
+        Self { api, json: JsonPush::new(), form: None, fields: BodyFields::new(api, prompt), error: None, read: 0 }
+    }
+
+    /// Makes it the reader of a form with this boundary, a request to [`RequestApi::Task`].
+    #[must_use]
+    pub fn with_boundary(mut self, boundary: &[u8]) -> Self {
+        self.form = Some(FormReader::new(boundary));
+        self
     }
 
     /// Reads the next piece; another follows, or the body's end.
@@ -143,7 +163,7 @@ impl<P: PromptSink> BodyReader<P> {
     /// The bytes that are kept of a token whose end has not come.
     #[must_use]
     pub fn bytes_kept(&self) -> usize {
-        self.json.kept_bytes()
+        self.form.as_ref().map_or(self.json.kept_bytes(), FormReader::bytes_kept)
     }
 
     /// The prompt so far.
@@ -163,12 +183,17 @@ impl<P: PromptSink> BodyReader<P> {
     ///
     /// # Errors
     /// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn finish(mut self, piece: &[u8]) -> Result<ParsedRequest<P>, BodyError> {
         self.push(piece, true);
         if let Some(error) = self.error {
-            return Err(error.into());
+            return Err(error);
         }
         let mut fields = self.fields;
+        if let Some(form) = self.form {
+            fields.is_object = true;
+            fields.model = form.into_model().map_or(ModelField::Missing, |(text, span)| ModelField::Named(ModelName::of_form(text, span)));
+        }
         if !fields.is_object {
             return Err(BodyError::NotAnObject);
         }
@@ -194,6 +219,7 @@ impl<P: PromptSink> BodyReader<P> {
             prompt_bytes: counts.text_bytes,
             prompt_token_ids: counts.token_ids,
             prompt: fields.prompt,
+            stored_id: fields.stored_id,
         })
     }
 
@@ -201,7 +227,10 @@ impl<P: PromptSink> BodyReader<P> {
     fn push(&mut self, piece: &[u8], last: bool) {
         self.read += piece.len();
         if self.error.is_none() {
-            self.error = self.json.push(&mut self.fields, piece, last).err();
+            self.error = match &mut self.form {
+                Some(form) => form.push(piece, last).err().map(BodyError::InvalidForm),
+                None => self.json.push(&mut self.fields, piece, last).err().map(BodyError::from),
+            };
         }
     }
 }
@@ -222,6 +251,9 @@ impl fmt::Display for BodyError {
         match self {
             Self::NotGrpc => write!(f, "the request body is not one uncompressed gRPC message with an `http_body`"),
             Self::InvalidJson { offset } => write!(f, "the request body is not valid JSON (at byte {offset})"),
+            Self::InvalidForm(InvalidForm { offset, expected }) => {
+                write!(f, "the request body is not a form that is read here: at byte {offset}, {expected} is expected")
+            }
             Self::NotAnObject => write!(f, "the request body must be a JSON object"),
             Self::MissingModel => write!(f, "the request body has no `model`"),
             Self::ModelNotAString => write!(f, "`model` must be a string"),

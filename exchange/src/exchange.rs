@@ -19,7 +19,8 @@ mod slo;
 
 use scheduler::Snapshot;
 
-use crate::api::{ApiFamily, RequestApi};
+use crate::api::{self, ApiFamily, RequestApi};
+use crate::body;
 use crate::explain::{DecisionReason, HEADER_ENDPOINTS_MAX};
 use crate::headers;
 use crate::prompt::HashSettings;
@@ -71,6 +72,10 @@ struct HeaderFacts {
     ttl_ms: Option<u64>,
     /// The `content-encoding` that is left after Envoy's decompression.
     encoding: Option<Box<str>>,
+    /// The boundary of a form, which may be empty; `None` if the body is no form.
+    boundary: Option<Box<[u8]>>,
+    /// The hash of the id of the stored answer that the path names; 0 if it names none.
+    stored_id: u64,
 }
 
 /// The next step of the host after the request headers.
@@ -122,6 +127,7 @@ struct RequestHead<'h> {
     credentials: Option<&'h [u8]>,
     ttl_ms: Option<u64>,
     encoding: Option<&'h [u8]>,
+    content_type: &'h [u8],
 }
 
 /// The value of a header that has two names: the first value of each.
@@ -152,6 +158,8 @@ impl Exchange {
                 flow: None,
                 ttl_ms: None,
                 encoding: None,
+                boundary: None,
+                stored_id: 0,
             },
         }
     }
@@ -198,6 +206,12 @@ impl Exchange {
         self.facts.ttl_ms = head.ttl_ms;
         self.facts.encoding = head.encoding.map(|value| String::from_utf8_lossy(value).into());
         self.facts.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
+        if self.api == RequestApi::Task {
+            self.facts.boundary = body::form::boundary(head.content_type).map(Into::into);
+        }
+        if self.api.may_name_stored() {
+            self.facts.stored_id = api::hash_of_stored_id(head.path);
+        }
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = ExchangePhase::Answered { uncounted: None };
             return HeadersStep::Ready;
@@ -212,7 +226,7 @@ impl Exchange {
         if settings.decide_at == DecideAt::Headers {
             self.set_body_unavailable();
         }
-        if !self.api.is_inference() || end_of_stream || endless || self.unseen {
+        if !self.api.reads_body() || end_of_stream || endless || self.unseen {
             return HeadersStep::Decide;
         }
         if let Some(reply) = head.content_length.and_then(|bytes| self.check_body_size(settings, bytes)) {
@@ -429,7 +443,10 @@ impl<'h> RequestHead<'h> {
                 b"upgrade" => head.unbuffered = true,
                 b"content-encoding" => head.encoding = head.encoding.or(Some(value).filter(|value| headers::is_encoded(value))),
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
-                b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
+                b"content-type" => {
+                    head.grpc |= value.starts_with(b"application/grpc");
+                    head.content_type = value;
+                }
                 _ => {
                     head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1";
                     head.objective.offer(headers::OBJECTIVE, name, value);

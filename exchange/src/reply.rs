@@ -212,6 +212,7 @@ fn shortened(words: &str) -> &str {
 fn code(error: &BodyError) -> &'static str {
     match error {
         BodyError::NotGrpc => "invalid_grpc",
+        BodyError::InvalidForm(_) => "invalid_form",
         BodyError::InvalidJson { .. } => "invalid_json",
         BodyError::TooDeep { .. } => "nested_too_deep",
         BodyError::NotAnObject => "not_an_object",

@@ -18,12 +18,13 @@ pub struct BodyEdit {
     pub replacement: Vec<u8>,
 }
 
-/// Returns the change that makes a body name `target`, and the names for the change back in the
-/// reply. `None` if the model in the body cannot be replaced.
-pub(crate) fn model<P>(parsed: &ParsedRequest<P>, target: &str) -> Option<(BodyEdit, ModelNames)> {
+/// Returns the change that makes a body, JSON or a form, name `target`, and the names for the
+/// change back in the reply. `None` if the model in the body cannot be replaced.
+pub(crate) fn model<P>(parsed: &ParsedRequest<P>, target: &str, is_form: bool) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
     let requested = parsed.model_literal().into();
-    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested }))
+    let edit = if is_form { BodyEdit { range, replacement: target.into() } } else { BodyEdit::string(range, target) };
+    Some((edit, ModelNames { sent: target.into(), requested }))
 }
 
 // === impl BodyEdit ===

@@ -39,6 +39,8 @@ pub struct ResponseReader {
     source: ResponseFormat,
     facts: ResponseFacts,
     events: u32,
+    /// The hash of the id that [`Self::take_stored_id`] returned last; 0 before.
+    stored_id_taken: u64,
 }
 
 /// The facts read so far, besides content.
@@ -57,6 +59,8 @@ struct ResponseFacts {
     aborted: bool,
     /// Whether it is no JSON object, but may be a reply, or a promise of one.
     unclear: bool,
+    /// The hash of the answer's id; 0 if none has come.
+    stored_id: u64,
     /// The error object, if there was one, with the HTTP status that it names, if any.
     error: Option<Option<u16>>,
 }
@@ -76,7 +80,7 @@ impl ResponseReader {
     pub fn new(api: RequestApi, streamed: bool) -> Self {
         let source =
             if streamed { ResponseFormat::Stream(EventSplitter::default()) } else { ResponseFormat::Buffered(HeldEvent::default()) };
-        Self { api, source, facts: ResponseFacts::default(), events: 0 }
+        Self { api, source, facts: ResponseFacts::default(), events: 0, stored_id_taken: 0 }
     }
 
     /// Takes the next bytes, cut anywhere.
@@ -108,6 +112,13 @@ impl ResponseReader {
             usage.estimated = true;
         }
         *usage
+    }
+
+    /// Returns the hash of the answer's id once it has come. That of an unstreamed response comes
+    /// with [`Self::finish`].
+    pub fn take_stored_id(&mut self) -> Option<u64> {
+        let id = self.facts.stored_id;
+        (std::mem::replace(&mut self.stored_id_taken, id) != id).then_some(id)
     }
 
     /// Whether the engine has worked on the request to its end, as far as the response tells. Call
@@ -143,6 +154,7 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     if held.is_cut() {
         // The body is too long to be read, and so a reply.
         (seen.explained, seen.generated) = (true, true);
+        read_first_id(held.head(), &mut seen.stored_id);
         held.read_usage_at_end(1, &mut seen.usage);
         return;
     }
@@ -152,6 +164,21 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
         // APIs that generate nothing may answer in other formats. Error pages are HTML.
         Err(_) => seen.unclear = !api.generates() && held.bytes().trim_ascii_start().first() != Some(&b'<'),
     }
+}
+
+/// Reads the id of a response or conversation from the first bytes of a text that is cut: no other
+/// id stands before it.
+fn read_first_id(head: &[u8], id: &mut u64) {
+    let from = memchr::memmem::find(head, b"\"id\"").and_then(|at| head.get(at..)).unwrap_or_default();
+    let mut reader = JsonReader::new(from);
+    if reader.key().is_ok() {
+        let _ = read_id(&mut reader, id); // it may be cut, too
+    }
+}
+
+fn read_id(reader: &mut JsonReader<'_>, id: &mut u64) -> Result<(), JsonError> {
+    *id = reader.string()?.map_or(*id, |text| scheduler::name_hash(&text.text()));
+    Ok(())
 }
 
 /// Reads the value of `error`: an object or a text; `null` is no error.

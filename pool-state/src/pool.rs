@@ -29,6 +29,7 @@ mod observation;
 mod pick;
 mod request_timing;
 mod sharing;
+mod stored_answers;
 mod token_rate;
 mod verdicts;
 
@@ -66,6 +67,7 @@ use scheduler::objects::{ModelRequest, UnknownModel};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
 use sharing::PeerSharing;
+use stored_answers::StoredAnswers;
 use token_rate::TokenRate;
 
 use crate::queues::FlowQueues;
@@ -98,6 +100,7 @@ pub struct ManagedPool {
     lookups: EndpointLookups,
     cold_picks: ColdPicks,
     adapters: AdapterTable,
+    stored_answers: StoredAnswers,
     token_rate: TokenRate,
     sharing: PeerSharing,
     learning: LatencyLearning,
@@ -180,6 +183,7 @@ impl ManagedPool {
             lookups: EndpointLookups::default(),
             cold_picks: ColdPicks::default(),
             adapters: AdapterTable::default(),
+            stored_answers: StoredAnswers::default(),
             token_rate: TokenRate::default(),
             sharing: PeerSharing::default(),
             learning: LatencyLearning::default(),

@@ -33,6 +33,9 @@ pub struct Request<'a> {
     pub slo: Slo,
     /// Whether the client wants to be scheduled by predictions.
     pub prediction_based: bool,
+    /// The hash of the id of the stored answer that the request goes on with; 0 if there is none.
+    /// The pool narrows [`Self::subset`] to the endpoint that has it; the scheduler only sees that.
+    pub stored_id: u64,
 }
 
 impl<'a> Request<'a> {
@@ -73,6 +76,12 @@ impl SubsetHint {
         sort_by(&mut entries, |a, b| a < b);
         entries.dedup();
         Self { entries }
+    }
+
+    /// The hint that allows only this address.
+    #[must_use]
+    pub fn only(socket: SocketAddr) -> Self {
+        Self { entries: vec![SubsetEntry::Socket(socket)] }
     }
 
     /// Whether the hint allows this `ip:port`.

@@ -42,7 +42,7 @@ async fn every_api_arrives_byte_for_byte() -> Result<()> {
     arrive(&stack, "/v1/embeddings", &[r#"{"model":"demo","input":["x","y"]}"#]).await?;
     arrive(&stack, "/v1/messages", &[r#"{"model":"demo","max_tokens":1,"system":"s","messages":[{"role":"user","content":"x"}]}"#]).await?;
     arrive(&stack, "/v1/projects/p/locations/l/endpoints/e/chat/completions?x=1", &[chat[0]]).await?;
-    arrive(&stack, "/v1/rerank", &["not json at all", "", "{", "\u{0}\u{1}"]).await
+    arrive(&stack, "/v2/models/demo/infer", &["not json at all", "", "{", "\u{0}\u{1}"]).await
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn too_large_is_our_413() -> Result<()> {
     too_large(&connection.send(echo::request("POST", "/v1/chat/completions", &[], chunks())?).await?)?;
     let just = large(90_000);
     assert_eq!(stack.send(echo::post("/v1/chat/completions", &[], just)?).await?.status, 200);
-    let opaque = stack.send(Request::post("/v1/rerank").header("x-echo", "1").body(client::full("x".repeat(200_000)))?).await?;
+    let opaque = stack.send(Request::post("/v2/models/demo/infer").header("x-echo", "1").body(client::full("x".repeat(200_000)))?).await?;
     assert_eq!(
         (opaque.status, &opaque.json()?["body_bytes"]),
         (200, &json!(200_000)),

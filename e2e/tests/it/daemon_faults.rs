@@ -216,7 +216,7 @@ async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon
     let mut stack = Stack::builder().servers(2).concurrency(2).without_daemon().picker(patient).start().await?;
     let pieces: Vec<String> = (0..40).map(|i| format!("piece {i} {}", "lorem ipsum ".repeat(i))).collect();
     let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
-    let begun = "POST /v1/rerank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned() + &chunk(&pieces[0]);
+    let begun = "POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned() + &chunk(&pieces[0]);
     let mut open = Vec::new();
     for _ in 0..=OPEN {
         let mut raw = RawConnection::connect(stack.address()).await?;

@@ -230,6 +230,47 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
     Ok(())
 }
 
+/// Of uploads the model is read, too.
+#[tokio::test]
+async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
+    let (folder, files) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let registry = folder.path().display().to_string();
+    let pools = fed_by(files.path(), &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}))?;
+    let wanted = files.path().join("objects");
+    std::fs::create_dir(&wanted)?;
+    let rewrite = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": "alias"},
+        "spec": {"poolRef": {"name": "default"},
+                 "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "qwen"}]}]}});
+    std::fs::write(wanted.join("alias.json"), rewrite.to_string())?;
+    let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
+    let stack = builder().daemon_arguments(&arguments).start().await?;
+    let mut workers = Vec::new();
+    for (at, model) in [(0, "llama"), (1, "qwen")] {
+        let arguments = ["--directory", &registry, "--address", &stack.servers[at].addr().to_string()].map(str::to_owned);
+        workers.push(RegisteredWorker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&[model])).await?);
+        until(&stack, model, 200, &stack.servers[at].addr().to_string()).await?;
+    }
+    let upload = async |model: &str, before: bool| {
+        let field = |name: &str, value: &str| format!("--x\r\nContent-Disposition: form-data; name={name}\r\n\r\n{value}\r\n");
+        let (file, model) = (field("\"file\"; filename=\"a.wav\"", &"RIFF\r\n".repeat(500_000)), field("\"model\"", model));
+        let parts = if before { [model, file] } else { [file, model] };
+        let body = format!("{}--x--\r\n", parts.concat());
+        let request = http::Request::post("/v1/audio/transcriptions").header("content-type", "multipart/form-data; boundary=x");
+        let reply = stack.send(request.body(testbed::client::full(body))?).await?;
+        Ok::<_, testbed::Error>((reply.status, reply.header("x-served-by").to_owned(), reply.json()?["body_bytes"].as_u64()))
+    };
+    for before in [true, false] {
+        let sent = upload("llama", before).await?;
+        assert_eq!((sent.0, sent.1.as_str()), (200, &*stack.servers[0].addr().to_string()));
+        let (status, by, bytes) = upload("alias", before).await?;
+        assert_eq!((status, by), (200, stack.servers[1].addr().to_string()), "an alias");
+        assert_eq!(bytes.zip(sent.2).map(|(alias, llama)| llama - alias), Some(1), "the engine gets `qwen`");
+        assert_eq!(upload("unheard", before).await?.0, 404);
+    }
+    drop(workers);
+    Ok(())
+}
+
 fn components() -> Value {
     json!([{"name": "decode", "role": "decode"}, {"name": "prefill", "role": "prefill"}])
 }

@@ -53,6 +53,7 @@ fn read_paths() -> Vec<String> {
     let whole = |end: &str| match end {
         service if !service.starts_with('/') => format!("/google.cloud.aiplatform.v1.{service}"),
         own @ ("/generate" | "/inference/v1/generate" | "/invocations") => own.to_owned(),
+        own @ ("/tokenize" | "/detokenize" | "/pooling" | "/classify") => own.to_owned(),
         end => format!("/v1{end}"),
     };
     ends.map(whole).collect()
@@ -100,9 +101,9 @@ async fn serves_paths_that_are_read_and_models_and_health(front: PickerMode, sta
         let reply = stack.send(echo::get(path, &[])?).await?;
         assert_eq!(reply.status, 200, "{front:?} {path}: {}", reply.text());
     }
-    for path in ["/v1/rerank", "/tokenize", "/v1/responses/resp_1/cancel", "/v2/models/demo/infer"] {
-        let reply = stack.send(echo::post(path, &[], "opaque")?).await?;
-        assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!("opaque")), "{front:?} {path}: {}", reply.text());
+    for (path, body) in [("/v1/rerank", "{}"), ("/v1/responses/resp_1/cancel", ""), ("/v2/models/demo/infer", "opaque")] {
+        let reply = stack.send(echo::post(path, &[], body)?).await?;
+        assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!(body)), "{front:?} {path}: {}", reply.text());
     }
     Ok(())
 }

@@ -49,6 +49,7 @@ mod shipped_config;
 mod slo;
 mod spine;
 mod state;
+mod stored_answers;
 mod streaming;
 mod streams;
 mod transports;

@@ -176,7 +176,8 @@ async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
     }
     for _ in 0..6 {
         let mut raw = RawConnection::connect(stack.address()).await?;
-        raw.write("POST /v1/rerank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n").await?;
+        raw.write("POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n")
+            .await?;
         let reply = raw.read_reply().await?;
         assert_eq!(reply.status, 400, "Envoy's own reply, after a host was chosen: {}", reply.text());
     }

@@ -8,7 +8,7 @@ use exchange::body::{self, BodyError, BodyReader, PromptPiece, PromptPieces};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const APIS: [RequestApi; 13] = [
+const APIS: [RequestApi; 14] = [
     RequestApi::ChatCompletions,
     RequestApi::Completions,
     RequestApi::Responses,
@@ -22,6 +22,7 @@ const APIS: [RequestApi; 13] = [
     RequestApi::SglangGenerate,
     RequestApi::VertexChat,
     RequestApi::VertexPredict,
+    RequestApi::Task,
 ];
 
 fuzz_target!(|bytes: &[u8]| {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::prompt_sink::{PromptSection, PromptSink};
 use crate::api::RequestApi;
 use crate::json::push::{JsonVisitor, Wanted};
+use crate::json::write::JsonWriter;
 use crate::json::{JsonKind, JsonStr};
 use crate::number;
 
@@ -32,6 +33,8 @@ pub(super) struct BodyFields<P> {
     pub(super) max_completion_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
     pub(super) cache_salt: Vec<u8>,
+    /// The hash of the id of the stored answer that the request goes on with; 0 if it names none.
+    pub(super) stored_id: u64,
     counts: [SectionCounts; 3],
     pub(super) prompt: P,
 }
@@ -56,10 +59,24 @@ pub(super) enum ModelField {
 #[derive(Debug)]
 pub(super) struct ModelName {
     pub(super) text: String,
-    /// The position of its JSON string, quotes included.
+    /// The position of its JSON string, quotes included; in a form, that of the name.
     pub(super) span: Range<usize>,
-    /// The contents of that string, if they differ from the text.
+    /// The contents of the JSON string, if they differ from the text.
     pub(super) escaped: Option<Box<[u8]>>,
+}
+
+// === impl ModelName ===
+
+impl ModelName {
+    /// The name in a form, where it stands as it is.
+    pub(super) fn of_form(text: String, span: Range<usize>) -> Self {
+        let mut literal = JsonWriter::default();
+        literal.string(&text);
+        let literal = literal.finish().into_bytes();
+        let escaped = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or_default();
+        let escaped = (escaped != text.as_bytes()).then(|| escaped.into());
+        Self { text, span, escaped }
+    }
 }
 
 /// Sums over the pieces of a section.
@@ -74,6 +91,7 @@ pub(super) struct SectionCounts {
 #[derive(Clone, Copy, Debug)]
 enum Walked {
     Body,
+    Conversation,
     StreamOptions,
     SamplingParams,
     /// A message, part or item.
@@ -87,13 +105,16 @@ enum Field {
     Body,
     Model,
     Stream,
-    StoredId,
     StreamOptions,
     IncludeUsage,
     MaxCompletionTokens,
     MaxTokens,
     SamplingParams,
     CacheSalt,
+    /// An id, or an object with one.
+    StoredId,
+    /// An object with the id of a stored prompt.
+    StoredPrompt,
     /// Text, or objects and arrays with more of it, at this level.
     Content(PromptSection, u32),
     /// Text that the template prints unchanged.
@@ -126,6 +147,7 @@ impl<P: PromptSink> BodyFields<P> {
             max_completion_tokens: None,
             max_tokens: None,
             cache_salt: Vec::new(),
+            stored_id: 0,
             counts: [SectionCounts::default(); 3],
             prompt,
         }
@@ -160,7 +182,7 @@ impl<P: PromptSink> BodyFields<P> {
             (b"model", _) => Field::Model,
             (b"stream", _) => Field::Stream,
             (b"stream_options", _) => Field::StreamOptions,
-            (b"previous_response_id" | b"conversation" | b"prompt", RequestApi::Responses) => Field::StoredId,
+            (b"prompt", RequestApi::Responses) => Field::StoredPrompt,
             (b"max_completion_tokens", RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations) => {
                 Field::MaxCompletionTokens
             }
@@ -175,6 +197,7 @@ impl<P: PromptSink> BodyFields<P> {
             | (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => Field::MaxTokens,
             (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => Field::SamplingParams,
             (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => Field::CacheSalt,
+            (b"previous_response_id" | b"conversation", RequestApi::Responses | RequestApi::Task) => Field::StoredId,
             _ => self.prompt_field(name),
         }
     }
@@ -182,7 +205,8 @@ impl<P: PromptSink> BodyFields<P> {
     /// Returns the meaning of a top-level field, if it belongs to the prompt.
     fn prompt_field(&mut self, name: &[u8]) -> Field {
         match (name, self.api) {
-            (_, RequestApi::Render | RequestApi::CountTokens) => Field::Other, // nothing is generated, so nothing is cached
+            // Nothing is generated, so nothing is cached, or it is not known what is.
+            (_, RequestApi::Render | RequestApi::CountTokens | RequestApi::Task) => Field::Other,
             (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
             (b"system", RequestApi::Messages) | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
                 Field::Content(self.section(PromptSection::System), 0)
@@ -248,6 +272,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
         self.next = match (self.walked.last(), name.as_ref(), self.api) {
             (Some(Walked::Body), name, _) => self.field(name),
             (Some(Walked::StreamOptions), b"include_usage", _) => Field::IncludeUsage,
+            (Some(Walked::Conversation), b"id", _) => Field::StoredId,
             (Some(Walked::SamplingParams), b"max_tokens", RequestApi::VllmGenerate)
             | (Some(Walked::SamplingParams), b"max_new_tokens", RequestApi::SglangGenerate) => Field::MaxTokens,
             (Some(&Walked::Object(section, level)), name, _) => content_of(name, section, level),
@@ -278,7 +303,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
                 self.flags.stream = false;
                 whole(JsonKind::Boolean)
             }
-            Field::StoredId => {
+            Field::StoredPrompt => {
                 self.flags.names_id |= kind != JsonKind::Null;
                 Wanted::Nothing
             }
@@ -306,6 +331,10 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
                 self.cache_salt.clear();
                 whole(JsonKind::String)
             }
+            Field::StoredId => {
+                self.flags.names_id |= kind != JsonKind::Null;
+                if walks { self.walk(Walked::Conversation) } else { whole(JsonKind::String) }
+            }
             Field::Content(section, level) => self.content(kind, first, section, level),
             Field::Text(section) => self.text(kind, section),
             Field::Media(section) => self.piece(kind, RawPiece::Media(section)),
@@ -321,6 +350,7 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
                 self.model = ModelField::Named(ModelName { text, span: string.literal_span(), escaped });
             }
             Field::CacheSalt => self.cache_salt = string.raw().to_vec(),
+            Field::StoredId => self.stored_id = scheduler::name_hash(&string.text()),
             _ => {}
         }
     }

@@ -41,6 +41,8 @@ pub struct PendingRequest {
     pub(super) prompt_tokens: u32,
     pub(super) blocks: Vec<u64>,
     pub(super) facts: PromptFacts,
+    /// The hash of the id of the stored answer that the request is about; 0 if there is none.
+    pub(super) stored_id: u64,
 }
 
 /// What is needed of a parsed body after its prompt is hashed.
@@ -124,6 +126,7 @@ impl PendingRequest {
             headers,
             slo: self.latency.slo,
             prediction_based: self.latency.prediction_based,
+            stored_id: self.stored_id,
         }
     }
 

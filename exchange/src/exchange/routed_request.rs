@@ -256,8 +256,12 @@ impl RoutedRequest {
             pool.counters_mut().count_success(&mut self.counted);
         }
         self.serve(pool, head, &mut step, now);
+        self.reply.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
+        let is_json = || head.content_type.is_some_and(|t| t.starts_with(b"application/json"));
+        if self.api == RequestApi::Task && head.status == 200 && !head.encoded && (self.reply.streamed || is_json()) {
+            self.restore(head, &mut step);
+        }
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
-            self.reply.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
             self.reply.reader = Some(ResponseReader::new(self.api, self.reply.streamed));
             step.body = ResponseBody::Read;
             if head.status == 200 {
@@ -289,6 +293,14 @@ impl RoutedRequest {
         self.reply.complete |= last;
         let Some(reader) = &mut self.reply.reader else { return };
         let progress = reader.chunk(bytes);
+        if self.api.stores() && self.reply.status == 200 {
+            if last {
+                let _ = reader.finish(); // an unstreamed reply shows its id only now
+            }
+            if let Some((server, id)) = self.reply.served_by.zip(reader.take_stored_id()) {
+                pool.record_stored_answer(server, id);
+            }
+        }
         if progress.first_token {
             self.reply.first_token_at = Some(now);
             pool.record_first_token(&mut self.pick.hold, self.prompt.tokens, now);

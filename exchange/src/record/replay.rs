@@ -158,6 +158,7 @@ impl<'a> RecordedRequest<'a> {
             headers: &self.headers,
             slo: scheduler::Slo { ttft_us: count("slo_ttft_us"), tpot_us: count("slo_tpot_us") },
             prediction_based: self.value.get("prediction_based").and_then(Value::as_bool).unwrap_or(false),
+            stored_id: 0, // the subset has the endpoint that it led to
         })
     }
 }

@@ -19,7 +19,7 @@
 //! prompts. Their usage is not read, because it would not be that of one prompt.
 
 use super::held_event::HeldEvent;
-use super::{ResponseFacts, read_error, status};
+use super::{ResponseFacts, read_error, read_first_id, read_id, status};
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};
 use crate::usage::{self, TokenUsage};
@@ -50,6 +50,7 @@ const REPLY: [&[u8]; 3] = [b"id", b"model", b"input_tokens"];
 pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) -> bool {
     seen.any = true;
     if data.is_cut() {
+        read_first_id(data.head(), &mut seen.stored_id);
         let closing = api == RequestApi::Responses;
         data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
         seen.finished |= closing;
@@ -126,16 +127,17 @@ fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
                 })
             }),
             (b"delta", RequestApi::Responses) => string_with_content(reader, content),
-            (b"response", RequestApi::Responses) => nested_usage(reader, &mut seen.usage),
+            (b"response", RequestApi::Responses) => nested_facts(reader, &mut seen.usage, &mut seen.stored_id),
             (b"content", RequestApi::Messages) => reader.elements(|reader| object_with_content(reader, content)),
             (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, content),
             (b"message", RequestApi::Messages) => {
                 // Its count of generated tokens is from the moment when the stream opened.
                 let completion_tokens = seen.usage.completion_tokens;
-                nested_usage(reader, &mut seen.usage)?;
+                nested_facts(reader, &mut seen.usage, &mut seen.stored_id)?;
                 seen.usage.completion_tokens = completion_tokens;
                 Ok(())
             }
+            (b"id", RequestApi::Responses | RequestApi::Conversations) => read_id(reader, &mut seen.stored_id),
             (b"choices", _) => reader.elements(|reader| read_choice(api, reader, seen, content)),
             (name, _) => {
                 seen.explained = known || REPLY.contains(&name);
@@ -188,9 +190,10 @@ fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<
 }
 
 #[inline(never)] // several callers, and the wasm module should be small
-fn nested_usage(reader: &mut JsonReader<'_>, usage: &mut TokenUsage) -> Result<(), JsonError> {
+fn nested_facts(reader: &mut JsonReader<'_>, usage: &mut TokenUsage, id: &mut u64) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"usage" => usage::read(usage, reader),
+        b"id" => read_id(reader, id),
         _ => reader.skip().map(drop),
     })
 }

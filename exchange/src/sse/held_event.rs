@@ -17,9 +17,15 @@ const CANDIDATES_MAX: usize = 8;
 
 const KEY: &[u8] = b"\"usage\"";
 
+/// The first bytes that are kept of what is longer than [`HELD_BYTES_MAX`]: enough for the type and
+/// the id, which engines write first.
+const HEAD_BYTES: usize = 256;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldEvent {
     bytes: Vec<u8>,
+    /// The first bytes, once they are dropped from `bytes`.
+    head: Vec<u8>,
     cut: bool,
 }
 
@@ -28,6 +34,12 @@ pub(super) struct HeldEvent {
 impl HeldEvent {
     pub(super) fn push(&mut self, mut bytes: &[u8]) {
         if self.bytes.len() + bytes.len() > HELD_BYTES_MAX {
+            if !self.cut {
+                for piece in [self.bytes.as_slice(), bytes] {
+                    let room = HEAD_BYTES - self.head.len();
+                    self.head.extend_from_slice(piece.get(..room).unwrap_or(piece));
+                }
+            }
             self.cut = true;
             bytes = bytes.last_chunk::<HELD_BYTES_MIN>().map_or(bytes, |end| end);
             let kept = self.bytes.len().min(HELD_BYTES_MIN - bytes.len());
@@ -38,11 +50,17 @@ impl HeldEvent {
 
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
+        self.head.clear();
         self.cut = false;
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The first bytes, if the event is cut.
+    pub(super) fn head(&self) -> &[u8] {
+        &self.head
     }
 
     /// Whether the beginning was dropped.

@@ -25,5 +25,6 @@ mod responses;
 mod restore;
 mod script;
 mod slo;
+mod tasks;
 mod tpot;
 mod workers;

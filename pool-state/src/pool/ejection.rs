@@ -112,6 +112,11 @@ impl Ejections {
         true
     }
 
+    /// Whether the endpoint is ejected, however many others are.
+    pub fn is_ejected(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
+        self.row(endpoint).is_some_and(|row| row.failures > 0 && self.end(&row) > now)
+    }
+
     /// Records a failed probe.
     pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
         self.eject_again(endpoint, by_answers, chance, now);

@@ -8,7 +8,7 @@ use scheduler::flow::RoomLimits;
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::{CacheEstimate, MatchLength};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, LocalState, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, TrackedSlo,
+    Decision, EndpointIndex, EndpointRef, Explanation, LocalState, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, SubsetHint, TrackedSlo,
     session_token,
 };
 
@@ -184,8 +184,36 @@ impl ManagedPool {
         }
     }
 
-    #[inline(never)]
+    /// Decides on a request: for the endpoint alone that has the stored answer which the request
+    /// names, if it may serve the request.
     fn plan_observed(
+        &mut self,
+        request: &Request<'_>,
+        limits: Option<RoomLimits>,
+        now: Timestamp,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<Route, PickRefusal> {
+        if let Some(only) = self.stored_answer_hint(request, now) {
+            match self.plan_by_scheduler(&Request { subset: Some(&only), ..request.clone() }, limits, now, observer) {
+                Err(PickRefusal::Decision(Decision::Unavailable(_))) => {}
+                planned => return planned,
+            }
+        }
+        self.plan_by_scheduler(request, limits, now, observer)
+    }
+
+    /// A hint that allows only the endpoint that has the stored answer which the request names.
+    /// `None` if there is none, it is gone or ejected, or the proxy does not allow it.
+    fn stored_answer_hint(&self, request: &Request<'_>, now: Timestamp) -> Option<SubsetHint> {
+        let endpoint = (request.stored_id != 0).then(|| self.stored_answers.endpoint(request.stored_id)).flatten()?;
+        let snapshot = self.snapshot().filter(|_| !self.failures.ejections.is_ejected(endpoint, now))?;
+        let index = snapshot.indices().find(|&index| snapshot.id(index) == Some(endpoint))?;
+        let socket = snapshot.socket(index)?;
+        request.subset.is_none_or(|subset| subset.allows_socket(socket)).then(|| SubsetHint::only(socket))
+    }
+
+    #[inline(never)]
+    fn plan_by_scheduler(
         &mut self,
         request: &Request<'_>,
         limits: Option<RoomLimits>,

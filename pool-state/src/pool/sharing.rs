@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
 
-use super::{Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, adapters, crash_correlation};
+use super::{Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, adapters, crash_correlation, stored_answers};
 use scheduler::Timestamp;
 
 /// The most hashes in placements that wait to be published. A host takes them after each pick;
@@ -30,8 +30,9 @@ pub struct Placement {
     pub endpoint: EndpointRef,
     /// The hashes of the prompt's blocks, first block first. Or one mark, which is no hash: the
     /// model of a request that the endpoint was sent (`pool/adapters.rs`), or a prompt that cost
-    /// the endpoint its connection (`pool/crash_correlation.rs`). The upper half of a mark is a
-    /// constant that says which of them it is.
+    /// the endpoint its connection (`pool/crash_correlation.rs`), or an answer that the endpoint
+    /// may keep (`pool/stored_answers.rs`). The upper half of a mark is a constant that says which
+    /// of them it is.
     pub blocks: Box<[u64]>,
     /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
     pub known: u32,
@@ -125,11 +126,20 @@ impl ManagedPool {
         match blocks {
             [mark] if adapters::is_model_mark(*mark) => self.adapters.record_model(at, *mark),
             [mark] if crash_correlation::is_mark(*mark) => self.failures.crashing.record(*mark, endpoint, now),
+            [mark] if stored_answers::is_mark(*mark) => self.stored_answers.record(*mark, endpoint),
             _ => {
                 self.in_flight.picked(endpoint);
                 self.prefixes.record(endpoint, blocks);
             }
         }
+    }
+
+    /// Records that `endpoint` gave an answer that it may keep, whose id has this hash.
+    pub fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
+        let mark = stored_answers::mark(id);
+        self.stored_answers.record(mark, endpoint);
+        self.sharing.placements.push(endpoint, &[mark], 0);
+        self.sharing.changes += 1;
     }
 
     /// Sets whether placements of other proxies are missing here. While they are, a prompt that is

@@ -184,6 +184,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         headers: &headers,
         slo: Slo { ttft_us: input.slo.0, tpot_us: input.slo.1 },
         prediction_based: input.prediction_based,
+        stored_id: 0,
     };
     let room = |room: &Option<Option<u64>>| match *room {
         None => AdapterRoom::Free,

@@ -392,6 +392,7 @@ impl DecisionCase {
             prefix_block_tokens: self.request.block_tokens,
             slo: self.request.slo,
             prediction_based: self.request.prediction_based,
+            stored_id: 0,
             ..Request::default()
         };
         let local = LocalState {

@@ -1,0 +1,111 @@
+//! Remembers which endpoint gave an answer that it may keep in memory: responses and conversations
+//! of OpenAI's API. A request that names the id of such an answer goes to the same endpoint,
+//! because any other one does not know it.
+//!
+//! Other workers and proxies receive this as placements of one block, marked in the upper half as
+//! adapters are ([`super::adapters`]).
+
+use scheduler::EndpointRef;
+
+/// The most answers remembered: a power of two. Each takes 16 bytes, so a pool whose clients use
+/// this API takes 256 KiB in each VM. It is as many answers as a busy pool gives in some minutes,
+/// longer than most clients take for their next turn. An answer that is forgotten costs what
+/// every such request costs without this table: any endpoint gets it.
+const ANSWERS_MAX: usize = 16_384;
+
+/// Answers that share a place in the table by their hash; the newest displaces the oldest of them.
+const WAYS: usize = 4;
+
+/// The upper half of a mark: "Kept" in ASCII. Hashes of blocks have another.
+const MARK: u64 = 0x4b65_7074_0000_0000;
+const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
+
+/// The endpoints of stored answers, by hash of the answer's id. Empty until the first answer.
+#[derive(Debug, Default)]
+pub(super) struct StoredAnswers {
+    sets: Vec<[Option<(u32, EndpointRef)>; WAYS]>,
+}
+
+/// The mark of an answer whose id has this hash.
+pub(super) fn mark(id: u64) -> u64 {
+    MARK | (id & !MARK_MASK)
+}
+
+/// Whether a block of a placement is the mark of a stored answer, not the hash of a block.
+pub(super) fn is_mark(block: u64) -> bool {
+    block & MARK_MASK == MARK
+}
+
+// === impl StoredAnswers ===
+
+impl StoredAnswers {
+    /// Records that the endpoint gave the answer of this mark.
+    pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef) {
+        if self.sets.is_empty() {
+            self.sets = vec![[None; WAYS]; ANSWERS_MAX / WAYS];
+        }
+        let (key, at) = place(mark);
+        let Some(set) = self.sets.get_mut(at) else { return };
+        let displaced = set.iter().position(|row| row.is_none_or(|(other, _)| other == key)).unwrap_or(WAYS - 1);
+        set.copy_within(..displaced, 1);
+        if let Some(newest) = set.first_mut() {
+            *newest = Some((key, endpoint));
+        }
+    }
+
+    /// The endpoint that gave the answer whose id has this hash, if that is remembered.
+    pub(super) fn endpoint(&self, id: u64) -> Option<EndpointRef> {
+        let (key, at) = place(mark(id));
+        self.sets.get(at)?.iter().flatten().find(|(other, _)| *other == key).map(|(_, endpoint)| *endpoint)
+    }
+}
+
+/// The part of a mark that is kept, and the set that it belongs to.
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is the hash")]
+fn place(mark: u64) -> (u32, usize) {
+    let key = mark as u32;
+    (key, key as usize % (ANSWERS_MAX / WAYS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{Generation, Slot, name_hash};
+
+    fn endpoint(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+    }
+
+    #[test]
+    fn an_answer_is_found_by_its_id_and_the_last_endpoint_counts() {
+        let mut answers = StoredAnswers::default();
+        let id = name_hash("resp_1");
+        assert_eq!(answers.endpoint(id), None);
+        answers.record(mark(id), endpoint(1));
+        answers.record(mark(name_hash("resp_2")), endpoint(2));
+        assert_eq!((answers.endpoint(id), answers.endpoint(name_hash("resp_3"))), (Some(endpoint(1)), None));
+        answers.record(mark(id), endpoint(3));
+        assert_eq!(answers.endpoint(id), Some(endpoint(3)));
+    }
+
+    #[test]
+    fn the_oldest_of_a_full_set_is_forgotten_and_memory_is_bounded() {
+        let mut answers = StoredAnswers::default();
+        let same_set = |n: usize| (n * (ANSWERS_MAX / WAYS)) as u64;
+        for n in 0..=WAYS {
+            answers.record(mark(same_set(n)), endpoint(n as u16));
+        }
+        let found: Vec<bool> = (0..=WAYS).map(|n| answers.endpoint(same_set(n)).is_some()).collect();
+        assert_eq!(found, [false, true, true, true, true]);
+        (0..100_000_u64).for_each(|n| answers.record(mark(name_hash(&n.to_string())), endpoint(1)));
+        assert_eq!(answers.sets.len() * WAYS, ANSWERS_MAX);
+        assert!(size_of_val(answers.sets.as_slice()) <= 16 * ANSWERS_MAX);
+    }
+
+    #[test]
+    fn marks_are_told_apart() {
+        let marked = mark(u64::MAX);
+        assert!(is_mark(marked) && !is_mark(0) && !super::super::adapters::is_model_mark(marked));
+        assert!(!super::super::crash_correlation::is_mark(marked) && !is_mark(super::super::adapters::model_mark("m")));
+    }
+}
