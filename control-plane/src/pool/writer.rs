@@ -557,7 +557,7 @@ mod tests {
         let view = pool.take_view().unwrap();
         let models = |view: &PoolView| view.members.iter().map(|member| member.models().len()).collect::<Vec<_>>();
         assert_eq!(models(&view), [1, 1, 0]);
-        let mut observe = |pool: &mut Pool, at_member: usize, adapters: Vec<Box<str>>| {
+        let observe = |pool: &mut Pool, at_member: usize, adapters: Vec<Box<str>>| {
             let observed = ScrapedMetrics { adapters: adapters.into(), ..observed(1.0, origin) };
             pool.observe(ScrapeEvent::Metrics(view.members[at_member].id, observed), at(origin, 1));
             pool.take_view()
