@@ -1,5 +1,5 @@
 //! Pools in which one engine of four is broken: it answers at once and its metrics look healthy,
-//! but its answers are errors.
+//! but its answers are errors, or have no output.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,6 +37,9 @@ const SERVED: u64 = 10;
 /// Most requests of one client, for a caller that forgets to stop.
 const REQUESTS_MAX: u64 = 20_000;
 
+/// The pool whose clients use SGLang's `/generate`; those of the others use chats.
+const NO_WORK_GENERATE: &str = "no-work-in-200-of-generate";
+
 /// One pool for each fault, with clients. The first engine of each pool is broken.
 #[derive(Debug)]
 pub struct BrokenPools {
@@ -56,7 +59,11 @@ pub struct PoolRequests {
 /// The name of each fault, and the behaviour of the broken engine.
 fn faults() -> Vec<(&'static str, PlainBehaviour)> {
     let error = |code: u16| json!({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}}).to_string();
+    let no_work = PlainBehaviour { answer: PlainAnswer::NoWork, ..PlainBehaviour::default() };
     vec![
+        (NO_WORK_GENERATE, no_work.clone()),
+        ("no-work-in-200", no_work),
+        ("status-400", PlainBehaviour::with_status(400, &error(400))),
         ("status-500", PlainBehaviour::with_status(500, &error(500))),
         ("status-404", PlainBehaviour::with_status(404, &error(404))),
         ("status-401", PlainBehaviour::with_status(401, &error(401))),
@@ -167,7 +174,14 @@ async fn ask(pool: Arc<PlainPool>, proxy: SocketAddr, client: usize, numbers: Ar
         }
         let number = numbers.fetch_add(1, Ordering::Relaxed);
         let prompt = if number.is_multiple_of(2) { format!("{number} is distinct. ") } else { format!("{} of four. ", client % 4) };
-        let body = json!({"model": "demo", "stream": true, "max_tokens": 4, "messages": [{"role": "user", "content": prompt.repeat(40)}]});
-        let _ = pool.post(proxy, "/v1/chat/completions", &body).await; // a broken engine replies with an error on purpose
+        let prompt = prompt.repeat(40);
+        let (path, body) = match pool.name.as_str() {
+            NO_WORK_GENERATE => ("/generate", json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}})),
+            _ => (
+                "/v1/chat/completions",
+                json!({"model": "demo", "stream": true, "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]}),
+            ),
+        };
+        let _ = pool.post(proxy, path, &body).await; // a broken engine replies with an error on purpose
     }
 }

@@ -32,7 +32,8 @@ Envoy:
 
 /// The text between the two tables.
 const BROKEN: &str = "
-One of four engines is broken: it answers at once as its name says, with healthy metrics; the others take 0.5 s. 32
+One of four engines is broken: it answers at once as its name says, with healthy metrics; the others take 0.5 s.
+`no-work-in-200` ends with `finish_reason` `abort` and no token, as an engine does that sleeps or shuts down. 32
 clients, counted for 6 s from 2 s after the first request. Bound: at most 2 % of requests at the broken engine.
 
 ";

@@ -58,6 +58,9 @@ pub enum PlainAnswer {
     Reply,
     /// This status with this body as JSON, after the whole delay and never as a stream.
     Fixed(StatusCode, String),
+    /// A reply with status 200 and `finish_reason` `abort` in which nothing was generated, as of an
+    /// engine that sleeps or shuts down.
+    NoWork,
     /// A reply whose connection is closed after the first token or, if it is not streamed, in the
     /// middle.
     CutAfterFirstToken,
@@ -278,7 +281,7 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
         (&Method::GET, "/v1/models") => reply::json(&serde_json::json!({"object": "list", "data": [{"id": MODEL, "object": "model"}]})),
         (&Method::GET, _) => Response::default(),
         (_, path) => match PlainRequest::of(path, &body) {
-            Some(asked) => infer(shared, &asked).await,
+            Some(asked) => infer(shared, asked).await,
             None => with_status(StatusCode::NOT_FOUND),
         },
     };
@@ -286,7 +289,7 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
     response
 }
 
-async fn infer(shared: &Arc<PlainEngineState>, asked: &PlainRequest) -> Response<Body> {
+async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest) -> Response<Body> {
     let mut running = RunningGuard::count(shared);
     let SlottedBehaviour { behaviour, slots } = shared.manner();
     match behaviour.delay {
@@ -309,9 +312,10 @@ async fn infer(shared: &Arc<PlainEngineState>, asked: &PlainRequest) -> Response
             response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
             response
         }
-        PlainAnswer::Reply | PlainAnswer::CutAfterFirstToken => {
+        PlainAnswer::Reply | PlainAnswer::NoWork | PlainAnswer::CutAfterFirstToken => {
+            let asked = if behaviour.answer == PlainAnswer::NoWork { asked.aborted() } else { asked };
             let next = if let AnswerDelay::PerToken { next, .. } = behaviour.delay { next } else { Duration::ZERO };
-            reply::reply(asked, &behaviour, next, running).await
+            reply::reply(&asked, &behaviour, next, running).await
         }
     }
 }

@@ -33,6 +33,8 @@ enum PlainApi {
     Completions,
     Embeddings,
     Rerank,
+    /// SGLang's own API, not streamed.
+    Generate,
 }
 
 /// The API of each path.
@@ -41,6 +43,7 @@ const PATHS: &[(&str, PlainApi)] = &[
     ("/v1/completions", PlainApi::Completions),
     ("/v1/embeddings", PlainApi::Embeddings),
     ("/v1/rerank", PlainApi::Rerank),
+    ("/generate", PlainApi::Generate),
 ];
 
 /// The parts of a request that matter.
@@ -50,6 +53,7 @@ pub(super) struct PlainRequest {
     pub(super) prompt_tokens: u32,
     tokens: u32,
     stream: bool,
+    finish_reason: &'static str,
 }
 
 // === impl PlainRequest ===
@@ -61,13 +65,19 @@ impl PlainRequest {
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
         let limit = ["max_tokens", "max_completion_tokens"].iter().find_map(|field| fields.get(*field)?.as_u64());
         let tokens = limit.map_or(TOKENS_DEFAULT, |limit| u32::try_from(limit).unwrap_or(TOKENS_MAX));
-        let generates = matches!(api, PlainApi::Chat | PlainApi::Completions);
+        let streams = matches!(api, PlainApi::Chat | PlainApi::Completions);
         Some(Self {
             api,
             prompt_tokens: u32::try_from(body.len() / TOKEN_BYTES).unwrap_or(u32::MAX),
-            tokens: if generates { tokens.clamp(1, TOKENS_MAX) } else { 0 },
-            stream: generates && fields.get("stream") == Some(&Value::Bool(true)),
+            tokens: if streams || api == PlainApi::Generate { tokens.clamp(1, TOKENS_MAX) } else { 0 },
+            stream: streams && fields.get("stream") == Some(&Value::Bool(true)),
+            finish_reason: "length",
         })
+    }
+
+    /// The request as an engine sees it that generates nothing.
+    pub(super) fn aborted(self) -> Self {
+        Self { tokens: 0, finish_reason: "abort", ..self }
     }
 
     fn usage(&self) -> Value {
@@ -81,16 +91,17 @@ impl PlainRequest {
         match self.api {
             PlainApi::Chat => json!({
                 "id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": MODEL,
-                "choices": [{"index": 0, "message": {"role": "assistant", "content": text()}, "finish_reason": "length"}],
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": text()}, "finish_reason": self.finish_reason}],
             }),
             PlainApi::Completions => json!({
                 "id": "cmpl-0", "object": "text_completion", "created": 0, "model": MODEL,
-                "choices": [{"index": 0, "text": text(), "finish_reason": "length"}],
+                "choices": [{"index": 0, "text": text(), "finish_reason": self.finish_reason}],
             }),
             PlainApi::Embeddings => json!({
                 "object": "list", "model": MODEL, "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -0.25, 0.125]}],
             }),
             PlainApi::Rerank => json!({"id": "rerank-0", "model": MODEL, "results": [{"index": 0, "relevance_score": 0.5}]}),
+            PlainApi::Generate => json!({"text": text(), "meta_info": {"finish_reason": {"type": self.finish_reason}}}),
         }
     }
 
@@ -100,12 +111,13 @@ impl PlainRequest {
         json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
     }
 
-    /// The stream event of one token.
+    /// The stream event of one token, or the last of a reply without any.
     fn token(&self, last: bool) -> Value {
-        let finish_reason = if last { json!("length") } else { Value::Null };
+        let finish_reason = if last { json!(self.finish_reason) } else { Value::Null };
+        let text = if self.tokens > 0 { TOKEN } else { "" };
         match self.api {
-            PlainApi::Chat => self.event(&json!([{"index": 0, "delta": {"content": TOKEN}, "finish_reason": finish_reason}])),
-            _ => self.event(&json!([{"index": 0, "text": TOKEN, "finish_reason": finish_reason}])),
+            PlainApi::Chat => self.event(&json!([{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}])),
+            _ => self.event(&json!([{"index": 0, "text": text, "finish_reason": finish_reason}])),
         }
     }
 
@@ -127,7 +139,10 @@ pub(super) async fn reply(asked: &PlainRequest, behaviour: &PlainBehaviour, next
     sleep(next * asked.tokens.saturating_sub(1)).await;
     let mut whole = asked.whole();
     if behaviour.usage == UsageReporting::Reported {
-        whole["usage"] = asked.usage();
+        match whole.get_mut("meta_info").and_then(Value::as_object_mut) {
+            Some(meta) => meta.extend(asked.usage().as_object().cloned().unwrap_or_default()),
+            None => whole["usage"] = asked.usage(),
+        }
     }
     if !cut {
         return json(&whole);
@@ -141,7 +156,7 @@ pub(super) async fn reply(asked: &PlainRequest, behaviour: &PlainBehaviour, next
 }
 
 fn streamed(asked: &PlainRequest, usage: UsageReporting, next: Duration, cut: bool, running: RunningGuard) -> Response<Body> {
-    let mut events: Vec<Bytes> = (1..=asked.tokens).map(|at| event(&asked.token(at == asked.tokens).to_string())).collect();
+    let mut events: Vec<Bytes> = (1..=asked.tokens.max(1)).map(|at| event(&asked.token(at >= asked.tokens).to_string())).collect();
     if cut {
         events.truncate(1);
     } else {
