@@ -45,9 +45,6 @@ pub(super) const FRESH_MS: u64 = 1_000;
 /// second, short enough to forget.
 const WINDOW_MS: u64 = 10_000;
 
-/// Failures in excess that cost nothing: one may have any reason.
-const FREE_FAILURES: f32 = 1.0;
-
 /// Successes added to the answers of an endpoint, so that one or two failures make no rate.
 const PRIOR_ANSWERS: f32 = 10.0;
 
@@ -111,6 +108,8 @@ struct AnswerWindow {
 struct AnswerCounts {
     good: f32,
     bad: f32,
+    /// The failures of clients without a success, which are among the bad.
+    outsiders: f32,
 }
 
 // === impl EndpointHealthTable ===
@@ -151,7 +150,9 @@ impl EndpointHealthTable {
             return false;
         }
         row.streak += 1.0;
-        row.window.of(now).bad += 1.0;
+        let counts = row.window.of(now);
+        counts.bad += 1.0;
+        counts.outsiders += f32::from(u8::from(matches!(failure, RequestFailure::Answer(Witness::Client(_)))));
         let due = match failure {
             RequestFailure::Answer(_) => false,
             RequestFailure::Refused => true,
@@ -210,10 +211,14 @@ impl EndpointHealthTable {
             return;
         }
         let all: Vec<AnswerCounts> = endpoints.iter().map(|endpoint| self.answers(*endpoint, now)).collect();
-        let sum = all.iter().fold(AnswerCounts::default(), |sum, one| AnswerCounts { good: sum.good + one.good, bad: sum.bad + one.bad });
+        let sum = all.iter().fold(AnswerCounts::default(), |sum, one| AnswerCounts {
+            good: sum.good + one.good,
+            bad: sum.bad + one.bad,
+            outsiders: 0.0,
+        });
         let excess = |one: &AnswerCounts| {
-            let rest = AnswerCounts { good: sum.good - one.good, bad: sum.bad - one.bad };
-            (one.excess_over(rest) - FREE_FAILURES).max(0.0) / (one.count() + PRIOR_ANSWERS)
+            let rest = AnswerCounts { good: sum.good - one.good, bad: sum.bad - one.bad, outsiders: 0.0 };
+            (one.excess_over(rest) - one.outsiders.min(1.0)).max(0.0) / (one.count() + PRIOR_ANSWERS)
         };
         out.extend(all.iter().map(excess));
     }
@@ -244,9 +249,11 @@ impl EndpointHealthTable {
     #[inline(never)] // several callers, and the wasm module should be small
     fn others_answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
         let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
-        others
-            .map(|row| row.window.answers(now))
-            .fold(AnswerCounts::default(), |sum, one| AnswerCounts { good: sum.good + one.good, bad: sum.bad + one.bad })
+        others.map(|row| row.window.answers(now)).fold(AnswerCounts::default(), |sum, one| AnswerCounts {
+            good: sum.good + one.good,
+            bad: sum.bad + one.bad,
+            outsiders: 0.0,
+        })
     }
 
     fn answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
@@ -319,7 +326,11 @@ impl AnswerWindow {
     fn answers(&self, now: Timestamp) -> AnswerCounts {
         let mut window = *self;
         let now = *window.of(now);
-        AnswerCounts { good: now.good + window.before.good, bad: now.bad + window.before.bad }
+        AnswerCounts {
+            good: now.good + window.before.good,
+            bad: now.bad + window.before.bad,
+            outsiders: now.outsiders + window.before.outsiders,
+        }
     }
 }
 
@@ -460,7 +471,10 @@ mod tests {
         assert!(out.is_empty(), "nothing failed");
         fail(&mut health, id(2), 20_001, 3);
         health.excess_failures(&endpoints, at(20_010), &mut out);
-        assert_eq!(out, [0.0, 0.0, 2.0 / 14.0, 0.0], "all but the first");
+        assert_eq!(out, [0.0, 0.0, 3.0 / 14.0, 0.0]);
+        health.record_failure(id(3), RequestFailure::Answer(Witness::Client(9)), at(20_010));
+        health.excess_failures(&endpoints, at(20_010), &mut out);
+        assert_eq!(out[3], 0.0, "one client that succeeds nowhere");
         health.excess_failures(&endpoints, at(40_000), &mut out);
         assert!(out.is_empty(), "long ago");
         (0..4).for_each(|slot| fail(&mut health, id(slot), 41_000, 50));
