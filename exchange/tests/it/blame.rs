@@ -19,6 +19,8 @@ const CLIENTS: usize = 32;
 const REPLY_MS: u64 = 1_000;
 /// The interval at which workers publish load reports, ms.
 const TELL_MS: u64 = 2;
+/// When the bad client begins, ms: others have succeeded.
+const BAD_FROM_MS: u64 = 7_000;
 /// From one request of the bad client to its next, ms: 21 in a second.
 const BAD_EVERY_MS: u64 = 48;
 const END_MS: u64 = 15_100;
@@ -211,7 +213,7 @@ impl BlameWorld {
     /// Runs to the end. `number` of the clients send requests, one after another.
     fn run(mut self, number: usize) -> BlameFindings {
         (0..number).for_each(|client| self.converse(client));
-        let (mut told_ms, mut bad_ms, mut bad_sent) = (0, 5_000, 0);
+        let (mut told_ms, mut bad_ms, mut bad_sent) = (0, BAD_FROM_MS, 0);
         while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS) {
             if self.bad.is_some() && bad_ms <= due_ms {
                 self.now_ms = bad_ms;
@@ -418,7 +420,7 @@ fn the_failures_of_one_client_eject_no_engine() {
                 );
                 println!("{line}");
                 // Without a key of its own it looks like the others, so its failures cost.
-                let moved = if key { 0.03 } else { 0.25 };
+                let moved = if key { 0.05 } else { 0.25 };
                 if found.ejected() > 0.0 || found.returned() < returned - moved {
                     bad.push(line);
                 }

@@ -45,6 +45,9 @@ pub(super) const FRESH_MS: u64 = 1_000;
 /// second, short enough to forget.
 const WINDOW_MS: u64 = 10_000;
 
+/// Prompts that succeeded last, remembered with their endpoint: more than repeat at a time.
+const SERVED_MAX: usize = 64;
+
 /// Successes added to the answers of an endpoint, so that one or two failures make no rate.
 const PRIOR_ANSWERS: f32 = 10.0;
 
@@ -55,6 +58,9 @@ pub(super) struct EndpointHealthTable {
     rows: Vec<EndpointHealth>,
     /// When the last failure was seen. Without one in the window, rates need not be compared.
     failed_at: Option<Timestamp>,
+    /// The prompts that succeeded last, and where the next is written.
+    served: Vec<(u64, EndpointRef)>,
+    next_served: usize,
     /// When each endpoint last answered anything at all, by slot, in ns; 0: never.
     answered: Vec<u64>,
 }
@@ -134,14 +140,18 @@ impl EndpointHealthTable {
             row.succeeded[1] = row.succeeded[0];
         }
         row.succeeded[0] = Some((prompt, now));
+        match self.served.get_mut(self.next_served) {
+            Some(oldest) => *oldest = (prompt, endpoint),
+            None => self.served.push((prompt, endpoint)),
+        }
+        self.next_served = (self.next_served + 1) % SERVED_MAX;
     }
 
     /// Records a failure. Returns whether it is a reason to eject the endpoint.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record_failure(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
         let alive = self.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= FRESH_MS);
-        let is_paired =
-            matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt)) if self.succeeds_elsewhere(endpoint, prompt, now));
+        let is_paired = matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt)) if self.succeeds_elsewhere(endpoint, prompt));
         let Some(row) = self.row(endpoint) else { return false };
         if let RequestFailure::Answer(Witness::Prompt(witness) | Witness::Client(witness)) = failure
             && !row.is_new(witness)
@@ -230,9 +240,8 @@ impl EndpointHealthTable {
     }
 
     /// Whether this prompt was among the last that succeeded at another endpoint.
-    fn succeeds_elsewhere(&self, endpoint: EndpointRef, prompt: u64, now: Timestamp) -> bool {
-        let others = self.rows.iter().filter(|row| prompt != 0 && row.endpoint.is_some_and(|other| other != endpoint));
-        others.flat_map(|row| row.succeeded).flatten().any(|(other, at)| other == prompt && now.ms_since(at) < WINDOW_MS)
+    fn succeeds_elsewhere(&self, endpoint: EndpointRef, prompt: u64) -> bool {
+        prompt != 0 && self.served.iter().any(|(served, other)| *served == prompt && *other != endpoint)
     }
 
     /// Whether most of the other endpoints that answered lately fail as well.
