@@ -175,7 +175,7 @@ struct SloCell {
 const BY_SLO: (&str, &str) = ("PredictionBasedRouting", "true");
 
 /// SLOs count only by the header of the proposal; a critical request is served late.
-const SLO_CELLS: [SloCell; 9] = [
+const SLO_CELLS: [SloCell; 10] = [
     SloCell { name: "loose", objective: "standard", headers: &[BY_SLO, ("x-slo-ttft-ms", "60000")], verdict: "200" },
     SloCell {
         name: "strict",
@@ -198,6 +198,7 @@ const SLO_CELLS: [SloCell; 9] = [
     SloCell { name: "strict, critical", objective: "critical", headers: &[BY_SLO, ("x-slo-ttft-ms", "1")], verdict: "200" },
     SloCell { name: "strict, not asked for", objective: "standard", headers: &[("x-slo-ttft-ms", "1")], verdict: "200" },
     SloCell { name: "none", objective: "standard", headers: &[BY_SLO], verdict: r#"400 invalid-request "missing_slo""# },
+    SloCell { name: "none, not asked for", objective: "standard", headers: &[], verdict: r#"400 invalid-request "missing_slo""# },
     SloCell {
         name: "no number",
         objective: "critical",
@@ -237,7 +238,13 @@ async fn check_slos(front: PickerMode) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let stack = slo_builder(front, has_flow_control, folder.path())?.start().await?;
         e2e::slo::predicts(&stack, LIMIT).await?;
-        let running = held_requests::send(&stack, 2, "critical", ENDLESS)?;
+        let mut running = Vec::new();
+        for _ in 0..2 {
+            // Every request of such a pool must say an SLO.
+            let mut request = held_requests::request("critical", ENDLESS)?;
+            request.headers_mut().insert("x-slo-ttft-ms", http::HeaderValue::from_static("60000"));
+            running.push(tokio::spawn(client::send(stack.address(), request)));
+        }
         // An idle engine takes any request, so the table begins when the proxy knows that it is
         // busy, and has the model.
         let is_shed = || async { (slo_verdict(&stack, &SLO_CELLS[1]).await.ok()? == SLO_CELLS[1].verdict).then_some(()) };
