@@ -1,7 +1,7 @@
 //! Failures that are the fault of an engine, or of a client. One of several engines is broken in a
 //! way that looks healthy, or one client sends requests that fail at every engine, or replies have
-//! an unusual shape. Runs in virtual time, with workers that share ejections like the workers of one
-//! proxy.
+//! an unusual shape. Runs in virtual time, with workers that share ejections like the workers of
+//! one proxy.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
