@@ -56,7 +56,7 @@ fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
     if text(filter, &["processing_mode", "request_body_mode"]) == Some("FULL_DUPLEX_STREAMED") {
         return;
     }
-    let ms = |name: &str| filter.get(name).and_then(|node| duration_ms(node));
+    let ms = |name: &str| filter.get(name).and_then(duration_ms);
     let (wait_ms, max_ms) = (ms("message_timeout").unwrap_or(MESSAGE_TIMEOUT_MS), ms("max_message_timeout"));
     let path = "max_message_timeout";
     let reason = match max_ms {

@@ -71,7 +71,8 @@ impl InstanceMetadata {
     pub(super) fn fill_in(&self, metrics: &EndpointMetrics, adapters: &[Box<str>]) -> EndpointMetrics {
         let mut all = metrics.clone();
         if let Some(lora) = &mut all.lora {
-            let is_adapter = |name: &Box<str>| adapters.contains(name) || lora.running.contains(name) || lora.waiting.contains(name);
+            let lists = [adapters, &lora.running, &lora.waiting];
+            let is_adapter = |name: &str| lists.iter().any(|list| list.iter().any(|adapter| **adapter == *name));
             let named = self.models.iter().filter(|name| !is_adapter(name) && !lora.base_models.contains(name));
             let named: Vec<Box<str>> = named.take(BASE_MODELS_MAX).cloned().collect();
             if !named.is_empty() {

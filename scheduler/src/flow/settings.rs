@@ -27,8 +27,8 @@ pub(super) const SECTION: &[Parameter] = &[
     Parameter { name: "ttlMs", default: ParameterDefault::Number(TTL_MS), doc: readable("longest wait, ms; 0: no limit") },
     Parameter {
         name: "noEndpointTtlMs",
-        default: ParameterDefault::Number(-1.0),
-        doc: readable("longest wait while no endpoint is ready, ms; 0: no limit; -1: none, 503 at once"),
+        default: ParameterDefault::Number(0.0),
+        doc: readable("longest wait while no endpoint is ready, ms; 0: none, 503 at once"),
     },
     Parameter { name: "usageLimit", default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT), doc: readable("usage limit policy") },
     Parameter {
@@ -102,10 +102,10 @@ fn ttl(parameters: &Parameters<'_>, name: &str) -> Result<u64, InvalidParameter>
     limit(parameters, name, f64::INFINITY)
 }
 
-/// Reads the wait while no endpoint is ready. Without it, the result is 0.
+/// Reads the wait while no endpoint is ready; 0 is none.
 fn no_endpoint_ttl(parameters: &Parameters<'_>) -> Result<u64, InvalidParameter> {
-    let name = "noEndpointTtlMs";
-    if parameters.number(name, -1.0..=TTL_MS_MAX)? < 0.0 { Ok(0) } else { limit(parameters, name, f64::INFINITY) }
+    parameters.number("noEndpointTtlMs", 0.0..=TTL_MS_MAX)?;
+    limit(parameters, "noEndpointTtlMs", 0.0)
 }
 
 // === impl FlowSettings ===

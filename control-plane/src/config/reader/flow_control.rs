@@ -27,6 +27,9 @@ const NO_ENDPOINT: &str = "not given: while no endpoint is ready, requests get 5
 const TIMEOUT: &str = "300 s in the shipped files";
 const WAIT_MS_MAX: f64 = 290_000.0;
 
+/// A wait without a limit, in ms: a day, which no proxy waits for.
+const UNLIMITED_MS: f64 = 86_400_000.0;
+
 /// The fields of the section and of a band: in the file, and as parameters.
 const SECTION: [(&str, &str); 6] = [
     ("maxRequests", "maxRequests"),
@@ -68,8 +71,11 @@ impl ConfigReader {
         }
         let line = section.map_or(root.line, |section| section.line);
         self.wait_notes(line, &parameters);
-        if !parameters.iter().any(|(name, _)| name == "noEndpointTtlMs") {
-            self.item("flowControl.noEndpointRequestTTL", line, ItemStatus::Implemented, NO_ENDPOINT);
+        match parameters.iter_mut().find(|(name, _)| name == "noEndpointTtlMs") {
+            None => self.item("flowControl.noEndpointRequestTTL", line, ItemStatus::Implemented, NO_ENDPOINT),
+            // As in llm-d, 0s is no limit.
+            Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => *ttl = ParameterValue::Number(UNLIMITED_MS),
+            Some(_) => {}
         }
         let band = |name: &str, parameter: &str| {
             let node = section?.get(name)?;
