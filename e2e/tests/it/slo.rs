@@ -247,6 +247,10 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
     Ok(())
 }
 
+/// Between two requests: a daemon that restarts gets fewer than 64 of them, with which a model of
+/// its own begins, before it shows those of a proxy.
+const PREDICTED_TRAFFIC_PAUSE: Duration = Duration::from_millis(25);
+
 /// Requests with SLOs, one after the other, until this is dropped.
 struct PredictedTraffic {
     served: Arc<AtomicU64>,
@@ -261,6 +265,7 @@ impl PredictedTraffic {
         let (count, failures) = (Arc::clone(&served), Arc::clone(&unpredicted));
         let task = tokio::spawn(async move {
             loop {
+                tokio::time::sleep(PREDICTED_TRAFFIC_PAUSE).await;
                 match predicted_at(address).await {
                     Ok(None) => drop(count.fetch_add(1, Ordering::Relaxed)),
                     Ok(Some(reasons)) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(reasons),

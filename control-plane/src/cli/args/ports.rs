@@ -52,9 +52,9 @@ pub struct AdminTls {
     pub admin_token_file: Option<PathBuf>,
 
     /// Another name of this machine under which browsers and programs may ask the admin listener,
-    /// besides its addresses and localhost; may be repeated. Not needed with a token or
-    /// --admin-tls-cert. Other names are refused: a web page could have its own name resolve to
-    /// this machine, and then read everything.
+    /// besides its addresses and localhost; may be repeated. Not needed with a token or a
+    /// certificate. Other names are refused: a web page could have its own name resolve to this
+    /// machine, and then read everything.
     #[arg(long = "admin-host", env = "SWITCHPOINT_ADMIN_HOST", value_name = "NAME", value_delimiter = ',')]
     pub admin_hosts: Vec<String>,
 
