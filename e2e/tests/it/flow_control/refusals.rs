@@ -25,6 +25,9 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// The output tokens of a request that runs until the test ends: for half a minute or more.
 const ENDLESS: u32 = 3_000;
 
+/// Longer than a worker needs to hear what the other one sent.
+const APART: Duration = Duration::from_millis(50);
+
 /// An address that no endpoint has.
 const ELSEWHERE: &str = "10.9.9.9:1";
 
@@ -68,8 +71,13 @@ fn verdict(reply: &ClientReply) -> Result<String> {
 async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Result<BTreeMap<&'static str, String>> {
     let folder = tempfile::tempdir()?;
     let mut stack = builder(front, workers, has_flow_control, folder.path())?.start().await?;
-    // With flow control, four run and two wait.
-    let running = held_requests::send(&stack, 6, "batch", ENDLESS)?;
+    // With flow control, four run and two wait. They come one after another: while nothing is held,
+    // two workers may give the same room away.
+    let mut running = Vec::new();
+    for _ in 0..6 {
+        running.extend(held_requests::send(&stack, 1, "batch", ENDLESS)?);
+        tokio::time::sleep(APART).await;
+    }
     if has_flow_control {
         until_held(&stack, |held| held == 2).await?;
     }
