@@ -97,20 +97,28 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
     Ok(())
 }
 
+/// An engine that refuses also closes the connections of streams that it is answering, at most one
+/// of each client. No other request fails.
 #[tokio::test]
 async fn an_engine_that_fails_before_it_answers_fails_no_request() -> Result<()> {
+    const CLIENTS: usize = 6;
     let stack = Stack::builder().servers(3).concurrency(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
     // Streams, because the per-try timeout applies only to streaming requests.
-    let load = LoadGenerator::of_streams(stack.address(), 6);
+    let load = LoadGenerator::of_streams(stack.address(), CLIENTS);
+    let mut cut_off = None;
     for mode in [FaultMode::Refuse, FaultMode::Hang, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status] {
         let failed = stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?;
         stack.servers[1].fault(ServerFault::new(mode)).await;
         stack.envoy.picker_stat_until("switchpoint_failed_attempts_total", |now| now > failed, LIMIT).await?;
         load.goes_on(60, LIMIT).await?;
+        cut_off = cut_off.or(Some(load.so_far().failures.len()));
         stack.servers[1].fault(ServerFault::new(FaultMode::None)).await;
         load.goes_on(20, LIMIT).await?;
     }
-    ledger_metrics::close("engine refuses, hangs, resets before and in the headers, answers 503", load, &stack).await?;
+    let name = "engine refuses, hangs, resets before and in the headers, answers 503";
+    let outcome = ledger_metrics::close_but(name, load, &stack, client::is_broken_off).await?;
+    assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
+    assert_eq!(Some(outcome.failures.len()), cut_off, "{:?}", outcome.failures);
     Ok(())
 }
 
