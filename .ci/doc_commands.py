@@ -31,9 +31,9 @@ HELM = ROOT / ".tools" / "bin" / "helm"
 # Exit code for "cannot run on this machine", as in `.ci/cluster_tools.py`.
 UNAVAILABLE = 3
 # Folders of the repository that a command may name.
-FOLDERS = ("charts/", "envoy-config/", "images/", "e2e/")
+FOLDERS = ("deploy/charts/", "envoy-config/", "deploy/images/", "e2e/")
 # What commands of a page find in the folder where they run.
-LINKED = ("Makefile", "charts", "envoy-config", "images", "target")
+LINKED = ("Makefile", "deploy", "envoy-config", "target")
 HELM_COMMANDS = {"install", "upgrade", "template", "rollback", "uninstall", "history", "test", "status", "show", "get", "list", "pull"}
 KUBECTL_COMMANDS = {
     "apply", "annotate", "auth", "create", "delete", "describe", "diff", "exec", "get", "label", "logs", "patch", "port-forward", "rollout", "run",
@@ -178,7 +178,7 @@ def without_options(words: list[str]) -> list[str]:
 
 def program_exists(name: str) -> bool:
     tracked = subprocess.run(["git", "ls-files", f"*/bin/{name}.rs", f"*/bin/{name}/main.rs"], cwd=ROOT, text=True, capture_output=True, check=True).stdout
-    manifests = (path.read_text() for path in ROOT.glob("*/Cargo.toml"))
+    manifests = (path.read_text() for path in [*ROOT.glob("*/Cargo.toml"), *ROOT.glob("*/*/Cargo.toml")])
     return bool(tracked) or any(re.search(rf'(?m)^name = "{re.escape(name)}"$', text) for text in manifests)
 
 
@@ -192,7 +192,7 @@ def renderings(page: str, text: str) -> list[tuple[int, list[str], dict[str, str
         if file_name(block):
             files[file_name(block)] = block.text
         for words in commands(block.text) if block.language == "sh" else []:
-            if words[:2] in (["helm", "install"], ["helm", "upgrade"]) and any(word.startswith("charts/") for word in words):
+            if words[:2] in (["helm", "install"], ["helm", "upgrade"]) and any(word.startswith("deploy/charts/") for word in words):
                 found.append((block.line, ["template", *without_waiting(words[2:])], dict(files)))
     return found
 

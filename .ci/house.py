@@ -73,6 +73,9 @@ BEGINNINGS = {
     r"Who(se|m)?\b": "Finds the endpoints ...",
 }
 
+# Folders whose folders are crates.
+GROUPS = ("crates", "tools")
+
 # The limits of `check`.
 LIMITS = {
     "import cycles of more than 3 files": 0,
@@ -119,7 +122,9 @@ class Tree:
 
 
 def crate_of(name: str) -> str:
-    return name.split("/", 1)[0]
+    """The folder of the crate that a file belongs to, as `crates/scheduler`."""
+    parts = name.split("/")
+    return "/".join(parts[: 2 if parts[0] in GROUPS else 1])
 
 
 # === Rust source, coarsely ===

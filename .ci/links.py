@@ -11,7 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The links of a template are relative to the folder of the page that is generated from it.
-TEMPLATES = {"bench/src/performance.md": "docs/reference"}
+TEMPLATES = {"tools/bench/src/performance.md": "docs/reference"}
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 

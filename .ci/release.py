@@ -28,7 +28,7 @@ import tomllib
 import versions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "images"))
+sys.path.append(str(ROOT / "deploy/images"))
 
 import cross  # noqa: E402: the folder of what builds images
 from debian import ARCHITECTURES  # noqa: E402
@@ -36,7 +36,7 @@ from debian import ARCHITECTURES  # noqa: E402
 IMAGES = ROOT / "target" / "images"
 # Images for tests.
 NOT_PUBLISHED = ("switchpoint-model-server",)
-CHART = ROOT / "charts" / "switchpoint"
+CHART = ROOT / "deploy/charts/switchpoint"
 # The commit of each release, for tests in checkouts without tags.
 RELEASES = ROOT / ".ci" / "releases.toml"
 CRANE = ROOT / ".tools" / "bin" / "crane"

@@ -239,15 +239,15 @@ def fuzz_steps() -> list[Step]:
     """One step for each target of each `<crate>/fuzz`."""
     seconds = os.environ.get("FUZZ_SECONDS", "30")
     steps = []
-    for manifest in sorted(ROOT.glob("*/fuzz/Cargo.toml")):
-        crate = manifest.parent.parent.name
+    for manifest in sorted([*ROOT.glob("*/fuzz/Cargo.toml"), *ROOT.glob("*/*/fuzz/Cargo.toml")]):
+        crate = manifest.parent.parent.relative_to(ROOT)
         for target in sorted((manifest.parent / "fuzz_targets").glob("*.rs")):
             # New inputs go into the corpus, which is not committed. The seeds, a few small ones for each target, are committed.
             corpus, seeds = f"fuzz/corpus/{target.stem}", f"fuzz/seeds/{target.stem}"
             folders = f"{corpus} {seeds}" if (ROOT / crate / seeds).is_dir() else corpus
-            fuzz = f"../.tools/bin/cargo-fuzz run {target.stem} {folders} -- -max_total_time={seconds} -rss_limit_mb=4096"
+            fuzz = f"{ROOT}/.tools/bin/cargo-fuzz run {target.stem} {folders} -- -max_total_time={seconds} -rss_limit_mb=4096"
             run = f"cd {crate} && mkdir -p {corpus} && RUSTUP_TOOLCHAIN=nightly {fuzz}"
-            steps.append(Step(f"fuzz: {crate} {target.stem}", run, one))
+            steps.append(Step(f"fuzz: {crate.name} {target.stem}", run, one))
     return steps
 
 
@@ -268,10 +268,10 @@ def summary(counts: Counts) -> str:
 GROUPS: dict[str, Callable[[], list[Step]]] = {
     "lint": lambda: [
         Step("lint: these steps' own tests", "python3 .ci/test_steps.py && python3 .ci/test_house.py", one),
-        Step("lint: tests of what builds the images", "python3 images/test_units.py", one),
+        Step("lint: tests of what builds the images", "python3 deploy/images/test_units.py", one),
         Step("lint: tests of the cluster's load and tables", "python3 e2e/cluster/test_units.py", one),
-        Step("lint: tests of the race on vLLM", "python3 race/vllm/test_units.py", one),
-        Step("lint: dashboards are those of their generator", "python3 -m unittest discover dashboards", one),
+        Step("lint: tests of the race on vLLM", "python3 tools/race/vllm/test_units.py", one),
+        Step("lint: dashboards are those of their generator", "python3 -m unittest discover deploy/dashboards", one),
         Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
         Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: links of documents", "python3 .ci/links.py", one),
@@ -293,7 +293,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         # It needs Node with npm; without them, or without the registry, it is skipped.
         Step("tests: the console's script is built from its source", "python3 -m unittest discover control-plane/console", unit_tests),
         Step("tests: release", "python3 .ci/test_release.py Versions Releases Workflows", unit_tests),
-        Step("tests: the chart's page", "python3 -m unittest discover charts/tests -k Page", unit_tests),
+        Step("tests: the chart's page", "python3 -m unittest discover deploy/charts/tests -k Page", unit_tests),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         Step("tests: run", f"cargo test --locked --workspace --no-fail-fast {NOT_SLOW}", cargo_test),
     ],
@@ -304,7 +304,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("charts: publishing", "python3 .ci/test_release.py Publishing", unit_tests),
         Step("charts: build", "cargo build --locked --workspace --bins --tests", one),
         # It runs the daemon, and the module of the group `wasm`.
-        Step("charts: the chart, with its goldens", "python3 -m unittest discover charts/tests", unit_tests),
+        Step("charts: the chart, with its goldens", "python3 -m unittest discover deploy/charts/tests", unit_tests),
         Step("charts: llm-d's values", "cargo test --locked -p control-plane --test it -- slow::", cargo_test),
         Step("charts: discovery with Kubernetes' controllers, an etcd that is paused", "cargo test --locked -p discovery --features all --test it -- slow::", cargo_test),
     ],

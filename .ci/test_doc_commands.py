@@ -18,7 +18,7 @@ mode: gateway
 
 ```sh
 make images   # all of them
-CHART=x helm upgrade --install --wait --timeout 5m a charts/switchpoint -n switchpoint \\
+CHART=x helm upgrade --install --wait --timeout 5m a deploy/charts/switchpoint -n switchpoint \\
   -f values.yaml && kubectl -n x get pods | head
 ```
 
@@ -45,7 +45,7 @@ class Pages(unittest.TestCase):
 
     def test_an_installation_becomes_a_rendering(self):
         [(line, words, files)] = doc_commands.renderings("page.md", PAGE)
-        self.assertEqual(words, ["template", "a", "charts/switchpoint", "-n", "switchpoint", "-f", "values.yaml"])
+        self.assertEqual(words, ["template", "a", "deploy/charts/switchpoint", "-n", "switchpoint", "-f", "values.yaml"])
         self.assertEqual((line, list(files)), (10, ["values.yaml"]))
 
     def test_a_section_runs_in_a_folder_with_its_files(self):
@@ -74,7 +74,7 @@ class Complaints(unittest.TestCase):
     def test_commands_that_name_what_does_not_exist(self):
         for command in [
             "make nothing", "kubectl apply -f envoy-config/none.yaml", "kubectl frobnicate", "helm instal a", "helm install a b -f none.yaml",
-            "helm install a charts/none", "target/release/none", "echo 'open", "kubectl apply -f=charts/none",
+            "helm install a deploy/charts/none", "target/release/none", "echo 'open", "kubectl apply -f=deploy/charts/none",
         ]:
             self.assertEqual(len(self.wrong(command)), 1, command)
 

@@ -141,7 +141,7 @@ class Publishing(unittest.TestCase):
         subprocess.run([release.HELM, "package", chart, "--destination", self.folder], check=True, capture_output=True)
 
     def image(self, content: bytes) -> tuple[str, list[str]]:
-        """Writes an image of two platforms with its SBOMs, as images/build.py does. Returns its digest and those of its manifests."""
+        """Writes an image of two platforms with its SBOMs, as deploy/images/build.py does. Returns its digest and those of its manifests."""
         layouts, names = {}, {}
         for name in ("amd64", "arm64"):
             layouts[f"linux/{name}"] = self.folder / name

@@ -27,10 +27,10 @@ RULES = (
     Rule(r"^Cargo\.toml$", r'\[workspace\.package\]\nversion = "', '"'),
     # Packages of the workspace have no source; the crates that only build tools have version 0.0.0.
     Rule(r"(^|/)Cargo\.lock$", LOCKED + r"(?!0\.0\.0\")", r'"\n(?!source)'),
-    Rule(r"^charts/switchpoint/Chart\.yaml$", r"(?m:^)(?:v|appV)ersion: ", r"\n"),
-    Rule(r"^charts/tests/golden/", r"(?:helm\.sh/chart: switchpoint-|app\.kubernetes\.io/version: \"?)"),
+    Rule(r"^deploy/charts/switchpoint/Chart\.yaml$", r"(?m:^)(?:v|appV)ersion: ", r"\n"),
+    Rule(r"^deploy/charts/tests/golden/", r"(?:helm\.sh/chart: switchpoint-|app\.kubernetes\.io/version: \"?)"),
     Rule(r"\.(md|yaml|py|rs|sh)$", r"\b(?:switchpoint(?:d|-\w+)?|model-server):", r"(?!\d)"),
-    Rule(r"^images/README\.md$", r"(?<=[` ])", r"(?=-(?:artifact|amd64|arm64)\b)"),
+    Rule(r"^deploy/images/README\.md$", r"(?<=[` ])", r"(?=-(?:artifact|amd64|arm64)\b)"),
 )
 
 

@@ -16,7 +16,7 @@ from paths import REGISTRY, ROOT, Skipped
 FOLDER = ROOT / "target/previous"
 SOURCE = FOLDER / "source"
 LAYOUTS = FOLDER / "images"
-CHART = SOURCE / "charts/switchpoint"
+CHART = SOURCE / "deploy/charts/switchpoint"
 # The commit of each release, for checkouts without tags.
 RELEASES = ROOT / ".ci/releases.toml"
 TAG = re.compile(r"^v(\d+)\.(\d+)\.(\d+)$")
@@ -79,7 +79,7 @@ def prepare(version: str) -> str:
     stamp = FOLDER / f"{wanted}.ready"
     if not stamp.exists():
         run("make", "build", folder=SOURCE)
-        run(sys.executable, SOURCE / "images/build.py", "--output", LAYOUTS)
+        run(sys.executable, SOURCE / "deploy/images/build.py", "--output", LAYOUTS)
         stamp.touch()
     for name in ("switchpointd", "switchpoint-gateway", "switchpoint"):
         images.crane("push", str(LAYOUTS / name), f"{REGISTRY}/{name}:{wanted.removeprefix('v')}")

@@ -14,7 +14,7 @@ import kube
 import node
 from paths import REGISTRY, ROOT, RUN, TARGET, Skipped
 
-CHART = ROOT / "charts/switchpoint"
+CHART = ROOT / "deploy/charts/switchpoint"
 LAYOUTS = ROOT / "target/images"
 NAME = "switchpoint"
 NAMESPACE = "switchpoint"
@@ -24,7 +24,7 @@ DAEMON_LABELS = "app.kubernetes.io/name=switchpoint-daemon"
 GATEWAY_LABELS = "app.kubernetes.io/name=switchpoint-gateway"
 GATEWAY_METRICS_PORT = 9902
 HELM_TIMEOUT = "180s"
-# The exit code of images/build.py if a tool is unavailable.
+# The exit code of deploy/images/build.py if a tool is unavailable.
 IMAGES_UNAVAILABLE = 3
 # The release that picks by ext_proc must share the namespace of its InferencePool.
 EXT_PROC_NAME = "ext-proc"
@@ -79,18 +79,18 @@ def build_images() -> None:
         "--module": TARGET / "wasm32-wasip1/release/switchpoint.wasm",
         "--model-server": TARGET / "release/model-server",
     }
-    sources = [*binaries.values(), *sorted((ROOT / "images").glob("*.py")), *sorted((ROOT / "envoy-config").glob("*.*"))]
+    sources = [*binaries.values(), *sorted((ROOT / "deploy/images").glob("*.py")), *sorted((ROOT / "envoy-config").glob("*.*"))]
     inputs = "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in sources)
     stamp = LAYOUTS / "cluster-inputs.txt"
     if stamp.exists() and stamp.read_text() == inputs:
         return
     arguments = [text for option, file in binaries.items() for text in (option, str(file))]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "images/build.py"), "--output", str(LAYOUTS), *arguments], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "deploy/images/build.py"), "--output", str(LAYOUTS), *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         kind = Skipped if done.returncode == IMAGES_UNAVAILABLE else node.NodeError
-        raise kind(f"images/build.py ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+        raise kind(f"deploy/images/build.py ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
     stamp.write_text(inputs)
 
 

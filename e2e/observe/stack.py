@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-DASHBOARDS = ROOT / "dashboards"
+DASHBOARDS = ROOT / "deploy/dashboards"
 BIN = ROOT / ".tools" / "bin"
 # The profile of the binaries: `debug` to try a change without an optimised build.
 RELEASE = ROOT / "target" / os.environ.get("SWITCHPOINT_PROFILE", "release")

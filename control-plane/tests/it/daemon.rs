@@ -4,14 +4,14 @@
 mod admin;
 mod calls;
 mod cli;
-#[path = "../../../discovery/tests/it/cluster.rs"]
+#[path = "../../../crates/discovery/tests/it/cluster.rs"]
 mod cluster;
 mod console;
 mod discovered;
 mod eds;
 mod ext_proc;
 #[allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
-#[path = "../../../discovery/tests/it/fake_api.rs"]
+#[path = "../../../crates/discovery/tests/it/fake_api.rs"]
 mod fake_api;
 mod files;
 mod handover;

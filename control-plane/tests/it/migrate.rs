@@ -276,7 +276,7 @@ mod slow {
     #[tokio::test]
     async fn our_chart_takes_the_values() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let (helm, chart) = (root.join(".tools/bin/helm"), root.join("charts/switchpoint"));
+        let (helm, chart) = (root.join(".tools/bin/helm"), root.join("deploy/charts/switchpoint"));
         if !helm.exists() {
             // Not `print!`, whose output `cargo test` hides for tests that pass.
             let why = "there is no helm; `.ci/cluster_tools.py helm` builds it where Go is installed";

@@ -7,7 +7,7 @@ mod apart;
 mod bodies;
 mod broken_engines;
 mod clients;
-#[path = "../../../discovery/tests/it/cluster.rs"]
+#[path = "../../../crates/discovery/tests/it/cluster.rs"]
 mod cluster;
 mod config_updates;
 mod daemon_faults;

@@ -6,7 +6,7 @@
 
 mod api_server;
 mod broken_engines;
-#[path = "../../../discovery/tests/it/cluster.rs"]
+#[path = "../../../crates/discovery/tests/it/cluster.rs"]
 mod cluster;
 mod engines;
 mod flow_control;

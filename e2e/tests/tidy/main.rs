@@ -43,18 +43,18 @@ rules! {
         "filter/src/state/placement_ring.rs" => "use std::cell::RefCell;",
     ];
     adapter_is_thin: ["filter/src/http.rs" => "let x = 1;\n".repeat(801)];
-    files_are_short: ["proto/src/lib.rs" => "const X: u8 = 1;\n".repeat(501)];
-    scheduler_is_pure: ["scheduler/Cargo.toml" => "[dependencies]\nserde.workspace = true\n"];
-    direct_dependencies_are_few: ["scheduler/Cargo.toml" => "[dependencies]\na = \"1\"\nb = \"1\"\nc = \"1\"\nd = \"1\"\n"];
+    files_are_short: ["crates/proto/src/lib.rs" => "const X: u8 = 1;\n".repeat(501)];
+    scheduler_is_pure: ["crates/scheduler/Cargo.toml" => "[dependencies]\nserde.workspace = true\n"];
+    direct_dependencies_are_few: ["crates/scheduler/Cargo.toml" => "[dependencies]\na = \"1\"\nb = \"1\"\nc = \"1\"\nd = \"1\"\n"];
     unsafe_stays_in_host: ["filter/src/root.rs" => "#[allow(unsafe_code)] // fast\nfn f() {}"];
-    allows_have_a_reason: ["proto/src/lib.rs" => "#[allow(clippy::all)]\nfn f() {}"];
-    tests_are_never_ignored: ["proto/src/lib.rs" => "#[test]\n#[ignore]\nfn f() {}"];
-    modules_have_names: ["proto/src/wire/mod.rs" => ""];
-    members_take_the_lints: ["proto/Cargo.toml" => "[package]\nname = \"proto\"\n"];
-    fuzz_crates_stand_alone: ["proto/fuzz/Cargo.toml" => "[package]\nname = \"proto-fuzz\"\n"];
+    allows_have_a_reason: ["crates/proto/src/lib.rs" => "#[allow(clippy::all)]\nfn f() {}"];
+    tests_are_never_ignored: ["crates/proto/src/lib.rs" => "#[test]\n#[ignore]\nfn f() {}"];
+    modules_have_names: ["crates/proto/src/wire/mod.rs" => ""];
+    members_take_the_lints: ["crates/proto/Cargo.toml" => "[package]\nname = \"proto\"\n"];
+    fuzz_crates_stand_alone: ["crates/proto/fuzz/Cargo.toml" => "[package]\nname = \"proto-fuzz\"\n"];
     pure_crates_repeat_the_bans: [
         "clippy.toml" => "disallowed-methods = [\n  { path = \"std::env::set_var\", reason = \"races\" },\n]\n",
-        "exchange/clippy.toml" => "disallowed-methods = []\n",
+        "crates/exchange/clippy.toml" => "disallowed-methods = []\n",
     ];
     envoy_is_configured_in_one_place: ["e2e/tests/it/copy.yaml" => "static_resources:\n  listeners: []\n"];
     nothing_is_of_one_machine: ["README.md" => concat!("see /ro", "ot/notes.txt")];

@@ -1,4 +1,4 @@
-//! The values of our chart (`charts/switchpoint`).
+//! The values of our chart (`deploy/charts/switchpoint`).
 
 use super::LlmdPicker;
 use super::items::{GivenItems, plain};

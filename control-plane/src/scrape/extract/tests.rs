@@ -61,16 +61,16 @@ vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql, chat",waiting_l
     );
 }
 
-/// Pages that `race/vllm record` took from vLLM 0.32 on a CPU, without and with adapters.
+/// Pages that `tools/race/vllm record` took from vLLM 0.32 on a CPU, without and with adapters.
 #[test]
 fn vllm_0_32_as_recorded() {
     check(
         "vllm",
-        include_str!("../../../../testbed/data/vllm-0.32/metrics.txt"),
+        include_str!("../../../../tools/testbed/data/vllm-0.32/metrics.txt"),
         "queued 0 running 0 kv 0 blocks 800x32 started 1790000000",
     );
     let lora = "queued 0 running 0 kv 0 blocks 800x32 started 1790000000 lora  running,  waiting, max 1, base smollm2";
-    check("vllm", include_str!("../../../../testbed/data/vllm-0.32/lora-metrics.txt"), lora);
+    check("vllm", include_str!("../../../../tools/testbed/data/vllm-0.32/lora-metrics.txt"), lora);
 }
 
 #[test]

@@ -1,0 +1,442 @@
+//! The driver of one request, below every host. It receives the events of a stream, and calls the
+//! host for what must be done.
+//!
+//! A host connects a proxy with this crate: the wasm filter, the ext_proc server, a native
+//! Envoy module. A host translates calls. The driver owns the rest: the phases, parking, whether
+//! headers and bytes are held, when a body is read, whether a request may be retried, the release
+//! of what a pick holds, the served endpoint, and what is counted.
+//!
+//! ```text
+//!                    Started
+//!                       │ request headers
+//!          ┌────────────┼───────────────────────────┐
+//!          │ body is    │ no body, upgrade, gRPC,   │ route without a pool
+//!          │ read       │ other path, body unseen   │
+//!          ▼            │                           │
+//!      Buffering        │                           │
+//!          │ last byte  ▼                           │
+//!          └─────────► decide ◄── state, deadline ─┐│
+//!                       │                          ││
+//!                       ├── no state yet ────► Parked
+//!                       ├── no room ─────────► Queued ── due ──► decide
+//!                       │                           │
+//!          ┌────────────┼─────────────┐             │
+//!          │ refused    │ picked      │ failed open │
+//!          ▼            ▼             ▼             │
+//!      Answered       Routed        Passed ◄────────┘
+//!                       │ end of the stream
+//!                       ▼
+//!                     Ended
+//! ```
+//! A body beyond the size limit leads from Buffering to Answered. The end of the stream leads from
+//! every other phase to Ended too, but an answered request stays Answered. The phases are one enum,
+//! in `crates/exchange/phase.rs`.
+//!
+//! # What a host must do
+//!
+//! A host implements [`RequestHost`] and has one [`RequestDriver`] for each stream. It calls the
+//! driver for each event, in the order in which the proxy delivers them:
+//!
+//! | event | call | afterwards |
+//! |---|---|---|
+//! | request headers | [`RequestDriver::request_headers`] | follow the [`RequestFlow`] |
+//! | piece of the request body | [`RequestDriver::request_body`], the size so far | follow |
+//! | request trailers | [`RequestDriver::request_trailers`] | follow |
+//! | state arrived, a time that the driver gave, or a held request is due | [`RequestDriver::resume`] | on `Go`, resume |
+//! | response headers | [`RequestDriver::response_headers`] | follow |
+//! | piece of the response body | [`RequestDriver::response_body`] | follow |
+//! | response trailers | [`RequestDriver::response_trailers`] | let them go on |
+//! | end of the stream, for any reason | [`RequestDriver::end`] | |
+//!
+//! A host removes the request headers that a client must not set
+//! ([`crate::ExchangeSettings::removes`]) before the request goes on.
+//!
+//! In each call, the driver calls the host in this order:
+//!
+//! 1. Request headers: `find_pool`; then `wait_for_body` if the body is read. Without a pool: only
+//!    `count`. Then, for a long body, `body_piece` while it comes.
+//! 2. Decision: `body_piece` or `take_body` if the body is whole; `with_pool`
+//!    ([`PoolUse::Resolve`]); `subset_hint`; `with_pool` ([`PoolUse::Pick`]); `log_decision`. Then
+//!    `forward` and `count`, or `count` and `reply`, or `park` or `hold`, and `keep_body`.
+//! 3. Response headers: `with_pool` ([`PoolUse::Respond`]), `send_response_headers`.
+//! 4. Response body: `take_response_body`, `with_pool` ([`PoolUse::ReadResponse`]),
+//!    `send_response_body`.
+//! 5. End: `with_pool` ([`PoolUse::Release`]), `ended`.
+//!
+//! # What a host must never do
+//!
+//! - Let a request go on while the last flow was [`RequestFlow::Hold`].
+//! - Call the driver from one of its own methods, or block in one.
+//! - Leave out [`RequestDriver::end`]: the endpoint would seem loaded for ever. A second call does
+//!   no harm.
+//! - Keep the pool locked after [`RequestHost::with_pool`] returns.
+//! - Change a body except where the driver says so, or read it to decide.
+//!
+//! All calls are dispatched statically, and bodies are handed over without a copy. A driver costs
+//! what the same code inside the host would cost.
+
+mod decide;
+mod host;
+mod reading;
+pub use host::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
+
+use pool_state::Timestamp;
+
+use crate::exchange::ExchangePhase;
+use crate::{Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody, ResponseHead, ResponseStep};
+use reading::BodyReading;
+
+/// Drives one request.
+#[derive(Debug)]
+pub struct RequestDriver<H: RequestHost> {
+    exchange: Exchange,
+    /// The pool of the request's route, until the end.
+    pool: Option<H::Pool>,
+    /// Length of the request body so far.
+    body_bytes: usize,
+    /// Whether the last byte of the request has come.
+    is_whole: bool,
+    reading: BodyReading,
+    pieces: BodyDelivery,
+    response: ResponseBody,
+    /// Length of a held response body so far.
+    response_bytes: usize,
+}
+
+/// How the pieces of a request body reach a filter ([`RequestHost::IS_FILTER`]). If a filter held a
+/// piece and the proxy resumed the request before the last piece, Envoy up to 1.39 drops the next
+/// piece. The filter avoids that by holding the next piece too; it goes on with the piece after it,
+/// or later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BodyDelivery {
+    /// No piece came.
+    None,
+    /// Each piece was held or went on, by the flow that its event returned.
+    InStep,
+    /// Pieces went on by [`RequestDriver::resume`]: the next one is held.
+    Ahead,
+    /// One piece is held until the next event or [`RequestDriver::resume`].
+    HoldNext,
+}
+
+// === impl RequestDriver ===
+
+impl<H: RequestHost> Default for RequestDriver<H> {
+    fn default() -> Self {
+        Self {
+            exchange: Exchange::new(Timestamp(0)),
+            pool: None,
+            body_bytes: 0,
+            is_whole: false,
+            reading: BodyReading::default(),
+            pieces: BodyDelivery::None,
+            response: ResponseBody::Ignore,
+            response_bytes: 0,
+        }
+    }
+}
+
+impl<H: RequestHost> RequestDriver<H> {
+    /// Handles the request headers. Names are lower-case.
+    pub fn request_headers<'h>(
+        &mut self,
+        host: &mut H,
+        pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
+        end_of_stream: bool,
+    ) -> RequestFlow {
+        self.end(host); // a proxy that begins twice must not leak the first pick
+        *self = Self { exchange: Exchange::new(host.now()), is_whole: end_of_stream, ..Self::default() };
+        let step = self.exchange.request_headers(host.settings(), pairs.clone(), end_of_stream);
+        if step == HeadersStep::Ready {
+            host.reply(host.ready_reply());
+            return RequestFlow::Hold;
+        }
+        self.pool = host.find_pool();
+        self.exchange.set_traced(host.is_traced(pairs.clone()));
+        let Some(pool) = &self.pool else {
+            self.exchange.phase = ExchangePhase::Passed;
+            host.count(None, RequestCount::Passed);
+            return RequestFlow::Go;
+        };
+        let exchange = &mut self.exchange;
+        let (queues, hashing) = host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| {
+            exchange.capture_headers(pool, pairs);
+            (pool.flow_control().is_some(), HashSettings::of(pool))
+        });
+        self.reading = BodyReading::new(hashing);
+        if queues {
+            exchange.set_flow(host.flow_id().as_deref());
+        }
+        match step {
+            HeadersStep::Buffer if host.wait_for_body() => RequestFlow::Hold,
+            HeadersStep::Buffer => {
+                self.exchange.set_body_unavailable();
+                self.decide(host)
+            }
+            HeadersStep::Decide | HeadersStep::Ready => self.decide(host),
+            HeadersStep::Reply(reply) => self.refuse(host, reply),
+        }
+    }
+
+    /// Handles a piece of the request body. `size` is the length of the body so far.
+    pub fn request_body(&mut self, host: &mut H, size: usize, progress: BodyProgress) -> RequestFlow {
+        self.body_bytes = size;
+        if self.pieces == BodyDelivery::None {
+            self.pieces = BodyDelivery::InStep;
+        }
+        if self.awaits_body()
+            && let Some(reply) = self.exchange.check_body_size(host.settings(), size)
+        {
+            return self.refuse(host, reply);
+        }
+        let flow = match progress {
+            BodyProgress::Whole => self.request_complete(host),
+            BodyProgress::CutOff if self.awaits_body() => {
+                self.exchange.set_body_unavailable();
+                self.decide(host)
+            }
+            BodyProgress::Partial if self.awaits_body() => {
+                self.reading.read_some(&self.exchange, host, size);
+                RequestFlow::Hold
+            }
+            BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
+        };
+        if flow == RequestFlow::Go { self.piece_goes_on(host) } else { flow }
+    }
+
+    /// Handles the request trailers. The held part of the body goes on before them.
+    pub fn request_trailers(&mut self, host: &mut H) -> RequestFlow {
+        if self.pieces == BodyDelivery::HoldNext {
+            self.pieces = BodyDelivery::InStep;
+        }
+        self.request_complete(host)
+    }
+
+    /// Decides again, because the pool has state, or the time of [`RequestHost::park`] or
+    /// [`RequestHost::resume_after`] has come. On [`RequestFlow::Go`], the request goes on with the
+    /// held part of its body.
+    pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+        if self.is_revocable() && self.give_up(host, now) {
+            return RequestFlow::Hold;
+        }
+        if matches!(self.exchange.phase, ExchangePhase::Queued(_)) {
+            if self.decide_held(host, now) == RequestFlow::Hold {
+                return RequestFlow::Hold;
+            }
+        } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
+            if let Some(pool) = &self.pool {
+                self.reading = BodyReading::new(host.with_pool(pool, PoolUse::Capture, now, |pool| HashSettings::of(pool)));
+            }
+            let body = self.body(host);
+            if self.decide_at(host, body, now) == RequestFlow::Hold {
+                return RequestFlow::Hold;
+            }
+        }
+        if H::IS_FILTER && self.pieces != BodyDelivery::None {
+            self.pieces = BodyDelivery::Ahead;
+        }
+        RequestFlow::Go
+    }
+
+    /// Handles the response headers, from an endpoint or from the proxy.
+    pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> RequestFlow {
+        let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
+            host.send_response_headers(ResponseStep::default());
+            return RequestFlow::Go;
+        };
+        let (exchange, now) = (&mut self.exchange, host.now());
+        let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| (exchange.response_headers(pool, head, now), pool.has_due()));
+        if due {
+            host.release_held(pool);
+        }
+        self.response = step.body;
+        host.send_response_headers(step);
+        if self.response == ResponseBody::Hold && !head.end_of_stream { RequestFlow::Hold } else { RequestFlow::Go }
+    }
+
+    /// Handles a piece of the response body. `size` is its length; if the body is held, the length
+    /// of the whole body so far.
+    pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> RequestFlow {
+        match self.response {
+            ResponseBody::Hold if !last => {
+                self.response_bytes = size;
+                return RequestFlow::Hold;
+            }
+            ResponseBody::Ignore => {}
+            ResponseBody::Read if size == 0 && !last => {}
+            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => self.read_response(host, size, last),
+        }
+        RequestFlow::Go
+    }
+
+    /// Handles the response trailers.
+    pub fn response_trailers(&mut self, host: &mut H) {
+        match self.response {
+            ResponseBody::Ignore => {}
+            ResponseBody::Hold if self.response_bytes > 0 => self.read_response(host, self.response_bytes, true),
+            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
+                self.response = ResponseBody::Ignore;
+                let Some(pool) = &self.pool else { return };
+                let (exchange, now) = (&mut self.exchange, host.now());
+                let rest = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.response_chunk(pool, &[], true, now));
+                if let Some(rest) = rest {
+                    host.append_response(rest);
+                }
+                self.trace_outcome(host, now);
+            }
+        }
+    }
+
+    /// Handles the end of the stream. Releases what the pick holds, once.
+    pub fn end(&mut self, host: &mut H) {
+        (self.pieces, self.reading) = (BodyDelivery::None, BodyReading::default());
+        let Some(pool) = self.pool.take() else { return };
+        let now = host.now();
+        if self.exchange.is_open() && host.endpoint_broke_off() {
+            self.exchange.record_cut_off();
+        }
+        let exchange = &mut self.exchange;
+        let (outcome, due) = host.with_pool(&pool, PoolUse::Release, now, |pool| (exchange.end(pool, now), pool.has_due()));
+        if due {
+            host.release_held(&pool);
+        }
+        if let Some(outcome) = outcome {
+            host.ended(&outcome);
+        }
+    }
+
+    /// Ends the request with a reply of the host's own.
+    pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
+        self.end(host);
+        self.exchange.phase = ExchangePhase::Answered { uncounted: None };
+        host.reply(reply);
+        RequestFlow::Hold
+    }
+
+    /// Whether [`Self::resume`] must still be called, at the time that the driver gave.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Parked) || self.pieces == BodyDelivery::HoldNext
+    }
+
+    /// Whether flow control holds the request.
+    #[must_use]
+    pub fn is_queued(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Queued(_))
+    }
+
+    /// Whether the request was sent, and the pool may still give it up.
+    #[must_use]
+    pub fn is_revocable(&self) -> bool {
+        self.exchange.revocable().is_some()
+    }
+
+    /// Whether the request is held until its last body byte.
+    #[must_use]
+    pub fn awaits_body(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Buffering)
+    }
+
+    /// Whether the request is held, together with the pieces of its body that come.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_))
+    }
+
+    /// The memory of a body that is being read, in bytes; the host has the body itself.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.reading.memory()
+    }
+
+    /// Whether the client got a local reply.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Answered { .. })
+    }
+
+    /// Whether a picked endpoint has the request. Only then do its response headers matter.
+    #[must_use]
+    pub fn is_routed(&self) -> bool {
+        matches!(self.exchange.phase, ExchangePhase::Routed(_))
+    }
+
+    /// Whether this is the address of the endpoint that is tried first.
+    #[must_use]
+    pub fn is_first_endpoint(&self, address: &[u8]) -> bool {
+        self.exchange.is_first_endpoint(address)
+    }
+
+    /// Whether the response is changed on its way. Then the proxy needs the host until its end.
+    #[must_use]
+    pub fn restores_response(&self) -> bool {
+        matches!(self.response, ResponseBody::Restore | ResponseBody::Hold)
+    }
+
+    /// Returns the flow of the current phase. Only a request that is decided, or needs no decision,
+    /// goes on.
+    fn flow(&self) -> RequestFlow {
+        match self.exchange.phase {
+            ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
+            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_) | ExchangePhase::Answered { .. } => {
+                RequestFlow::Hold
+            }
+        }
+    }
+
+    /// Handles the last byte of the request.
+    fn request_complete(&mut self, host: &mut H) -> RequestFlow {
+        self.is_whole = true;
+        if self.awaits_body() { self.decide(host) } else { self.flow() }
+    }
+
+    fn piece_goes_on(&mut self, host: &mut H) -> RequestFlow {
+        match &self.pool {
+            Some(pool) if self.pieces == BodyDelivery::Ahead => {
+                self.pieces = BodyDelivery::HoldNext;
+                host.resume_after(pool, host.now());
+                RequestFlow::Hold
+            }
+            _ => {
+                self.pieces = BodyDelivery::InStep;
+                RequestFlow::Go
+            }
+        }
+    }
+
+    /// Takes the body from the host, if it is whole.
+    fn body(&self, host: &mut H) -> Option<H::RequestBody> {
+        self.is_whole.then(|| host.take_body(self.body_bytes))
+    }
+
+    fn read_response(&mut self, host: &mut H, size: usize, last: bool) {
+        let held = self.response == ResponseBody::Hold;
+        if last {
+            self.response = ResponseBody::Ignore;
+        }
+        let Some(pool) = &self.pool else { return };
+        let bytes = host.take_response_body(size);
+        let (exchange, now) = (&mut self.exchange, host.now());
+        let due = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+            exchange.read_chunk(pool, bytes.as_ref(), last, now);
+            pool.has_due()
+        });
+        if due {
+            host.release_held(pool);
+        }
+        if last {
+            self.trace_outcome(host, now);
+        }
+        let restored = self.exchange.restore_chunk(bytes.as_ref(), last);
+        host.send_response_body(bytes, restored, held);
+    }
+
+    /// Puts the outcome of a traced request into its span.
+    fn trace_outcome(&mut self, host: &mut H, now: Timestamp) {
+        let Some(pool) = self.pool.as_ref().filter(|_| self.exchange.is_traced()) else { return };
+        let exchange = &mut self.exchange;
+        if let Some(outcome) = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.outcome_so_far(pool, now)) {
+            host.trace_outcome(&outcome);
+        }
+    }
+}

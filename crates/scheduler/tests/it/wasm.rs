@@ -1,0 +1,46 @@
+//! Decisions are the same natively and in wasm, to the last digit of every score.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::case::{DecisionCase, Digits};
+use crate::golden;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Builds the example `golden` for wasm in a separate target folder, because the build that runs
+/// this test holds the lock of the usual one.
+fn build() -> PathBuf {
+    let target = root().join("target/wasm-golden");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "-p", "scheduler", "--example", "golden", "--target", "wasm32-wasip1"])
+        .current_dir(root())
+        .env("CARGO_TARGET_DIR", &target)
+        // Settings of the outer cargo must not affect this build.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .status()
+        .unwrap();
+    assert!(status.success(), "the example `golden` does not build for wasm32-wasip1");
+    target.join("wasm32-wasip1/release/examples/golden.wasm")
+}
+
+#[test]
+fn every_golden_case_is_decided_alike() {
+    let python = root().join(".venv/bin/python");
+    assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
+    let files = golden::files();
+    let output = Command::new(python)
+        .arg(root().join("crates/scheduler/tests/wasm_golden.py"))
+        .arg(build())
+        .args(files.iter().map(|(file, _)| file))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{} (is `wasmtime` there? run `make setup`)", String::from_utf8_lossy(&output.stderr));
+    let in_wasm = String::from_utf8(output.stdout).unwrap();
+    let native: String = files.iter().map(|(_, text)| DecisionCase::parse(text).unwrap().decide().unwrap().render(Digits::All)).collect();
+    assert!(native.lines().count() > 4 * files.len(), "there is something to compare");
+    assert_eq!(native, in_wasm);
+}

@@ -1,0 +1,151 @@
+"""The chart's manifests: lint, goldens, errors for invalid values, and the page of all values.
+
+    UPDATE_GOLDENS=1 python3 -m unittest discover deploy/charts/tests    writes the goldens
+    UPDATE_DOCS=1 python3 -m unittest discover deploy/charts/tests       writes docs/reference/chart.md
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import helm
+
+HERE = pathlib.Path(__file__).resolve().parent
+PAGE = helm.ROOT / "docs" / "reference" / "chart.md"
+APIS = ["--api-versions", "cert-manager.io/v1", "--api-versions", "monitoring.coreos.com/v1"]
+
+
+class ChartTest(unittest.TestCase):
+    """Base class: skips a test that needs Helm where there is none."""
+
+    def setUp(self) -> None:
+        if why := helm.missing():
+            helm.skipped(self.id(), why)
+            self.skipTest(why)
+
+    def refused(self, *arguments: str) -> str:
+        """The error that these arguments cause."""
+        with self.assertRaises(helm.HelmError) as raised:
+            helm.template(*arguments)
+        return str(raised.exception)
+
+
+class Goldens(ChartTest):
+    def test_lint_finds_nothing(self) -> None:
+        for values in sorted((HERE / "values").glob("*.yaml")):
+            if "cert-manager" in values.name or values.name == "many-pools.yaml":
+                continue  # `helm lint` has no way to say which APIs the cluster has
+            with self.subTest(values.name):
+                helm.helm("lint", "--strict", str(helm.CHART), "--values", str(values))
+
+    def test_manifests_are_those_of_the_goldens(self) -> None:
+        for values in sorted((HERE / "values").glob("*.yaml")):
+            with self.subTest(values.name):
+                text = helm.golden(helm.template(*APIS, values=values))
+                path = HERE / "golden" / values.name
+                if os.environ.get("UPDATE_GOLDENS"):
+                    path.write_text(text)
+                self.assertEqual(text, path.read_text(), f"{path.name}: see UPDATE_GOLDENS at the top of this file")
+
+    def test_every_object_has_a_name_and_the_labels_of_the_release(self) -> None:
+        for values in sorted((HERE / "values").glob("*.yaml")):
+            for key, one in helm.objects(*APIS, values=values).items():
+                with self.subTest(values=values.name, object=key):
+                    self.assertEqual(one["metadata"]["labels"]["app.kubernetes.io/instance"], helm.RELEASE)
+                    self.assertLessEqual(len(key[2]), 63)
+
+    def test_another_label_replaces_the_default_one(self) -> None:
+        found = helm.objects("--set", "istio.enabled=true,istio.selector.istio=null,istio.selector.app=edge")
+        selector = found["EnvoyFilter", "istio-system", "sp"]["spec"]["workloadSelector"]
+        self.assertEqual(selector, {"labels": {"app": "edge"}})
+
+    def test_dashboards_and_rules_are_those_of_the_repository(self) -> None:
+        found = helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml")
+        config_map = found["ConfigMap", helm.NAMESPACE, "sp-dashboards"]
+        self.assertEqual(config_map["metadata"]["labels"]["grafana_dashboard"], "1")
+        files = sorted((helm.ROOT / "deploy/dashboards").glob("*.json"))
+        self.assertEqual(
+            {name: json.loads(text) for name, text in config_map["data"].items()},
+            {f"switchpoint-{file.name}": json.loads(file.read_text()) for file in files},
+        )
+        (rules,) = helm.read_yaml((helm.ROOT / "deploy/dashboards" / "rules.yaml").read_text())
+        rule = found["PrometheusRule", helm.NAMESPACE, "sp"]
+        self.assertEqual((rule["spec"], rule["metadata"]["labels"]["release"]), (rules, "prometheus"))
+
+    def test_each_namespace_of_a_pool_gets_only_the_rights_that_its_pools_need(self) -> None:
+        found = helm.objects(*APIS, values=HERE / "values" / "many-pools.yaml")
+        rights = {
+            namespace: {resource for rule in one["rules"] for resource in rule["resources"]}
+            for (kind, namespace, name), one in found.items()
+            if kind == "Role" and name == "sp-daemon-pools-of-switchpoint"
+        }
+        objects = {"inferenceobjectives", "inferencemodelrewrites", "inferencemodels"}
+        self.assertEqual(rights, {"prod": {"pods", "inferencepools"} | objects, "research": {"pods", "services", "endpointslices"}})
+
+
+class Refusals(ChartTest):
+    """Each error names the value and says what is wrong with it."""
+
+    def test_an_unknown_value_is_an_error(self) -> None:
+        for value, words in {
+            "gatway.enabled=true": "additional properties 'gatway' not allowed",
+            "gateway.replica=3": "at '/gateway': additional properties 'replica' not allowed",
+            "daemon.podDisruptionBudget.enable=true": "at '/daemon/podDisruptionBudget': additional properties 'enable' not allowed",
+            "pools[0].nam=x": "at '/pools/0': additional properties 'nam' not allowed",
+            "tls.certManager.issuerRef.kin=x": "additional properties 'kin' not allowed",
+        }.items():
+            with self.subTest(value):
+                self.assertIn(words, self.refused("--set", value))
+
+    def test_a_value_of_the_wrong_kind_is_an_error(self) -> None:
+        for value, words in {
+            "daemon.replicas=two": "at '/daemon/replicas': got string, want integer",
+            "gateway.enabled=maybe": "at '/gateway/enabled': got string, want boolean",
+            "daemon.scrapeInterval=fast": "at '/daemon/scrapeInterval': 'fast' does not match pattern",
+            "istio.mode=Lua": "at '/istio/mode': value must be one of 'EnvoyFilter', 'WasmPlugin'",
+            "extProc.failureMode=Open": "at '/extProc/failureMode': value must be one of 'FailClose', 'FailOpen'",
+            "pools[0].name=a,pools[0].modelServers.matchLabels=null": "at '/pools/0/modelServers/matchLabels': got null, want object",
+            "istio.selector.istio=null": "at '/istio/selector': minProperties: got 0, want 1",
+            "pools[0].name=Llama": "at '/pools/0/name': 'Llama' does not match pattern",
+            "gateway.image.digest=abc": "at '/gateway/image/digest': 'abc' does not match pattern",
+        }.items():
+            with self.subTest(value):
+                self.assertIn(words, self.refused("--set", value))
+
+    def test_values_that_contradict_each_other_are_an_error(self) -> None:
+        pools = "pools[0].name=a,pools[0].endpoints[0]=h:1,pools[1].name=b,pools[1].endpoints[0]=h:2"
+        for value, words in {
+            pools: 'pools "a" and "b" both take requests for host "*"; give each its own `hosts`',
+            pools.replace("name=b", "name=a"): 'two pools are named "a"',
+            "pools[0].name=a,pools[0].inferencePool.name=x,pools[0].endpoints[0]=h:1": 'pool "a" has 2 sources of endpoints; give one of modelServers, inferencePool,',
+            "pools[0].name=a": 'pool "a" has 0 sources',
+            "extProc.enabled=true,pools[0].name=a,pools[0].inferencePool.name=a,pools[0].namespace=prod": "an InferencePool can only name a picker in its own namespace",
+            "tls.certManager.enabled=true": "Install cert-manager first",
+            "monitoring.podMonitor.enabled=true": "Install the Prometheus operator first",
+            "prometheusRule.enabled=true": "Install the Prometheus operator first",
+            "tls.existingSecret.daemon=x": "tls.existingSecret.proxy is not",
+            "gateway.terminationGracePeriodSeconds=12": "must exceed gateway.drainSeconds (10)",
+            "envoyGateway.enabled=true,envoyGateway.namespace=edge": "name a Service of that namespace",
+        }.items():
+            with self.subTest(value):
+                self.assertIn(words, self.refused("--set", value))
+
+    def test_proxies_elsewhere_need_a_cluster_issuer(self) -> None:
+        error = self.refused(*APIS, "--set", "tls.certManager.enabled=true,istio.enabled=true")
+        self.assertIn('proxies in namespace "istio-system" need tls.certManager.issuerRef', error)
+
+
+class Page(unittest.TestCase):
+    def test_every_value_is_in_the_page(self) -> None:
+        done = subprocess.run([sys.executable, HERE.parent / "values_page.py"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        if os.environ.get("UPDATE_DOCS"):
+            PAGE.write_text(done.stdout)
+        self.assertEqual(done.stdout, PAGE.read_text(), "see UPDATE_DOCS at the top of this file")
+
+
+if __name__ == "__main__":
+    unittest.main()
