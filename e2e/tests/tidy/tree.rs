@@ -4,10 +4,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders without hand-written files, and the samples of this test.
-const UNREAD: &[&str] = &[".git", ".venv", ".venv-1.38", ".tools", "target", "node_modules", "e2e/tests/tidy"];
+const UNREAD: &[&str] = &[
+    ".git",
+    ".venv",
+    ".venv-1.38",
+    ".tools",
+    "target",
+    "node_modules",
+    "e2e/tests/tidy",
+];
 
 /// Extensions of the files that are read: everything that contributors edit.
-const READ: &[&str] = &["rs", "toml", "yaml", "yml", "md", "py", "sh", "proto", "txt", "json"];
+const READ: &[&str] = &[
+    "rs", "toml", "yaml", "yml", "md", "py", "sh", "proto", "txt", "json",
+];
 
 /// One file, by its path from the root.
 pub(crate) struct SourceFile {
@@ -27,23 +37,37 @@ impl SourceTree {
         let mut files = Vec::new();
         read(&root, &root, &mut files);
         files.sort_by(|a, b| a.path.cmp(&b.path));
-        assert!(files.len() > 20, "the repository was not found at {}", root.display());
+        assert!(
+            files.len() > 20,
+            "the repository was not found at {}",
+            root.display()
+        );
         Self(files)
     }
 
     /// The files whose path satisfies `wanted`.
-    pub(crate) fn where_path(&self, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = &SourceFile> {
+    pub(crate) fn where_path(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> impl Iterator<Item = &SourceFile> {
         self.0.iter().filter(move |file| wanted(&file.path))
     }
 
     /// The files under `folder` (which ends in `/`, or is empty for all) that end in `suffix`.
-    pub(crate) fn under(&self, folder: &'static str, suffix: &'static str) -> impl Iterator<Item = &SourceFile> {
+    pub(crate) fn under(
+        &self,
+        folder: &'static str,
+        suffix: &'static str,
+    ) -> impl Iterator<Item = &SourceFile> {
         self.where_path(move |path| path.starts_with(folder) && path.ends_with(suffix))
     }
 
     /// The text of one file; empty if there is none.
     pub(crate) fn text(&self, path: &str) -> &str {
-        self.0.iter().find(|file| file.path == path).map_or("", |file| &file.text)
+        self.0
+            .iter()
+            .find(|file| file.path == path)
+            .map_or("", |file| &file.text)
     }
 }
 
@@ -52,17 +76,22 @@ impl SourceTree {
 impl SourceFile {
     /// Numbered lines of code: without comments, and without the unit tests at the end.
     pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.before_tests().filter(|(_, line)| !line.trim_start().starts_with("//"))
+        self.before_tests()
+            .filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
 
     /// Numbered lines up to the unit tests at the end of the file.
     pub(crate) fn before_tests(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.lines().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+        self.lines()
+            .take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
     }
 
     /// All lines, numbered from 1.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text.lines().enumerate().map(|(at, line)| (at + 1, line))
+        self.text
+            .lines()
+            .enumerate()
+            .map(|(at, line)| (at + 1, line))
     }
 }
 
@@ -78,13 +107,23 @@ fn read(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) {
             continue;
         }
         let full = entry.path();
-        let path = full.strip_prefix(root).expect("under the root").to_string_lossy().into_owned();
+        let path = full
+            .strip_prefix(root)
+            .expect("under the root")
+            .to_string_lossy()
+            .into_owned();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            let ours = !path.ends_with("/target") && !path.contains("/corpus") && !path.contains("/artifacts");
+            let ours = !path.ends_with("/target")
+                && !path.contains("/corpus")
+                && !path.contains("/artifacts");
             if ours && !UNREAD.contains(&path.as_str()) {
                 read(root, &full, files);
             }
-        } else if path == "Makefile" || READ.iter().any(|suffix| path.ends_with(&format!(".{suffix}"))) {
+        } else if path == "Makefile"
+            || READ
+                .iter()
+                .any(|suffix| path.ends_with(&format!(".{suffix}")))
+        {
             // Skips files that are not text, or that were deleted meanwhile.
             if let Ok(text) = fs::read_to_string(&full) {
                 files.push(SourceFile { path, text });
