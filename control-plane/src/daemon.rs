@@ -35,7 +35,13 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     let mut signals = SignalWatch::listen().map_err(FatalError::Signals)?;
     tracing::info!(version = VERSION, "starting");
     raise_descriptors();
-    let (wanted, drain) = (args.lease.clone(), (args.ext_proc.ext_proc_drain, args.ext_proc.ext_proc_reply_wait));
+    let (wanted, drain) = (
+        args.lease.clone(),
+        (
+            args.ext_proc.ext_proc_drain,
+            args.ext_proc.ext_proc_reply_wait,
+        ),
+    );
     let mut standby = StandbyDaemon::start(args).await?;
     let mut lease = wanted.want().await?;
     let ended = campaign(&mut standby, &mut lease, &mut signals).await;
@@ -43,8 +49,12 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
         lease.give_back().await;
     }
     // Only an orderly end of the process has time for gateways that still call it.
-    if let (Ok("SIGTERM"), (Some(drain), replies), Some(_)) = (&ended, drain, standby.ext_proc_address) {
-        standby.drain(drain, replies.unwrap_or_default(), &mut signals).await;
+    if let (Ok("SIGTERM"), (Some(drain), replies), Some(_)) =
+        (&ended, drain, standby.ext_proc_address)
+    {
+        standby
+            .drain(drain, replies.unwrap_or_default(), &mut signals)
+            .await;
     }
     standby.stop().await;
     ended.map(drop)

@@ -44,11 +44,40 @@ async fn main() -> ExitCode {
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
         }
-        CliCommand::Migrate(args) => ExitCode::from(migrate::run(*args, &mut std::io::stdout(), &mut std::io::stderr()).await),
+        CliCommand::Migrate(args) => ExitCode::from(
+            migrate::run(*args, &mut std::io::stdout(), &mut std::io::stderr()).await,
+        ),
         CliCommand::Explain(args) => {
-            let ExplainArgs { admin, admin_token_file: token, request, pool, path, headers, subset, without, config, format } = args;
-            let question = ExplainRequest { pool, path, headers, subset, without, ..ExplainRequest::default() };
-            match explain::ask(ExplainCall { admin, token, file: request, config, question, format }).await {
+            let ExplainArgs {
+                admin,
+                admin_token_file: token,
+                request,
+                pool,
+                path,
+                headers,
+                subset,
+                without,
+                config,
+                format,
+            } = args;
+            let question = ExplainRequest {
+                pool,
+                path,
+                headers,
+                subset,
+                without,
+                ..ExplainRequest::default()
+            };
+            match explain::ask(ExplainCall {
+                admin,
+                token,
+                file: request,
+                config,
+                question,
+                format,
+            })
+            .await
+            {
                 Ok(printed) => {
                     let _ = std::io::stdout().write_all(printed.as_bytes());
                     ExitCode::SUCCESS

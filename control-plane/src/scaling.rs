@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime};
 use discovery::InstanceState;
 use scheduler::latency::step::StepModel;
 use scheduler::scaling::{
-    EngineSeats, OutstandingWork, ReportedRequests, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, ScalingSignal, TrafficTotals,
-    TrafficWindow, signal,
+    EngineSeats, OutstandingWork, ReportedRequests, RequestMix, ScalingGoal, ScalingGroup,
+    ScalingRole, ScalingSignal, TrafficTotals, TrafficWindow, signal,
 };
 use scheduler::{EndpointMetrics, Pipeline, ROLE_LABEL};
 use tokio::task::JoinSet;
@@ -84,10 +84,20 @@ pub struct EndpointGroup {
 }
 
 /// Starts to record the traffic of all pools.
-pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, goal: ScalingGoal, shutdown: &Shutdown) -> Arc<ScalingSignals> {
-    let signals = Arc::new(ScalingSignals { goal, began: Instant::now(), pools: Mutex::default() });
+pub fn spawn(
+    tasks: &mut JoinSet<&'static str>,
+    shared: &Arc<DaemonState>,
+    goal: ScalingGoal,
+    shutdown: &Shutdown,
+) -> Arc<ScalingSignals> {
+    let signals = Arc::new(ScalingSignals {
+        goal,
+        began: Instant::now(),
+        pools: Mutex::default(),
+    });
     let _ = shared.learning.scaling.set(Arc::clone(&signals)); // a daemon is started once
-    let (recorded, shared, mut shutdown) = (Arc::clone(&signals), Arc::clone(shared), shutdown.clone());
+    let (recorded, shared, mut shutdown) =
+        (Arc::clone(&signals), Arc::clone(shared), shutdown.clone());
     tasks.spawn(async move {
         let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -103,24 +113,50 @@ pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, goal:
 
 /// The role and the models of an endpoint; `None` if it serves no stage with a step model.
 fn key(member: &PoolMember) -> Option<GroupKey> {
-    let role = member.instance.labels.iter().find(|(label, _)| label == ROLE_LABEL).map(|(_, role)| role.as_str());
+    let role = member
+        .instance
+        .labels
+        .iter()
+        .find(|(label, _)| label == ROLE_LABEL)
+        .map(|(_, role)| role.as_str());
     Some((ScalingRole::of(role)?, Arc::clone(&member.metadata.models)))
 }
 
 /// The work outstanding at an endpoint.
-fn work(member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals, step: &StepModel) -> OutstandingWork {
-    let row = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
-    let EndpointTotals { requests, prefill_tokens, prompts, .. } = row;
+fn work(
+    member: &PoolMember,
+    metrics: &EndpointMetrics,
+    totals: &CounterTotals,
+    step: &StepModel,
+) -> OutstandingWork {
+    let row = totals
+        .endpoints
+        .get(&(member.id.generation, member.id.slot))
+        .copied()
+        .unwrap_or_default();
+    let EndpointTotals {
+        requests,
+        prefill_tokens,
+        prompts,
+        ..
+    } = row;
     let reported = || {
         let (waiting, running) = (metrics.queue_depth?, metrics.running_requests?);
-        Some(ReportedRequests { waiting: waiting.into(), running: running.into() })
+        Some(ReportedRequests {
+            waiting: waiting.into(),
+            running: running.into(),
+        })
     };
     OutstandingWork {
         speed: step.speed(member.id),
         requests: float(requests),
         prompts: float(prompts),
         // Tokens of requests that decode count here too, if a configuration estimates outputs.
-        uncached_tokens: if prompts > 0 { float(prefill_tokens) } else { 0.0 },
+        uncached_tokens: if prompts > 0 {
+            float(prefill_tokens)
+        } else {
+            0.0
+        },
         reported: reported(),
     }
 }
@@ -136,7 +172,9 @@ impl ScalingSignals {
     /// The groups of a pool now. Empty if the pool has no complete set of endpoints.
     #[must_use]
     pub fn groups(&self, shared: &DaemonState, pool: &str, now: Instant) -> Vec<EndpointGroup> {
-        let Some(view) = shared.pools.borrow().get(pool).cloned() else { return Vec::new() };
+        let Some(view) = shared.pools.borrow().get(pool).cloned() else {
+            return Vec::new();
+        };
         let totals = shared.counters().totals(pool, now);
         let step = shared.learning.step_model(pool);
         let mut members: BTreeMap<GroupKey, Vec<(&PoolMember, &EndpointMetrics)>> = BTreeMap::new();
@@ -146,21 +184,52 @@ impl ScalingSignals {
             }
         }
         // Discovery does not know role and models of an endpoint that is not ready.
-        let starting: Arc<[f64]> = if members.len() == 1 { starting(shared, pool) } else { Vec::new() }.into();
-        let requests_max = Pipeline::build(&view.pipeline).ok().and_then(|pipeline| pipeline.requests_max());
+        let starting: Arc<[f64]> = if members.len() == 1 {
+            starting(shared, pool)
+        } else {
+            Vec::new()
+        }
+        .into();
+        let requests_max = Pipeline::build(&view.pipeline)
+            .ok()
+            .and_then(|pipeline| pipeline.requests_max());
         let traffic = self.lock();
         let traffic = traffic.get(pool);
         let group = |(key, members): (GroupKey, Vec<(&PoolMember, &EndpointMetrics)>)| {
-            let endpoints: Vec<OutstandingWork> = members.iter().map(|(member, metrics)| work(member, metrics, &totals, &step)).collect();
-            let window = traffic.and_then(|traffic| traffic.groups.get(&key)).map(|of| &of.window);
-            let mix = window.map(|window| window.mix(f64::from(step.output_tokens()))).unwrap_or_default();
+            let endpoints: Vec<OutstandingWork> = members
+                .iter()
+                .map(|(member, metrics)| work(member, metrics, &totals, &step))
+                .collect();
+            let window = traffic
+                .and_then(|traffic| traffic.groups.get(&key))
+                .map(|of| &of.window);
+            let mix = window
+                .map(|window| window.mix(f64::from(step.output_tokens())))
+                .unwrap_or_default();
             let measured = window.is_some_and(TrafficWindow::is_measured);
-            let seats = EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics)).at_most(requests_max);
-            let (mix, starting, step) = (with_prompts(mix, &endpoints), Arc::clone(&starting), Arc::clone(&step));
-            EndpointGroup { key, mix, endpoints, starting, held: 0.0, measured, step, seats }
+            let seats =
+                EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics)).at_most(requests_max);
+            let (mix, starting, step) = (
+                with_prompts(mix, &endpoints),
+                Arc::clone(&starting),
+                Arc::clone(&step),
+            );
+            EndpointGroup {
+                key,
+                mix,
+                endpoints,
+                starting,
+                held: 0.0,
+                measured,
+                step,
+                seats,
+            }
         };
         let mut groups: Vec<EndpointGroup> = members.into_iter().map(group).collect();
-        share(&mut groups, float(totals.bands.values().map(|band| band.held).sum()));
+        share(
+            &mut groups,
+            float(totals.bands.values().map(|band| band.held).sum()),
+        );
         groups
     }
 
@@ -168,7 +237,9 @@ impl ScalingSignals {
     #[must_use]
     pub fn refuses(&self, pool: &str, now: Instant) -> bool {
         let refused_at = self.lock().get(pool).and_then(|traffic| traffic.refused_at);
-        refused_at.is_some_and(|at| now.saturating_duration_since(at).as_secs_f64() < TrafficWindow::LONG_S)
+        refused_at.is_some_and(|at| {
+            now.saturating_duration_since(at).as_secs_f64() < TrafficWindow::LONG_S
+        })
     }
 
     fn record(&self, shared: &DaemonState, now: Instant) {
@@ -197,10 +268,28 @@ impl ScalingSignals {
 
 /// Replicas that discovery knows and that are not ready yet: seconds in which each was so.
 fn starting(shared: &DaemonState, pool: &str) -> Vec<f64> {
-    let Some(components) = shared.discovery.components.get().and_then(|pools| pools.get(pool)) else { return Vec::new() };
-    let age = |since: SystemTime| since.elapsed().ok().filter(|time| *time < STARTING_MAX).map(|time| time.as_secs_f64());
+    let Some(components) = shared
+        .discovery
+        .components
+        .get()
+        .and_then(|pools| pools.get(pool))
+    else {
+        return Vec::new();
+    };
+    let age = |since: SystemTime| {
+        since
+            .elapsed()
+            .ok()
+            .filter(|time| *time < STARTING_MAX)
+            .map(|time| time.as_secs_f64())
+    };
     let seen = components.iter().flat_map(|(_, followed)| followed.seen());
-    let starts = seen.filter(|seen| matches!(seen.state, InstanceState::NotReady(_) | InstanceState::Pending(_)));
+    let starts = seen.filter(|seen| {
+        matches!(
+            seen.state,
+            InstanceState::NotReady(_) | InstanceState::Pending(_)
+        )
+    });
     starts.filter_map(|seen| age(seen.since)).collect()
 }
 
@@ -208,12 +297,19 @@ fn starting(shared: &DaemonState, pool: &str) -> Vec<f64> {
 /// prefill, and at those that decode, because each of them serves every request.
 fn share(groups: &mut [EndpointGroup], held: f64) {
     for prefills in [true, false] {
-        let mut of_stage: Vec<&mut EndpointGroup> =
-            groups.iter_mut().filter(|group| (group.key.0 == ScalingRole::Prefill) == prefills).collect();
+        let mut of_stage: Vec<&mut EndpointGroup> = groups
+            .iter_mut()
+            .filter(|group| (group.key.0 == ScalingRole::Prefill) == prefills)
+            .collect();
         let rate: f64 = of_stage.iter().map(|group| group.mix.per_second).sum();
         let count = float(of_stage.len() as u64);
         for group in &mut of_stage {
-            group.held = held * if rate > 0.0 { group.mix.per_second / rate } else { 1.0 / count };
+            group.held = held
+                * if rate > 0.0 {
+                    group.mix.per_second / rate
+                } else {
+                    1.0 / count
+                };
         }
     }
 }
@@ -223,9 +319,15 @@ fn with_prompts(mix: RequestMix, endpoints: &[OutstandingWork]) -> RequestMix {
     if mix.prompt_tokens > 0.0 {
         return mix;
     }
-    let (prompts, tokens) = endpoints.iter().fold((0.0, 0.0), |(p, t), e| (p + e.prompts, t + e.uncached_tokens));
+    let (prompts, tokens) = endpoints.iter().fold((0.0, 0.0), |(p, t), e| {
+        (p + e.prompts, t + e.uncached_tokens)
+    });
     let mean = if prompts > 0.0 { tokens / prompts } else { 0.0 };
-    RequestMix { prompt_tokens: mean, uncached_tokens: mean, ..mix }
+    RequestMix {
+        prompt_tokens: mean,
+        uncached_tokens: mean,
+        ..mix
+    }
 }
 
 // === impl RecordedTraffic ===
@@ -236,7 +338,11 @@ impl RecordedTraffic {
     fn add(&mut self, view: &PoolView, arrivals: &PoolArrivals, at_s: f64) {
         let mut picked: BTreeMap<GroupKey, u64> = BTreeMap::new();
         for member in view.members.iter() {
-            let picks = arrivals.picked.get(&(member.id.generation, member.id.slot)).copied().unwrap_or(0);
+            let picks = arrivals
+                .picked
+                .get(&(member.id.generation, member.id.slot))
+                .copied()
+                .unwrap_or(0);
             if let Some(key) = key(member) {
                 *picked.entry(key).or_default() += picks;
             }
@@ -259,19 +365,41 @@ impl RecordedTraffic {
 /// endpoints are the picks of endpoints with the same models, or else of all.
 fn arrived(picked: &BTreeMap<GroupKey, u64>, (role, models): &GroupKey) -> u64 {
     if *role != ScalingRole::Prefill {
-        return picked.get(&(*role, Arc::clone(models))).copied().unwrap_or(0);
+        return picked
+            .get(&(*role, Arc::clone(models)))
+            .copied()
+            .unwrap_or(0);
     }
-    let decodes = || picked.iter().filter(|((role, _), _)| *role != ScalingRole::Prefill);
-    let same: Vec<u64> = decodes().filter(|((_, of), _)| of == models).map(|(_, picks)| *picks).collect();
-    if same.is_empty() { decodes().map(|(_, picks)| *picks).sum() } else { same.into_iter().sum() }
+    let decodes = || {
+        picked
+            .iter()
+            .filter(|((role, _), _)| *role != ScalingRole::Prefill)
+    };
+    let same: Vec<u64> = decodes()
+        .filter(|((_, of), _)| of == models)
+        .map(|(_, picks)| *picks)
+        .collect();
+    if same.is_empty() {
+        decodes().map(|(_, picks)| *picks).sum()
+    } else {
+        same.into_iter().sum()
+    }
 }
 
 /// The requests that ended and were for one of these models; all if the list is empty, or names
 /// none of those that ended.
 fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
-    let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| rows.fold(EndedRequests::default(), |sum, row| sum.with(*row));
-    let named = sum(&mut models.iter().filter_map(|model| arrivals.ended.get(&**model)));
-    if named.requests > 0 { named } else { sum(&mut arrivals.ended.values()) }
+    let sum = |rows: &mut dyn Iterator<Item = &EndedRequests>| {
+        rows.fold(EndedRequests::default(), |sum, row| sum.with(*row))
+    };
+    let named = sum(&mut models
+        .iter()
+        .filter_map(|model| arrivals.ended.get(&**model)));
+    if named.requests > 0 {
+        named
+    } else {
+        sum(&mut arrivals.ended.values())
+    }
 }
 
 // === impl EndpointGroup ===
@@ -280,9 +408,30 @@ impl EndpointGroup {
     /// The signal for `goal`.
     #[must_use]
     pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {
-        let Self { key: (role, _), mix, endpoints, starting, held, measured, step, seats } = self;
+        let Self {
+            key: (role, _),
+            mix,
+            endpoints,
+            starting,
+            held,
+            measured,
+            step,
+            seats,
+        } = self;
         let (role, mix, held, measured, seats) = (*role, *mix, *held, *measured, *seats);
-        signal(&ScalingGroup { role, step, mix, measured, seats, endpoints, starting, held }, goal)
+        signal(
+            &ScalingGroup {
+                role,
+                step,
+                mix,
+                measured,
+                seats,
+                endpoints,
+                starting,
+                held,
+            },
+            goal,
+        )
     }
 
     /// The models of the group for labels and pages, separated by commas.
@@ -303,7 +452,10 @@ mod tests {
     fn group(role: ScalingRole, per_second: f64) -> EndpointGroup {
         EndpointGroup {
             key: (role, Arc::new([])),
-            mix: RequestMix { per_second, ..RequestMix::default() },
+            mix: RequestMix {
+                per_second,
+                ..RequestMix::default()
+            },
             endpoints: Vec::new(),
             starting: Arc::new([]),
             held: 0.0,
@@ -317,13 +469,24 @@ mod tests {
     fn requests_that_proxies_hold_are_shared_by_what_arrives() {
         use ScalingRole::{Both, Decode, Prefill};
         let held = |groups: &[(ScalingRole, f64)]| {
-            let mut groups: Vec<EndpointGroup> = groups.iter().map(|(role, rate)| group(*role, *rate)).collect();
+            let mut groups: Vec<EndpointGroup> = groups
+                .iter()
+                .map(|(role, rate)| group(*role, *rate))
+                .collect();
             share(&mut groups, 12.0);
             groups.iter().map(|group| group.held).collect::<Vec<_>>()
         };
         assert_eq!(held(&[(Both, 3.0), (Both, 1.0)]), [9.0, 3.0]);
-        assert_eq!(held(&[(Prefill, 5.0), (Decode, 5.0)]), [12.0, 12.0], "each request needs both");
-        assert_eq!(held(&[(Both, 0.0), (Both, 0.0)]), [6.0, 6.0], "nothing is known about the arrivals");
+        assert_eq!(
+            held(&[(Prefill, 5.0), (Decode, 5.0)]),
+            [12.0, 12.0],
+            "each request needs both"
+        );
+        assert_eq!(
+            held(&[(Both, 0.0), (Both, 0.0)]),
+            [6.0, 6.0],
+            "nothing is known about the arrivals"
+        );
         assert!(held(&[]).is_empty());
     }
 }

@@ -140,7 +140,11 @@ struct FinishedScrape {
 
 impl Default for ScrapeConfig {
     fn default() -> Self {
-        Self { intervals: ScrapeIntervals::default(), deadline: DEADLINE, tls: EndpointTls::default() }
+        Self {
+            intervals: ScrapeIntervals::default(),
+            deadline: DEADLINE,
+            tls: EndpointTls::default(),
+        }
     }
 }
 
@@ -156,24 +160,48 @@ impl Scraper {
     ///
     /// # Errors
     /// [`InvalidTls`] when the TLS files cannot be used.
-    pub fn try_new(config: &ScrapeConfig) -> Result<(Self, BusyHint, Arc<ScrapeStats>), InvalidTls> {
-        let ScrapeConfig { intervals, deadline, tls } = config;
+    pub fn try_new(
+        config: &ScrapeConfig,
+    ) -> Result<(Self, BusyHint, Arc<ScrapeStats>), InvalidTls> {
+        let ScrapeConfig {
+            intervals,
+            deadline,
+            tls,
+        } = config;
         let (sender, hints) = mpsc::channel(HINTS_MAX);
         let stats = Arc::new(ScrapeStats::default());
-        let fetcher = PageFetcher { client: tls::client(tls, *deadline)?, stats: Arc::clone(&stats) };
-        Ok((Self { fetcher, intervals: *intervals, deadline: *deadline, hints }, BusyHint(sender), stats))
+        let fetcher = PageFetcher {
+            client: tls::client(tls, *deadline)?,
+            stats: Arc::clone(&stats),
+        };
+        Ok((
+            Self {
+                fetcher,
+                intervals: *intervals,
+                deadline: *deadline,
+                hints,
+            },
+            BusyHint(sender),
+            stats,
+        ))
     }
 
     /// Scrapes until the sender of `targets` or the receiver of `events` is dropped. A receiver
     /// that does not keep up slows the scraper down.
-    pub async fn run(mut self, mut targets: watch::Receiver<Arc<[ScrapeTarget]>>, events: mpsc::Sender<ScrapeEvent>) {
+    pub async fn run(
+        mut self,
+        mut targets: watch::Receiver<Arc<[ScrapeTarget]>>,
+        events: mpsc::Sender<ScrapeEvent>,
+    ) {
         let mut rows = ScrapeSchedule::default();
         let mut in_flight = JoinSet::new();
         let first = Arc::clone(&targets.borrow_and_update());
         rows.reconcile(&first, self.intervals);
         loop {
             self.start_due(&mut rows, &mut in_flight);
-            let next = rows.next_due().filter(|_| in_flight.len() < SCRAPES_IN_FLIGHT_MAX);
+            let next = rows
+                .next_due()
+                .filter(|_| in_flight.len() < SCRAPES_IN_FLIGHT_MAX);
             tokio::select! {
                 changed = targets.changed() => {
                     if changed.is_err() {
@@ -198,33 +226,59 @@ impl Scraper {
     fn start_due(&self, rows: &mut ScrapeSchedule, in_flight: &mut JoinSet<FinishedScrape>) {
         let now = Instant::now();
         while in_flight.len() < SCRAPES_IN_FLIGHT_MAX {
-            let Some(row) = rows.take_due(now) else { return };
+            let Some(row) = rows.take_due(now) else {
+                return;
+            };
             let (fetcher, target, habit) = (self.fetcher.clone(), row.target.clone(), row.habit);
             let (id, ticket, deadline) = (row.target.id, row.ticket, self.deadline);
             let mut models = row.models.clone();
             in_flight.spawn(async move {
                 let begun = Instant::now();
-                let result = timeout(deadline, fetcher.scrape(&target, habit)).await.unwrap_or(Err(FailReason::Timeout));
+                let result = timeout(deadline, fetcher.scrape(&target, habit))
+                    .await
+                    .unwrap_or(Err(FailReason::Timeout));
                 let took = begun.elapsed();
                 fetcher.stats.poll(took, result.as_ref().err());
-                let lora = result.as_ref().ok().and_then(|page| page.reading.metrics.lora.as_ref());
+                let lora = result
+                    .as_ref()
+                    .ok()
+                    .and_then(|page| page.reading.metrics.lora.as_ref());
                 if let Some(lora) = lora.filter(|lora| models.is_due(lora)) {
-                    models.read(fetcher.models_list(&target).await.as_deref(), &lora.base_models);
+                    models.read(
+                        fetcher.models_list(&target).await.as_deref(),
+                        &lora.base_models,
+                    );
                 }
-                FinishedScrape { id, ticket, took, result, models }
+                FinishedScrape {
+                    id,
+                    ticket,
+                    took,
+                    result,
+                    models,
+                }
             });
         }
     }
 
     /// Processes a finished scrape. Returns `None` if its endpoint has been removed meanwhile.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
-        let FinishedScrape { id, ticket, took, result, mut models } = done;
+        let FinishedScrape {
+            id,
+            ticket,
+            took,
+            result,
+            mut models,
+        } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
         let now = Instant::now();
         let event = match result {
             Err(reason) => {
                 row.pace.record(
-                    if matches!(reason, FailReason::Connect(_)) { ScrapeOutcome::Away } else { ScrapeOutcome::Failed },
+                    if matches!(reason, FailReason::Connect(_)) {
+                        ScrapeOutcome::Away
+                    } else {
+                        ScrapeOutcome::Failed
+                    },
                     took,
                     now,
                 );
@@ -233,11 +287,27 @@ impl Scraper {
                 }
                 ScrapeEvent::Failed(id, reason, row.pace.failures())
             }
-            Ok(ScrapedPage { reading, observed_at, habit }) => {
+            Ok(ScrapedPage {
+                reading,
+                observed_at,
+                habit,
+            }) => {
                 if row.pace.failures() > 0 {
-                    tracing::info!(endpoint = &*row.target.name, failures = row.pace.failures(), "scrape works again");
+                    tracing::info!(
+                        endpoint = &*row.target.name,
+                        failures = row.pace.failures(),
+                        "scrape works again"
+                    );
                 }
-                row.pace.record(if reading.is_busy() { ScrapeOutcome::Busy } else { ScrapeOutcome::Idle }, took, now);
+                row.pace.record(
+                    if reading.is_busy() {
+                        ScrapeOutcome::Busy
+                    } else {
+                        ScrapeOutcome::Idle
+                    },
+                    took,
+                    now,
+                );
                 row.habit = habit;
                 if row.restarts.observe(&reading) {
                     row.habit = FetchHabit::default();
@@ -246,13 +316,25 @@ impl Scraper {
                     tracing::info!(endpoint = &*row.target.name, "engine restarted");
                     ScrapeEvent::Restarted(id)
                 } else {
-                    let extract::PageReading { mut metrics, process_start, .. } = reading;
+                    let extract::PageReading {
+                        mut metrics,
+                        process_start,
+                        ..
+                    } = reading;
                     if let Some(lora) = &mut metrics.lora {
                         models.add_to(lora);
                     }
                     let adapters = models.adapters();
                     row.models = models;
-                    ScrapeEvent::Metrics(id, ScrapedMetrics { metrics, process_start, adapters, observed_at })
+                    ScrapeEvent::Metrics(
+                        id,
+                        ScrapedMetrics {
+                            metrics,
+                            process_start,
+                            adapters,
+                            observed_at,
+                        },
+                    )
                 }
             }
         };
@@ -268,13 +350,20 @@ impl ScrapeSchedule {
     fn reconcile(&mut self, targets: &[ScrapeTarget], intervals: ScrapeIntervals) {
         let mut old = std::mem::take(&mut self.by_id);
         self.due.clear();
-        let stays =
-            |target: &ScrapeTarget, row: &ScrapeEntry| row.target.url == target.url && Arc::ptr_eq(&row.target.engine, &target.engine);
-        let new = targets.iter().filter(|target| !old.get(&target.id).is_some_and(|row| stays(target, row))).count();
+        let stays = |target: &ScrapeTarget, row: &ScrapeEntry| {
+            row.target.url == target.url && Arc::ptr_eq(&row.target.engine, &target.engine)
+        };
+        let new = targets
+            .iter()
+            .filter(|target| !old.get(&target.id).is_some_and(|row| stays(target, row)))
+            .count();
         let now = Instant::now();
         for target in targets {
             let row = match old.remove(&target.id).filter(|row| stays(target, row)) {
-                Some(row) => ScrapeEntry { target: target.clone(), ..row },
+                Some(row) => ScrapeEntry {
+                    target: target.clone(),
+                    ..row
+                },
                 None => {
                     self.tickets += 1;
                     ScrapeEntry {
@@ -307,7 +396,9 @@ impl ScrapeSchedule {
     }
 
     fn schedule(&mut self, id: EndpointRef, due: Instant) {
-        let Some(row) = self.by_id.get_mut(&id) else { return };
+        let Some(row) = self.by_id.get_mut(&id) else {
+            return;
+        };
         if let Some(before) = row.due.replace(due) {
             self.due.remove(&(before, id));
         }
@@ -317,7 +408,9 @@ impl ScrapeSchedule {
     /// Brings the next scrape of a picked endpoint forward, unless the endpoint is failing.
     fn hint(&mut self, id: EndpointRef, intervals: ScrapeIntervals) {
         let endpoints = self.by_id.len();
-        let Some(row) = self.by_id.get_mut(&id) else { return };
+        let Some(row) = self.by_id.get_mut(&id) else {
+            return;
+        };
         let now = Instant::now();
         row.pace.busy(now);
         let soon = now + row.pace.pause(intervals, endpoints, now, chance());

@@ -46,7 +46,9 @@ impl ExplainedDecision {
     /// If the request was not served, or not explained.
     pub async fn ask(proxy: SocketAddr, prompt: &str) -> Result<Self> {
         let body = json!({"model": "demo", "stream": true, "max_tokens": 1, "messages": [{"role": "user", "content": prompt}]});
-        let request = Request::post("/v1/chat/completions").header("x-switchpoint-explain", "1").body(client::full(body.to_string()))?;
+        let request = Request::post("/v1/chat/completions")
+            .header("x-switchpoint-explain", "1")
+            .body(client::full(body.to_string()))?;
         let reply = client::send(proxy, request).await?;
         let header = reply.header("x-switchpoint-decision");
         if reply.status != 200 || header.is_empty() {
@@ -57,19 +59,27 @@ impl ExplainedDecision {
 
     /// Addresses of all endpoints in the snapshot.
     pub fn endpoints(&self) -> BTreeSet<String> {
-        self.candidates.iter().map(|candidate| candidate.endpoint.clone()).collect()
+        self.candidates
+            .iter()
+            .map(|candidate| candidate.endpoint.clone())
+            .collect()
     }
 
     /// The score that a scorer gave each endpoint.
     pub fn scores(&self, scorer: &str) -> BTreeMap<String, f64> {
-        self.candidates.iter().filter_map(|c| Some((c.endpoint.clone(), *c.scores.get(scorer)?))).collect()
+        self.candidates
+            .iter()
+            .filter_map(|c| Some((c.endpoint.clone(), *c.scores.get(scorer)?)))
+            .collect()
     }
 
     /// Whether a scorer gives different scores. False if it scores no endpoint, or all endpoints
     /// the same.
     pub fn distinguishes(&self, scorer: &str) -> bool {
         let scores = self.scores(scorer);
-        scores.values().any(|score| Some(score) != scores.values().next())
+        scores
+            .values()
+            .any(|score| Some(score) != scores.values().next())
     }
 }
 
@@ -79,8 +89,19 @@ impl ExplainedDecision {
 /// # Errors
 /// If the picker does not know exactly these servers in time.
 pub async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
-    let addresses = indices.iter().map(|index| Some(stack.servers.get(*index)?.addr().to_string()));
-    let wanted = addresses.collect::<Option<BTreeSet<_>>>().ok_or("no such server")?;
-    let look = || async { (ExplainedDecision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    let addresses = indices
+        .iter()
+        .map(|index| Some(stack.servers.get(*index)?.addr().to_string()));
+    let wanted = addresses
+        .collect::<Option<BTreeSet<_>>>()
+        .ok_or("no such server")?;
+    let look = || async {
+        (ExplainedDecision::ask(stack.address(), "who is there?")
+            .await
+            .ok()?
+            .endpoints()
+            == wanted)
+            .then_some(())
+    };
     wait_for(POOL_LIMIT, &format!("a pool of {wanted:?}"), look).await
 }

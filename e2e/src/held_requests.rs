@@ -20,7 +20,9 @@ pub const BANDS: [(&str, i32); 2] = [("chat", 10), ("batch", -10)];
 #[must_use]
 pub fn picker(seats: Option<u32>) -> String {
     let head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
-    let Some(seats) = seats else { return format!("{head}plugins:\n- type: queue-scorer\n") };
+    let Some(seats) = seats else {
+        return format!("{head}plugins:\n- type: queue-scorer\n");
+    };
     format!(
         "{head}featureGates: [flowControl]\nplugins:\n- type: queue-scorer\n\
          - {{type: concurrency-detector, parameters: {{maxConcurrency: {seats}}}}}\n\
@@ -42,7 +44,12 @@ pub fn files(folder: &Path, seats: Option<u32>) -> Result<Vec<String>> {
     let (objects, config) = (folder.join("objects.yaml"), folder.join("picker.yaml"));
     std::fs::write(&objects, BANDS.map(objective).join("\n---\n"))?;
     replace(folder, seats)?;
-    Ok(vec!["--objects".into(), objects.display().to_string(), "--config".into(), config.display().to_string()])
+    Ok(vec![
+        "--objects".into(),
+        objects.display().to_string(),
+        "--config".into(),
+        config.display().to_string(),
+    ])
 }
 
 /// Replaces the configuration in `folder`.
@@ -59,8 +66,19 @@ pub fn replace(folder: &Path, seats: Option<u32>) -> Result<()> {
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn builder(front: PickerMode, folder: &Path, engine: &ModelServerOptions) -> Result<StackBuilder> {
-    holding(Stack::builder().front(front).servers_like(1, engine).concurrency(1), folder, SEATS)
+pub fn builder(
+    front: PickerMode,
+    folder: &Path,
+    engine: &ModelServerOptions,
+) -> Result<StackBuilder> {
+    holding(
+        Stack::builder()
+            .front(front)
+            .servers_like(1, engine)
+            .concurrency(1),
+        folder,
+        SEATS,
+    )
 }
 
 /// Adds flow control by tenant to a stack whose filter picks.
@@ -85,7 +103,11 @@ pub fn holding(builder: StackBuilder, folder: &Path, seats: u32) -> Result<Stack
 /// An engine at its own pace: a request of 100 tokens takes a second or two.
 #[must_use]
 pub fn slow_engine() -> ModelServerOptions {
-    ModelServerOptions { speed: 1.0, models: vec!["demo".into()], ..ModelServerOptions::default() }
+    ModelServerOptions {
+        speed: 1.0,
+        models: vec!["demo".into()],
+        ..ModelServerOptions::default()
+    }
 }
 
 /// A request of `tokens` output tokens.
@@ -95,30 +117,63 @@ pub fn slow_engine() -> ModelServerOptions {
 pub fn request(objective: &str, tokens: u32) -> Result<Request<Body>> {
     let body = json!({"model": "demo", "max_tokens": tokens, "ignore_eos": true, "messages": [{"role": "user", "content": objective}]});
     let head = Request::post("/v1/chat/completions").header("content-type", "application/json");
-    Ok(head.header("x-llm-d-inference-objective", objective).body(client::full(body.to_string()))?)
+    Ok(head
+        .header("x-llm-d-inference-objective", objective)
+        .body(client::full(body.to_string()))?)
 }
 
 /// Sends `count` such requests, each on a connection of its own.
 ///
 /// # Errors
 /// If a request is invalid.
-pub fn send(stack: &Stack, count: usize, objective: &str, tokens: u32) -> Result<Vec<JoinHandle<Result<ClientReply>>>> {
+pub fn send(
+    stack: &Stack,
+    count: usize,
+    objective: &str,
+    tokens: u32,
+) -> Result<Vec<JoinHandle<Result<ClientReply>>>> {
     let address = stack.address();
-    (0..count).map(|_| Ok(tokio::spawn(client::send(address, request(objective, tokens)?)))).collect()
+    (0..count)
+        .map(|_| {
+            Ok(tokio::spawn(client::send(
+                address,
+                request(objective, tokens)?,
+            )))
+        })
+        .collect()
 }
 
 /// The rows of `/debug/queues`; `None` if the daemon does not answer.
 pub async fn queues(stack: &Stack) -> Option<Vec<Value>> {
-    let page = stack.daemon.as_ref()?.admin("/debug/queues").await.ok()?.json().ok()?;
+    let page = stack
+        .daemon
+        .as_ref()?
+        .admin("/debug/queues")
+        .await
+        .ok()?
+        .json()
+        .ok()?;
     page["queues"].as_array().cloned()
 }
 
 /// The requests held, by the daemon's page.
 pub async fn held(stack: &Stack) -> Option<u64> {
-    Some(queues(stack).await?.iter().map(|row| row["held"].as_u64().unwrap_or(0)).sum())
+    Some(
+        queues(stack)
+            .await?
+            .iter()
+            .map(|row| row["held"].as_u64().unwrap_or(0))
+            .sum(),
+    )
 }
 
 /// The requests that ended with this outcome, by the daemon's page.
 pub async fn ended(stack: &Stack, outcome: &str) -> Option<u64> {
-    Some(queues(stack).await?.iter().map(|row| row["outcomes"][outcome].as_u64().unwrap_or(0)).sum())
+    Some(
+        queues(stack)
+            .await?
+            .iter()
+            .map(|row| row["outcomes"][outcome].as_u64().unwrap_or(0))
+            .sum(),
+    )
 }

@@ -21,14 +21,27 @@ use testbed::{Result, root};
 pub const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
 
 /// JSON pointer to the daemon's address in its cluster.
-const DAEMON_AT: &str = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
+const DAEMON_AT: &str =
+    "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
 
 /// JSON pointers to a proxy's certificate, its key and its authority in that cluster; the file
 /// names in the manifests; the file names in a test's folder.
 const CERTIFICATES: [(&str, &str, &str); 3] = [
-    ("/transport_socket/typed_config/common_tls_context/tls_certificates/0/certificate_chain/filename", "tls.crt", "proxy.pem"),
-    ("/transport_socket/typed_config/common_tls_context/tls_certificates/0/private_key/filename", "tls.key", "proxy.key"),
-    ("/transport_socket/typed_config/common_tls_context/validation_context/trusted_ca/filename", "ca.crt", "ca.pem"),
+    (
+        "/transport_socket/typed_config/common_tls_context/tls_certificates/0/certificate_chain/filename",
+        "tls.crt",
+        "proxy.pem",
+    ),
+    (
+        "/transport_socket/typed_config/common_tls_context/tls_certificates/0/private_key/filename",
+        "tls.key",
+        "proxy.key",
+    ),
+    (
+        "/transport_socket/typed_config/common_tls_context/validation_context/trusted_ca/filename",
+        "ca.crt",
+        "ca.pem",
+    ),
 ];
 
 /// The path where the manifests mount the Secret with these files.
@@ -122,7 +135,15 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     let mut found = objects.iter().filter(|object| object["kind"] == kind);
     match (found.next(), found.next()) {
         (Some(object), None) => Ok(object),
-        (found, _) => Err(format!("{} {kind}", if found.is_some() { "more than one" } else { "no" }).into()),
+        (found, _) => Err(format!(
+            "{} {kind}",
+            if found.is_some() {
+                "more than one"
+            } else {
+                "no"
+            }
+        )
+        .into()),
     }
 }
 
@@ -133,13 +154,18 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
 /// If `shipped` is not the shipped file.
 pub fn local(shipped: &Value, folder: &Path) -> Result<LocalPorts> {
     let port = |pointer: &str| -> Result<u16> {
-        let port = shipped.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("no port at {pointer}"))?;
+        let port = shipped
+            .pointer(pointer)
+            .and_then(Value::as_u64)
+            .ok_or_else(|| format!("no port at {pointer}"))?;
         Ok(u16::try_from(port)?)
     };
     Ok(LocalPorts {
         listener: port("/static_resources/listeners/0/address/socket_address/port_value")?,
         admin: port("/admin/address/socket_address/port_value")?,
-        state: port(&format!("/static_resources/clusters/1{DAEMON_AT}/port_value"))?,
+        state: port(&format!(
+            "/static_resources/clusters/1{DAEMON_AT}/port_value"
+        ))?,
         folder: folder.to_owned(),
     })
 }
@@ -150,7 +176,11 @@ impl Substitution {
     /// The daemon's address on this machine.
     fn daemon(state: u16) -> Self {
         let address = |address: &str, port: u16| json!({"address": address, "port_value": port});
-        Self { at: DAEMON_AT, meant: address(DAEMON, 9004), here: address("127.0.0.1", state) }
+        Self {
+            at: DAEMON_AT,
+            meant: address(DAEMON, 9004),
+            here: address("127.0.0.1", state),
+        }
     }
 
     /// The daemon's address and the certificates on this machine.
@@ -160,12 +190,19 @@ impl Substitution {
             meant: json!(format!("{MOUNTED}/{meant}")),
             here: json!(local.folder.join(here)),
         };
-        [Self::daemon(local.state)].into_iter().chain(CERTIFICATES.map(file)).collect()
+        [Self::daemon(local.state)]
+            .into_iter()
+            .chain(CERTIFICATES.map(file))
+            .collect()
     }
 
     /// The module as a local file.
     fn module(at: &'static str, meant: Value) -> Self {
-        Self { at, meant, here: json!({"local": {"filename": MODULE}}) }
+        Self {
+            at,
+            meant,
+            here: json!({"local": {"filename": MODULE}}),
+        }
     }
 
     /// Discovery from a file instead of from the control plane.
@@ -188,7 +225,9 @@ impl Substitution {
 }
 
 fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<()> {
-    let found = fragment.pointer_mut(at).ok_or_else(|| format!("nothing at {at}"))?;
+    let found = fragment
+        .pointer_mut(at)
+        .ok_or_else(|| format!("nothing at {at}"))?;
     if found != from {
         return Err(format!("at {at} is {found} instead of {from}").into());
     }
@@ -210,32 +249,66 @@ impl PlacedFragment {
     ) -> Result<()> {
         let mut fragment = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut fragment))?;
-        let items = made.config.pointer_mut(list).and_then(Value::as_array_mut).ok_or_else(|| format!("no list at {list}"))?;
+        let items = made
+            .config
+            .pointer_mut(list)
+            .and_then(Value::as_array_mut)
+            .ok_or_else(|| format!("no list at {list}"))?;
         let at = match before {
-            Some(name) => items.iter().position(|item| item["name"] == name).ok_or_else(|| format!("no {name} at {list}"))?,
+            Some(name) => items
+                .iter()
+                .position(|item| item["name"] == name)
+                .ok_or_else(|| format!("no {name} at {list}"))?,
             None => items.len(),
         };
-        let name = meant["name"].as_str().ok_or("a fragment without a name")?.to_owned();
+        let name = meant["name"]
+            .as_str()
+            .ok_or("a fragment without a name")?
+            .to_owned();
         items.insert(at, fragment);
-        made.placed.push(Self { meant: meant.clone(), substituted, at: FragmentPlace::Named(list, name) });
+        made.placed.push(Self {
+            meant: meant.clone(),
+            substituted,
+            at: FragmentPlace::Named(list, name),
+        });
         Ok(())
     }
 
     /// Writes `meant` to the file from which Envoy discovers it.
-    fn discover(made: &mut AssembledConfig, file: PathBuf, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
+    fn discover(
+        made: &mut AssembledConfig,
+        file: PathBuf,
+        meant: &Value,
+        substituted: Vec<Substitution>,
+    ) -> Result<()> {
         let mut resource = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut resource))?;
-        write(&file, "envoy.config.core.v3.TypedExtensionConfig", vec![resource])?;
-        made.placed.push(Self { meant: meant.clone(), substituted, at: FragmentPlace::File(file) });
+        write(
+            &file,
+            "envoy.config.core.v3.TypedExtensionConfig",
+            vec![resource],
+        )?;
+        made.placed.push(Self {
+            meant: meant.clone(),
+            substituted,
+            at: FragmentPlace::File(file),
+        });
         Ok(())
     }
 
     /// Merges `meant` into the object at `at`, as protobuf does: messages field by field, lists
     /// appended.
     fn merge(made: &mut AssembledConfig, at: String, meant: &Value) -> Result<()> {
-        let into = made.config.pointer_mut(&at).ok_or_else(|| format!("nothing at {at}"))?;
+        let into = made
+            .config
+            .pointer_mut(&at)
+            .ok_or_else(|| format!("nothing at {at}"))?;
         merge(into, meant);
-        made.placed.push(Self { meant: meant.clone(), substituted: Vec::new(), at: FragmentPlace::In(at) });
+        made.placed.push(Self {
+            meant: meant.clone(),
+            substituted: Vec::new(),
+            at: FragmentPlace::In(at),
+        });
         Ok(())
     }
 
@@ -246,19 +319,29 @@ impl PlacedFragment {
     pub fn check(&self, config: &Value) -> Result<()> {
         let there = match &self.at {
             FragmentPlace::Named(list, name) => {
-                let mut items = config.pointer(list).and_then(Value::as_array).into_iter().flatten();
+                let mut items = config
+                    .pointer(list)
+                    .and_then(Value::as_array)
+                    .into_iter()
+                    .flatten();
                 items.find(|item| item["name"] == **name).cloned()
             }
             FragmentPlace::In(at) => config.pointer(at).cloned(),
             FragmentPlace::File(file) => Some(resource(file)?),
         };
         let mut there = there.ok_or_else(|| format!("nothing at {:?}", self.at))?;
-        self.substituted.iter().try_for_each(|s| s.undo(&mut there))?;
+        self.substituted
+            .iter()
+            .try_for_each(|s| s.undo(&mut there))?;
         let same = match self.at {
             FragmentPlace::Named(..) | FragmentPlace::File(_) => there == self.meant,
             FragmentPlace::In(_) => holds(&there, &self.meant),
         };
-        if same { Ok(()) } else { Err(format!("at {:?} is\n{there}\ninstead of\n{}", self.at, self.meant).into()) }
+        if same {
+            Ok(())
+        } else {
+            Err(format!("at {:?} is\n{there}\ninstead of\n{}", self.at, self.meant).into())
+        }
     }
 }
 
@@ -274,7 +357,9 @@ impl AssembledConfig {
         if self.placed.len() < fragments_min {
             return Err(format!("only {} fragments were placed", self.placed.len()).into());
         }
-        self.placed.iter().try_for_each(|placed| placed.check(&self.config))
+        self.placed
+            .iter()
+            .try_for_each(|placed| placed.check(&self.config))
     }
 
     /// Writes what Envoy discovers to files in `folder`, and returns the bootstrap.
@@ -283,7 +368,11 @@ impl AssembledConfig {
     /// If the folder cannot be written.
     pub fn deliver(&self, folder: &Path) -> Result<Value> {
         for (list, kind) in DELIVERED {
-            write(&delivery(folder, list), kind, self.config[list].as_array().cloned().unwrap_or_default())?;
+            write(
+                &delivery(folder, list),
+                kind,
+                self.config[list].as_array().cloned().unwrap_or_default(),
+            )?;
         }
         let mut bootstrap = self.config["bootstrap"].clone();
         bootstrap["dynamic_resources"] = json!({"cds_config": source(folder, "clusters"), "lds_config": source(folder, "listeners")});
@@ -309,15 +398,23 @@ fn source(folder: &Path, list: &str) -> Value {
 
 /// Writes resources of a type to a file from which Envoy discovers them.
 fn write(file: &Path, kind: &str, mut resources: Vec<Value>) -> Result<()> {
-    resources.iter_mut().for_each(|resource| resource["@type"] = json!(format!("type.googleapis.com/{kind}")));
-    Ok(std::fs::write(file, json!({"version_info": "1", "resources": resources}).to_string())?)
+    resources
+        .iter_mut()
+        .for_each(|resource| resource["@type"] = json!(format!("type.googleapis.com/{kind}")));
+    Ok(std::fs::write(
+        file,
+        json!({"version_info": "1", "resources": resources}).to_string(),
+    )?)
 }
 
 /// Reads the resource that was written to `file`.
 fn resource(file: &Path) -> Result<Value> {
     let mut response: Value = serde_json::from_slice(&std::fs::read(file)?)?;
     let mut resource = response["resources"][0].take();
-    resource.as_object_mut().ok_or("no resource")?.remove("@type");
+    resource
+        .as_object_mut()
+        .ok_or("no resource")?
+        .remove("@type");
     Ok(resource)
 }
 
@@ -339,7 +436,9 @@ fn merge(into: &mut Value, from: &Value) {
 /// Whether `whole` contains all of `part`.
 fn holds(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => part.iter().all(|(key, value)| whole.get(key).is_some_and(|w| holds(w, value))),
+        (Value::Object(whole), Value::Object(part)) => part
+            .iter()
+            .all(|(key, value)| whole.get(key).is_some_and(|w| holds(w, value))),
         (Value::Array(whole), Value::Array(part)) => part.iter().all(|value| whole.contains(value)),
         (whole, part) => whole == part,
     }
@@ -350,7 +449,10 @@ mod tests {
     use super::*;
 
     fn made() -> AssembledConfig {
-        AssembledConfig { config: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}), placed: Vec::new() }
+        AssembledConfig {
+            config: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}),
+            placed: Vec::new(),
+        }
     }
 
     #[test]
@@ -358,7 +460,13 @@ mod tests {
         let meant = json!({"name": "daemon", "load_assignment": {"endpoints": [{"lb_endpoints": [{"endpoint": {"address":
             {"socket_address": {"address": DAEMON, "port_value": 9004}}}}]}]}});
         let mut made = made();
-        PlacedFragment::insert(&mut made, "/list", Some("last"), &meant, vec![Substitution::daemon(7)])?;
+        PlacedFragment::insert(
+            &mut made,
+            "/list",
+            Some("last"),
+            &meant,
+            vec![Substitution::daemon(7)],
+        )?;
         assert_eq!(made.config.pointer("/list/1/name"), Some(&json!("last")));
         made.check(1)?;
         assert!(made.check(2).is_err());
@@ -366,7 +474,14 @@ mod tests {
         elsewhere.config["list"][0]["connect_timeout"] = json!("1s");
         assert!(elsewhere.check(1).is_err());
         assert!(
-            PlacedFragment::insert(&mut made, "/list", None, &json!({"name": "x"}), vec![Substitution::daemon(7)]).is_err(),
+            PlacedFragment::insert(
+                &mut made,
+                "/list",
+                None,
+                &json!({"name": "x"}),
+                vec![Substitution::daemon(7)]
+            )
+            .is_err(),
             "nothing to substitute"
         );
         Ok(())
@@ -375,8 +490,15 @@ mod tests {
     #[test]
     fn a_merge_adds_and_what_is_lost_of_it_is_found() -> Result<()> {
         let mut made = made();
-        PlacedFragment::merge(&mut made, "/one".to_owned(), &json!({"b": {"c": 2}, "l": [2], "a": 3}))?;
-        assert_eq!(made.config["one"], json!({"a": 3, "b": {"c": 2}, "l": [1, 2]}));
+        PlacedFragment::merge(
+            &mut made,
+            "/one".to_owned(),
+            &json!({"b": {"c": 2}, "l": [2], "a": 3}),
+        )?;
+        assert_eq!(
+            made.config["one"],
+            json!({"a": 3, "b": {"c": 2}, "l": [1, 2]})
+        );
         made.check(1)?;
         made.config["one"]["b"]["c"] = json!(4);
         assert!(made.check(1).is_err());

@@ -102,7 +102,10 @@ pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<R
         "model": "demo", "max_tokens": max_tokens, "stream": true, "stream_options": {"include_usage": true},
         "messages": [{"role": "user", "content": prompt}],
     });
-    let request = headers.iter().fold(Request::post("/v1/chat/completions"), |request, (name, value)| request.header(*name, *value));
+    let request = headers.iter().fold(
+        Request::post("/v1/chat/completions"),
+        |request, (name, value)| request.header(*name, *value),
+    );
     Ok(request.body(client::full(body.to_string()))?)
 }
 
@@ -112,10 +115,21 @@ pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<R
 /// If that takes longer than `limit`.
 pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
     let page = || async {
-        let page = stack.daemon.as_ref()?.admin("/debug/model").await.ok()?.json().ok()?;
-        page["pools"][0]["predicts"].as_bool().filter(|predicts| *predicts)
+        let page = stack
+            .daemon
+            .as_ref()?
+            .admin("/debug/model")
+            .await
+            .ok()?
+            .json()
+            .ok()?;
+        page["pools"][0]["predicts"]
+            .as_bool()
+            .filter(|predicts| *predicts)
     };
-    wait_for(limit, "a model that predicts", page).await.map(drop)
+    wait_for(limit, "a model that predicts", page)
+        .await
+        .map(drop)
 }
 
 // === impl ExperimentOutcome ===
@@ -136,7 +150,11 @@ impl SloExperiment {
     ///
     /// # Errors
     /// If a part does not start, or an answer breaks off.
-    pub async fn run(&self, policy: ExperimentPolicy, rate: f64) -> Result<BTreeMap<&'static str, ExperimentOutcome>> {
+    pub async fn run(
+        &self,
+        policy: ExperimentPolicy,
+        rate: f64,
+    ) -> Result<BTreeMap<&'static str, ExperimentOutcome>> {
         let folder = tempfile::tempdir()?;
         let stack = self.builder(policy, folder.path())?.start().await?;
         let mut outcomes = BTreeMap::new();
@@ -145,17 +163,34 @@ impl SloExperiment {
             // measured.
             let began = Instant::now();
             while predicts(&stack, Duration::from_millis(1)).await.is_err() {
-                self.play(&stack, policy, rate, 1_000, Duration::from_secs(4)).await?;
+                self.play(&stack, policy, rate, 1_000, Duration::from_secs(4))
+                    .await?;
                 if began.elapsed() > Duration::from_secs(120) {
-                    return Err("the latency model did not learn to predict within two minutes".into());
+                    return Err(
+                        "the latency model did not learn to predict within two minutes".into(),
+                    );
                 }
             }
-            self.play(&stack, policy, rate, 1_001, self.measured.max(Duration::from_secs(10))).await?;
+            self.play(
+                &stack,
+                policy,
+                rate,
+                1_001,
+                self.measured.max(Duration::from_secs(10)),
+            )
+            .await?;
         }
         for seed in &self.seeds {
-            for (class, one) in self.play(&stack, policy, rate, *seed, self.measured).await? {
+            for (class, one) in self
+                .play(&stack, policy, rate, *seed, self.measured)
+                .await?
+            {
                 let all: &mut ExperimentOutcome = outcomes.entry(class).or_default();
-                *all = ExperimentOutcome { sent: all.sent + one.sent, in_time: all.in_time + one.in_time, shed: all.shed + one.shed };
+                *all = ExperimentOutcome {
+                    sent: all.sent + one.sent,
+                    in_time: all.in_time + one.in_time,
+                    shed: all.shed + one.shed,
+                };
             }
         }
         Ok(outcomes)
@@ -169,7 +204,10 @@ impl SloExperiment {
     pub async fn capacity(&self) -> Result<f64> {
         let stack = self.pool(Stack::builder()).start().await?;
         let (began, limit) = (Instant::now(), Duration::from_secs(4));
-        let clients = stack.servers.iter().flat_map(|server| vec![server.addr(); 2 * self.engine.max_num_seqs]);
+        let clients = stack
+            .servers
+            .iter()
+            .flat_map(|server| vec![server.addr(); 2 * self.engine.max_num_seqs]);
         let done = join_all(clients.enumerate().map(|(at, server)| async move {
             let (mut rng, mut done) = (Rng::seeded(at as u64), 0_u32);
             while began.elapsed() < limit {
@@ -185,8 +223,13 @@ impl SloExperiment {
 
     fn pool(&self, builder: StackBuilder) -> StackBuilder {
         let [fast, slow] = self.servers;
-        let slower = ModelServerOptions { slowdown: self.slowdown, ..self.engine.clone() };
-        builder.servers_like(fast, &self.engine).more_servers_like(slow, &slower)
+        let slower = ModelServerOptions {
+            slowdown: self.slowdown,
+            ..self.engine.clone()
+        };
+        builder
+            .servers_like(fast, &self.engine)
+            .more_servers_like(slow, &slower)
     }
 
     fn builder(&self, policy: ExperimentPolicy, folder: &Path) -> Result<StackBuilder> {
@@ -194,15 +237,31 @@ impl SloExperiment {
             json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": class.name},
                    "spec": {"priority": class.priority, "poolRef": {"name": "default"}}})
         };
-        let objects: Vec<String> = self.classes.iter().map(|class| objective(class).to_string()).collect();
+        let objects: Vec<String> = self
+            .classes
+            .iter()
+            .map(|class| objective(class).to_string())
+            .collect();
         std::fs::write(folder.join("objectives.yaml"), objects.join("\n---\n"))?;
         let mut arguments = vec!["--objects".to_owned(), folder.display().to_string()];
         if policy == ExperimentPolicy::Slo {
-            arguments.extend(["--latency-prediction".to_owned(), "--config".to_owned(), example().display().to_string()]);
+            arguments.extend([
+                "--latency-prediction".to_owned(),
+                "--config".to_owned(),
+                example().display().to_string(),
+            ]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let weighed: &[(&str, u32)] = if policy == ExperimentPolicy::Weighed { &WEIGHED } else { &[] };
-        Ok(self.pool(Stack::builder()).picker(json!({"objective_header": "trust"})).scored_by(weighed).daemon_arguments(&arguments))
+        let weighed: &[(&str, u32)] = if policy == ExperimentPolicy::Weighed {
+            &WEIGHED
+        } else {
+            &[]
+        };
+        Ok(self
+            .pool(Stack::builder())
+            .picker(json!({"objective_header": "trust"}))
+            .scored_by(weighed)
+            .daemon_arguments(&arguments))
     }
 
     async fn play(
@@ -219,8 +278,12 @@ impl SloExperiment {
             let class = self.class(rng.below(10));
             let prompt = prompt(&mut rng);
             let to = match policy {
-                ExperimentPolicy::RoundRobin => stack.servers[sent.len() % stack.servers.len()].addr(),
-                ExperimentPolicy::Slo | ExperimentPolicy::Default | ExperimentPolicy::Weighed => stack.address(),
+                ExperimentPolicy::RoundRobin => {
+                    stack.servers[sent.len() % stack.servers.len()].addr()
+                }
+                ExperimentPolicy::Slo | ExperimentPolicy::Default | ExperimentPolicy::Weighed => {
+                    stack.address()
+                }
             };
             sent.push(tokio::spawn(async move {
                 tokio::time::sleep_until(began + Duration::from_secs_f64(at)).await;
@@ -233,8 +296,11 @@ impl SloExperiment {
             let (class, outcome) = request.await?;
             let (in_time, shed) = outcome?;
             let all = outcomes.entry(class).or_default();
-            *all =
-                ExperimentOutcome { sent: all.sent + 1, in_time: all.in_time + usize::from(in_time), shed: all.shed + usize::from(shed) };
+            *all = ExperimentOutcome {
+                sent: all.sent + 1,
+                in_time: all.in_time + usize::from(in_time),
+                shed: all.shed + usize::from(shed),
+            };
         }
         Ok(outcomes)
     }
@@ -273,11 +339,21 @@ async fn one(to: SocketAddr, class: ExperimentClass, prompt: &str) -> Result<(bo
     let events = EventStream::new(response).rest().await?;
     let content = |data: &str| {
         let event: Value = serde_json::from_str(data).ok()?;
-        event["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty()).map(drop)
+        event["choices"][0]["delta"]["content"]
+            .as_str()
+            .filter(|text| !text.is_empty())
+            .map(drop)
     };
-    let tokens: Vec<Instant> = events.iter().filter(|event| content(&event.data).is_some()).map(|event| event.at).collect();
-    let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return Ok((false, false)) };
+    let tokens: Vec<Instant> = events
+        .iter()
+        .filter(|event| content(&event.data).is_some())
+        .map(|event| event.at)
+        .collect();
+    let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else {
+        return Ok((false, false));
+    };
     let ttft_ms = first.duration_since(began).as_secs_f64() * 1_000.0;
-    let tpot_ms = last.duration_since(*first).as_secs_f64() * 1_000.0 / f64::from(OUTPUT_TOKENS - 1);
+    let tpot_ms =
+        last.duration_since(*first).as_secs_f64() * 1_000.0 / f64::from(OUTPUT_TOKENS - 1);
     Ok((ttft_ms <= class.ttft_ms && tpot_ms <= class.tpot_ms, false))
 }

@@ -46,7 +46,9 @@ impl RootContext for StepsRoot {
     fn on_configure(&mut self, _size: usize) -> bool {
         let bytes = self.get_plugin_configuration().unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
-        let Some((depth, endpoint)) = text.split_once(' ') else { return false };
+        let Some((depth, endpoint)) = text.split_once(' ') else {
+            return false;
+        };
         self.depth = match depth {
             "passes" => StepDepth::Passes,
             "reads" => StepDepth::Reads,
@@ -63,7 +65,10 @@ impl RootContext for StepsRoot {
     }
 
     fn create_http_context(&self, _id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(StepsStream { depth: self.depth, endpoint: self.endpoint.clone() }))
+        Some(Box::new(StepsStream {
+            depth: self.depth,
+            endpoint: self.endpoint.clone(),
+        }))
     }
 }
 
@@ -74,7 +79,11 @@ impl HttpContext for StepsStream {
         if self.depth == StepDepth::Speaks {
             std::hint::black_box(self.get_http_request_headers_bytes());
         }
-        if matches!(self.depth, StepDepth::Passes | StepDepth::Follows) || last { Action::Continue } else { Action::Pause }
+        if matches!(self.depth, StepDepth::Passes | StepDepth::Follows) || last {
+            Action::Continue
+        } else {
+            Action::Pause
+        }
     }
 
     fn on_http_request_body(&mut self, size: usize, last: bool) -> Action {
@@ -87,7 +96,10 @@ impl HttpContext for StepsStream {
         std::hint::black_box(self.get_http_request_body(0, size));
         if self.depth == StepDepth::Speaks {
             self.set_http_request_header("x-gateway-destination-endpoint", Some(&self.endpoint));
-            self.set_http_request_header("x-envoy-retry-on", Some("connect-failure,reset,retriable-status-codes"));
+            self.set_http_request_header(
+                "x-envoy-retry-on",
+                Some("connect-failure,reset,retriable-status-codes"),
+            );
             self.set_http_request_header("x-envoy-max-retries", Some("2"));
         }
         Action::Continue
@@ -96,7 +108,11 @@ impl HttpContext for StepsStream {
     fn on_http_response_headers(&mut self, _count: usize, _last: bool) -> Action {
         if self.depth == StepDepth::Speaks {
             std::hint::black_box(self.get_http_response_headers_bytes());
-            for path in [["upstream", "address"], ["upstream", "request_attempt_count"], ["response", "code_details"]] {
+            for path in [
+                ["upstream", "address"],
+                ["upstream", "request_attempt_count"],
+                ["response", "code_details"],
+            ] {
                 std::hint::black_box(self.get_property(path.to_vec()));
             }
         }

@@ -8,8 +8,14 @@
 //! A slab is a page of memory with blocks of one size, and a table names that size by the page. So
 //! blocks have no headers, and a caller that frees a block need not say its size, which would make
 //! the module 5 KB larger. Slabs are never given back, as wasm memory never is.
-#![expect(clippy::arithmetic_side_effects, reason = "sizes of slabs, and addresses below `SLABS_END`")]
-#![expect(unsafe_code, reason = "an allocator hands out raw memory; all of it is in this file")]
+#![expect(
+    clippy::arithmetic_side_effects,
+    reason = "sizes of slabs, and addresses below `SLABS_END`"
+)]
+#![expect(
+    unsafe_code,
+    reason = "an allocator hands out raw memory; all of it is in this file"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::arch::wasm32::memory_grow;
@@ -48,14 +54,23 @@ unsafe impl Sync for SlabAllocator {}
 
 impl SlabAllocator {
     pub const fn new() -> Self {
-        Self(UnsafeCell::new(Slabs { first: [null_mut(); SIZES], sizes: [0; SLABS_END / SLAB_BYTES], next: 0, end: 0 }))
+        Self(UnsafeCell::new(Slabs {
+            first: [null_mut(); SIZES],
+            sizes: [0; SLABS_END / SLAB_BYTES],
+            next: 0,
+            end: 0,
+        }))
     }
 }
 
 /// The number of a layout's size; not below [`SIZES`] if it is not small. No layout here has size
 /// 0.
 fn size_of_layout(layout: Layout) -> usize {
-    if layout.align() <= STEP { layout.size().wrapping_sub(1) / STEP } else { SIZES }
+    if layout.align() <= STEP {
+        layout.size().wrapping_sub(1) / STEP
+    } else {
+        SIZES
+    }
 }
 
 // SAFETY: a small block is as large as its layout and aligned to `STEP`. It is in the list or with
@@ -77,7 +92,11 @@ unsafe impl GlobalAlloc for SlabAllocator {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let slabs = unsafe { &mut *self.0.get() };
-        let size = slabs.sizes.get(block.addr() / SLAB_BYTES).copied().unwrap_or(0);
+        let size = slabs
+            .sizes
+            .get(block.addr() / SLAB_BYTES)
+            .copied()
+            .unwrap_or(0);
         match slabs.first.get_mut(usize::from(size).wrapping_sub(1)) {
             Some(first) => {
                 unsafe { block.cast::<*mut u8>().write(*first) };
@@ -102,7 +121,11 @@ unsafe impl GlobalAlloc for SlabAllocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         let slabs = unsafe { &mut *self.0.get() };
         let new = unsafe { Layout::from_size_align_unchecked(bytes, layout.align()) };
-        let size = slabs.sizes.get(block.addr() / SLAB_BYTES).copied().unwrap_or(0);
+        let size = slabs
+            .sizes
+            .get(block.addr() / SLAB_BYTES)
+            .copied()
+            .unwrap_or(0);
         match (usize::from(size).checked_sub(1), size_of_layout(new)) {
             (Some(old), new) if old == new => return block,
             (None, SIZES..) => return unsafe { System.realloc(block, layout, bytes) },
@@ -129,14 +152,21 @@ impl Slabs {
         if self.next == self.end && self.end < SLABS_END {
             // Without memory left, the product is far beyond `SLABS_END`.
             let grown = memory_grow::<0>(1).wrapping_mul(GROWTH_BYTES);
-            (self.next, self.end) = if grown < SLABS_END { (grown, grown + GROWTH_BYTES) } else { (SLABS_END, SLABS_END) };
+            (self.next, self.end) = if grown < SLABS_END {
+                (grown, grown + GROWTH_BYTES)
+            } else {
+                (SLABS_END, SLABS_END)
+            };
         }
         if self.next >= SLABS_END {
             return unsafe { System.alloc(layout) };
         }
         let (slab, bytes) = (self.next, (size + 1) * STEP);
         self.next += SLAB_BYTES;
-        if let (Some(known), Some(first)) = (self.sizes.get_mut(slab / SLAB_BYTES), self.first.get_mut(size)) {
+        if let (Some(known), Some(first)) = (
+            self.sizes.get_mut(slab / SLAB_BYTES),
+            self.first.get_mut(size),
+        ) {
             *known = size as u8 + 1;
             for at in (1..SLAB_BYTES / bytes).rev() {
                 let block = with_exposed_provenance_mut::<u8>(slab + at * bytes);

@@ -124,8 +124,13 @@ impl FilterConfig {
     pub fn parse(json: &[u8]) -> Result<Self, InvalidConfig> {
         let value = value::parse(json).map_err(not_json)?;
         let mut root = object(value, "configuration")?;
-        let mut config = Self { pools: pools(root.remove("pools"))?, ..Self::default() };
-        let mut state = root.remove("state").map_or(Ok(ConfigFields::default()), |v| object(v, "state"))?;
+        let mut config = Self {
+            pools: pools(root.remove("pools"))?,
+            ..Self::default()
+        };
+        let mut state = root
+            .remove("state")
+            .map_or(Ok(ConfigFields::default()), |v| object(v, "state"))?;
         for field in FIELDS {
             let value = match field.path.strip_prefix("state.") {
                 Some(key) => state.remove(key),
@@ -155,13 +160,17 @@ impl FilterConfig {
     /// Returns the pool of a cluster.
     #[must_use]
     pub fn pool_of_cluster(&self, cluster: &[u8]) -> Option<usize> {
-        self.pools.iter().position(|pool| pool.clusters.iter().any(|c| c.as_bytes() == cluster))
+        self.pools
+            .iter()
+            .position(|pool| pool.clusters.iter().any(|c| c.as_bytes() == cluster))
     }
 
     /// Returns the pool with a name.
     #[must_use]
     pub fn pool_named(&self, name: &[u8]) -> Option<usize> {
-        self.pools.iter().position(|pool| pool.name.as_bytes() == name)
+        self.pools
+            .iter()
+            .position(|pool| pool.name.as_bytes() == name)
     }
 }
 
@@ -170,17 +179,24 @@ impl FilterConfig {
 #[must_use]
 pub fn reference() -> String {
     let defaults = FilterConfig::default();
-    let mut text =
-        String::from("pools (no default): one to 64 of {\"name\", \"clusters\"}: the pools, and the route clusters that mean each\n");
+    let mut text = String::from(
+        "pools (no default): one to 64 of {\"name\", \"clusters\"}: the pools, and the route clusters that mean each\n",
+    );
     for ConfigField { path, kind, about } in FIELDS {
-        text.push_str(&format!("{path} ({}): {}: {about}\n", kind.default(&defaults), kind.must()));
+        text.push_str(&format!(
+            "{path} ({}): {}: {about}\n",
+            kind.default(&defaults),
+            kind.must()
+        ));
     }
     text
 }
 
 fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
     let must = || format!("a list of 1 to {POOLS_MAX} pools");
-    let Some(ConfigValue::List(items)) = value else { return Err(invalid("pools", must())) };
+    let Some(ConfigValue::List(items)) = value else {
+        return Err(invalid("pools", must()));
+    };
     if items.is_empty() || items.len() > POOLS_MAX {
         return Err(invalid("pools", must()));
     }
@@ -188,10 +204,20 @@ fn pools(value: Option<ConfigValue>) -> Result<Vec<PoolConfig>, InvalidConfig> {
     for (i, item) in items.into_iter().enumerate() {
         let next = pool(item, i)?;
         if pools.iter().any(|p| p.name == next.name) {
-            return Err(invalid(&format!("pools[{i}].name"), format!("another name: \"{}\" is taken", next.name)));
+            return Err(invalid(
+                &format!("pools[{i}].name"),
+                format!("another name: \"{}\" is taken", next.name),
+            ));
         }
-        if let Some(c) = next.clusters.iter().find(|c| pools.iter().any(|p| p.clusters.contains(c))) {
-            return Err(invalid(&format!("pools[{i}].clusters"), format!("clusters of no other pool: \"{c}\" is taken")));
+        if let Some(c) = next
+            .clusters
+            .iter()
+            .find(|c| pools.iter().any(|p| p.clusters.contains(c)))
+        {
+            return Err(invalid(
+                &format!("pools[{i}].clusters"),
+                format!("clusters of no other pool: \"{c}\" is taken"),
+            ));
         }
         pools.push(next);
     }
@@ -205,7 +231,12 @@ fn pool(value: ConfigValue, i: usize) -> Result<PoolConfig, InvalidConfig> {
         Some(ConfigValue::Text(name)) if ConfigShape::Name.allows(&name) => name,
         _ => return Err(invalid(&format!("{path}.name"), ConfigShape::Name.must())),
     };
-    let must = || invalid(&format!("{path}.clusters"), format!("a list of at most {CLUSTERS_MAX} cluster names"));
+    let must = || {
+        invalid(
+            &format!("{path}.clusters"),
+            format!("a list of at most {CLUSTERS_MAX} cluster names"),
+        )
+    };
     let clusters = match fields.remove("clusters") {
         None => Vec::new(),
         Some(ConfigValue::List(items)) if items.len() <= CLUSTERS_MAX => items
@@ -231,7 +262,10 @@ fn object(value: ConfigValue, field: &str) -> Result<ConfigFields, InvalidConfig
 fn nothing_left(fields: &ConfigFields, prefix: &str) -> Result<(), InvalidConfig> {
     match fields.left() {
         None => Ok(()),
-        Some(unknown) => Err(invalid(&format!("{prefix}{unknown}"), "left out: there is no such field".to_owned())),
+        Some(unknown) => Err(invalid(
+            &format!("{prefix}{unknown}"),
+            "left out: there is no such field".to_owned(),
+        )),
     }
 }
 
@@ -244,7 +278,10 @@ fn not_json(error: JsonError) -> InvalidConfig {
 }
 
 fn invalid(field: &str, must: String) -> InvalidConfig {
-    InvalidConfig { field: field.to_owned(), must }
+    InvalidConfig {
+        field: field.to_owned(),
+        must,
+    }
 }
 
 // === impl InvalidConfig ===
@@ -260,15 +297,17 @@ impl std::error::Error for InvalidConfig {}
 #[cfg(test)]
 mod tests {
     use exchange::{
-        DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, FailureMode, FairnessHeader, FlowRequestSettings,
-        ObjectiveHeader, RetrySettings, SubsetSettings,
+        DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, FailureMode,
+        FairnessHeader, FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
     };
 
     use super::fields::FieldKind;
     use super::*;
 
     fn error(json: &str) -> String {
-        FilterConfig::parse(json.as_bytes()).unwrap_err().to_string()
+        FilterConfig::parse(json.as_bytes())
+            .unwrap_err()
+            .to_string()
     }
 
     /// Returns a configuration with one pool and `rest`.
@@ -279,8 +318,23 @@ mod tests {
     #[test]
     fn the_least_configuration_has_every_default() {
         let config = FilterConfig::parse(br#"{"pools": [{"name": "default"}]}"#).unwrap();
-        assert_eq!(config.pools, [PoolConfig { name: "default".into(), clusters: vec![] }]);
-        assert_eq!(format!("{:?}", FilterConfig { pools: vec![], ..config }), format!("{:?}", FilterConfig::default()));
+        assert_eq!(
+            config.pools,
+            [PoolConfig {
+                name: "default".into(),
+                clusters: vec![]
+            }]
+        );
+        assert_eq!(
+            format!(
+                "{:?}",
+                FilterConfig {
+                    pools: vec![],
+                    ..config
+                }
+            ),
+            format!("{:?}", FilterConfig::default())
+        );
     }
 
     #[test]
@@ -293,7 +347,14 @@ mod tests {
                 FieldKind::Flag { get, .. } => ConfigValue::Flag(get(&defaults)),
                 FieldKind::Choice { get, .. } => ConfigValue::Text(get(&defaults).to_owned()),
             };
-            assert!(field.kind.set(&mut FilterConfig::default(), value).is_some(), "{}", field.path);
+            assert!(
+                field
+                    .kind
+                    .set(&mut FilterConfig::default(), value)
+                    .is_some(),
+                "{}",
+                field.path
+            );
         }
     }
 
@@ -310,8 +371,15 @@ mod tests {
         )
         .unwrap();
         let settings = ExchangeSettings {
-            destination: DestinationSettings { header: "x-d".into(), fallback_header: "x-f".into(), format: DestinationFormat::Single },
-            subset: SubsetSettings { namespace: "ns".into(), key: "k".into() },
+            destination: DestinationSettings {
+                header: "x-d".into(),
+                fallback_header: "x-f".into(),
+                format: DestinationFormat::Single,
+            },
+            subset: SubsetSettings {
+                namespace: "ns".into(),
+                key: "k".into(),
+            },
             decide_at: DecideAt::Headers,
             model_header: "x-m".into(),
             body_limit_bytes: 2048,
@@ -326,8 +394,14 @@ mod tests {
                 header: FairnessHeader::Trust,
                 ttl_header: "x-t".into(),
             },
-            decision_log: DecisionLogSettings { one_in: 50, headers: "x-a,x-b".into() },
-            retry: RetrySettings { enabled: false, per_try_timeout_ms: 9 },
+            decision_log: DecisionLogSettings {
+                one_in: 50,
+                headers: "x-a,x-b".into(),
+            },
+            retry: RetrySettings {
+                enabled: false,
+                per_try_timeout_ms: 9,
+            },
         };
         let state = StateConfig {
             cluster: "c".into(),
@@ -336,7 +410,10 @@ mod tests {
             silence_max_ms: 1000,
             backoff_max_ms: 100,
         };
-        let pools = vec![PoolConfig { name: "p".into(), clusters: vec!["x".into(), "y".into()] }];
+        let pools = vec![PoolConfig {
+            name: "p".into(),
+            clusters: vec!["x".into(), "y".into()],
+        }];
         let rest = FilterConfig {
             prefix_entries: 0,
             lease_ms: 500,
@@ -345,7 +422,12 @@ mod tests {
             trace_tags: true,
             ..FilterConfig::default()
         };
-        let expected = FilterConfig { state, pools, settings, ..rest };
+        let expected = FilterConfig {
+            state,
+            pools,
+            settings,
+            ..rest
+        };
         assert_eq!(format!("{config:?}"), format!("{expected:?}"));
     }
 
@@ -398,15 +480,33 @@ mod tests {
             text.contains("\nlease_ms (3000): a whole number from 500 to 60000: how long a VM leads without renewing its lease\n"),
             "{text}"
         );
-        assert!(text.contains("\nfailure_mode (\"close\"): \"close\" or \"open\": "), "{text}");
+        assert!(
+            text.contains("\nfailure_mode (\"close\"): \"close\" or \"open\": "),
+            "{text}"
+        );
     }
 
     #[test]
     fn pools_are_found_by_cluster_and_by_name() {
-        let config = FilterConfig::parse(br#"{"pools": [{"name": "a", "clusters": ["c1", "c2"]}, {"name": "b"}]}"#).unwrap();
-        assert_eq!((config.pool_of_cluster(b"c2"), config.pool_of_cluster(b"b"), config.pool_named(b"b")), (Some(0), None, Some(1)));
+        let config = FilterConfig::parse(
+            br#"{"pools": [{"name": "a", "clusters": ["c1", "c2"]}, {"name": "b"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            (
+                config.pool_of_cluster(b"c2"),
+                config.pool_of_cluster(b"b"),
+                config.pool_named(b"b")
+            ),
+            (Some(0), None, Some(1))
+        );
         assert_eq!(config.only_pool(), None);
-        assert_eq!(FilterConfig::parse(br#"{"pools": [{"name": "a"}]}"#).unwrap().only_pool(), Some(0));
+        assert_eq!(
+            FilterConfig::parse(br#"{"pools": [{"name": "a"}]}"#)
+                .unwrap()
+                .only_pool(),
+            Some(0)
+        );
     }
 
     proptest::proptest! {

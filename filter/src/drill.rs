@@ -31,7 +31,9 @@ thread_local! {
 
 /// Counts a key of shared data that this VM writes.
 pub fn wrote<H: Host>(host: &H, key: &str) {
-    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     let is_new = WRITTEN.with_borrow_mut(|written| match written.binary_search(&hash) {
         Ok(_) => false,
         Err(at) => {
@@ -58,7 +60,11 @@ pub fn obey(bytes: &[u8]) {
 /// Stalls in a busy loop if the bytes contain [`STALL`]. A wasm thread cannot sleep.
 pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
     let requested = bytes.windows(STALL.len()).any(|word| word == STALL);
-    if requested && host.share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent).is_ok() {
+    if requested
+        && host
+            .share("switchpoint/1/drill/stalled", b"1", WriteCondition::Absent)
+            .is_ok()
+    {
         log::error!("standing still, as told by a drill");
         let until = host.now().plus_ms(STALL_MS);
         while host.now() < until {}

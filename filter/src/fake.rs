@@ -15,7 +15,9 @@ use std::rc::Rc;
 
 use exchange::Timestamp;
 
-use crate::host::{BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, WriteCondition};
+use crate::host::{
+    BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, WriteCondition,
+};
 use crate::pairs;
 
 type FakeHook = Box<dyn FnOnce()>;
@@ -163,8 +165,14 @@ impl FakeHost {
 
     fn may_fail(&self, call: FakeCall) -> Result<()> {
         let left = self.faults.fails_after.get();
-        self.faults.fails_after.set(left.and_then(|left| left.checked_sub(1)));
-        if left == Some(0) || self.faults.failing.borrow().contains(&call) { Err(HostError::INTERNAL) } else { Ok(()) }
+        self.faults
+            .fails_after
+            .set(left.and_then(|left| left.checked_sub(1)));
+        if left == Some(0) || self.faults.failing.borrow().contains(&call) {
+            Err(HostError::INTERNAL)
+        } else {
+            Ok(())
+        }
     }
 
     /// Records every call from now on.
@@ -174,12 +182,21 @@ impl FakeHost {
 
     /// Returns the calls recorded since the last time.
     pub fn take_calls(&self) -> Vec<RecordedCall> {
-        self.recorded.borrow_mut().as_mut().map(std::mem::take).unwrap_or_default()
+        self.recorded
+            .borrow_mut()
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     fn record(&self, call: FakeCall, name: &str, sent: usize, received: usize) {
         if let Some(recorded) = &mut *self.recorded.borrow_mut() {
-            recorded.push(RecordedCall { call, name: name.to_owned(), sent, received });
+            recorded.push(RecordedCall {
+                call,
+                name: name.to_owned(),
+                sent,
+                received,
+            });
         }
     }
 
@@ -222,9 +239,20 @@ impl Host for FakeHost {
     fn shared(&self, key: &str) -> Result<Option<SharedValue>> {
         self.may_fail(FakeCall::Shared)?;
         self.reads.set(self.reads.get() + 1);
-        let size = self.shared.borrow().get(key).map_or(0, |(bytes, _)| bytes.len());
+        let size = self
+            .shared
+            .borrow()
+            .get(key)
+            .map_or(0, |(bytes, _)| bytes.len());
         self.record(FakeCall::Shared, key, key.len(), size);
-        Ok(self.shared.borrow().get(key).map(|(bytes, token)| SharedValue { bytes: bytes.clone(), token: *token }))
+        Ok(self
+            .shared
+            .borrow()
+            .get(key)
+            .map(|(bytes, token)| SharedValue {
+                bytes: bytes.clone(),
+                token: *token,
+            }))
     }
 
     fn share(&self, key: &str, value: &[u8], expect: WriteCondition) -> Result<()> {
@@ -236,12 +264,16 @@ impl Host for FakeHost {
         let held = self.shared.borrow().get(key).map(|(_, token)| *token);
         match (expect, held) {
             (WriteCondition::Absent, Some(_)) => return Err(HostError::CONFLICT),
-            (WriteCondition::Token(token), Some(held)) if token != held => return Err(HostError::CONFLICT),
+            (WriteCondition::Token(token), Some(held)) if token != held => {
+                return Err(HostError::CONFLICT);
+            }
             _ => {}
         }
         self.writes.set(self.writes.get() + 1);
         self.record(FakeCall::Share, key, key.len() + value.len(), 0);
-        self.shared.borrow_mut().insert(key.to_owned(), (value.to_vec(), self.writes.get()));
+        self.shared
+            .borrow_mut()
+            .insert(key.to_owned(), (value.to_vec(), self.writes.get()));
         Ok(())
     }
 
@@ -249,10 +281,13 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::QueueRegister)?;
         self.record(FakeCall::QueueRegister, "", 0, 0);
         let mut queues = self.queues.borrow_mut();
-        let position = queues.iter().position(|(n, _)| n == name).unwrap_or_else(|| {
-            queues.push((name.to_owned(), VecDeque::new()));
-            queues.len() - 1
-        });
+        let position = queues
+            .iter()
+            .position(|(n, _)| n == name)
+            .unwrap_or_else(|| {
+                queues.push((name.to_owned(), VecDeque::new()));
+                queues.len() - 1
+            });
         Ok(u32::try_from(position).unwrap() + 1)
     }
 
@@ -260,7 +295,9 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::QueuePush)?;
         self.record(FakeCall::QueuePush, "", 0, 0);
         let mut queues = self.queues.borrow_mut();
-        let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
+        let (_, items) = queues
+            .get_mut(queue as usize - 1)
+            .ok_or(HostError::NOT_FOUND)?;
         items.push_back(item.to_vec());
         Ok(())
     }
@@ -269,14 +306,19 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::QueuePop)?;
         self.record(FakeCall::QueuePop, "", 0, 0);
         let mut queues = self.queues.borrow_mut();
-        let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
+        let (_, items) = queues
+            .get_mut(queue as usize - 1)
+            .ok_or(HostError::NOT_FOUND)?;
         Ok(items.pop_front())
     }
 
     fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
         self.may_fail(FakeCall::StreamOpen)?;
         assert!(upstream.contains("switchpoint-state"));
-        assert_eq!((service, method), ("switchpoint.state.v1.StateService", "Stream"));
+        assert_eq!(
+            (service, method),
+            ("switchpoint.state.v1.StateService", "Stream")
+        );
         self.grpc.streams.borrow_mut().push(true);
         Ok(u32::try_from(self.grpc.streams.borrow().len()).unwrap())
     }
@@ -297,13 +339,32 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
+    fn call(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        timeout_ms: u64,
+    ) -> Result<u32> {
         self.may_fail(FakeCall::Call)?;
         self.record(FakeCall::Call, "", 0, 0);
         assert!(cluster == "switchpoint-state" && timeout_ms > 0);
-        let value = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()).unwrap();
-        assert_eq!((value(":method").as_str(), value(":authority").as_str()), ("POST", "switchpoint-state"));
-        self.grpc.calls.borrow_mut().push((value(":path"), value("x-switchpoint-session"), body.to_vec()));
+        let value = |name: &str| {
+            headers
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, value)| (*value).to_owned())
+                .unwrap()
+        };
+        assert_eq!(
+            (value(":method").as_str(), value(":authority").as_str()),
+            ("POST", "switchpoint-state")
+        );
+        self.grpc.calls.borrow_mut().push((
+            value(":path"),
+            value("x-switchpoint-session"),
+            body.to_vec(),
+        ));
         Ok(u32::try_from(self.grpc.calls.borrow().len()).unwrap())
     }
 
@@ -318,21 +379,33 @@ impl Host for FakeHost {
             return Err(HostError::INTERNAL);
         }
         let value = self.properties.borrow().get(&path).cloned();
-        self.record(FakeCall::Property, &path, path.len() + 1, value.as_ref().map_or(0, Vec::len));
+        self.record(
+            FakeCall::Property,
+            &path,
+            path.len() + 1,
+            value.as_ref().map_or(0, Vec::len),
+        );
         Ok(value)
     }
 
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::PropertySet)?;
         self.record(FakeCall::PropertySet, name, name.len() + value.len(), 0);
-        self.properties.borrow_mut().insert(name.to_owned(), value.to_vec());
+        self.properties
+            .borrow_mut()
+            .insert(name.to_owned(), value.to_vec());
         Ok(())
     }
 
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>> {
         self.may_fail(FakeCall::Headers)?;
         let headers = self.map(map).borrow();
-        let bytes = pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>());
+        let bytes = pairs::serialize(
+            &headers
+                .iter()
+                .map(|(n, v)| (n.as_str(), v.as_str()))
+                .collect::<Vec<_>>(),
+        );
         self.record(FakeCall::Headers, &format!("{map:?}"), 0, bytes.len());
         Ok(bytes)
     }
@@ -341,7 +414,9 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::HeaderSet)?;
         self.record(FakeCall::HeaderSet, name, name.len() + value.len(), 0);
         self.map(map).borrow_mut().retain(|(n, _)| n != name);
-        self.map(map).borrow_mut().push((name.to_owned(), String::from_utf8_lossy(value).into_owned()));
+        self.map(map)
+            .borrow_mut()
+            .push((name.to_owned(), String::from_utf8_lossy(value).into_owned()));
         Ok(())
     }
 
@@ -354,7 +429,13 @@ impl Host for FakeHost {
 
     fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>> {
         self.may_fail(FakeCall::Buffer)?;
-        let mut bytes = self.http.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
+        let mut bytes = self
+            .http
+            .buffers
+            .borrow()
+            .get(&(buffer as u32))
+            .cloned()
+            .unwrap_or_default();
         bytes.drain(..start.min(bytes.len()));
         bytes.truncate(size);
         self.record(FakeCall::Buffer, &format!("{buffer:?}"), 0, bytes.len());
@@ -363,7 +444,12 @@ impl Host for FakeHost {
 
     fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()> {
         self.may_fail(FakeCall::BufferReplace)?;
-        self.record(FakeCall::BufferReplace, &format!("{buffer:?}"), bytes.len(), 0);
+        self.record(
+            FakeCall::BufferReplace,
+            &format!("{buffer:?}"),
+            bytes.len(),
+            0,
+        );
         if self.http.read_only.get() {
             return Err(HostError::INTERNAL);
         }
@@ -416,7 +502,8 @@ impl Host for FakeHost {
         self.may_fail(FakeCall::MetricAdd)?;
         let name = self.metrics.names.borrow()[metric as usize].clone();
         self.record(FakeCall::MetricAdd, &name, 0, 0);
-        *self.metrics.values.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
+        *self.metrics.values.borrow_mut().entry(name).or_default() +=
+            u64::try_from(amount).unwrap();
         Ok(())
     }
 
@@ -432,13 +519,19 @@ impl Host for FakeHost {
 }
 
 fn slot(address: &str) -> u32 {
-    address.bytes().fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
+    address
+        .bytes()
+        .fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
 }
 
 /// Returns this many addresses with different slots.
 pub fn endpoints(count: usize) -> Vec<String> {
     let mut slots = std::collections::BTreeSet::new();
-    (1..u16::MAX).map(|port| format!("10.0.0.1:{port}")).filter(|address| slots.insert(slot(address))).take(count).collect()
+    (1..u16::MAX)
+        .map(|port| format!("10.0.0.1:{port}"))
+        .filter(|address| slots.insert(slot(address)))
+        .take(count)
+        .collect()
 }
 
 /// Returns a pool update with ready endpoints at these addresses. An address always has the same
@@ -454,24 +547,53 @@ pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &
         age_ms: 60_000,
         ..state::Endpoint::default()
     };
-    let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
-    let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
-    let profile =
-        state::Profile { name: "test".into(), plugins: vec![part("queue-scorer"), part("prefix-cache-scorer"), part("max-score-picker")] };
+    let plugin = |kind: &str| state::Plugin {
+        r#type: kind.into(),
+        name: kind.into(),
+        parameters: vec![],
+    };
+    let part = |name: &str| state::ProfilePlugin {
+        name: name.into(),
+        weight: 1.0,
+    };
+    let profile = state::Profile {
+        name: "test".into(),
+        plugins: vec![
+            part("queue-scorer"),
+            part("prefix-cache-scorer"),
+            part("max-score-picker"),
+        ],
+    };
     let pipeline = state::Pipeline {
-        plugins: vec![plugin("queue-scorer"), plugin("prefix-cache-scorer"), plugin("max-score-picker")],
+        plugins: vec![
+            plugin("queue-scorer"),
+            plugin("prefix-cache-scorer"),
+            plugin("max-score-picker"),
+        ],
         profiles: vec![profile],
         ranked_max: 3,
         ..state::Pipeline::default()
     };
-    let target = state::Target { model: "served".into(), weight: None };
-    let rewrite = state::Rewrite { models: vec!["alias".into()], targets: vec![target] };
+    let target = state::Target {
+        model: "served".into(),
+        weight: None,
+    };
+    let rewrite = state::Rewrite {
+        models: vec!["alias".into()],
+        targets: vec![target],
+    };
     let pool_update = state::PoolUpdate {
         pool: pool.into(),
-        version: Some(state::Version { term: version.term, sequence: version.sequence }),
+        version: Some(state::Version {
+            term: version.term,
+            sequence: version.sequence,
+        }),
         endpoints: addresses.iter().map(endpoint).collect(),
         pipeline: Some(pipeline),
-        objects: Some(state::Objects { rewrites: vec![rewrite], ..state::Objects::default() }),
+        objects: Some(state::Objects {
+            rewrites: vec![rewrite],
+            ..state::Objects::default()
+        }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
         ..state::PoolUpdate::default()
@@ -480,7 +602,12 @@ pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &
 }
 
 /// Returns a metrics message with these queue depths.
-pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, queues: &[f32]) -> Vec<u8> {
+pub fn metrics_message(
+    pool: &str,
+    version: scheduler::Version,
+    sequence: u64,
+    queues: &[f32],
+) -> Vec<u8> {
     use proto::state::daemon_message::Message::Metrics;
     let metrics = |queue: &f32| scheduler::EndpointMetrics {
         queue_depth: Some(*queue),
@@ -491,9 +618,13 @@ pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, q
         ..scheduler::EndpointMetrics::default()
     };
     let metrics: Vec<_> = queues.iter().map(metrics).collect();
-    encode(Metrics(proto::encode_metrics(pool, version, sequence, &metrics)))
+    encode(Metrics(proto::encode_metrics(
+        pool, version, sequence, &metrics,
+    )))
 }
 
 pub fn encode(message: proto::state::daemon_message::Message) -> Vec<u8> {
-    prost::Message::encode_to_vec(&proto::state::DaemonMessage { message: Some(message) })
+    prost::Message::encode_to_vec(&proto::state::DaemonMessage {
+        message: Some(message),
+    })
 }

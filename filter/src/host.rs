@@ -108,7 +108,13 @@ pub trait Host: Clone + 'static {
     fn stream_cancel(&self, stream: u32) -> Result<()>;
     /// Sends an HTTP request to a cluster, as a call of the current root context. A callback
     /// reports the response, or that there is none.
-    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32>;
+    fn call(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        timeout_ms: u64,
+    ) -> Result<u32>;
     /// The message with which the other side ended the stream of the current callback.
     fn stream_status(&self) -> String;
     /// Reads a property; `None` if it does not exist.
@@ -186,7 +192,9 @@ impl std::error::Error for HostError {}
 pub fn percent_decoded(text: &[u8]) -> String {
     let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((&byte, after)) = rest.split_first() {
-        let escaped = after.get(..2).and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        let escaped = after
+            .get(..2)
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
         let (byte, after) = match escaped.filter(|_| byte == b'%') {
             Some(escaped) => (escaped, after.get(2..).unwrap_or_default()),
             None => (byte, after),
@@ -201,11 +209,17 @@ pub fn percent_decoded(text: &[u8]) -> String {
 pub use wasm::{ProxyWasm, install_logger};
 
 #[cfg(target_arch = "wasm32")]
-#[expect(unsafe_code, reason = "the proxy-wasm ABI is C; every call to it is in this module")]
+#[expect(
+    unsafe_code,
+    reason = "the proxy-wasm ABI is C; every call to it is in this module"
+)]
 mod wasm {
     use std::ptr::null_mut;
 
-    use super::{BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, Timestamp, WriteCondition};
+    use super::{
+        BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, Timestamp,
+        WriteCondition,
+    };
 
     /// A token that the host never gives to a write, because its counter would have to wrap.
     /// Writing with it succeeds only if there is no value.
@@ -221,21 +235,61 @@ mod wasm {
     unsafe extern "C" {
         fn proxy_log(level: u32, text: *const u8, size: usize) -> u32;
         fn proxy_get_log_level(level: *mut u32) -> u32;
-        fn proxy_get_shared_data(key: *const u8, key_size: usize, data: *mut *mut u8, size: *mut usize, cas: *mut u32) -> u32;
-        fn proxy_set_shared_data(key: *const u8, key_size: usize, data: *const u8, size: usize, cas: u32) -> u32;
+        fn proxy_get_shared_data(
+            key: *const u8,
+            key_size: usize,
+            data: *mut *mut u8,
+            size: *mut usize,
+            cas: *mut u32,
+        ) -> u32;
+        fn proxy_set_shared_data(
+            key: *const u8,
+            key_size: usize,
+            data: *const u8,
+            size: usize,
+            cas: u32,
+        ) -> u32;
         fn proxy_register_shared_queue(name: *const u8, size: usize, queue: *mut u32) -> u32;
         fn proxy_enqueue_shared_queue(queue: u32, data: *const u8, size: usize) -> u32;
         fn proxy_dequeue_shared_queue(queue: u32, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_grpc_send(stream: u32, data: *const u8, size: usize, end: u32) -> u32;
         fn proxy_grpc_cancel(stream: u32) -> u32;
         fn proxy_get_status(code: *mut u32, data: *mut *mut u8, size: *mut usize) -> u32;
-        fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
-        fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
+        fn proxy_get_property(
+            path: *const u8,
+            path_size: usize,
+            data: *mut *mut u8,
+            size: *mut usize,
+        ) -> u32;
+        fn proxy_set_property(
+            path: *const u8,
+            path_size: usize,
+            value: *const u8,
+            value_size: usize,
+        ) -> u32;
         fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
-        fn proxy_replace_header_map_value(map: u32, key: *const u8, key_size: usize, data: *const u8, size: usize) -> u32;
+        fn proxy_replace_header_map_value(
+            map: u32,
+            key: *const u8,
+            key_size: usize,
+            data: *const u8,
+            size: usize,
+        ) -> u32;
         fn proxy_remove_header_map_value(map: u32, key: *const u8, key_size: usize) -> u32;
-        fn proxy_get_buffer_bytes(buffer: u32, start: usize, max_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
-        fn proxy_set_buffer_bytes(buffer: u32, start: usize, size: usize, data: *const u8, data_size: usize) -> u32;
+        fn proxy_get_buffer_bytes(
+            buffer: u32,
+            start: usize,
+            max_size: usize,
+            data: *mut *mut u8,
+            size: *mut usize,
+        ) -> u32;
+        fn proxy_set_buffer_bytes(
+            buffer: u32,
+            start: usize,
+            size: usize,
+            data: *const u8,
+            data_size: usize,
+        ) -> u32;
         #[rustfmt::skip]
         fn proxy_send_local_response(
             status: u32,
@@ -269,7 +323,9 @@ mod wasm {
 
     /// Sends `log` and panics to the host's log.
     pub fn install_logger() {
-        std::panic::set_hook(Box::new(|info| write_log(log::Level::Error, &format!("panic: {info}"))));
+        std::panic::set_hook(Box::new(|info| {
+            write_log(log::Level::Error, &format!("panic: {info}"))
+        }));
         // A second call in one VM finds the logger in place already.
         let _ = log::set_logger(&Logger);
         // The host's log level cannot be read yet: while a module starts, the host traps all but a
@@ -285,7 +341,11 @@ mod wasm {
     }
 
     fn check(status: u32) -> Result<()> {
-        if status == 0 { Ok(()) } else { Err(HostError(status)) }
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(HostError(status))
+        }
     }
 
     fn number(call: impl FnOnce(*mut u32) -> u32) -> Result<u32> {
@@ -322,7 +382,9 @@ mod wasm {
 
         fn shared(&self, key: &str) -> Result<Option<SharedValue>> {
             let mut token = 0;
-            let read = bytes(|data, size| unsafe { proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut token) });
+            let read = bytes(|data, size| unsafe {
+                proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut token)
+            });
             match read {
                 Ok(bytes) => Ok(Some(SharedValue { bytes, token })),
                 Err(HostError::NOT_FOUND) => Ok(None),
@@ -338,7 +400,9 @@ mod wasm {
                 WriteCondition::Absent => ABSENT,
                 WriteCondition::Token(token) => token,
             };
-            check(unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) })
+            check(unsafe {
+                proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas)
+            })
         }
 
         fn queue_register(&self, name: &str) -> Result<u32> {
@@ -362,7 +426,8 @@ mod wasm {
         // for a bad argument. The host returns that status only for a `GrpcService` that it cannot
         // use, and `state_link/connection.rs` builds only usable ones.
         fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
-            proxy_wasm::hostcalls::open_grpc_stream(upstream, service, method, Vec::new()).map_err(|status| HostError(status as u32))
+            proxy_wasm::hostcalls::open_grpc_stream(upstream, service, method, Vec::new())
+                .map_err(|status| HostError(status as u32))
         }
 
         fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
@@ -375,21 +440,36 @@ mod wasm {
 
         // Call the SDK, as above. It panics only on statuses that the host never returns for this
         // call.
-        fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
+        fn call(
+            &self,
+            cluster: &str,
+            headers: &[(&str, &str)],
+            body: &[u8],
+            timeout_ms: u64,
+        ) -> Result<u32> {
             let timeout = std::time::Duration::from_millis(timeout_ms);
-            let call = proxy_wasm::hostcalls::dispatch_http_call(cluster, headers.to_vec(), Some(body), Vec::new(), timeout);
+            let call = proxy_wasm::hostcalls::dispatch_http_call(
+                cluster,
+                headers.to_vec(),
+                Some(body),
+                Vec::new(),
+                timeout,
+            );
             call.map_err(|status| HostError(status as u32))
         }
 
         fn stream_status(&self) -> String {
             let mut code = 0;
-            let text = bytes(|data, size| unsafe { proxy_get_status(&raw mut code, data, size) }).unwrap_or_default();
+            let text = bytes(|data, size| unsafe { proxy_get_status(&raw mut code, data, size) })
+                .unwrap_or_default();
             super::percent_decoded(&text)
         }
 
         fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
             let path = path.join("\0");
-            match bytes(|data, size| unsafe { proxy_get_property(path.as_ptr(), path.len(), data, size) }) {
+            match bytes(|data, size| unsafe {
+                proxy_get_property(path.as_ptr(), path.len(), data, size)
+            }) {
                 Ok(value) => Ok(Some(value)),
                 Err(HostError::NOT_FOUND) => Ok(None),
                 Err(error) => Err(error),
@@ -397,7 +477,9 @@ mod wasm {
         }
 
         fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
-            check(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+            check(unsafe {
+                proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len())
+            })
         }
 
         fn headers(&self, map: HeaderMap) -> Result<Vec<u8>> {
@@ -405,7 +487,15 @@ mod wasm {
         }
 
         fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()> {
-            check(unsafe { proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+            check(unsafe {
+                proxy_replace_header_map_value(
+                    map as u32,
+                    name.as_ptr(),
+                    name.len(),
+                    value.as_ptr(),
+                    value.len(),
+                )
+            })
         }
 
         fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()> {
@@ -413,7 +503,9 @@ mod wasm {
         }
 
         fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>> {
-            match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, start, size, data, read) }) {
+            match bytes(|data, read| unsafe {
+                proxy_get_buffer_bytes(buffer as u32, start, size, data, read)
+            }) {
                 // The host returns this status for a body without bytes.
                 Err(HostError::NOT_FOUND) => Ok(Vec::new()),
                 read => read,
@@ -421,13 +513,26 @@ mod wasm {
         }
 
         fn buffer_replace(&self, buffer: BodyBuffer, size: usize, bytes: &[u8]) -> Result<()> {
-            check(unsafe { proxy_set_buffer_bytes(buffer as u32, 0, size, bytes.as_ptr(), bytes.len()) })
+            check(unsafe {
+                proxy_set_buffer_bytes(buffer as u32, 0, size, bytes.as_ptr(), bytes.len())
+            })
         }
 
         fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()> {
             let (no_details, h) = (std::ptr::null(), headers);
             let status = u32::from(status);
-            check(unsafe { proxy_send_local_response(status, no_details, 0, body.as_ptr(), body.len(), h.as_ptr(), h.len(), NOT_GRPC) })
+            check(unsafe {
+                proxy_send_local_response(
+                    status,
+                    no_details,
+                    0,
+                    body.as_ptr(),
+                    body.len(),
+                    h.as_ptr(),
+                    h.len(),
+                    NOT_GRPC,
+                )
+            })
         }
 
         fn resume_request(&self) -> Result<()> {
@@ -443,7 +548,9 @@ mod wasm {
         }
 
         fn metric(&self, kind: MetricKind, name: &str) -> Result<u32> {
-            number(|metric| unsafe { proxy_define_metric(kind as u32, name.as_ptr(), name.len(), metric) })
+            number(|metric| unsafe {
+                proxy_define_metric(kind as u32, name.as_ptr(), name.len(), metric)
+            })
         }
 
         fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
@@ -458,7 +565,10 @@ mod wasm {
             use log::LevelFilter::{Debug, Error, Info, Off, Trace, Warn};
             let level = number(|level| unsafe { proxy_get_log_level(level) }).unwrap_or(2);
             let filters = [Trace, Debug, Info, Warn, Error];
-            let filter = usize::try_from(level).ok().and_then(|level| filters.get(level).copied()).unwrap_or(Off);
+            let filter = usize::try_from(level)
+                .ok()
+                .and_then(|level| filters.get(level).copied())
+                .unwrap_or(Off);
             log::set_max_level(filter);
         }
     }
@@ -484,7 +594,13 @@ mod tests {
 
     #[test]
     fn what_the_daemon_said_is_readable() {
-        assert_eq!(percent_decoded(b"the%20daemon%20is%2c well%2"), "the daemon is, well%2");
-        assert_eq!(percent_decoded("100% \u{00fc}%zz%C3%BC%".as_bytes()), "100% \u{00fc}%zz\u{00fc}%");
+        assert_eq!(
+            percent_decoded(b"the%20daemon%20is%2c well%2"),
+            "the daemon is, well%2"
+        );
+        assert_eq!(
+            percent_decoded("100% \u{00fc}%zz%C3%BC%".as_bytes()),
+            "100% \u{00fc}%zz\u{00fc}%"
+        );
     }
 }

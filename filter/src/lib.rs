@@ -3,10 +3,19 @@
 //! `http` passes each callback of a stream to the exchange, and each step back to the proxy. `root`
 //! passes ticks, wake-ups and the daemon's messages to `state`, which belongs to the VM. Only
 //! `host` calls the proxy. Endpoints are picked in `scheduler`, not here.
-#![deny(clippy::indexing_slicing, clippy::string_slice, clippy::arithmetic_side_effects)]
+#![deny(
+    clippy::indexing_slicing,
+    clippy::string_slice,
+    clippy::arithmetic_side_effects
+)]
 #![cfg_attr(
     test,
-    allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")
+    allow(
+        clippy::arithmetic_side_effects,
+        clippy::unwrap_used,
+        clippy::indexing_slicing,
+        reason = "a test fails by panicking"
+    )
 )]
 
 #[cfg(target_arch = "wasm32")]

@@ -76,9 +76,16 @@ pub struct FilterMetrics<H> {
 impl<H: Host> FilterMetrics<H> {
     /// Finds or creates every statistic.
     pub fn new(host: H) -> Self {
-        let numbers: Vec<_> = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
+        let numbers: Vec<_> = METRICS
+            .iter()
+            .map(|metric| host.metric(metric.kind, metric.name).ok())
+            .collect();
         let collected = vec![Cell::new(0); numbers.len()];
-        Self { host, numbers, collected }
+        Self {
+            host,
+            numbers,
+            collected,
+        }
     }
 
     /// Adds one to a counter.
@@ -129,7 +136,10 @@ impl<H: Host> FilterMetrics<H> {
 /// Returns the reference of the statistics, a line for each.
 #[must_use]
 pub fn reference() -> String {
-    METRICS.iter().map(|DefinedMetric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()
+    METRICS
+        .iter()
+        .map(|DefinedMetric { name, kind, about }| format!("{name} ({kind:?}): {about}\n"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -139,7 +149,8 @@ mod tests {
     #[test]
     fn names_are_ours_and_distinct() {
         let mut names: Vec<_> = METRICS.iter().map(|m| m.name).collect();
-        assert!(names.iter().all(|n| n.starts_with("switchpoint_") && n.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')));
+        assert!(names.iter().all(|n| n.starts_with("switchpoint_")
+            && n.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')));
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), METRICS.len());
@@ -166,11 +177,18 @@ mod tests {
         metrics.collect(Stat::CachedTokens, 0);
         host.record_calls();
         metrics.flush();
-        assert_eq!((value(), host.take_calls().len()), (8 + u64::from(u32::MAX), 1));
+        assert_eq!(
+            (value(), host.take_calls().len()),
+            (8 + u64::from(u32::MAX), 1)
+        );
     }
 
     #[test]
     fn counters_end_in_total() {
-        assert!(METRICS.iter().all(|m| (m.kind == MetricKind::Counter) == m.name.ends_with("_total")));
+        assert!(
+            METRICS
+                .iter()
+                .all(|m| (m.kind == MetricKind::Counter) == m.name.ends_with("_total"))
+        );
     }
 }

@@ -15,13 +15,21 @@ impl<'b> HeaderPairs<'b> {
     /// Reads the frame; no pairs when it is broken.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
-        Self::framed(bytes).unwrap_or(Self { left: 0, sizes: &[], values: &[] })
+        Self::framed(bytes).unwrap_or(Self {
+            left: 0,
+            sizes: &[],
+            values: &[],
+        })
     }
 
     fn framed(bytes: &'b [u8]) -> Option<Self> {
         let (left, rest) = take_size(bytes)?;
         let (sizes, values) = rest.split_at_checked(left.checked_mul(8)?)?;
-        Some(Self { left, sizes, values })
+        Some(Self {
+            left,
+            sizes,
+            values,
+        })
     }
 
     fn pair(&mut self) -> Option<(&'b [u8], &'b [u8])> {
@@ -83,8 +91,14 @@ mod tests {
     fn what_is_written_is_read() {
         let pairs = [(":method", "POST"), ("x-empty", ""), ("x-nul", "a\0b")];
         let bytes = serialize(&pairs);
-        let read: Vec<_> =
-            HeaderPairs::new(&bytes).map(|(n, v)| (std::str::from_utf8(n).unwrap(), std::str::from_utf8(v).unwrap())).collect();
+        let read: Vec<_> = HeaderPairs::new(&bytes)
+            .map(|(n, v)| {
+                (
+                    std::str::from_utf8(n).unwrap(),
+                    std::str::from_utf8(v).unwrap(),
+                )
+            })
+            .collect();
         assert_eq!(read, pairs);
     }
 

@@ -27,18 +27,29 @@ pub struct FilterRoot<H: Host> {
 impl<H: Host> FilterRoot<H> {
     /// Makes a root context without a configuration. It lets every request pass.
     pub fn new(id: u32, host: H, vm: Rc<RefCell<VmState<H>>>) -> Self {
-        Self { id, host, vm, config: Rc::default() }
+        Self {
+            id,
+            host,
+            vm,
+            config: Rc::default(),
+        }
     }
 
     /// Reads a configuration. The error is text for the log.
     fn configure(&mut self, size: usize) -> Result<(), String> {
         self.host.follow_log_level();
-        let bytes =
-            self.host.buffer(BodyBuffer::Configuration, 0, size).map_err(|e| format!("the configuration could not be read: {e}"))?;
+        let bytes = self
+            .host
+            .buffer(BodyBuffer::Configuration, 0, size)
+            .map_err(|e| format!("the configuration could not be read: {e}"))?;
         let config = FilterConfig::parse(&bytes).map_err(|e| e.to_string())?;
-        self.host.tick_period(TICK_MS).map_err(|e| format!("the proxy gave no timer: {e}"))?;
+        self.host
+            .tick_period(TICK_MS)
+            .map_err(|e| format!("the proxy gave no timer: {e}"))?;
         self.config = Rc::new(config);
-        self.vm.borrow_mut().configure(self.id, Rc::clone(&self.config));
+        self.vm
+            .borrow_mut()
+            .configure(self.id, Rc::clone(&self.config));
         Ok(())
     }
 }
@@ -72,18 +83,28 @@ impl<H: Host> Context for FilterRoot<H> {
     }
 
     fn on_grpc_stream_message(&mut self, stream: u32, size: usize) {
-        let due = self.vm.borrow_mut().on_stream_message(self.id, stream, size);
+        let due = self
+            .vm
+            .borrow_mut()
+            .on_stream_message(self.id, stream, size);
         retry(due);
         release_held(&self.vm);
     }
 
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
-        let why = format!("the stream ended: {} (gRPC status {code})", self.host.stream_status());
+        let why = format!(
+            "the stream ended: {} (gRPC status {code})",
+            self.host.stream_status()
+        );
         self.vm.borrow_mut().on_stream_closed(self.id, stream, &why);
     }
 
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
-        let answer = if headers == 0 { CallResponse::default() } else { CallResponse::read(&self.host, size) };
+        let answer = if headers == 0 {
+            CallResponse::default()
+        } else {
+            CallResponse::read(&self.host, size)
+        };
         let due = self.vm.borrow_mut().on_call_response(self.id, call, answer);
         retry(due);
         release_held(&self.vm);
@@ -112,7 +133,12 @@ impl<H: Host> RootContext for FilterRoot<H> {
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(HttpStreamContext::new(id, self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))))
+        Some(Box::new(HttpStreamContext::new(
+            id,
+            self.host.clone(),
+            Rc::clone(&self.vm),
+            Rc::clone(&self.config),
+        )))
     }
 
     fn get_type(&self) -> Option<ContextType> {

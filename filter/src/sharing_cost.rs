@@ -44,18 +44,32 @@ impl DrillTimer {
     /// Starts the measurement.
     pub fn of<H: Host>(host: &H) -> Self {
         let (before, since) = (host.now(), host.now());
-        Self { since, spent_ns: 0, reading_ns: since.0.saturating_sub(before.0) }
+        Self {
+            since,
+            spent_ns: 0,
+            reading_ns: since.0.saturating_sub(before.0),
+        }
     }
 
     /// Pauses the measurement.
     pub fn paused<H: Host>(self, host: &H) -> Self {
-        let spent_ns = host.now().0.saturating_sub(self.since.0).saturating_sub(self.reading_ns);
-        Self { spent_ns: self.spent_ns.saturating_add(spent_ns), ..self }
+        let spent_ns = host
+            .now()
+            .0
+            .saturating_sub(self.since.0)
+            .saturating_sub(self.reading_ns);
+        Self {
+            spent_ns: self.spent_ns.saturating_add(spent_ns),
+            ..self
+        }
     }
 
     /// Continues the measurement.
     pub fn resumed<H: Host>(self, host: &H) -> Self {
-        Self { since: host.now(), ..self }
+        Self {
+            since: host.now(),
+            ..self
+        }
     }
 
     /// Ends the measurement and keeps it.
@@ -76,12 +90,26 @@ fn live() -> String {
     let mut picks = PICKS.take();
     picks.sort_unstable();
     let us = |ns: u64| ns as f64 / 1_000.0;
-    let at = |percent: usize| us(picks.get(picks.len().saturating_mul(percent) / 100).copied().unwrap_or(0));
+    let at = |percent: usize| {
+        us(picks
+            .get(picks.len().saturating_mul(percent) / 100)
+            .copied()
+            .unwrap_or(0))
+    };
     let mean = |picks: &[u64]| us(picks.iter().sum()) / picks.len().max(1) as f64;
     // The kernel interrupted the slowest picks, because there are more threads than cores.
-    let calm = mean(picks.get(..picks.len().saturating_mul(99) / 100).unwrap_or_default());
+    let calm = mean(
+        picks
+            .get(..picks.len().saturating_mul(99) / 100)
+            .unwrap_or_default(),
+    );
     let mean = mean(&picks);
-    format!(r#"{{"picks":{},"mean_us":{mean:.2},"calm_us":{calm:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#, picks.len(), at(50), at(99))
+    format!(
+        r#"{{"picks":{},"mean_us":{mean:.2},"calm_us":{calm:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#,
+        picks.len(),
+        at(50),
+        at(99)
+    )
 }
 
 /// Returns the cost of sharing for a pick in this VM with this many peers, each with load at this
@@ -97,20 +125,43 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let (peers, count) = std::str::from_utf8(value).ok()?.split_once('/')?;
     let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
     let addresses = endpoints(count);
-    let version = Version { term: 1, sequence: 1 };
+    let version = Version {
+        term: 1,
+        sequence: 1,
+    };
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let mut replica = PoolReplica::new("drill", 1);
-    replica.apply(decode(&pool_update_message("drill", version, &addresses), |_| None::<&PoolReplica>).ok()?, host.now());
+    replica.apply(
+        decode(&pool_update_message("drill", version, &addresses), |_| {
+            None::<&PoolReplica>
+        })
+        .ok()?,
+        host.now(),
+    );
     let _kept = picks(&mut replica, count.saturating_mul(8));
     let vm_of = |vm_slot: u16| u64::from(vm_slot).saturating_add(1);
     let now = host.now();
     let mut vm_table = VmTable::default();
-    (0..=peers)
-        .for_each(|vm_slot| vm_table.insert(proto::shared_data::VmEntry { vm: vm_of(vm_slot), heartbeat: now, queue: 0, serves: true }));
-    let me = VmContext { vm: vm_of(peers), vm_slot: peers, vm_table: &vm_table };
-    let mut row = replica.pool.write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default()).to_vec();
+    (0..=peers).for_each(|vm_slot| {
+        vm_table.insert(proto::shared_data::VmEntry {
+            vm: vm_of(vm_slot),
+            heartbeat: now,
+            queue: 0,
+            serves: true,
+        })
+    });
+    let me = VmContext {
+        vm: vm_of(peers),
+        vm_slot: peers,
+        vm_table: &vm_table,
+    };
+    let mut row = replica
+        .pool
+        .write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default())
+        .to_vec();
     let rows = replica.pool.in_flight().rows().count();
-    let (mut tell, mut hear, mut same, mut clock) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut tell, mut hear, mut same, mut clock) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let timed = |times: &mut Vec<u64>, act: &mut dyn FnMut()| {
         let began = host.now();
         act();
@@ -120,19 +171,33 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         let at = Timestamp(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
         for vm_slot in 0..peers {
             let head = [vm_of(vm_slot).to_le_bytes(), at.0.to_le_bytes()];
-            row.iter_mut().zip(head.as_flattened()).for_each(|(to, byte)| *to = *byte);
+            row.iter_mut()
+                .zip(head.as_flattened())
+                .for_each(|(to, byte)| *to = *byte);
             change_loads(&mut row, rows, round as usize);
-            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{vm_slot}"), &row, WriteCondition::Any);
+            let _ = host.share(
+                &format!("switchpoint/1/pool/drill/row/{vm_slot}"),
+                &row,
+                WriteCondition::Any,
+            );
         }
         let mut exchanges = picks(&mut replica, 1);
         let PoolReplica { sharing, pool, .. } = &mut replica;
         sharing.reset();
-        timed(&mut hear, &mut || _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick));
+        timed(&mut hear, &mut || {
+            _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick)
+        });
         sharing.reset();
-        timed(&mut same, &mut || _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick));
-        timed(&mut tell, &mut || sharing.publish(host, me, pool, at, SharingOccasion::Pick));
+        timed(&mut same, &mut || {
+            _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick)
+        });
+        timed(&mut tell, &mut || {
+            sharing.publish(host, me, pool, at, SharingOccasion::Pick)
+        });
         timed(&mut clock, &mut || {});
-        exchanges.iter_mut().for_each(|exchange| _ = exchange.end(pool, at));
+        exchanges
+            .iter_mut()
+            .for_each(|exchange| _ = exchange.end(pool, at));
     }
     // Use the median: a mean would mostly measure the moments when another process had the core.
     let median = |times: &mut Vec<u64>| {
@@ -153,11 +218,24 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
 
 /// Changes a few loads of a load report, like a few picks and ends since the last reading.
 fn change_loads(report: &mut [u8], rows: usize, round: usize) {
-    let size = report.len().saturating_sub(LoadReportHead::BYTES).checked_div(rows).unwrap_or(0);
+    let size = report
+        .len()
+        .saturating_sub(LoadReportHead::BYTES)
+        .checked_div(rows)
+        .unwrap_or(0);
     for place in 0..CHANGES {
-        let entry = place.wrapping_mul(7).wrapping_add(round).checked_rem(rows).unwrap_or(0);
+        let entry = place
+            .wrapping_mul(7)
+            .wrapping_add(round)
+            .checked_rem(rows)
+            .unwrap_or(0);
         // The low byte of the prefill tokens, which are the second word of a load.
-        if let Some(byte) = report.get_mut(entry.saturating_mul(size).saturating_add(LoadReportHead::BYTES).saturating_add(8)) {
+        if let Some(byte) = report.get_mut(
+            entry
+                .saturating_mul(size)
+                .saturating_add(LoadReportHead::BYTES)
+                .saturating_add(8),
+        ) {
             *byte = byte.wrapping_add(1);
         }
     }
@@ -168,7 +246,13 @@ fn picks(replica: &mut PoolReplica, count: usize) -> Vec<Exchange> {
     let pick = |_| {
         let mut exchange = Exchange::new(Timestamp(0));
         let _ = exchange.request_headers(&ExchangeSettings::default(), pairs, true);
-        let _ = exchange.decide(&ExchangeSettings::default(), &mut replica.pool, None, &[], Timestamp(0));
+        let _ = exchange.decide(
+            &ExchangeSettings::default(),
+            &mut replica.pool,
+            None,
+            &[],
+            Timestamp(0),
+        );
         exchange
     };
     (0..count).map(pick).collect()

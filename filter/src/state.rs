@@ -164,12 +164,18 @@ impl<H: Host> VmState<H> {
 
     /// Returns the replica of a pool, if a configuration in force names it.
     pub fn replica(&self, pool: &str) -> Option<Rc<RefCell<PoolReplica>>> {
-        self.replicas.iter().find(|r| *r.borrow().name == *pool).cloned()
+        self.replicas
+            .iter()
+            .find(|r| *r.borrow().name == *pool)
+            .cloned()
     }
 
     /// Whether every pool of `config` has state.
     pub fn is_ready(&self, config: &FilterConfig) -> bool {
-        config.pools.iter().all(|pool| self.replica(&pool.name).is_some_and(|r| r.borrow().has_state()))
+        config.pools.iter().all(|pool| {
+            self.replica(&pool.name)
+                .is_some_and(|r| r.borrow().has_state())
+        })
     }
 
     /// Records that this VM serves requests, so it is not the main thread's VM. A VM that replaced
@@ -185,16 +191,31 @@ impl<H: Host> VmState<H> {
     /// Publishes the changes of a pool to the other VMs.
     pub fn publish_load(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
         if let Some(me) = self.vm_context() {
-            replica.sharing.publish(&self.host, me, &mut replica.pool, now, moment);
+            replica
+                .sharing
+                .publish(&self.host, me, &mut replica.pool, now, moment);
         }
     }
 
     /// Reads the changes of a pool from the other VMs.
-    pub fn receive_loads(&self, replica: &mut PoolReplica, now: Timestamp, moment: SharingOccasion) {
+    pub fn receive_loads(
+        &self,
+        replica: &mut PoolReplica,
+        now: Timestamp,
+        moment: SharingOccasion,
+    ) {
         if let Some(me) = self.vm_context() {
-            let lost = replica.sharing.receive(&self.host, me, &mut replica.pool, now, moment);
-            replica.pool.set_alone(replica.sharing.alone_of(replica.metrics_at(), now));
-            replica.pool.set_peers_unreachable(replica.sharing.are_peers_unreachable(replica.metrics_at(), now));
+            let lost = replica
+                .sharing
+                .receive(&self.host, me, &mut replica.pool, now, moment);
+            replica
+                .pool
+                .set_alone(replica.sharing.alone_of(replica.metrics_at(), now));
+            replica.pool.set_peers_unreachable(
+                replica
+                    .sharing
+                    .are_peers_unreachable(replica.metrics_at(), now),
+            );
             self.metrics.add(Stat::PlacementsLost, lost);
         } else {
             replica.sharing.forget_peers(&mut replica.pool);
@@ -212,11 +233,20 @@ impl<H: Host> VmState<H> {
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
         let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
-        Some(VmContext { vm: self.id, vm_slot, vm_table: &self.vm_slot.vm_table })
+        Some(VmContext {
+            vm: self.id,
+            vm_slot,
+            vm_table: &self.vm_slot.vm_table,
+        })
     }
 
     /// Parks a request. False if too many requests are parked.
-    pub fn park(&mut self, deadline: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) -> bool {
+    pub fn park(
+        &mut self,
+        deadline: Timestamp,
+        replica: Rc<RefCell<PoolReplica>>,
+        request: Weak<dyn ParkedRequest>,
+    ) -> bool {
         if self.parked.len() >= PARKED_MAX {
             return false;
         }
@@ -227,25 +257,42 @@ impl<H: Host> VmState<H> {
 
     /// Retries a request that was parked before, at the first tick after `at`. There are never more
     /// such requests than were parked.
-    pub fn retry_after(&mut self, at: Timestamp, replica: Rc<RefCell<PoolReplica>>, request: Weak<dyn ParkedRequest>) {
-        self.parked.push(ParkingEntry { deadline: at, replica, request });
+    pub fn retry_after(
+        &mut self,
+        at: Timestamp,
+        replica: Rc<RefCell<PoolReplica>>,
+        request: Weak<dyn ParkedRequest>,
+    ) {
+        self.parked.push(ParkingEntry {
+            deadline: at,
+            replica,
+            request,
+        });
     }
 
     /// Begins to resume held requests. False if none is due: then nothing is called.
     pub fn begin_release(&mut self) -> bool {
         let due = self.is_release_due();
-        self.releasing = if due { HeldRelease::Running } else { HeldRelease::Idle };
+        self.releasing = if due {
+            HeldRelease::Running
+        } else {
+            HeldRelease::Idle
+        };
         due
     }
 
     fn is_release_due(&self) -> bool {
-        self.replicas.iter().any(|replica| replica.borrow().pool.has_due())
+        self.replicas
+            .iter()
+            .any(|replica| replica.borrow().pool.has_due())
     }
 
     /// Returns the next held request to resume.
     pub fn next_held(&mut self) -> Option<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
-        self.replicas.iter().find_map(|replica| self.next_held_of(&mut replica.borrow_mut(), now))
+        self.replicas
+            .iter()
+            .find_map(|replica| self.next_held_of(&mut replica.borrow_mut(), now))
     }
 
     /// Ends to resume held requests. Requests that are still due wait for a wake-up.
@@ -266,10 +313,15 @@ impl<H: Host> VmState<H> {
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn ParkedRequest>> {
         self.metrics.flush();
         let now = self.host.now();
-        let Some(newest) = self.roots.last().filter(|r| r.id == root) else { return Vec::new() };
+        let Some(newest) = self.roots.last().filter(|r| r.id == root) else {
+            return Vec::new();
+        };
         let config = Rc::clone(&newest.config);
         let between = self.ticks.short.is_some_and(|(short, _)| short == root)
-            && self.ticks.complete.is_some_and(|whole| now.ms_since(whole) < u64::from(TICK_MS));
+            && self
+                .ticks
+                .complete
+                .is_some_and(|whole| now.ms_since(whole) < u64::from(TICK_MS));
         if between {
             self.share_with_peers(root, now);
             return Vec::new();
@@ -291,17 +343,35 @@ impl<H: Host> VmState<H> {
             }
             self.with_leader(root, now, |link, leader| link.publish_load(leader));
         }
-        let period = |replica: &Rc<RefCell<PoolReplica>>| replica.borrow().peer_publisher.tick_ms(now);
-        let publishing = self.epoch.and_then(|_| self.replicas.iter().filter_map(period).min());
-        let holding: Vec<_> = self.replicas.iter().filter(|replica| replica.borrow().pool.queues().held() > 0).collect();
+        let period =
+            |replica: &Rc<RefCell<PoolReplica>>| replica.borrow().peer_publisher.tick_ms(now);
+        let publishing = self
+            .epoch
+            .and_then(|_| self.replicas.iter().filter_map(period).min());
+        let holding: Vec<_> = self
+            .replicas
+            .iter()
+            .filter(|replica| replica.borrow().pool.queues().held() > 0)
+            .collect();
         for replica in holding.iter().filter(|_| self.epoch.is_none()) {
             self.receive_loads(&mut replica.borrow_mut(), now, SharingOccasion::Pick);
         }
         let holding = (!holding.is_empty()).then_some(HOLDING_TICK_MS);
-        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.retry_left_room());
+        self.replicas
+            .iter()
+            .for_each(|replica| replica.borrow_mut().pool.retry_left_room());
         self.look_at_orders();
-        let short = publishing.into_iter().chain(holding).min().map(|ms| (root, ms));
-        if short != self.ticks.short && self.host.tick_period(short.map_or(TICK_MS, |(_, ms)| ms)).is_ok() {
+        let short = publishing
+            .into_iter()
+            .chain(holding)
+            .min()
+            .map(|ms| (root, ms));
+        if short != self.ticks.short
+            && self
+                .host
+                .tick_period(short.map_or(TICK_MS, |(_, ms)| ms))
+                .is_ok()
+        {
             self.ticks.short = short;
         }
     }
@@ -310,10 +380,13 @@ impl<H: Host> VmState<H> {
     pub fn on_wake(&mut self, queue: u32) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         for _ in 0..WAKES_MAX {
-            let Ok(Some(message)) = self.host.queue_pop(queue) else { break };
+            let Ok(Some(message)) = self.host.queue_pop(queue) else {
+                break;
+            };
             // Each message may mean that another VM has held a request since.
             self.look_at_orders();
-            let ask = room_ask::read(&message).and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
+            let ask = room_ask::read(&message)
+                .and_then(|(pool, ask, left)| Some((self.replica(pool)?, (ask, left))));
             match ask {
                 Some((replica, ask)) => self.on_ask(&mut replica.borrow_mut(), ask, now),
                 None if message == HELD_WAKE => {}
@@ -325,11 +398,18 @@ impl<H: Host> VmState<H> {
 
     /// Has the orders of all pools read soon.
     fn look_at_orders(&self) {
-        self.replicas.iter().for_each(|replica| replica.borrow_mut().pool.look_at_order());
+        self.replicas
+            .iter()
+            .for_each(|replica| replica.borrow_mut().pool.look_at_order());
     }
 
     /// Handles a message on a stream.
-    pub fn on_stream_message(&mut self, root: u32, stream: u32, size: usize) -> Vec<Rc<dyn ParkedRequest>> {
+    pub fn on_stream_message(
+        &mut self,
+        root: u32,
+        stream: u32,
+        size: usize,
+    ) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
         if !self.link.is(stream) {
             return Vec::new();
@@ -353,16 +433,26 @@ impl<H: Host> VmState<H> {
         let now = self.host.now();
         if !self.link.is(stream) {
             let _ = self.host.stream_cancel(stream);
-        } else if self.with_leader(root, now, |link, leader| link.on_closed(leader, why)).is_none() {
+        } else if self
+            .with_leader(root, now, |link, leader| link.on_closed(leader, why))
+            .is_none()
+        {
             self.step_down(root);
         }
     }
 
     /// Handles the answer to a call, perhaps to the daemon. Its `status` is `None` if there was no
     /// answer.
-    pub fn on_call_response(&mut self, root: u32, call: u32, answer: CallResponse) -> Vec<Rc<dyn ParkedRequest>> {
+    pub fn on_call_response(
+        &mut self,
+        root: u32,
+        call: u32,
+        answer: CallResponse,
+    ) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
-        let outcome = self.with_leader(root, now, |link, leader| link.on_response(leader, call, answer));
+        let outcome = self.with_leader(root, now, |link, leader| {
+            link.on_response(leader, call, answer)
+        });
         if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
             self.step_down(root);
         }
@@ -371,19 +461,30 @@ impl<H: Host> VmState<H> {
 
     /// Makes one replica for each pool of any configuration in force, and drops the other replicas.
     fn match_pools(&mut self) {
-        let named = |name: &str| self.roots.iter().any(|root| root.config.pools.iter().any(|p| p.name == *name));
+        let named = |name: &str| {
+            self.roots
+                .iter()
+                .any(|root| root.config.pools.iter().any(|p| p.name == *name))
+        };
         // A pool that still holds requests stays until they are answered.
-        self.replicas.retain(|r| named(&r.borrow().name) || r.borrow().pool.queues().held() > 0);
+        self.replicas
+            .retain(|r| named(&r.borrow().name) || r.borrow().pool.queues().held() > 0);
         for pool in self.roots.iter().flat_map(|root| &root.config.pools) {
             if !self.replicas.iter().any(|r| *r.borrow().name == *pool.name) {
-                self.replicas.push(Rc::new(RefCell::new(PoolReplica::new(&pool.name, self.host.entropy()))));
+                self.replicas.push(Rc::new(RefCell::new(PoolReplica::new(
+                    &pool.name,
+                    self.host.entropy(),
+                ))));
             }
         }
     }
 
     /// Writes the heartbeat of this VM, and makes its queue wake the root context of this tick.
     fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
-        let due = self.vm_slot.heartbeat.is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
+        let due = self
+            .vm_slot
+            .heartbeat
+            .is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
         if due {
             self.host.follow_log_level();
             self.write_heartbeat(now);
@@ -393,7 +494,10 @@ impl<H: Host> VmState<H> {
             self.vm_slot.vm_table = vm_table;
         }
         if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
-            match self.host.queue_register(&format!("switchpoint/1/wake/{slot}")) {
+            match self
+                .host
+                .queue_register(&format!("switchpoint/1/wake/{slot}"))
+            {
                 Ok(queue) => {
                     self.vm_slot.root = root;
                     if std::mem::replace(&mut self.vm_slot.queue, queue) != queue {
@@ -406,11 +510,21 @@ impl<H: Host> VmState<H> {
     }
 
     fn write_heartbeat(&mut self, now: Timestamp) {
-        let row = VmEntry { vm: self.id, heartbeat: now, queue: self.vm_slot.queue, serves: self.serves };
+        let row = VmEntry {
+            vm: self.id,
+            heartbeat: now,
+            queue: self.vm_slot.queue,
+            serves: self.serves,
+        };
         let (before, known) = (self.vm_slot.slot, self.vm_slot.heartbeat.is_some());
         match VmTable::write_heartbeat(&self.host, row) {
             Some((slot, vm_table)) => {
-                self.vm_slot = VmSlot { slot, vm_table, heartbeat: Some(now), ..std::mem::take(&mut self.vm_slot) };
+                self.vm_slot = VmSlot {
+                    slot,
+                    vm_table,
+                    heartbeat: Some(now),
+                    ..std::mem::take(&mut self.vm_slot)
+                };
                 if slot.is_none() && (before.is_some() || !known) {
                     let vm_slots = VM_SLOTS_MAX;
                     log::warn!(
@@ -421,7 +535,10 @@ impl<H: Host> VmState<H> {
             }
             // The next tick tries again. No other VM takes the slot until the last heartbeat has
             // expired.
-            None if self.vm_slot.heartbeat.is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
+            None if self
+                .vm_slot
+                .heartbeat
+                .is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
             None => self.vm_slot.slot = None,
         }
         if self.vm_slot.slot != before {
@@ -465,7 +582,9 @@ impl<H: Host> VmState<H> {
     /// Takes, keeps or loses the lease, and does the leader's work.
     fn contend_for_leader(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
         let before = self.epoch;
-        self.epoch = self.lease.poll(&self.host, self.serves, config.lease_ms, now);
+        self.epoch = self
+            .lease
+            .poll(&self.host, self.serves, config.lease_ms, now);
         if self.epoch.is_none() && before.is_some() {
             self.step_down(root);
         } else if self.epoch != before {
@@ -475,7 +594,8 @@ impl<H: Host> VmState<H> {
         }
         let successor = self.successor(now);
         if let (Some(successor), true) = (successor, self.epoch.is_some()) {
-            self.lease.hand_over(&self.host, successor.vm, config.lease_ms, now);
+            self.lease
+                .hand_over(&self.host, successor.vm, config.lease_ms, now);
             self.step_down(root);
             let _ = self.host.queue_push(successor.queue, b"leader");
         }
@@ -488,7 +608,11 @@ impl<H: Host> VmState<H> {
         if !self.serves || !self.lease.can_hand_over(now) {
             return None;
         }
-        self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm != self.id && !row.serves && row.queue != 0)
+        self.vm_slot
+            .vm_table
+            .alive(now)
+            .map(|(_, row)| row)
+            .find(|row| row.vm != self.id && !row.serves && row.queue != 0)
     }
 
     fn step_down(&mut self, root: u32) {
@@ -497,14 +621,32 @@ impl<H: Host> VmState<H> {
     }
 
     /// Calls `act` as the leader; `None` if this VM does not lead.
-    fn with_leader<R>(&mut self, root: u32, now: Timestamp, act: impl FnOnce(&mut StateLink, &mut LeaderContext<'_, H>) -> R) -> Option<R> {
-        let (Some(epoch), Some(newest)) = (self.epoch.filter(|_| self.lease.holds(now)), self.roots.last()) else { return None };
-        let me = self.vm_slot.slot.filter(|_| newest.config.sharing).map(|vm_slot| VmContext {
-            vm: self.id,
-            vm_slot,
-            vm_table: &self.vm_slot.vm_table,
-        });
-        let mut replicas: Vec<_> = self.replicas.iter().map(|replica| replica.borrow_mut()).collect();
+    fn with_leader<R>(
+        &mut self,
+        root: u32,
+        now: Timestamp,
+        act: impl FnOnce(&mut StateLink, &mut LeaderContext<'_, H>) -> R,
+    ) -> Option<R> {
+        let (Some(epoch), Some(newest)) = (
+            self.epoch.filter(|_| self.lease.holds(now)),
+            self.roots.last(),
+        ) else {
+            return None;
+        };
+        let me = self
+            .vm_slot
+            .slot
+            .filter(|_| newest.config.sharing)
+            .map(|vm_slot| VmContext {
+                vm: self.id,
+                vm_slot,
+                vm_table: &self.vm_slot.vm_table,
+            });
+        let mut replicas: Vec<_> = self
+            .replicas
+            .iter()
+            .map(|replica| replica.borrow_mut())
+            .collect();
         let mut leader = LeaderContext {
             host: &self.host,
             vm: self.id,
@@ -527,7 +669,10 @@ impl<H: Host> VmState<H> {
                 Err(error) => self.host_error("the snapshot store", error),
                 Ok(refreshed) if refreshed.refused => {
                     self.metrics.count(Stat::Refused);
-                    log::error!("pool {}: a message in the snapshot store cannot be read here", replica.name);
+                    log::error!(
+                        "pool {}: a message in the snapshot store cannot be read here",
+                        replica.name
+                    );
                 }
                 Ok(_) => {}
             }
@@ -537,9 +682,18 @@ impl<H: Host> VmState<H> {
     /// Returns the requests to decide now. They stay parked until they are decided, because the
     /// proxy may refuse a call that a decision needs.
     fn take_due(&mut self, now: Timestamp) -> Vec<Rc<dyn ParkedRequest>> {
-        self.parked.retain(|parked| parked.request.upgrade().is_some_and(|request| request.waits()));
+        self.parked.retain(|parked| {
+            parked
+                .request
+                .upgrade()
+                .is_some_and(|request| request.waits())
+        });
         let is_due = |p: &&ParkingEntry| p.deadline <= now || p.replica.borrow().has_state();
-        self.parked.iter().filter(is_due).filter_map(|parked| parked.request.upgrade()).collect()
+        self.parked
+            .iter()
+            .filter(is_due)
+            .filter_map(|parked| parked.request.upgrade())
+            .collect()
     }
 
     fn host_error(&self, what: &str, error: crate::host::HostError) {
@@ -552,7 +706,9 @@ impl<H: Host> VmState<H> {
 
 impl std::fmt::Debug for ParkingEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parked").field("deadline", &self.deadline).finish_non_exhaustive()
+        f.debug_struct("Parked")
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
     }
 }
 
@@ -580,13 +736,22 @@ mod tests {
     }
 
     fn version(sequence: u64) -> Version {
-        Version { term: TERM, sequence }
+        Version {
+            term: TERM,
+            sequence,
+        }
     }
 
     /// The daemon sends `bytes` on the newest stream.
     fn send(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) -> usize {
-        let (size, stream) = (bytes.len(), u32::try_from(host.grpc.streams.borrow().len()).unwrap());
-        host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+        let (size, stream) = (
+            bytes.len(),
+            u32::try_from(host.grpc.streams.borrow().len()).unwrap(),
+        );
+        host.http
+            .buffers
+            .borrow_mut()
+            .insert(BodyBuffer::StreamMessage as u32, bytes);
         let root = vm.roots.last().unwrap().id;
         vm.on_stream_message(root, stream, size).len()
     }
@@ -594,19 +759,44 @@ mod tests {
     /// Returns the messages sent to the daemon since the last call, as text.
     fn said(host: &FakeHost) -> Vec<String> {
         let sent = std::mem::take(&mut *host.grpc.sent.borrow_mut());
-        let text = |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message.unwrap() {
-            proxy_message::Message::Hello(h) => format!("{stream}: hello {} {:?}", h.node_id, h.pools),
-            proxy_message::Message::Ack(a) => {
-                let held = a.held.map_or(String::new(), |held| format!("; holds {}.{}", held.term, held.sequence));
-                format!("{stream}: ack {} {}{held}", a.version.unwrap().sequence, a.refused)
-            }
-            proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
-            proxy_message::Message::Observations(o) => format!("{stream}: {} bytes of observations", o.encoded_len()),
-            proxy_message::Message::LearnedModels(m) => {
-                format!("{stream}: models of {} words, {} of latency", m.step.len(), m.latency.len())
-            }
-            proxy_message::Message::LoadReport(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
-        };
+        let text =
+            |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice())
+                .unwrap()
+                .message
+                .unwrap()
+            {
+                proxy_message::Message::Hello(h) => {
+                    format!("{stream}: hello {} {:?}", h.node_id, h.pools)
+                }
+                proxy_message::Message::Ack(a) => {
+                    let held = a.held.map_or(String::new(), |held| {
+                        format!("; holds {}.{}", held.term, held.sequence)
+                    });
+                    format!(
+                        "{stream}: ack {} {}{held}",
+                        a.version.unwrap().sequence,
+                        a.refused
+                    )
+                }
+                proxy_message::Message::Report(r) => {
+                    format!("{stream}: report of {}", r.counters.len())
+                }
+                proxy_message::Message::Observations(o) => {
+                    format!("{stream}: {} bytes of observations", o.encoded_len())
+                }
+                proxy_message::Message::LearnedModels(m) => {
+                    format!(
+                        "{stream}: models of {} words, {} of latency",
+                        m.step.len(),
+                        m.latency.len()
+                    )
+                }
+                proxy_message::Message::LoadReport(s) => format!(
+                    "{stream}: share of {} bytes, {} placements",
+                    s.row.len(),
+                    s.placements.len()
+                ),
+            };
         sent.into_iter().map(text).collect()
     }
 
@@ -617,10 +807,16 @@ mod tests {
     /// Returns a process whose VM 1 leads and has a pool update with sequence 1.
     fn led() -> (FakeHost, VmState<FakeHost>) {
         let host = FakeHost::new();
-        host.properties.borrow_mut().insert("xds.node.id".into(), b"proxy-1".to_vec());
+        host.properties
+            .borrow_mut()
+            .insert("xds.node.id".into(), b"proxy-1".to_vec());
         let mut leader = vm(&host, 1);
         leader.tick(1);
-        send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"]));
+        send(
+            &host,
+            &mut leader,
+            pool_update_message("default", version(1), &["10.0.0.1:1"]),
+        );
         (host, leader)
     }
 
@@ -637,7 +833,14 @@ mod tests {
         let host = FakeHost::new();
         let mut canary = vm(&host, 1);
         canary.remove_root(1);
-        assert_eq!((host.writes.get(), host.queues.borrow().len(), host.grpc.streams.borrow().len()), (0, 0, 0));
+        assert_eq!(
+            (
+                host.writes.get(),
+                host.queues.borrow().len(),
+                host.grpc.streams.borrow().len()
+            ),
+            (0, 0, 0)
+        );
     }
 
     #[test]
@@ -646,18 +849,33 @@ mod tests {
         assert_eq!(said(&host), ["1: hello proxy-1 [\"default\"]", "1: ack 1 "]);
         let mut other = vm(&host, 1);
         other.tick(1);
-        assert_eq!(in_force(&other), 1, "a later VM reads the current snapshot store");
-        assert_eq!(host.grpc.streams.borrow().len(), 1, "one stream for each process");
+        assert_eq!(
+            in_force(&other),
+            1,
+            "a later VM reads the current snapshot store"
+        );
+        assert_eq!(
+            host.grpc.streams.borrow().len(),
+            1,
+            "one stream for each process"
+        );
 
         host.pass_ms(1_000);
         leader.tick(1);
         said(&host);
-        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]));
+        send(
+            &host,
+            &mut leader,
+            pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]),
+        );
         let queue = other.vm_slot.queue;
         assert_eq!(host.queues.borrow()[queue as usize - 1].1.len(), 1);
         other.on_wake(queue);
         assert_eq!((in_force(&leader), in_force(&other)), (2, 2));
-        assert!(host.queues.borrow()[queue as usize - 1].1.is_empty(), "wake-ups do not pile up");
+        assert!(
+            host.queues.borrow()[queue as usize - 1].1.is_empty(),
+            "wake-ups do not pile up"
+        );
     }
 
     #[test]
@@ -665,7 +883,11 @@ mod tests {
         let (host, mut leader) = led();
         let mut other = vm(&host, 1);
         other.tick(1);
-        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1"]));
+        send(
+            &host,
+            &mut leader,
+            pool_update_message("default", version(2), &["10.0.0.1:1"]),
+        );
         host.pass_ms(100);
         other.tick(1);
         assert_eq!(in_force(&other), 2);
@@ -684,7 +906,11 @@ mod tests {
         assert_eq!(host.grpc.streams.borrow().len(), 2, "within the lease");
         said(&host);
         // The daemon sends its state again. A pool update that is already in force is not refused.
-        send(&host, &mut other, pool_update_message("default", version(1), &["10.0.0.1:1"]));
+        send(
+            &host,
+            &mut other,
+            pool_update_message("default", version(1), &["10.0.0.1:1"]),
+        );
         assert_eq!(said(&host), ["2: ack 1 "]);
         assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
     }
@@ -696,14 +922,24 @@ mod tests {
         host.pass_ms(3_000);
         other.tick(1);
         assert_eq!(host.grpc.streams.borrow().len(), 2);
-        send(&host, &mut other, pool_update_message("default", version(5), &["10.0.0.5:1"]));
+        send(
+            &host,
+            &mut other,
+            pool_update_message("default", version(5), &["10.0.0.5:1"]),
+        );
         said(&host);
         // A message that was on its way to the stalled leader arrives now.
         let late = pool_update_message("default", version(9), &["10.0.0.9:1"]);
-        host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
+        host.http
+            .buffers
+            .borrow_mut()
+            .insert(BodyBuffer::StreamMessage as u32, late.clone());
         stalled.on_stream_message(1, 1, late.len());
         assert_eq!(said(&host), [""; 0]);
-        assert!(!host.grpc.streams.borrow()[0], "the stalled leader closed its stream");
+        assert!(
+            !host.grpc.streams.borrow()[0],
+            "the stalled leader closed its stream"
+        );
         stalled.tick(1);
         assert_eq!(in_force(&stalled), 5);
     }
@@ -712,12 +948,28 @@ mod tests {
     fn models_message(version: Version, decode_ms: Option<f32>) -> Vec<u8> {
         let step = decode_ms.map(|ms| StepModel::of([9.0, 0.1, 0.0], [ms, 0.1, 0.0], 100.0));
         let provisional = decode_ms.is_none();
-        let learned = proto::LearnedModels { pool: "default".into(), version, step: step.unwrap_or_default(), latency: None, provisional };
-        encode(state::daemon_message::Message::LearnedModels(proto::encode_learned(&learned).unwrap()))
+        let learned = proto::LearnedModels {
+            pool: "default".into(),
+            version,
+            step: step.unwrap_or_default(),
+            latency: None,
+            provisional,
+        };
+        encode(state::daemon_message::Message::LearnedModels(
+            proto::encode_learned(&learned).unwrap(),
+        ))
     }
 
     fn decode_ms(vm: &VmState<FakeHost>) -> f32 {
-        vm.replica("default").unwrap().borrow().pool.snapshot().unwrap().table().step().decode()[0]
+        vm.replica("default")
+            .unwrap()
+            .borrow()
+            .pool
+            .snapshot()
+            .unwrap()
+            .table()
+            .step()
+            .decode()[0]
     }
 
     #[test]
@@ -727,17 +979,44 @@ mod tests {
         send(&host, &mut leader, models_message(version(2), None));
         send(&host, &mut leader, models_message(version(3), Some(20.0)));
         other.tick(1);
-        assert_eq!((decode_ms(&leader), decode_ms(&other)), (20.0, 20.0), "provisional models give way");
+        assert_eq!(
+            (decode_ms(&leader), decode_ms(&other)),
+            (20.0, 20.0),
+            "provisional models give way"
+        );
         said(&host);
-        let restarted = Version { term: TERM + 1, sequence: 1 };
+        let restarted = Version {
+            term: TERM + 1,
+            sequence: 1,
+        };
         send(&host, &mut leader, models_message(restarted, None));
-        assert_eq!(said(&host), [format!("1: models of {} words, 0 of latency", StepModel::default().words().len())]);
+        assert_eq!(
+            said(&host),
+            [format!(
+                "1: models of {} words, 0 of latency",
+                StepModel::default().words().len()
+            )]
+        );
         let mut fresh = vm(&host, 1);
-        [&mut other, &mut fresh].into_iter().for_each(|vm| drop(vm.tick(1)));
+        [&mut other, &mut fresh]
+            .into_iter()
+            .for_each(|vm| drop(vm.tick(1)));
         assert_eq!([&leader, &other, &fresh].map(decode_ms), [20.0; 3]);
         // The daemon goes on from them, and learns.
-        send(&host, &mut leader, models_message(Version { sequence: 2, ..restarted }, Some(21.0)));
-        [&mut other, &mut fresh].into_iter().for_each(|vm| drop(vm.tick(1)));
+        send(
+            &host,
+            &mut leader,
+            models_message(
+                Version {
+                    sequence: 2,
+                    ..restarted
+                },
+                Some(21.0),
+            ),
+        );
+        [&mut other, &mut fresh]
+            .into_iter()
+            .for_each(|vm| drop(vm.tick(1)));
         assert_eq!([&leader, &other, &fresh].map(decode_ms), [21.0; 3]);
         assert_eq!(said(&host), [""; 0]);
         assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
@@ -747,17 +1026,62 @@ mod tests {
     fn bad_and_old_pool_updates_are_refused_with_the_reason_and_change_nothing() {
         let (host, mut leader) = led();
         said(&host);
-        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]));
+        send(
+            &host,
+            &mut leader,
+            pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]),
+        );
         send(&host, &mut leader, b"\xff\xff\xff".to_vec());
-        send(&host, &mut leader, pool_update_message("default", Version { term: TERM - 1, sequence: 99 }, &["10.0.0.7:1"]));
-        send(&host, &mut leader, metrics_message("default", version(1), 3, &[1.0, 2.0]));
+        send(
+            &host,
+            &mut leader,
+            pool_update_message(
+                "default",
+                Version {
+                    term: TERM - 1,
+                    sequence: 99,
+                },
+                &["10.0.0.7:1"],
+            ),
+        );
+        send(
+            &host,
+            &mut leader,
+            metrics_message("default", version(1), 3, &[1.0, 2.0]),
+        );
         let said = said(&host);
-        assert!(said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"), "{said:?}");
-        assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force; holds 40.1"]);
-        assert_eq!((in_force(&leader), host.metric_value("switchpoint_state_refused_total")), (1, 4));
+        assert!(
+            said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"),
+            "{said:?}"
+        );
+        assert_eq!(
+            said[1..],
+            ["1: ack 99 older than 40.1, which is in force; holds 40.1"]
+        );
+        assert_eq!(
+            (
+                in_force(&leader),
+                host.metric_value("switchpoint_state_refused_total")
+            ),
+            (1, 4)
+        );
         // The new leader goes on.
-        send(&host, &mut leader, pool_update_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
-        assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
+        send(
+            &host,
+            &mut leader,
+            pool_update_message(
+                "default",
+                Version {
+                    term: TERM + 1,
+                    sequence: 1,
+                },
+                &["10.0.0.7:1"],
+            ),
+        );
+        assert_eq!(
+            leader.replica("default").unwrap().borrow().version().term,
+            TERM + 1
+        );
     }
 
     /// The clock of the previous daemon was ahead, so the new daemon's term is too low. It raises
@@ -767,24 +1091,49 @@ mod tests {
         const AHEAD: u64 = TERM + 1_000_000;
         for transport in ["grpc", "http"] {
             let host = FakeHost::new();
-            let ahead = Version { term: AHEAD, sequence: 77 };
+            let ahead = Version {
+                term: AHEAD,
+                sequence: 77,
+            };
             snapshot_store::SharedSnapshotStore::new("default")
-                .publish_pool_update(&host, 1, ahead, &pool_update_message("default", ahead, &["10.0.0.1:1"]), host.now())
+                .publish_pool_update(
+                    &host,
+                    1,
+                    ahead,
+                    &pool_update_message("default", ahead, &["10.0.0.1:1"]),
+                    host.now(),
+                )
                 .unwrap();
-            snapshot_store::SharedSnapshotStore::for_models("default").publish_pool_update(&host, 1, ahead, b"\xff", host.now()).unwrap();
+            snapshot_store::SharedSnapshotStore::for_models("default")
+                .publish_pool_update(&host, 1, ahead, b"\xff", host.now())
+                .unwrap();
             let mut leader = VmState::new(host.clone());
             leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
             leader.tick(1);
             let hear = |leader: &mut VmState<FakeHost>, message: Vec<u8>| match transport {
                 "grpc" => drop(send(&host, leader, message)),
                 _ => {
-                    let last = |kind: &str| host.grpc.calls.borrow().iter().rposition(|(path, _, _)| path.ends_with(kind)).unwrap() + 1;
+                    let last = |kind: &str| {
+                        host.grpc
+                            .calls
+                            .borrow()
+                            .iter()
+                            .rposition(|(path, _, _)| path.ends_with(kind))
+                            .unwrap()
+                            + 1
+                    };
                     answer(leader, last("tell"), b"200", &[]);
                     answer(leader, last("hear"), b"200", &[message]);
                 }
             };
             let acks = || -> Vec<state::Ack> {
-                let mut bytes: Vec<Vec<u8>> = host.grpc.sent.borrow().iter().map(|(_, bytes)| bytes.clone()).collect();
+                let mut bytes: Vec<Vec<u8>> = host
+                    .grpc
+                    .sent
+                    .borrow()
+                    .iter()
+                    .map(|(_, bytes)| bytes.clone())
+                    .collect();
                 for (_, _, body) in &*host.grpc.calls.borrow() {
                     let mut rest = body.as_slice();
                     while let Some((message, after)) = proto::frames::take(rest) {
@@ -792,29 +1141,57 @@ mod tests {
                         bytes.push(message.to_vec());
                     }
                 }
-                let ack = |bytes: &Vec<u8>| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
+                let ack = |bytes: &Vec<u8>| match state::ProxyMessage::decode(bytes.as_slice())
+                    .unwrap()
+                    .message
+                {
                     Some(proxy_message::Message::Ack(ack)) => Some(ack),
                     _ => None,
                 };
                 bytes.iter().filter_map(ack).collect()
             };
             for sequence in 1..4 {
-                hear(&mut leader, pool_update_message("default", version(sequence), &["10.0.0.2:1"]));
+                hear(
+                    &mut leader,
+                    pool_update_message("default", version(sequence), &["10.0.0.2:1"]),
+                );
             }
             let refusals = acks();
             assert!(!refusals.is_empty(), "{transport}");
             for ack in refusals {
                 let held = ack.held.map(|held| (held.term, held.sequence));
-                assert_eq!((held, ack.refused.is_empty()), (Some((AHEAD, 77)), false), "{transport}");
+                assert_eq!(
+                    (held, ack.refused.is_empty()),
+                    (Some((AHEAD, 77)), false),
+                    "{transport}"
+                );
             }
-            let raised = Version { term: AHEAD + 1, sequence: 1 };
-            hear(&mut leader, pool_update_message("default", raised, &["10.0.0.2:1"]));
+            let raised = Version {
+                term: AHEAD + 1,
+                sequence: 1,
+            };
+            hear(
+                &mut leader,
+                pool_update_message("default", raised, &["10.0.0.2:1"]),
+            );
             hear(&mut leader, metrics_message("default", raised, 2, &[4.0]));
             let replica = leader.replica("default").unwrap();
-            assert_eq!((replica.borrow().version(), replica.borrow().applied().metrics_sequence()), (raised, 2), "{transport}");
+            assert_eq!(
+                (
+                    replica.borrow().version(),
+                    replica.borrow().applied().metrics_sequence()
+                ),
+                (raised, 2),
+                "{transport}"
+            );
             host.pass_ms(100);
             leader.tick(1);
-            assert!(acks().last().is_some_and(|ack| ack.refused.is_empty() && ack.held.is_none()), "{transport}");
+            assert!(
+                acks()
+                    .last()
+                    .is_some_and(|ack| ack.refused.is_empty() && ack.held.is_none()),
+                "{transport}"
+            );
         }
     }
 
@@ -822,13 +1199,23 @@ mod tests {
     fn a_store_that_cannot_be_read_here_still_says_what_is_held() {
         let (host, mut leader) = led();
         said(&host);
-        let ahead = Version { term: TERM + 5, sequence: 2 };
-        snapshot_store::SharedSnapshotStore::new("default").publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
+        let ahead = Version {
+            term: TERM + 5,
+            sequence: 2,
+        };
+        snapshot_store::SharedSnapshotStore::new("default")
+            .publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now())
+            .unwrap();
         // A later leader has written. This leader still has the lease, and notices the later leader
         // when it publishes.
         host.share(
             "switchpoint/1/leader",
-            &LeaseValue { epoch: 9, holder: leader.id, until: host.now().plus_ms(3_000) }.to_bytes(),
+            &LeaseValue {
+                epoch: 9,
+                holder: leader.id,
+                until: host.now().plus_ms(3_000),
+            }
+            .to_bytes(),
             WriteCondition::Any,
         )
         .unwrap();
@@ -836,8 +1223,15 @@ mod tests {
         leader.tick(1);
         let stream = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
         assert_eq!(leader.epoch, Some(9));
-        send(&host, &mut leader, pool_update_message("default", version(3), &["10.0.0.2:1"]));
-        assert_eq!(said(&host).last().unwrap(), &format!("{stream}: ack 3 older than 45.2, which is in force; holds 45.2"));
+        send(
+            &host,
+            &mut leader,
+            pool_update_message("default", version(3), &["10.0.0.2:1"]),
+        );
+        assert_eq!(
+            said(&host).last().unwrap(),
+            &format!("{stream}: ack 3 older than 45.2, which is in force; holds 45.2")
+        );
     }
 
     #[test]
@@ -847,8 +1241,15 @@ mod tests {
         // The leader is lost in the middle of decoding: its mark stays.
         let mut mark = None;
         let (other, _) = crash_guard::CrashGuard::load(&host, leader.id, host.now());
-        other.decode_guarded(&host, leader.id, &deadly(2), || mark = host.shared("switchpoint/1/decoding").unwrap());
-        host.share("switchpoint/1/decoding", &mark.unwrap().bytes, WriteCondition::Any).unwrap();
+        other.decode_guarded(&host, leader.id, &deadly(2), || {
+            mark = host.shared("switchpoint/1/decoding").unwrap()
+        });
+        host.share(
+            "switchpoint/1/decoding",
+            &mark.unwrap().bytes,
+            WriteCondition::Any,
+        )
+        .unwrap();
         drop(leader);
         let mut next = vm(&host, 1);
         let ticks = |next: &mut VmState<FakeHost>, count| {
@@ -858,14 +1259,25 @@ mod tests {
             }
         };
         ticks(&mut next, 31);
-        assert_eq!((next.epoch, host.grpc.streams.borrow().len()), (Some(2), 1), "it leads, and does not contact the daemon for a while");
+        assert_eq!(
+            (next.epoch, host.grpc.streams.borrow().len()),
+            (Some(2), 1),
+            "it leads, and does not contact the daemon for a while"
+        );
         ticks(&mut next, 100);
         assert_eq!(host.grpc.streams.borrow().len(), 2);
         said(&host);
         send(&host, &mut next, deadly(3));
         assert_eq!((in_force(&next), said(&host).len()), (1, 0));
-        assert_eq!(host.metric_value("switchpoint_state_crash_guarded_total"), 1);
-        send(&host, &mut next, pool_update_message("default", version(4), &["10.0.0.3:1"]));
+        assert_eq!(
+            host.metric_value("switchpoint_state_crash_guarded_total"),
+            1
+        );
+        send(
+            &host,
+            &mut next,
+            pool_update_message("default", version(4), &["10.0.0.3:1"]),
+        );
         assert_eq!(in_force(&next), 4);
     }
 
@@ -892,7 +1304,10 @@ mod tests {
             }
             waits.push(ticks * 100);
         }
-        assert!(waits.iter().all(|&ms| (100..=2_100).contains(&ms)) && waits[11] >= 1_000, "{waits:?}");
+        assert!(
+            waits.iter().all(|&ms| (100..=2_100).contains(&ms)) && waits[11] >= 1_000,
+            "{waits:?}"
+        );
     }
 
     #[test]
@@ -914,15 +1329,25 @@ mod tests {
     #[test]
     fn a_new_root_context_takes_over_stream_and_wake_ups() {
         let (host, mut leader) = led();
-        leader.configure(2, config(r#"{"pools": [{"name": "default"}, {"name": "more"}]}"#));
+        leader.configure(
+            2,
+            config(r#"{"pools": [{"name": "default"}, {"name": "more"}]}"#),
+        );
         host.take_log();
         leader.tick(1);
-        assert_eq!(host.take_log(), [""; 0], "ticks of the old root context have no effect");
+        assert_eq!(
+            host.take_log(),
+            [""; 0],
+            "ticks of the old root context have no effect"
+        );
         leader.tick(2);
         // Only a stream's own root context can end it.
         assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
-        assert_eq!(said(&host).last().unwrap(), "2: hello proxy-1 [\"default\", \"more\"]");
+        assert_eq!(
+            said(&host).last().unwrap(),
+            "2: hello proxy-1 [\"default\", \"more\"]"
+        );
         assert_eq!(leader.vm_slot.root, 2);
         leader.remove_root(1);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
@@ -955,7 +1380,11 @@ mod tests {
             host.pass_ms(100);
             main.tick(1);
             worker.tick(1);
-            send(&host, &mut worker, metrics_message("default", version(1), host.now_ms.get(), &[1.0]));
+            send(
+                &host,
+                &mut worker,
+                metrics_message("default", version(1), host.now_ms.get(), &[1.0]),
+            );
         }
         main.tick(1);
         assert_eq!(*host.grpc.streams.borrow(), [false, true]);
@@ -980,7 +1409,15 @@ mod tests {
         let (host, leader) = led();
         let mut worker = vm(&host, 1);
         worker.tick(1);
-        let entries = |vm: &VmState<FakeHost>| vm.replica("default").unwrap().borrow().pool.prefixes().stats().entries_max;
+        let entries = |vm: &VmState<FakeHost>| {
+            vm.replica("default")
+                .unwrap()
+                .borrow()
+                .pool
+                .prefixes()
+                .stats()
+                .entries_max
+        };
         assert_eq!(entries(&leader), 0);
         assert!(entries(&worker) >= FilterConfig::default().prefix_entries);
     }
@@ -990,8 +1427,13 @@ mod tests {
     /// Answers a call with these messages.
     fn answer(vm: &mut VmState<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
         let mut body = Vec::new();
-        messages.iter().for_each(|message| proto::frames::push(&mut body, message));
-        let answer = CallResponse { status: Some(status.to_vec()), body };
+        messages
+            .iter()
+            .for_each(|message| proto::frames::push(&mut body, message));
+        let answer = CallResponse {
+            status: Some(status.to_vec()),
+            body,
+        };
         vm.on_call_response(1, u32::try_from(call).unwrap(), answer);
     }
 
@@ -1002,27 +1444,49 @@ mod tests {
             let (mut kinds, mut rest) = (Vec::new(), body.as_slice());
             while let Some((message, after)) = proto::frames::take(rest) {
                 rest = after;
-                kinds.push(match state::ProxyMessage::decode(message).unwrap().message.unwrap() {
-                    proxy_message::Message::Hello(_) => "hello".to_owned(),
-                    proxy_message::Message::Ack(ack) => format!("ack {}", ack.version.unwrap().sequence),
-                    proxy_message::Message::Report(_) => "report".to_owned(),
-                    _ => "other".to_owned(),
-                });
+                kinds.push(
+                    match state::ProxyMessage::decode(message)
+                        .unwrap()
+                        .message
+                        .unwrap()
+                    {
+                        proxy_message::Message::Hello(_) => "hello".to_owned(),
+                        proxy_message::Message::Ack(ack) => {
+                            format!("ack {}", ack.version.unwrap().sequence)
+                        }
+                        proxy_message::Message::Report(_) => "report".to_owned(),
+                        _ => "other".to_owned(),
+                    },
+                );
             }
-            format!("{} {} {kinds:?}", path.strip_prefix("/switchpoint/state/").unwrap(), u64::from_str_radix(session, 16).unwrap())
+            format!(
+                "{} {} {kinds:?}",
+                path.strip_prefix("/switchpoint/state/").unwrap(),
+                u64::from_str_radix(session, 16).unwrap()
+            )
         };
-        calls.iter().skip(std::mem::replace(seen, calls.len())).map(text).collect()
+        calls
+            .iter()
+            .skip(std::mem::replace(seen, calls.len()))
+            .map(text)
+            .collect()
     }
 
     /// Returns a process whose VM 1 leads over HTTP calls and has sent its hello in call 1.
     fn calling() -> (FakeHost, VmState<FakeHost>, usize) {
         let host = FakeHost::new();
         let mut leader = VmState::new(host.clone());
-        leader.configure(1, config(r#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"#));
+        leader.configure(
+            1,
+            config(r#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"#),
+        );
         leader.tick(1);
         let mut seen = 0;
         let first = called(&host, &mut seen);
-        assert!(first.len() == 1 && first[0].starts_with("tell ") && first[0].ends_with("[\"hello\"]"), "{first:?}");
+        assert!(
+            first.len() == 1 && first[0].starts_with("tell ") && first[0].ends_with("[\"hello\"]"),
+            "{first:?}"
+        );
         (host, leader, seen)
     }
 
@@ -1036,19 +1500,41 @@ mod tests {
         let s = session(&host);
         answer(&mut leader, 1, b"200", &[]);
         assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
-        let both = [pool_update_message("default", version(1), &["10.0.0.1:1"]), metrics_message("default", version(1), 7, &[3.0])];
+        let both = [
+            pool_update_message("default", version(1), &["10.0.0.1:1"]),
+            metrics_message("default", version(1), 7, &[3.0]),
+        ];
         answer(&mut leader, 2, b"200", &both);
         assert_eq!(in_force(&leader), 1);
-        assert_eq!(host.metric_value("switchpoint_state_metrics_total"), 1, "both were taken, in order");
-        assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 1\"]"), format!("hear {s} []")]);
+        assert_eq!(
+            host.metric_value("switchpoint_state_metrics_total"),
+            1,
+            "both were taken, in order"
+        );
+        assert_eq!(
+            called(&host, &mut seen),
+            [format!("tell {s} [\"ack 1\"]"), format!("hear {s} []")]
+        );
         // Messages collect while a call is open.
         for sequence in 2..4 {
             let hear = host.grpc.calls.borrow().len();
-            answer(&mut leader, hear, b"200", &[pool_update_message("default", version(sequence), &["10.0.0.1:1"])]);
+            answer(
+                &mut leader,
+                hear,
+                b"200",
+                &[pool_update_message(
+                    "default",
+                    version(sequence),
+                    &["10.0.0.1:1"],
+                )],
+            );
             assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
         }
         answer(&mut leader, 3, b"200", &[]);
-        assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 2\", \"ack 3\"]")]);
+        assert_eq!(
+            called(&host, &mut seen),
+            [format!("tell {s} [\"ack 2\", \"ack 3\"]")]
+        );
         assert_eq!(host.grpc.streams.borrow().len(), 0);
     }
 
@@ -1066,10 +1552,16 @@ mod tests {
 
     #[test]
     fn a_call_that_fails_is_the_end_of_the_connection() {
-        let frames = |body: &[u8]| CallResponse { status: Some(b"200".to_vec()), body: body.to_vec() };
+        let frames = |body: &[u8]| CallResponse {
+            status: Some(b"200".to_vec()),
+            body: body.to_vec(),
+        };
         let ends = [
             CallResponse::default(),
-            CallResponse { status: Some(b"503".to_vec()), body: b"shutting down\n".to_vec() },
+            CallResponse {
+                status: Some(b"503".to_vec()),
+                body: b"shutting down\n".to_vec(),
+            },
             frames(b"\x09\0\0\0cut"),
         ];
         for end in ends {
@@ -1082,9 +1574,17 @@ mod tests {
             host.pass_ms(100);
             leader.tick(1);
             let again = called(&host, &mut seen);
-            assert!(again.len() == 1 && again[0].ends_with("[\"hello\"]") && session(&host) != s, "{again:?}");
+            assert!(
+                again.len() == 1 && again[0].ends_with("[\"hello\"]") && session(&host) != s,
+                "{again:?}"
+            );
             // The response to a call of the previous connection is ignored.
-            answer(&mut leader, 2, b"200", &[pool_update_message("default", version(1), &["10.0.0.1:1"])]);
+            answer(
+                &mut leader,
+                2,
+                b"200",
+                &[pool_update_message("default", version(1), &["10.0.0.1:1"])],
+            );
             assert_eq!((in_force(&leader), called(&host, &mut seen).len()), (0, 0));
         }
     }
@@ -1098,13 +1598,30 @@ mod tests {
             host.pass_ms(100);
             leader.tick(1);
         }
-        assert!(called(&host, &mut seen).iter().any(|call| call.ends_with("[\"hello\"]")), "silence is noticed as on a stream");
+        assert!(
+            called(&host, &mut seen)
+                .iter()
+                .any(|call| call.ends_with("[\"hello\"]")),
+            "silence is noticed as on a stream"
+        );
         let mut other = vm(&host, 1);
         host.pass_ms(3_000);
         other.tick(1);
         let hear = host.grpc.calls.borrow().len();
-        answer(&mut leader, hear, b"200", &[pool_update_message("default", version(9), &["10.0.0.9:1"])]);
-        assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
+        answer(
+            &mut leader,
+            hear,
+            b"200",
+            &[pool_update_message("default", version(9), &["10.0.0.9:1"])],
+        );
+        assert_eq!(
+            (
+                in_force(&leader),
+                called(&host, &mut seen).len(),
+                leader.epoch
+            ),
+            (0, 0, None)
+        );
     }
 
     // === a proxy that refuses calls ===
@@ -1113,8 +1630,21 @@ mod tests {
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
         for (vm_slot, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(vm_slot);
-            VmTable::vm_slot(host, vm_slot, VmEntry { vm, heartbeat: host.now(), queue: 0, serves: true });
-            writer.append(host, ("default", vm_slot, vm), (0..512).map(|_| [7; proto::observation::OBSERVATION_BYTES]));
+            VmTable::vm_slot(
+                host,
+                vm_slot,
+                VmEntry {
+                    vm,
+                    heartbeat: host.now(),
+                    queue: 0,
+                    serves: true,
+                },
+            );
+            writer.append(
+                host,
+                ("default", vm_slot, vm),
+                (0..512).map(|_| [7; proto::observation::OBSERVATION_BYTES]),
+            );
         }
     }
 
@@ -1136,7 +1666,10 @@ mod tests {
                 leader.tick(1);
             }
             let said = called(&host, &mut seen);
-            assert!(said.last().is_some_and(|call| call.starts_with("tell")), "round {round}: {said:?}");
+            assert!(
+                said.last().is_some_and(|call| call.starts_with("tell")),
+                "round {round}: {said:?}"
+            );
             let hello = host.grpc.calls.borrow().len();
             answer(&mut leader, hello, b"200", &[]);
         }
@@ -1153,18 +1686,28 @@ mod tests {
                 answer(&mut leader, 1, b"200", &[]);
             }
             let connections = |host: &FakeHost| {
-                let sessions: std::collections::BTreeSet<String> =
-                    host.grpc.calls.borrow().iter().map(|(_, session, _)| session.clone()).collect();
+                let sessions: std::collections::BTreeSet<String> = host
+                    .grpc
+                    .calls
+                    .borrow()
+                    .iter()
+                    .map(|(_, session, _)| session.clone())
+                    .collect();
                 sessions.len() + host.grpc.streams.borrow().len()
             };
-            let mut writers: Vec<_> = (0..8).map(|_| observation_ring::ObservationRingWriter::default()).collect();
+            let mut writers: Vec<_> = (0..8)
+                .map(|_| observation_ring::ObservationRingWriter::default())
+                .collect();
             // The daemon takes no messages, for a time that is too short to count as silence.
             for _ in 0..48 {
                 requests_end(&host, &mut writers);
                 host.pass_ms(100);
                 leader.tick(1);
             }
-            assert!(connections(&host) >= 2, "{transport}: given up, and tried again");
+            assert!(
+                connections(&host) >= 2,
+                "{transport}: given up, and tried again"
+            );
         }
     }
 
@@ -1187,14 +1730,26 @@ mod tests {
         let mut leader = vm(&host, 1);
         leader.tick(1);
         let replica = leader.replica("default").unwrap();
-        let waiters: [Rc<dyn ParkedRequest>; 2] =
-            [Rc::new(FakeParkedRequest(std::cell::Cell::new(0))), Rc::new(FakeParkedRequest(std::cell::Cell::new(0)))];
+        let waiters: [Rc<dyn ParkedRequest>; 2] = [
+            Rc::new(FakeParkedRequest(std::cell::Cell::new(0))),
+            Rc::new(FakeParkedRequest(std::cell::Cell::new(0))),
+        ];
         let gone: Weak<dyn ParkedRequest> = Weak::<FakeParkedRequest>::new();
-        let park = |vm: &mut VmState<FakeHost>, ms, waiter| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::downgrade(waiter));
+        let park = |vm: &mut VmState<FakeHost>, ms, waiter| {
+            vm.park(
+                host.now().plus_ms(ms),
+                Rc::clone(&replica),
+                Rc::downgrade(waiter),
+            )
+        };
         assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
         assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
         host.pass_ms(100);
-        assert_eq!(leader.tick(1).len(), 0, "a request whose client left is dropped");
+        assert_eq!(
+            leader.tick(1).len(),
+            0,
+            "a request whose client left is dropped"
+        );
         assert_eq!(leader.parked.len(), 2);
         host.pass_ms(400);
         let due = leader.tick(1);
@@ -1202,11 +1757,23 @@ mod tests {
         assert_eq!(leader.tick(1).len(), 1, "it stays due until it is decided");
         due[0].retry();
         assert_eq!(leader.tick(1).len(), 0);
-        assert_eq!(send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
+        assert_eq!(
+            send(
+                &host,
+                &mut leader,
+                pool_update_message("default", version(1), &["10.0.0.1:1"])
+            ),
+            1,
+            "there is state"
+        );
         waiters[1].retry();
         assert_eq!(leader.tick(1).len(), 0);
         let park = |vm: &mut VmState<FakeHost>, ms| {
-            vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::<FakeParkedRequest>::downgrade(&Rc::default()))
+            vm.park(
+                host.now().plus_ms(ms),
+                Rc::clone(&replica),
+                Rc::<FakeParkedRequest>::downgrade(&Rc::default()),
+            )
         };
         assert!((0..PARKED_MAX).all(|_| park(&mut leader, 1)));
         assert!(!park(&mut leader, 1));

@@ -101,7 +101,9 @@ pub struct LeaderContext<'a, H> {
 impl Default for StateLink {
     fn default() -> Self {
         Self {
-            phase: LinkPhase::Closed { retry_at: Timestamp(0) },
+            phase: LinkPhase::Closed {
+                retry_at: Timestamp(0),
+            },
             failures: 0,
             crash_guard: CrashGuard::default(),
             reported: Timestamp(0),
@@ -114,11 +116,19 @@ impl StateLink {
     pub fn begin<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
         if lost {
-            log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
+            log::error!(
+                "a VM was lost while it decoded a message of the daemon; that message is refused from now on"
+            );
             leader.metrics.count(Stat::CrashGuarded);
         }
-        let phase = LinkPhase::Closed { retry_at: crash_guard.pause_ends() };
-        *self = Self { phase, crash_guard, ..Self::default() };
+        let phase = LinkPhase::Closed {
+            retry_at: crash_guard.pause_ends(),
+        };
+        *self = Self {
+            phase,
+            crash_guard,
+            ..Self::default()
+        };
     }
 
     /// Does the due work of a tick: opens the link, reports, or closes the link to a silent daemon.
@@ -127,12 +137,16 @@ impl StateLink {
             LinkPhase::Closed { retry_at } if *retry_at <= leader.now => self.open(leader),
             LinkPhase::Closed { .. } => {}
             LinkPhase::Open(open)
-                if open.root != leader.root || open.state != leader.config.state || open.pools != names(&leader.replicas) =>
+                if open.root != leader.root
+                    || open.state != leader.config.state
+                    || open.pools != names(&leader.replicas) =>
             {
                 self.close(leader.host, leader.root);
                 self.open(leader);
             }
-            LinkPhase::Open(open) if leader.now.ms_since(open.received_at) > leader.config.state.silence_max_ms => {
+            LinkPhase::Open(open)
+                if leader.now.ms_since(open.received_at) > leader.config.state.silence_max_ms =>
+            {
                 self.close(leader.host, leader.root);
                 self.schedule_retry(leader, "it is silent");
             }
@@ -142,8 +156,15 @@ impl StateLink {
                 self.renew_calls(leader);
             }
         }
-        leader.metrics.record(Stat::WithoutVmSlot, leader.vm_table.without_vm_slot(leader.now) as u64);
-        let newest = leader.replicas.iter().filter_map(|replica| replica.metrics_at()).max();
+        leader.metrics.record(
+            Stat::WithoutVmSlot,
+            leader.vm_table.without_vm_slot(leader.now) as u64,
+        );
+        let newest = leader
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.metrics_at())
+            .max();
         if let Some(at) = newest {
             leader.metrics.record(Stat::AgeMs, leader.now.ms_since(at));
         }
@@ -151,12 +172,26 @@ impl StateLink {
 
     /// Publishes changes to the other proxies.
     pub fn publish_load<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
-        let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else { return };
+        let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else {
+            return;
+        };
         let mut shares = Vec::new();
         for replica in &mut leader.replicas {
-            let PoolReplica { peer_publisher, sharing, pool, name, flow_order, .. } = &mut **replica;
-            let held = if peer_publisher.has_peers() { flow_order.backlog(leader.host, pool, leader.vm, leader.now) } else { Vec::new() };
-            let (share, lost) = peer_publisher.next_report(leader.host, (name, pool, held), sharing, leader.now);
+            let PoolReplica {
+                peer_publisher,
+                sharing,
+                pool,
+                name,
+                flow_order,
+                ..
+            } = &mut **replica;
+            let held = if peer_publisher.has_peers() {
+                flow_order.backlog(leader.host, pool, leader.vm, leader.now)
+            } else {
+                Vec::new()
+            };
+            let (share, lost) =
+                peer_publisher.next_report(leader.host, (name, pool, held), sharing, leader.now);
             leader.metrics.add(Stat::PlacementsLost, lost);
             shares.extend(share.map(proxy_message::Message::LoadReport));
         }
@@ -172,7 +207,12 @@ impl StateLink {
     /// Ends the connection, if one is open. `root` is the root context of the current callback;
     /// only a stream's own root context can end the stream.
     pub fn close<H: Host>(&mut self, host: &H, root: u32) {
-        if let LinkPhase::Open(open) = std::mem::replace(&mut self.phase, LinkPhase::Closed { retry_at: Timestamp(0) }) {
+        if let LinkPhase::Open(open) = std::mem::replace(
+            &mut self.phase,
+            LinkPhase::Closed {
+                retry_at: Timestamp(0),
+            },
+        ) {
             let elsewhere = open.root != root;
             if elsewhere {
                 let _ = host.focus(open.root);
@@ -200,9 +240,18 @@ impl StateLink {
 
     /// Handles the answer to a call, which may belong to this connection. The error says that a
     /// later leader has written.
-    pub fn on_response<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
-        let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
-        let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
+    pub fn on_response<H: Host>(
+        &mut self,
+        leader: &mut LeaderContext<'_, H>,
+        call: u32,
+        answer: CallResponse,
+    ) -> Result<(), PublishError> {
+        let LinkPhase::Open(open) = &mut self.phase else {
+            return Ok(());
+        };
+        let Some(calls) = open.wire.calls_with(call) else {
+            return Ok(());
+        };
         let (messages, goes_on) = match calls.take_response(call, answer) {
             Ok(answered) => answered,
             Err(why) => {
@@ -226,16 +275,28 @@ impl StateLink {
     }
 
     /// Handles a message of the daemon. The error says that a later leader has written.
-    pub fn on_message<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
-        let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
+    pub fn on_message<H: Host>(
+        &mut self,
+        leader: &mut LeaderContext<'_, H>,
+        bytes: &[u8],
+    ) -> Result<(), PublishError> {
+        let LinkPhase::Open(open) = &mut self.phase else {
+            return Ok(());
+        };
         open.received_at = leader.now;
         open.wire.record_received();
         #[cfg(feature = "drill")]
         crate::drill::stall(leader.host, bytes);
-        let Some(decoded) = self.crash_guard.decode_guarded(leader.host, leader.vm, bytes, || decode(bytes, |pool| leader.replica(pool)))
+        let Some(decoded) = self
+            .crash_guard
+            .decode_guarded(leader.host, leader.vm, bytes, || {
+                decode(bytes, |pool| leader.replica(pool))
+            })
         else {
             leader.metrics.count(Stat::Refused);
-            log::warn!("a message of the daemon is refused: a VM was lost while it decoded the message");
+            log::warn!(
+                "a message of the daemon is refused: a VM was lost while it decoded the message"
+            );
             return Ok(());
         };
         let answer = match decoded {
@@ -247,14 +308,20 @@ impl StateLink {
                 leader.apply_peers(peers);
                 None
             }
-            Ok(DaemonUpdate::Outweighed(pool)) => {
-                leader.replica(&pool).and_then(|kept| kept.stored_models(leader.host)).map(proxy_message::Message::LearnedModels)
-            }
+            Ok(DaemonUpdate::Outweighed(pool)) => leader
+                .replica(&pool)
+                .and_then(|kept| kept.stored_models(leader.host))
+                .map(proxy_message::Message::LearnedModels),
             Ok(update) => {
-                if matches!(update, DaemonUpdate::PoolUpdate(_) | DaemonUpdate::Metrics { .. }) {
+                if matches!(
+                    update,
+                    DaemonUpdate::PoolUpdate(_) | DaemonUpdate::Metrics { .. }
+                ) {
                     self.record_received();
                 }
-                leader.apply(update, bytes)?.map(proxy_message::Message::Ack)
+                leader
+                    .apply(update, bytes)?
+                    .map(proxy_message::Message::Ack)
             }
             Err(refused) => leader.nack(refused).map(proxy_message::Message::Ack),
         };
@@ -271,9 +338,18 @@ impl StateLink {
             Ok(wire) => {
                 leader.metrics.count(Stat::StreamsOpened);
                 // It may be another daemon, which does not know what the last daemon received.
-                leader.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
+                leader
+                    .replicas
+                    .iter_mut()
+                    .for_each(|replica| replica.peer_publisher = PeerPublisher::default());
                 let (root, state) = (leader.root, leader.config.state.clone());
-                self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: leader.now, state, pools: pools.clone() });
+                self.phase = LinkPhase::Open(OpenLink {
+                    wire,
+                    root,
+                    received_at: leader.now,
+                    state,
+                    pools: pools.clone(),
+                });
                 self.reported = leader.now;
                 let hello = state::Hello {
                     schema: proto::SCHEMA,
@@ -287,14 +363,27 @@ impl StateLink {
         }
     }
 
-    fn send<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, message: proxy_message::Message) {
-        let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
+    fn send<H: Host>(
+        &mut self,
+        leader: &mut LeaderContext<'_, H>,
+        message: proxy_message::Message,
+    ) {
+        let bytes = state::ProxyMessage {
+            message: Some(message),
+        }
+        .encode_to_vec();
         self.act(leader, |host, wire, state| wire.send(host, state, &bytes));
     }
 
     /// Sends messages, unless the connection ends.
-    fn send_all<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, messages: Vec<proxy_message::Message>) {
-        messages.into_iter().for_each(|message| self.send(leader, message));
+    fn send_all<H: Host>(
+        &mut self,
+        leader: &mut LeaderContext<'_, H>,
+        messages: Vec<proxy_message::Message>,
+    ) {
+        messages
+            .into_iter()
+            .for_each(|message| self.send(leader, message));
     }
 
     /// Makes the next call after one was answered.
@@ -307,7 +396,9 @@ impl StateLink {
         leader: &mut LeaderContext<'_, H>,
         act: impl FnOnce(&H, &mut StateConnection, &StateConfig) -> Result<(), ConnectionFailure>,
     ) {
-        let LinkPhase::Open(open) = &mut self.phase else { return };
+        let LinkPhase::Open(open) = &mut self.phase else {
+            return;
+        };
         if let Err(broken) = act(leader.host, &mut open.wire, &open.state) {
             self.on_closed(leader, &broken.to_string());
         }
@@ -317,14 +408,18 @@ impl StateLink {
         let (oldest, newest) = (proto::SCHEMA_MIN, proto::SCHEMA);
         if !(oldest..=newest).contains(&welcome.schema) {
             let theirs = welcome.schema;
-            let why =
-                format!("it speaks state schema {theirs}, this filter {oldest} to {newest}: run both of one release or of two in a row");
+            let why = format!(
+                "it speaks state schema {theirs}, this filter {oldest} to {newest}: run both of one release or of two in a row"
+            );
             self.on_closed(leader, &why);
             return;
         }
         leader.metrics.record(Stat::Connected, 1);
         if !welcome.unknown_pools.is_empty() {
-            log::warn!("the daemon does not know these pools of the filter's configuration: {}", welcome.unknown_pools.join(", "));
+            log::warn!(
+                "the daemon does not know these pools of the filter's configuration: {}",
+                welcome.unknown_pools.join(", ")
+            );
         }
     }
 
@@ -344,15 +439,28 @@ impl StateLink {
         // Log the first failure in a row, then fewer and fewer: an outage of a day makes some
         // twenty lines.
         if self.failures.is_power_of_two() {
-            log::warn!("no daemon (attempt {}): {why}; picks continue with the last state", self.failures);
+            log::warn!(
+                "no daemon (attempt {}): {why}; picks continue with the last state",
+                self.failures
+            );
         }
         let doublings = self.failures.saturating_sub(1).min(20);
         let cold = leader.replicas.iter().any(|replica| !replica.has_state());
-        let longest = if cold { COLD_BACKOFF_MS } else { leader.config.state.backoff_max_ms };
+        let longest = if cold {
+            COLD_BACKOFF_MS
+        } else {
+            leader.config.state.backoff_max_ms
+        };
         let pause = (BACKOFF_MS << doublings).min(longest);
         let half = pause / 2;
-        let chance = leader.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
-        self.phase = LinkPhase::Closed { retry_at: leader.now.plus_ms(half.saturating_add(chance)) };
+        let chance = leader
+            .host
+            .entropy()
+            .checked_rem(half.saturating_add(1))
+            .unwrap_or(0);
+        self.phase = LinkPhase::Closed {
+            retry_at: leader.now.plus_ms(half.saturating_add(chance)),
+        };
     }
 
     fn report<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
@@ -360,15 +468,29 @@ impl StateLink {
             return;
         }
         self.reported = leader.now;
-        let gather = |replica: &&mut PoolReplica| report::gather(leader.host, &replica.name, leader.vm_table, leader.now);
-        let reports = leader.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
+        let gather = |replica: &&mut PoolReplica| {
+            report::gather(leader.host, &replica.name, leader.vm_table, leader.now)
+        };
+        let reports = leader
+            .replicas
+            .iter()
+            .flat_map(gather)
+            .map(proxy_message::Message::Report)
+            .collect();
         self.send_all(leader, reports);
     }
 
     /// Sends the observations of all VMs since the last tick.
     fn forward_observations<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
-        let read = |replica: &mut &mut PoolReplica| replica.read_observations(leader.host, leader.vm_table, leader.now);
-        let observed = leader.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
+        let read = |replica: &mut &mut PoolReplica| {
+            replica.read_observations(leader.host, leader.vm_table, leader.now)
+        };
+        let observed = leader
+            .replicas
+            .iter_mut()
+            .flat_map(read)
+            .map(proxy_message::Message::Observations)
+            .collect();
         self.send_all(leader, observed);
     }
 }
@@ -377,20 +499,41 @@ impl StateLink {
 
 impl<'a, H: Host> LeaderContext<'a, H> {
     fn replica(&self, pool: &str) -> Option<&PoolReplica> {
-        self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
+        self.replicas
+            .iter()
+            .map(|replica| &**replica)
+            .find(|replica| *replica.name == *pool)
     }
 
     /// Publishes an update to the other VMs, and applies it. Returns its acknowledgement. The error
     /// says that a later leader has written.
-    fn apply(&mut self, update: DaemonUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name)) else { return Ok(None) };
+    fn apply(
+        &mut self,
+        update: DaemonUpdate,
+        bytes: &[u8],
+    ) -> Result<Option<state::Ack>, PublishError> {
+        let Some(replica) = self
+            .replicas
+            .iter_mut()
+            .find(|replica| update.pool() == Some(&replica.name))
+        else {
+            return Ok(None);
+        };
         let ack = update.ack();
         match replica.publish(self.host, self.epoch, (&update, bytes), self.now) {
             Ok(()) => {
                 let stat = match replica.apply(update, self.now) {
                     Applied::PoolUpdate => {
-                        let (version, endpoints) = (replica.version(), replica.pool.snapshot().map_or(0, |s| s.endpoints().len()));
-                        log::info!("pool {}: {endpoints} endpoints, version {}.{}", replica.name, version.term, version.sequence);
+                        let (version, endpoints) = (
+                            replica.version(),
+                            replica.pool.snapshot().map_or(0, |s| s.endpoints().len()),
+                        );
+                        log::info!(
+                            "pool {}: {endpoints} endpoints, version {}.{}",
+                            replica.name,
+                            version.term,
+                            version.sequence
+                        );
                         Stat::PoolUpdatesApplied
                     }
                     Applied::Metrics => Stat::MetricsApplied,
@@ -408,7 +551,11 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             }
         }
         if ack.is_some() {
-            let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
+            let total = self
+                .replicas
+                .iter()
+                .filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64))
+                .sum();
             self.metrics.record(Stat::Endpoints, total);
         }
         Ok(ack)
@@ -417,7 +564,10 @@ impl<'a, H: Host> LeaderContext<'a, H> {
     /// Handles an update that could not be published. Returns a refusal if it is a pool update that
     /// is not in force.
     fn not_published(&mut self, update: &DaemonUpdate, why: PublishError) -> Option<state::Ack> {
-        let replica = self.replicas.iter_mut().find(|replica| update.pool() == Some(&replica.name))?;
+        let replica = self
+            .replicas
+            .iter_mut()
+            .find(|replica| update.pool() == Some(&replica.name))?;
         if why == PublishError::NotNewer && !matches!(update, DaemonUpdate::Metrics { .. }) {
             // The update was sent again, or is older than one that a former leader received. The
             // store is right.
@@ -433,8 +583,17 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             return None;
         } else {
             // The version in the store's head counts, even if its message cannot be read here.
-            let held = replica.stored_version(self.host).unwrap_or_default().max(replica.version());
-            (format!("older than {}.{}, which is in force", held.term, held.sequence), Some(wire_version(held)))
+            let held = replica
+                .stored_version(self.host)
+                .unwrap_or_default()
+                .max(replica.version());
+            (
+                format!(
+                    "older than {}.{}, which is in force",
+                    held.term, held.sequence
+                ),
+                Some(wire_version(held)),
+            )
         };
         let (why, held) = refusal;
         let ack = self.nack(update.refuse(&why)?)?;
@@ -442,8 +601,15 @@ impl<'a, H: Host> LeaderContext<'a, H> {
     }
 
     fn apply_peers(&mut self, peers: state::PeerLoad) {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *peers.pool) else { return };
-        let PoolReplica { peer_publisher, sharing, pool, .. } = &mut **replica;
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *peers.pool) else {
+            return;
+        };
+        let PoolReplica {
+            peer_publisher,
+            sharing,
+            pool,
+            ..
+        } = &mut **replica;
         if let Some(delay_us) = peer_publisher.receive_peers(&peers, self.now) {
             self.metrics.record(Stat::ShareDelayUs, u64::from(delay_us));
         }
@@ -455,9 +621,16 @@ impl<'a, H: Host> LeaderContext<'a, H> {
 
     fn nack(&self, rejected: RejectedMessage) -> Option<state::Ack> {
         self.metrics.count(Stat::Refused);
-        let level = if rejected.needs_operator() { log::Level::Error } else { log::Level::Debug };
+        let level = if rejected.needs_operator() {
+            log::Level::Error
+        } else {
+            log::Level::Debug
+        };
         let RejectedMessage { pool, why, .. } = &rejected;
-        log::log!(level, "pool {pool}: the daemon's message is refused as a whole, the current state stays in force: {why}");
+        log::log!(
+            level,
+            "pool {pool}: the daemon's message is refused as a whole, the current state stays in force: {why}"
+        );
         rejected.ack()
     }
 
@@ -473,11 +646,18 @@ impl<'a, H: Host> LeaderContext<'a, H> {
 }
 
 fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {
-    replicas.iter().map(|replica| replica.name.to_string()).collect()
+    replicas
+        .iter()
+        .map(|replica| replica.name.to_string())
+        .collect()
 }
 
 fn node_id<H: Host>(host: &H) -> String {
-    let id = host.property(&["xds", "node", "id"]).ok().flatten().unwrap_or_default();
+    let id = host
+        .property(&["xds", "node", "id"])
+        .ok()
+        .flatten()
+        .unwrap_or_default();
     String::from_utf8_lossy(&id).into_owned()
 }
 
@@ -486,5 +666,7 @@ fn process_id<H: Host>(host: &H) -> u64 {
     // The first VM's value stays, because this write fails if a value exists.
     let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
-    shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)
+    shared
+        .and_then(|s| <[u8; 8]>::try_from(s.bytes).ok())
+        .map_or(fresh, u64::from_le_bytes)
 }

@@ -41,7 +41,11 @@ fn timed<H: Host, R>(host: &H, call: impl FnOnce() -> R) -> R {
     let (before, began) = (host.now(), host.now());
     let outcome = call();
     let reading_ns = began.0.saturating_sub(before.0);
-    let spent_ns = host.now().0.saturating_sub(began.0).saturating_sub(reading_ns);
+    let spent_ns = host
+        .now()
+        .0
+        .saturating_sub(began.0)
+        .saturating_sub(reading_ns);
     let (spent, interrupted) = PENDING.get();
     PENDING.set(match spent_ns {
         INTERRUPTED_NS.. => (spent, interrupted.saturating_add(1)),
@@ -77,15 +81,22 @@ impl<H: Host> Context for TimedRoot<H> {
     }
 
     fn on_grpc_stream_message(&mut self, stream: u32, size: usize) {
-        timed(&self.host, || self.context.on_grpc_stream_message(stream, size));
+        timed(&self.host, || {
+            self.context.on_grpc_stream_message(stream, size)
+        });
     }
 
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
-        timed(&self.host, || self.context.on_grpc_stream_close(stream, code));
+        timed(&self.host, || {
+            self.context.on_grpc_stream_close(stream, code)
+        });
     }
 
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, trailers: usize) {
-        timed(&self.host, || self.context.on_http_call_response(call, headers, size, trailers));
+        timed(&self.host, || {
+            self.context
+                .on_http_call_response(call, headers, size, trailers)
+        });
     }
 }
 
@@ -105,7 +116,10 @@ impl<H: Host> RootContext for TimedRoot<H> {
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
         let context = timed(&self.host, || self.context.create_http_context(id))?;
-        Some(Box::new(TimedStream { context, host: self.host.clone() }))
+        Some(Box::new(TimedStream {
+            context,
+            host: self.host.clone(),
+        }))
     }
 
     fn get_type(&self) -> Option<ContextType> {
@@ -123,11 +137,15 @@ impl<H: Host> Context for TimedStream<H> {
 
 impl<H: Host> HttpContext for TimedStream<H> {
     fn on_http_request_headers(&mut self, count: usize, end_of_stream: bool) -> Action {
-        timed(&self.host, || self.context.on_http_request_headers(count, end_of_stream))
+        timed(&self.host, || {
+            self.context.on_http_request_headers(count, end_of_stream)
+        })
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        timed(&self.host, || self.context.on_http_request_body(size, end_of_stream))
+        timed(&self.host, || {
+            self.context.on_http_request_body(size, end_of_stream)
+        })
     }
 
     fn on_http_request_trailers(&mut self, count: usize) -> Action {
@@ -135,11 +153,15 @@ impl<H: Host> HttpContext for TimedStream<H> {
     }
 
     fn on_http_response_headers(&mut self, count: usize, end_of_stream: bool) -> Action {
-        timed(&self.host, || self.context.on_http_response_headers(count, end_of_stream))
+        timed(&self.host, || {
+            self.context.on_http_response_headers(count, end_of_stream)
+        })
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        timed(&self.host, || self.context.on_http_response_body(size, end_of_stream))
+        timed(&self.host, || {
+            self.context.on_http_response_body(size, end_of_stream)
+        })
     }
 
     fn on_http_response_trailers(&mut self, count: usize) -> Action {

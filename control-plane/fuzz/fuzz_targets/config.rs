@@ -8,13 +8,23 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     let (report, config) = read(text);
-    let refused = report.items.iter().any(|item| item.status == ItemStatus::Refused);
+    let refused = report
+        .items
+        .iter()
+        .any(|item| item.status == ItemStatus::Refused);
     match config {
         Some(config) => {
             assert!(report.errors.is_empty() && !refused);
-            scheduler::Pipeline::build(&config.pipeline).expect("a pipeline the filter would refuse");
-            assert_eq!(ResolvedConfig::of(&config.pipeline).profiles.len(), config.pipeline.profiles.len());
+            scheduler::Pipeline::build(&config.pipeline)
+                .expect("a pipeline the filter would refuse");
+            assert_eq!(
+                ResolvedConfig::of(&config.pipeline).profiles.len(),
+                config.pipeline.profiles.len()
+            );
         }
-        None => assert!(!report.errors.is_empty() || refused, "refused without a reason"),
+        None => assert!(
+            !report.errors.is_empty() || refused,
+            "refused without a reason"
+        ),
     }
 });

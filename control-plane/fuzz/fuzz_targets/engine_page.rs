@@ -28,7 +28,13 @@ struct Pages {
     pages: Vec<Vec<Series>>,
 }
 
-const ENGINES: [&str; 5] = ["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton"];
+const ENGINES: [&str; 5] = [
+    "vllm",
+    "sglang",
+    "trtllm-serve",
+    "triton-tensorrt-llm",
+    "triton",
+];
 const LABELS: [&str; 12] = [
     "engine",
     "dp_rank",
@@ -51,17 +57,27 @@ fn write(series: &Series, names: &[&str]) -> String {
         .map(|(label, text)| {
             let text = match text {
                 Text::Number(number) => number.to_string(),
-                Text::Any(text) => text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"),
+                Text::Any(text) => text
+                    .replace('\\', "\\\\")
+                    .replace('"', "\\\"")
+                    .replace('\n', "\\n"),
             };
             format!("{}=\"{text}\"", LABELS[usize::from(*label) % LABELS.len()])
         })
         .collect();
-    format!("{}{{{}}} {}\n", names[usize::from(series.name) % names.len()], labels.join(","), series.value)
+    format!(
+        "{}{{{}}} {}\n",
+        names[usize::from(series.name) % names.len()],
+        labels.join(","),
+        series.value
+    )
 }
 
 fuzz_target!(|input: Pages| {
     let engines = EngineTable::try_new(&[], "", "").expect("the built-in table is sound");
-    let engine = engines.get(ENGINES[usize::from(input.engine) % ENGINES.len()]).expect("built in");
+    let engine = engines
+        .get(ENGINES[usize::from(input.engine) % ENGINES.len()])
+        .expect("built in");
     let names = engine.names();
     let mut restarts = RestartWatch::default();
     for page in &input.pages {
@@ -72,12 +88,30 @@ fuzz_target!(|input: Pages| {
         parser.finish(&mut extraction);
         let reading = extraction.finish();
         let metrics = &reading.metrics;
-        assert!([metrics.queue_depth, metrics.running_requests].iter().flatten().all(|requests| (0.0..=1e7).contains(requests)));
-        assert!(metrics.kv_cache_utilization.is_none_or(|share| (0.0..=1.0).contains(&share)));
+        assert!(
+            [metrics.queue_depth, metrics.running_requests]
+                .iter()
+                .flatten()
+                .all(|requests| (0.0..=1e7).contains(requests))
+        );
+        assert!(
+            metrics
+                .kv_cache_utilization
+                .is_none_or(|share| (0.0..=1.0).contains(&share))
+        );
         assert!(metrics.kv_blocks != Some(0) && metrics.kv_block_tokens != Some(0));
-        let lora = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
-        assert!(lora.into_iter().all(|name| !name.is_empty() && name.trim() == &**name && !name.contains(',')));
+        let lora = metrics
+            .lora
+            .iter()
+            .flat_map(|lora| lora.running.iter().chain(&lora.waiting));
+        assert!(
+            lora.into_iter()
+                .all(|name| !name.is_empty() && name.trim() == &**name && !name.contains(','))
+        );
         restarts.observe(&reading);
-        assert!(!restarts.observe(&reading), "the same page twice is not a restart");
+        assert!(
+            !restarts.observe(&reading),
+            "the same page twice is not a restart"
+        );
     }
 });

@@ -2,7 +2,9 @@
 
 #![no_main]
 
-use control_plane::scrape::exposition::{ExpositionParser, LineCounts, LineInterest, MetricSample, ParseProgress, SampleVisitor};
+use control_plane::scrape::exposition::{
+    ExpositionParser, LineCounts, LineInterest, MetricSample, ParseProgress, SampleVisitor,
+};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Debug, Default, PartialEq)]
@@ -21,13 +23,20 @@ impl SampleVisitor for Notes {
     }
 
     fn sample(&mut self, sample: &MetricSample<'_>) {
-        let labels = sample.labels().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
-        self.seen.push((sample.name.to_vec(), labels, sample.value.to_bits()));
+        let labels = sample
+            .labels()
+            .map(|(name, value)| (name.into_owned(), value.into_owned()))
+            .collect();
+        self.seen
+            .push((sample.name.to_vec(), labels, sample.value.to_bits()));
     }
 }
 
 fn read<'a>(chunks: impl Iterator<Item = &'a [u8]>, stop: Option<u8>) -> (Notes, LineCounts) {
-    let mut notes = Notes { stop, ..Notes::default() };
+    let mut notes = Notes {
+        stop,
+        ..Notes::default()
+    };
     let mut parser = ExpositionParser::default();
     let mut done = false;
     for chunk in chunks {

@@ -8,13 +8,16 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use control_plane::serve::ext_proc::{ExpiringStream as _, ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession};
+use control_plane::serve::ext_proc::{
+    ExpiringStream as _, ExtProcServer, HELD_BYTES_MAX, SessionAction, StreamSession,
+};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+    HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse,
+    ProtocolConfiguration,
 };
 use exchange::{DestinationFormat, ExchangeSettings};
 use libfuzzer_sys::fuzz_target;
@@ -100,11 +103,21 @@ fn server() -> Arc<ExtProcServer> {
         ready: true,
         ..state::Endpoint::default()
     };
-    let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), ..state::Plugin::default() };
-    let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
+    let plugin = |kind: &str| state::Plugin {
+        r#type: kind.into(),
+        name: kind.into(),
+        ..state::Plugin::default()
+    };
+    let part = |name: &str| state::ProfilePlugin {
+        name: name.into(),
+        weight: 1.0,
+    };
     let pool_update = state::PoolUpdate {
         pool: "p".into(),
-        version: Some(state::Version { term: 1, sequence: 1 }),
+        version: Some(state::Version {
+            term: 1,
+            sequence: 1,
+        }),
         endpoints: (1..4).map(endpoint).collect(),
         pipeline: Some(state::Pipeline {
             plugins: vec![plugin("prefix-cache-scorer"), plugin("max-score-picker")],
@@ -118,54 +131,108 @@ fn server() -> Arc<ExtProcServer> {
         }),
         ..state::PoolUpdate::default()
     };
-    let ack = server.apply(state::DaemonMessage { message: Some(daemon_message::Message::PoolUpdate(pool_update)) }).expect("an answer");
+    let ack = server
+        .apply(state::DaemonMessage {
+            message: Some(daemon_message::Message::PoolUpdate(pool_update)),
+        })
+        .expect("an answer");
     assert_eq!(ack.refused, "");
     server
 }
 
 fn headers(pairs: &[(&str, String)], end_of_stream: bool) -> HttpHeaders {
-    let header =
-        |(name, value): &(&str, String)| HeaderValue { key: (*name).into(), raw_value: value.clone().into(), ..HeaderValue::default() };
-    HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
+    let header = |(name, value): &(&str, String)| HeaderValue {
+        key: (*name).into(),
+        raw_value: value.clone().into(),
+        ..HeaderValue::default()
+    };
+    HttpHeaders {
+        headers: Some(HeaderMap {
+            headers: pairs.iter().map(header).collect(),
+        }),
+        end_of_stream,
+        ..HttpHeaders::default()
+    }
 }
 
 fn request(said: Said) -> Option<ProcessingRequest> {
     let length = |length: Option<u16>| length.map(|length| ("content-length", length.to_string()));
-    let body = |body: Vec<u8>, end_of_stream| HttpBody { body, end_of_stream, ..HttpBody::default() };
+    let body = |body: Vec<u8>, end_of_stream| HttpBody {
+        body,
+        end_of_stream,
+        ..HttpBody::default()
+    };
     let request = match said {
         Said::Raw(bytes) => return ProcessingRequest::decode(bytes.as_slice()).ok(),
-        Said::Begins { inference, length: bytes, end } => {
-            let path = if inference { "/v1/chat/completions" } else { "/x" };
+        Said::Begins {
+            inference,
+            length: bytes,
+            end,
+        } => {
+            let path = if inference {
+                "/v1/chat/completions"
+            } else {
+                "/x"
+            };
             let mut pairs = vec![(":method", "POST".to_owned()), (":path", path.to_owned())];
             pairs.extend(length(bytes));
             Request::RequestHeaders(headers(&pairs, end))
         }
         Said::Body { bytes, end } => Request::RequestBody(body(bytes, end)),
-        Said::Prompt { end } => Request::RequestBody(body(br#"{"model":"m","messages":[]}"#.to_vec(), end)),
+        Said::Prompt { end } => {
+            Request::RequestBody(body(br#"{"model":"m","messages":[]}"#.to_vec(), end))
+        }
         Said::Trailers => Request::RequestTrailers(HttpTrailers::default()),
-        Said::Answers { status, length: bytes, streamed } => {
-            let kind = if streamed { "text/event-stream" } else { "application/json" };
-            let mut pairs = vec![(":status", (200 + u16::from(status)).to_string()), ("content-type", kind.to_owned())];
+        Said::Answers {
+            status,
+            length: bytes,
+            streamed,
+        } => {
+            let kind = if streamed {
+                "text/event-stream"
+            } else {
+                "application/json"
+            };
+            let mut pairs = vec![
+                (":status", (200 + u16::from(status)).to_string()),
+                ("content-type", kind.to_owned()),
+            ];
             pairs.extend(length(bytes));
             Request::ResponseHeaders(headers(&pairs, false))
         }
         Said::Reply { bytes, end } => Request::ResponseBody(body(bytes, end)),
         Said::ReplyTrailers => Request::ResponseTrailers(HttpTrailers::default()),
     };
-    Some(ProcessingRequest { request: Some(request), ..ProcessingRequest::default() })
+    Some(ProcessingRequest {
+        request: Some(request),
+        ..ProcessingRequest::default()
+    })
 }
 
 impl FuzzedStream {
-    fn new(server: &Arc<ExtProcServer>, settings: &Arc<ExchangeSettings>, modes: Option<(u8, u8, bool)>) -> Self {
+    fn new(
+        server: &Arc<ExtProcServer>,
+        settings: &Arc<ExchangeSettings>,
+        modes: Option<(u8, u8, bool)>,
+    ) -> Self {
         let config = modes.map(|(request, response, early)| ProtocolConfiguration {
             request_body_mode: i32::from(request % 6),
             response_body_mode: i32::from(response % 6),
             send_body_without_waiting_for_header_response: early,
             ..ProtocolConfiguration::default()
         });
-        let balances = config.as_ref().is_none_or(|config| config.request_body_mode == DUPLEX);
+        let balances = config
+            .as_ref()
+            .is_none_or(|config| config.request_body_mode == DUPLEX);
         let talk = StreamSession::new(server, server.pool(None).expect("the pool"), settings);
-        Self { talk, config, came: Vec::new(), went: Vec::new(), begun: 0, balances }
+        Self {
+            talk,
+            config,
+            came: Vec::new(),
+            went: Vec::new(),
+            begun: 0,
+            balances,
+        }
     }
 
     fn framed(&mut self, said: Said) -> Option<Vec<u8>> {
@@ -193,7 +260,10 @@ impl FuzzedStream {
             let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
             let answer = ProcessingResponse::decode(message).expect("an answer");
             if let Some(Response::RequestBody(answer)) = answer.response
-                && let Some(Mutation::StreamedResponse(piece)) = answer.response.and_then(|r| r.body_mutation).and_then(|b| b.mutation)
+                && let Some(Mutation::StreamedResponse(piece)) = answer
+                    .response
+                    .and_then(|r| r.body_mutation)
+                    .and_then(|b| b.mutation)
             {
                 self.went.extend(piece.body);
             }
@@ -207,14 +277,22 @@ impl FuzzedStream {
 fuzz_target!(|gateway: Gateway| {
     let server = server();
     let memory = Arc::clone(server.streams().memory());
-    let mut settings = ExchangeSettings { body_limit_bytes: 4096, ..ExchangeSettings::default() };
-    settings.destination.format = if gateway.list { DestinationFormat::List } else { DestinationFormat::Single };
+    let mut settings = ExchangeSettings {
+        body_limit_bytes: 4096,
+        ..ExchangeSettings::default()
+    };
+    settings.destination.format = if gateway.list {
+        DestinationFormat::List
+    } else {
+        DestinationFormat::Single
+    };
     let settings = Arc::new(settings);
     let (mut others, mut short, mut ahead_ms) = (memory.account(), 0, 0);
     let mut streams: [Option<FuzzedStream>; STREAMS] = std::array::from_fn(|_| None);
     for (index, event) in gateway.events {
         let index = usize::from(index) % STREAMS;
-        let stream = streams[index].get_or_insert_with(|| FuzzedStream::new(&server, &settings, gateway.modes[index]));
+        let stream = streams[index]
+            .get_or_insert_with(|| FuzzedStream::new(&server, &settings, gateway.modes[index]));
         match event {
             Event::Says(said) => {
                 let bytes = stream.framed(said).unwrap_or_default();
@@ -246,11 +324,21 @@ fuzz_target!(|gateway: Gateway| {
             }
             Event::Leaves => streams[index] = None,
         }
-        let held: usize = streams.iter().flatten().map(|stream| stream.talk.memory()).sum();
+        let held: usize = streams
+            .iter()
+            .flatten()
+            .map(|stream| stream.talk.memory())
+            .sum();
         assert_eq!(memory.used(), held + short);
     }
     drop((streams, others));
     let pool = server.pool(None).expect("the pool");
-    let left: u32 = pool.lock().pool.in_flight().rows().map(|(_, load)| load.requests).sum();
+    let left: u32 = pool
+        .lock()
+        .pool
+        .in_flight()
+        .rows()
+        .map(|(_, load)| load.requests)
+        .sum();
     assert_eq!((left, memory.used(), server.streams().open()), (0, 0, 0));
 });

@@ -15,10 +15,17 @@ fuzz_target!(|text: &str| {
         match of_pool(&files, &ObjectSelection::of(&object.pool)) {
             Ok(found) => {
                 assert!(report.errors.is_empty());
-                let compiled = Objects::build(&found.spec).expect("objects that the filter would refuse");
+                let compiled =
+                    Objects::build(&found.spec).expect("objects that the filter would refuse");
                 let model = found.spec.models.first().map_or("m", |model| &model.name);
-                let _ = compiled
-                    .resolve(ModelRequest { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
+                let _ = compiled.resolve(
+                    ModelRequest {
+                        model,
+                        objective: Some(&object.name),
+                        rewrite: Some(model),
+                    },
+                    &mut scheduler::Rng::seeded(1),
+                );
             }
             Err(why) => assert!(!why.is_empty(), "refused without a reason"),
         }

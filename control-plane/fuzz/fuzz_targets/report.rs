@@ -12,10 +12,18 @@ use tokio::time::Instant;
 
 fuzz_target!(|data: &[u8]| {
     let mut counters = CounterStore::default();
-    let peer = ProxyProcess { node_id: "n".into(), process_id: 1, id: 1, remote: RemoteAddress::default() };
+    let peer = ProxyProcess {
+        node_id: "n".into(),
+        process_id: 1,
+        id: 1,
+        remote: RemoteAddress::default(),
+    };
     let (first, second) = data.split_at(data.len() / 2);
     for bytes in [data, first, second] {
-        let report = VmCounters::decode(bytes).map(VmReport::from_vm).into_iter().collect();
+        let report = VmCounters::decode(bytes)
+            .map(VmReport::from_vm)
+            .into_iter()
+            .collect();
         counters.report(&peer, report, Instant::now());
     }
     let _ = counters.totals("", Instant::now());

@@ -8,7 +8,9 @@ mod queries;
 mod scaling;
 mod values;
 pub use endpoints::{EndpointTlsArgs, EndpointsArgs, ObjectsArgs, ScrapeArgs};
-pub use ext_proc::{DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, ObjectiveHeaderArg};
+pub use ext_proc::{
+    DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, ObjectiveHeaderArg,
+};
 pub use ports::{AdminTls, StateTls};
 pub use queries::{CheckArgs, CheckTarget, ExplainArgs, OutputFormat};
 pub use scaling::ScalingArgs;
@@ -86,7 +88,12 @@ pub struct ServeArgs {
     pub endpoints: EndpointsArgs,
 
     /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
-    #[arg(long, env = "SWITCHPOINT_POOL", value_name = "NAME", default_value = "default")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_POOL",
+        value_name = "NAME",
+        default_value = "default"
+    )]
     pub pool: String,
 
     /// The scheduling configuration: an EndpointPickerConfig like llm-d's; read again when its
@@ -108,12 +115,22 @@ pub struct ServeArgs {
     pub snapshot_file: Option<PathBuf>,
 
     /// The gRPC listener that sends state to filters and EDS to Envoys.
-    #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_LISTEN_STATE",
+        value_name = "IP:PORT",
+        default_value = "127.0.0.1:9004"
+    )]
     pub listen_state: SocketAddr,
 
     /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state
     /// /debug/config /debug/model /debug/scaling.
-    #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_LISTEN_ADMIN",
+        value_name = "IP:PORT",
+        default_value = "127.0.0.1:9090"
+    )]
     pub listen_admin: SocketAddr,
 
     /// A read-only listener for Prometheus, without TLS: /metrics /livez /readyz and nothing else.

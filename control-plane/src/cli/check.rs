@@ -76,13 +76,35 @@ struct NeededMetric {
 fn needed_metrics() -> Vec<NeededMetric> {
     let number = |metric: &'static MetricDefinition| {
         let (needed, consequence) = without(metric);
-        NeededMetric { meaning: MetricMeaning::Number(metric), label: metric.help, needed, consequence }
+        NeededMetric {
+            meaning: MetricMeaning::Number(metric),
+            label: metric.help,
+            needed,
+            consequence,
+        }
     };
-    let other = |meaning, label, consequence| NeededMetric { meaning, label, needed: false, consequence };
+    let other = |meaning, label, consequence| NeededMetric {
+        meaning,
+        label,
+        needed: false,
+        consequence,
+    };
     let others = [
-        other(MetricMeaning::Lora, "LoRA adapters", "lora-affinity-scorer ranks this server like any other (fine without adapters)"),
-        other(MetricMeaning::ProcessStart, "start of the process", "a restart is noticed only when a counter falls"),
-        other(MetricMeaning::Counter, "a counter", "a restart is noticed only by the process start time"),
+        other(
+            MetricMeaning::Lora,
+            "LoRA adapters",
+            "lora-affinity-scorer ranks this server like any other (fine without adapters)",
+        ),
+        other(
+            MetricMeaning::ProcessStart,
+            "start of the process",
+            "a restart is noticed only when a counter falls",
+        ),
+        other(
+            MetricMeaning::Counter,
+            "a counter",
+            "a restart is noticed only by the process start time",
+        ),
     ];
     METRICS.into_iter().map(number).chain(others).collect()
 }
@@ -91,25 +113,42 @@ fn needed_metrics() -> Vec<NeededMetric> {
 fn without(metric: &MetricDefinition) -> (bool, &'static str) {
     match metric.name {
         "queue_depth" => (true, "queue-scorer ranks this server like any other"),
-        "running_requests" => (true, "running-requests-size-scorer ranks this server like any other"),
-        "kv_cache_utilization" => {
-            (true, "kv-cache-utilization-scorer ranks this server like any other, and marginal-cost-scorer ignores free KV memory")
-        }
+        "running_requests" => (
+            true,
+            "running-requests-size-scorer ranks this server like any other",
+        ),
+        "kv_cache_utilization" => (
+            true,
+            "kv-cache-utilization-scorer ranks this server like any other, and marginal-cost-scorer ignores free KV memory",
+        ),
         "kv_block_tokens" => (false, "the prefix index takes its default block size"),
-        "kv_blocks" => (false, "the prefix index takes its default capacity, and marginal-cost-scorer ignores free KV memory"),
-        _ => (false, "plugins that read it rank this server like any other"),
+        "kv_blocks" => (
+            false,
+            "the prefix index takes its default capacity, and marginal-cost-scorer ignores free KV memory",
+        ),
+        _ => (
+            false,
+            "plugins that read it rank this server like any other",
+        ),
     }
 }
 
 /// Runs the check; returns the text to print and the result.
 pub async fn check(args: CheckArgs) -> (String, CheckVerdict) {
-    let CheckArgs { what: CheckTarget { file, endpoint }, engine, format } = args;
+    let CheckArgs {
+        what: CheckTarget { file, endpoint },
+        engine,
+        format,
+    } = args;
     match (file, endpoint) {
         (Some(path), _) => check_file(&path, format).await,
         (None, Some(endpoint)) => check_endpoint(&endpoint, engine.as_deref(), format)
             .await
             .unwrap_or_else(|why| (error_text(&endpoint, &why, format), CheckVerdict::Invalid)),
-        (None, None) => ("give a FILE or --endpoint\n".to_owned(), CheckVerdict::Invalid), // clap rules this out
+        (None, None) => (
+            "give a FILE or --endpoint\n".to_owned(),
+            CheckVerdict::Invalid,
+        ), // clap rules this out
     }
 }
 
@@ -140,16 +179,30 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
         (true, false) => CheckVerdict::Fine,
     };
     let printed = match format {
-        OutputFormat::Json => serde_json::to_string_pretty(&FileReport { report, pipeline }).unwrap_or_default() + "\n",
+        OutputFormat::Json => {
+            serde_json::to_string_pretty(&FileReport { report, pipeline }).unwrap_or_default()
+                + "\n"
+        }
         OutputFormat::Text => file_text(&report, pipeline.as_ref(), &file, verdict),
     };
     (printed, verdict)
 }
 
-fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &str, verdict: CheckVerdict) -> String {
+fn file_text(
+    report: &ConfigReport,
+    pipeline: Option<&ResolvedConfig>,
+    file: &str,
+    verdict: CheckVerdict,
+) -> String {
     let mut text = String::new(); // writing to a String cannot fail
     for problem in &report.errors {
-        let _ = writeln!(text, "{file}:{}: error: {}{}", problem.line, path_prefix(&problem.path), problem.message);
+        let _ = writeln!(
+            text,
+            "{file}:{}: error: {}{}",
+            problem.line,
+            path_prefix(&problem.path),
+            problem.message
+        );
     }
     for item in &report.items {
         let status = match item.status {
@@ -158,7 +211,13 @@ fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &st
             ItemStatus::Refused => "refused",
             ItemStatus::Warning => "warning",
         };
-        let _ = write!(text, "{file}:{}: {status}: {}{}", item.line, path_prefix(&item.path), item.reason);
+        let _ = write!(
+            text,
+            "{file}:{}: {status}: {}{}",
+            item.line,
+            path_prefix(&item.path),
+            item.reason
+        );
         let _ = match &item.substitute {
             Some(substitute) => writeln!(text, "; instead: {substitute}"),
             None => writeln!(text),
@@ -176,22 +235,46 @@ fn file_text(report: &ConfigReport, pipeline: Option<&ResolvedConfig>, file: &st
 }
 
 fn path_prefix(path: &str) -> String {
-    if path.is_empty() { String::new() } else { format!("{path}: ") }
+    if path.is_empty() {
+        String::new()
+    } else {
+        format!("{path}: ")
+    }
 }
 
-async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat) -> Result<(String, CheckVerdict), String> {
-    let address = endpoint_source::resolve(given).await.map_err(|e| e.to_string())?;
+async fn check_endpoint(
+    given: &str,
+    engine: Option<&str>,
+    format: OutputFormat,
+) -> Result<(String, CheckVerdict), String> {
+    let address = endpoint_source::resolve(given)
+        .await
+        .map_err(|e| e.to_string())?;
     let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
-    let known = || engines.all().iter().map(|e| e.name.to_string()).collect::<Vec<_>>().join(", ");
+    let known = || {
+        engines
+            .all()
+            .iter()
+            .map(|e| e.name.to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let candidates: Vec<&EngineSpec> = match engine {
         None => engines.all().into_iter().map(AsRef::as_ref).collect(),
-        Some(name) => vec![engines.get(name).ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?],
+        Some(name) => vec![
+            engines
+                .get(name)
+                .ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?,
+        ],
     };
     // Fetches the page of each candidate engine; the engine with the most metrics found wins.
     let mut best: Option<EndpointReport> = None;
     let mut last_error = String::new();
     for spec in candidates {
-        let url = MetricsLocation::default().url(&address.to_string(), spec).map_err(|e| e.to_string())?.to_string();
+        let url = MetricsLocation::default()
+            .url(&address.to_string(), spec)
+            .map_err(|e| e.to_string())?
+            .to_string();
         match fetch(&url).await {
             Ok(page) => {
                 let report = look_through(given, &url, spec, &page);
@@ -203,8 +286,16 @@ async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat)
         }
     }
     let report = best.ok_or(last_error)?;
-    let lacks = report.metrics.iter().zip(needed_metrics()).any(|(found, metric)| metric.needed && found.status == "missing");
-    let verdict = if lacks { CheckVerdict::Invalid } else { CheckVerdict::Fine };
+    let lacks = report
+        .metrics
+        .iter()
+        .zip(needed_metrics())
+        .any(|(found, metric)| metric.needed && found.status == "missing");
+    let verdict = if lacks {
+        CheckVerdict::Invalid
+    } else {
+        CheckVerdict::Fine
+    };
     let printed = match format {
         OutputFormat::Json => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
         OutputFormat::Text => endpoint_text(&report, verdict),
@@ -213,11 +304,16 @@ async fn check_endpoint(given: &str, engine: Option<&str>, format: OutputFormat)
 }
 
 fn found(report: &EndpointReport) -> usize {
-    report.metrics.iter().filter(|m| m.status == "found").count()
+    report
+        .metrics
+        .iter()
+        .filter(|m| m.status == "found")
+        .count()
 }
 
 async fn fetch(url: &str) -> Result<Vec<u8>, String> {
-    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(FETCH_MAX)).map_err(|e| e.to_string())?;
+    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(FETCH_MAX))
+        .map_err(|e| e.to_string())?;
     let mut response = client.get(url).send().await.map_err(|e| cause(&e))?;
     if !response.status().is_success() {
         return Err(format!("answered {}", response.status()));
@@ -249,27 +345,47 @@ fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> 
     let reading = extraction.finish();
     let metrics = needed_metrics()
         .into_iter()
-        .map(|NeededMetric { meaning, label, consequence, .. }| {
-            let name = engine.looked_for().filter(|(m, _)| *m == meaning).map(|(_, name)| name).find(|name| on_page(page, name));
-            let value = name.and_then(|_| value(&reading, meaning));
-            let known = name.is_some() && (value.is_some() || meaning == MetricMeaning::Counter);
-            MetricCheck {
-                meaning: label,
-                status: if known { "found" } else { "missing" },
-                name: name.map(str::to_owned),
-                value,
-                consequence: (!known).then_some(consequence),
-            }
-        })
+        .map(
+            |NeededMetric {
+                 meaning,
+                 label,
+                 consequence,
+                 ..
+             }| {
+                let name = engine
+                    .looked_for()
+                    .filter(|(m, _)| *m == meaning)
+                    .map(|(_, name)| name)
+                    .find(|name| on_page(page, name));
+                let value = name.and_then(|_| value(&reading, meaning));
+                let known =
+                    name.is_some() && (value.is_some() || meaning == MetricMeaning::Counter);
+                MetricCheck {
+                    meaning: label,
+                    status: if known { "found" } else { "missing" },
+                    name: name.map(str::to_owned),
+                    value,
+                    consequence: (!known).then_some(consequence),
+                }
+            },
+        )
         .collect();
-    EndpointReport { endpoint: endpoint.to_owned(), url: url.to_owned(), engine: engine.name.to_string(), metrics }
+    EndpointReport {
+        endpoint: endpoint.to_owned(),
+        url: url.to_owned(),
+        engine: engine.name.to_string(),
+        metrics,
+    }
 }
 
 fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
     let metrics = &reading.metrics;
     match meaning {
         MetricMeaning::Number(metric) => (metric.get)(metrics).map(|v| v.to_string()),
-        MetricMeaning::Lora => metrics.lora.as_ref().map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
+        MetricMeaning::Lora => metrics
+            .lora
+            .as_ref()
+            .map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
         MetricMeaning::ProcessStart => reading.process_start.map(|v| v.to_string()),
         MetricMeaning::Counter | MetricMeaning::Custom(_) => None,
     }
@@ -277,27 +393,57 @@ fn value(reading: &PageReading, meaning: MetricMeaning) -> Option<String> {
 
 /// Whether the page has a series of that name.
 fn on_page(page: &[u8], name: &str) -> bool {
-    page.split(|b| *b == b'\n')
-        .any(|line| line.strip_prefix(name.as_bytes()).is_some_and(|rest| matches!(rest.first(), Some(b'{' | b' ' | b'\t'))))
+    page.split(|b| *b == b'\n').any(|line| {
+        line.strip_prefix(name.as_bytes())
+            .is_some_and(|rest| matches!(rest.first(), Some(b'{' | b' ' | b'\t')))
+    })
 }
 
 fn endpoint_text(report: &EndpointReport, verdict: CheckVerdict) -> String {
     let mut text = String::new(); // writing to a String cannot fail
-    let _ = writeln!(text, "{} as {} ({})", report.endpoint, report.engine, report.url);
-    for MetricCheck { meaning, name, value, consequence, .. } in &report.metrics {
+    let _ = writeln!(
+        text,
+        "{} as {} ({})",
+        report.endpoint, report.engine, report.url
+    );
+    for MetricCheck {
+        meaning,
+        name,
+        value,
+        consequence,
+        ..
+    } in &report.metrics
+    {
         let _ = match (consequence, name) {
             (None, Some(name)) => {
-                writeln!(text, "  found    {meaning}: {name}{}", value.as_ref().map(|v| format!(" = {v}")).unwrap_or_default())
+                writeln!(
+                    text,
+                    "  found    {meaning}: {name}{}",
+                    value
+                        .as_ref()
+                        .map(|v| format!(" = {v}"))
+                        .unwrap_or_default()
+                )
             }
             (consequence, name) => {
-                let why = name.as_ref().map(|n| format!(" ({n} is on the page, but its value cannot be used)")).unwrap_or_default();
-                writeln!(text, "  missing  {meaning}{why}: {}", consequence.unwrap_or_default())
+                let why = name
+                    .as_ref()
+                    .map(|n| format!(" ({n} is on the page, but its value cannot be used)"))
+                    .unwrap_or_default();
+                writeln!(
+                    text,
+                    "  missing  {meaning}{why}: {}",
+                    consequence.unwrap_or_default()
+                )
             }
         };
     }
     let _ = match verdict {
         CheckVerdict::Fine => writeln!(text, "fine"),
-        _ => writeln!(text, "lacks load metrics: proxies pick this server by their own counts alone"),
+        _ => writeln!(
+            text,
+            "lacks load metrics: proxies pick this server by their own counts alone"
+        ),
     };
     text
 }

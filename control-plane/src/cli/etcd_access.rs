@@ -11,15 +11,29 @@ use serde::Deserialize;
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdAccess {
     /// Prefix of all keys.
-    #[arg(long = "etcd-prefix", env = "SWITCHPOINT_ETCD_PREFIX", value_name = "TEXT")]
+    #[arg(
+        long = "etcd-prefix",
+        env = "SWITCHPOINT_ETCD_PREFIX",
+        value_name = "TEXT"
+    )]
     prefix: Option<String>,
 
     /// User name in etcd.
-    #[arg(long = "etcd-user", env = "SWITCHPOINT_ETCD_USER", value_name = "NAME", requires = "password_file")]
+    #[arg(
+        long = "etcd-user",
+        env = "SWITCHPOINT_ETCD_USER",
+        value_name = "NAME",
+        requires = "password_file"
+    )]
     user: Option<String>,
 
     /// A file with the user's password and nothing else.
-    #[arg(long = "etcd-password-file", env = "SWITCHPOINT_ETCD_PASSWORD_FILE", value_name = "FILE", requires = "user")]
+    #[arg(
+        long = "etcd-password-file",
+        env = "SWITCHPOINT_ETCD_PASSWORD_FILE",
+        value_name = "FILE",
+        requires = "user"
+    )]
     password_file: Option<PathBuf>,
 
     /// CA that signed the certificates of etcd, PEM.
@@ -27,11 +41,21 @@ pub struct EtcdAccess {
     ca_file: Option<PathBuf>,
 
     /// Client certificate for etcd, PEM.
-    #[arg(long = "etcd-cert", env = "SWITCHPOINT_ETCD_CERT", value_name = "FILE", requires = "key_file")]
+    #[arg(
+        long = "etcd-cert",
+        env = "SWITCHPOINT_ETCD_CERT",
+        value_name = "FILE",
+        requires = "key_file"
+    )]
     cert_file: Option<PathBuf>,
 
     /// The key of that certificate, PEM.
-    #[arg(long = "etcd-key", env = "SWITCHPOINT_ETCD_KEY", value_name = "FILE", requires = "cert_file")]
+    #[arg(
+        long = "etcd-key",
+        env = "SWITCHPOINT_ETCD_KEY",
+        value_name = "FILE",
+        requires = "cert_file"
+    )]
     key_file: Option<PathBuf>,
 }
 
@@ -41,15 +65,29 @@ impl EtcdAccess {
     /// # Errors
     /// Names the file that cannot be read, or the option that is missing.
     pub async fn config(self, endpoints: Vec<String>) -> Result<EtcdConfig, String> {
-        let Self { prefix, user, password_file, ca_file, cert_file, key_file } = self;
+        let Self {
+            prefix,
+            user,
+            password_file,
+            ca_file,
+            cert_file,
+            key_file,
+        } = self;
         if user.is_some() != password_file.is_some() || cert_file.is_some() != key_file.is_some() {
-            return Err("etcd: a user needs a password file, and a certificate needs its key".to_owned());
+            return Err(
+                "etcd: a user needs a password file, and a certificate needs its key".to_owned(),
+            );
         }
         let read = async |file: Option<PathBuf>| match file {
-            Some(path) => discovery::file_watcher::read(&path).await.map(Some).map_err(|e| e.to_string()),
+            Some(path) => discovery::file_watcher::read(&path)
+                .await
+                .map(Some)
+                .map_err(|e| e.to_string()),
             None => Ok(None),
         };
-        let password = read(password_file).await?.map(|text| text.trim_end().to_owned());
+        let password = read(password_file)
+            .await?
+            .map(|text| text.trim_end().to_owned());
         let identity = read(cert_file).await?.zip(read(key_file).await?);
         Ok(EtcdConfig {
             endpoints,

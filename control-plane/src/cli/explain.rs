@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exchange::record::ParsedRecord;
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp,
+};
 use pool_state::queues::HeldReason;
 use proto::LearnedModels;
 use scheduler::flow::FLOW_CONTROL;
@@ -77,10 +79,22 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
         (None, names) => return Err(format!("which pool? There are {}", names.join(", "))),
     };
     let known = shared.pool_names.iter().any(|known| **known == *name);
-    let view =
-        pools.get(name).ok_or_else(|| if known { format!("pool {name} has no endpoints yet") } else { format!("no pool {name}") })?;
-    let learned = shared.learning.models.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
-    let live = |has_queues| live(view, question, has_queues).map(|live| with_models(live, learned.as_ref()));
+    let view = pools.get(name).ok_or_else(|| {
+        if known {
+            format!("pool {name} has no endpoints yet")
+        } else {
+            format!("no pool {name}")
+        }
+    })?;
+    let learned = shared
+        .learning
+        .models
+        .borrow()
+        .get(name)
+        .and_then(|learned| proto::learned((**learned).clone()).ok());
+    let live = |has_queues| {
+        live(view, question, has_queues).map(|live| with_models(live, learned.as_ref()))
+    };
     let mut answer = match ParsedRecord::from_json(&question.request) {
         Ok(record) => replay(&record, &live(true)?, question)?,
         Err(_) => {
@@ -90,7 +104,9 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
             if let Some(held) = fresh.held {
                 // A held request has no pick yet. The one that it would get shows why it waits.
                 fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
-                fresh.answer.insert("held".to_owned(), held_members(view, &held));
+                fresh
+                    .answer
+                    .insert("held".to_owned(), held_members(view, &held));
             }
             fresh.answer
         }
@@ -102,23 +118,40 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
 /// The current pool with the changes of the question; without flow control unless `has_queues`.
 fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
-    let other = other.map(|other| PipelineSpec { latency_prediction: view.pipeline.latency_prediction, ..other });
+    let other = other.map(|other| PipelineSpec {
+        latency_prediction: view.pipeline.latency_prediction,
+        ..other
+    });
     let mut spec = other.unwrap_or_else(|| (*view.pipeline).clone());
-    spec.plugins.retain(|plugin| has_queues || plugin.plugin_type != FLOW_CONTROL);
+    spec.plugins
+        .retain(|plugin| has_queues || plugin.plugin_type != FLOW_CONTROL);
     let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
     let now = Instant::now();
     let present = view.members.iter().zip(view.metrics.iter());
-    let kept = present.filter(|(member, _)| !question.without.contains(&member.instance.address.to_string()));
-    let (endpoints, metrics) = kept.map(|(member, metrics)| (member.endpoint(now), metrics.clone())).unzip();
+    let kept = present.filter(|(member, _)| {
+        !question
+            .without
+            .contains(&member.instance.address.to_string())
+    });
+    let (endpoints, metrics) = kept
+        .map(|(member, metrics)| (member.endpoint(now), metrics.clone()))
+        .unzip();
     let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
-    let version = Version { term: 0, sequence: view.revision };
-    Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
+    let version = Version {
+        term: 0,
+        sequence: view.revision,
+    };
+    Snapshot::try_new(version, endpoints, metrics, pipeline)
+        .map(|s| s.with_objects(objects))
+        .map_err(|e| e.to_string())
 }
 
 /// The pool with the models that proxies use now.
 fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
     match learned {
-        Some(learned) => live.with_step(Arc::new(learned.step.clone())).with_latency(learned.latency.clone().map(Arc::new)),
+        Some(learned) => live
+            .with_step(Arc::new(learned.step.clone()))
+            .with_latency(learned.latency.clone().map(Arc::new)),
         None => live,
     }
 }
@@ -126,19 +159,42 @@ fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
 /// Refuses a question that leaves out an address that the pool does not have: the result would be
 /// the same as without it and would mislead.
 fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
-    let there = |address: &String| view.members.iter().any(|member| member.instance.address.to_string() == *address);
-    addresses.iter().find(|address| !there(address)).map_or(Ok(()), |address| Err(format!("no endpoint {address} in pool {}", view.name)))
+    let there = |address: &String| {
+        view.members
+            .iter()
+            .any(|member| member.instance.address.to_string() == *address)
+    };
+    addresses
+        .iter()
+        .find(|address| !there(address))
+        .map_or(Ok(()), |address| {
+            Err(format!("no endpoint {address} in pool {}", view.name))
+        })
 }
 
 fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
     let (report, config) = config::read(text);
-    config.map(|config| config.pipeline).ok_or_else(|| report.complaints("config"))
+    config
+        .map(|config| config.pipeline)
+        .ok_or_else(|| report.complaints("config"))
 }
 
 /// Decides a record again, with its own inputs.
-fn replay(record: &ParsedRecord, live: &Snapshot, question: &ExplainRequest) -> Result<Map<String, Value>, String> {
-    let replay = record.replay(live, &question.without).map_err(|e| e.to_string())?;
-    let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, None, usize::MAX));
+fn replay(
+    record: &ParsedRecord,
+    live: &Snapshot,
+    question: &ExplainRequest,
+) -> Result<Map<String, Value>, String> {
+    let replay = record
+        .replay(live, &question.without)
+        .map_err(|e| e.to_string())?;
+    let mut answer = members(&exchange::explain::reasons(
+        &replay.snapshot,
+        &replay.decision,
+        &replay.explanation,
+        None,
+        usize::MAX,
+    ));
     answer.insert("was_picked".to_owned(), record.was_picked().into());
     Ok(answer)
 }
@@ -149,12 +205,16 @@ impl ExplainRequest {
     /// Refuses what would take long and cannot be meant.
     fn check(&self) -> Result<(), String> {
         if self.without.len() > WITHOUT_MAX {
-            return Err(format!("`without` has {} addresses; a pool has at most {WITHOUT_MAX}", self.without.len()));
+            return Err(format!(
+                "`without` has {} addresses; a pool has at most {WITHOUT_MAX}",
+                self.without.len()
+            ));
         }
         match &self.config {
-            Some(config) if config.len() > CONFIG_BYTES_MAX => {
-                Err(format!("`config` has {} bytes; at most {CONFIG_BYTES_MAX} are read", config.len()))
-            }
+            Some(config) if config.len() > CONFIG_BYTES_MAX => Err(format!(
+                "`config` has {} bytes; at most {CONFIG_BYTES_MAX} are read",
+                config.len()
+            )),
             _ => Ok(()),
         }
     }
@@ -168,34 +228,58 @@ struct FreshRequest {
 }
 
 impl FreshRequest {
-    fn decide(live: Snapshot, learned: Option<LearnedModels>, totals: &CounterTotals, question: &ExplainRequest) -> Result<Self, String> {
+    fn decide(
+        live: Snapshot,
+        learned: Option<LearnedModels>,
+        totals: &CounterTotals,
+        question: &ExplainRequest,
+    ) -> Result<Self, String> {
         let now = Timestamp(0);
         let mut pool = ManagedPool::new(rand::random(), 0);
         let metrics = live.metrics().to_vec();
-        let refreshed = live.with_metrics(live.version(), metrics).map_err(|e| e.to_string())?;
+        let refreshed = live
+            .with_metrics(live.version(), metrics)
+            .map_err(|e| e.to_string())?;
         pool.install(live, 0, u32::MAX);
         pool.refresh(refreshed, now);
         if let Some(learned) = learned {
             pool.install_models(learned.step, learned.latency);
         }
         pool.set_peer_loads(loads(totals));
-        let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..ExchangeSettings::default() };
+        let settings = ExchangeSettings {
+            objective_header: ObjectiveHeader::Trust,
+            ..ExchangeSettings::default()
+        };
         let mut exchange = Exchange::new(now).with_explanation();
         let pairs = || {
             let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
-            let given = question.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-            pseudo.chain(given).map(|(name, value)| (name.as_bytes(), value.as_bytes()))
+            let given = question
+                .headers
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()));
+            pseudo
+                .chain(given)
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes()))
         };
         if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
             return Err(format!("{} asks whether the proxy is ready", question.path));
         }
         exchange.capture_headers(&pool, pairs());
-        let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
+        let step = exchange.decide(
+            &settings,
+            &mut pool,
+            question.subset.as_deref().map(str::as_bytes),
+            question.request.as_bytes(),
+            now,
+        );
         let held = exchange.held_reason(&pool, now);
         let mut answer = exchange.reasons().map_or_else(undecided, members);
         if let ExchangeStep::Reply(reply) = step {
             let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
-            answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
+            answer.insert(
+                "reply".to_owned(),
+                json!({"status": reply.status, "body": body}),
+            );
         }
         answer.insert(
             "note".to_owned(),
@@ -220,13 +304,18 @@ fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointL
 
 /// Why a request is held, in the same form as in the reasons of a request that was held.
 fn held_members(view: &PoolView, held: &HeldReason) -> Value {
-    let full = held.full_at.and_then(|full| view.members.iter().find(|member| member.id == full));
+    let full = held
+        .full_at
+        .and_then(|full| view.members.iter().find(|member| member.id == full));
     json!({"ms": held.ms, "priority": held.priority, "full": full.map(|member| member.instance.address.to_string())})
 }
 
 /// The reasons of a request that is answered before any endpoint is compared.
 fn undecided() -> Map<String, Value> {
-    ["picked", "candidates"].map(|list| (list.to_owned(), json!([]))).into_iter().collect()
+    ["picked", "candidates"]
+        .map(|list| (list.to_owned(), json!([])))
+        .into_iter()
+        .collect()
 }
 
 fn members(json: &str) -> Map<String, Value> {
@@ -255,24 +344,43 @@ pub struct ExplainCall {
 /// # Errors
 /// A sentence that says which file cannot be read, or what the daemon answered.
 pub async fn ask(ask: ExplainCall) -> Result<String, String> {
-    let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()));
-    let question = ExplainRequest { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
-    let base = if ask.admin.contains("://") { ask.admin.clone() } else { format!("http://{}", ask.admin) };
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    let question = ExplainRequest {
+        request: read(&ask.file)?,
+        config: ask.config.as_ref().map(read).transpose()?,
+        ..ask.question
+    };
+    let base = if ask.admin.contains("://") {
+        ask.admin.clone()
+    } else {
+        format!("http://{}", ask.admin)
+    };
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
-    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX)).map_err(|e| e.to_string())?;
+    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX))
+        .map_err(|e| e.to_string())?;
     let mut request = client.post(&url).json(&question);
     if let Some(token) = &ask.token {
         request = request.bearer_auth(read(token)?.trim());
     }
-    let response = request.send().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
+    let response = request
+        .send()
+        .await
+        .map_err(|e| format!("{url}: {}", cause(&e)))?;
     let status = response.status();
-    let text = response.text().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
+    let text = response
+        .text()
+        .await
+        .map_err(|e| format!("{url}: {}", cause(&e)))?;
     if !status.is_success() {
         return Err(format!("{url}: {}", text.trim()));
     }
     match ask.format {
         OutputFormat::Json => Ok(text + "\n"),
-        OutputFormat::Text => serde_json::from_str(&text).map(|answer| table(&answer)).map_err(|e| format!("{url}: {e}")),
+        OutputFormat::Text => serde_json::from_str(&text)
+            .map(|answer| table(&answer))
+            .map_err(|e| format!("{url}: {e}")),
     }
 }
 
@@ -280,7 +388,14 @@ pub async fn ask(ask: ExplainCall) -> Result<String, String> {
 fn table(answer: &Value) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let list = |name: &str| -> Vec<&str> { answer[name].as_array().into_iter().flatten().filter_map(Value::as_str).collect() };
+    let list = |name: &str| -> Vec<&str> {
+        answer[name]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect()
+    };
     match list("picked").as_slice() {
         [] => {}
         picked => {
@@ -289,7 +404,10 @@ fn table(answer: &Value) -> String {
     }
     if answer["held"].is_object() {
         let held = &answer["held"];
-        let cause = held["full"].as_str().map_or_else(|| "no endpoint can take it".to_owned(), |full| format!("{full} has no room"));
+        let cause = held["full"].as_str().map_or_else(
+            || "no endpoint can take it".to_owned(),
+            |full| format!("{full} has no room"),
+        );
         let _ = writeln!(out, "held at priority {}: {cause}", held["priority"]);
     }
     for stage in ["prefill", "encode", "data_parallel", "was_picked"] {
@@ -299,7 +417,9 @@ fn table(answer: &Value) -> String {
         }
     }
     if let Some(reply) = answer.get("reply") {
-        let message = reply["body"]["error"]["message"].as_str().unwrap_or_default();
+        let message = reply["body"]["error"]["message"]
+            .as_str()
+            .unwrap_or_default();
         let _ = writeln!(out, "answered {}: {message}", reply["status"]);
     }
     if let Some(refused) = answer["refused"].as_str() {
@@ -307,8 +427,14 @@ fn table(answer: &Value) -> String {
     }
     let none = Vec::new();
     let profiles = answer["profiles"].as_array().unwrap_or(&none).iter();
-    let first = [(answer["profile"].as_str().unwrap_or("default"), &answer["candidates"])].into_iter();
-    for (name, candidates) in first.chain(profiles.map(|p| (p["name"].as_str().unwrap_or_default(), &p["candidates"]))) {
+    let first = [(
+        answer["profile"].as_str().unwrap_or("default"),
+        &answer["candidates"],
+    )]
+    .into_iter();
+    for (name, candidates) in
+        first.chain(profiles.map(|p| (p["name"].as_str().unwrap_or_default(), &p["candidates"])))
+    {
         let rows = candidates.as_array().unwrap_or(&none);
         if !rows.is_empty() {
             let _ = writeln!(out, "\nprofile {name}\n{}", candidates_table(rows));
@@ -327,10 +453,20 @@ fn table(answer: &Value) -> String {
 fn candidates_table(rows: &[Value]) -> comfy_table::Table {
     let scorers = names_in(rows, "scores");
     let mut table = empty_table();
-    table.set_header(["endpoint"].into_iter().chain(scorers.iter().copied()).chain(["total", "dropped by"]));
+    table.set_header(
+        ["endpoint"]
+            .into_iter()
+            .chain(scorers.iter().copied())
+            .chain(["total", "dropped by"]),
+    );
     for row in rows {
         let scores = scorers.iter().map(|scorer| text(&row["scores"][*scorer]));
-        table.add_row([text(&row["endpoint"])].into_iter().chain(scores).chain([text(&row["total"]), text(&row["dropped_by"])]));
+        table.add_row(
+            [text(&row["endpoint"])]
+                .into_iter()
+                .chain(scores)
+                .chain([text(&row["total"]), text(&row["dropped_by"])]),
+        );
     }
     table
 }
@@ -342,7 +478,11 @@ fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
     let mut table = empty_table();
     table.set_header(["endpoint"].into_iter().chain(terms.iter().copied()));
     for row in rows.iter().filter(|row| row["cost"].is_object()) {
-        table.add_row([text(&row["endpoint"])].into_iter().chain(terms.iter().map(|term| text(&row["cost"][*term]))));
+        table.add_row(
+            [text(&row["endpoint"])]
+                .into_iter()
+                .chain(terms.iter().map(|term| text(&row["cost"][*term]))),
+        );
     }
     (!terms.is_empty()).then_some(table)
 }
@@ -350,7 +490,11 @@ fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
 /// The names in the object `member` of any row, in the order they first appear.
 fn names_in<'a>(rows: &'a [Value], member: &str) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
-    for name in rows.iter().filter_map(|row| row[member].as_object()).flat_map(Map::keys) {
+    for name in rows
+        .iter()
+        .filter_map(|row| row[member].as_object())
+        .flat_map(Map::keys)
+    {
         if !names.contains(&name.as_str()) {
             names.push(name);
         }

@@ -34,14 +34,22 @@ pub enum LogFormat {
 /// Starts logging for the rest of the process. An invalid level is reported and the default is
 /// used.
 pub fn init(log: &LogArgs) {
-    let LogArgs { log_format, log_level } = log;
-    let wanted = log_level.clone().or_else(|| std::env::var("RUST_LOG").ok()).filter(|w| !w.is_empty());
+    let LogArgs {
+        log_format,
+        log_level,
+    } = log;
+    let wanted = log_level
+        .clone()
+        .or_else(|| std::env::var("RUST_LOG").ok())
+        .filter(|w| !w.is_empty());
     let (filter, bad) = match wanted.as_deref().map(EnvFilter::try_new) {
         None => (EnvFilter::new(DIRECTIVES_DEFAULT), None),
         Some(Ok(filter)) => (filter, None),
         Some(Err(error)) => (EnvFilter::new(DIRECTIVES_DEFAULT), Some(error)),
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     match log_format {
         LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),

@@ -18,7 +18,8 @@ use discovery::file_watcher::FileWatcher;
 use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
 use discovery::metadata::METADATA_BYTES_MAX;
 use discovery::{
-    Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, Registrant, ServiceDiscovery, ServiceRegistry, serve,
+    Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, Registrant,
+    ServiceDiscovery, ServiceRegistry, serve,
 };
 use futures::StreamExt;
 
@@ -136,17 +137,33 @@ pub struct RegisterArgs {
 /// # Errors
 /// Says what failed.
 pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), String> {
-    let InstancesArgs { registry, access, namespace, component, watch } = args;
+    let InstancesArgs {
+        registry,
+        access,
+        namespace,
+        component,
+        watch,
+    } = args;
     let discovery = discovery_of(registry, access).await?;
     let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
     if !watch {
-        let all = discovery.list_instances(&namespace, &component).await.map_err(|e| e.to_string())?;
+        let all = discovery
+            .list_instances(&namespace, &component)
+            .await
+            .map_err(|e| e.to_string())?;
         return write(table(&all));
     }
-    let mut events = discovery.watch(&namespace, &component).map_err(|e| e.to_string())?;
+    let mut events = discovery
+        .watch(&namespace, &component)
+        .map_err(|e| e.to_string())?;
     while let Some(event) = events.next().await {
         write(match event {
-            InstanceEvent::Added(instance) => format!("+ {} {} {}", instance.name, instance.address, models(&instance)),
+            InstanceEvent::Added(instance) => format!(
+                "+ {} {} {}",
+                instance.name,
+                instance.address,
+                models(&instance)
+            ),
             InstanceEvent::Removed(id) => format!("- {id}"),
         })?;
     }
@@ -155,23 +172,50 @@ pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), S
 
 fn table(all: &[Arc<Instance>]) -> String {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(["NAME", "ADDRESS", "MODELS", "LABELS"]);
+    table
+        .load_style(presets::NOTHING)
+        .set_header(["NAME", "ADDRESS", "MODELS", "LABELS"]);
     for instance in all {
-        let labels: Vec<String> = instance.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        table.add_row([instance.name.clone(), instance.address.to_string(), models(instance), labels.join(",")]);
+        let labels: Vec<String> = instance
+            .labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        table.add_row([
+            instance.name.clone(),
+            instance.address.to_string(),
+            models(instance),
+            labels.join(","),
+        ]);
     }
     table.to_string()
 }
 
 fn models(instance: &Instance) -> String {
-    instance.metadata().models().into_iter().map(|model| model.name).collect::<Vec<_>>().join(",")
+    instance
+        .metadata()
+        .models()
+        .into_iter()
+        .map(|model| model.name)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
-async fn discovery_of(registry: RegistryArgs, access: EtcdAccess) -> Result<Box<dyn ServiceDiscovery>, String> {
-    let RegistryArgs { directory, etcd, kubernetes } = registry;
+async fn discovery_of(
+    registry: RegistryArgs,
+    access: EtcdAccess,
+) -> Result<Box<dyn ServiceDiscovery>, String> {
+    let RegistryArgs {
+        directory,
+        etcd,
+        kubernetes,
+    } = registry;
     Ok(match (directory, kubernetes) {
         (Some(folder), _) => Box::new(DirectoryBackend::new(folder).discovery()),
-        (_, Some(namespace)) => Box::new(Kubernetes::new(kubernetes::connect().await?, namespace).discovery(MetadataPolicy::Preferred)),
+        (_, Some(namespace)) => Box::new(
+            Kubernetes::new(kubernetes::connect().await?, namespace)
+                .discovery(MetadataPolicy::Preferred),
+        ),
         (None, None) => Box::new(Etcd::new(access.config(etcd).await?)?.discovery()),
     })
 }
@@ -183,15 +227,34 @@ async fn discovery_of(registry: RegistryArgs, access: EtcdAccess) -> Result<Box<
 /// # Errors
 /// Says what failed.
 pub async fn register(args: RegisterArgs) -> Result<(), String> {
-    let RegisterArgs { registry, access, namespace, component, address, name, probe, metadata_file, metadata_url, listen, log: _ } = args;
+    let RegisterArgs {
+        registry,
+        access,
+        namespace,
+        component,
+        address,
+        name,
+        probe,
+        metadata_file,
+        metadata_url,
+        listen,
+        log: _,
+    } = args;
     let registry = registry_of(registry, access, address, name).await?;
-    let handle = registry.register_instance(&namespace, &component).await.map_err(|e| e.to_string())?;
+    let handle = registry
+        .register_instance(&namespace, &component)
+        .await
+        .map_err(|e| e.to_string())?;
     tracing::info!(id = handle.instance_id(), "registered");
     let routes = async {
         match listen {
             Some(address) => {
-                let listener = tokio::net::TcpListener::bind(address).await.map_err(|e| format!("{address}: {e}"))?;
-                serve::serve(listener, &handle).await.map_err(|e| e.to_string())
+                let listener = tokio::net::TcpListener::bind(address)
+                    .await
+                    .map_err(|e| format!("{address}: {e}"))?;
+                serve::serve(listener, &handle)
+                    .await
+                    .map_err(|e| e.to_string())
             }
             None => std::future::pending().await,
         }
@@ -226,7 +289,11 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &req
     };
     let mut failures = 0;
     loop {
-        let well = client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200);
+        let well = client
+            .get(&url)
+            .send()
+            .await
+            .is_ok_and(|answer| answer.status() == 200);
         failures = if well { 0 } else { failures + 1 };
         if well {
             handle.set_ready(InstanceStatus::Ready);
@@ -239,7 +306,12 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &req
 
 /// A client for local requests: no proxy, no redirect.
 fn probing_client() -> Result<reqwest::Client, String> {
-    let described = || reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PROBE_DEADLINE);
+    let described = || {
+        reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(PROBE_DEADLINE)
+    };
     http_client::build(described).map_err(|e| e.to_string())
 }
 
@@ -248,7 +320,9 @@ impl MetadataChoice {
     /// waits until the process answers.
     async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
         match self {
-            Self::File(file) => take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?),
+            Self::File(file) => {
+                take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?)
+            }
             Self::Url(url, client) => {
                 while let Err(why) = ask(handle, url, client).await {
                     tracing::info!(why, "metadata is not available yet");
@@ -274,14 +348,22 @@ impl MetadataChoice {
                 Self::Never => return std::future::pending().await,
             };
             if let Err(why) = taken {
-                tracing::error!(why, "metadata cannot be used; the last valid metadata stays");
+                tracing::error!(
+                    why,
+                    "metadata cannot be used; the last valid metadata stays"
+                );
             }
         }
     }
 }
 
 async fn ask(handle: &InstanceHandle, url: &str, client: &reqwest::Client) -> Result<(), String> {
-    let mut answer = client.get(url).send().await.and_then(reqwest::Response::error_for_status).map_err(|e| e.to_string())?;
+    let mut answer = client
+        .get(url)
+        .send()
+        .await
+        .and_then(reqwest::Response::error_for_status)
+        .map_err(|e| e.to_string())?;
     let mut body = Vec::new();
     while let Some(piece) = answer.chunk().await.map_err(|e| e.to_string())? {
         body.extend_from_slice(&piece);
@@ -293,7 +375,8 @@ async fn ask(handle: &InstanceHandle, url: &str, client: &reqwest::Client) -> Re
 }
 
 fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
-    let map = serde_json::from_str(text).map_err(|e| format!("metadata is not a JSON object: {e}"))?;
+    let map =
+        serde_json::from_str(text).map_err(|e| format!("metadata is not a JSON object: {e}"))?;
     handle.set_metadata(map).map_err(|e| e.to_string())
 }
 
@@ -303,10 +386,18 @@ async fn registry_of(
     address: Option<SocketAddr>,
     name: Option<String>,
 ) -> Result<Box<dyn ServiceRegistry>, String> {
-    let RegistryArgs { directory, etcd, kubernetes } = registry;
+    let RegistryArgs {
+        directory,
+        etcd,
+        kubernetes,
+    } = registry;
     if let Some(namespace) = kubernetes {
         let pod = name.ok_or("--name, or POD_NAME, is needed in Kubernetes")?;
-        return Ok(Box::new(KubernetesRegistry::new(kubernetes::connect().await?, namespace, pod)));
+        return Ok(Box::new(KubernetesRegistry::new(
+            kubernetes::connect().await?,
+            namespace,
+            pod,
+        )));
     }
     let registrant = Registrant::from(address.ok_or("--address is needed")?);
     let registrant = name.into_iter().fold(registrant, Registrant::with_name);

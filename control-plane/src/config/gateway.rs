@@ -26,8 +26,14 @@ pub fn is_gateway_file(text: &str) -> bool {
 pub fn report(text: &str) -> ConfigReport {
     let mut report = ConfigReport::default();
     match yaml::parse_all(text) {
-        Ok(documents) => documents.iter().for_each(|document| look(document, &mut report)),
-        Err((line, message)) => report.errors.push(ConfigProblem { path: String::new(), line, message }),
+        Ok(documents) => documents
+            .iter()
+            .for_each(|document| look(document, &mut report)),
+        Err((line, message)) => report.errors.push(ConfigProblem {
+            path: String::new(),
+            line,
+            message,
+        }),
     }
     report
 }
@@ -37,8 +43,12 @@ fn look(node: &YamlNode, report: &mut ConfigReport) {
     match &node.value {
         YamlValue::List(items) => items.iter().for_each(|item| look(item, report)),
         YamlValue::Map(_) if text(node, &["kind"]) == Some(POLICY) => {
-            if let Some(YamlValue::List(processors)) = node.at(&["spec", "extProc"]).map(|node| &node.value) {
-                processors.iter().for_each(|processor| look_at_policy(processor, report));
+            if let Some(YamlValue::List(processors)) =
+                node.at(&["spec", "extProc"]).map(|node| &node.value)
+            {
+                processors
+                    .iter()
+                    .for_each(|processor| look_at_policy(processor, report));
             }
         }
         YamlValue::Map(entries) => {
@@ -57,7 +67,10 @@ fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
         return;
     }
     let ms = |name: &str| filter.get(name).and_then(duration_ms);
-    let (wait_ms, max_ms) = (ms("message_timeout").unwrap_or(MESSAGE_TIMEOUT_MS), ms("max_message_timeout"));
+    let (wait_ms, max_ms) = (
+        ms("message_timeout").unwrap_or(MESSAGE_TIMEOUT_MS),
+        ms("max_message_timeout"),
+    );
     let path = "max_message_timeout";
     let reason = match max_ms {
         _ if wait_ms >= WAIT_MS => return,
@@ -91,12 +104,23 @@ fn look_at_policy(processor: &YamlNode, report: &mut ConfigReport) {
              defaultRequestTTL",
             wait_ms / 1_000.0
         );
-        note(report, "messageTimeout", given.map_or(processor.line, |node| node.line), reason);
+        note(
+            report,
+            "messageTimeout",
+            given.map_or(processor.line, |node| node.line),
+            reason,
+        );
     }
 }
 
 fn note(report: &mut ConfigReport, path: &str, line: u64, reason: String) {
-    report.items.push(ConfigItem { path: path.to_owned(), line, status: ItemStatus::Warning, reason, substitute: None });
+    report.items.push(ConfigItem {
+        path: path.to_owned(),
+        line,
+        status: ItemStatus::Warning,
+        reason,
+        substitute: None,
+    });
 }
 
 fn text<'n>(node: &'n YamlNode, way: &[&str]) -> Option<&'n str> {
@@ -121,19 +145,36 @@ mod tests {
         assert!(is_gateway_file(text));
         let report = report(text);
         assert_eq!(report.errors, [], "{text}");
-        report.items.into_iter().map(|item| format!("{}: {}", item.line, item.path)).collect()
+        report
+            .items
+            .into_iter()
+            .map(|item| format!("{}: {}", item.line, item.path))
+            .collect()
     }
 
     #[test]
     fn a_filter_that_waits_too_short_is_named_with_its_line() {
-        let filter = |fields: &str| format!("http_filters:\n- typed_config:\n    \"@type\": type.googleapis.com/{FILTER}\n{fields}");
+        let filter = |fields: &str| {
+            format!(
+                "http_filters:\n- typed_config:\n    \"@type\": type.googleapis.com/{FILTER}\n{fields}"
+            )
+        };
         for (fields, expected) in [
             ("", vec!["3: max_message_timeout"]),
             ("    message_timeout: 5s\n", vec!["3: max_message_timeout"]),
-            ("    message_timeout: 5s\n    max_message_timeout: 60s\n", vec!["5: max_message_timeout"]),
-            ("    message_timeout: 5s\n    max_message_timeout: 3600s\n", vec![]),
+            (
+                "    message_timeout: 5s\n    max_message_timeout: 60s\n",
+                vec!["5: max_message_timeout"],
+            ),
+            (
+                "    message_timeout: 5s\n    max_message_timeout: 3600s\n",
+                vec![],
+            ),
             ("    message_timeout: 120s\n", vec![]),
-            ("    processing_mode: {request_body_mode: FULL_DUPLEX_STREAMED}\n", vec![]),
+            (
+                "    processing_mode: {request_body_mode: FULL_DUPLEX_STREAMED}\n",
+                vec![],
+            ),
         ] {
             assert_eq!(notes(&filter(fields)), expected, "{fields}");
         }
@@ -144,7 +185,9 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../envoy-config");
         let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
         assert_eq!(notes(&read("ext_proc.yaml")), [""; 0]);
-        let [note] = &notes(&read("envoy-gateway/ext-proc.yaml"))[..] else { panic!("one note") };
+        let [note] = &notes(&read("envoy-gateway/ext-proc.yaml"))[..] else {
+            panic!("one note")
+        };
         assert!(note.ends_with(": messageTimeout"), "{note}");
     }
 

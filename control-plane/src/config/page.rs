@@ -88,37 +88,78 @@ unlike prompts is up to a half longer. For the most requests within their SLOs: 
 pub fn reference_page() -> String {
     let mut page = format!("{HEAD}\n{}{COST}", reference_markdown());
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "## Types that are not plugins here\n\n| type | what it configures |\n|---|---|");
+    let _ = writeln!(
+        page,
+        "## Types that are not plugins here\n\n| type | what it configures |\n|---|---|"
+    );
     for row in FOREIGN {
         if let ItemSupport::Implemented(what) = row.support {
             let _ = writeln!(page, "| `{}` | {what} |", row.name);
         }
     }
-    let _ = writeln!(page, "\n## Types of llm-d-router without effect here\n\n| types | why |\n|---|---|");
-    let no_effect =
-        FOREIGN.iter().filter_map(|row| if let ItemSupport::NoEffect(why) = row.support { Some((row.name, why.to_owned())) } else { None });
+    let _ = writeln!(
+        page,
+        "\n## Types of llm-d-router without effect here\n\n| types | why |\n|---|---|"
+    );
+    let no_effect = FOREIGN.iter().filter_map(|row| {
+        if let ItemSupport::NoEffect(why) = row.support {
+            Some((row.name, why.to_owned()))
+        } else {
+            None
+        }
+    });
     page.push_str(&rows_by_reason(no_effect));
     let _ = writeln!(page, "\n## Types of llm-d-router that are refused");
-    let refusal = |row: &ReferencePlugin| if let ItemSupport::Refused(why, instead) = row.support { Some((why, instead)) } else { None };
-    let mut reasons: Vec<&str> = FOREIGN.iter().filter_map(|row| refusal(row).map(|(why, _)| why)).collect();
+    let refusal = |row: &ReferencePlugin| {
+        if let ItemSupport::Refused(why, instead) = row.support {
+            Some((why, instead))
+        } else {
+            None
+        }
+    };
+    let mut reasons: Vec<&str> = FOREIGN
+        .iter()
+        .filter_map(|row| refusal(row).map(|(why, _)| why))
+        .collect();
     reasons.dedup(); // `FOREIGN` keeps the types with one reason together
     for reason in reasons {
-        let _ = writeln!(page, "\nReason: {reason}.\n\n| types | instead |\n|---|---|");
+        let _ = writeln!(
+            page,
+            "\nReason: {reason}.\n\n| types | instead |\n|---|---|"
+        );
         let types = FOREIGN.iter().filter_map(|row| {
             let (why, instead) = refusal(row)?;
             (why == reason).then(|| (row.name, instead.to_owned()))
         });
         page.push_str(&rows_by_reason(types));
     }
-    let _ = writeln!(page, "\n## Parameters of llm-d-router that the plugins here do not have\n\n| parameters | result |\n|---|---|");
-    let moved = older::moved_names().map(|(plugin_type, name, now)| (format!("{plugin_type}.{name}"), format!("read as {now}")));
+    let _ = writeln!(
+        page,
+        "\n## Parameters of llm-d-router that the plugins here do not have\n\n| parameters | result |\n|---|---|"
+    );
+    let moved = older::moved_names().map(|(plugin_type, name, now)| {
+        (format!("{plugin_type}.{name}"), format!("read as {now}"))
+    });
     let answered = PARAMETERS.iter().map(|row| {
-        let usual = if row.usual.is_empty() { "" } else { "other values than the usual one are " };
-        (format!("{}.{}", row.plugin_type, row.way.join(".")), format!("{usual}{}", answer(row.support)))
+        let usual = if row.usual.is_empty() {
+            ""
+        } else {
+            "other values than the usual one are "
+        };
+        (
+            format!("{}.{}", row.plugin_type, row.way.join(".")),
+            format!("{usual}{}", answer(row.support)),
+        )
     });
     let rows: Vec<(String, String)> = moved.chain(answered).collect();
-    page.push_str(&rows_by_reason(rows.iter().map(|(name, answer)| (name.as_str(), answer.clone()))));
-    let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
+    page.push_str(&rows_by_reason(
+        rows.iter()
+            .map(|(name, answer)| (name.as_str(), answer.clone())),
+    ));
+    let _ = writeln!(
+        page,
+        "\n## Feature gates, when on\n\n| gate | result |\n|---|---|"
+    );
     for (name, fate) in FEATURE_GATES {
         let _ = writeln!(page, "| `{name}` | {} |", answer(*fate));
     }
@@ -144,5 +185,8 @@ fn rows_by_reason<'a>(types: impl Iterator<Item = (&'a str, String)>) -> String 
             None => reasons.push((reason, vec![name])),
         }
     }
-    reasons.iter().map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", "))).collect()
+    reasons
+        .iter()
+        .map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", ")))
+        .collect()
 }

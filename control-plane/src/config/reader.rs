@@ -10,7 +10,9 @@ use scheduler::plugin::closest;
 
 use self::plugins::DeclaredPlugin;
 use super::older::{self, MovedParameter};
-use super::reference_items::{FEATURE_GATES, FLOW_CONTROL_GATE, ItemSupport, PluginRole, plugin_types};
+use super::reference_items::{
+    FEATURE_GATES, FLOW_CONTROL_GATE, ItemSupport, PluginRole, plugin_types,
+};
 use super::schema::{API_VERSIONS, ConfigDialect, FILE, KIND, SchemaShape};
 use super::yaml::{self, YamlKey, YamlNode, YamlValue};
 use super::{CompiledConfig, ConfigItem, ConfigProblem, ConfigReport, ItemStatus};
@@ -90,14 +92,29 @@ impl ConfigReader {
         self.shaped(root, "", &SchemaShape::Map(FILE));
         let pipeline = self.pipeline(root);
         self.unused();
-        Some(CompiledConfig { pipeline: pipeline?, scraping: self.scraping()?, text: None })
+        Some(CompiledConfig {
+            pipeline: pipeline?,
+            scraping: self.scraping()?,
+            text: None,
+        })
     }
 
     /// Reports the parameters with older names.
     fn moved(&mut self, moved: Vec<MovedParameter>) {
-        for MovedParameter { path, line, now, counts } in moved {
+        for MovedParameter {
+            path,
+            line,
+            now,
+            counts,
+        } in moved
+        {
             if counts {
-                self.item(&path, line, ItemStatus::Implemented, format!("the older name of {now}"));
+                self.item(
+                    &path,
+                    line,
+                    ItemStatus::Implemented,
+                    format!("the older name of {now}"),
+                );
             } else {
                 self.item(&path, line, ItemStatus::NoEffect, format!("{now} counts"));
             }
@@ -107,19 +124,49 @@ impl ConfigReader {
     fn api_version(&mut self, root: &YamlNode) {
         let versions = API_VERSIONS.map(|(version, _)| version);
         let given = self.constant(root, "apiVersion", &versions);
-        if let Some((_, dialect)) = API_VERSIONS.iter().find(|(version, _)| given == Some(*version)) {
+        if let Some((_, dialect)) = API_VERSIONS
+            .iter()
+            .find(|(version, _)| given == Some(*version))
+        {
             self.dialect = *dialect;
         }
     }
 
-    fn constant<'n>(&mut self, root: &'n YamlNode, name: &str, allowed: &[&str]) -> Option<&'n str> {
+    fn constant<'n>(
+        &mut self,
+        root: &'n YamlNode,
+        name: &str,
+        allowed: &[&str],
+    ) -> Option<&'n str> {
         match root.get(name) {
-            Some(YamlNode { value: YamlValue::Text(text), .. }) if allowed.contains(&text.as_str()) => return Some(text),
-            Some(node @ YamlNode { value: YamlValue::Text(text), .. }) => {
-                let near = closest(text, allowed.iter().copied()).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
-                self.problem(name, node.line, format!("must be {}, not {text:?}{near}", allowed.join(" or ")));
+            Some(YamlNode {
+                value: YamlValue::Text(text),
+                ..
+            }) if allowed.contains(&text.as_str()) => return Some(text),
+            Some(
+                node @ YamlNode {
+                    value: YamlValue::Text(text),
+                    ..
+                },
+            ) => {
+                let near = closest(text, allowed.iter().copied())
+                    .map(|near| format!("; did you mean {near:?}?"))
+                    .unwrap_or_default();
+                self.problem(
+                    name,
+                    node.line,
+                    format!("must be {}, not {text:?}{near}", allowed.join(" or ")),
+                );
             }
-            Some(node) => self.problem(name, node.line, format!("must be {}, not {}", allowed.join(" or "), node.value.kind())),
+            Some(node) => self.problem(
+                name,
+                node.line,
+                format!(
+                    "must be {}, not {}",
+                    allowed.join(" or "),
+                    node.value.kind()
+                ),
+            ),
             None => self.problem(name, 0, format!("is missing: {}", allowed.join(" or "))),
         }
         None
@@ -128,23 +175,35 @@ impl ConfigReader {
     fn feature_gates(&mut self, gates: &YamlNode) {
         for (i, gate) in self.list(gates, "featureGates").iter().enumerate() {
             let path = format!("featureGates[{i}]");
-            let Some(text) = self.text(gate, &path) else { continue };
+            let Some(text) = self.text(gate, &path) else {
+                continue;
+            };
             let (name, value) = text.split_once('=').unwrap_or((&text, "true"));
             let on = match value.trim().to_ascii_lowercase().as_str() {
                 "true" | "t" | "1" => true,
                 "false" | "f" | "0" => false,
                 _ => {
-                    self.problem(&path, gate.line, format!("{value:?} is neither true nor false"));
+                    self.problem(
+                        &path,
+                        gate.line,
+                        format!("{value:?} is neither true nor false"),
+                    );
                     continue;
                 }
             };
             match FEATURE_GATES.iter().find(|(known, _)| *known == name) {
-                Some(_) if !on => self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off"),
+                Some(_) if !on => {
+                    self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off")
+                }
                 Some((known, fate)) => {
                     self.flow_control |= *known == FLOW_CONTROL_GATE;
                     self.fate(&path, gate.line, *fate);
                 }
-                None => self.problem(&path, gate.line, unknown("feature gate", name, FEATURE_GATES.iter().map(|(n, _)| *n))),
+                None => self.problem(
+                    &path,
+                    gate.line,
+                    unknown("feature gate", name, FEATURE_GATES.iter().map(|(n, _)| *n)),
+                ),
             }
         }
     }
@@ -152,18 +211,34 @@ impl ConfigReader {
     // --- the report
 
     fn problem(&mut self, path: &str, line: u64, message: impl Into<String>) {
-        self.report.errors.push(ConfigProblem { path: path.to_owned(), line, message: message.into() });
+        self.report.errors.push(ConfigProblem {
+            path: path.to_owned(),
+            line,
+            message: message.into(),
+        });
     }
 
     fn item(&mut self, path: &str, line: u64, status: ItemStatus, reason: impl Into<String>) {
-        self.report.items.push(ConfigItem { path: path.to_owned(), line, status, reason: reason.into(), substitute: None });
+        self.report.items.push(ConfigItem {
+            path: path.to_owned(),
+            line,
+            status,
+            reason: reason.into(),
+            substitute: None,
+        });
     }
 
     fn fate(&mut self, path: &str, line: u64, fate: ItemSupport) {
         match fate {
-            ItemSupport::Implemented(reason) => self.item(path, line, ItemStatus::Implemented, reason),
-            ItemSupport::FlowControl(reason) if self.flow_control => self.item(path, line, ItemStatus::Implemented, reason),
-            ItemSupport::FlowControl(_) => self.item(path, line, ItemStatus::NoEffect, flow_control::GATE_IS_OFF),
+            ItemSupport::Implemented(reason) => {
+                self.item(path, line, ItemStatus::Implemented, reason)
+            }
+            ItemSupport::FlowControl(reason) if self.flow_control => {
+                self.item(path, line, ItemStatus::Implemented, reason)
+            }
+            ItemSupport::FlowControl(_) => {
+                self.item(path, line, ItemStatus::NoEffect, flow_control::GATE_IS_OFF)
+            }
             ItemSupport::NoEffect(reason) => self.item(path, line, ItemStatus::NoEffect, reason),
             ItemSupport::Refused(reason, instead) => self.report.items.push(ConfigItem {
                 path: path.to_owned(),
@@ -177,13 +252,29 @@ impl ConfigReader {
 
     // --- nodes as what they must be
 
-    fn map<'n>(&mut self, node: &'n YamlNode, path: &str, allowed: &[&str]) -> Option<&'n [(YamlKey, YamlNode)]> {
+    fn map<'n>(
+        &mut self,
+        node: &'n YamlNode,
+        path: &str,
+        allowed: &[&str],
+    ) -> Option<&'n [(YamlKey, YamlNode)]> {
         let YamlValue::Map(entries) = &node.value else {
-            self.problem(path, node.line, format!("must be a map, not {}", node.value.kind()));
+            self.problem(
+                path,
+                node.line,
+                format!("must be a map, not {}", node.value.kind()),
+            );
             return None;
         };
-        for (key, _) in entries.iter().filter(|(key, _)| !allowed.contains(&key.name.as_str())) {
-            self.problem(&below(path, &key.name), key.line, unknown("field", &key.name, allowed.iter().copied()));
+        for (key, _) in entries
+            .iter()
+            .filter(|(key, _)| !allowed.contains(&key.name.as_str()))
+        {
+            self.problem(
+                &below(path, &key.name),
+                key.line,
+                unknown("field", &key.name, allowed.iter().copied()),
+            );
         }
         Some(entries)
     }
@@ -193,7 +284,11 @@ impl ConfigReader {
             YamlValue::List(list) => list,
             YamlValue::Null => &[],
             other => {
-                self.problem(path, node.line, format!("must be a list, not {}", other.kind()));
+                self.problem(
+                    path,
+                    node.line,
+                    format!("must be a list, not {}", other.kind()),
+                );
                 &[]
             }
         }
@@ -203,11 +298,19 @@ impl ConfigReader {
         match &node.value {
             YamlValue::Text(text) if text.len() <= TEXT_BYTES_MAX => Some(text.clone()),
             YamlValue::Text(text) => {
-                self.problem(path, node.line, format!("{} bytes; at most {TEXT_BYTES_MAX} are allowed", text.len()));
+                self.problem(
+                    path,
+                    node.line,
+                    format!("{} bytes; at most {TEXT_BYTES_MAX} are allowed", text.len()),
+                );
                 None
             }
             other => {
-                self.problem(path, node.line, format!("must be text, not {}", other.kind()));
+                self.problem(
+                    path,
+                    node.line,
+                    format!("must be text, not {}", other.kind()),
+                );
                 None
             }
         }
@@ -220,16 +323,30 @@ impl ConfigReader {
             if allowed.iter().any(|role| role.made_on_demand(&name)) {
                 return Some(name);
             }
-            let fits = |plugin_type: &str| PluginRole::of(plugin_type).is_some_and(|role| allowed.contains(&role));
-            let names: Vec<&str> = self.plugins.iter().filter(|p| fits(&p.plugin_type)).map(|p| p.name.as_str()).collect();
+            let fits = |plugin_type: &str| {
+                PluginRole::of(plugin_type).is_some_and(|role| allowed.contains(&role))
+            };
+            let names: Vec<&str> = self
+                .plugins
+                .iter()
+                .filter(|p| fits(&p.plugin_type))
+                .map(|p| p.name.as_str())
+                .collect();
             // If a plugin type is nearer than any declared name, suggest the type: the plugin is
             // not declared, or the name is misspelt.
-            let near_type = closest(&name, plugin_types().filter(|plugin_type| fits(plugin_type)));
+            let near_type = closest(
+                &name,
+                plugin_types().filter(|plugin_type| fits(plugin_type)),
+            );
             let message = match (closest(&name, names.iter().copied()), near_type) {
                 (None, Some(near)) if near == name => {
-                    format!("{name:?} is a plugin type, but no plugin of that name is declared under plugins")
+                    format!(
+                        "{name:?} is a plugin type, but no plugin of that name is declared under plugins"
+                    )
                 }
-                (None, Some(near)) => format!("unknown plugin name {name:?}; did you mean the type {near:?}?"),
+                (None, Some(near)) => {
+                    format!("unknown plugin name {name:?}; did you mean the type {near:?}?")
+                }
                 _ => unknown("plugin name", &name, names),
             };
             self.problem(path, node.line, message);
@@ -239,8 +356,15 @@ impl ConfigReader {
         match PluginRole::of(&declared.plugin_type) {
             _ if declared.is_refused() => None, // reported already; the substitute may be of another kind
             Some(role) if !allowed.contains(&role) => {
-                let wanted = allowed.iter().map(PluginRole::to_string).collect::<Vec<_>>().join(" or ");
-                let message = format!("{name:?} (line {}) is {role} ({}), not {wanted}", declared.line, declared.plugin_type);
+                let wanted = allowed
+                    .iter()
+                    .map(PluginRole::to_string)
+                    .collect::<Vec<_>>()
+                    .join(" or ");
+                let message = format!(
+                    "{name:?} (line {}) is {role} ({}), not {wanted}",
+                    declared.line, declared.plugin_type
+                );
                 self.problem(path, node.line, message);
                 None
             }
@@ -254,12 +378,25 @@ impl ConfigReader {
 fn embedded(node: &YamlNode, path: &str) -> Option<(String, u64)> {
     let is_kind = |node: &YamlNode| matches!(&node.value, YamlValue::Text(text) if text == KIND);
     match &node.value {
-        YamlValue::Text(text) => text.contains(&format!("kind: {KIND}")).then(|| (path.to_owned(), node.line)),
-        YamlValue::Map(_) if !path.is_empty() && node.get("kind").is_some_and(is_kind) => Some((path.to_owned(), node.line)),
-        YamlValue::List(list) => list.iter().enumerate().find_map(|(i, node)| embedded(node, &format!("{path}[{i}]"))),
+        YamlValue::Text(text) => text
+            .contains(&format!("kind: {KIND}"))
+            .then(|| (path.to_owned(), node.line)),
+        YamlValue::Map(_) if !path.is_empty() && node.get("kind").is_some_and(is_kind) => {
+            Some((path.to_owned(), node.line))
+        }
+        YamlValue::List(list) => list
+            .iter()
+            .enumerate()
+            .find_map(|(i, node)| embedded(node, &format!("{path}[{i}]"))),
         YamlValue::Map(entries) => entries.iter().find_map(|(key, node)| {
             let here = below(path, &key.name);
-            embedded(node, &here).map(|(found, line)| if found == here { (found, key.line) } else { (found, line) })
+            embedded(node, &here).map(|(found, line)| {
+                if found == here {
+                    (found, key.line)
+                } else {
+                    (found, line)
+                }
+            })
         }),
         _ => None,
     }
@@ -267,16 +404,28 @@ fn embedded(node: &YamlNode, path: &str) -> Option<(String, u64)> {
 
 /// The path of the field `name` in `path`.
 pub(crate) fn below(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
 }
 
 /// The message for an unknown name.
-pub(crate) fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+pub(crate) fn unknown<'a>(
+    what: &str,
+    name: &str,
+    known: impl IntoIterator<Item = &'a str> + Clone,
+) -> String {
     match closest(name, known.clone()) {
         Some(near) => format!("unknown {what} {name:?}; did you mean {near:?}?"),
         None => {
             let known: Vec<&str> = known.into_iter().take(NAMES_LISTED_MAX).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let known = if known.is_empty() {
+                "none".to_owned()
+            } else {
+                known.join(", ")
+            };
             format!("unknown {what} {name:?}; known are {known}")
         }
     }

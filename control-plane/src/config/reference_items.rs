@@ -53,7 +53,8 @@ pub struct ReferencePlugin {
 
 const NOT_YET: &str = "not implemented in this version";
 /// Why the plugins of revocation have no effect.
-const EVICTION: &str = "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
+const EVICTION: &str =
+    "enableEviction has this rule: negative priorities only, the lowest first, then the newest";
 /// Why types of older versions are refused, that llm-d-router has no more.
 const RENAMED: &str = "a type of older versions of llm-d or the Inference Extension";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
@@ -137,11 +138,26 @@ pub const FLOW_CONTROL_GATE: &str = "flowControl";
 
 /// The feature gates of llm-d, and the answer when a gate is on.
 pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
-    (FLOW_CONTROL_GATE, Implemented("requests wait in the proxy until an endpoint has room for them")),
-    ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
-    ("dataLayer", NoEffect("a gate of older versions: the daemon scrapes every endpoint by itself")),
-    ("enableLegacyMetrics", NoEffect("a gate of older versions: the daemon scrapes every endpoint by itself")),
-    ("prepareDataPlugins", NoEffect("a gate of older versions: producers need no gate")),
+    (
+        FLOW_CONTROL_GATE,
+        Implemented("requests wait in the proxy until an endpoint has room for them"),
+    ),
+    (
+        "haPopulateNonLeaderDatastore",
+        NoEffect("standby daemons follow discovery anyway"),
+    ),
+    (
+        "dataLayer",
+        NoEffect("a gate of older versions: the daemon scrapes every endpoint by itself"),
+    ),
+    (
+        "enableLegacyMetrics",
+        NoEffect("a gate of older versions: the daemon scrapes every endpoint by itself"),
+    ),
+    (
+        "prepareDataPlugins",
+        NoEffect("a gate of older versions: producers need no gate"),
+    ),
 ];
 
 /// A parameter that the scheduler does not have, of a type that it has.
@@ -160,7 +176,10 @@ pub struct LlmdParameter {
 const USUAL: ItemSupport = Implemented("what is done anyway");
 /// Why a parameter of `prefix-cache-scorer` is refused.
 const IN_THE_PRODUCER: &str = "a parameter of approx-prefix-cache-producer since llm-d-router v0.9";
-const NO_TOKENIZER: ItemSupport = Refused("no external tokenizer is called", "the estimate, which is the default");
+const NO_TOKENIZER: ItemSupport = Refused(
+    "no external tokenizer is called",
+    "the estimate, which is the default",
+);
 const ONE_PRODUCER: ItemSupport = NoEffect("each producer exists once, declared or not");
 const ONE_INDEX: ItemSupport = NoEffect("all plugins share one prefix index");
 
@@ -216,17 +235,49 @@ pub const NO_EFFECT: &str = "no effect: ";
 pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
     ("disagg-profile-handler", &["deciders", "encode"], DECIDER),
-    ("disagg-profile-handler", &["profiles", "decode"], ParameterReference::Profile),
-    ("disagg-profile-handler", &["profiles", "prefill"], ParameterReference::Profile),
-    ("disagg-profile-handler", &["profiles", "encode"], ParameterReference::Profile),
-    ("header-profile-handler", &["defaultProfile"], ParameterReference::Profile),
-    ("slo-aware-profile-handler", &["defaultProfile"], ParameterReference::Profile),
-    ("slo-aware-profile-handler", &["sloProfile"], ParameterReference::Profile),
+    (
+        "disagg-profile-handler",
+        &["profiles", "decode"],
+        ParameterReference::Profile,
+    ),
+    (
+        "disagg-profile-handler",
+        &["profiles", "prefill"],
+        ParameterReference::Profile,
+    ),
+    (
+        "disagg-profile-handler",
+        &["profiles", "encode"],
+        ParameterReference::Profile,
+    ),
+    (
+        "header-profile-handler",
+        &["defaultProfile"],
+        ParameterReference::Profile,
+    ),
+    (
+        "slo-aware-profile-handler",
+        &["defaultProfile"],
+        ParameterReference::Profile,
+    ),
+    (
+        "slo-aware-profile-handler",
+        &["sloProfile"],
+        ParameterReference::Profile,
+    ),
     ("", &["prefixMatchInfoProducerName"], PRODUCER),
     ("", &["inFlightLoadProducerName"], PRODUCER),
     ("", &["latencyPredictionInfoProducerName"], PRODUCER),
-    ("endpoint-attribute-scorer", &["producer"], ParameterReference::Plugin(PluginRole::Extractor)),
-    ("endpoint-attribute-filter", &["producer"], ParameterReference::Plugin(PluginRole::Extractor)),
+    (
+        "endpoint-attribute-scorer",
+        &["producer"],
+        ParameterReference::Plugin(PluginRole::Extractor),
+    ),
+    (
+        "endpoint-attribute-filter",
+        &["producer"],
+        ParameterReference::Plugin(PluginRole::Extractor),
+    ),
 ];
 
 /// The kind of item that a parameter names.
@@ -238,15 +289,29 @@ pub enum ParameterReference {
     Profile,
 }
 
-const DECIDER: ParameterReference = ParameterReference::Plugin(PluginRole::Scheduling(PluginKind::Decider));
+const DECIDER: ParameterReference =
+    ParameterReference::Plugin(PluginRole::Scheduling(PluginKind::Decider));
 const PRODUCER: ParameterReference = ParameterReference::Plugin(PRODUCER_ROLE);
 
 const fn row(name: &'static str, role: PluginRole, fate: ItemSupport) -> ReferencePlugin {
-    ReferencePlugin { name, role, support: fate }
+    ReferencePlugin {
+        name,
+        role,
+        support: fate,
+    }
 }
 
-const fn parameter(plugin_type: &'static str, way: &'static [&'static str], support: ItemSupport) -> LlmdParameter {
-    LlmdParameter { plugin_type, way, usual: &[], support }
+const fn parameter(
+    plugin_type: &'static str,
+    way: &'static [&'static str],
+    support: ItemSupport,
+) -> LlmdParameter {
+    LlmdParameter {
+        plugin_type,
+        way,
+        usual: &[],
+        support,
+    }
 }
 
 /// The entry of [`FOREIGN`] for a plugin type.
@@ -257,7 +322,11 @@ pub fn foreign(plugin_type: &str) -> Option<&'static ReferencePlugin> {
 
 /// Every plugin type that has an answer.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
-    registry::PLUGINS.iter().filter(|row| row.kind != PluginKind::FlowControl).map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
+    registry::PLUGINS
+        .iter()
+        .filter(|row| row.kind != PluginKind::FlowControl)
+        .map(|row| row.name)
+        .chain(FOREIGN.iter().map(|row| row.name))
 }
 
 // === impl LlmdParameter ===
@@ -268,7 +337,13 @@ impl LlmdParameter {
     pub fn answer(&self, value: &YamlValue) -> ItemSupport {
         match value {
             YamlValue::Null if !self.usual.is_empty() => USUAL,
-            YamlValue::Text(text) if self.usual.contains(&text.replace(['-', '_'], "").to_lowercase().as_str()) => USUAL,
+            YamlValue::Text(text)
+                if self
+                    .usual
+                    .contains(&text.replace(['-', '_'], "").to_lowercase().as_str()) =>
+            {
+                USUAL
+            }
             _ => self.support,
         }
     }
@@ -292,9 +367,15 @@ impl PluginRole {
     pub fn made_on_demand(self, plugin_type: &str) -> bool {
         match self {
             Self::Scheduling(
-                PluginKind::Parser | PluginKind::Producer | PluginKind::Fairness | PluginKind::Ordering | PluginKind::UsageLimit,
+                PluginKind::Parser
+                | PluginKind::Producer
+                | PluginKind::Fairness
+                | PluginKind::Ordering
+                | PluginKind::UsageLimit,
             ) => Self::of(plugin_type) == Some(self),
-            Self::Scheduling(PluginKind::Detector) => matches!(plugin_type, "utilization-detector" | "backlog-detector"),
+            Self::Scheduling(PluginKind::Detector) => {
+                matches!(plugin_type, "utilization-detector" | "backlog-detector")
+            }
             Self::Extractor => plugin_type == "core-metrics-extractor",
             _ => false,
         }

@@ -97,34 +97,62 @@ impl ResolvedConfig {
     /// Completes the pipeline `spec`.
     #[must_use]
     pub fn of(spec: &PipelineSpec) -> Self {
-        let mut plugins: Vec<ResolvedPlugin> = spec.plugins.iter().filter_map(|plugin| resolved(plugin, false)).collect();
+        let mut plugins: Vec<ResolvedPlugin> = spec
+            .plugins
+            .iter()
+            .filter_map(|plugin| resolved(plugin, false))
+            .collect();
         let [handler, picker, detector] = ALWAYS.map(|(_, plugin_type)| plugin_type);
-        let holds = spec.plugins.iter().any(|plugin| plugin.plugin_type == FLOW_CONTROL);
+        let holds = spec
+            .plugins
+            .iter()
+            .any(|plugin| plugin.plugin_type == FLOW_CONTROL);
         let detector = if holds { FLOW_DETECTOR } else { detector };
         let mut make = |missing: bool, plugin_type: &str| {
-            let made = missing.then(|| resolved(&PluginSpec::of_type(plugin_type), true)).flatten();
+            let made = missing
+                .then(|| resolved(&PluginSpec::of_type(plugin_type), true))
+                .flatten();
             plugins.extend(made);
         };
         let kind_of = |name: &str| kind(spec, name);
-        let has_picker = |profile: &ProfileSpec| profile.plugins.iter().any(|part| kind_of(&part.name) == Some(PluginKind::Picker));
+        let has_picker = |profile: &ProfileSpec| {
+            profile
+                .plugins
+                .iter()
+                .any(|part| kind_of(&part.name) == Some(PluginKind::Picker))
+        };
         make(spec.profile_handler.is_empty(), handler);
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
         for (producer, state) in PRODUCERS {
             // A producer may need another one later in the list.
-            let needed = plugins.iter().any(|plugin| plugin.needs.contains(&state.to_string()));
+            let needed = plugins
+                .iter()
+                .any(|plugin| plugin.needs.contains(&state.to_string()));
             if needed && !plugins.iter().any(|plugin| plugin.plugin_type == producer) {
                 plugins.extend(resolved(&PluginSpec::of_type(producer), true));
             }
         }
         let profiles = spec.profiles.iter().map(|profile| {
-            let mut parts: Vec<ResolvedProfilePlugin> = profile.plugins.iter().map(|part| part_of(spec, &part.name, part.weight)).collect();
+            let mut parts: Vec<ResolvedProfilePlugin> = profile
+                .plugins
+                .iter()
+                .map(|part| part_of(spec, &part.name, part.weight))
+                .collect();
             if !has_picker(profile) {
-                parts.push(ResolvedProfilePlugin { name: picker.to_owned(), kind: word(PluginKind::Picker), weight: None });
+                parts.push(ResolvedProfilePlugin {
+                    name: picker.to_owned(),
+                    kind: word(PluginKind::Picker),
+                    weight: None,
+                });
             }
-            ResolvedProfile { name: profile.name.clone(), plugins: parts }
+            ResolvedProfile {
+                name: profile.name.clone(),
+                plugins: parts,
+            }
         });
-        let or = |name: &str, default: &str| if name.is_empty() { default } else { name }.to_owned();
+        let or =
+            |name: &str, default: &str| if name.is_empty() { default } else { name }.to_owned();
         Self {
             profile_handler: or(&spec.profile_handler, handler),
             saturation_detector: or(&spec.saturation_detector, detector),
@@ -138,26 +166,54 @@ impl ResolvedConfig {
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = String::new(); // writing to a String cannot fail
-        let Self { profile_handler, saturation_detector, ranked_max, profiles, plugins } = self;
+        let Self {
+            profile_handler,
+            saturation_detector,
+            ranked_max,
+            profiles,
+            plugins,
+        } = self;
         let _ = writeln!(text, "profile handler      {profile_handler}");
         let _ = writeln!(text, "saturation detector  {saturation_detector}");
         let _ = writeln!(text, "ranked list          {ranked_max} endpoints");
         for ResolvedProfile { name, plugins } in profiles {
             let _ = writeln!(text, "profile {name}");
             for ResolvedProfilePlugin { name, kind, weight } in plugins {
-                let weight = weight.map(|weight| format!(" * {weight}")).unwrap_or_default();
+                let weight = weight
+                    .map(|weight| format!(" * {weight}"))
+                    .unwrap_or_default();
                 let _ = writeln!(text, "  {kind:<7} {name}{weight}");
             }
         }
-        for ResolvedPlugin { name, plugin_type, kind, auto_created, parameters, needs } in plugins {
-            let called = if name == plugin_type { String::new() } else { format!(" ({plugin_type})") };
-            let made = if *auto_created { ", created by default" } else { "" };
+        for ResolvedPlugin {
+            name,
+            plugin_type,
+            kind,
+            auto_created,
+            parameters,
+            needs,
+        } in plugins
+        {
+            let called = if name == plugin_type {
+                String::new()
+            } else {
+                format!(" ({plugin_type})")
+            };
+            let made = if *auto_created {
+                ", created by default"
+            } else {
+                ""
+            };
             let _ = writeln!(text, "plugin {name}{called}: {kind}{made}");
             if !needs.is_empty() {
                 let _ = writeln!(text, "  needs {}", needs.join("; "));
             }
             for ResolvedParameter { name, value, given } in parameters {
-                let _ = writeln!(text, "  {name} = {value}{}", if *given { "" } else { " (default)" });
+                let _ = writeln!(
+                    text,
+                    "  {name} = {value}{}",
+                    if *given { "" } else { " (default)" }
+                );
             }
         }
         text
@@ -165,9 +221,18 @@ impl ResolvedConfig {
 }
 
 fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
-    let PluginType { kind, parameters, needs, .. } = registry::lookup(&spec.plugin_type)?;
+    let PluginType {
+        kind,
+        parameters,
+        needs,
+        ..
+    } = registry::lookup(&spec.plugin_type)?;
     let parameters = parameters.iter().map(|parameter| {
-        let given = spec.parameters.iter().find(|(name, _)| name == parameter.name).map(|(_, value)| json_of(value));
+        let given = spec
+            .parameters
+            .iter()
+            .find(|(name, _)| name == parameter.name)
+            .map(|(_, value)| json_of(value));
         ResolvedParameter {
             name: parameter.name,
             given: given.is_some(),
@@ -222,9 +287,12 @@ fn json_of(value: &ParameterValue) -> serde_json::Value {
         ParameterValue::Flag(flag) => (*flag).into(),
         ParameterValue::Text(text) => text.as_str().into(),
         ParameterValue::List(values) => values.iter().map(json_of).collect(),
-        ParameterValue::Map(entries) => {
-            serde_json::Value::Object(entries.iter().map(|(key, value)| (key.clone(), json_of(value))).collect())
-        }
+        ParameterValue::Map(entries) => serde_json::Value::Object(
+            entries
+                .iter()
+                .map(|(key, value)| (key.clone(), json_of(value)))
+                .collect(),
+        ),
     }
 }
 
@@ -233,13 +301,22 @@ fn json_of_default(default: &ParameterDefault) -> serde_json::Value {
         ParameterDefault::Number(number) => json_of_number(*number),
         ParameterDefault::Flag(flag) => (*flag).into(),
         ParameterDefault::Text(text) => (*text).into(),
-        ParameterDefault::Required | ParameterDefault::RequiredNumber | ParameterDefault::Structured(_) => serde_json::Value::Null,
+        ParameterDefault::Required
+        | ParameterDefault::RequiredNumber
+        | ParameterDefault::Structured(_) => serde_json::Value::Null,
     }
 }
 
 /// A number as JSON; whole numbers without a decimal point.
-#[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53, where every f64 is an i64")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "whole and within 2^53, where every f64 is an i64"
+)]
 fn json_of_number(number: f64) -> serde_json::Value {
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0; // 2^53
-    if number.fract() == 0.0 && number.abs() <= EXACT_MAX { (number as i64).into() } else { number.into() }
+    if number.fract() == 0.0 && number.abs() <= EXACT_MAX {
+        (number as i64).into()
+    } else {
+        number.into()
+    }
 }

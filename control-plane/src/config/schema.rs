@@ -21,7 +21,10 @@ pub enum ConfigDialect {
 pub const API_VERSIONS: [(&str, ConfigDialect); 3] = [
     ("llm-d.ai/v1", ConfigDialect::V1),
     ("llm-d.ai/v1alpha1", ConfigDialect::V1Alpha1),
-    ("inference.networking.x-k8s.io/v1alpha1", ConfigDialect::V1Alpha1),
+    (
+        "inference.networking.x-k8s.io/v1alpha1",
+        ConfigDialect::V1Alpha1,
+    ),
 ];
 
 /// The kind of the file.
@@ -68,13 +71,18 @@ pub enum SchemaShape {
 
 const SCRAPES: ItemSupport = ItemSupport::NoEffect("the daemon scrapes every endpoint by itself");
 const SHARES: ItemSupport = ItemSupport::NoEffect("proxies share their state through the daemon");
-const DISCOVERS: ItemSupport = ItemSupport::NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
+const DISCOVERS: ItemSupport =
+    ItemSupport::NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
 
 /// The whole file.
 pub const FILE: &[SchemaField] = &[
     own("apiVersion"),
     own("kind"),
-    field("metadata", SchemaShape::Own, ItemSupport::NoEffect("the file is no Kubernetes object")),
+    field(
+        "metadata",
+        SchemaShape::Own,
+        ItemSupport::NoEffect("the file is no Kubernetes object"),
+    ),
     own("featureGates"),
     own("plugins"),
     own("schedulingProfiles"),
@@ -85,30 +93,91 @@ pub const FILE: &[SchemaField] = &[
         only: Some((ConfigDialect::V1Alpha1, "flowControl.saturationDetector")),
         ..answered_within("saturationDetector", OLDER_DETECTOR)
     },
-    older("data", SchemaShape::Map(&[answered_within("sources", SchemaShape::List(&SchemaShape::Map(SOURCE)))]), SCRAPES, "dataLayer"),
-    SchemaField { only: Some((ConfigDialect::V1Alpha1, "requestHandler.parsers")), ..answered_within("parser", PARSER) },
+    older(
+        "data",
+        SchemaShape::Map(&[answered_within(
+            "sources",
+            SchemaShape::List(&SchemaShape::Map(SOURCE)),
+        )]),
+        SCRAPES,
+        "dataLayer",
+    ),
+    SchemaField {
+        only: Some((ConfigDialect::V1Alpha1, "requestHandler.parsers")),
+        ..answered_within("parser", PARSER)
+    },
 ];
 
 const DATA_LAYER: &[SchemaField] = &[
     field("injectDefaults", SchemaShape::Flag, SCRAPES),
-    field("sources", SchemaShape::List(&SchemaShape::Map(SOURCE)), SCRAPES),
+    field(
+        "sources",
+        SchemaShape::List(&SchemaShape::Map(SOURCE)),
+        SCRAPES,
+    ),
     answered_within("discovery", SchemaShape::Map(DISCOVERY)),
-    older("peerDiscovery", SchemaShape::Map(&[reference("pluginRef", PluginRole::Peers)]), SHARES, "dataLayer.discovery.peers"),
-    older("crossReplicaSyncerPluginRef", SchemaShape::Reference(PluginRole::Syncer), SHARES, "dataLayer.crossReplica.syncerPluginRef"),
-    older("crossReplicaSyncInterval", SchemaShape::Duration, SHARES, "dataLayer.crossReplica.syncInterval"),
-    older("crossReplicaPublishTimeout", SchemaShape::Duration, SHARES, "dataLayer.crossReplica.publishTimeout"),
-    newer("crossReplica", SchemaShape::Map(CROSS_REPLICA), SHARES, "dataLayer.crossReplicaSyncerPluginRef and its neighbours"),
+    older(
+        "peerDiscovery",
+        SchemaShape::Map(&[reference("pluginRef", PluginRole::Peers)]),
+        SHARES,
+        "dataLayer.discovery.peers",
+    ),
+    older(
+        "crossReplicaSyncerPluginRef",
+        SchemaShape::Reference(PluginRole::Syncer),
+        SHARES,
+        "dataLayer.crossReplica.syncerPluginRef",
+    ),
+    older(
+        "crossReplicaSyncInterval",
+        SchemaShape::Duration,
+        SHARES,
+        "dataLayer.crossReplica.syncInterval",
+    ),
+    older(
+        "crossReplicaPublishTimeout",
+        SchemaShape::Duration,
+        SHARES,
+        "dataLayer.crossReplica.publishTimeout",
+    ),
+    newer(
+        "crossReplica",
+        SchemaShape::Map(CROSS_REPLICA),
+        SHARES,
+        "dataLayer.crossReplicaSyncerPluginRef and its neighbours",
+    ),
 ];
 
 const SOURCE: &[SchemaField] = &[
     reference("pluginRef", PluginRole::Source),
-    answered_within("extractors", SchemaShape::List(&SchemaShape::Map(&[reference("pluginRef", PluginRole::Extractor)]))),
+    answered_within(
+        "extractors",
+        SchemaShape::List(&SchemaShape::Map(&[reference(
+            "pluginRef",
+            PluginRole::Extractor,
+        )])),
+    ),
 ];
 
 const DISCOVERY: &[SchemaField] = &[
-    older("pluginRef", SchemaShape::Reference(PluginRole::Discovery), DISCOVERS, "dataLayer.discovery.endpoints.pluginRef"),
-    newer("endpoints", SchemaShape::Map(&[reference("pluginRef", PluginRole::Discovery)]), DISCOVERS, "dataLayer.discovery.pluginRef"),
-    newer("peers", SchemaShape::Map(&[reference("pluginRef", PluginRole::Peers)]), SHARES, "dataLayer.peerDiscovery"),
+    older(
+        "pluginRef",
+        SchemaShape::Reference(PluginRole::Discovery),
+        DISCOVERS,
+        "dataLayer.discovery.endpoints.pluginRef",
+    ),
+    newer(
+        "endpoints",
+        SchemaShape::Map(&[reference("pluginRef", PluginRole::Discovery)]),
+        DISCOVERS,
+        "dataLayer.discovery.pluginRef",
+    ),
+    newer(
+        "peers",
+        SchemaShape::Map(&[reference("pluginRef", PluginRole::Peers)]),
+        SHARES,
+        "dataLayer.peerDiscovery",
+    ),
 ];
 
 const CROSS_REPLICA: &[SchemaField] = &[
@@ -118,17 +187,41 @@ const CROSS_REPLICA: &[SchemaField] = &[
 ];
 
 const FLOW_CONTROL: &[SchemaField] = &[
-    field("maxBytes", SchemaShape::Quantity, ItemSupport::FlowControl("the most bytes of bodies held in all, in each worker")),
-    field("maxRequests", SchemaShape::Quantity, ItemSupport::FlowControl("the most requests held in all, in each worker")),
-    field("defaultRequestTTL", SchemaShape::Duration, ItemSupport::FlowControl("the longest wait of a request, then 429")),
-    field("noEndpointRequestTTL", SchemaShape::Duration, ItemSupport::FlowControl("the longest wait while no endpoint is ready, then 503")),
-    field("defaultPriorityBand", SchemaShape::Map(BAND), ItemSupport::FlowControl("the rules of bands that are not listed")),
+    field(
+        "maxBytes",
+        SchemaShape::Quantity,
+        ItemSupport::FlowControl("the most bytes of bodies held in all, in each worker"),
+    ),
+    field(
+        "maxRequests",
+        SchemaShape::Quantity,
+        ItemSupport::FlowControl("the most requests held in all, in each worker"),
+    ),
+    field(
+        "defaultRequestTTL",
+        SchemaShape::Duration,
+        ItemSupport::FlowControl("the longest wait of a request, then 429"),
+    ),
+    field(
+        "noEndpointRequestTTL",
+        SchemaShape::Duration,
+        ItemSupport::FlowControl("the longest wait while no endpoint is ready, then 503"),
+    ),
+    field(
+        "defaultPriorityBand",
+        SchemaShape::Map(BAND),
+        ItemSupport::FlowControl("the rules of bands that are not listed"),
+    ),
     field(
         "defaultNegativePriorityBand",
         SchemaShape::Map(BAND),
         ItemSupport::FlowControl("the rules of bands below 0 that are not listed"),
     ),
-    field("priorityBands", SchemaShape::List(&SchemaShape::Map(BAND)), ItemSupport::FlowControl("the rules of each band")),
+    field(
+        "priorityBands",
+        SchemaShape::List(&SchemaShape::Map(BAND)),
+        ItemSupport::FlowControl("the rules of each band"),
+    ),
     field(
         "usageLimitPolicyPluginRef",
         SchemaShape::Reference(PluginRole::Scheduling(PluginKind::UsageLimit)),
@@ -142,8 +235,14 @@ const BAND: &[SchemaField] = &[
     answered_within("priority", SchemaShape::Integer),
     answered_within("maxBytes", SchemaShape::Quantity),
     answered_within("maxRequests", SchemaShape::Quantity),
-    optional("fairnessPolicyRef", PluginRole::Scheduling(PluginKind::Fairness)),
-    optional("orderingPolicyRef", PluginRole::Scheduling(PluginKind::Ordering)),
+    optional(
+        "fairnessPolicyRef",
+        PluginRole::Scheduling(PluginKind::Fairness),
+    ),
+    optional(
+        "orderingPolicyRef",
+        PluginRole::Scheduling(PluginKind::Ordering),
+    ),
     answered_within("defaultRequestTTL", SchemaShape::Duration),
 ];
 
@@ -157,46 +256,84 @@ const REQUEST_HANDLER: &[SchemaField] = &[
     ),
 ];
 
-const DETECTOR: SchemaShape = SchemaShape::Map(&[optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector))]);
+const DETECTOR: SchemaShape = SchemaShape::Map(&[optional(
+    "pluginRef",
+    PluginRole::Scheduling(PluginKind::Detector),
+)]);
 /// With the thresholds that it had in the Inference Extension up to v1.4.
 const OLDER_DETECTOR: SchemaShape = SchemaShape::Map(&[
     optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector)),
     field("queueDepthThreshold", SchemaShape::Integer, THRESHOLD),
     field("kvCacheUtilThreshold", SchemaShape::Number, THRESHOLD),
-    field("metricsStalenessThreshold", SchemaShape::Duration, THRESHOLD),
+    field(
+        "metricsStalenessThreshold",
+        SchemaShape::Duration,
+        THRESHOLD,
+    ),
 ]);
 const THRESHOLD: ItemSupport = ItemSupport::Refused(
     "a field of the Inference Extension up to v1.4",
     "a plugin of the type utilization-detector with this parameter, which applies once it is declared",
 );
-const PARSER: SchemaShape = SchemaShape::Map(&[reference("pluginRef", PluginRole::Scheduling(PluginKind::Parser))]);
+const PARSER: SchemaShape = SchemaShape::Map(&[reference(
+    "pluginRef",
+    PluginRole::Scheduling(PluginKind::Parser),
+)]);
 
 const fn own(name: &'static str) -> SchemaField {
     answered_within(name, SchemaShape::Own)
 }
 
 const fn answered_within(name: &'static str, shape: SchemaShape) -> SchemaField {
-    SchemaField { name, shape, required: false, fate: None, only: None }
+    SchemaField {
+        name,
+        shape,
+        required: false,
+        fate: None,
+        only: None,
+    }
 }
 
 const fn field(name: &'static str, shape: SchemaShape, fate: ItemSupport) -> SchemaField {
-    SchemaField { fate: Some(fate), ..answered_within(name, shape) }
+    SchemaField {
+        fate: Some(fate),
+        ..answered_within(name, shape)
+    }
 }
 
 const fn reference(name: &'static str, role: PluginRole) -> SchemaField {
-    SchemaField { required: true, ..optional(name, role) }
+    SchemaField {
+        required: true,
+        ..optional(name, role)
+    }
 }
 
 const fn optional(name: &'static str, role: PluginRole) -> SchemaField {
     answered_within(name, SchemaShape::Reference(role))
 }
 
-const fn older(name: &'static str, shape: SchemaShape, fate: ItemSupport, now: &'static str) -> SchemaField {
-    SchemaField { only: Some((ConfigDialect::V1Alpha1, now)), ..field(name, shape, fate) }
+const fn older(
+    name: &'static str,
+    shape: SchemaShape,
+    fate: ItemSupport,
+    now: &'static str,
+) -> SchemaField {
+    SchemaField {
+        only: Some((ConfigDialect::V1Alpha1, now)),
+        ..field(name, shape, fate)
+    }
 }
 
-const fn newer(name: &'static str, shape: SchemaShape, fate: ItemSupport, before: &'static str) -> SchemaField {
-    SchemaField { only: Some((ConfigDialect::V1, before)), ..field(name, shape, fate) }
+const fn newer(
+    name: &'static str,
+    shape: SchemaShape,
+    fate: ItemSupport,
+    before: &'static str,
+) -> SchemaField {
+    SchemaField {
+        only: Some((ConfigDialect::V1, before)),
+        ..field(name, shape, fate)
+    }
 }
 
 // === impl SchemaShape ===
@@ -221,24 +358,41 @@ impl SchemaShape {
             ("Ei", 1_152_921_504_606_846_976.0),
             ("", 1.0),
         ];
-        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let end = text
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len());
         let (number, suffix) = text.split_at(end);
-        let factor = SUFFIXES.iter().find(|(known, _)| *known == suffix).map(|(_, factor)| *factor)?;
+        let factor = SUFFIXES
+            .iter()
+            .find(|(known, _)| *known == suffix)
+            .map(|(_, factor)| *factor)?;
         number.parse::<f64>().ok().map(|number| number * factor)
     }
 
     /// The milliseconds of a duration: numbers, each with its unit, or a bare 0.
     #[must_use]
     pub fn duration_ms(text: &str) -> Option<f64> {
-        const UNITS: [(&str, f64); 7] = [("ns", 1e-6), ("us", 1e-3), ("µs", 1e-3), ("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3_600e3)];
+        const UNITS: [(&str, f64); 7] = [
+            ("ns", 1e-6),
+            ("us", 1e-3),
+            ("µs", 1e-3),
+            ("ms", 1.0),
+            ("s", 1e3),
+            ("m", 60e3),
+            ("h", 3_600e3),
+        ];
         if text == "0" {
             return Some(0.0);
         }
         let (mut rest, mut sum) = (text, 0.0);
         while !rest.is_empty() {
-            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+            let end = rest
+                .find(|c: char| !c.is_ascii_digit() && c != '.')
+                .unwrap_or(rest.len());
             let (number, behind) = rest.split_at(end);
-            let end = behind.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(behind.len());
+            let end = behind
+                .find(|c: char| c.is_ascii_digit() || c == '.')
+                .unwrap_or(behind.len());
             let (unit, next) = behind.split_at(end);
             let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
             sum += number.parse::<f64>().ok()? * factor;
@@ -254,14 +408,28 @@ mod tests {
 
     #[test]
     fn quantities_and_times_are_distinguished_from_other_text() {
-        let quantities = [("0", 0.0), ("5000", 5e3), ("1k", 1e3), ("10Gi", 10_737_418_240.0), ("1.5M", 1.5e6), ("250m", 0.25)];
+        let quantities = [
+            ("0", 0.0),
+            ("5000", 5e3),
+            ("1k", 1e3),
+            ("10Gi", 10_737_418_240.0),
+            ("1.5M", 1.5e6),
+            ("250m", 0.25),
+        ];
         for (good, number) in quantities {
             assert_eq!(SchemaShape::quantity(good), Some(number), "{good}");
         }
         for bad in ["", "k", "1 k", "1kb", "ten", "-1", "1.2.3"] {
             assert_eq!(SchemaShape::quantity(bad), None, "{bad}");
         }
-        for (good, ms) in [("0", 0.0), ("0s", 0.0), ("60s", 60e3), ("1m30s", 90e3), ("1.5h", 5_400e3), ("100ms", 100.0)] {
+        for (good, ms) in [
+            ("0", 0.0),
+            ("0s", 0.0),
+            ("60s", 60e3),
+            ("1m30s", 90e3),
+            ("1.5h", 5_400e3),
+            ("100ms", 100.0),
+        ] {
             assert_eq!(SchemaShape::duration_ms(good), Some(ms), "{good}");
         }
         for bad in ["", "s", "60", "1 s", "1d", "1m30", "-1s"] {

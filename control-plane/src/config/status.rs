@@ -38,7 +38,15 @@ impl ConfigStatus {
     /// A configuration in force from `now` on.
     #[must_use]
     pub fn new(file: Option<Arc<str>>, now: SystemTime) -> Self {
-        Self { file, text: None, since: now, taken_at: now, taken: 1, refused: 0, error: None }
+        Self {
+            file,
+            text: None,
+            since: now,
+            taken_at: now,
+            taken: 1,
+            refused: 0,
+            error: None,
+        }
     }
 
     /// Records that content was applied. `changed` says whether the configuration in force changed.
@@ -69,9 +77,20 @@ mod tests {
         let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
         let mut status = ConfigStatus::new(Some("f".into()), at(1));
         status.refuse("bad".to_owned(), at(2));
-        assert_eq!((status.since, status.refused, status.error.as_ref().map(|e| e.at)), (at(1), 1, Some(at(2))));
+        assert_eq!(
+            (
+                status.since,
+                status.refused,
+                status.error.as_ref().map(|e| e.at)
+            ),
+            (at(1), 1, Some(at(2)))
+        );
         status.take(false, at(3));
-        assert_eq!((status.since, status.taken_at, status.taken, &status.error), (at(1), at(3), 2, &None), "as it was before");
+        assert_eq!(
+            (status.since, status.taken_at, status.taken, &status.error),
+            (at(1), at(3), 2, &None),
+            "as it was before"
+        );
         status.take(true, at(4));
         assert_eq!((status.since, status.taken_at), (at(4), at(4)));
     }

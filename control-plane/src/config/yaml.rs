@@ -52,9 +52,15 @@ pub struct YamlKey {
 pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
     let mut documents = parse_all(text)?.into_iter();
     match (documents.next(), documents.next()) {
-        (_, Some(second)) => Err((second.line, "a second document begins; the file holds one".to_owned())),
+        (_, Some(second)) => Err((
+            second.line,
+            "a second document begins; the file holds one".to_owned(),
+        )),
         (Some(only), None) => Ok(only),
-        (None, None) => Ok(YamlNode { line: 0, value: YamlValue::Null }),
+        (None, None) => Ok(YamlNode {
+            line: 0,
+            value: YamlValue::Null,
+        }),
     }
 }
 
@@ -63,8 +69,13 @@ pub fn parse(text: &str) -> Result<YamlNode, (u64, String)> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_all(text: &str) -> Result<Vec<YamlNode>, (u64, String)> {
-    let spanned: Vec<Spanned<YamlValue>> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e, text))?;
-    Ok(spanned.into_iter().map(node).filter(|node| node.value != YamlValue::Null).collect())
+    let spanned: Vec<Spanned<YamlValue>> =
+        serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e, text))?;
+    Ok(spanned
+        .into_iter()
+        .map(node)
+        .filter(|node| node.value != YamlValue::Null)
+        .collect())
 }
 
 /// The most nodes that aliases may repeat. Files that people write repeat some hundred; a hostile
@@ -81,7 +92,9 @@ fn options() -> serde_saphyr::Options {
 }
 
 fn problem(error: &serde_saphyr::Error, text: &str) -> (u64, String) {
-    let mut message = error.without_snippet().render_with_formatter(&UserMessageFormatter);
+    let mut message = error
+        .without_snippet()
+        .render_with_formatter(&UserMessageFormatter);
     if let Some(hint) = pasted::hint(text) {
         let _ = write!(message, "; {hint}"); // writing to a String cannot fail
     }
@@ -89,7 +102,10 @@ fn problem(error: &serde_saphyr::Error, text: &str) -> (u64, String) {
 }
 
 fn node(spanned: Spanned<YamlValue>) -> YamlNode {
-    YamlNode { line: spanned.referenced.line(), value: spanned.value }
+    YamlNode {
+        line: spanned.referenced.line(),
+        value: spanned.value,
+    }
 }
 
 // === impl YamlNode ===
@@ -98,20 +114,33 @@ impl YamlNode {
     /// The entries of a map; empty for other values.
     #[must_use]
     pub fn entries(&self) -> &[(YamlKey, YamlNode)] {
-        if let YamlValue::Map(entries) = &self.value { entries } else { &[] }
+        if let YamlValue::Map(entries) = &self.value {
+            entries
+        } else {
+            &[]
+        }
     }
 
     /// The value of a key. An empty value counts as absent, as usual for configuration files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
-        let found = self.entries().iter().find(|(key, _)| key.name == name).map(|(_, node)| node);
+        let found = self
+            .entries()
+            .iter()
+            .find(|(key, _)| key.name == name)
+            .map(|(_, node)| node);
         found.filter(|node| node.value != YamlValue::Null)
     }
 
     /// The value of a key, to change it.
     pub fn value_mut(&mut self, name: &str) -> Option<&mut YamlValue> {
-        let YamlValue::Map(entries) = &mut self.value else { return None };
-        entries.iter_mut().find(|(key, _)| key.name == name).map(|(_, node)| &mut node.value)
+        let YamlValue::Map(entries) = &mut self.value else {
+            return None;
+        };
+        entries
+            .iter_mut()
+            .find(|(key, _)| key.name == name)
+            .map(|(_, node)| &mut node.value)
     }
 
     /// The node at the end of this path of keys.
@@ -127,8 +156,15 @@ impl YamlNode {
         let (mut node, mut line) = (self, None);
         for step in way.split(['.', '[']).map(|step| step.trim_end_matches(']')) {
             let next = match &node.value {
-                YamlValue::Map(entries) => entries.iter().find(|(key, _)| key.name == step).map(|(key, node)| (key.line, node)),
-                YamlValue::List(items) => step.parse().ok().and_then(|at: usize| items.get(at)).map(|node| (node.line, node)),
+                YamlValue::Map(entries) => entries
+                    .iter()
+                    .find(|(key, _)| key.name == step)
+                    .map(|(key, node)| (key.line, node)),
+                YamlValue::List(items) => step
+                    .parse()
+                    .ok()
+                    .and_then(|at: usize| items.get(at))
+                    .map(|node| (node.line, node)),
                 _ => None,
             };
             let Some((at, found)) = next else { break };
@@ -156,9 +192,15 @@ impl YamlValue {
 
     /// Takes out the entry at the end of this path of keys.
     pub fn take(&mut self, way: &[&str]) -> Option<(YamlKey, YamlNode)> {
-        let (Self::Map(entries), Some((name, rest))) = (self, way.split_first()) else { return None };
+        let (Self::Map(entries), Some((name, rest))) = (self, way.split_first()) else {
+            return None;
+        };
         let at = entries.iter().position(|(key, _)| key.name == *name)?;
-        if rest.is_empty() { Some(entries.remove(at)) } else { entries.get_mut(at)?.1.value.take(rest) }
+        if rest.is_empty() {
+            Some(entries.remove(at))
+        } else {
+            entries.get_mut(at)?.1.value.take(rest)
+        }
     }
 
     /// The value as JSON, without lines.
@@ -170,7 +212,11 @@ impl YamlValue {
             Self::Number(number) => (*number).into(),
             Self::Text(text) => text.as_str().into(),
             Self::List(list) => list.iter().map(|n| n.value.to_json()).collect(),
-            Self::Map(map) => serde_json::Value::Object(map.iter().map(|(k, n)| (k.name.clone(), n.value.to_json())).collect()),
+            Self::Map(map) => serde_json::Value::Object(
+                map.iter()
+                    .map(|(k, n)| (k.name.clone(), n.value.to_json()))
+                    .collect(),
+            ),
         }
     }
 }
@@ -194,7 +240,10 @@ impl<'de> Deserialize<'de> for YamlValue {
                 Ok(YamlValue::Null)
             }
 
-            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
+            fn visit_some<D: Deserializer<'de>>(
+                self,
+                deserializer: D,
+            ) -> Result<YamlValue, D::Error> {
                 deserializer.deserialize_any(self)
             }
 
@@ -202,12 +251,18 @@ impl<'de> Deserialize<'de> for YamlValue {
                 Ok(YamlValue::Flag(value))
             }
 
-            #[expect(clippy::cast_precision_loss, reason = "no setting is a whole number beyond 2^53")]
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "no setting is a whole number beyond 2^53"
+            )]
             fn visit_i64<E: Error>(self, value: i64) -> Result<YamlValue, E> {
                 Ok(YamlValue::Number(value as f64))
             }
 
-            #[expect(clippy::cast_precision_loss, reason = "no setting is a whole number beyond 2^53")]
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "no setting is a whole number beyond 2^53"
+            )]
             fn visit_u64<E: Error>(self, value: u64) -> Result<YamlValue, E> {
                 Ok(YamlValue::Number(value as f64))
             }
@@ -231,7 +286,10 @@ impl<'de> Deserialize<'de> for YamlValue {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlValue, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(key) = map.next_key::<Spanned<String>>()? {
-                    let key = YamlKey { line: key.referenced.line(), name: key.value };
+                    let key = YamlKey {
+                        line: key.referenced.line(),
+                        name: key.value,
+                    };
                     entries.push((key, node(map.next_value::<Spanned<YamlValue>>()?)));
                 }
                 Ok(YamlValue::Map(entries))
@@ -251,9 +309,14 @@ mod tests {
         let root = parse("a:\n  b:\n  - c: 1\n    d: .nan\n  - {c: 2}\n").unwrap();
         let b = root.at(&["a", "b"]).unwrap();
         assert_eq!(b.line, 3);
-        for (way, line) in
-            [("a", Some(1)), ("a.b", Some(2)), ("a.b[0].d", Some(4)), ("a.b[1]", Some(5)), ("a.b[7].x", Some(2)), ("x", None)]
-        {
+        for (way, line) in [
+            ("a", Some(1)),
+            ("a.b", Some(2)),
+            ("a.b[0].d", Some(4)),
+            ("a.b[1]", Some(5)),
+            ("a.b[7].x", Some(2)),
+            ("x", None),
+        ] {
             assert_eq!(root.line_of(way), line, "{way}");
         }
         assert!(root.at(&["a", "x"]).is_none() && root.get("b").is_none());
@@ -270,7 +333,16 @@ mod tests {
                     format!("{c}: &{c} [{}]\n", vec![format!("*{before}"); 8].join(","))
                 })
                 .collect::<String>();
-        for text in [deep.as_str(), &nested, &laughs, "a: 1\na: 2\n", "\u{0}", "--- 1\n--- 2\n", "*x", "? [a]\n: b\n"] {
+        for text in [
+            deep.as_str(),
+            &nested,
+            &laughs,
+            "a: 1\na: 2\n",
+            "\u{0}",
+            "--- 1\n--- 2\n",
+            "*x",
+            "? [a]\n: b\n",
+        ] {
             assert!(parse(text).is_err(), "{:?}", &text[..text.len().min(20)]);
         }
     }

@@ -43,11 +43,28 @@ impl LeadingDaemon {
     /// Begins a term, and serves before it returns. The files are read now, because another daemon
     /// may have written them since this one started.
     pub(super) async fn begin(standby: &StandbyDaemon) -> Result<Self, FatalError> {
-        let (shared, health) = (Arc::clone(&standby.shared), standby.monitoring.health.clone());
+        let (shared, health) = (
+            Arc::clone(&standby.shared),
+            standby.monitoring.health.clone(),
+        );
         let found = standby.snapshot.as_ref().and_then(|file| file.load());
-        let term = next_term(shared.life.term(), found.as_ref().map(|found| found.term), unix_ms());
-        shared.life.begin_term(term, found.as_ref().map_or(shared.life.hash_secret(), |found| found.hash_secret));
-        let other = |saved: &&SavedState| standby.snapshot.as_ref().is_some_and(|file| !file.knows(saved));
+        let term = next_term(
+            shared.life.term(),
+            found.as_ref().map(|found| found.term),
+            unix_ms(),
+        );
+        shared.life.begin_term(
+            term,
+            found
+                .as_ref()
+                .map_or(shared.life.hash_secret(), |found| found.hash_secret),
+        );
+        let other = |saved: &&SavedState| {
+            standby
+                .snapshot
+                .as_ref()
+                .is_some_and(|file| !file.knows(saved))
+        };
         if let Some(saved) = found.as_ref().filter(other) {
             standby.adopt(saved).await;
         }
@@ -56,12 +73,25 @@ impl LeadingDaemon {
         }
 
         let mut group = TaskGroup::new();
-        let state = open(ListenerName::State, standby.listen_state.0, standby.listen_state.1.clone(), &group.shutdown).await?;
+        let state = open(
+            ListenerName::State,
+            standby.listen_state.0,
+            standby.listen_state.1.clone(),
+            &group.shutdown,
+        )
+        .await?;
         let scaler = ScalerListener::open(standby.scaler.0, &group.shutdown).await?;
-        let (state_address, scaler_address) = (state.address(), scaler.as_ref().map(ScalerListener::address));
+        let (state_address, scaler_address) = (
+            state.address(),
+            scaler.as_ref().map(ScalerListener::address),
+        );
         let mut snapshot = None;
         if let Some(file) = &standby.snapshot {
-            let first = SavedState::of(&shared, &shared.pools.borrow(), &found.map(|found| found.pools).unwrap_or_default());
+            let first = SavedState::of(
+                &shared,
+                &shared.pools.borrow(),
+                &found.map(|found| found.pools).unwrap_or_default(),
+            );
             file.store(&first).map_err(FatalError::Snapshot)?;
             let keep = Arc::clone(file).keep(Arc::clone(&shared), first, group.shutdown.clone());
             snapshot = Some(group.spawn("snapshot file", keep));
@@ -69,12 +99,24 @@ impl LeadingDaemon {
         let served = serve_state(state, Arc::clone(&shared), group.shutdown.clone());
         group.tasks.spawn(served);
         if let Some(scaler) = scaler {
-            scaler.spawn(&mut group.tasks, &shared, Arc::clone(&standby.scaler.1), &group.shutdown);
+            scaler.spawn(
+                &mut group.tasks,
+                &shared,
+                Arc::clone(&standby.scaler.1),
+                &group.shutdown,
+            );
         }
         shared.life.set_leads(true);
         health.leads(true).await;
         tracing::info!(state = %state_address, admin = %standby.admin_address, ext_proc = standby.ext_proc_address.map(tracing::field::display), term, pools = ?shared.pool_names, "serving");
-        Ok(Self { state_address, scaler_address, shared, health, snapshot, group })
+        Ok(Self {
+            state_address,
+            scaler_address,
+            shared,
+            health,
+            snapshot,
+            group,
+        })
     }
 
     /// Waits until a task ends and returns its name. No task should end before [`Self::end`].
@@ -107,16 +149,23 @@ fn next_term(known: u64, saved: Option<u64>, unix_ms: u64) -> u64 {
 }
 
 fn unix_ms() -> u64 {
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let unix = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Serves state and EDS until `shutdown`.
-pub async fn serve_state(incoming: IncomingConnections, shared: Arc<DaemonState>, mut shutdown: Shutdown) -> &'static str {
+pub async fn serve_state(
+    incoming: IncomingConnections,
+    shared: Arc<DaemonState>,
+    mut shutdown: Shutdown,
+) -> &'static str {
     let state = StateServer::new(Arc::clone(&shared), shutdown.clone());
     let calls = state_stream::calls::router(state.clone());
-    let state =
-        StateServiceServer::new(state).max_decoding_message_size(PROXY_MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let state = StateServiceServer::new(state)
+        .max_decoding_message_size(PROXY_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone()));
     let eds = eds.max_decoding_message_size(eds::REQUEST_BYTES_MAX);
     let served = server()

@@ -21,20 +21,40 @@ use crate::error::FatalError;
 #[derive(Clone, Debug, Default, Args)]
 pub struct LeaseArgs {
     /// Lead only while holding this Lease (namespace and name) in Kubernetes; stand by otherwise.
-    #[arg(long, env = "SWITCHPOINT_LEASE_KUBERNETES", value_name = "NAMESPACE/NAME", conflicts_with = "lease_etcd")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_LEASE_KUBERNETES",
+        value_name = "NAMESPACE/NAME",
+        conflicts_with = "lease_etcd"
+    )]
     pub lease_kubernetes: Option<String>,
 
     /// Lead only while holding a lease in etcd, at these members: http://host:port or
     /// https://host:port.
-    #[arg(long, env = "SWITCHPOINT_LEASE_ETCD", value_name = "URL", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_LEASE_ETCD",
+        value_name = "URL",
+        value_delimiter = ','
+    )]
     pub lease_etcd: Vec<String>,
 
     /// Name of the lease in etcd.
-    #[arg(long, env = "SWITCHPOINT_LEASE_NAME", value_name = "NAME", default_value = "switchpointd")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_LEASE_NAME",
+        value_name = "NAME",
+        default_value = "switchpointd"
+    )]
     pub lease_name: String,
 
     /// The holder's name in the lease. A random suffix makes it unique.
-    #[arg(long, env = "SWITCHPOINT_LEASE_IDENTITY", value_name = "NAME", default_value = "switchpointd")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_LEASE_IDENTITY",
+        value_name = "NAME",
+        default_value = "switchpointd"
+    )]
     pub lease_identity: String,
 
     /// Access to etcd for the lease.
@@ -58,14 +78,28 @@ impl LeaseArgs {
     /// # Errors
     /// [`FatalError::Usage`] if an option or the access to the store is invalid.
     pub async fn want(self) -> Result<Option<LeaderLease>, FatalError> {
-        let Self { lease_kubernetes, lease_etcd, lease_name, lease_identity, access } = self;
+        let Self {
+            lease_kubernetes,
+            lease_etcd,
+            lease_name,
+            lease_identity,
+            access,
+        } = self;
         let store: Box<dyn LeaseStore> = match lease_kubernetes {
             Some(given) => {
-                let Some((namespace, name)) = given.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+                let Some((namespace, name)) = given
+                    .split_once('/')
+                    .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
                 else {
-                    return Err(FatalError::Usage(format!("--lease-kubernetes {given:?}: give NAMESPACE/NAME")));
+                    return Err(FatalError::Usage(format!(
+                        "--lease-kubernetes {given:?}: give NAMESPACE/NAME"
+                    )));
                 };
-                Box::new(KubernetesLease::new(kubernetes::connect().await.map_err(FatalError::Usage)?, namespace, name))
+                Box::new(KubernetesLease::new(
+                    kubernetes::connect().await.map_err(FatalError::Usage)?,
+                    namespace,
+                    name,
+                ))
             }
             None if lease_etcd.is_empty() => return Ok(None),
             None => {
@@ -83,7 +117,11 @@ impl LeaseArgs {
             let failed = |why: String| tracing::warn!(why, "cannot acquire or renew the lease now");
             campaign(&*store, me, &leads, async { drop(stopped.await) }, failed).await;
         });
-        Ok(Some(LeaderLease { leads: follow, stop: Some(stop), task }))
+        Ok(Some(LeaderLease {
+            leads: follow,
+            stop: Some(stop),
+            task,
+        }))
     }
 }
 
@@ -95,7 +133,11 @@ impl LeaderLease {
     /// # Errors
     /// [`FatalError::CampaignEnded`] when the campaign ended without the lease.
     pub async fn won(&mut self) -> Result<(), FatalError> {
-        self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| FatalError::CampaignEnded)
+        self.leads
+            .wait_for(|leads| *leads)
+            .await
+            .map(drop)
+            .map_err(|_| FatalError::CampaignEnded)
     }
 
     /// Waits for the lease to be lost.

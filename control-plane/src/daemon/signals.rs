@@ -20,7 +20,10 @@ impl SignalWatch {
     /// # Errors
     /// The error of the operating system if a handler cannot be installed.
     pub fn listen() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     /// Waits for a signal and returns its name. Cancel-safe.

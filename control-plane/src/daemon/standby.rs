@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls};
+use crate::cli::args::{
+    EndpointTlsArgs, ObjectsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls,
+};
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency::{self, ModelFile};
@@ -76,15 +78,36 @@ impl StandbyDaemon {
         let mut group = TaskGroup::new();
         // Probes are answered while the pools are read, which may take seconds each.
         let monitoring = MonitoringServer::open(&args, &mut group.tasks, &group.shutdown).await?;
-        let ServeArgs { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, scaling, .. } = args;
+        let ServeArgs {
+            snapshot_file,
+            listen_state,
+            ext_proc,
+            scrape,
+            latency,
+            state_tls,
+            model_servers_speak,
+            scaling,
+            ..
+        } = args;
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
-        let saved = snapshot.as_ref().and_then(|file| file.load().inspect(|saved| file.remember(saved)));
-        let options = LatencyOptions::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(FatalError::Usage)?;
+        let saved = snapshot
+            .as_ref()
+            .and_then(|file| file.load().inspect(|saved| file.remember(saved)));
+        let options = LatencyOptions::new(
+            latency.latency_prediction,
+            latency.headroom_selection_strategy,
+        )
+        .map_err(FatalError::Usage)?;
         let pools = prepare(sources, saved.as_ref(), (&scraping(scrape), &options)).await?;
 
-        let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
-        let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> = Arc::new(pools.iter().map(PoolTask::components).collect());
-        let (term, secret) = saved.as_ref().map_or_else(|| (0, rand::random()), |saved| (saved.term, saved.hash_secret));
+        let scrapers: BTreeMap<Arc<str>, ScraperHandle> =
+            pools.iter().map(PoolTask::scraper).collect();
+        let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> =
+            Arc::new(pools.iter().map(PoolTask::components).collect());
+        let (term, secret) = saved.as_ref().map_or_else(
+            || (0, rand::random()),
+            |saved| (saved.term, saved.hash_secret),
+        );
         let shared = DaemonState::new(term, secret, scrapers);
         let _ = shared.discovery.components.set(Arc::clone(&components)); // a daemon is started once
         backends::compare_protocols(&shared, &components, model_servers_speak);
@@ -95,15 +118,25 @@ impl StandbyDaemon {
         for pool in pools {
             pool.spawn(&mut group.tasks, &shared, &group.shutdown);
         }
-        let models = latency.latency_model_file.map(|path| Arc::new(ModelFile::open(path)));
-        latency::spawn(&mut group.tasks, &shared, (latency.latency_prediction, models.clone()), &group.shutdown);
+        let models = latency
+            .latency_model_file
+            .map(|path| Arc::new(ModelFile::open(path)));
+        latency::spawn(
+            &mut group.tasks,
+            &shared,
+            (latency.latency_prediction, models.clone()),
+            &group.shutdown,
+        );
         traffic::spawn(&mut group.tasks, &shared, group.shutdown.clone());
         let signals = scaling::spawn(&mut group.tasks, &shared, scaling.goal(), &group.shutdown);
         let health = monitoring.health.clone();
         if let Some(listener) = listener {
             listener.spawn(&mut group.tasks, &shared, health, &group.shutdown);
         } else {
-            group.spawn("readiness", health.follow(Arc::clone(&shared), group.shutdown.clone()));
+            group.spawn(
+                "readiness",
+                health.follow(Arc::clone(&shared), group.shutdown.clone()),
+            );
         }
         monitoring.shows(AdminServer {
             shared: Arc::clone(&shared),
@@ -111,10 +144,24 @@ impl StandbyDaemon {
             components,
             explanations: ExplanationDesk::default(),
         });
-        let (admin_address, listen_state) = (monitoring.admin_address, (listen_state, state_files(state_tls).into()));
+        let (admin_address, listen_state) = (
+            monitoring.admin_address,
+            (listen_state, state_files(state_tls).into()),
+        );
         let scaler = (scaling.listen_scaler, signals);
         tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pool_names, "started");
-        Ok(Self { admin_address, ext_proc_address, monitoring, shared, listen_state, scaler, snapshot, models, adoptions, group })
+        Ok(Self {
+            admin_address,
+            ext_proc_address,
+            monitoring,
+            shared,
+            listen_state,
+            scaler,
+            snapshot,
+            models,
+            adoptions,
+            group,
+        })
     }
 
     /// Begins to lead, and serves state before it returns.
@@ -148,11 +195,23 @@ impl StandbyDaemon {
     /// it is not ready. Then waits at most for `replies` until no exchange is open. Another signal
     /// ends both.
     pub async fn drain(&self, drain: Duration, replies: Duration, signals: &mut SignalWatch) {
-        tracing::info!(?drain, "answering ext_proc until gateways call another daemon");
-        if tokio::time::timeout(drain, signals.received()).await.is_ok() {
+        tracing::info!(
+            ?drain,
+            "answering ext_proc until gateways call another daemon"
+        );
+        if tokio::time::timeout(drain, signals.received())
+            .await
+            .is_ok()
+        {
             return;
         }
-        let open = || self.shared.ext_proc.streams.get().map_or(0, |streams| streams.open());
+        let open = || {
+            self.shared
+                .ext_proc
+                .streams
+                .get()
+                .map_or(0, |streams| streams.open())
+        };
         tracing::info!(open = open(), wait = ?replies, "waiting for the replies that pass through this daemon");
         let ended = async {
             while open() > 0 {
@@ -173,9 +232,15 @@ impl StandbyDaemon {
 
 /// The configured pools, and their sources, which are followed from now on.
 async fn follow_sources(args: &ServeArgs) -> Result<Vec<(PoolSource, EndpointSource)>, FatalError> {
-    let (endpoints, pool, config) = (args.endpoints.clone(), args.pool.clone(), args.config.clone());
+    let (endpoints, pool, config) = (
+        args.endpoints.clone(),
+        args.pool.clone(),
+        args.config.clone(),
+    );
     let mut sources = Vec::new();
-    for pool in endpoint_source::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
+    for pool in
+        endpoint_source::pools(endpoints, pool, config, objects_of(args.objects.clone())).await?
+    {
         let source = endpoint_source::open(pool.endpoints.clone()).await?;
         sources.push((pool, source));
     }
@@ -197,22 +262,56 @@ async fn prepare(
 }
 
 fn objects_of(args: ObjectsArgs) -> ObjectsSource {
-    let ObjectsArgs { objects, objects_kubernetes, strict_models } = args;
-    ObjectsSource { path: objects, kubernetes: objects_kubernetes, strict_models }
+    let ObjectsArgs {
+        objects,
+        objects_kubernetes,
+        strict_models,
+    } = args;
+    ObjectsSource {
+        path: objects,
+        kubernetes: objects_kubernetes,
+        strict_models,
+    }
 }
 
 fn state_files(args: StateTls) -> Option<TlsFiles> {
-    let StateTls { state_tls_cert, state_tls_key, state_tls_client_ca, .. } = args;
-    Some(TlsFiles { cert: state_tls_cert?, key: state_tls_key?, client_ca: state_tls_client_ca })
+    let StateTls {
+        state_tls_cert,
+        state_tls_key,
+        state_tls_client_ca,
+        ..
+    } = args;
+    Some(TlsFiles {
+        cert: state_tls_cert?,
+        key: state_tls_key?,
+        client_ca: state_tls_client_ca,
+    })
 }
 
 fn scraping(args: ScrapeArgs) -> ScrapeSettings {
-    let ScrapeArgs { scrape_interval, scrape_interval_busy, staleness_max, endpoint_tls } = args;
-    let EndpointTlsArgs { endpoint_tls_ca, endpoint_tls_cert, endpoint_tls_key, endpoint_tls_insecure } = endpoint_tls;
+    let ScrapeArgs {
+        scrape_interval,
+        scrape_interval_busy,
+        staleness_max,
+        endpoint_tls,
+    } = args;
+    let EndpointTlsArgs {
+        endpoint_tls_ca,
+        endpoint_tls_cert,
+        endpoint_tls_key,
+        endpoint_tls_insecure,
+    } = endpoint_tls;
     let tls = EndpointTls {
         ca_file: endpoint_tls_ca,
         identity: endpoint_tls_cert.zip(endpoint_tls_key),
         insecure_skip_verify: endpoint_tls_insecure,
     };
-    ScrapeSettings { intervals: ScrapeIntervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
+    ScrapeSettings {
+        intervals: ScrapeIntervals {
+            idle: scrape_interval,
+            busy: scrape_interval_busy,
+        },
+        tls,
+        staleness_max,
+    }
 }

@@ -26,11 +26,19 @@ impl TaskGroup {
     #[must_use]
     pub fn new() -> Self {
         let (trigger, shutdown) = shutdown::channel();
-        Self { tasks: JoinSet::new(), shutdown, trigger }
+        Self {
+            tasks: JoinSet::new(),
+            shutdown,
+            trigger,
+        }
     }
 
     /// Starts a task of this name.
-    pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub fn spawn(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
         self.tasks.spawn(async move {
             task.await;
             name

@@ -103,24 +103,50 @@ pub struct LearnedEndpoint {
 impl LearnerDirectory {
     /// Creates a learner for each pool. Returns the inboxes for the learning tasks.
     #[must_use]
-    pub fn new(pools: impl IntoIterator<Item = Arc<str>>) -> (Self, BTreeMap<Arc<str>, LearnerInbox>) {
+    pub fn new(
+        pools: impl IntoIterator<Item = Arc<str>>,
+    ) -> (Self, BTreeMap<Arc<str>, LearnerInbox>) {
         let (mut learners, mut desks) = (BTreeMap::new(), BTreeMap::new());
         for name in pools {
             let (told, inbox) = mpsc::channel(MESSAGES_MAX);
-            let (overrun, page) = (Arc::<AtomicU64>::default(), Arc::<Mutex<LearnerReport>>::default());
+            let (overrun, page) = (
+                Arc::<AtomicU64>::default(),
+                Arc::<Mutex<LearnerReport>>::default(),
+            );
             let wants_models = Arc::<AtomicBool>::default();
-            let desk =
-                LearnerInbox { inbox, overrun: Arc::clone(&overrun), wants_models: Arc::clone(&wants_models), page: Arc::clone(&page) };
+            let desk = LearnerInbox {
+                inbox,
+                overrun: Arc::clone(&overrun),
+                wants_models: Arc::clone(&wants_models),
+                page: Arc::clone(&page),
+            };
             desks.insert(Arc::clone(&name), desk);
-            learners.insert(name, LearnerHandle { sender: told, overrun, wants_models, page });
+            learners.insert(
+                name,
+                LearnerHandle {
+                    sender: told,
+                    overrun,
+                    wants_models,
+                    page,
+                },
+            );
         }
         (Self { pools: learners }, desks)
     }
 
     /// Queues the observations of a process. Never waits; a full queue drops and counts them.
     pub fn enqueue(&self, process_id: u64, message: state::Observations) {
-        let Some(learner) = self.pools.get(message.pool.as_str()) else { return };
-        if learner.sender.try_send(LearnerMessage::Observations(ObservationReport { process_id, message })).is_err() {
+        let Some(learner) = self.pools.get(message.pool.as_str()) else {
+            return;
+        };
+        if learner
+            .sender
+            .try_send(LearnerMessage::Observations(ObservationReport {
+                process_id,
+                message,
+            }))
+            .is_err()
+        {
             learner.overrun.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -128,9 +154,16 @@ impl LearnerDirectory {
     /// Queues the learned models of a proxy, if the learner of the pool wants any. Never waits; if
     /// the queue is full, the models of the next proxy are taken.
     pub fn enqueue_models(&self, models: state::LearnedModels) {
-        let Some(learner) = self.pools.get(models.pool.as_str()) else { return };
+        let Some(learner) = self.pools.get(models.pool.as_str()) else {
+            return;
+        };
         let is_wanted = learner.wants_models.swap(false, Ordering::Relaxed);
-        if is_wanted && learner.sender.try_send(LearnerMessage::Models(Box::new(models))).is_err() {
+        if is_wanted
+            && learner
+                .sender
+                .try_send(LearnerMessage::Models(Box::new(models)))
+                .is_err()
+        {
             learner.wants_models.store(true, Ordering::Relaxed);
         }
     }
@@ -138,7 +171,13 @@ impl LearnerDirectory {
     /// The report of a pool's learner; at most a second old.
     #[must_use]
     pub fn report(&self, pool: &str) -> Option<LearnerReport> {
-        self.pools.get(pool).map(|learner| learner.page.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        self.pools.get(pool).map(|learner| {
+            learner
+                .page
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+        })
     }
 
     /// The reports of all pools as JSON.
@@ -166,7 +205,13 @@ impl LearnerDirectory {
 
 fn scores(of: &[PredictionScore; 2]) -> Value {
     let row = |(target, score): (PredictedTarget, &PredictionScore)| {
-        let PredictionScore { count, recent, mape, pinball90_ms, coverage90 } = score;
+        let PredictionScore {
+            count,
+            recent,
+            mape,
+            pinball90_ms,
+            coverage90,
+        } = score;
         let said = if *recent == 0 {
             json!({ "count": count })
         } else {
@@ -174,5 +219,10 @@ fn scores(of: &[PredictionScore; 2]) -> Value {
         };
         (target.name().to_owned(), said)
     };
-    PredictedTarget::ALL.into_iter().zip(of).map(row).collect::<serde_json::Map<_, _>>().into()
+    PredictedTarget::ALL
+        .into_iter()
+        .zip(of)
+        .map(row)
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }

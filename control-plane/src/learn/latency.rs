@@ -40,7 +40,15 @@ pub fn spawn(
     let (learners, desks) = LearnerDirectory::new(shared.pool_names.iter().map(Arc::clone));
     let _ = shared.learning.learners.set(learners); // a daemon is started once
     for (pool, desk) in desks {
-        let learning = LearningTask::new(LearningSettings { pool, predict, file: file.clone() }, Arc::clone(shared), desk);
+        let learning = LearningTask::new(
+            LearningSettings {
+                pool,
+                predict,
+                file: file.clone(),
+            },
+            Arc::clone(shared),
+            desk,
+        );
         let shutdown = shutdown.clone();
         tasks.spawn(async move {
             learning.run(shutdown).await;
@@ -64,12 +72,19 @@ mod tests {
     use crate::learn::directory::MESSAGES_MAX;
 
     pub(super) fn endpoint(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     /// A successful request without a prediction.
     pub(super) fn observed(slot: u16, ttft_ms: f32) -> EncodedObservation {
-        let conditions = Conditions { prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
+        let conditions = Conditions {
+            prompt_tokens: 100.0,
+            uncached_tokens: 100.0,
+            ..Conditions::default()
+        };
         let observation = Observation {
             endpoint: endpoint(slot),
             conditions,
@@ -80,15 +95,30 @@ mod tests {
             first_token: None,
             gap: None,
         };
-        EncodedObservation { observation, predicted: None, prompt_tokens: None, cached_tokens: None, estimated: false }
+        EncodedObservation {
+            observation,
+            predicted: None,
+            prompt_tokens: None,
+            cached_tokens: None,
+            estimated: false,
+        }
     }
 
     #[test]
     fn what_finds_the_queue_full_is_lost_and_counted() {
         let (learners, desks) = LearnerDirectory::new([Arc::from("p")]);
-        let message = || state::Observations { pool: "p".to_owned(), ..state::Observations::default() };
+        let message = || state::Observations {
+            pool: "p".to_owned(),
+            ..state::Observations::default()
+        };
         (0..MESSAGES_MAX + 5).for_each(|_| learners.enqueue(1, message()));
-        learners.enqueue(1, state::Observations { pool: "another".to_owned(), ..message() });
+        learners.enqueue(
+            1,
+            state::Observations {
+                pool: "another".to_owned(),
+                ..message()
+            },
+        );
         assert_eq!(desks["p"].overrun.load(Ordering::Relaxed), 5);
     }
 }

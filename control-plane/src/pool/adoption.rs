@@ -12,13 +12,24 @@ use super::unconfirmed::key;
 /// Gives each of `members` the slot and generation that it has in `saved`. One that `saved` does
 /// not name keeps its own. Returns the positions of those whose slot another member has now: they
 /// need new ones. The slots of departing endpoints are given to no member.
-pub(super) fn adopt(members: &mut [PoolMember], saved: &[(EndpointRef, Instance)], departing: impl Iterator<Item = Slot>) -> Vec<usize> {
+pub(super) fn adopt(
+    members: &mut [PoolMember],
+    saved: &[(EndpointRef, Instance)],
+    departing: impl Iterator<Item = Slot>,
+) -> Vec<usize> {
     let mut taken = [false; ENDPOINTS_MAX];
-    let mut take = |slot: Slot| taken.get_mut(usize::from(slot.0)).is_some_and(|taken| !std::mem::replace(taken, true));
+    let mut take = |slot: Slot| {
+        taken
+            .get_mut(usize::from(slot.0))
+            .is_some_and(|taken| !std::mem::replace(taken, true))
+    };
     for slot in departing {
         take(slot);
     }
-    let saved: BTreeMap<_, EndpointRef> = saved.iter().map(|(id, instance)| (key(instance), *id)).collect();
+    let saved: BTreeMap<_, EndpointRef> = saved
+        .iter()
+        .map(|(id, instance)| (key(instance), *id))
+        .collect();
     let mut others = Vec::new();
     for (position, member) in members.iter_mut().enumerate() {
         match saved.get(&key(&member.instance)).filter(|id| take(id.slot)) {
@@ -26,6 +37,10 @@ pub(super) fn adopt(members: &mut [PoolMember], saved: &[(EndpointRef, Instance)
             None => others.push(position),
         }
     }
-    others.retain(|position| members.get(*position).is_some_and(|member| !take(member.id.slot)));
+    others.retain(|position| {
+        members
+            .get(*position)
+            .is_some_and(|member| !take(member.id.slot))
+    });
     others
 }

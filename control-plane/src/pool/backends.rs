@@ -124,13 +124,33 @@ enum ApiVersion {
 /// Says which setting is invalid.
 pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
     match source {
-        DiscoverySource::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
-            let kube_namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
+        DiscoverySource::Kubernetes(KubernetesSource {
+            kube_namespace,
+            namespace,
+            components,
+            port_name,
+            port,
+            metadata,
+        }) => {
+            let kube_namespace =
+                kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
             let backend = Kubernetes::new(kubernetes::connect().await?, kube_namespace);
-            let backend = backend.with_ports(PortRule { name: port_name, fallback: port });
-            follow(&backend.discovery(policy(metadata, MetadataMode::Preferred)), &namespace, components)
+            let backend = backend.with_ports(PortRule {
+                name: port_name,
+                fallback: port,
+            });
+            follow(
+                &backend.discovery(policy(metadata, MetadataMode::Preferred)),
+                &namespace,
+                components,
+            )
         }
-        DiscoverySource::InferencePool(InferencePoolSource { kube_namespace, name, api_version, metadata }) => {
+        DiscoverySource::InferencePool(InferencePoolSource {
+            kube_namespace,
+            name,
+            api_version,
+            metadata,
+        }) => {
             let group = match api_version {
                 None | Some(ApiVersion::V1) => PoolGroup::V1,
                 Some(ApiVersion::V1Alpha2) => PoolGroup::V1Alpha2,
@@ -138,16 +158,31 @@ pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
             let backend = InferencePools::new(kubernetes::connect().await?, group);
             let discovery = backend.discovery(policy(metadata, MetadataMode::Ignored));
             let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
-            let source = follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])?;
+            let source = follow(
+                &discovery,
+                &namespace,
+                vec![ComponentRow { name, role: None }],
+            )?;
             for (name, followed) in &source.components {
                 tokio::spawn(log_failure_mode(name.clone(), followed.status()));
             }
             Ok(source)
         }
-        DiscoverySource::Directory(DirectorySource { path, namespace, components }) => {
-            follow(&DirectoryBackend::new(path).discovery(), &namespace, components)
-        }
-        DiscoverySource::Etcd(EtcdSource { endpoints, access, namespace, components }) => {
+        DiscoverySource::Directory(DirectorySource {
+            path,
+            namespace,
+            components,
+        }) => follow(
+            &DirectoryBackend::new(path).discovery(),
+            &namespace,
+            components,
+        ),
+        DiscoverySource::Etcd(EtcdSource {
+            endpoints,
+            access,
+            namespace,
+            components,
+        }) => {
             let config = access.unwrap_or_default().config(endpoints).await?;
             follow(&Etcd::new(config)?.discovery(), &namespace, components)
         }
@@ -160,8 +195,8 @@ impl DiscoverySource {
     /// The Kubernetes namespace of a source in Kubernetes.
     #[must_use]
     pub fn kube_namespace(&self) -> Option<&str> {
-        let (Self::Kubernetes(KubernetesSource { kube_namespace, .. }) | Self::InferencePool(InferencePoolSource { kube_namespace, .. })) =
-            self
+        let (Self::Kubernetes(KubernetesSource { kube_namespace, .. })
+        | Self::InferencePool(InferencePoolSource { kube_namespace, .. })) = self
         else {
             return None;
         };
@@ -171,24 +206,49 @@ impl DiscoverySource {
     /// The name of the InferencePool, if the source is one. Objects name the pool by it.
     #[must_use]
     pub fn inference_pool(&self) -> Option<PoolName> {
-        let Self::InferencePool(InferencePoolSource { name, .. }) = self else { return None };
-        Some(PoolName { name: name.as_str().into(), namespace: self.kube_namespace().map(Into::into) })
+        let Self::InferencePool(InferencePoolSource { name, .. }) = self else {
+            return None;
+        };
+        Some(PoolName {
+            name: name.as_str().into(),
+            namespace: self.kube_namespace().map(Into::into),
+        })
     }
 }
 
-fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<EndpointSource, String> {
+fn follow<B: Backend>(
+    discovery: &Discovery<B>,
+    namespace: &str,
+    components: Vec<ComponentRow>,
+) -> Result<EndpointSource, String> {
     if components.is_empty() || components.len() > COMPONENTS_MAX {
-        return Err(format!("{} components; 1 to {COMPONENTS_MAX} are allowed", components.len()));
+        return Err(format!(
+            "{} components; 1 to {COMPONENTS_MAX} are allowed",
+            components.len()
+        ));
     }
     let (mut parts, mut followed) = (Vec::new(), Vec::new());
     for ComponentRow { name, role } in components {
-        let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
-        parts.push(MergeSource { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
-        let follows = discovery.follow(namespace, &name).map_err(|e| e.to_string())?;
+        let changes = discovery
+            .changes(namespace, &name)
+            .map_err(|e| e.to_string())?;
+        parts.push(MergeSource {
+            changes,
+            labels: role
+                .into_iter()
+                .map(|role| (ROLE_LABEL.to_owned(), role))
+                .collect(),
+        });
+        let follows = discovery
+            .follow(namespace, &name)
+            .map_err(|e| e.to_string())?;
         tokio::spawn(log_warnings(name.clone(), follows.status()));
         followed.push((name, follows));
     }
-    Ok(EndpointSource { changes: merge(parts), components: followed })
+    Ok(EndpointSource {
+        changes: merge(parts),
+        components: followed,
+    })
 }
 
 fn policy(given: Option<MetadataMode>, default: MetadataMode) -> MetadataPolicy {
@@ -203,8 +263,13 @@ fn policy(given: Option<MetadataMode>, default: MetadataMode) -> MetadataPolicy 
 /// source.
 async fn log_failure_mode(inference_pool: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
-    let mode = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.failure_mode);
-    while let Ok(asks) = status.wait_for(|status| mode(status) != told).await.map(|status| mode(&status)) {
+    let mode =
+        |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.failure_mode);
+    while let Ok(asks) = status
+        .wait_for(|status| mode(status) != told)
+        .await
+        .map(|status| mode(&status))
+    {
         told = asks;
         let failure_mode = asks.map(failure_mode);
         match asks {
@@ -225,7 +290,11 @@ async fn log_failure_mode(inference_pool: String, mut status: watch::Receiver<Ba
 /// Starts to warn about each InferencePool whose `appProtocol` differs from `speak`, the protocol
 /// of Envoy's clusters. The clusters belong to the gateway, so only the operator knows their
 /// protocol.
-pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, WatchedComponents>, speak: UpstreamProtocol) {
+pub fn compare_protocols(
+    shared: &DaemonState,
+    components: &BTreeMap<Arc<str>, WatchedComponents>,
+    speak: UpstreamProtocol,
+) {
     let cluster = match speak {
         UpstreamProtocol::Http1 => AppProtocol::Http,
         UpstreamProtocol::H2c => AppProtocol::H2c,
@@ -233,15 +302,27 @@ pub fn compare_protocols(shared: &DaemonState, components: &BTreeMap<Arc<str>, W
     let _ = shared.discovery.cluster_protocol.set(cluster); // a daemon is started once
     for (pool, components) in components {
         for (name, followed) in components {
-            tokio::spawn(log_protocol((pool.to_string(), name.clone()), followed.status(), cluster));
+            tokio::spawn(log_protocol(
+                (pool.to_string(), name.clone()),
+                followed.status(),
+                cluster,
+            ));
         }
     }
 }
 
-async fn log_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<BackendStatus>, cluster: AppProtocol) {
+async fn log_protocol(
+    (pool, inference_pool): (String, String),
+    mut status: watch::Receiver<BackendStatus>,
+    cluster: AppProtocol,
+) {
     let mut told = None;
     let asked = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.protocol);
-    while let Ok(asks) = status.wait_for(|status| asked(status) != told).await.map(|status| asked(&status)) {
+    while let Ok(asks) = status
+        .wait_for(|status| asked(status) != told)
+        .await
+        .map(|status| asked(&status))
+    {
         told = asks;
         if let Some(asks) = asks.filter(|asks| *asks != cluster) {
             tracing::warn!(
@@ -267,7 +348,11 @@ pub fn app_protocol(protocol: AppProtocol) -> &'static str {
 /// Logs the warnings of a component. Ends with the source.
 async fn log_warnings(component: String, mut status: watch::Receiver<BackendStatus>) {
     let mut told = None;
-    while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
+    while let Ok(warning) = status
+        .wait_for(|status| status.warning != told)
+        .await
+        .map(|status| status.warning.clone())
+    {
         if let Some(why) = &warning {
             tracing::warn!(component, why, "discovery continues with a limitation");
         }
@@ -278,8 +363,15 @@ async fn log_warnings(component: String, mut status: watch::Receiver<BackendStat
 /// Formats the service as `NAMESPACE/NAME:PORT`.
 #[must_use]
 pub fn picker(service: &PickerService) -> String {
-    let PickerService { namespace, name, port } = service;
-    port.map_or_else(|| format!("{namespace}/{name}"), |port| format!("{namespace}/{name}:{port}"))
+    let PickerService {
+        namespace,
+        name,
+        port,
+    } = service;
+    port.map_or_else(
+        || format!("{namespace}/{name}"),
+        |port| format!("{namespace}/{name}:{port}"),
+    )
 }
 
 /// The failure mode in the spelling of an InferencePool.
@@ -297,7 +389,10 @@ pub fn said(state: &InstanceState) -> (&'static str, &str) {
     match state {
         InstanceState::Ready => ("ready", ""),
         InstanceState::Stale(why) => ("ready", why),
-        InstanceState::RemovalHeld => ("held", "missing from its source after an outage; kept for a while"),
+        InstanceState::RemovalHeld => (
+            "held",
+            "missing from its source after an outage; kept for a while",
+        ),
         InstanceState::Unconfirmed(why) => ("unconfirmed", why),
         InstanceState::NotReady(why) => ("not_ready", why),
         InstanceState::Pending(why) => ("pending", why),

@@ -19,6 +19,9 @@ impl WallAndMonotonic {
     /// Reads both clocks.
     #[must_use]
     pub fn read() -> Self {
-        Self { instant: Instant::now(), wall: SystemTime::now() }
+        Self {
+            instant: Instant::now(),
+            wall: SystemTime::now(),
+        }
     }
 }

@@ -28,7 +28,10 @@ pub(super) struct HostSelection {
 
 impl HostSelection {
     pub(super) fn of(pipeline: &PipelineSpec) -> Self {
-        Self { decoders_only: disaggregates(pipeline), all_until: None }
+        Self {
+            decoders_only: disaggregates(pipeline),
+            all_until: None,
+        }
     }
 
     /// Applies a new pipeline, which is in force from the pool update of `revision` on.
@@ -44,7 +47,9 @@ impl HostSelection {
 
     /// Ends the wait for proxies when it is over. Returns whether there are fewer hosts now.
     pub(super) fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Instant) -> bool {
-        let done = self.all_until.is_some_and(|(at, revision)| is_over(now.saturating_duration_since(at), || acknowledged(revision)));
+        let done = self.all_until.is_some_and(|(at, revision)| {
+            is_over(now.saturating_duration_since(at), || acknowledged(revision))
+        });
         if done {
             self.all_until = None;
         }
@@ -56,7 +61,11 @@ impl HostSelection {
     }
 
     pub(super) fn admits(&self, instance: &Instance) -> bool {
-        let role = instance.labels.iter().find(|(key, _)| key == ROLE_LABEL).map(|(_, role)| role.as_str());
+        let role = instance
+            .labels
+            .iter()
+            .find(|(key, _)| key == ROLE_LABEL)
+            .map(|(_, role)| role.as_str());
         !self.decoders_only || self.all_until.is_some() || decodes(role)
     }
 }

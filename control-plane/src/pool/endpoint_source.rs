@@ -24,12 +24,23 @@ pub async fn pools(
     config: Option<PathBuf>,
     objects: ObjectsSource,
 ) -> Result<Vec<PoolSource>, FatalError> {
-    let EndpointsArgs { endpoints_file, endpoint, pools } = from;
+    let EndpointsArgs {
+        endpoints_file,
+        endpoint,
+        pools,
+    } = from;
     if let Some(path) = pools {
-        return pools_file::read(&path, &objects).await.map_err(FatalError::Usage);
+        return pools_file::read(&path, &objects)
+            .await
+            .map_err(FatalError::Usage);
     }
     let endpoints = endpoints_file.map_or(EndpointsSource::List(endpoint), EndpointsSource::File);
-    Ok(vec![PoolSource { name: pool, endpoints, config, objects }])
+    Ok(vec![PoolSource {
+        name: pool,
+        endpoints,
+        config,
+        objects,
+    }])
 }
 
 /// Opens the source of a pool's endpoints.
@@ -39,8 +50,12 @@ pub async fn pools(
 /// source cannot be set up. A file may be invalid now and a cluster unreachable: both are followed.
 pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError> {
     let given = match source {
-        EndpointsSource::File(path) => return Ok(EndpointSource::plain(discovery::file::follow(path))),
-        EndpointsSource::Discovered(discovered) => return backends::open(discovered).await.map_err(FatalError::Usage),
+        EndpointsSource::File(path) => {
+            return Ok(EndpointSource::plain(discovery::file::follow(path)));
+        }
+        EndpointsSource::Discovered(discovered) => {
+            return backends::open(discovered).await.map_err(FatalError::Usage);
+        }
         EndpointsSource::List(given) => given,
     };
     let mut instances = Vec::with_capacity(given.len());
@@ -60,19 +75,32 @@ pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError>
 /// [`FatalError::Usage`] says why the name cannot be used.
 pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
     let unusable = |why: String| FatalError::Usage(format!("endpoint {given:?}: {why}"));
-    if !given.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+    if !given
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    {
         return Err(unusable("give HOST:PORT, IPv6 in brackets".to_owned()));
     }
-    let found = tokio::net::lookup_host(given).await.map_err(|e| unusable(e.to_string()))?;
+    let found = tokio::net::lookup_host(given)
+        .await
+        .map_err(|e| unusable(e.to_string()))?;
     let all: BTreeSet<SocketAddr> = found.collect();
     // The IPv4 and IPv6 loopback addresses are the same server, so IPv6 counts only without IPv4.
-    let wanted: Vec<SocketAddr> = match all.iter().filter(|a| a.is_ipv4()).copied().collect::<Vec<_>>() {
+    let wanted: Vec<SocketAddr> = match all
+        .iter()
+        .filter(|a| a.is_ipv4())
+        .copied()
+        .collect::<Vec<_>>()
+    {
         v4 if v4.is_empty() => all.into_iter().collect(),
         v4 => v4,
     };
     match wanted.as_slice() {
         [] => Err(unusable("the name has no address".to_owned())),
         [one] => Ok(*one),
-        several => Err(unusable(format!("the name has {} addresses ({several:?}); give one of them", several.len()))),
+        several => Err(unusable(format!(
+            "the name has {} addresses ({several:?}); give one of them",
+            several.len()
+        ))),
     }
 }

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery::{Instance, InstanceMetricsLocation as Located, MetricsScheme, SetChange, SetChanges};
+use discovery::{
+    Instance, InstanceMetricsLocation as Located, MetricsScheme, SetChange, SetChanges,
+};
 use futures::StreamExt;
 use scheduler::EndpointRef;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -83,7 +85,12 @@ impl AdoptionSender {
 
 impl PoolFeed {
     /// Runs the loop until `shutdown`.
-    pub async fn run(mut self, mut changes: SetChanges, mut scrapes: mpsc::Receiver<ScrapeEvent>, mut shutdown: Shutdown) {
+    pub async fn run(
+        mut self,
+        mut changes: SetChanges,
+        mut scrapes: mpsc::Receiver<ScrapeEvent>,
+        mut shutdown: Shutdown,
+    ) {
         let mut proxies = self.shared.proxies.subscribe();
         let mut ageing = tokio::time::interval(AGEING_INTERVAL);
         ageing.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -123,19 +130,36 @@ impl PoolFeed {
     fn apply_discovery(&mut self, change: SetChange) {
         match change {
             SetChange::Reset(instances) => {
-                tracing::info!(pool = &**self.pool.name(), endpoints = instances.len(), "endpoints discovered");
-                self.pool.replace_instances(instances, WallAndMonotonic::read());
+                tracing::info!(
+                    pool = &**self.pool.name(),
+                    endpoints = instances.len(),
+                    "endpoints discovered"
+                );
+                self.pool
+                    .replace_instances(instances, WallAndMonotonic::read());
             }
             SetChange::Unreadable(why) => {
-                tracing::error!(pool = &**self.pool.name(), why, "endpoints cannot be read; the last good set stays");
+                tracing::error!(
+                    pool = &**self.pool.name(),
+                    why,
+                    "endpoints cannot be read; the last good set stays"
+                );
                 self.pool.set_discovery_error(why);
             }
         }
     }
 
-    fn apply_config(&mut self, config: Result<CompiledConfig, String>, published: &mut LastPublished) {
+    fn apply_config(
+        &mut self,
+        config: Result<CompiledConfig, String>,
+        published: &mut LastPublished,
+    ) {
         match config {
-            Ok(CompiledConfig { pipeline, scraping, text }) => {
+            Ok(CompiledConfig {
+                pipeline,
+                scraping,
+                text,
+            }) => {
                 tracing::info!(
                     pool = &**self.pool.name(),
                     profiles = pipeline.profiles.len(),
@@ -148,7 +172,11 @@ impl PoolFeed {
                 self.pool.set_config_text(text);
             }
             Err(why) => {
-                tracing::error!(pool = &**self.pool.name(), why, "configuration cannot be used; the last good one stays");
+                tracing::error!(
+                    pool = &**self.pool.name(),
+                    why,
+                    "configuration cannot be used; the last good one stays"
+                );
                 self.pool.configure(Err(why), WallAndMonotonic::read());
             }
         }
@@ -162,7 +190,11 @@ impl PoolFeed {
                 self.pool.set_objects(Ok(objects), WallAndMonotonic::read());
             }
             Err(why) => {
-                tracing::error!(pool = &*name, why, "objects cannot be used; the last good ones stay");
+                tracing::error!(
+                    pool = &*name,
+                    why,
+                    "objects cannot be used; the last good ones stay"
+                );
                 self.pool.set_objects(Err(why), WallAndMonotonic::read());
             }
         }
@@ -170,11 +202,16 @@ impl PoolFeed {
 
     fn settle(&mut self) {
         let (shared, name) = (&self.shared, Arc::clone(self.pool.name()));
-        self.pool.settle(|revision| shared.acknowledged(&name, revision), WallAndMonotonic::read());
+        self.pool.settle(
+            |revision| shared.acknowledged(&name, revision),
+            WallAndMonotonic::read(),
+        );
     }
 
     fn publish(&mut self, published: &mut LastPublished) {
-        let Some(view) = self.pool.take_view() else { return };
+        let Some(view) = self.pool.take_view() else {
+            return;
+        };
         published.metrics_after = Instant::now() + METRICS_PUBLISH_INTERVAL;
         if view.revision != published.revision {
             published.revision = view.revision;
@@ -196,7 +233,11 @@ struct LastPublished {
 
 impl Default for LastPublished {
     fn default() -> Self {
-        Self { revision: 0, metrics_after: Instant::now(), unconfirmed: 0 }
+        Self {
+            revision: 0,
+            metrics_after: Instant::now(),
+            unconfirmed: 0,
+        }
     }
 }
 
@@ -207,7 +248,10 @@ impl LastPublished {
 
     /// Logs when the number of unconfirmed endpoints in the pool changes.
     fn log_unconfirmed(&mut self, view: &PoolView) {
-        let unconfirmed = view.members.iter().filter_map(|member| member.instance.unconfirmed.as_deref());
+        let unconfirmed = view
+            .members
+            .iter()
+            .filter_map(|member| member.instance.unconfirmed.as_deref());
         let (why, count) = (unconfirmed.clone().next(), unconfirmed.count());
         let before = std::mem::replace(&mut self.unconfirmed, count);
         let (pool, endpoints) = (&*view.name, view.members.len());
@@ -220,7 +264,9 @@ impl LastPublished {
                 "discovery reports endpoints as not ready; they stay while they answer, for at most {} s",
                 UNCONFIRMED_MAX.as_secs()
             ),
-            None if before > 0 => tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more"),
+            None if before > 0 => {
+                tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more")
+            }
             _ => {}
         }
     }
@@ -241,12 +287,19 @@ async fn objects_changed(objects: Option<&mut ObjectsFile>) -> Result<PoolObject
 }
 
 fn targets(view: &PoolView, scraping: &MetricsDiscovery) -> Arc<[ScrapeTarget]> {
-    view.members.iter().filter_map(|member| target(member, scraping)).collect()
+    view.members
+        .iter()
+        .filter_map(|member| target(member, scraping))
+        .collect()
 }
 
 fn target(member: &PoolMember, scraping: &MetricsDiscovery) -> Option<ScrapeTarget> {
     let PoolMember { id, instance, .. } = member;
-    let labels: Vec<(Box<str>, Box<str>)> = instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
+    let labels: Vec<(Box<str>, Box<str>)> = instance
+        .labels
+        .iter()
+        .map(|(k, v)| (k.as_str().into(), v.as_str().into()))
+        .collect();
     let engine = scraping.engines.of_labels(&labels);
     let Located { scheme, port, path } = &instance.metrics;
     let location = MetricsLocation {
@@ -255,6 +308,15 @@ fn target(member: &PoolMember, scraping: &MetricsDiscovery) -> Option<ScrapeTarg
         path: path.clone().or_else(|| scraping.location.path.clone()),
     };
     let url = location.url(&instance.address.to_string(), &engine);
-    let url = url.inspect_err(|why| tracing::error!(endpoint = instance.name, %why, "endpoint cannot be scraped")).ok()?;
-    Some(ScrapeTarget { id: *id, name: instance.name.as_str().into(), url, engine })
+    let url = url
+        .inspect_err(
+            |why| tracing::error!(endpoint = instance.name, %why, "endpoint cannot be scraped"),
+        )
+        .ok()?;
+    Some(ScrapeTarget {
+        id: *id,
+        name: instance.name.as_str().into(),
+        url,
+        engine,
+    })
 }

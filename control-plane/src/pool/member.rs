@@ -86,7 +86,12 @@ impl PoolMember {
             name: self.instance.name.as_str().into(),
             address: self.instance.address.to_string().into(),
             readiness: Readiness::Ready,
-            labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            labels: self
+                .instance
+                .labels
+                .iter()
+                .map(|(k, v)| (k.as_str().into(), v.as_str().into()))
+                .collect(),
             models: self.models(),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         }
@@ -96,7 +101,11 @@ impl PoolMember {
     /// metadata names none: then it serves any.
     #[must_use]
     pub fn models(&self) -> Arc<[Box<str>]> {
-        if self.adapters_fit { self.metadata.served(&self.adapters) } else { Arc::clone(&self.metadata.models) }
+        if self.adapters_fit {
+            self.metadata.served(&self.adapters)
+        } else {
+            Arc::clone(&self.metadata.models)
+        }
     }
 
     /// Sets the status and returns whether it changed. [`Self::since`] changes only with the
@@ -114,7 +123,12 @@ impl PoolMember {
 }
 
 /// Creates a member that joins now.
-pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: WallAndMonotonic) -> PoolMember {
+pub(super) fn member(
+    id: EndpointRef,
+    instance: Arc<Instance>,
+    eds_since: u64,
+    now: WallAndMonotonic,
+) -> PoolMember {
     let said = InstanceMetadata::from_instance(&instance);
     PoolMember {
         id,

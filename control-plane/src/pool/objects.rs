@@ -129,14 +129,35 @@ enum ObjectOrigin {
 /// Inference Extension.
 const CLUSTER_KINDS: [CustomKind; 5] = [
     custom("llm-d.ai", "InferenceObjective", "inferenceobjectives"),
-    custom("llm-d.ai", "InferenceModelRewrite", "inferencemodelrewrites"),
-    custom("inference.networking.x-k8s.io", "InferenceObjective", "inferenceobjectives"),
-    custom("inference.networking.x-k8s.io", "InferenceModelRewrite", "inferencemodelrewrites"),
-    custom("inference.networking.x-k8s.io", "InferenceModel", "inferencemodels"),
+    custom(
+        "llm-d.ai",
+        "InferenceModelRewrite",
+        "inferencemodelrewrites",
+    ),
+    custom(
+        "inference.networking.x-k8s.io",
+        "InferenceObjective",
+        "inferenceobjectives",
+    ),
+    custom(
+        "inference.networking.x-k8s.io",
+        "InferenceModelRewrite",
+        "inferencemodelrewrites",
+    ),
+    custom(
+        "inference.networking.x-k8s.io",
+        "InferenceModel",
+        "inferencemodels",
+    ),
 ];
 
 const fn custom(group: &'static str, kind: &'static str, plural: &'static str) -> CustomKind {
-    CustomKind { group, version: "v1alpha2", kind, plural }
+    CustomKind {
+        group,
+        version: "v1alpha2",
+        kind,
+        plural,
+    }
 }
 
 // === impl PoolObjects ===
@@ -144,17 +165,43 @@ const fn custom(group: &'static str, kind: &'static str, plural: &'static str) -
 impl PoolObjects {
     /// Logs the objects in force, and those without effect.
     pub fn log(&self, pool: &str) {
-        let ObjectsSpec { objectives, models, rewrites, strict_models } = &self.spec;
+        let ObjectsSpec {
+            objectives,
+            models,
+            rewrites,
+            strict_models,
+        } = &self.spec;
         let (objectives, models, rules) = (objectives.len(), models.len(), rewrites.len());
-        tracing::info!(pool, objectives, models, rewrite_rules = rules, strict_models, "objects in force");
+        tracing::info!(
+            pool,
+            objectives,
+            models,
+            rewrite_rules = rules,
+            strict_models,
+            "objects in force"
+        );
         for (other, count) in &self.elsewhere {
-            tracing::info!(pool, count, pool_ref = other, "objects of another pool have no effect on this one");
+            tracing::info!(
+                pool,
+                count,
+                pool_ref = other,
+                "objects of another pool have no effect on this one"
+            );
         }
         for (other, count) in &self.without_pool {
-            tracing::warn!(pool, count, pool_ref = other, "objects name a pool that this daemon does not serve; they have no effect");
+            tracing::warn!(
+                pool,
+                count,
+                pool_ref = other,
+                "objects name a pool that this daemon does not serve; they have no effect"
+            );
         }
         for object in &self.shadowed {
-            tracing::warn!(pool, object, "an older object has the same name; this one has no effect");
+            tracing::warn!(
+                pool,
+                object,
+                "an older object has the same name; this one has no effect"
+            );
         }
     }
 }
@@ -165,16 +212,34 @@ impl ObjectsFile {
     /// Follows the objects at `path` for the pool named `pool`.
     #[must_use]
     pub fn new(path: PathBuf, pool: Arc<str>, selection: ObjectSelection) -> Self {
-        Self { from: ObjectOrigin::Files(FileSetWatcher::new(path)), pool, selection, last_objects: None }
+        Self {
+            from: ObjectOrigin::Files(FileSetWatcher::new(path)),
+            pool,
+            selection,
+            last_objects: None,
+        }
     }
 
     /// Follows the objects in a namespace of Kubernetes. The cluster need not be reachable.
     ///
     /// # Errors
     /// Says which part of the access to the cluster is missing.
-    pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, selection: ObjectSelection) -> Result<Self, String> {
-        let objects = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
-        Ok(Self { from: ObjectOrigin::Cluster(kube_namespace, objects), pool, selection, last_objects: None })
+    pub async fn in_cluster(
+        kube_namespace: String,
+        pool: Arc<str>,
+        selection: ObjectSelection,
+    ) -> Result<Self, String> {
+        let objects = follow_objects(
+            &kubernetes::connect().await?,
+            &kube_namespace,
+            &CLUSTER_KINDS,
+        );
+        Ok(Self {
+            from: ObjectOrigin::Cluster(kube_namespace, objects),
+            pool,
+            selection,
+            last_objects: None,
+        })
     }
 
     /// The source, for messages.
@@ -203,7 +268,10 @@ impl ObjectsFile {
 
     async fn next(&mut self) -> Result<PoolObjects, String> {
         match &mut self.from {
-            ObjectOrigin::Files(follow) => of_pool(&follow.changed().await.map_err(|e| e.to_string())?, &self.selection),
+            ObjectOrigin::Files(follow) => of_pool(
+                &follow.changed().await.map_err(|e| e.to_string())?,
+                &self.selection,
+            ),
             ObjectOrigin::Cluster(_, told) => match told.next().await {
                 Some(Ok(all)) => of_cluster(&all, &self.pool, &self.selection),
                 Some(Err(why)) => Err(why),
@@ -215,12 +283,19 @@ impl ObjectsFile {
 
 impl fmt::Debug for ObjectsFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ObjectsFile").field("from", &self.described()).field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("ObjectsFile")
+            .field("from", &self.described())
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
     }
 }
 
 /// Selects a pool's objects among all in a namespace. Unreadable objects are skipped and logged.
-fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<PoolObjects, String> {
+fn of_cluster(
+    all: &[Value],
+    pool: &str,
+    selection: &ObjectSelection,
+) -> Result<PoolObjects, String> {
     let mut objects = Vec::new();
     for object in all {
         let (report, read) = read(&object.to_string()); // JSON is YAML
@@ -228,7 +303,11 @@ fn of_cluster(all: &[Value], pool: &str, selection: &ObjectSelection) -> Result<
             objects.extend(read);
         } else {
             let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
-            tracing::warn!(pool, why = report.complaints(&name), "an object cannot be used");
+            tracing::warn!(
+                pool,
+                why = report.complaints(&name),
+                "an object cannot be used"
+            );
         }
     }
     checked(select(objects, selection), &selection.pool)
@@ -249,9 +328,15 @@ pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjec
             complaints.push(report.complaints(&file));
         }
         for object in read {
-            let key = (object.body.kind(), object.namespace.clone(), object.name.clone());
+            let key = (
+                object.body.kind(),
+                object.namespace.clone(),
+                object.name.clone(),
+            );
             match taken.get(&key) {
-                Some(other) if *other != file => complaints.push(format!("{file}: {} {:?} is in {other} too", key.0, key.2)),
+                Some(other) if *other != file => {
+                    complaints.push(format!("{file}: {} {:?} is in {other} too", key.0, key.2))
+                }
                 _ => drop(taken.insert(key, file.clone())),
             }
             objects.push(object);
@@ -272,25 +357,50 @@ fn checked(found: PoolObjects, pool: &PoolName) -> Result<PoolObjects, String> {
 
 /// Selects the objects of a pool, oldest first.
 fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObjects {
-    let ObjectSelection { pool, served, strict_models } = selection;
+    let ObjectSelection {
+        pool,
+        served,
+        strict_models,
+    } = selection;
     // Kubernetes' timestamps sort as text. The sort is stable, so the order of files decides the
     // rest.
     objects.sort_by_key(|object| (object.created.is_none(), object.created.clone()));
-    let mut found = PoolObjects { spec: ObjectsSpec { strict_models: *strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
+    let mut found = PoolObjects {
+        spec: ObjectsSpec {
+            strict_models: *strict_models,
+            ..ObjectsSpec::default()
+        },
+        ..PoolObjects::default()
+    };
     for object in objects {
         if !pool.is_named_by(&object) {
-            let others = if served.iter().any(|other| other.is_named_by(&object)) { &mut found.elsewhere } else { &mut found.without_pool };
+            let others = if served.iter().any(|other| other.is_named_by(&object)) {
+                &mut found.elsewhere
+            } else {
+                &mut found.without_pool
+            };
             *others.entry(object.pool_in_full()).or_default() += 1;
             continue;
         }
         let spec = &mut found.spec;
         match object.body {
-            ObjectBody::Objective { .. } if spec.objectives.iter().any(|o| o.name == object.name) => {
-                found.shadowed.push(format!("{} {:?}", ObjectKind::InferenceObjective, object.name));
+            ObjectBody::Objective { .. }
+                if spec.objectives.iter().any(|o| o.name == object.name) =>
+            {
+                found.shadowed.push(format!(
+                    "{} {:?}",
+                    ObjectKind::InferenceObjective,
+                    object.name
+                ));
             }
-            ObjectBody::Objective { priority } => spec.objectives.push(ObjectiveSpec { name: object.name, priority }),
+            ObjectBody::Objective { priority } => spec.objectives.push(ObjectiveSpec {
+                name: object.name,
+                priority,
+            }),
             ObjectBody::Model(model) if spec.models.iter().any(|m| m.name == model.name) => {
-                found.shadowed.push(format!("{} {:?}", ObjectKind::InferenceModel, object.name));
+                found
+                    .shadowed
+                    .push(format!("{} {:?}", ObjectKind::InferenceModel, object.name));
             }
             ObjectBody::Model(model) => spec.models.push(model),
             ObjectBody::Rewrite(rules) => spec.rewrites.extend(rules),
@@ -302,8 +412,13 @@ fn select(mut objects: Vec<PoolObject>, selection: &ObjectSelection) -> PoolObje
 /// Whether the text is a file of objects rather than a configuration, judged by its first `kind`.
 #[must_use]
 pub fn holds_objects(text: &str) -> bool {
-    let kinds = text.lines().filter_map(|line| line.trim_start_matches(['-', ' ', '{', '"']).strip_prefix("kind"));
-    let first = kinds.map(|rest| rest.trim_matches(|c: char| !c.is_ascii_alphanumeric())).next();
+    let kinds = text.lines().filter_map(|line| {
+        line.trim_start_matches(['-', ' ', '{', '"'])
+            .strip_prefix("kind")
+    });
+    let first = kinds
+        .map(|rest| rest.trim_matches(|c: char| !c.is_ascii_alphanumeric()))
+        .next();
     first.is_some_and(|kind| kind == "List" || ObjectKind::nearest(kind).is_some())
 }
 
@@ -319,12 +434,18 @@ impl PoolName {
     /// The pool of this name, for objects of any namespace.
     #[must_use]
     pub fn anywhere(name: &str) -> Self {
-        Self { name: name.into(), namespace: None }
+        Self {
+            name: name.into(),
+            namespace: None,
+        }
     }
 
     /// Whether the object names this pool. An object in a file needs no namespace.
     fn is_named_by(&self, object: &PoolObject) -> bool {
-        let here = self.namespace.as_deref().is_none_or(|namespace| object.namespace.is_empty() || object.namespace == namespace);
+        let here = self
+            .namespace
+            .as_deref()
+            .is_none_or(|namespace| object.namespace.is_empty() || object.namespace == namespace);
         here && *self.name == object.pool
     }
 }
@@ -336,7 +457,11 @@ impl ObjectSelection {
     #[must_use]
     pub fn of(pool: &str) -> Self {
         let pool = PoolName::anywhere(pool);
-        Self { served: Arc::from([pool.clone()]), pool, strict_models: false }
+        Self {
+            served: Arc::from([pool.clone()]),
+            pool,
+            strict_models: false,
+        }
     }
 }
 
@@ -345,7 +470,11 @@ impl ObjectSelection {
 impl PoolObject {
     /// The pool that the object names, with the namespace.
     fn pool_in_full(&self) -> String {
-        if self.namespace.is_empty() { self.pool.clone() } else { format!("{}/{}", self.namespace, self.pool) }
+        if self.namespace.is_empty() {
+            self.pool.clone()
+        } else {
+            format!("{}/{}", self.namespace, self.pool)
+        }
     }
 }
 

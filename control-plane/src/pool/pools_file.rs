@@ -18,7 +18,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::pool::backends::{DirectorySource, DiscoverySource, EtcdSource, InferencePoolSource, KubernetesSource};
+use crate::pool::backends::{
+    DirectorySource, DiscoverySource, EtcdSource, InferencePoolSource, KubernetesSource,
+};
 use crate::pool::objects::{ObjectsSource, PoolName};
 
 /// The most pools of one daemon. Each pool has its own scraper and at most 1,024 endpoints.
@@ -101,14 +103,20 @@ enum ObjectsKubernetes {
 /// # Errors
 /// Says which entry is invalid and why.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
-    let text = discovery::file_watcher::read(path).await.map_err(|e| e.to_string())?;
+    let text = discovery::file_watcher::read(path)
+        .await
+        .map_err(|e| e.to_string())?;
     parse(&text, given).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
-    let file: PoolsFile = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+    let file: PoolsFile =
+        serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
     if file.pools.is_empty() || file.pools.len() > POOLS_MAX {
-        return Err(format!("{} pools; 1 to {POOLS_MAX} are allowed", file.pools.len()));
+        return Err(format!(
+            "{} pools; 1 to {POOLS_MAX} are allowed",
+            file.pools.len()
+        ));
     }
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
@@ -127,7 +135,10 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
             strict_models,
         } = row;
         if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
-            return Err(format!("pool name {name:?}: 1 to {} bytes are allowed", discovery::NAME_BYTES_MAX));
+            return Err(format!(
+                "pool name {name:?}: 1 to {} bytes are allowed",
+                discovery::NAME_BYTES_MAX
+            ));
         }
         if !names.insert(name.clone()) {
             return Err(format!("two pools are named {name:?}"));
@@ -143,20 +154,37 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
         .into_iter()
         .flatten();
         let (Some(endpoints), None) = (given_sources.next(), given_sources.next()) else {
-            return Err(format!("pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"));
+            return Err(format!(
+                "pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"
+            ));
         };
         if objects.is_some() && objects_kubernetes.is_some() {
-            return Err(format!("pool {name:?}: give one of objects and objectsKubernetes"));
+            return Err(format!(
+                "pool {name:?}: give one of objects and objectsKubernetes"
+            ));
         }
         let strict_models = strict_models.unwrap_or(given.strict_models);
         let objects = match (objects, objects_kubernetes) {
-            (None, None) => ObjectsSource { strict_models, ..given.clone() },
+            (None, None) => ObjectsSource {
+                strict_models,
+                ..given.clone()
+            },
             (path, kubernetes) => {
-                let kubernetes = kubernetes.map_or(Ok(None), |asked| asked.namespace(&name, &endpoints))?;
-                ObjectsSource { path, kubernetes, strict_models }
+                let kubernetes =
+                    kubernetes.map_or(Ok(None), |asked| asked.namespace(&name, &endpoints))?;
+                ObjectsSource {
+                    path,
+                    kubernetes,
+                    strict_models,
+                }
             }
         };
-        sources.push(PoolSource { name, endpoints, config, objects });
+        sources.push(PoolSource {
+            name,
+            endpoints,
+            config,
+            objects,
+        });
     }
     Ok(sources)
 }
@@ -190,30 +218,71 @@ mod tests {
                     - {name: b, inferencePool: {name: qwen}, objectsKubernetes: true}\n\
                     - {name: c, inferencePool: {name: qwen}, objectsKubernetes: false}\n\
                     - {name: d, endpoints: ['10.0.0.1:8000'], objectsKubernetes: ml}\n";
-        let given = ObjectsSource { kubernetes: Some("all".to_owned()), ..ObjectsSource::default() };
+        let given = ObjectsSource {
+            kubernetes: Some("all".to_owned()),
+            ..ObjectsSource::default()
+        };
         let pools = parse(text, &given).unwrap();
-        let namespaces: Vec<Option<&str>> = pools.iter().map(|pool| pool.objects.kubernetes.as_deref()).collect();
-        assert_eq!(namespaces, [Some("prod"), Some("default"), None, Some("ml")]);
-        let name = |name: &str, namespace: Option<&str>| PoolName { name: name.into(), namespace: namespace.map(Into::into) };
+        let namespaces: Vec<Option<&str>> = pools
+            .iter()
+            .map(|pool| pool.objects.kubernetes.as_deref())
+            .collect();
+        assert_eq!(
+            namespaces,
+            [Some("prod"), Some("default"), None, Some("ml")]
+        );
+        let name = |name: &str, namespace: Option<&str>| PoolName {
+            name: name.into(),
+            namespace: namespace.map(Into::into),
+        };
         let names: Vec<PoolName> = pools.iter().map(PoolSource::named).collect();
-        assert_eq!(names, [name("llama", Some("prod")), name("qwen", Some("default")), name("qwen", Some("default")), name("d", None)]);
+        assert_eq!(
+            names,
+            [
+                name("llama", Some("prod")),
+                name("qwen", Some("default")),
+                name("qwen", Some("default")),
+                name("d", None)
+            ]
+        );
     }
 
     #[test]
     fn reads_pools_of_both_kinds() {
         let text = "pools:\n- {name: a, endpointsFile: a.yaml, config: c.yaml}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
-        let [a, b] = parse(text, &ObjectsSource::default()).unwrap().try_into().unwrap();
-        assert_eq!((a.endpoints, a.config), (EndpointsSource::File("a.yaml".into()), Some("c.yaml".into())));
-        assert_eq!(b.endpoints, EndpointsSource::List(vec!["10.0.0.1:8000".to_owned()]));
+        let [a, b] = parse(text, &ObjectsSource::default())
+            .unwrap()
+            .try_into()
+            .unwrap();
+        assert_eq!(
+            (a.endpoints, a.config),
+            (
+                EndpointsSource::File("a.yaml".into()),
+                Some("c.yaml".into())
+            )
+        );
+        assert_eq!(
+            b.endpoints,
+            EndpointsSource::List(vec!["10.0.0.1:8000".to_owned()])
+        );
     }
 
     #[test]
     fn what_the_pages_show_can_be_used() {
-        for (page, pools) in [(include_str!("../../../docs/how-to/discovery.md"), 6), (include_str!("../../../README.md"), 2)] {
-            let shown = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        for (page, pools) in [
+            (include_str!("../../../docs/how-to/discovery.md"), 6),
+            (include_str!("../../../README.md"), 2),
+        ] {
+            let shown = page
+                .split("```yaml\n")
+                .skip(1)
+                .filter_map(|rest| rest.split("```").next());
             let files: Vec<&str> = shown.filter(|text| text.starts_with("pools:")).collect();
             assert!(!files.is_empty(), "a page shows a file of pools");
-            let found: usize = files.iter().map(|text| parse(text, &ObjectsSource::default()).unwrap().len()).sum();
+            let found: usize = files
+                .iter()
+                .map(|text| parse(text, &ObjectsSource::default()).unwrap().len())
+                .sum();
             assert_eq!(found, pools);
         }
     }
@@ -221,23 +290,51 @@ mod tests {
     #[test]
     fn objects_of_a_pool_go_before_those_of_all() {
         let text = "pools:\n- {name: a, endpoints: ['10.0.0.1:8000'], objects: own, strictModels: false}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
-        let source = |path: &str, strict_models| ObjectsSource { path: Some(path.into()), strict_models, ..ObjectsSource::default() };
-        let [a, b] = parse(text, &source("all", true)).unwrap().try_into().unwrap();
-        assert_eq!((a.objects, b.objects), (source("own", false), source("all", true)));
+        let source = |path: &str, strict_models| ObjectsSource {
+            path: Some(path.into()),
+            strict_models,
+            ..ObjectsSource::default()
+        };
+        let [a, b] = parse(text, &source("all", true))
+            .unwrap()
+            .try_into()
+            .unwrap();
+        assert_eq!(
+            (a.objects, b.objects),
+            (source("own", false), source("all", true))
+        );
     }
 
     #[test]
     fn says_what_is_wrong() {
         for (text, expected) in [
             ("pools: []", "0 pools"),
-            ("pools:\n- {name: a, endpoints: [x]}\n- {name: a, endpoints: [y]}", "two pools are named \"a\""),
+            (
+                "pools:\n- {name: a, endpoints: [x]}\n- {name: a, endpoints: [y]}",
+                "two pools are named \"a\"",
+            ),
             ("pools: [{name: a}]", "one of endpointsFile"),
-            ("pools: [{name: a, endpoints: [], endpointsFile: f}]", "one of endpointsFile"),
-            ("pools: [{name: a, directory: {path: p, namespace: n, components: []}, endpointsFile: f}]", "one of endpointsFile"),
-            ("pools: [{name: a, directory: {path: p, namespace: n, components: [{name: d, rule: x}]}}]", "rule"),
-            ("pools: [{name: a, kubernetes: {components: []}}]", "namespace"),
+            (
+                "pools: [{name: a, endpoints: [], endpointsFile: f}]",
+                "one of endpointsFile",
+            ),
+            (
+                "pools: [{name: a, directory: {path: p, namespace: n, components: []}, endpointsFile: f}]",
+                "one of endpointsFile",
+            ),
+            (
+                "pools: [{name: a, directory: {path: p, namespace: n, components: [{name: d, rule: x}]}}]",
+                "rule",
+            ),
+            (
+                "pools: [{name: a, kubernetes: {components: []}}]",
+                "namespace",
+            ),
             ("pools: [{name: '', endpoints: []}]", "pool name"),
-            ("pools: [{name: a, endpoints: [x], objectsKubernetes: true}]", "give the namespace"),
+            (
+                "pools: [{name: a, endpoints: [x], objectsKubernetes: true}]",
+                "give the namespace",
+            ),
             ("pools: [{name: a, endpoint: []}]", "endpoint"),
         ] {
             let error = parse(text, &ObjectsSource::default()).unwrap_err();

@@ -69,21 +69,37 @@ enum Standing {
 
 /// The identity of the process that is this instance.
 pub(super) fn key(instance: &Instance) -> EndpointKey {
-    (instance.namespace.clone(), instance.name.clone(), instance.generation.clone(), instance.address)
+    (
+        instance.namespace.clone(),
+        instance.name.clone(),
+        instance.generation.clone(),
+        instance.address,
+    )
 }
 
 // === impl UnconfirmedEndpoints ===
 
 impl UnconfirmedEndpoints {
     /// Applies a set of discovery. Returns the instances that belong in the pool, and the others.
-    pub(super) fn select(&mut self, set: Vec<Instance>, members: &[PoolMember], now: WallAndMonotonic) -> (Vec<Instance>, Vec<Absentee>) {
+    pub(super) fn select(
+        &mut self,
+        set: Vec<Instance>,
+        members: &[PoolMember],
+        now: WallAndMonotonic,
+    ) -> (Vec<Instance>, Vec<Absentee>) {
         let mut before = std::mem::take(&mut self.known);
         if set.iter().all(|instance| instance.unconfirmed.is_none()) {
             self.set.clear();
             return (set, Vec::new());
         }
-        let statuses: BTreeMap<EndpointKey, &MetricsStatus> = members.iter().map(|m| (key(&m.instance), &m.metrics)).collect();
-        let confirmed = set.iter().filter(|instance| instance.unconfirmed.is_none()).count();
+        let statuses: BTreeMap<EndpointKey, &MetricsStatus> = members
+            .iter()
+            .map(|m| (key(&m.instance), &m.metrics))
+            .collect();
+        let confirmed = set
+            .iter()
+            .filter(|instance| instance.unconfirmed.is_none())
+            .count();
         let nearly_all = confirmed * CONFIRMED_ONE_IN <= set.len();
         self.set.clone_from(&set);
         let (mut kept, mut absent) = (Vec::new(), Vec::new());
@@ -94,13 +110,25 @@ impl UnconfirmedEndpoints {
             }
             let key = key(&instance);
             let status = statuses.get(&key).copied();
-            let first = if status.is_some() { Standing::Stays } else { Standing::Outside };
-            let doubt = before.remove(&key).unwrap_or(Doubt { since: now.instant, wall: now.wall, standing: first });
+            let first = if status.is_some() {
+                Standing::Stays
+            } else {
+                Standing::Outside
+            };
+            let doubt = before.remove(&key).unwrap_or(Doubt {
+                since: now.instant,
+                wall: now.wall,
+                standing: first,
+            });
             let standing = doubt.judge(status, nearly_all, now.instant);
             match standing {
                 Standing::Stays => kept.push(instance),
                 Standing::Outside | Standing::Left => {
-                    absent.push(Absentee { instance: Arc::new(instance), absence: Absence::Unconfirmed, since: doubt.wall });
+                    absent.push(Absentee {
+                        instance: Arc::new(instance),
+                        absence: Absence::Unconfirmed,
+                        since: doubt.wall,
+                    });
                 }
             }
             self.known.insert(key, Doubt { standing, ..doubt });
@@ -112,9 +140,14 @@ impl UnconfirmedEndpoints {
     pub(super) fn overdue(&self, members: &[PoolMember], now: Instant) -> Option<Vec<Instance>> {
         let leaves = |member: &PoolMember| {
             let doubt = self.known.get(&key(&member.instance));
-            doubt.is_some_and(|doubt| doubt.judge(Some(&member.metrics), true, now) == Standing::Left)
+            doubt.is_some_and(|doubt| {
+                doubt.judge(Some(&member.metrics), true, now) == Standing::Left
+            })
         };
-        let any = members.iter().filter(|member| member.instance.unconfirmed.is_some()).any(leaves);
+        let any = members
+            .iter()
+            .filter(|member| member.instance.unconfirmed.is_some())
+            .any(leaves);
         any.then(|| self.set.clone())
     }
 }
@@ -143,33 +176,64 @@ mod tests {
     use super::*;
 
     fn instance(name: u16, unconfirmed: bool) -> Instance {
-        let instance = Instance::new(format!("e{name}"), SocketAddr::from(([10, 0, 0, 1], name + 1)));
-        Instance { unconfirmed: unconfirmed.then(|| "node".into()), ..instance }
+        let instance = Instance::new(
+            format!("e{name}"),
+            SocketAddr::from(([10, 0, 0, 1], name + 1)),
+        );
+        Instance {
+            unconfirmed: unconfirmed.then(|| "node".into()),
+            ..instance
+        }
     }
 
     fn set(of: &[(u16, bool)]) -> Vec<Instance> {
-        of.iter().map(|&(name, unconfirmed)| instance(name, unconfirmed)).collect()
+        of.iter()
+            .map(|&(name, unconfirmed)| instance(name, unconfirmed))
+            .collect()
     }
 
     fn members(of: &[(u16, MetricsStatus)]) -> Vec<PoolMember> {
-        let id = |name: u16| EndpointRef { slot: Slot(name), generation: Generation(1) };
+        let id = |name: u16| EndpointRef {
+            slot: Slot(name),
+            generation: Generation(1),
+        };
         let make = |(name, metrics): &(u16, MetricsStatus)| {
-            let made = member(id(*name), Arc::new(instance(*name, true)), 1, WallAndMonotonic::read());
-            PoolMember { metrics: metrics.clone(), ..made }
+            let made = member(
+                id(*name),
+                Arc::new(instance(*name, true)),
+                1,
+                WallAndMonotonic::read(),
+            );
+            PoolMember {
+                metrics: metrics.clone(),
+                ..made
+            }
         };
         of.iter().map(make).collect()
     }
 
     fn fresh(names: impl IntoIterator<Item = u16>) -> Vec<PoolMember> {
-        members(&names.into_iter().map(|name| (name, MetricsStatus::Fresh)).collect::<Vec<_>>())
+        members(
+            &names
+                .into_iter()
+                .map(|name| (name, MetricsStatus::Fresh))
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn at(origin: Instant, elapsed: Duration) -> WallAndMonotonic {
-        WallAndMonotonic { instant: origin + elapsed, wall: SystemTime::UNIX_EPOCH + elapsed }
+        WallAndMonotonic {
+            instant: origin + elapsed,
+            wall: SystemTime::UNIX_EPOCH + elapsed,
+        }
     }
 
     fn names(kept: &(Vec<Instance>, Vec<Absentee>)) -> String {
-        kept.0.iter().map(|instance| instance.name.as_str()).collect::<Vec<_>>().join(" ")
+        kept.0
+            .iter()
+            .map(|instance| instance.name.as_str())
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     fn unknown() -> MetricsStatus {
@@ -184,9 +248,20 @@ mod tests {
         let now = members(&[(0, MetricsStatus::Fresh), (1, failing), (2, unknown())]);
         let kept = doubts.select(all.clone(), &now, at(origin, Duration::ZERO));
         assert_eq!(names(&kept), "e0 e1", "one failed scrape is no proof");
-        assert_eq!((kept.1[0].absence, &*kept.1[0].instance.name), (Absence::Unconfirmed, "e2"));
-        assert_eq!(names(&doubts.select(all, &fresh(0..2), at(origin, Duration::from_secs(1)))), "e0 e1", "e2 does not come back");
-        let recovered = doubts.select(set(&[(0, true), (1, true), (2, false)]), &fresh(0..2), at(origin, Duration::from_secs(2)));
+        assert_eq!(
+            (kept.1[0].absence, &*kept.1[0].instance.name),
+            (Absence::Unconfirmed, "e2")
+        );
+        assert_eq!(
+            names(&doubts.select(all, &fresh(0..2), at(origin, Duration::from_secs(1)))),
+            "e0 e1",
+            "e2 does not come back"
+        );
+        let recovered = doubts.select(
+            set(&[(0, true), (1, true), (2, false)]),
+            &fresh(0..2),
+            at(origin, Duration::from_secs(2)),
+        );
         assert_eq!(names(&recovered), "e0 e1 e2", "until it is confirmed");
     }
 
@@ -197,31 +272,69 @@ mod tests {
         doubts.select(all.clone(), &fresh(0..2), at(origin, Duration::ZERO));
         let last = UNCONFIRMED_MAX - Duration::from_millis(1);
         assert_eq!(doubts.overdue(&fresh(0..2), origin + last), None);
-        assert_eq!(names(&doubts.select(all.clone(), &fresh(0..2), at(origin, last))), "e0 e1", "a set does not restart the time");
-        assert_eq!(doubts.overdue(&fresh(0..2), origin + UNCONFIRMED_MAX), Some(all.clone()));
-        assert_eq!(names(&doubts.select(all, &fresh(0..2), at(origin, UNCONFIRMED_MAX))), "e1");
+        assert_eq!(
+            names(&doubts.select(all.clone(), &fresh(0..2), at(origin, last))),
+            "e0 e1",
+            "a set does not restart the time"
+        );
+        assert_eq!(
+            doubts.overdue(&fresh(0..2), origin + UNCONFIRMED_MAX),
+            Some(all.clone())
+        );
+        assert_eq!(
+            names(&doubts.select(all, &fresh(0..2), at(origin, UNCONFIRMED_MAX))),
+            "e1"
+        );
         doubts.select(set(&[(0, false)]), &[], at(origin, UNCONFIRMED_MAX));
         let again = doubts.select(set(&[(0, true)]), &fresh(0..1), at(origin, UNCONFIRMED_MAX));
-        assert_eq!(names(&again), "e0", "confirmed in between: the time starts again");
+        assert_eq!(
+            names(&again),
+            "e0",
+            "confirmed in between: the time starts again"
+        );
     }
 
     #[test]
     fn a_new_leader_takes_them_only_if_nearly_all_are_unconfirmed() {
         let now = at(Instant::now(), Duration::ZERO);
-        let with_confirmed = |confirmed: u16| -> Vec<Instance> { (0..10).map(|i| instance(i, i >= confirmed)).collect() };
-        let joined = |confirmed: u16| UnconfirmedEndpoints::default().select(with_confirmed(confirmed), &[], now).0.len();
-        assert_eq!([joined(0), joined(1), joined(2), joined(10)], [10, 10, 2, 10]);
+        let with_confirmed = |confirmed: u16| -> Vec<Instance> {
+            (0..10).map(|i| instance(i, i >= confirmed)).collect()
+        };
+        let joined = |confirmed: u16| {
+            UnconfirmedEndpoints::default()
+                .select(with_confirmed(confirmed), &[], now)
+                .0
+                .len()
+        };
+        assert_eq!(
+            [joined(0), joined(1), joined(2), joined(10)],
+            [10, 10, 2, 10]
+        );
         let mut doubts = UnconfirmedEndpoints::default();
         doubts.select(with_confirmed(5), &[], now);
-        assert_eq!(doubts.select(with_confirmed(1), &[], now).0.len(), 10, "the nodes are reported one after another");
+        assert_eq!(
+            doubts.select(with_confirmed(1), &[], now).0.len(),
+            10,
+            "the nodes are reported one after another"
+        );
     }
 
     #[test]
     fn an_endpoint_that_discovery_has_no_more_leaves_at_once() {
-        let (now, mut doubts) = (at(Instant::now(), Duration::ZERO), UnconfirmedEndpoints::default());
+        let (now, mut doubts) = (
+            at(Instant::now(), Duration::ZERO),
+            UnconfirmedEndpoints::default(),
+        );
         doubts.select(set(&[(0, true), (1, true)]), &fresh(0..2), now);
-        assert_eq!(names(&doubts.select(set(&[(0, true)]), &fresh(0..2), now)), "e0");
-        assert_eq!(names(&doubts.select(Vec::new(), &fresh(0..2), now)), "", "a pool scaled to zero is empty");
+        assert_eq!(
+            names(&doubts.select(set(&[(0, true)]), &fresh(0..2), now)),
+            "e0"
+        );
+        assert_eq!(
+            names(&doubts.select(Vec::new(), &fresh(0..2), now)),
+            "",
+            "a pool scaled to zero is empty"
+        );
         assert!(doubts.known.is_empty() && doubts.set.is_empty());
     }
 

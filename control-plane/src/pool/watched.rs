@@ -16,6 +16,9 @@ pub type WatchedComponents = Vec<(String, WatchedComponent)>;
 impl EndpointSource {
     /// A source without components.
     pub fn plain(changes: SetChanges) -> Self {
-        Self { changes, components: Vec::new() }
+        Self {
+            changes,
+            components: Vec::new(),
+        }
     }
 }

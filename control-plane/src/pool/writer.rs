@@ -91,7 +91,13 @@ impl Pool {
     /// Creates a pool without endpoints.
     #[must_use]
     pub fn new(settings: PoolSettings) -> Self {
-        let PoolSettings { name, pipeline, config_file, staleness_max, generation_first } = settings;
+        let PoolSettings {
+            name,
+            pipeline,
+            config_file,
+            staleness_max,
+            generation_first,
+        } = settings;
         let now = SystemTime::now();
         let view = PoolView {
             name,
@@ -102,7 +108,10 @@ impl Pool {
             pipeline: Arc::new(pipeline),
             objects: Arc::default(),
             staleness_max,
-            eds: EdsSet { revision: 1, addresses: Arc::from([]) },
+            eds: EdsSet {
+                revision: 1,
+                addresses: Arc::from([]),
+            },
             absent: Arc::from([]),
             generation_next: generation_first,
             sources: SourceStatus {
@@ -147,8 +156,10 @@ impl Pool {
     /// Restores the endpoints of the snapshot file with their slots and generations. Call it before
     /// any other method.
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
-        let members: Vec<PoolMember> =
-            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
+        let members: Vec<PoolMember> = saved
+            .into_iter()
+            .map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now))
+            .collect();
         self.view.sources.complete = true;
         self.replace_members(members);
     }
@@ -161,11 +172,19 @@ impl Pool {
             return self.restore(saved, now);
         }
         // The metrics follow their member: `replace_members` finds them by the new id.
-        let moved = adoption::adopt(&mut self.members, &saved, self.departing.iter().map(|d| d.id.slot));
+        let moved = adoption::adopt(
+            &mut self.members,
+            &saved,
+            self.departing.iter().map(|d| d.id.slot),
+        );
         let mut members = self.members.clone();
         for position in moved.into_iter().rev() {
             let PoolMember { instance, .. } = members.remove(position);
-            self.waiting.push(Absentee { instance, absence: Absence::NoFreeSlot, since: now.wall });
+            self.waiting.push(Absentee {
+                instance,
+                absence: Absence::NoFreeSlot,
+                since: now.wall,
+            });
         }
         self.admit_waiting(&mut members, now);
         self.replace_members(members);
@@ -187,7 +206,10 @@ impl Pool {
         self.touched |= self.dropped != dropped;
         self.dropped = dropped;
         // A new process at the same address is a new generation and gets its own slot.
-        let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (unconfirmed::key(&i), i)).collect();
+        let mut wanted: BTreeMap<_, Instance> = instances
+            .into_iter()
+            .map(|i| (unconfirmed::key(&i), i))
+            .collect();
         let mut members = Vec::with_capacity(wanted.len());
         let mut changed = false;
         for old in &self.members {
@@ -195,17 +217,30 @@ impl Pool {
                 Some(new) if new == *old.instance => members.push(old.clone()),
                 Some(new) => {
                     changed = true;
-                    members.push(PoolMember { metadata: InstanceMetadata::from_instance(&new), instance: Arc::new(new), ..old.clone() });
+                    members.push(PoolMember {
+                        metadata: InstanceMetadata::from_instance(&new),
+                        instance: Arc::new(new),
+                        ..old.clone()
+                    });
                 }
                 None => {
                     changed = true;
                     let revision = self.view.revision + 1;
-                    self.departing.push(DepartingHost { id: old.id, instance: Arc::clone(&old.instance), at: now, revision });
+                    self.departing.push(DepartingHost {
+                        id: old.id,
+                        instance: Arc::clone(&old.instance),
+                        at: now,
+                        revision,
+                    });
                 }
             }
         }
         self.waiting.clear();
-        let waiting = |i| Absentee { instance: Arc::new(i), absence: Absence::NoFreeSlot, since: now.wall };
+        let waiting = |i| Absentee {
+            instance: Arc::new(i),
+            absence: Absence::NoFreeSlot,
+            since: now.wall,
+        };
         self.waiting.extend(wanted.into_values().map(waiting));
         changed |= self.make_room(&mut members, now);
         let kept = members.len();
@@ -234,7 +269,8 @@ impl Pool {
                 self.view.sources.config.take(changed, now.wall);
                 if changed {
                     self.view.revision += 1;
-                    self.hosts.follow(&pipeline, self.view.revision, now.instant);
+                    self.hosts
+                        .follow(&pipeline, self.view.revision, now.instant);
                     self.view.pipeline = Arc::new(pipeline);
                     self.refresh_eds();
                 }
@@ -256,7 +292,11 @@ impl Pool {
     pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: WallAndMonotonic) {
         self.touched = true;
         match objects {
-            Ok(PoolObjects { spec: objects, without_pool, .. }) => {
+            Ok(PoolObjects {
+                spec: objects,
+                without_pool,
+                ..
+            }) => {
                 self.view.sources.objects_without_pool = Arc::new(without_pool);
                 let changed = *self.view.objects != objects;
                 self.view.sources.objects.take(changed, now.wall);
@@ -274,9 +314,18 @@ impl Pool {
 
     /// Applies an event of the scraper. Drops events of an old generation.
     pub fn observe(&mut self, event: ScrapeEvent, now: WallAndMonotonic) {
-        let (ScrapeEvent::Metrics(id, _) | ScrapeEvent::Failed(id, ..) | ScrapeEvent::Restarted(id)) = &event;
-        let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else { return };
-        let (Some(member), Some(metrics)) = (self.members.get_mut(position), self.metrics.get_mut(position)) else { return };
+        let (ScrapeEvent::Metrics(id, _)
+        | ScrapeEvent::Failed(id, ..)
+        | ScrapeEvent::Restarted(id)) = &event;
+        let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else {
+            return;
+        };
+        let (Some(member), Some(metrics)) = (
+            self.members.get_mut(position),
+            self.metrics.get_mut(position),
+        ) else {
+            return;
+        };
         if member.id != *id {
             return;
         }
@@ -295,8 +344,15 @@ impl Pool {
             }
             ScrapeEvent::Failed(_, reason, _) => {
                 let why = reason.to_string();
-                let known = matches!(member.metrics, MetricsStatus::Fresh | MetricsStatus::Failing(_));
-                let status = if known { MetricsStatus::Failing(why) } else { MetricsStatus::Unknown(why) };
+                let known = matches!(
+                    member.metrics,
+                    MetricsStatus::Fresh | MetricsStatus::Failing(_)
+                );
+                let status = if known {
+                    MetricsStatus::Failing(why)
+                } else {
+                    MetricsStatus::Unknown(why)
+                };
                 self.touched |= member.set_status(status, now.wall);
             }
             ScrapeEvent::Restarted(_) => {
@@ -314,11 +370,17 @@ impl Pool {
     }
 
     fn set_adapters(&mut self, position: usize, adapters: Arc<[Box<str>]>) {
-        let Some(member) = self.members.get_mut(position) else { return };
+        let Some(member) = self.members.get_mut(position) else {
+            return;
+        };
         let before = member.models();
         member.adapters = adapters;
         fit_adapters(&mut self.members);
-        if self.members.get(position).is_some_and(|member| member.models() != before) {
+        if self
+            .members
+            .get(position)
+            .is_some_and(|member| member.models() != before)
+        {
             self.view.revision += 1;
             self.touched = true;
         }
@@ -329,14 +391,18 @@ impl Pool {
     pub fn expire(&mut self, now: WallAndMonotonic) {
         let staleness_max = self.view.staleness_max;
         for (member, metrics) in self.members.iter_mut().zip(&mut self.metrics) {
-            let stale = member.observed_at.is_some_and(|at| now.instant.saturating_duration_since(at) > staleness_max);
+            let stale = member
+                .observed_at
+                .is_some_and(|at| now.instant.saturating_duration_since(at) > staleness_max);
             if !stale {
                 continue;
             }
             member.observed_at = None;
             let why = match &member.metrics {
                 MetricsStatus::Failing(why) | MetricsStatus::Unknown(why) => why.clone(),
-                MetricsStatus::Awaited | MetricsStatus::Fresh => format!("not scraped for {} ms", staleness_max.as_millis()),
+                MetricsStatus::Awaited | MetricsStatus::Fresh => {
+                    format!("not scraped for {} ms", staleness_max.as_millis())
+                }
             };
             member.set_status(MetricsStatus::Unknown(why), now.wall);
             *metrics = EndpointMetrics::default();
@@ -387,37 +453,59 @@ impl Pool {
             absence: Absence::Departing(d.id),
             since: d.at.wall,
         });
-        self.view.absent = departing.chain(self.waiting.iter().chain(&self.dropped).cloned()).collect();
+        self.view.absent = departing
+            .chain(self.waiting.iter().chain(&self.dropped).cloned())
+            .collect();
         if *self.view.members != *self.members {
             self.view.members = self.members.as_slice().into();
         }
-        self.view.metrics =
-            self.members.iter().zip(&self.metrics).map(|(member, metrics)| member.metadata.fill_in(metrics, &member.adapters)).collect();
+        self.view.metrics = self
+            .members
+            .iter()
+            .zip(&self.metrics)
+            .map(|(member, metrics)| member.metadata.fill_in(metrics, &member.adapters))
+            .collect();
         Some(self.view.clone())
     }
 
     fn admit_waiting(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) {
         let mut taken = [false; ENDPOINTS_MAX];
-        for id in members.iter().map(|m| m.id).chain(self.departing.iter().map(|d| d.id)) {
+        for id in members
+            .iter()
+            .map(|m| m.id)
+            .chain(self.departing.iter().map(|d| d.id))
+        {
             if let Some(slot) = taken.get_mut(usize::from(id.slot.0)) {
                 *slot = true;
             }
         }
-        let mut free = (0u16..).zip(taken).filter(|(_, taken)| !taken).map(|(slot, _)| Slot(slot));
+        let mut free = (0u16..)
+            .zip(taken)
+            .filter(|(_, taken)| !taken)
+            .map(|(slot, _)| Slot(slot));
         let mut room = ModelNameBudget::default();
         for member in &*members {
             room.reserve(&member.metadata.models);
         }
         for waiting in std::mem::take(&mut self.waiting) {
             if !room.reserve(&InstanceMetadata::from_instance(&waiting.instance).models) {
-                self.waiting.push(Absentee { absence: Absence::TooManyModels, ..waiting });
+                self.waiting.push(Absentee {
+                    absence: Absence::TooManyModels,
+                    ..waiting
+                });
                 continue;
             }
             let Some(slot) = free.next() else {
-                self.waiting.push(Absentee { absence: Absence::NoFreeSlot, ..waiting });
+                self.waiting.push(Absentee {
+                    absence: Absence::NoFreeSlot,
+                    ..waiting
+                });
                 continue;
             };
-            let id = EndpointRef { slot, generation: self.next_revision() };
+            let id = EndpointRef {
+                slot,
+                generation: self.next_revision(),
+            };
             members.push(member(id, waiting.instance, self.view.eds.revision, now));
         }
     }
@@ -425,12 +513,25 @@ impl Pool {
     /// Removes members whose model names exceed the limit, so that the others can be sent. Returns
     /// whether any was removed.
     fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
-        let (mut room, revision, before) = (ModelNameBudget::default(), self.view.revision + 1, members.len());
+        let (mut room, revision, before) = (
+            ModelNameBudget::default(),
+            self.view.revision + 1,
+            members.len(),
+        );
         members.retain(|m| {
             let fits = room.reserve(&m.metadata.models);
             if !fits {
-                self.departing.push(DepartingHost { id: m.id, instance: Arc::clone(&m.instance), at: now, revision });
-                self.waiting.push(Absentee { instance: Arc::clone(&m.instance), absence: Absence::TooManyModels, since: now.wall });
+                self.departing.push(DepartingHost {
+                    id: m.id,
+                    instance: Arc::clone(&m.instance),
+                    at: now,
+                    revision,
+                });
+                self.waiting.push(Absentee {
+                    instance: Arc::clone(&m.instance),
+                    absence: Absence::TooManyModels,
+                    since: now.wall,
+                });
             }
             fits
         });
@@ -447,9 +548,16 @@ impl Pool {
     fn replace_members(&mut self, mut members: Vec<PoolMember>) {
         members.sort_by_key(|m| m.id.slot);
         fit_adapters(&mut members);
-        let mut known: BTreeMap<EndpointRef, EndpointMetrics> =
-            self.members.iter().map(|m| m.id).zip(std::mem::take(&mut self.metrics)).collect();
-        self.metrics = members.iter().map(|m| known.remove(&m.id).unwrap_or_default()).collect();
+        let mut known: BTreeMap<EndpointRef, EndpointMetrics> = self
+            .members
+            .iter()
+            .map(|m| m.id)
+            .zip(std::mem::take(&mut self.metrics))
+            .collect();
+        self.metrics = members
+            .iter()
+            .map(|m| known.remove(&m.id).unwrap_or_default())
+            .collect();
         self.members = members;
         self.view.revision += 1;
         self.view.metrics_revision += 1;
@@ -458,7 +566,11 @@ impl Pool {
     }
 
     fn refresh_eds(&mut self) {
-        let instances = self.members.iter().map(|m| &m.instance).chain(self.departing.iter().map(|d| &d.instance));
+        let instances = self
+            .members
+            .iter()
+            .map(|m| &m.instance)
+            .chain(self.departing.iter().map(|d| &d.instance));
         let hosts = instances.filter(|instance| self.hosts.admits(instance));
         let mut addresses: Vec<SocketAddr> = hosts.map(|instance| instance.address).collect();
         addresses.sort_unstable();
@@ -475,7 +587,10 @@ impl Pool {
                 member.eds_since = revision;
             }
         }
-        self.view.eds = EdsSet { revision, addresses: addresses.into() };
+        self.view.eds = EdsSet {
+            revision,
+            addresses: addresses.into(),
+        };
     }
 }
 
@@ -489,7 +604,10 @@ fn fit_adapters(members: &mut [PoolMember]) {
     for member in members {
         let fits = room.reserve(&member.metadata.served(&member.adapters));
         if !fits && member.adapters_fit {
-            tracing::warn!(endpoint = member.instance.name, "the names of this engine's adapters are too many for the pool");
+            tracing::warn!(
+                endpoint = member.instance.name,
+                "the names of this engine's adapters are too many for the pool"
+            );
         }
         member.adapters_fit = fits;
     }
@@ -510,20 +628,40 @@ mod tests {
 
     fn pool() -> Pool {
         let pipeline = PipelineSpec::default();
-        Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max: STALENESS_MAX, generation_first: 1 })
+        Pool::new(PoolSettings {
+            name: "p".into(),
+            pipeline,
+            config_file: None,
+            staleness_max: STALENESS_MAX,
+            generation_first: 1,
+        })
     }
 
     fn instance(name: u16) -> Instance {
-        Instance::new(format!("e{name}"), SocketAddr::from(([10, 0, 0, 1], name + 1)))
+        Instance::new(
+            format!("e{name}"),
+            SocketAddr::from(([10, 0, 0, 1], name + 1)),
+        )
     }
 
     fn at(origin: Instant, ms: u64) -> WallAndMonotonic {
-        WallAndMonotonic { instant: origin + Duration::from_millis(ms), wall: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) }
+        WallAndMonotonic {
+            instant: origin + Duration::from_millis(ms),
+            wall: SystemTime::UNIX_EPOCH + Duration::from_millis(ms),
+        }
     }
 
     fn observed(queue: f32, observed_at: Instant) -> ScrapedMetrics {
-        let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-        ScrapedMetrics { metrics, process_start: None, adapters: Arc::default(), observed_at }
+        let metrics = EndpointMetrics {
+            queue_depth: Some(queue),
+            ..EndpointMetrics::default()
+        };
+        ScrapedMetrics {
+            metrics,
+            process_start: None,
+            adapters: Arc::default(),
+            observed_at,
+        }
     }
 
     #[test]
@@ -532,17 +670,30 @@ mod tests {
         let mut pool = pool();
         pool.replace_instances(vec![instance(0)], at(origin, 0));
         let id = pool.take_view().unwrap().members[0].id;
-        pool.observe(ScrapeEvent::Metrics(id, observed(3.0, origin)), at(origin, 10));
-        pool.observe(ScrapeEvent::Failed(id, FailReason::Timeout, 1), at(origin, 1000));
+        pool.observe(
+            ScrapeEvent::Metrics(id, observed(3.0, origin)),
+            at(origin, 10),
+        );
+        pool.observe(
+            ScrapeEvent::Failed(id, FailReason::Timeout, 1),
+            at(origin, 1000),
+        );
         let view = pool.take_view().unwrap();
-        assert_eq!(view.metrics[0].queue_depth, Some(3.0), "one failure does not make metrics unknown");
+        assert_eq!(
+            view.metrics[0].queue_depth,
+            Some(3.0),
+            "one failure does not make metrics unknown"
+        );
         assert!(matches!(view.members[0].metrics, MetricsStatus::Failing(_)));
         pool.expire(at(origin, 5000));
         assert!(pool.take_view().is_none(), "not too old yet");
         pool.expire(at(origin, 5001));
         let view = pool.take_view().unwrap();
         assert_eq!(view.metrics[0], EndpointMetrics::default());
-        assert_eq!(view.members[0].metrics, MetricsStatus::Unknown(FailReason::Timeout.to_string()));
+        assert_eq!(
+            view.members[0].metrics,
+            MetricsStatus::Unknown(FailReason::Timeout.to_string())
+        );
         assert_eq!(view.members[0].since, at(origin, 5001).wall);
         assert_eq!(view.revision, 2, "metrics do not change the pool update");
     }
@@ -555,23 +706,52 @@ mod tests {
         let mut pool = pool();
         pool.replace_instances(vec![named(0), named(1), instance(2)], at(origin, 0));
         let view = pool.take_view().unwrap();
-        let models = |view: &PoolView| view.members.iter().map(|member| member.models().len()).collect::<Vec<_>>();
+        let models = |view: &PoolView| {
+            view.members
+                .iter()
+                .map(|member| member.models().len())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(models(&view), [1, 1, 0]);
         let observe = |pool: &mut Pool, at_member: usize, adapters: Vec<Box<str>>| {
-            let observed = ScrapedMetrics { adapters: adapters.into(), ..observed(1.0, origin) };
-            pool.observe(ScrapeEvent::Metrics(view.members[at_member].id, observed), at(origin, 1));
+            let observed = ScrapedMetrics {
+                adapters: adapters.into(),
+                ..observed(1.0, origin)
+            };
+            pool.observe(
+                ScrapeEvent::Metrics(view.members[at_member].id, observed),
+                at(origin, 1),
+            );
             pool.take_view()
         };
         let next = observe(&mut pool, 0, vec!["sql".into()]).unwrap();
-        assert_eq!((models(&next), next.revision), (vec![2, 1, 0], view.revision + 1));
-        assert!(observe(&mut pool, 0, vec!["sql".into()]).is_none(), "nothing new");
+        assert_eq!(
+            (models(&next), next.revision),
+            (vec![2, 1, 0], view.revision + 1)
+        );
+        assert!(
+            observe(&mut pool, 0, vec!["sql".into()]).is_none(),
+            "nothing new"
+        );
         let untouched = observe(&mut pool, 2, vec!["sql".into()]).unwrap();
-        assert_eq!((models(&untouched), untouched.revision), (vec![2, 1, 0], next.revision), "it serves any model");
+        assert_eq!(
+            (models(&untouched), untouched.revision),
+            (vec![2, 1, 0], next.revision),
+            "it serves any model"
+        );
         let long = "x".repeat(MODEL_NAMES_BYTES_MAX);
         let full = observe(&mut pool, 1, vec![long.into()]).unwrap();
-        assert_eq!(models(&full), [2, 1, 0], "the endpoint stays, and its adapters are left out");
+        assert_eq!(
+            models(&full),
+            [2, 1, 0],
+            "the endpoint stays, and its adapters are left out"
+        );
         pool.replace_instances(vec![named(0), named(1)], at(origin, 2));
-        assert_eq!(models(&pool.take_view().unwrap()), [2, 1], "adapters survive a new set");
+        assert_eq!(
+            models(&pool.take_view().unwrap()),
+            [2, 1],
+            "adapters survive a new set"
+        );
         assert_eq!(models(&observe(&mut pool, 0, Vec::new()).unwrap()), [1, 1]);
     }
 
@@ -586,9 +766,15 @@ mod tests {
         pool.expire(at(origin, 3));
         assert!(pool.take_view().is_none());
         let id = view.members[0].id;
-        pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 4));
+        pool.observe(
+            ScrapeEvent::Metrics(id, observed(1.0, origin)),
+            at(origin, 4),
+        );
         assert!(pool.take_view().is_some());
-        pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 5));
+        pool.observe(
+            ScrapeEvent::Metrics(id, observed(1.0, origin)),
+            at(origin, 5),
+        );
         assert!(pool.take_view().is_none());
     }
 
@@ -598,16 +784,33 @@ mod tests {
         let mut pool = pool();
         pool.replace_instances(vec![instance(0)], at(origin, 0));
         let first = pool.take_view().unwrap().members[0].id;
-        let labelled = Instance { labels: vec![("a".to_owned(), "b".to_owned())], ..instance(0) };
+        let labelled = Instance {
+            labels: vec![("a".to_owned(), "b".to_owned())],
+            ..instance(0)
+        };
         pool.replace_instances(vec![labelled.clone()], at(origin, 1));
         let view = pool.take_view().unwrap();
-        assert_eq!((view.members[0].id, view.members[0].instance.labels.len(), view.revision), (first, 1, 3));
-        let moved = Instance { address: SocketAddr::from(([10, 0, 0, 2], 1)), ..labelled };
+        assert_eq!(
+            (
+                view.members[0].id,
+                view.members[0].instance.labels.len(),
+                view.revision
+            ),
+            (first, 1, 3)
+        );
+        let moved = Instance {
+            address: SocketAddr::from(([10, 0, 0, 2], 1)),
+            ..labelled
+        };
         pool.replace_instances(vec![moved], at(origin, 2));
         let view = pool.take_view().unwrap();
         assert_ne!(view.members[0].id.slot, first.slot);
         assert!(view.members[0].id.generation > first.generation);
-        assert_eq!(view.eds.addresses.len(), 2, "the old address stays in EDS for a while");
+        assert_eq!(
+            view.eds.addresses.len(),
+            2,
+            "the old address stays in EDS for a while"
+        );
     }
 
     #[test]
@@ -629,28 +832,72 @@ mod tests {
     fn an_unconfirmed_endpoint_stays_while_it_answers_and_leaves_at_the_limit() {
         let origin = Instant::now();
         let mut pool = pool();
-        let unconfirmed = |name: u16| Instance { unconfirmed: Some("node".into()), ..instance(name) };
+        let unconfirmed = |name: u16| Instance {
+            unconfirmed: Some("node".into()),
+            ..instance(name)
+        };
         pool.replace_instances(vec![instance(0), instance(1)], at(origin, 0));
-        let ids: Vec<EndpointRef> = pool.take_view().unwrap().members.iter().map(|m| m.id).collect();
-        ids.iter().for_each(|&id| pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 10)));
+        let ids: Vec<EndpointRef> = pool
+            .take_view()
+            .unwrap()
+            .members
+            .iter()
+            .map(|m| m.id)
+            .collect();
+        ids.iter().for_each(|&id| {
+            pool.observe(
+                ScrapeEvent::Metrics(id, observed(1.0, origin)),
+                at(origin, 10),
+            )
+        });
         pool.replace_instances(vec![unconfirmed(0), unconfirmed(1)], at(origin, 100));
         let view = pool.take_view().unwrap();
-        assert_eq!(view.members.iter().map(|m| m.id).collect::<Vec<_>>(), ids, "the same slots and generations");
+        assert_eq!(
+            view.members.iter().map(|m| m.id).collect::<Vec<_>>(),
+            ids,
+            "the same slots and generations"
+        );
         pool.set_discovery_error("away".to_owned());
-        pool.observe(ScrapeEvent::Failed(ids[0], FailReason::Timeout, 1), at(origin, 1000));
+        pool.observe(
+            ScrapeEvent::Failed(ids[0], FailReason::Timeout, 1),
+            at(origin, 1000),
+        );
         let later = at(origin, 5_500);
-        pool.observe(ScrapeEvent::Metrics(ids[1], observed(1.0, later.instant)), later);
+        pool.observe(
+            ScrapeEvent::Metrics(ids[1], observed(1.0, later.instant)),
+            later,
+        );
         pool.expire(later);
         let view = pool.take_view().unwrap();
-        assert_eq!((view.members.len(), view.members[0].id), (1, ids[1]), "the silent one leaves");
-        assert_eq!(view.absent.iter().map(|a| a.absence).collect::<Vec<_>>(), [Absence::Departing(ids[0]), Absence::Unconfirmed]);
-        assert!(view.sources.discovery_error.is_some(), "discovery is still away");
-        let limit = at(origin, 100 + u64::try_from(UNCONFIRMED_MAX.as_millis()).unwrap());
-        pool.observe(ScrapeEvent::Metrics(ids[1], observed(1.0, limit.instant)), limit);
+        assert_eq!(
+            (view.members.len(), view.members[0].id),
+            (1, ids[1]),
+            "the silent one leaves"
+        );
+        assert_eq!(
+            view.absent.iter().map(|a| a.absence).collect::<Vec<_>>(),
+            [Absence::Departing(ids[0]), Absence::Unconfirmed]
+        );
+        assert!(
+            view.sources.discovery_error.is_some(),
+            "discovery is still away"
+        );
+        let limit = at(
+            origin,
+            100 + u64::try_from(UNCONFIRMED_MAX.as_millis()).unwrap(),
+        );
+        pool.observe(
+            ScrapeEvent::Metrics(ids[1], observed(1.0, limit.instant)),
+            limit,
+        );
         pool.expire(limit);
         assert!(pool.take_view().unwrap().members.is_empty());
         pool.replace_instances(vec![instance(0), instance(1)], limit);
-        assert_eq!(pool.take_view().unwrap().members.len(), 2, "confirmed again");
+        assert_eq!(
+            pool.take_view().unwrap().members.len(),
+            2,
+            "confirmed again"
+        );
     }
 
     #[test]
@@ -660,20 +907,53 @@ mod tests {
         pool.replace_instances((0..4).map(instance).collect(), at(origin, 0));
         let before = pool.take_view().unwrap();
         for (member, queue) in before.members.iter().zip([10.0, 11.0, 12.0, 13.0]) {
-            pool.observe(ScrapeEvent::Metrics(member.id, observed(queue, origin)), at(origin, 10));
+            pool.observe(
+                ScrapeEvent::Metrics(member.id, observed(queue, origin)),
+                at(origin, 10),
+            );
         }
-        let id = |slot, generation| EndpointRef { slot: Slot(slot), generation: Generation(generation) };
-        pool.adopt(vec![(id(3, 70), instance(0)), (id(0, 71), instance(2)), (id(9, 72), instance(8))], at(origin, 20));
+        let id = |slot, generation| EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        };
+        pool.adopt(
+            vec![
+                (id(3, 70), instance(0)),
+                (id(0, 71), instance(2)),
+                (id(9, 72), instance(8)),
+            ],
+            at(origin, 20),
+        );
         let view = pool.take_view().unwrap();
         let of = |name: u16| {
-            let at = view.members.iter().position(|member| *member.instance == instance(name)).unwrap();
+            let at = view
+                .members
+                .iter()
+                .position(|member| *member.instance == instance(name))
+                .unwrap();
             (view.members[at].id, view.metrics[at].queue_depth)
         };
-        assert_eq!([of(0), of(2)], [(id(3, 70), Some(10.0)), (id(0, 71), Some(12.0))]);
-        assert_eq!(of(1), (before.members[1].id, Some(11.0)), "one that the other daemon does not know keeps its slot");
+        assert_eq!(
+            [of(0), of(2)],
+            [(id(3, 70), Some(10.0)), (id(0, 71), Some(12.0))]
+        );
+        assert_eq!(
+            of(1),
+            (before.members[1].id, Some(11.0)),
+            "one that the other daemon does not know keeps its slot"
+        );
         let (moved, metrics) = of(3);
-        assert_eq!((moved.slot, metrics), (Slot(2), None), "one whose slot is taken gets another");
-        assert!(before.members.iter().all(|member| member.id.generation != moved.generation));
+        assert_eq!(
+            (moved.slot, metrics),
+            (Slot(2), None),
+            "one whose slot is taken gets another"
+        );
+        assert!(
+            before
+                .members
+                .iter()
+                .all(|member| member.id.generation != moved.generation)
+        );
         assert!(view.revision > before.revision && view.eds == before.eds);
     }
 
@@ -717,24 +997,37 @@ mod tests {
     /// A pipeline that splits requests by role.
     fn by_role() -> PipelineSpec {
         let mut spec = PipelineSpec::of_one_profile("decode", Vec::new(), 3);
-        spec.plugins.push(PluginSpec::of_type("disagg-profile-handler"));
+        spec.plugins
+            .push(PluginSpec::of_type("disagg-profile-handler"));
         spec.profile_handler = "disagg-profile-handler".to_owned();
         spec
     }
 
     fn with_role(name: u16, role: &str) -> Instance {
-        Instance { labels: vec![(ROLE_LABEL.to_owned(), role.to_owned())], ..instance(name) }
+        Instance {
+            labels: vec![(ROLE_LABEL.to_owned(), role.to_owned())],
+            ..instance(name)
+        }
     }
 
     fn hosts(view: &PoolView) -> Vec<u16> {
-        view.eds.addresses.iter().map(|address| address.port() - 1).collect()
+        view.eds
+            .addresses
+            .iter()
+            .map(|address| address.port() - 1)
+            .collect()
     }
 
     #[test]
     fn who_only_prefills_or_encodes_is_in_the_pool_update_but_no_host() {
         let origin = Instant::now();
-        let settings =
-            PoolSettings { name: "p".into(), pipeline: by_role(), config_file: None, staleness_max: STALENESS_MAX, generation_first: 1 };
+        let settings = PoolSettings {
+            name: "p".into(),
+            pipeline: by_role(),
+            config_file: None,
+            staleness_max: STALENESS_MAX,
+            generation_first: 1,
+        };
         let mut pool = Pool::new(settings);
         let all = vec![
             instance(0),
@@ -749,10 +1042,22 @@ mod tests {
         assert_eq!((view.members.len(), hosts(&view)), (6, vec![0, 2, 4]));
         for member in view.members.iter() {
             let is_host = view.eds.addresses.contains(&member.instance.address);
-            assert_eq!(member.eds_since, if is_host { view.eds.revision } else { view.eds.revision - 1 }, "only hosts wait for EDS");
+            assert_eq!(
+                member.eds_since,
+                if is_host {
+                    view.eds.revision
+                } else {
+                    view.eds.revision - 1
+                },
+                "only hosts wait for EDS"
+            );
         }
         pool.replace_instances(all[..5].to_vec(), at(origin, 10));
-        assert_eq!(hosts(&pool.take_view().unwrap()), [0, 2, 4], "departing makes no endpoint a host");
+        assert_eq!(
+            hosts(&pool.take_view().unwrap()),
+            [0, 2, 4],
+            "departing makes no endpoint a host"
+        );
     }
 
     #[test]
@@ -763,15 +1068,25 @@ mod tests {
         assert_eq!(hosts(&pool.take_view().unwrap()), [0, 1]);
         pool.configure(Ok(by_role()), at(origin, 100));
         let view = pool.take_view().unwrap();
-        assert_eq!((hosts(&view), pool.is_settled()), (vec![0, 1], false), "a proxy may still use the old pipeline");
+        assert_eq!(
+            (hosts(&view), pool.is_settled()),
+            (vec![0, 1], false),
+            "a proxy may still use the old pipeline"
+        );
         pool.settle(|revision| revision < view.revision, at(origin, 3_000));
         assert!(pool.take_view().is_none());
         pool.settle(|revision| revision <= view.revision, at(origin, 3_000));
-        assert_eq!((hosts(&pool.take_view().unwrap()), pool.is_settled()), (vec![0], true));
+        assert_eq!(
+            (hosts(&pool.take_view().unwrap()), pool.is_settled()),
+            (vec![0], true)
+        );
         pool.configure(Ok(PipelineSpec::default()), at(origin, 4_000));
         let view = pool.take_view().unwrap();
         assert_eq!(hosts(&view), [0, 1]);
-        assert_eq!(view.members[1].eds_since, view.eds.revision, "the pool update names it when EDS does");
+        assert_eq!(
+            view.members[1].eds_since, view.eds.revision,
+            "the pool update names it when EDS does"
+        );
     }
 
     proptest! {

@@ -9,7 +9,17 @@ use super::EndpointGroup;
 use crate::cli::args::{duration, spare};
 
 /// The keys of a trigger's metadata; KEDA adds its own to those of the operator.
-const KEYS: [&str; 9] = ["pool", "role", "modelName", "ttft", "drain", "startup", "spare", "minReplicas", "maxReplicas"];
+const KEYS: [&str; 9] = [
+    "pool",
+    "role",
+    "modelName",
+    "ttft",
+    "drain",
+    "startup",
+    "spare",
+    "minReplicas",
+    "maxReplicas",
+];
 
 /// A read trigger.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,23 +47,44 @@ impl ScalingRequest {
         goal: &ScalingGoal,
         mut pools: impl ExactSizeIterator<Item = &'p str>,
     ) -> Result<Self, String> {
-        let text = |key: &str| metadata.get(key).map(String::as_str).filter(|text| !text.is_empty());
+        let text = |key: &str| {
+            metadata
+                .get(key)
+                .map(String::as_str)
+                .filter(|text| !text.is_empty())
+        };
         let seconds = |key: &str, default: f64| {
             let given = text(key).map(|text| duration(text).map_err(|why| format!("{key}: {why}")));
-            given.transpose().map(|given| given.map_or(default, |given| given.as_secs_f64()))
+            given
+                .transpose()
+                .map(|given| given.map_or(default, |given| given.as_secs_f64()))
         };
         let count = |key: &str, default: u32| {
-            let valid = |text: &str| text.parse().ok().filter(|count: &u32| usize::try_from(*count).is_ok_and(|n| n <= ENDPOINTS_MAX));
-            let read = |text: &str| valid(text).ok_or_else(|| format!("{key}: give a number from 0 to {ENDPOINTS_MAX}"));
-            text(key).map(read).transpose().map(|given| given.unwrap_or(default))
+            let valid = |text: &str| {
+                text.parse()
+                    .ok()
+                    .filter(|count: &u32| usize::try_from(*count).is_ok_and(|n| n <= ENDPOINTS_MAX))
+            };
+            let read = |text: &str| {
+                valid(text).ok_or_else(|| format!("{key}: give a number from 0 to {ENDPOINTS_MAX}"))
+            };
+            text(key)
+                .map(read)
+                .transpose()
+                .map(|given| given.unwrap_or(default))
         };
-        let spare = text("spare").map(|text| spare(text).map_err(|why| format!("spare: {why}"))).transpose()?;
+        let spare = text("spare")
+            .map(|text| spare(text).map_err(|why| format!("spare: {why}")))
+            .transpose()?;
         let goal = ScalingGoal {
             ttft_s: seconds("ttft", goal.ttft_s)?,
             drain_s: seconds("drain", goal.drain_s)?,
             startup_s: seconds("startup", goal.startup_s)?,
             spare: spare.unwrap_or(goal.spare),
-            replicas: (count("minReplicas", goal.replicas.0)?, count("maxReplicas", goal.replicas.1)?),
+            replicas: (
+                count("minReplicas", goal.replicas.0)?,
+                count("maxReplicas", goal.replicas.1)?,
+            ),
         };
         let pool = match (text("pool"), pools.len()) {
             (Some(pool), _) if pools.any(|known| known == pool) => pool.to_owned(),
@@ -64,22 +95,43 @@ impl ScalingRequest {
         if let Some(unknown) = metadata.keys().find(|key| is_misspelt(key)) {
             return Err(format!("{unknown}: write it as one of {}", KEYS.join(", ")));
         }
-        Ok(Self { pool, role: text("role").map(str::to_owned), model: text("modelName").map(str::to_owned), goal })
+        Ok(Self {
+            pool,
+            role: text("role").map(str::to_owned),
+            model: text("modelName").map(str::to_owned),
+            goal,
+        })
     }
 
     /// The group of the trigger among those of its pool; `None` if the pool has no endpoints.
     ///
     /// # Errors
     /// Says that several groups, or none, are meant.
-    pub fn group<'g>(&self, groups: &'g [EndpointGroup]) -> Result<Option<&'g EndpointGroup>, String> {
-        let serves = |group: &&EndpointGroup, model: &str| group.key.1.is_empty() || group.key.1.iter().any(|name| **name == *model);
+    pub fn group<'g>(
+        &self,
+        groups: &'g [EndpointGroup],
+    ) -> Result<Option<&'g EndpointGroup>, String> {
+        let serves = |group: &&EndpointGroup, model: &str| {
+            group.key.1.is_empty() || group.key.1.iter().any(|name| **name == *model)
+        };
         let mut meant = groups
             .iter()
-            .filter(|group| self.role.as_deref().is_none_or(|role| group.key.0.name() == role))
-            .filter(|group| self.model.as_deref().is_none_or(|model| serves(group, model)));
+            .filter(|group| {
+                self.role
+                    .as_deref()
+                    .is_none_or(|role| group.key.0.name() == role)
+            })
+            .filter(|group| {
+                self.model
+                    .as_deref()
+                    .is_none_or(|model| serves(group, model))
+            });
         match (meant.next(), meant.next()) {
             (Some(group), None) => Ok(Some(group)),
-            (Some(_), Some(_)) => Err("several groups of endpoints match: give role (prefill, decode, both) or modelName".to_owned()),
+            (Some(_), Some(_)) => Err(
+                "several groups of endpoints match: give role (prefill, decode, both) or modelName"
+                    .to_owned(),
+            ),
             (None, _) if groups.is_empty() => Ok(None),
             (None, _) => Err("no endpoint of the pool has this role and modelName".to_owned()),
         }
@@ -96,10 +148,19 @@ fn is_misspelt(key: &str) -> bool {
 mod tests {
     use super::*;
 
-    const GOAL: ScalingGoal = ScalingGoal { ttft_s: 2.0, drain_s: 60.0, startup_s: 30.0, spare: 1.0, replicas: (1, 10) };
+    const GOAL: ScalingGoal = ScalingGoal {
+        ttft_s: 2.0,
+        drain_s: 60.0,
+        startup_s: 30.0,
+        spare: 1.0,
+        replicas: (1, 10),
+    };
 
     fn read(pairs: &[(&str, &str)], pools: &[&str]) -> Result<ScalingRequest, String> {
-        let metadata = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let metadata = pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
         ScalingRequest::read(&metadata, &GOAL, pools.iter().copied())
     }
 
@@ -107,9 +168,27 @@ mod tests {
     fn a_trigger_sets_what_it_wants_and_takes_the_rest_from_the_daemon() {
         let found = read(&[("scalerAddress", "switchpointd:9005")], &["p"]).unwrap();
         assert_eq!((found.pool.as_str(), found.goal), ("p", GOAL));
-        let found =
-            read(&[("pool", "q"), ("ttft", "500ms"), ("startup", "5m"), ("spare", "2.5"), ("maxReplicas", "7")], &["p", "q"]).unwrap();
-        assert_eq!(found.goal, ScalingGoal { ttft_s: 0.5, startup_s: 300.0, spare: 2.5, replicas: (1, 7), ..GOAL });
+        let found = read(
+            &[
+                ("pool", "q"),
+                ("ttft", "500ms"),
+                ("startup", "5m"),
+                ("spare", "2.5"),
+                ("maxReplicas", "7"),
+            ],
+            &["p", "q"],
+        )
+        .unwrap();
+        assert_eq!(
+            found.goal,
+            ScalingGoal {
+                ttft_s: 0.5,
+                startup_s: 300.0,
+                spare: 2.5,
+                replicas: (1, 7),
+                ..GOAL
+            }
+        );
     }
 
     #[test]
@@ -122,7 +201,10 @@ mod tests {
             (&[("pool", "p"), ("spare", "NaN")], "spare: "),
             (&[("pool", "p"), ("minReplicas", "-1")], "minReplicas: "),
             (&[("pool", "p"), ("maxReplicas", "1025")], "maxReplicas: "),
-            (&[("pool", "p"), ("start-up", "1m")], "start-up: write it as one of "),
+            (
+                &[("pool", "p"), ("start-up", "1m")],
+                "start-up: write it as one of ",
+            ),
         ] {
             let found = read(pairs, &["p", "q"]).unwrap_err();
             assert!(found.starts_with(expected), "{pairs:?}: {found}");

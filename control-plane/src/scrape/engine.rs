@@ -10,7 +10,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use scheduler::metrics::{KV_BLOCK_TOKENS, KV_BLOCKS, KV_CACHE_UTILIZATION, MetricDefinition, QUEUE_DEPTH, RUNNING_REQUESTS};
+use scheduler::metrics::{
+    KV_BLOCK_TOKENS, KV_BLOCKS, KV_CACHE_UTILIZATION, MetricDefinition, QUEUE_DEPTH,
+    RUNNING_REQUESTS,
+};
 use serde::Deserialize;
 
 use super::metric_spec::{InvalidMetricSpec, MetricSpec};
@@ -186,7 +189,9 @@ pub enum InvalidEngine {
     #[error("engineConfigs: engine {0:?}: more than {METRICS_MAX} metrics")]
     TooManyMetrics(String),
     /// The key of a custom metric is empty, too long or given twice.
-    #[error("engineConfigs: engine {engine:?}: customMetrics: the key {key:?} is empty, longer than {KEY_BYTES_MAX} bytes, or given twice")]
+    #[error(
+        "engineConfigs: engine {engine:?}: customMetrics: the key {key:?} is empty, longer than {KEY_BYTES_MAX} bytes, or given twice"
+    )]
     Key {
         /// The engine.
         engine: String,
@@ -243,9 +248,21 @@ const TABLE: &[BuiltInEngine] = &[
         numbers: &[
             (&QUEUE_DEPTH, &[Value("vllm:num_requests_waiting")]),
             (&RUNNING_REQUESTS, &[Value("vllm:num_requests_running")]),
-            (&KV_CACHE_UTILIZATION, &[Value("vllm:kv_cache_usage_perc"), Value("vllm:gpu_cache_usage_perc")]), // renamed in 0.9
-            (&KV_BLOCK_TOKENS, &[Label("vllm:cache_config_info", "block_size")]),
-            (&KV_BLOCKS, &[Label("vllm:cache_config_info", "num_gpu_blocks")]),
+            (
+                &KV_CACHE_UTILIZATION,
+                &[
+                    Value("vllm:kv_cache_usage_perc"),
+                    Value("vllm:gpu_cache_usage_perc"),
+                ],
+            ), // renamed in 0.9
+            (
+                &KV_BLOCK_TOKENS,
+                &[Label("vllm:cache_config_info", "block_size")],
+            ),
+            (
+                &KV_BLOCKS,
+                &[Label("vllm:cache_config_info", "num_gpu_blocks")],
+            ),
         ],
         lora: &["vllm:lora_requests_info"],
         counters: &["vllm:generation_tokens_total", "vllm:prompt_tokens_total"],
@@ -261,11 +278,26 @@ const TABLE: &[BuiltInEngine] = &[
             (&QUEUE_DEPTH, &[Value("sglang:num_queue_reqs")]),
             (&RUNNING_REQUESTS, &[Value("sglang:num_running_reqs")]),
             (&KV_CACHE_UTILIZATION, &[Value("sglang:token_usage")]),
-            (&KV_BLOCK_TOKENS, &[Value("sglang:page_size"), Label("sglang:cache_config_info", "page_size")]), // a gauge since 0.5.11
-            (&KV_BLOCKS, &[Value("sglang:num_pages"), Label("sglang:cache_config_info", "num_pages")]),
+            (
+                &KV_BLOCK_TOKENS,
+                &[
+                    Value("sglang:page_size"),
+                    Label("sglang:cache_config_info", "page_size"),
+                ],
+            ), // a gauge since 0.5.11
+            (
+                &KV_BLOCKS,
+                &[
+                    Value("sglang:num_pages"),
+                    Label("sglang:cache_config_info", "num_pages"),
+                ],
+            ),
         ],
         lora: &[],
-        counters: &["sglang:generation_tokens_total", "sglang:prompt_tokens_total"],
+        counters: &[
+            "sglang:generation_tokens_total",
+            "sglang:prompt_tokens_total",
+        ],
     },
     BuiltInEngine {
         name: "trtllm-serve",
@@ -277,12 +309,21 @@ const TABLE: &[BuiltInEngine] = &[
         numbers: &[
             (&QUEUE_DEPTH, &[Value("trtllm_num_requests_waiting")]),
             (&RUNNING_REQUESTS, &[Value("trtllm_num_requests_running")]),
-            (&KV_CACHE_UTILIZATION, &[Value("trtllm_kv_cache_utilization")]),
-            (&KV_BLOCK_TOKENS, &[Value("trtllm_kv_cache_tokens_per_block")]),
+            (
+                &KV_CACHE_UTILIZATION,
+                &[Value("trtllm_kv_cache_utilization")],
+            ),
+            (
+                &KV_BLOCK_TOKENS,
+                &[Value("trtllm_kv_cache_tokens_per_block")],
+            ),
             (&KV_BLOCKS, &[Value("trtllm_kv_cache_max_blocks")]),
         ],
         lora: &[],
-        counters: &["trtllm_generation_tokens_total", "trtllm_num_requests_completed_total"],
+        counters: &[
+            "trtllm_generation_tokens_total",
+            "trtllm_num_requests_completed_total",
+        ],
     },
     BuiltInEngine {
         name: "triton-tensorrt-llm",
@@ -292,11 +333,32 @@ const TABLE: &[BuiltInEngine] = &[
         part_label: None,
         kv_scale: 1.0,
         numbers: &[
-            (&QUEUE_DEPTH, &[Value("nv_trt_llm_request_metrics{request_type=waiting}")]),
-            (&RUNNING_REQUESTS, &[Value("nv_trt_llm_request_metrics{request_type=scheduled}")]),
-            (&KV_CACHE_UTILIZATION, &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}")]),
-            (&KV_BLOCK_TOKENS, &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}")]),
-            (&KV_BLOCKS, &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}")]),
+            (
+                &QUEUE_DEPTH,
+                &[Value("nv_trt_llm_request_metrics{request_type=waiting}")],
+            ),
+            (
+                &RUNNING_REQUESTS,
+                &[Value("nv_trt_llm_request_metrics{request_type=scheduled}")],
+            ),
+            (
+                &KV_CACHE_UTILIZATION,
+                &[Value(
+                    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+                )],
+            ),
+            (
+                &KV_BLOCK_TOKENS,
+                &[Value(
+                    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
+                )],
+            ),
+            (
+                &KV_BLOCKS,
+                &[Value(
+                    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
+                )],
+            ),
         ],
         lora: &[],
         counters: &["nv_inference_request_success"],
@@ -328,11 +390,18 @@ impl EngineTable {
     ///
     /// # Errors
     /// [`InvalidEngine`] names the engine and the field.
-    pub fn try_new(configs: &[EngineConfig], default_engine: &str, label: &str) -> Result<Self, InvalidEngine> {
+    pub fn try_new(
+        configs: &[EngineConfig],
+        default_engine: &str,
+        label: &str,
+    ) -> Result<Self, InvalidEngine> {
         let mut configured: HashMap<Box<str>, Arc<EngineSpec>> = HashMap::new();
         for config in configs {
             let spec = EngineSpec::configured(config)?;
-            if configured.insert(spec.name.clone(), Arc::new(spec)).is_some() {
+            if configured
+                .insert(spec.name.clone(), Arc::new(spec))
+                .is_some()
+            {
                 return Err(InvalidEngine::Duplicate(config.name.clone()));
             }
         }
@@ -341,9 +410,25 @@ impl EngineTable {
             by_name.insert(row.name.into(), Arc::new(EngineSpec::built_in(row)?));
         }
         by_name.extend(configured);
-        let wanted = if default_engine.is_empty() { DEFAULT_ENGINE } else { default_engine };
-        let default = by_name.get(wanted).cloned().ok_or_else(|| InvalidEngine::UnknownDefault(wanted.into()))?;
-        Ok(Self { by_name, default, label: if label.is_empty() { ENGINE_LABEL } else { label }.into() })
+        let wanted = if default_engine.is_empty() {
+            DEFAULT_ENGINE
+        } else {
+            default_engine
+        };
+        let default = by_name
+            .get(wanted)
+            .cloned()
+            .ok_or_else(|| InvalidEngine::UnknownDefault(wanted.into()))?;
+        Ok(Self {
+            by_name,
+            default,
+            label: if label.is_empty() {
+                ENGINE_LABEL
+            } else {
+                label
+            }
+            .into(),
+        })
     }
 
     /// The engine with this name.
@@ -365,7 +450,9 @@ impl EngineTable {
     #[must_use]
     pub fn of_labels(&self, labels: &[(Box<str>, Box<str>)]) -> Arc<EngineSpec> {
         let value = |key: &str| labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v);
-        let named = value(&self.label).or_else(|| value(ENGINE_LABEL_OLDER)).and_then(|name| self.get(name));
+        let named = value(&self.label)
+            .or_else(|| value(ENGINE_LABEL_OLDER))
+            .and_then(|name| self.get(name));
         Arc::clone(named.unwrap_or(&self.default))
     }
 }
@@ -374,7 +461,11 @@ impl EngineSpec {
     /// The series names to request, each once.
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.metrics.iter().map(|metric| metric.spec.name()).collect();
+        let mut names: Vec<&str> = self
+            .metrics
+            .iter()
+            .map(|metric| metric.spec.name())
+            .collect();
         names.sort_unstable();
         names.dedup();
         names
@@ -382,7 +473,9 @@ impl EngineSpec {
 
     /// Each meaning with its series names; those of one meaning in order of preference.
     pub fn looked_for(&self) -> impl Iterator<Item = (MetricMeaning, &str)> {
-        self.metrics.iter().map(|metric| (metric.meaning, metric.spec.name()))
+        self.metrics
+            .iter()
+            .map(|metric| (metric.meaning, metric.spec.name()))
     }
 
     fn built_in(row: &BuiltInEngine) -> Result<Self, InvalidEngine> {
@@ -390,13 +483,20 @@ impl EngineSpec {
         for &(metric, sources) in row.numbers {
             for source in sources {
                 match source {
-                    Value(spec) => builder.value("built-in", MetricMeaning::Number(metric), spec)?,
-                    Label(spec, label) => builder.label("built-in", MetricMeaning::Number(metric), spec, label)?,
+                    Value(spec) => {
+                        builder.value("built-in", MetricMeaning::Number(metric), spec)?
+                    }
+                    Label(spec, label) => {
+                        builder.label("built-in", MetricMeaning::Number(metric), spec, label)?
+                    }
                 }
             }
         }
-        let columns =
-            [(MetricMeaning::Lora, row.lora), (MetricMeaning::Counter, row.counters), (MetricMeaning::ProcessStart, &[PROCESS_START])];
+        let columns = [
+            (MetricMeaning::Lora, row.lora),
+            (MetricMeaning::Counter, row.counters),
+            (MetricMeaning::ProcessStart, &[PROCESS_START]),
+        ];
         for (meaning, specs) in columns {
             for spec in specs {
                 builder.value("built-in", meaning, spec)?;
@@ -428,13 +528,35 @@ impl EngineSpec {
             return Err(InvalidEngine::Scale(name.clone()));
         }
         let mut builder = EngineSpecBuilder::new(name);
-        builder.value("queuedRequestsSpec", MetricMeaning::Number(&QUEUE_DEPTH), queued_requests_spec)?;
-        builder.value("runningRequestsSpec", MetricMeaning::Number(&RUNNING_REQUESTS), running_requests_spec)?;
-        builder.value("kvUsageSpec", MetricMeaning::Number(&KV_CACHE_UTILIZATION), kv_usage_spec)?;
+        builder.value(
+            "queuedRequestsSpec",
+            MetricMeaning::Number(&QUEUE_DEPTH),
+            queued_requests_spec,
+        )?;
+        builder.value(
+            "runningRequestsSpec",
+            MetricMeaning::Number(&RUNNING_REQUESTS),
+            running_requests_spec,
+        )?;
+        builder.value(
+            "kvUsageSpec",
+            MetricMeaning::Number(&KV_CACHE_UTILIZATION),
+            kv_usage_spec,
+        )?;
         builder.value("loraSpec", MetricMeaning::Lora, lora_spec)?;
-        builder.value("cacheBlockSizeSpec", MetricMeaning::Number(&KV_BLOCK_TOKENS), cache_block_size_spec)?;
-        builder.value("cacheNumBlocksSpec", MetricMeaning::Number(&KV_BLOCKS), cache_num_blocks_spec)?;
-        let or = |label: &'_ str, default: &'static str| -> Box<str> { if label.is_empty() { default } else { label }.into() };
+        builder.value(
+            "cacheBlockSizeSpec",
+            MetricMeaning::Number(&KV_BLOCK_TOKENS),
+            cache_block_size_spec,
+        )?;
+        builder.value(
+            "cacheNumBlocksSpec",
+            MetricMeaning::Number(&KV_BLOCKS),
+            cache_num_blocks_spec,
+        )?;
+        let or = |label: &'_ str, default: &'static str| -> Box<str> {
+            if label.is_empty() { default } else { label }.into()
+        };
         builder.label(
             "cacheInfoSpec",
             MetricMeaning::Number(&KV_BLOCK_TOKENS),
@@ -451,18 +573,34 @@ impl EngineSpec {
         custom.sort_by(|a, b| a.attribute_key.cmp(&b.attribute_key));
         for (index, metric) in custom.iter().enumerate() {
             let key = &metric.attribute_key;
-            let again = custom.get(index + 1).is_some_and(|next| next.attribute_key == *key);
+            let again = custom
+                .get(index + 1)
+                .is_some_and(|next| next.attribute_key == *key);
             if key.is_empty() || key.len() > KEY_BYTES_MAX || again {
-                return Err(InvalidEngine::Key { engine: name.clone(), key: key.clone() });
+                return Err(InvalidEngine::Key {
+                    engine: name.clone(),
+                    key: key.clone(),
+                });
             }
-            builder.value("customMetrics", MetricMeaning::Custom(index), &metric.metric_spec)?;
+            builder.value(
+                "customMetrics",
+                MetricMeaning::Custom(index),
+                &metric.metric_spec,
+            )?;
         }
         let row = TABLE.iter().find(|row| row.name == name);
         for counter in row.map_or(&[][..], |row| row.counters) {
             builder.value("built-in", MetricMeaning::Counter, counter)?;
         }
         builder.value("built-in", MetricMeaning::ProcessStart, PROCESS_START)?;
-        builder.build(row, scale, custom.iter().map(|metric| metric.attribute_key.as_str().into()).collect())
+        builder.build(
+            row,
+            scale,
+            custom
+                .iter()
+                .map(|metric| metric.attribute_key.as_str().into())
+                .collect(),
+        )
     }
 }
 
@@ -474,27 +612,60 @@ struct EngineSpecBuilder<'a> {
 
 impl<'a> EngineSpecBuilder<'a> {
     fn new(engine: &'a str) -> Self {
-        Self { engine, metrics: Vec::new() }
+        Self {
+            engine,
+            metrics: Vec::new(),
+        }
     }
 
-    fn value(&mut self, field: &'static str, meaning: MetricMeaning, spec: &str) -> Result<(), InvalidEngine> {
+    fn value(
+        &mut self,
+        field: &'static str,
+        meaning: MetricMeaning,
+        spec: &str,
+    ) -> Result<(), InvalidEngine> {
         self.push(field, meaning, spec, None)
     }
 
-    fn label(&mut self, field: &'static str, meaning: MetricMeaning, spec: &str, label: &str) -> Result<(), InvalidEngine> {
+    fn label(
+        &mut self,
+        field: &'static str,
+        meaning: MetricMeaning,
+        spec: &str,
+        label: &str,
+    ) -> Result<(), InvalidEngine> {
         self.push(field, meaning, spec, Some(label.into()))
     }
 
-    fn push(&mut self, field: &'static str, meaning: MetricMeaning, spec: &str, label: Option<Box<str>>) -> Result<(), InvalidEngine> {
+    fn push(
+        &mut self,
+        field: &'static str,
+        meaning: MetricMeaning,
+        spec: &str,
+        label: Option<Box<str>>,
+    ) -> Result<(), InvalidEngine> {
         if spec.trim().is_empty() {
             return Ok(());
         }
-        let spec = MetricSpec::parse(spec).map_err(|source| InvalidEngine::Spec { engine: self.engine.into(), field, source })?;
-        self.metrics.push(EngineMetric { meaning, spec, label });
+        let spec = MetricSpec::parse(spec).map_err(|source| InvalidEngine::Spec {
+            engine: self.engine.into(),
+            field,
+            source,
+        })?;
+        self.metrics.push(EngineMetric {
+            meaning,
+            spec,
+            label,
+        });
         Ok(())
     }
 
-    fn build(self, row: Option<&BuiltInEngine>, kv_scale: f64, custom_keys: Vec<Box<str>>) -> Result<EngineSpec, InvalidEngine> {
+    fn build(
+        self,
+        row: Option<&BuiltInEngine>,
+        kv_scale: f64,
+        custom_keys: Vec<Box<str>>,
+    ) -> Result<EngineSpec, InvalidEngine> {
         if self.metrics.len() > METRICS_MAX {
             return Err(InvalidEngine::TooManyMetrics(self.engine.into()));
         }

@@ -70,33 +70,55 @@ impl EngineModels {
     pub(super) fn read(&mut self, list: Option<&[u8]>, labelled: &[Box<str>]) {
         self.read_at = Some(Instant::now());
         let list = list.and_then(|list| serde_json::from_slice::<ModelList>(list).ok());
-        let Some(ModelList { data: mut cards }) = list else { return };
+        let Some(ModelList { data: mut cards }) = list else {
+            return;
+        };
         cards.retain(|card| (1..=NAME_BYTES_MAX).contains(&card.id.len()));
-        let label = cards.iter().find(|card| card.parent.is_none() && labelled.contains(&card.id));
+        let label = cards
+            .iter()
+            .find(|card| card.parent.is_none() && labelled.contains(&card.id));
         let root = label.map(|card| card.root.clone());
-        let is_base = |card: &ListedModel| card.parent.is_none() && root.as_ref().is_none_or(|root| card.root == *root);
-        let (mut base, adapters): (Vec<ListedModel>, Vec<ListedModel>) = cards.into_iter().partition(is_base);
+        let is_base = |card: &ListedModel| {
+            card.parent.is_none() && root.as_ref().is_none_or(|root| card.root == *root)
+        };
+        let (mut base, adapters): (Vec<ListedModel>, Vec<ListedModel>) =
+            cards.into_iter().partition(is_base);
         base.truncate(BASE_MODELS_MAX);
         self.base = base.into_iter().map(|card| card.id).collect();
-        self.adapters = sorted(adapters.into_iter().map(|card| card.id).take(MODELS_MAX).collect());
+        self.adapters = sorted(
+            adapters
+                .into_iter()
+                .map(|card| card.id)
+                .take(MODELS_MAX)
+                .collect(),
+        );
         self.is_listed = true;
     }
 
     /// Whether the list has to be read, for the first time or again.
     pub(super) fn is_due(&self, lora: &LoraMetrics) -> bool {
         let is_short = self.is_listed && in_use(lora).any(|name| !self.knows(name));
-        self.read_at.is_none_or(|at| at.elapsed() >= if is_short { READ_SOON } else { READ_AFTER })
+        self.read_at
+            .is_none_or(|at| at.elapsed() >= if is_short { READ_SOON } else { READ_AFTER })
     }
 
     /// Adds the names of the base model to those of the metrics, and remembers the adapters in use
     /// where no list has them.
     pub(super) fn add_to(&mut self, lora: &mut LoraMetrics) {
-        let new: Vec<Box<str>> = in_use(lora).filter(|name| !self.is_listed && !self.knows(name)).cloned().collect();
+        let new: Vec<Box<str>> = in_use(lora)
+            .filter(|name| !self.is_listed && !self.knows(name))
+            .cloned()
+            .collect();
         if !new.is_empty() && self.adapters.len() + new.len() <= MODELS_MAX {
             self.adapters = sorted(self.adapters.iter().cloned().chain(new).collect());
         }
         let labelled = &mut lora.base_models;
-        let more: Vec<Box<str>> = self.base.iter().filter(|name| !labelled.contains(name)).cloned().collect();
+        let more: Vec<Box<str>> = self
+            .base
+            .iter()
+            .filter(|name| !labelled.contains(name))
+            .cloned()
+            .collect();
         if !more.is_empty() {
             *labelled = labelled.iter().cloned().chain(more).collect();
         }
@@ -108,13 +130,18 @@ impl EngineModels {
     }
 
     fn knows(&self, adapter: &str) -> bool {
-        self.adapters.binary_search_by(|known| (**known).cmp(adapter)).is_ok()
+        self.adapters
+            .binary_search_by(|known| (**known).cmp(adapter))
+            .is_ok()
     }
 }
 
 /// The adapters that requests use now.
 fn in_use(lora: &LoraMetrics) -> impl Iterator<Item = &Box<str>> {
-    lora.running.iter().chain(&*lora.waiting).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
+    lora.running
+        .iter()
+        .chain(&*lora.waiting)
+        .filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
 }
 
 fn sorted(mut names: Vec<Box<str>>) -> Arc<[Box<str>]> {
@@ -128,9 +155,22 @@ mod tests {
     use super::*;
 
     fn lora(labelled: &str, running: &[&str]) -> LoraMetrics {
-        let names = |names: &[&str]| names.iter().map(|name| Box::from(*name)).collect::<Box<[Box<str>]>>();
-        let base_models = if labelled.is_empty() { names(&[]) } else { names(&[labelled]) };
-        LoraMetrics { base_models, running: names(running), ..LoraMetrics::default() }
+        let names = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| Box::from(*name))
+                .collect::<Box<[Box<str>]>>()
+        };
+        let base_models = if labelled.is_empty() {
+            names(&[])
+        } else {
+            names(&[labelled])
+        };
+        LoraMetrics {
+            base_models,
+            running: names(running),
+            ..LoraMetrics::default()
+        }
     }
 
     fn read(labelled: &str, list: &str) -> (String, String) {
@@ -165,14 +205,30 @@ mod tests {
 
     #[test]
     fn what_is_no_list_says_nothing_and_takes_nothing_back() {
-        for list in ["", "null", "[]", "{}", r#"{"data":{}}"#, r#"{"data":[{"id":7}]}"#, r#"{"data":[{"id":""}]}"#] {
+        for list in [
+            "",
+            "null",
+            "[]",
+            "{}",
+            r#"{"data":{}}"#,
+            r#"{"data":[{"id":7}]}"#,
+            r#"{"data":[{"id":""}]}"#,
+        ] {
             assert_eq!(read("llama", list), pair("llama", ""), "{list}");
         }
         let long = "x".repeat(NAME_BYTES_MAX + 1);
-        assert_eq!(read("", &format!(r#"{{"data":[{{"id":"{long}"}}]}}"#)), pair("", ""));
-        let many: Vec<String> = (0..999).map(|n| format!(r#"{{"id":"m{n}"}},{{"id":"a{n}","parent":"m0"}}"#)).collect();
+        assert_eq!(
+            read("", &format!(r#"{{"data":[{{"id":"{long}"}}]}}"#)),
+            pair("", "")
+        );
+        let many: Vec<String> = (0..999)
+            .map(|n| format!(r#"{{"id":"m{n}"}},{{"id":"a{n}","parent":"m0"}}"#))
+            .collect();
         let (base, adapters) = read("", &format!(r#"{{"data":[{}]}}"#, many.join(",")));
-        assert_eq!((base.split(' ').count(), adapters.split(' ').count()), (BASE_MODELS_MAX, MODELS_MAX));
+        assert_eq!(
+            (base.split(' ').count(), adapters.split(' ').count()),
+            (BASE_MODELS_MAX, MODELS_MAX)
+        );
         let mut models = EngineModels::default();
         models.read(Some(br#"{"data":[{"id":"sql","parent":"m"}]}"#), &[]);
         models.read(None, &[]);
@@ -194,7 +250,10 @@ mod tests {
             models.add_to(&mut lora("m", &[&format!("a{n}")]));
         }
         assert_eq!(models.adapters().len(), MODELS_MAX);
-        models.read(Some(br#"{"data":[{"id":"m"},{"id":"sql","parent":"m"}]}"#), &[]);
+        models.read(
+            Some(br#"{"data":[{"id":"m"},{"id":"sql","parent":"m"}]}"#),
+            &[],
+        );
         models.add_to(&mut lora("m", &["poems"]));
         assert_eq!(models.adapters().join(" "), "sql", "a list is more exact");
     }

@@ -111,13 +111,20 @@ impl<'a> MetricSample<'a> {
     /// The labels in order, unescaped; names are unique.
     pub fn labels(&self) -> impl Iterator<Item = (Cow<'a, [u8]>, Cow<'a, [u8]>)> {
         let line = self.line;
-        self.spans.iter().map(move |span| (unescape(slice(line, &span.name)), unescape(slice(line, &span.value))))
+        self.spans.iter().map(move |span| {
+            (
+                unescape(slice(line, &span.name)),
+                unescape(slice(line, &span.value)),
+            )
+        })
     }
 
     /// The value of a label; `None` if there is no such label.
     #[must_use]
     pub fn label(&self, name: &[u8]) -> Option<Cow<'a, [u8]>> {
-        self.labels().find(|(key, _)| &**key == name).map(|(_, value)| value)
+        self.labels()
+            .find(|(key, _)| &**key == name)
+            .map(|(_, value)| value)
     }
 }
 
@@ -148,7 +155,11 @@ impl ExpositionParser {
     }
 
     fn progress(&self) -> ParseProgress {
-        if self.done { ParseProgress::Done } else { ParseProgress::More }
+        if self.done {
+            ParseProgress::Done
+        } else {
+            ParseProgress::More
+        }
     }
 
     fn carry(&mut self, part: &[u8]) {
@@ -205,13 +216,23 @@ impl ExpositionParser {
                 LineInterest::Stop => return self.done = true,
             }
         }
-        visitor.sample(&MetricSample { name, value: head.value, timestamp: head.timestamp, line, spans: &self.spans });
+        visitor.sample(&MetricSample {
+            name,
+            value: head.value,
+            timestamp: head.timestamp,
+            line,
+            spans: &self.spans,
+        });
     }
 }
 
 /// Parses a sample line. `bare` is the length of the unquoted name at the start; 0 if the name is a
 /// quoted one in the braces.
-fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<SampleHead, MalformedLine> {
+fn parse_sample(
+    line: &[u8],
+    bare: usize,
+    spans: &mut Vec<LabelSpan>,
+) -> Result<SampleHead, MalformedLine> {
     spans.clear();
     let mut at = skip_blanks(line, bare);
     let mut name = (bare > 0).then_some(0..bare);
@@ -226,17 +247,29 @@ fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<
         return Err(MalformedLine); // neither a blank nor a brace follows the name
     }
     let (value, timestamp) = parse_value(line.get(at..).unwrap_or_default())?;
-    Ok(SampleHead { name: name.ok_or(MalformedLine)?, value, timestamp })
+    Ok(SampleHead {
+        name: name.ok_or(MalformedLine)?,
+        value,
+        timestamp,
+    })
 }
 
 /// Parses from after `{` to after `}`. Also returns the span of a quoted metric name among the
 /// labels.
-fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Result<(usize, Option<Range<usize>>), MalformedLine> {
+fn parse_labels(
+    line: &[u8],
+    mut at: usize,
+    spans: &mut Vec<LabelSpan>,
+) -> Result<(usize, Option<Range<usize>>), MalformedLine> {
     let mut metric = None;
     at = skip_comma(line, at); // prometheus_client accepts one leading and one trailing comma
     while line.get(at) != Some(&b'}') {
         let quoted = line.get(at) == Some(&b'"');
-        let name = if quoted { quoted_span(line, at)? } else { at..at + name_len(line.get(at..).unwrap_or_default()) };
+        let name = if quoted {
+            quoted_span(line, at)?
+        } else {
+            at..at + name_len(line.get(at..).unwrap_or_default())
+        };
         at = skip_blanks(line, name.end + usize::from(quoted));
         if line.get(at) == Some(&b'=') {
             let value = quoted_span(line, skip_blanks(line, at + 1))?;
@@ -267,9 +300,17 @@ fn named(metric: &mut Option<Range<usize>>, name: Range<usize>) -> Result<(), Ma
     Ok(())
 }
 
-fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan) -> Result<(), MalformedLine> {
+fn push_label(
+    line: &[u8],
+    spans: &mut Vec<LabelSpan>,
+    label: LabelSpan,
+) -> Result<(), MalformedLine> {
     let name = unescape(slice(line, &label.name));
-    if spans.len() == LABELS_MAX || spans.iter().any(|other| unescape(slice(line, &other.name)) == name) {
+    if spans.len() == LABELS_MAX
+        || spans
+            .iter()
+            .any(|other| unescape(slice(line, &other.name)) == name)
+    {
         return Err(MalformedLine);
     }
     spans.push(label);
@@ -296,7 +337,9 @@ fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, MalformedLine> {
 
 /// Parses value, optional timestamp and optional exemplar (` # {..} 1 2`); drops the exemplar.
 fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), MalformedLine> {
-    let mut tokens = rest.split(|&b| is_blank(b)).filter(|token| !token.is_empty());
+    let mut tokens = rest
+        .split(|&b| is_blank(b))
+        .filter(|token| !token.is_empty());
     let value = number(tokens.next().ok_or(MalformedLine)?)?;
     let timestamp = match tokens.next() {
         None | Some(b"#") => return Ok((value, None)),
@@ -311,7 +354,10 @@ fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), MalformedLine> {
 /// Parses a number. Rust accepts the same numbers as Go and Python here: decimal with exponent,
 /// `NaN`, `Inf`, `Infinity`, in any case, with a sign.
 fn number(token: &[u8]) -> Result<f64, MalformedLine> {
-    std::str::from_utf8(token).ok().and_then(|text| text.parse().ok()).ok_or(MalformedLine)
+    std::str::from_utf8(token)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .ok_or(MalformedLine)
 }
 
 /// Length of `[a-zA-Z_:][a-zA-Z0-9_:]*` at the start.
@@ -319,7 +365,9 @@ fn name_len(text: &[u8]) -> usize {
     if text.first().is_none_or(u8::is_ascii_digit) {
         return 0;
     }
-    text.iter().position(|&b| !(b.is_ascii_alphanumeric() || b == b'_' || b == b':')).unwrap_or(text.len())
+    text.iter()
+        .position(|&b| !(b.is_ascii_alphanumeric() || b == b'_' || b == b':'))
+        .unwrap_or(text.len())
 }
 
 /// Resolves `\\`, `\n` and `\"`. Any other backslash is kept, as in `prometheus_client`.
@@ -350,17 +398,27 @@ fn is_blank(byte: u8) -> bool {
 /// Skips blanks, one comma if there is one, and blanks after it.
 fn skip_comma(line: &[u8], from: usize) -> usize {
     let at = skip_blanks(line, from);
-    if line.get(at) == Some(&b',') { skip_blanks(line, at + 1) } else { at }
+    if line.get(at) == Some(&b',') {
+        skip_blanks(line, at + 1)
+    } else {
+        at
+    }
 }
 
 fn skip_blanks(line: &[u8], from: usize) -> usize {
-    line.iter().skip(from).position(|&b| !is_blank(b)).map_or(line.len().max(from), |blanks| from + blanks)
+    line.iter()
+        .skip(from)
+        .position(|&b| !is_blank(b))
+        .map_or(line.len().max(from), |blanks| from + blanks)
 }
 
 fn trim(line: &[u8]) -> &[u8] {
     let blank = |&b: &u8| is_blank(b) || b == b'\r';
     let start = line.iter().position(|b| !blank(b)).unwrap_or(line.len());
-    let end = line.iter().rposition(|b| !blank(b)).map_or(start, |last| last + 1);
+    let end = line
+        .iter()
+        .rposition(|b| !blank(b))
+        .map_or(start, |last| last + 1);
     slice(line, &(start..end))
 }
 

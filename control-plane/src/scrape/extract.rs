@@ -7,7 +7,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use scheduler::metrics::{KV_CACHE_UTILIZATION, METRICS, MetricDefinition, MetricFold, MetricUnit, QUEUE_DEPTH, RUNNING_REQUESTS};
+use scheduler::metrics::{
+    KV_CACHE_UTILIZATION, METRICS, MetricDefinition, MetricFold, MetricUnit, QUEUE_DEPTH,
+    RUNNING_REQUESTS,
+};
 use scheduler::{EndpointMetrics, LoraMetrics};
 
 use super::engine::{EngineMetric, EngineSpec, FamilySet, MetricMeaning};
@@ -18,7 +21,8 @@ use super::exposition::{LineInterest, MetricSample, SampleVisitor};
 const SHARDS_MAX: usize = 1024;
 
 /// The numbers that describe the load of an engine.
-static LOAD_METRICS: [&MetricDefinition; 3] = [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION];
+static LOAD_METRICS: [&MetricDefinition; 3] =
+    [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION];
 
 /// The most requests that an engine can plausibly report. A larger number is invalid (and would
 /// lose precision as `f32`).
@@ -98,23 +102,36 @@ impl PageReading {
     /// Whether the page has any load metric.
     #[must_use]
     pub fn says_load(&self) -> bool {
-        LOAD_METRICS.iter().any(|metric| (metric.get)(&self.metrics).is_some())
+        LOAD_METRICS
+            .iter()
+            .any(|metric| (metric.get)(&self.metrics).is_some())
     }
 
     /// Whether the page lacks a load metric that the engine's table names.
     #[must_use]
     pub(super) fn lacks_load(&self, engine: &EngineSpec) -> bool {
         let present = |meaning| {
-            let mut named = engine.metrics.iter().enumerate().filter(|(_, metric)| metric.meaning == meaning).peekable();
+            let mut named = engine
+                .metrics
+                .iter()
+                .enumerate()
+                .filter(|(_, metric)| metric.meaning == meaning)
+                .peekable();
             named.peek().is_none() || named.any(|(at, _)| self.present & (1 << at) != 0)
         };
-        !LOAD_METRICS.into_iter().map(MetricMeaning::Number).all(present)
+        !LOAD_METRICS
+            .into_iter()
+            .map(MetricMeaning::Number)
+            .all(present)
     }
 
     /// Whether the engine has waiting or running requests.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        [self.metrics.queue_depth, self.metrics.running_requests].iter().flatten().any(|&requests| requests > 0.0)
+        [self.metrics.queue_depth, self.metrics.running_requests]
+            .iter()
+            .flatten()
+            .any(|&requests| requests > 0.0)
     }
 }
 
@@ -123,7 +140,11 @@ impl<'e> Extraction<'e> {
     /// page.
     #[must_use]
     pub(super) fn new(engine: &'e EngineSpec, until: Option<FamilySet>) -> Self {
-        let cells = engine.metrics.iter().map(|_| SeriesValues::default()).collect();
+        let cells = engine
+            .metrics
+            .iter()
+            .map(|_| SeriesValues::default())
+            .collect();
         Self {
             engine,
             cells,
@@ -144,34 +165,66 @@ impl<'e> Extraction<'e> {
     /// Combines the series of each metric into one number.
     #[must_use]
     pub fn finish(self) -> PageReading {
-        let Self { engine, cells, present, base_model, .. } = self;
+        let Self {
+            engine,
+            cells,
+            present,
+            base_model,
+            ..
+        } = self;
         let rows = || engine.metrics.iter().zip(&cells);
-        let first =
-            |meaning: MetricMeaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
+        let first = |meaning: MetricMeaning| {
+            rows()
+                .find(|(metric, cell)| metric.meaning == meaning && cell.has_series())
+                .map(|(_, cell)| cell)
+        };
         let number = |metric: &'static MetricDefinition| {
-            let scale = if *metric == KV_CACHE_UTILIZATION { engine.kv_scale } else { 1.0 };
-            first(MetricMeaning::Number(metric))?.fold(metric.fold).and_then(|value| valid(metric.unit, value * scale))
+            let scale = if *metric == KV_CACHE_UTILIZATION {
+                engine.kv_scale
+            } else {
+                1.0
+            };
+            first(MetricMeaning::Number(metric))?
+                .fold(metric.fold)
+                .and_then(|value| valid(metric.unit, value * scale))
         };
         let custom = engine.custom_keys.iter().enumerate();
         let mut metrics = EndpointMetrics {
             lora: first(MetricMeaning::Lora)
                 .and_then(|cell| cell.lora.as_ref())
-                .map(|(_, lora)| LoraMetrics { base_models: base_model.name().into_iter().collect(), ..lora.clone() }),
+                .map(|(_, lora)| LoraMetrics {
+                    base_models: base_model.name().into_iter().collect(),
+                    ..lora.clone()
+                }),
             // Sorted, because the keys are; keys without a value on the page are left out.
-            attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(MetricMeaning::Custom(at))?.last()?)?))).collect(),
+            attributes: custom
+                .filter_map(|(at, key)| {
+                    Some((
+                        key.clone(),
+                        finite(first(MetricMeaning::Custom(at))?.last()?)?,
+                    ))
+                })
+                .collect(),
             ..EndpointMetrics::default()
         };
-        METRICS.into_iter().for_each(|metric| (metric.set)(&mut metrics, number(metric)));
+        METRICS
+            .into_iter()
+            .for_each(|metric| (metric.set)(&mut metrics, number(metric)));
         PageReading {
             metrics,
             process_start: first(MetricMeaning::ProcessStart).and_then(SeriesValues::max),
-            counters: rows().filter(|(metric, _)| metric.meaning == MetricMeaning::Counter).map(|(_, cell)| cell.counter()).collect(),
+            counters: rows()
+                .filter(|(metric, _)| metric.meaning == MetricMeaning::Counter)
+                .map(|(_, cell)| cell.counter())
+                .collect(),
             present,
         }
     }
 
     fn read(&mut self, at: usize, metric: &'e EngineMetric, sample: &MetricSample<'_>) {
-        let Some(cell) = self.cells.get_mut(at) else { return };
+        let Some(cell) = self.cells.get_mut(at) else {
+            return;
+        };
         if metric.meaning == MetricMeaning::Lora {
             return cell.add_lora(sample);
         }
@@ -180,7 +233,9 @@ impl<'e> Extraction<'e> {
         }
         let value = match &metric.label {
             None => Some(sample.value),
-            Some(label) => sample.label(label.as_bytes()).and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()),
+            Some(label) => sample
+                .label(label.as_bytes())
+                .and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()),
         };
         let sign_free = matches!(metric.meaning, MetricMeaning::Custom(_));
         let valid = value.filter(|value: &f64| value.is_finite() && (sign_free || *value >= 0.0));
@@ -198,15 +253,30 @@ impl SampleVisitor for Extraction<'_> {
             self.last_name.clear();
             self.last_name.extend_from_slice(name);
             let named = |metric: &EngineMetric| metric.spec.name().as_bytes() == name;
-            self.last = self.engine.metrics.iter().enumerate().fold(0, |set, (at, metric)| set | (u64::from(named(metric)) << at));
+            self.last = self
+                .engine
+                .metrics
+                .iter()
+                .enumerate()
+                .fold(0, |set, (at, metric)| {
+                    set | (u64::from(named(metric)) << at)
+                });
             self.present |= self.last;
         }
-        if self.last == 0 { LineInterest::Ignore } else { LineInterest::Take }
+        if self.last == 0 {
+            LineInterest::Ignore
+        } else {
+            LineInterest::Take
+        }
     }
 
     fn sample(&mut self, sample: &MetricSample<'_>) {
         let engine = self.engine;
-        let part = |label: &str| sample.label(label.as_bytes()).is_some_and(|value| !value.is_empty());
+        let part = |label: &str| {
+            sample
+                .label(label.as_bytes())
+                .is_some_and(|value| !value.is_empty())
+        };
         if engine.part_label.is_some_and(part) {
             return;
         }
@@ -224,11 +294,16 @@ impl RestartWatch {
     /// before may fall without a restart; it only becomes the new reference.
     pub fn observe(&mut self, reading: &PageReading) -> bool {
         let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
-        let mut restarted = self.process_start.zip(reading.process_start).is_some_and(moved);
+        let mut restarted = self
+            .process_start
+            .zip(reading.process_start)
+            .is_some_and(moved);
         self.process_start = reading.process_start.or(self.process_start);
         self.counters.resize(reading.counters.len(), None);
         for (old, new) in self.counters.iter_mut().zip(&reading.counters) {
-            let fell = |(old, new): (CounterSum, CounterSum)| new.sum < old.sum && new.series >= old.series;
+            let fell = |(old, new): (CounterSum, CounterSum)| {
+                new.sum < old.sum && new.series >= old.series
+            };
             restarted |= old.zip(*new).is_some_and(fell);
             *old = new.or(*old);
         }
@@ -238,7 +313,12 @@ impl RestartWatch {
 
 impl BaseModel {
     fn read(&mut self, sample: &MetricSample<'_>) {
-        let Some(label) = sample.label(b"model_name").filter(|label| !label.is_empty()) else { return };
+        let Some(label) = sample
+            .label(b"model_name")
+            .filter(|label| !label.is_empty())
+        else {
+            return;
+        };
         match self {
             Self::Unnamed => *self = Self::Named(String::from_utf8_lossy(&label).into()),
             Self::Named(name) if name.as_bytes() == &*label => {}
@@ -256,7 +336,9 @@ impl BaseModel {
 
 impl SeriesValues {
     fn add(&mut self, shard: Option<u64>, value: Option<f64>) {
-        let Some(value) = value else { return self.invalid = true };
+        let Some(value) = value else {
+            return self.invalid = true;
+        };
         let full = self.shards.len() == SHARDS_MAX;
         match self.shards.iter_mut().find(|(key, _)| shard == Some(*key)) {
             Some((_, largest)) => *largest = largest.max(value),
@@ -266,12 +348,31 @@ impl SeriesValues {
     }
 
     fn add_lora(&mut self, sample: &MetricSample<'_>) {
-        let newest = self.lora.as_ref().is_none_or(|(time, _)| sample.value >= *time);
+        let newest = self
+            .lora
+            .as_ref()
+            .is_none_or(|(time, _)| sample.value >= *time);
         if sample.value.is_finite() && newest {
-            let text = |label: &[u8]| sample.label(label).map(|value| String::from_utf8_lossy(&value).into_owned()).unwrap_or_default();
-            let Ok(max) = text(b"max_lora").trim().parse() else { return };
-            let [running, waiting] = [b"running_lora_adapters".as_slice(), b"waiting_lora_adapters"].map(|label| names(&text(label)));
-            let lora = LoraMetrics { running, waiting, max, base_models: [].into() };
+            let text = |label: &[u8]| {
+                sample
+                    .label(label)
+                    .map(|value| String::from_utf8_lossy(&value).into_owned())
+                    .unwrap_or_default()
+            };
+            let Ok(max) = text(b"max_lora").trim().parse() else {
+                return;
+            };
+            let [running, waiting] = [
+                b"running_lora_adapters".as_slice(),
+                b"waiting_lora_adapters",
+            ]
+            .map(|label| names(&text(label)));
+            let lora = LoraMetrics {
+                running,
+                waiting,
+                max,
+                base_models: [].into(),
+            };
             self.lora = Some((sample.value, lora));
         }
     }
@@ -281,7 +382,8 @@ impl SeriesValues {
     }
 
     fn values(&self) -> Option<impl Iterator<Item = f64>> {
-        (!self.invalid && !self.shards.is_empty()).then(|| self.shards.iter().map(|(_, value)| *value))
+        (!self.invalid && !self.shards.is_empty())
+            .then(|| self.shards.iter().map(|(_, value)| *value))
     }
 
     fn fold(&self, fold: MetricFold) -> Option<f64> {
@@ -313,7 +415,10 @@ impl SeriesValues {
     }
 
     fn counter(&self) -> Option<CounterSum> {
-        self.sum().map(|sum| CounterSum { sum, series: self.shards.len() })
+        self.sum().map(|sum| CounterSum {
+            sum,
+            series: self.shards.len(),
+        })
     }
 }
 
@@ -324,7 +429,10 @@ fn shard(labels: &[&str], sample: &MetricSample<'_>) -> Option<u64> {
     }
     let mut hasher = DefaultHasher::new();
     for label in labels {
-        sample.label(label.as_bytes()).unwrap_or_default().hash(&mut hasher);
+        sample
+            .label(label.as_bytes())
+            .unwrap_or_default()
+            .hash(&mut hasher);
     }
     Some(hasher.finish())
 }
@@ -336,7 +444,11 @@ fn valid(unit: MetricUnit, value: f64) -> Option<f32> {
         MetricUnit::Share => 1.0 + UTILIZATION_ROUNDING,
         MetricUnit::Count => f64::from(u32::MAX),
     };
-    if value <= max { unit.valid(value as f32) } else { None }
+    if value <= max {
+        unit.valid(value as f32)
+    } else {
+        None
+    }
 }
 
 /// The value as f32; `None` if an f32 cannot hold it.
@@ -346,7 +458,11 @@ fn finite(value: f64) -> Option<f32> {
 }
 
 fn names(list: &str) -> Box<[Box<str>]> {
-    list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(Box::from).collect()
+    list.split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+        .map(Box::from)
+        .collect()
 }
 
 #[cfg(test)]

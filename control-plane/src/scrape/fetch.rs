@@ -119,7 +119,16 @@ struct FetchedPage {
 
 impl FailReason {
     /// All kinds, as label values of a metric.
-    pub const KINDS: [&'static str; 8] = ["timeout", "connect", "redirect", "status", "encoding", "too_large", "broken", "no_metrics"];
+    pub const KINDS: [&'static str; 8] = [
+        "timeout",
+        "connect",
+        "redirect",
+        "status",
+        "encoding",
+        "too_large",
+        "broken",
+        "no_metrics",
+    ];
 
     /// The short name of the kind, as in metrics.
     #[must_use]
@@ -139,27 +148,56 @@ impl FailReason {
 
 impl PageFetcher {
     /// Makes one scrape. The caller limits its time.
-    pub(super) async fn scrape(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<ScrapedPage, FailReason> {
-        let whole = habit.full_page_since.is_some_and(|since| since.elapsed() < FILTER_RETRY);
-        let (page, habit) = if whole { self.whole(target, habit).await? } else { self.filtered(target, habit).await? };
+    pub(super) async fn scrape(
+        &self,
+        target: &ScrapeTarget,
+        habit: FetchHabit,
+    ) -> Result<ScrapedPage, FailReason> {
+        let whole = habit
+            .full_page_since
+            .is_some_and(|since| since.elapsed() < FILTER_RETRY);
+        let (page, habit) = if whole {
+            self.whole(target, habit).await?
+        } else {
+            self.filtered(target, habit).await?
+        };
         if !page.reading.says_load() {
             return Err(FailReason::NoMetrics);
         }
-        Ok(ScrapedPage { reading: page.reading, observed_at: page.observed_at, habit })
+        Ok(ScrapedPage {
+            reading: page.reading,
+            observed_at: page.observed_at,
+            habit,
+        })
     }
 
-    async fn filtered(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<(FetchedPage, FetchHabit), FailReason> {
+    async fn filtered(
+        &self,
+        target: &ScrapeTarget,
+        habit: FetchHabit,
+    ) -> Result<(FetchedPage, FetchHabit), FailReason> {
         let engine = &target.engine;
         self.stats.asked(true);
-        let present = match self.page(target.url.filtered(engine), Extraction::full_page(engine)).await {
+        let present = match self
+            .page(target.url.filtered(engine), Extraction::full_page(engine))
+            .await
+        {
             Ok(page) => {
                 let lacks = match habit.settled {
                     None => page.reading.lacks_load(engine),
-                    Some(settled) => settled & !page.reading.present != 0 || !page.reading.says_load(),
+                    Some(settled) => {
+                        settled & !page.reading.present != 0 || !page.reading.says_load()
+                    }
                 };
                 if !lacks {
                     let settled = Some(page.reading.present);
-                    return Ok((page, FetchHabit { settled, ..FetchHabit::default() }));
+                    return Ok((
+                        page,
+                        FetchHabit {
+                            settled,
+                            ..FetchHabit::default()
+                        },
+                    ));
                 }
                 page.reading.present
             }
@@ -169,16 +207,34 @@ impl PageFetcher {
         let (page, learned) = self.whole(target, FetchHabit::default()).await?;
         let honoured = page.reading.present & !present == 0;
         let whole_since = (!honoured).then(Instant::now);
-        Ok((page, FetchHabit { full_page_since: whole_since, ..learned }))
+        Ok((
+            page,
+            FetchHabit {
+                full_page_since: whole_since,
+                ..learned
+            },
+        ))
     }
 
-    async fn whole(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<(FetchedPage, FetchHabit), FailReason> {
-        let fresh = habit.learned_at.is_some_and(|at| at.elapsed() < RELEARN_AFTER);
+    async fn whole(
+        &self,
+        target: &ScrapeTarget,
+        habit: FetchHabit,
+    ) -> Result<(FetchedPage, FetchHabit), FailReason> {
+        let fresh = habit
+            .learned_at
+            .is_some_and(|at| at.elapsed() < RELEARN_AFTER);
         let until = habit.settled.filter(|_| fresh);
         self.stats.asked(false);
-        let page = self.page(target.url.whole(), Extraction::new(&target.engine, until)).await?;
+        let page = self
+            .page(target.url.whole(), Extraction::new(&target.engine, until))
+            .await?;
         let habit = match page.complete {
-            true => FetchHabit { settled: Some(page.reading.present), learned_at: Some(Instant::now()), ..habit },
+            true => FetchHabit {
+                settled: Some(page.reading.present),
+                learned_at: Some(Instant::now()),
+                ..habit
+            },
             false => habit,
         };
         Ok((page, habit))
@@ -187,7 +243,10 @@ impl PageFetcher {
     /// Reads the engine's list of models. An engine without such a list, or one that wants a key
     /// for it, has none.
     pub(super) async fn models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
-        timeout(MODELS_DEADLINE, self.whole_models_list(target)).await.ok().flatten()
+        timeout(MODELS_DEADLINE, self.whole_models_list(target))
+            .await
+            .ok()
+            .flatten()
     }
 
     async fn whole_models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
@@ -203,8 +262,18 @@ impl PageFetcher {
         Some(list)
     }
 
-    async fn page(&self, url: Url, mut extraction: Extraction<'_>) -> Result<FetchedPage, FailReason> {
-        let mut response = self.client.get(url).header(ACCEPT, ACCEPTED).send().await.map_err(|error| failure(&error))?;
+    async fn page(
+        &self,
+        url: Url,
+        mut extraction: Extraction<'_>,
+    ) -> Result<FetchedPage, FailReason> {
+        let mut response = self
+            .client
+            .get(url)
+            .header(ACCEPT, ACCEPTED)
+            .send()
+            .await
+            .map_err(|error| failure(&error))?;
         let observed_at = Instant::now();
         check(&response)?;
         let mut parser = ExpositionParser::default();
@@ -218,7 +287,9 @@ impl PageFetcher {
                     }
                     progress = parser.feed(&chunk, &mut extraction);
                 }
-                Ok(Some(chunk)) if drained + chunk.len() <= DRAIN_BYTES_MAX => drained += chunk.len(),
+                Ok(Some(chunk)) if drained + chunk.len() <= DRAIN_BYTES_MAX => {
+                    drained += chunk.len()
+                }
                 Err(error) if progress == ParseProgress::More => break Err(failure(&error)),
                 _ => break Ok(()),
             }
@@ -226,7 +297,11 @@ impl PageFetcher {
         let lines = parser.finish(&mut extraction);
         self.stats.page(bytes + drained, lines);
         outcome?;
-        Ok(FetchedPage { reading: extraction.finish(), observed_at, complete: progress == ParseProgress::More })
+        Ok(FetchedPage {
+            reading: extraction.finish(),
+            observed_at,
+            complete: progress == ParseProgress::More,
+        })
     }
 }
 
@@ -238,10 +313,17 @@ fn check(response: &Response) -> Result<(), FailReason> {
     if status != StatusCode::OK {
         return Err(FailReason::Status(status.as_u16()));
     }
-    if response.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+    if response
+        .headers()
+        .get(CONTENT_ENCODING)
+        .is_some_and(|encoding| encoding != "identity")
+    {
         return Err(FailReason::Encoding);
     }
-    if response.content_length().is_some_and(|length| length > PAGE_BYTES_MAX as u64) {
+    if response
+        .content_length()
+        .is_some_and(|length| length > PAGE_BYTES_MAX as u64)
+    {
         return Err(FailReason::TooLarge);
     }
     Ok(())
@@ -257,5 +339,9 @@ fn failure(error: &reqwest::Error) -> FailReason {
     }
     let mut detail = innermost.to_string();
     detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
-    if error.is_connect() { FailReason::Connect(detail.into()) } else { FailReason::Broken(detail.into()) }
+    if error.is_connect() {
+        FailReason::Connect(detail.into())
+    } else {
+        FailReason::Broken(detail.into())
+    }
 }

@@ -18,7 +18,9 @@ pub fn build(described: impl Fn() -> ClientBuilder) -> Result<Client, reqwest::E
     };
     match described().tls_certs_only([]).build() {
         Ok(client) => {
-            tracing::warn!("this system has no CA certificates: https servers are trusted only if their CA is configured");
+            tracing::warn!(
+                "this system has no CA certificates: https servers are trusted only if their CA is configured"
+            );
             Ok(client)
         }
         Err(_) => Err(error),

@@ -43,14 +43,28 @@ impl MetricSpec {
         let text = text.trim();
         let (name, selectors) = match text.split_once('{') {
             None => (text, ""),
-            Some((name, rest)) => (name.trim(), rest.strip_suffix('}').ok_or_else(|| InvalidMetricSpec::Braces(text.into()))?),
+            Some((name, rest)) => (
+                name.trim(),
+                rest.strip_suffix('}')
+                    .ok_or_else(|| InvalidMetricSpec::Braces(text.into()))?,
+            ),
         };
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '.');
-        if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(legal) {
+        if name.is_empty()
+            || name.starts_with(|c: char| c.is_ascii_digit())
+            || !name.chars().all(legal)
+        {
             return Err(InvalidMetricSpec::Name(name.into()));
         }
-        let labels = selectors.split(',').filter(|part| !part.trim().is_empty()).map(selector).collect::<Result<_, _>>()?;
-        Ok(Self { name: name.into(), labels })
+        let labels = selectors
+            .split(',')
+            .filter(|part| !part.trim().is_empty())
+            .map(selector)
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            name: name.into(),
+            labels,
+        })
     }
 
     /// The metric name.
@@ -62,7 +76,11 @@ impl MetricSpec {
     /// Whether the series has the required label values. Its name is not checked.
     #[must_use]
     pub fn selects(&self, sample: &MetricSample<'_>) -> bool {
-        self.labels.iter().all(|(key, value)| sample.label(key.as_bytes()).is_some_and(|found| *found == *value.as_bytes()))
+        self.labels.iter().all(|(key, value)| {
+            sample
+                .label(key.as_bytes())
+                .is_some_and(|found| *found == *value.as_bytes())
+        })
     }
 }
 
@@ -70,9 +88,13 @@ fn selector(part: &str) -> Result<(Box<str>, Box<str>), InvalidMetricSpec> {
     let invalid = || InvalidMetricSpec::Selector(part.trim().into());
     let (key, value) = part.split_once('=').ok_or_else(invalid)?;
     let (key, value) = (key.trim(), value.trim());
-    let bare = value.strip_prefix('"').map_or(Some(value), |open| open.strip_suffix('"'));
+    let bare = value
+        .strip_prefix('"')
+        .map_or(Some(value), |open| open.strip_suffix('"'));
     match bare {
-        Some(value) if !key.is_empty() && !value.contains(['"', '{', '}']) => Ok((key.into(), value.into())),
+        Some(value) if !key.is_empty() && !value.contains(['"', '{', '}']) => {
+            Ok((key.into(), value.into()))
+        }
         _ => Err(invalid()),
     }
 }
@@ -86,7 +108,9 @@ mod tests {
         let plain = MetricSpec::parse(" vllm:num_requests_waiting ").unwrap();
         assert_eq!(plain.name(), "vllm:num_requests_waiting");
         let bare = MetricSpec::parse("nv_trt_llm_request_metrics{request_type=waiting}").unwrap();
-        let quoted = MetricSpec::parse("nv_trt_llm_request_metrics { request_type = \"waiting\" , }").unwrap();
+        let quoted =
+            MetricSpec::parse("nv_trt_llm_request_metrics { request_type = \"waiting\" , }")
+                .unwrap();
         assert_eq!(bare, quoted);
     }
 
@@ -104,6 +128,9 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(MetricSpec::parse(text), Err(expected), "{text:?}");
         }
-        assert_eq!(MetricSpec::parse(&"m".repeat(SPEC_BYTES_MAX + 1)), Err(InvalidMetricSpec::TooLong));
+        assert_eq!(
+            MetricSpec::parse(&"m".repeat(SPEC_BYTES_MAX + 1)),
+            Err(InvalidMetricSpec::TooLong)
+        );
     }
 }

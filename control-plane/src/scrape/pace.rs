@@ -69,7 +69,10 @@ impl Default for ScrapeIntervals {
     /// 1 s idle. 100 ms busy, which is some tens of engine steps; the in-flight ledger covers the
     /// time between scrapes.
     fn default() -> Self {
-        Self { idle: Duration::from_secs(1), busy: Duration::from_millis(100) }
+        Self {
+            idle: Duration::from_secs(1),
+            busy: Duration::from_millis(100),
+        }
     }
 }
 
@@ -88,14 +91,24 @@ impl ScrapePace {
     pub(super) fn record(&mut self, outcome: ScrapeOutcome, took: Duration, now: Instant) {
         self.took = took;
         self.away = outcome == ScrapeOutcome::Away;
-        self.failures = if matches!(outcome, ScrapeOutcome::Failed | ScrapeOutcome::Away) { self.failures.saturating_add(1) } else { 0 };
+        self.failures = if matches!(outcome, ScrapeOutcome::Failed | ScrapeOutcome::Away) {
+            self.failures.saturating_add(1)
+        } else {
+            0
+        };
         if outcome == ScrapeOutcome::Busy {
             self.busy(now);
         }
     }
 
     /// The pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
-    pub(super) fn pause(&self, intervals: ScrapeIntervals, endpoints: usize, now: Instant, chance: f64) -> Duration {
+    pub(super) fn pause(
+        &self,
+        intervals: ScrapeIntervals,
+        endpoints: usize,
+        now: Instant,
+        chance: f64,
+    ) -> Duration {
         let busy = self.busy_until.is_some_and(|until| now < until);
         let wanted = match self.failures {
             0 if busy => intervals.busy,
@@ -105,19 +118,27 @@ impl ScrapePace {
         };
         let affordable = Duration::from_secs_f64(endpoints as f64 / SCRAPES_PER_SECOND_MAX);
         let considerate = self.took.div_f64(ANSWERING_SHARE_MAX).min(intervals.idle);
-        wanted.max(affordable).max(considerate).mul_f64(1.0 + JITTER * (2.0 * chance - 1.0))
+        wanted
+            .max(affordable)
+            .max(considerate)
+            .mul_f64(1.0 + JITTER * (2.0 * chance - 1.0))
     }
 }
 
 /// The pause before the first scrape of one of `new` endpoints that joined together; `chance` in
 /// [0, 1).
 pub(super) fn first_pause(intervals: ScrapeIntervals, new: usize, chance: f64) -> Duration {
-    FIRST_SPREAD.mul_f64(new.saturating_sub(1) as f64).min(intervals.idle).mul_f64(chance)
+    FIRST_SPREAD
+        .mul_f64(new.saturating_sub(1) as f64)
+        .min(intervals.idle)
+        .mul_f64(chance)
 }
 
 fn back_off(first: Duration, failures: u32) -> Duration {
     let doublings = (failures - 1).min(16); // far above the cap
-    first.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(first))
+    first
+        .saturating_mul(1 << doublings)
+        .min(BACK_OFF_MAX.max(first))
 }
 
 #[cfg(test)]

@@ -57,7 +57,10 @@ impl ScrapeStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ScrapeCounts {
             polls: get(&self.polls),
-            failures: FailReason::KINDS.into_iter().zip(self.failures.iter().map(get)).collect(),
+            failures: FailReason::KINDS
+                .into_iter()
+                .zip(self.failures.iter().map(get))
+                .collect(),
             pages_filtered: get(&self.pages_filtered),
             full_pages: get(&self.full_pages),
             bytes: get(&self.bytes),
@@ -71,16 +74,35 @@ impl ScrapeStats {
 
     pub(super) fn poll(&self, took: Duration, failure: Option<&FailReason>) {
         add(&self.polls, 1);
-        add(&self.duration_us, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
-        let at = DURATION_BUCKETS_MS.iter().position(|&bound| took <= Duration::from_millis(bound));
-        add_at(&self.duration_buckets, at.unwrap_or(DURATION_BUCKETS_MS.len()));
-        if let Some(at) = failure.and_then(|reason| FailReason::KINDS.iter().position(|kind| *kind == reason.kind())) {
+        add(
+            &self.duration_us,
+            u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        );
+        let at = DURATION_BUCKETS_MS
+            .iter()
+            .position(|&bound| took <= Duration::from_millis(bound));
+        add_at(
+            &self.duration_buckets,
+            at.unwrap_or(DURATION_BUCKETS_MS.len()),
+        );
+        if let Some(at) = failure.and_then(|reason| {
+            FailReason::KINDS
+                .iter()
+                .position(|kind| *kind == reason.kind())
+        }) {
             add_at(&self.failures, at);
         }
     }
 
     pub(super) fn asked(&self, filtered: bool) {
-        add(if filtered { &self.pages_filtered } else { &self.full_pages }, 1);
+        add(
+            if filtered {
+                &self.pages_filtered
+            } else {
+                &self.full_pages
+            },
+            1,
+        );
     }
 
     pub(super) fn page(&self, bytes: usize, lines: super::exposition::LineCounts) {

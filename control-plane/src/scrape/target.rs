@@ -76,12 +76,20 @@ impl MetricsLocation {
         let (host, own_port) = host_and_port(address).ok_or_else(invalid)?;
         let port = self.port.or(engine.metrics_port).unwrap_or(own_port);
         let path = self.path.as_deref().unwrap_or(engine.metrics_path);
-        if !path.starts_with('/') || path.contains(['?', '#', '\\']) || path.chars().any(char::is_control) {
+        if !path.starts_with('/')
+            || path.contains(['?', '#', '\\'])
+            || path.chars().any(char::is_control)
+        {
             return Err(InvalidMetricsUrl::Path(path.into()));
         }
         let scheme = if self.https { "https" } else { "http" };
-        let url = |port: u16, path: &str| Url::parse(&format!("{scheme}://{host}:{port}{path}")).map_err(|_| invalid());
-        Ok(MetricsUrl { page: url(port, path)?, models: url(own_port, MODELS_PATH)? })
+        let url = |port: u16, path: &str| {
+            Url::parse(&format!("{scheme}://{host}:{port}{path}")).map_err(|_| invalid())
+        };
+        Ok(MetricsUrl {
+            page: url(port, path)?,
+            models: url(own_port, MODELS_PATH)?,
+        })
     }
 }
 
@@ -98,7 +106,8 @@ impl MetricsUrl {
     /// those series; others ignore the query.
     pub(super) fn filtered(&self, engine: &EngineSpec) -> Url {
         let mut url = self.page.clone();
-        url.query_pairs_mut().extend_pairs(engine.names().into_iter().map(|name| ("name[]", name)));
+        url.query_pairs_mut()
+            .extend_pairs(engine.names().into_iter().map(|name| ("name[]", name)));
         url
     }
 }
@@ -114,7 +123,10 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
         return Some((host, socket.port()));
     }
     let (host, port) = address.rsplit_once(':')?;
-    let legal = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
+    let legal = !host.is_empty()
+        && host
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     Some((host.to_owned(), port.parse().ok()?)).filter(|_| legal)
 }
 

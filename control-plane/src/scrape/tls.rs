@@ -55,9 +55,16 @@ pub enum InvalidTls {
 
 /// Creates the client: HTTP/1.1, no redirects, no proxy, no decompression.
 pub(super) fn client(tls: &EndpointTls, deadline: Duration) -> Result<Client, InvalidTls> {
-    let EndpointTls { ca_file, identity, insecure_skip_verify } = tls;
+    let EndpointTls {
+        ca_file,
+        identity,
+        insecure_skip_verify,
+    } = tls;
     let authorities = ca_file.as_deref().map(authorities).transpose()?;
-    let identity = identity.as_ref().map(|(certificate, key)| shown(certificate, key)).transpose()?;
+    let identity = identity
+        .as_ref()
+        .map(|(certificate, key)| shown(certificate, key))
+        .transpose()?;
     let described = || {
         let mut builder = Client::builder()
             .http1_only()
@@ -79,8 +86,16 @@ pub(super) fn client(tls: &EndpointTls, deadline: Duration) -> Result<Client, In
 }
 
 fn authorities(file: &Path) -> Result<Vec<Certificate>, InvalidTls> {
-    let authorities = Certificate::from_pem_bundle(&read(file)?).map_err(|source| InvalidTls::Pem { path: file.into(), source })?;
-    if authorities.is_empty() { Err(InvalidTls::Empty(file.into())) } else { Ok(authorities) }
+    let authorities =
+        Certificate::from_pem_bundle(&read(file)?).map_err(|source| InvalidTls::Pem {
+            path: file.into(),
+            source,
+        })?;
+    if authorities.is_empty() {
+        Err(InvalidTls::Empty(file.into()))
+    } else {
+        Ok(authorities)
+    }
 }
 
 /// Reads the client certificate with its key.
@@ -88,9 +103,15 @@ fn shown(certificate: &Path, key: &Path) -> Result<Identity, InvalidTls> {
     let mut pem = read(certificate)?;
     pem.push(b'\n');
     pem.extend(read(key)?);
-    Identity::from_pem(&pem).map_err(|source| InvalidTls::Pem { path: certificate.into(), source })
+    Identity::from_pem(&pem).map_err(|source| InvalidTls::Pem {
+        path: certificate.into(),
+        source,
+    })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, InvalidTls> {
-    std::fs::read(path).map_err(|source| InvalidTls::Read { path: path.into(), source })
+    std::fs::read(path).map_err(|source| InvalidTls::Read {
+        path: path.into(),
+        source,
+    })
 }

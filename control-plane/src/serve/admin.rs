@@ -23,7 +23,9 @@ use crate::config::{ConfigStatus, ResolvedConfig};
 use crate::learn::directory::LearnerDirectory;
 use crate::pool::backends;
 use crate::pool::watched::WatchedComponents;
-use crate::pool::writer::{Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX};
+use crate::pool::writer::{
+    Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX,
+};
 use crate::serve::explanations::{ExplanationDesk, QuestionRefusal};
 use crate::serve::scaling_page::scaling;
 use crate::serve::{console, metrics};
@@ -49,7 +51,10 @@ pub struct AdminServer {
 /// The routes of a daemon that starts.
 pub fn starting() -> Router {
     let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "starting\n") };
-    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(no_metrics)).fallback(waits)
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/metrics", get(no_metrics))
+        .fallback(waits)
 }
 
 /// An empty page, so that Prometheus counts the target as up.
@@ -68,7 +73,9 @@ pub fn metrics_router(admin: AdminServer) -> Router {
 
 /// The routes of the admin listener.
 pub fn router(admin: AdminServer) -> Router {
-    metrics_router(admin.clone()).merge(console::router(admin.clone())).merge(debug_router(admin))
+    metrics_router(admin.clone())
+        .merge(console::router(admin.clone()))
+        .merge(debug_router(admin))
 }
 
 fn debug_router(admin: AdminServer) -> Router {
@@ -81,7 +88,10 @@ fn debug_router(admin: AdminServer) -> Router {
         .route("/debug/scaling", get(scaling))
         .route("/debug/running", get(running))
         .route("/debug/queues", get(queues))
-        .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
+        .route(
+            "/debug/explain",
+            post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)),
+        )
         .with_state(admin)
 }
 
@@ -89,7 +99,11 @@ fn debug_router(admin: AdminServer) -> Router {
 /// set as a smaller pool. A standby is not, unless it answers ext_proc.
 async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Response {
     if !shared.is_active() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n").into_response();
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "standing by: another daemon leads\n",
+        )
+            .into_response();
     }
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
@@ -97,17 +111,35 @@ async fn readyz(State(AdminServer { shared, .. }): State<AdminServer>) -> Respon
         .iter()
         .filter(|name| pools.get(name).is_none())
         .map(|name| {
-            let error = pools.iter().find(|v| v.name == *name).and_then(|v| v.sources.discovery_error.clone());
-            format!("pool {name}: {}\n", error.unwrap_or_else(|| "no complete set of endpoints yet".to_owned()))
+            let error = pools
+                .iter()
+                .find(|v| v.name == *name)
+                .and_then(|v| v.sources.discovery_error.clone());
+            format!(
+                "pool {name}: {}\n",
+                error.unwrap_or_else(|| "no complete set of endpoints yet".to_owned())
+            )
         })
         .collect();
-    if waiting.is_empty() { "ready\n".into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response() }
+    if waiting.is_empty() {
+        "ready\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response()
+    }
 }
 
 /// Explains a decision. It is a POST only because it needs a body; it changes nothing.
-async fn why(State(AdminServer { shared, explanations, .. }): State<AdminServer>, request: Request) -> Response {
+async fn why(
+    State(AdminServer {
+        shared,
+        explanations,
+        ..
+    }): State<AdminServer>,
+    request: Request,
+) -> Response {
     let explain = move |question: ExplainRequest| {
-        explain::answer(&shared, &question).map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
+        explain::answer(&shared, &question)
+            .map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
     match explanations.answer(request, explain).await {
         Ok(answer) => Json(answer).into_response(),
@@ -116,7 +148,11 @@ async fn why(State(AdminServer { shared, explanations, .. }): State<AdminServer>
 }
 
 /// The metrics. A standby without ext_proc has none, so that sums over daemons count once.
-async fn prometheus(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Response {
+async fn prometheus(
+    State(AdminServer {
+        shared, snapshot, ..
+    }): State<AdminServer>,
+) -> Response {
     if !shared.is_active() {
         return no_metrics().await;
     }
@@ -133,8 +169,14 @@ async fn endpoints(State(AdminServer { shared, .. }): State<AdminServer>) -> Jso
         .iter()
         .flat_map(|view| {
             let totals = shared.counters().totals(&view.name, now);
-            let members = view.members.iter().zip(view.metrics.iter()).map(|(m, metrics)| member_row(view, m, metrics, &totals));
-            members.chain(view.absent.iter().map(|a| absentee_row(view, a, &totals))).collect::<Vec<_>>()
+            let members = view
+                .members
+                .iter()
+                .zip(view.metrics.iter())
+                .map(|(m, metrics)| member_row(view, m, metrics, &totals));
+            members
+                .chain(view.absent.iter().map(|a| absentee_row(view, a, &totals)))
+                .collect::<Vec<_>>()
         })
         .collect();
     Json(json!({ "endpoints": rows }))
@@ -143,7 +185,12 @@ async fn endpoints(State(AdminServer { shared, .. }): State<AdminServer>) -> Jso
 /// Lists every instance that discovery saw lately, with its state and the reason. Only ready
 /// instances are in a pool.
 async fn instances(State(AdminServer { components, .. }): State<AdminServer>) -> Json<Value> {
-    let all = || components.iter().flat_map(|(pool, all)| all.iter().map(move |(name, followed)| (pool, name, followed)));
+    let all = || {
+        components.iter().flat_map(|(pool, all)| {
+            all.iter()
+                .map(move |(name, followed)| (pool, name, followed))
+        })
+    };
     let rows = all().flat_map(|(pool, name, followed)| {
         followed.seen().into_iter().map(move |seen| {
             let (state, reason) = backends::said(&seen.state);
@@ -161,11 +208,16 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
     });
     let sources = all().map(|(pool, name, followed)| {
         let status = followed.status().borrow().clone();
-        let age = status.last_contact.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        let age = status
+            .last_contact
+            .and_then(|at| at.elapsed().ok())
+            .map(|age| age.as_secs_f64());
         let asked = status.requirements.as_ref();
         let failure_mode = asked.map(|asked| backends::failure_mode(asked.failure_mode));
         let app_protocol = asked.map(|asked| backends::app_protocol(asked.protocol));
-        let picker = asked.and_then(|asked| asked.picker.as_ref()).map(backends::picker);
+        let picker = asked
+            .and_then(|asked| asked.picker.as_ref())
+            .map(backends::picker);
         json!({
             "pool": &**pool,
             "component": name,
@@ -189,13 +241,31 @@ pub(super) fn member_reason(member: &PoolMember) -> String {
         MetricsStatus::Failing(why) => format!("last scrape failed: {why}"),
         MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
     };
-    let Some(why) = &member.instance.unconfirmed else { return scraped };
-    let kept = format!("kept for at most {} s while it answers its scrapes: {why}", UNCONFIRMED_MAX.as_secs());
-    if scraped.is_empty() { kept } else { format!("{kept}; {scraped}") }
+    let Some(why) = &member.instance.unconfirmed else {
+        return scraped;
+    };
+    let kept = format!(
+        "kept for at most {} s while it answers its scrapes: {why}",
+        UNCONFIRMED_MAX.as_secs()
+    );
+    if scraped.is_empty() {
+        kept
+    } else {
+        format!("{kept}; {scraped}")
+    }
 }
 
-fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals) -> Value {
-    let counts = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
+fn member_row(
+    view: &PoolView,
+    member: &PoolMember,
+    metrics: &EndpointMetrics,
+    totals: &CounterTotals,
+) -> Value {
+    let counts = totals
+        .endpoints
+        .get(&(member.id.generation, member.id.slot))
+        .copied()
+        .unwrap_or_default();
     json!({
         "name": member.instance.name,
         "namespace": member.instance.namespace,
@@ -224,29 +294,52 @@ fn metrics_object(metrics: &EndpointMetrics) -> Value {
         MetricUnit::Count => json!((metric.get)(metrics).map(|count| count as u32)),
         MetricUnit::Requests | MetricUnit::Share => json!((metric.get)(metrics)),
     };
-    let mut object: serde_json::Map<_, _> = METRICS.iter().map(|metric| (metric.name.to_owned(), number(metric))).collect();
+    let mut object: serde_json::Map<_, _> = METRICS
+        .iter()
+        .map(|metric| (metric.name.to_owned(), number(metric)))
+        .collect();
     let lora =
         metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max, "base_models": l.base_models }));
-    let attributes: serde_json::Map<_, _> = metrics.attributes.iter().map(|(key, value)| (key.to_string(), json!(value))).collect();
-    object.extend([("lora".to_owned(), json!(lora)), ("attributes".to_owned(), Value::Object(attributes))]);
+    let attributes: serde_json::Map<_, _> = metrics
+        .attributes
+        .iter()
+        .map(|(key, value)| (key.to_string(), json!(value)))
+        .collect();
+    object.extend([
+        ("lora".to_owned(), json!(lora)),
+        ("attributes".to_owned(), Value::Object(attributes)),
+    ]);
     Value::Object(object)
 }
 
 /// The state of an endpoint that must not be picked, the reason, and its slot if it has one.
 pub(super) fn absence(absentee: &Absentee) -> (&'static str, &'static str, Option<EndpointRef>) {
     match absentee.absence {
-        Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
+        Absence::Departing(id) => (
+            "departing",
+            "left discovery; waiting for the proxies to acknowledge that",
+            Some(id),
+        ),
         Absence::NoFreeSlot => ("waiting", "all slots of the pool are taken", None),
-        Absence::Unconfirmed => {
-            ("unconfirmed", "discovery reports it as not ready; it does not answer, or has been unconfirmed for too long", None)
-        }
-        Absence::TooManyModels => ("waiting", "the model names of the pool would exceed the limit of a message to proxies", None),
+        Absence::Unconfirmed => (
+            "unconfirmed",
+            "discovery reports it as not ready; it does not answer, or has been unconfirmed for too long",
+            None,
+        ),
+        Absence::TooManyModels => (
+            "waiting",
+            "the model names of the pool would exceed the limit of a message to proxies",
+            None,
+        ),
     }
 }
 
 fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) -> Value {
     let (state, reason, id) = absence(absentee);
-    let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
+    let counts = id
+        .and_then(|id| totals.endpoints.get(&(id.generation, id.slot)))
+        .copied()
+        .unwrap_or_default();
     json!({
         "name": absentee.instance.name,
         "namespace": absentee.instance.namespace,
@@ -265,11 +358,18 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) ->
     })
 }
 
-async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Json<Value> {
+async fn state(
+    State(AdminServer {
+        shared, snapshot, ..
+    }): State<AdminServer>,
+) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let proxies = shared.proxies.borrow().clone();
     let eds = shared.eds.borrow().clone();
-    let written = snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0);
+    let written = snapshot
+        .as_ref()
+        .map(|s| s.written_unix_ms())
+        .filter(|&ms| ms > 0);
     Json(json!({
         "release": env!("CARGO_PKG_VERSION"),
         "commit": COMMIT,
@@ -285,7 +385,13 @@ async fn state(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) 
 
 /// The learned models of each pool, how good they are, and why there is no prediction.
 async fn model(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    Json(shared.learning.learners.get().map_or_else(|| json!({ "pools": [] }), LearnerDirectory::to_json))
+    Json(
+        shared
+            .learning
+            .learners
+            .get()
+            .map_or_else(|| json!({ "pools": [] }), LearnerDirectory::to_json),
+    )
 }
 
 /// Running requests with an SLO, by endpoint and VM, the strictest first: their SLOs, predictions
@@ -295,8 +401,13 @@ async fn running(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<
     let now = Instant::now();
     let queues = pools.iter().flat_map(|view| {
         let told = shared.counters().totals(&view.name, now).running;
-        let rows = told.iter().filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
-        rows.filter(|row| row["held"].is_null()).map(|row| running_row(view, row)).collect::<Vec<_>>()
+        let rows = told
+            .iter()
+            .filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok())
+            .flatten();
+        rows.filter(|row| row["held"].is_null())
+            .map(|row| running_row(view, row))
+            .collect::<Vec<_>>()
     });
     Json(json!({ "queues": queues.collect::<Vec<_>>() }))
 }
@@ -309,16 +420,29 @@ struct HeldQuery {
 
 /// The requests that flow control holds, by pool and band, and what became of the others; with
 /// `?request=ID` also why that request waits, if it is among those that have waited longest.
-async fn queues(State(AdminServer { shared, .. }): State<AdminServer>, Query(query): Query<HeldQuery>) -> Json<Value> {
+async fn queues(
+    State(AdminServer { shared, .. }): State<AdminServer>,
+    Query(query): Query<HeldQuery>,
+) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let now = Instant::now();
     let bands = pools.iter().flat_map(|view| {
         let totals = shared.counters().totals(&view.name, now).bands;
-        totals.into_iter().rev().map(|(priority, band)| band_row(view, priority, &band)).collect::<Vec<_>>()
+        totals
+            .into_iter()
+            .rev()
+            .map(|(priority, band)| band_row(view, priority, &band))
+            .collect::<Vec<_>>()
     });
     let mut page = json!({ "queues": bands.collect::<Vec<_>>() });
     if let Some(id) = query.request {
-        let found = pools.iter().flat_map(|view| held_rows(view, &shared.counters().totals(&view.name, now).running, &id));
+        let found = pools.iter().flat_map(|view| {
+            held_rows(
+                view,
+                &shared.counters().totals(&view.name, now).running,
+                &id,
+            )
+        });
         page["requests"] = found.collect();
     }
     Json(page)
@@ -326,7 +450,10 @@ async fn queues(State(AdminServer { shared, .. }): State<AdminServer>, Query(que
 
 /// The held requests of this id, as the VMs reported them.
 fn held_rows(view: &PoolView, told: &[Box<str>], id: &str) -> Vec<Value> {
-    let rows = told.iter().filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
+    let rows = told
+        .iter()
+        .filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok())
+        .flatten();
     let found = rows.filter(|row| row["held"] == id);
     found
         .map(
@@ -336,8 +463,11 @@ fn held_rows(view: &PoolView, told: &[Box<str>], id: &str) -> Vec<Value> {
 }
 
 fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
-    let outcomes: serde_json::Map<String, Value> =
-        FLOW_OUTCOMES.iter().zip(band.outcomes).map(|(outcome, count)| ((*outcome).to_owned(), count.into())).collect();
+    let outcomes: serde_json::Map<String, Value> = FLOW_OUTCOMES
+        .iter()
+        .zip(band.outcomes)
+        .map(|(outcome, count)| ((*outcome).to_owned(), count.into()))
+        .collect();
     let oldest = (band.held > 0).then(|| json!({ "ms": band.oldest_ms, "full": band.full_at.and_then(|full| member_name(view, full)) }));
     json!({
         "pool": &*view.name, "priority": priority, "held": band.held, "bytes": band.bytes, "oldest": oldest, "outcomes": outcomes,
@@ -347,8 +477,14 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
 
 /// The name of the endpoint of a row.
 fn row_name<'v>(view: &'v PoolView, row: &Value) -> Option<&'v str> {
-    let part = |name: &str| row[name].as_u64().and_then(|number| u32::try_from(number).ok());
-    part("slot").zip(part("generation")).and_then(|id| member_name(view, id))
+    let part = |name: &str| {
+        row[name]
+            .as_u64()
+            .and_then(|number| u32::try_from(number).ok())
+    };
+    part("slot")
+        .zip(part("generation"))
+        .and_then(|id| member_name(view, id))
 }
 
 fn running_row(view: &PoolView, mut row: Value) -> Value {
@@ -359,7 +495,10 @@ fn running_row(view: &PoolView, mut row: Value) -> Value {
 /// The name of the endpoint with this slot and generation.
 pub(super) fn member_name(view: &PoolView, (slot, generation): (u32, u32)) -> Option<&str> {
     let is_it = |m: &&PoolMember| u32::from(m.id.slot.0) == slot && m.id.generation.0 == generation;
-    view.members.iter().find(is_it).map(|m| m.instance.name.as_str())
+    view.members
+        .iter()
+        .find(is_it)
+        .map(|m| m.instance.name.as_str())
 }
 
 async fn config(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
@@ -376,7 +515,15 @@ fn config_row(view: &PoolView) -> Value {
 }
 
 fn status_row(status: &ConfigStatus) -> Value {
-    let ConfigStatus { file, text: _, since, taken_at, taken, refused, error } = status;
+    let ConfigStatus {
+        file,
+        text: _,
+        since,
+        taken_at,
+        taken,
+        refused,
+        error,
+    } = status;
     json!({
         "file": file.as_deref(),
         "since": rfc3339(*since),
@@ -388,19 +535,42 @@ fn status_row(status: &ConfigStatus) -> Value {
 }
 
 fn objects_row(view: &PoolView) -> Value {
-    let ObjectsSpec { objectives, models, rewrites, strict_models } = &*view.objects;
-    let targets = |targets: &[TargetSpec]| targets.iter().map(|t| json!({ "model": t.model, "weight": t.weight })).collect::<Vec<_>>();
+    let ObjectsSpec {
+        objectives,
+        models,
+        rewrites,
+        strict_models,
+    } = &*view.objects;
+    let targets = |targets: &[TargetSpec]| {
+        targets
+            .iter()
+            .map(|t| json!({ "model": t.model, "weight": t.weight }))
+            .collect::<Vec<_>>()
+    };
     let mut row = status_row(&view.sources.objects);
     row["strict_models"] = json!(strict_models);
     row["without_pool"] = json!(&*view.sources.objects_without_pool);
-    row["objectives"] = objectives.iter().map(|o| json!({ "name": o.name, "priority": o.priority })).collect();
-    row["models"] = models.iter().map(|m| json!({ "name": m.name, "priority": m.priority, "targets": targets(&m.targets) })).collect();
-    row["rewrites"] = rewrites.iter().map(|r| json!({ "models": r.models, "targets": targets(&r.targets) })).collect();
+    row["objectives"] = objectives
+        .iter()
+        .map(|o| json!({ "name": o.name, "priority": o.priority }))
+        .collect();
+    row["models"] = models
+        .iter()
+        .map(|m| json!({ "name": m.name, "priority": m.priority, "targets": targets(&m.targets) }))
+        .collect();
+    row["rewrites"] = rewrites
+        .iter()
+        .map(|r| json!({ "models": r.models, "targets": targets(&r.targets) }))
+        .collect();
     row
 }
 
 fn pool_row(view: &PoolView, totals: &CounterTotals) -> Value {
-    let is_member = |at: &(Generation, Slot)| view.members.iter().any(|member| (member.id.generation, member.id.slot) == *at);
+    let is_member = |at: &(Generation, Slot)| {
+        view.members
+            .iter()
+            .any(|member| (member.id.generation, member.id.slot) == *at)
+    };
     json!({
         "name": &*view.name,
         "complete": view.sources.complete,
@@ -419,8 +589,11 @@ fn pool_row(view: &PoolView, totals: &CounterTotals) -> Value {
 }
 
 fn proxy_row(proxy: &ConnectedProxy) -> Value {
-    let version =
-        |v: Option<(Version, u64)>| v.map(|(v, revision)| json!({ "term": v.term, "sequence": v.sequence, "revision": revision }));
+    let version = |v: Option<(Version, u64)>| {
+        v.map(
+            |(v, revision)| json!({ "term": v.term, "sequence": v.sequence, "revision": revision }),
+        )
+    };
     let pool = |(name, pool): (&String, &ProxyPool)| {
         json!({
             "pool": name,
@@ -452,7 +625,9 @@ fn eds_row(stream: &EdsStream) -> Value {
 /// Formats a time as `2026-11-21T15:06:35.123Z`. The date is computed as in Howard Hinnant,
 /// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
 fn rfc3339(time: SystemTime) -> String {
-    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since_epoch = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     let (seconds, millis) = (since_epoch.as_secs(), since_epoch.subsec_millis());
     let (days, of_day) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -460,7 +635,11 @@ fn rfc3339(time: SystemTime) -> String {
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_shifted = (5 * of_year + 2) / 153;
     let day = of_year - (153 * month_shifted + 2) / 5 + 1;
-    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
+    let month = if month_shifted < 10 {
+        month_shifted + 3
+    } else {
+        month_shifted - 9
+    };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
@@ -474,7 +653,12 @@ mod tests {
 
     #[test]
     fn times_are_written_as_date_does() {
-        let check = |millis, expected| assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_millis(millis)), expected);
+        let check = |millis, expected| {
+            assert_eq!(
+                rfc3339(SystemTime::UNIX_EPOCH + Duration::from_millis(millis)),
+                expected
+            )
+        };
         check(0, "1970-01-01T00:00:00.000Z");
         check(951_782_400_000, "2000-02-29T00:00:00.000Z");
         check(1_795_273_595_123, "2026-11-21T15:06:35.123Z");

@@ -33,8 +33,8 @@ impl BearerToken {
     /// # Errors
     /// Says why the file cannot be used.
     pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
-        let first =
-            token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
+        let first = token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?)
+            .map_err(|why| format!("{}: {why}", file.display()))?;
         let (sender, receiver) = watch::channel(first);
         let mut follow = FileWatcher::new(&file);
         let _ = follow.changed().await; // the first content was just read
@@ -44,12 +44,17 @@ impl BearerToken {
                     changed = follow.changed() => changed,
                     () = shutdown.begun() => return,
                 };
-                match changed.map_err(|e| e.to_string()).and_then(|text| token(&text).map_err(str::to_owned)) {
+                match changed
+                    .map_err(|e| e.to_string())
+                    .and_then(|text| token(&text).map_err(str::to_owned))
+                {
                     Ok(token) => {
                         sender.send_replace(token);
                         tracing::info!(file = %file.display(), "new admin token in force");
                     }
-                    Err(why) => tracing::error!(why, file = %file.display(), "the new admin token cannot be used; the old one stays"),
+                    Err(why) => {
+                        tracing::error!(why, file = %file.display(), "the new admin token cannot be used; the old one stays")
+                    }
                 }
             }
         });
@@ -57,8 +62,13 @@ impl BearerToken {
     }
 
     fn admits(&self, headers: &HeaderMap) -> bool {
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().split_first_chunk::<7>());
-        given.is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case(b"bearer ") && bool::from(token.ct_eq(self.0.borrow().as_bytes())))
+        let given = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.as_bytes().split_first_chunk::<7>());
+        given.is_some_and(|(scheme, token)| {
+            scheme.eq_ignore_ascii_case(b"bearer ")
+                && bool::from(token.ct_eq(self.0.borrow().as_bytes()))
+        })
     }
 }
 
@@ -69,7 +79,12 @@ pub async fn guard(State(token): State<BearerToken>, request: Request, next: Nex
     if OPEN.contains(&path) || console::is_asset(path) || token.admits(request.headers()) {
         return next.run(request).await;
     }
-    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "this needs the token of --admin-token-file\n").into_response()
+    (
+        StatusCode::UNAUTHORIZED,
+        [(header::WWW_AUTHENTICATE, "Bearer")],
+        "this needs the token of --admin-token-file\n",
+    )
+        .into_response()
 }
 
 fn token(text: &str) -> Result<Arc<str>, &'static str> {

@@ -37,10 +37,26 @@ struct Asset {
 /// The files of the page. `npm run build` in `control-plane/console` writes the script; a test
 /// compares it with its source.
 static ASSETS: [Asset; 4] = [
-    Asset { path: "/", media_type: "text/html; charset=utf-8", bytes: include_bytes!("../../console/page/index.html") },
-    Asset { path: "/console.js", media_type: "text/javascript; charset=utf-8", bytes: include_bytes!("../../console/dist/console.js") },
-    Asset { path: "/console.css", media_type: "text/css; charset=utf-8", bytes: include_bytes!("../../console/page/console.css") },
-    Asset { path: "/icon.svg", media_type: "image/svg+xml", bytes: include_bytes!("../../console/page/icon.svg") },
+    Asset {
+        path: "/",
+        media_type: "text/html; charset=utf-8",
+        bytes: include_bytes!("../../console/page/index.html"),
+    },
+    Asset {
+        path: "/console.js",
+        media_type: "text/javascript; charset=utf-8",
+        bytes: include_bytes!("../../console/dist/console.js"),
+    },
+    Asset {
+        path: "/console.css",
+        media_type: "text/css; charset=utf-8",
+        bytes: include_bytes!("../../console/page/console.css"),
+    },
+    Asset {
+        path: "/icon.svg",
+        media_type: "image/svg+xml",
+        bytes: include_bytes!("../../console/page/icon.svg"),
+    },
 ];
 
 /// The page runs its own script only, talks to its own origin only, and cannot be framed.
@@ -54,12 +70,22 @@ pub(super) fn router(admin: AdminServer) -> Router {
         .route("/api/v1/history", get(history::answer))
         .route("/api/v1/decisions", get(decisions::list))
         .route("/api/v1/configs", get(configs::answer))
-        .route("/api/v1/explain", post(decisions::explain).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
-        .method_not_allowed_fallback(|| async { refused(StatusCode::METHOD_NOT_ALLOWED, "this route has another method") })
+        .route(
+            "/api/v1/explain",
+            post(decisions::explain).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)),
+        )
+        .method_not_allowed_fallback(|| async {
+            refused(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this route has another method",
+            )
+        })
         .route("/api/v1/", any(no_route))
         .route("/api/v1/{*rest}", any(no_route))
         .with_state(admin);
-    let page = ASSETS.iter().fold(Router::new(), |router, asset| router.route(asset.path, get(|headers| send(asset, headers))));
+    let page = ASSETS.iter().fold(Router::new(), |router, asset| {
+        router.route(asset.path, get(|headers| send(asset, headers)))
+    });
     api.merge(page).layer(from_fn(secure))
 }
 
@@ -72,17 +98,29 @@ pub(super) fn is_asset(path: &str) -> bool {
 /// the browser asks each time.
 async fn send(asset: &'static Asset, headers: HeaderMap) -> Response {
     let tag = format!("\"{:016x}\"", fingerprint(asset.bytes));
-    let known = headers.get(header::IF_NONE_MATCH).is_some_and(|value| value.as_bytes() == tag.as_bytes());
-    let caching = [(header::ETAG, tag), (header::CACHE_CONTROL, "no-cache".to_owned())];
+    let known = headers
+        .get(header::IF_NONE_MATCH)
+        .is_some_and(|value| value.as_bytes() == tag.as_bytes());
+    let caching = [
+        (header::ETAG, tag),
+        (header::CACHE_CONTROL, "no-cache".to_owned()),
+    ];
     if known {
         return (StatusCode::NOT_MODIFIED, caching).into_response();
     }
-    (caching, [(header::CONTENT_TYPE, asset.media_type)], asset.bytes).into_response()
+    (
+        caching,
+        [(header::CONTENT_TYPE, asset.media_type)],
+        asset.bytes,
+    )
+        .into_response()
 }
 
 /// FNV-1a: distinguishes releases of a file; nothing depends on its strength.
 fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// Adds the headers that keep other pages and sniffing away from the answers.
@@ -96,12 +134,17 @@ async fn secure(request: Request, next: Next) -> Response {
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers
+        .entry(header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
     response
 }
 
 async fn no_route() -> Response {
-    refused(StatusCode::NOT_FOUND, "no such route: overview, history, decisions, configs, and explain are there")
+    refused(
+        StatusCode::NOT_FOUND,
+        "no such route: overview, history, decisions, configs, and explain are there",
+    )
 }
 
 /// An error that the page shows.

@@ -16,7 +16,9 @@ use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
 use envoy_types::pb::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
 use envoy_types::pb::envoy::config::core::v3::{Address, Metadata, SocketAddress};
 use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
-use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints};
+use envoy_types::pb::envoy::config::endpoint::v3::{
+    ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints,
+};
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
 };
@@ -79,7 +81,10 @@ enum SubscriptionChange {
     /// All names that are subscribed now.
     All(Vec<String>),
     /// Names added and names removed.
-    Delta { more: Vec<String>, fewer: Vec<String> },
+    Delta {
+        more: Vec<String>,
+        fewer: Vec<String>,
+    },
 }
 
 /// The differences of the two variants: their messages.
@@ -89,7 +94,12 @@ trait XdsVariant: Send + 'static {
 
     fn bytes(request: &Self::XdsRequest) -> usize;
     fn parse_request(request: Self::XdsRequest) -> EdsRequest;
-    fn build_response(due: &DueResponse, names: &BTreeSet<String>, pools: &PoolViews, version: String) -> Self::XdsResponse;
+    fn build_response(
+        due: &DueResponse,
+        names: &BTreeSet<String>,
+        pools: &PoolViews,
+        version: String,
+    ) -> Self::XdsResponse;
 }
 
 struct SotwXds;
@@ -119,7 +129,11 @@ impl EdsServer {
         request: Request<Streaming<V::XdsRequest>>,
     ) -> Result<Response<XdsResponseStream<V::XdsResponse>>, Status> {
         let remote = RemoteAddress::of(request.extensions());
-        let permit = self.shared.origins.acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
+        let permit = self
+            .shared
+            .origins
+            .acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now())
+            .map_err(refusal)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
@@ -139,9 +153,15 @@ impl EdsServer {
         permit: QuotaPermit,
     ) -> Result<(), Status> {
         let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
-        let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
+        let Some(first) = first
+            .await
+            .map_err(|_| Status::deadline_exceeded("no request came"))??
+        else {
+            return Ok(());
+        };
         // Requests above the origin's rate stay unread, so that flow control slows the sender down.
-        let pay = |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
+        let pay =
+            |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
         let mut read_at = pay(V::bytes(&first));
         let first = V::parse_request(first);
         let row = EdsStreamGuard::insert(&self.shared, &first, remote)?;
@@ -153,7 +173,16 @@ impl EdsServer {
             if let Some(due) = subscription.due(&views, Instant::now()) {
                 let version = self.shared.next_version();
                 let version = format!("{}.{}", version.term, version.sequence);
-                if outbound.send(Ok(V::build_response(&due, subscription.names(), &views, version))).await.is_err() {
+                if outbound
+                    .send(Ok(V::build_response(
+                        &due,
+                        subscription.names(),
+                        &views,
+                        version,
+                    )))
+                    .await
+                    .is_err()
+                {
                     return Ok(());
                 }
                 continue;
@@ -175,12 +204,22 @@ impl EdsServer {
         }
     }
 
-    fn receive(&self, subscription: &mut EdsSubscription, asked: EdsRequest, row: &EdsStreamGuard) -> Result<(), Status> {
+    fn receive(
+        &self,
+        subscription: &mut EdsSubscription,
+        asked: EdsRequest,
+        row: &EdsStreamGuard,
+    ) -> Result<(), Status> {
         if !asked.type_url.is_empty() && asked.type_url != TYPE_URL {
-            return Err(Status::invalid_argument(format!("{} is not served here, only {TYPE_URL}", asked.type_url)));
+            return Err(Status::invalid_argument(format!(
+                "{} is not served here, only {TYPE_URL}",
+                asked.type_url
+            )));
         }
         if !asked.nonce.is_empty() {
-            let answer = asked.error.map_or(EnvoyAnswer::Accepted, EnvoyAnswer::Refused);
+            let answer = asked
+                .error
+                .map_or(EnvoyAnswer::Accepted, EnvoyAnswer::Refused);
             let counts = subscription.answer(&asked.nonce, &answer);
             if let EnvoyAnswer::Refused(why) = &answer
                 && counts
@@ -199,14 +238,22 @@ impl EdsServer {
             }
         };
         if names.len() > NAMES_MAX {
-            return Err(Status::invalid_argument(format!("{} names subscribed to, at most {NAMES_MAX}", names.len())));
+            return Err(Status::invalid_argument(format!(
+                "{} names subscribed to, at most {NAMES_MAX}",
+                names.len()
+            )));
         }
         // Only names of known pools are kept. Unknown ones are logged once for each stream, because
         // an Envoy may repeat them.
-        let is_served = |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
-        let (names, unknown): (BTreeSet<String>, BTreeSet<String>) = names.into_iter().partition(is_served);
+        let is_served =
+            |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
+        let (names, unknown): (BTreeSet<String>, BTreeSet<String>) =
+            names.into_iter().partition(is_served);
         if !unknown.is_empty() && subscription.is_first_unknown() {
-            let unknown: Vec<&str> = unknown.iter().filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX))).collect();
+            let unknown: Vec<&str> = unknown
+                .iter()
+                .filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX)))
+                .collect();
             tracing::warn!(?unknown, pools = ?self.shared.pool_names, "an Envoy subscribes to pools that are not configured here");
         }
         subscription.set_names(names);
@@ -244,8 +291,13 @@ impl EndpointDiscoveryService for EdsServer {
         self.open::<DeltaXds>(request)
     }
 
-    async fn fetch_endpoints(&self, _request: Request<DiscoveryRequest>) -> Result<Response<DiscoveryResponse>, Status> {
-        Err(Status::unimplemented("EDS is served by stream only: StreamEndpoints or DeltaEndpoints"))
+    async fn fetch_endpoints(
+        &self,
+        _request: Request<DiscoveryRequest>,
+    ) -> Result<Response<DiscoveryResponse>, Status> {
+        Err(Status::unimplemented(
+            "EDS is served by stream only: StreamEndpoints or DeltaEndpoints",
+        ))
     }
 }
 
@@ -269,8 +321,17 @@ impl XdsVariant for SotwXds {
         }
     }
 
-    fn build_response(due: &DueResponse, names: &BTreeSet<String>, pools: &PoolViews, version: String) -> DiscoveryResponse {
-        let resources = names.iter().filter_map(|name| pools.get(name)).map(resource).collect();
+    fn build_response(
+        due: &DueResponse,
+        names: &BTreeSet<String>,
+        pools: &PoolViews,
+        version: String,
+    ) -> DiscoveryResponse {
+        let resources = names
+            .iter()
+            .filter_map(|name| pools.get(name))
+            .map(resource)
+            .collect();
         DiscoveryResponse {
             version_info: version,
             resources,
@@ -295,13 +356,21 @@ impl XdsVariant for DeltaXds {
         EdsRequest {
             node_id: request.node.map(|n| n.id),
             type_url: request.type_url,
-            names: SubscriptionChange::Delta { more: request.resource_names_subscribe, fewer: request.resource_names_unsubscribe },
+            names: SubscriptionChange::Delta {
+                more: request.resource_names_subscribe,
+                fewer: request.resource_names_unsubscribe,
+            },
             nonce: request.response_nonce,
             error: request.error_detail.map(reason),
         }
     }
 
-    fn build_response(due: &DueResponse, _names: &BTreeSet<String>, pools: &PoolViews, version: String) -> DeltaDiscoveryResponse {
+    fn build_response(
+        due: &DueResponse,
+        _names: &BTreeSet<String>,
+        pools: &PoolViews,
+        version: String,
+    ) -> DeltaDiscoveryResponse {
         let resources = due
             .changed
             .iter()
@@ -326,21 +395,39 @@ impl XdsVariant for DeltaXds {
 // === impl EdsStreamGuard ===
 
 impl EdsStreamGuard {
-    fn insert(shared: &Arc<DaemonState>, asked: &EdsRequest, remote: RemoteAddress) -> Result<Self, Status> {
+    fn insert(
+        shared: &Arc<DaemonState>,
+        asked: &EdsRequest,
+        remote: RemoteAddress,
+    ) -> Result<Self, Status> {
         let node_id = asked.node_id.clone().unwrap_or_default();
         if node_id.len() > NAME_BYTES_MAX {
-            return Err(Status::invalid_argument(format!("a node id is longer than {NAME_BYTES_MAX} bytes")));
+            return Err(Status::invalid_argument(format!(
+                "a node id is longer than {NAME_BYTES_MAX} bytes"
+            )));
         }
         let stream_id = shared.next_stream_id();
         let pools = std::collections::BTreeMap::new();
-        let stream = EdsStream { node_id: node_id.clone(), remote: remote.clone(), since: SystemTime::now(), pools };
+        let stream = EdsStream {
+            node_id: node_id.clone(),
+            remote: remote.clone(),
+            since: SystemTime::now(),
+            pools,
+        };
         shared.eds.send_modify(|eds| eds.open(stream_id, stream));
-        Ok(Self { shared: Arc::clone(shared), stream_id, node_id, remote })
+        Ok(Self {
+            shared: Arc::clone(shared),
+            stream_id,
+            node_id,
+            remote,
+        })
     }
 
     fn update(&self, subscription: &EdsSubscription) {
         self.shared.eds.send_if_modified(|eds| {
-            let Some(stream) = eds.open.get_mut(&self.stream_id) else { return false };
+            let Some(stream) = eds.open.get_mut(&self.stream_id) else {
+                return false;
+            };
             let changed = stream.pools != *subscription.acks();
             stream.pools.clone_from(subscription.acks());
             changed
@@ -350,7 +437,9 @@ impl EdsStreamGuard {
 
 impl Drop for EdsStreamGuard {
     fn drop(&mut self) {
-        self.shared.eds.send_modify(|eds| eds.close(self.stream_id, Instant::now()));
+        self.shared
+            .eds
+            .send_modify(|eds| eds.close(self.stream_id, Instant::now()));
     }
 }
 
@@ -365,12 +454,20 @@ fn resource(view: &PoolView) -> Any {
     let assignment = ClusterLoadAssignment {
         cluster_name: view.name.to_string(),
         endpoints: vec![LocalityLbEndpoints {
-            lb_endpoints: view.eds.addresses.iter().map(|&address| lb_endpoint(address)).collect(),
+            lb_endpoints: view
+                .eds
+                .addresses
+                .iter()
+                .map(|&address| lb_endpoint(address))
+                .collect(),
             ..LocalityLbEndpoints::default()
         }],
         ..ClusterLoadAssignment::default()
     };
-    Any { type_url: TYPE_URL.to_owned(), value: assignment.encode_to_vec() }
+    Any {
+        type_url: TYPE_URL.to_owned(),
+        value: assignment.encode_to_vec(),
+    }
 }
 
 fn lb_endpoint(address: SocketAddr) -> LbEndpoint {
@@ -380,15 +477,27 @@ fn lb_endpoint(address: SocketAddr) -> LbEndpoint {
         port_specifier: Some(PortSpecifier::PortValue(u32::from(address.port()))),
         ..SocketAddress::default()
     };
-    let address = Address { address: Some(AddressKind::SocketAddress(socket_address)) };
-    let open = Value { kind: Some(Kind::StringValue("1".to_owned())) };
+    let address = Address {
+        address: Some(AddressKind::SocketAddress(socket_address)),
+    };
+    let open = Value {
+        kind: Some(Kind::StringValue("1".to_owned())),
+    };
     let metadata = Metadata {
-        filter_metadata: HashMap::from([("envoy.lb".to_owned(), Struct { fields: HashMap::from([("open".to_owned(), open)]) })]),
+        filter_metadata: HashMap::from([(
+            "envoy.lb".to_owned(),
+            Struct {
+                fields: HashMap::from([("open".to_owned(), open)]),
+            },
+        )]),
         ..Metadata::default()
     };
     LbEndpoint {
         metadata: Some(metadata),
-        host_identifier: Some(HostIdentifier::Endpoint(Endpoint { address: Some(address), ..Endpoint::default() })),
+        host_identifier: Some(HostIdentifier::Endpoint(Endpoint {
+            address: Some(address),
+            ..Endpoint::default()
+        })),
         ..LbEndpoint::default()
     }
 }

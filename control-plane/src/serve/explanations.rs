@@ -45,7 +45,10 @@ impl ExplanationDesk {
     ) -> Result<Value, QuestionRefusal> {
         // Before the body is read, so that memory holds one question at most.
         let turn = Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
-            QuestionRefusal::new(StatusCode::SERVICE_UNAVAILABLE, "another explanation is being computed; try again in a second")
+            QuestionRefusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "another explanation is being computed; try again in a second",
+            )
         })?;
         if !is_json(request.headers()) {
             return Err(QuestionRefusal::new(
@@ -53,21 +56,32 @@ impl ExplanationDesk {
                 "send the question with `content-type: application/json`",
             ));
         }
-        let body = Bytes::from_request(request, &()).await.map_err(|r| QuestionRefusal::new(r.status(), r.body_text()))?;
+        let body = Bytes::from_request(request, &())
+            .await
+            .map_err(|r| QuestionRefusal::new(r.status(), r.body_text()))?;
         let computed = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let question = Json::<Q>::from_bytes(&body).map_err(|r| QuestionRefusal::new(r.status(), r.body_text()));
+            let question = Json::<Q>::from_bytes(&body)
+                .map_err(|r| QuestionRefusal::new(r.status(), r.body_text()));
             drop(body);
             explain(question?.0)
         });
-        computed.await.unwrap_or_else(|_| Err(QuestionRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the explanation failed")))
+        computed.await.unwrap_or_else(|_| {
+            Err(QuestionRefusal::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the explanation failed",
+            ))
+        })
     }
 }
 
 /// Whether the body is JSON by its content type. A web page of another site cannot send this type
 /// without asking first.
 fn is_json(headers: &HeaderMap) -> bool {
-    let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(|value| value.split(';').next());
+    let essence = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next());
     essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
 }
 
@@ -76,6 +90,9 @@ fn is_json(headers: &HeaderMap) -> bool {
 impl QuestionRefusal {
     /// A refusal with this status.
     pub fn new(status: StatusCode, why: impl Into<String>) -> Self {
-        Self { status, why: why.into() }
+        Self {
+            status,
+            why: why.into(),
+        }
     }
 }

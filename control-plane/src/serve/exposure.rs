@@ -62,7 +62,8 @@ fn exposures(args: &ServeArgs) -> Vec<ListenerExposure> {
     let admin = ListenerExposure {
         listener: ListenerName::Admin,
         address: args.listen_admin,
-        guarded: args.admin_tls.admin_tls_client_ca.is_some() || args.admin_tls.admin_token_file.is_some(),
+        guarded: args.admin_tls.admin_tls_client_ca.is_some()
+            || args.admin_tls.admin_token_file.is_some(),
         lifted: args.admin_tls.insecure_admin,
         lacks: "without mutual TLS or a token",
         stake: "any host that reaches it can read addresses and load of all endpoints, the configuration and the names of all proxies, and \
@@ -78,25 +79,41 @@ fn exposures(args: &ServeArgs) -> Vec<ListenerExposure> {
         stake: "any machine on the network path can read and change the prompts that gateways send",
         remedy: "no --ext-proc-plaintext (a certificate is created at each start), or --ext-proc-tls-cert and --ext-proc-tls-key",
     });
-    [Some(state), ext_proc, Some(admin)].into_iter().flatten().collect()
+    [Some(state), ext_proc, Some(admin)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn token_in_clear(args: &ServeArgs) -> bool {
     let tls = &args.admin_tls;
-    tls.admin_token_file.is_some() && tls.admin_tls_cert.is_none() && !args.listen_admin.ip().to_canonical().is_loopback()
+    tls.admin_token_file.is_some()
+        && tls.admin_tls_cert.is_none()
+        && !args.listen_admin.ip().to_canonical().is_loopback()
 }
 
 // === impl ListenerExposure ===
 
 impl ListenerExposure {
     fn what(&self) -> String {
-        let Self { listener, address, lacks, stake, .. } = self;
-        format!("--listen-{} {address} is reachable from other machines {lacks}: {stake}", listener.name())
+        let Self {
+            listener,
+            address,
+            lacks,
+            stake,
+            ..
+        } = self;
+        format!(
+            "--listen-{} {address} is reachable from other machines {lacks}: {stake}",
+            listener.name()
+        )
     }
 
     fn complaint(&self) -> String {
         let (what, remedy, name) = (self.what(), self.remedy, self.listener.name());
-        format!("{what}. Give {remedy}; or listen on 127.0.0.1; or accept that with --insecure-{name}")
+        format!(
+            "{what}. Give {remedy}; or listen on 127.0.0.1; or accept that with --insecure-{name}"
+        )
     }
 
     fn warning(&self) -> String {
@@ -113,14 +130,22 @@ mod tests {
 
     fn checked(arguments: &str) -> Result<Vec<String>, String> {
         let line = format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}");
-        let CliCommand::Serve(serve) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!("not serve") };
+        let CliCommand::Serve(serve) = Cli::try_parse_from(line.split_whitespace())
+            .unwrap()
+            .command
+        else {
+            panic!("not serve")
+        };
         check(&serve)
     }
 
     fn refused(arguments: &str, parts: &[&str]) {
         let complaint = checked(arguments).expect_err(arguments);
         for part in parts {
-            assert!(complaint.contains(part), "{arguments}: no {part:?} in {complaint}");
+            assert!(
+                complaint.contains(part),
+                "{arguments}: no {part:?} in {complaint}"
+            );
         }
     }
 
@@ -128,7 +153,10 @@ mod tests {
         let warnings = checked(arguments).unwrap();
         assert_eq!(warnings.len(), parts.len(), "{arguments}: {warnings:?}");
         for (warning, part) in warnings.iter().zip(parts) {
-            assert!(warning.contains(part), "{arguments}: no {part:?} in {warning}");
+            assert!(
+                warning.contains(part),
+                "{arguments}: no {part:?} in {warning}"
+            );
         }
     }
 
@@ -143,34 +171,80 @@ mod tests {
 
     #[test]
     fn state_needs_mutual_tls() {
-        let all = ["--listen-state 0.0.0.0:9004", "given prompt", "--state-tls-client-ca", "--insecure-state"];
+        let all = [
+            "--listen-state 0.0.0.0:9004",
+            "given prompt",
+            "--state-tls-client-ca",
+            "--insecure-state",
+        ];
         refused("--listen-state 0.0.0.0:9004", &all);
         refused("--listen-state [::]:9004", &["--listen-state [::]:9004"]);
-        refused("--listen-state 10.0.0.1:9004 --state-tls-cert c --state-tls-key k", &["without mutual TLS"]);
-        warned("--listen-state 0.0.0.0:9004 --state-tls-cert c --state-tls-key k --state-tls-client-ca a", &[]);
-        warned("--listen-state 0.0.0.0:9004 --insecure-state", &["--insecure-state"]);
+        refused(
+            "--listen-state 10.0.0.1:9004 --state-tls-cert c --state-tls-key k",
+            &["without mutual TLS"],
+        );
+        warned(
+            "--listen-state 0.0.0.0:9004 --state-tls-cert c --state-tls-key k --state-tls-client-ca a",
+            &[],
+        );
+        warned(
+            "--listen-state 0.0.0.0:9004 --insecure-state",
+            &["--insecure-state"],
+        );
     }
 
     #[test]
     fn ext_proc_needs_tls() {
         warned("--listen-ext-proc 0.0.0.0:9002", &[]);
         warned("--listen-ext-proc none --ext-proc-plaintext", &[]);
-        refused("--listen-ext-proc 0.0.0.0:9002 --ext-proc-plaintext", &["--ext-proc-plaintext", "prompts", "--insecure-ext-proc"]);
-        warned("--listen-ext-proc 0.0.0.0:9002 --ext-proc-plaintext --insecure-ext-proc", &["--insecure-ext-proc"]);
+        refused(
+            "--listen-ext-proc 0.0.0.0:9002 --ext-proc-plaintext",
+            &["--ext-proc-plaintext", "prompts", "--insecure-ext-proc"],
+        );
+        warned(
+            "--listen-ext-proc 0.0.0.0:9002 --ext-proc-plaintext --insecure-ext-proc",
+            &["--insecure-ext-proc"],
+        );
     }
 
     #[test]
     fn admin_needs_mutual_tls_or_a_token() {
-        refused("--listen-admin 0.0.0.0:9090", &["--listen-admin", "--admin-token-file", "--listen-metrics", "--insecure-admin"]);
-        refused("--listen-admin 0.0.0.0:9090 --admin-tls-cert c --admin-tls-key k", &["without mutual TLS or a token"]);
-        warned("--listen-admin 0.0.0.0:9090 --admin-tls-cert c --admin-tls-key k --admin-tls-client-ca a", &[]);
-        warned("--listen-admin 0.0.0.0:9090 --admin-tls-cert c --admin-tls-key k --admin-token-file t", &[]);
-        warned("--listen-admin 0.0.0.0:9090 --admin-token-file t", &["read the token"]);
-        warned("--listen-admin 0.0.0.0:9090 --insecure-admin", &["--insecure-admin"]);
+        refused(
+            "--listen-admin 0.0.0.0:9090",
+            &[
+                "--listen-admin",
+                "--admin-token-file",
+                "--listen-metrics",
+                "--insecure-admin",
+            ],
+        );
+        refused(
+            "--listen-admin 0.0.0.0:9090 --admin-tls-cert c --admin-tls-key k",
+            &["without mutual TLS or a token"],
+        );
+        warned(
+            "--listen-admin 0.0.0.0:9090 --admin-tls-cert c --admin-tls-key k --admin-tls-client-ca a",
+            &[],
+        );
+        warned(
+            "--listen-admin 0.0.0.0:9090 --admin-tls-cert c --admin-tls-key k --admin-token-file t",
+            &[],
+        );
+        warned(
+            "--listen-admin 0.0.0.0:9090 --admin-token-file t",
+            &["read the token"],
+        );
+        warned(
+            "--listen-admin 0.0.0.0:9090 --insecure-admin",
+            &["--insecure-admin"],
+        );
     }
 
     #[test]
     fn metrics_scaler_and_health_are_open() {
-        warned("--listen-metrics 0.0.0.0:9091 --listen-scaler 0.0.0.0:9005 --listen-health 0.0.0.0:9003", &[]);
+        warned(
+            "--listen-metrics 0.0.0.0:9091 --listen-scaler 0.0.0.0:9005 --listen-health 0.0.0.0:9003",
+            &[],
+        );
     }
 }

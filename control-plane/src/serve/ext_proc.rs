@@ -115,14 +115,27 @@ struct StreamTransport {
 impl ExtProcService {
     /// Creates the service; decisions use the state of `server`.
     #[must_use]
-    pub fn new(server: Arc<ExtProcServer>, settings: &ExchangeSettings, shutdown: Shutdown) -> Self {
+    pub fn new(
+        server: Arc<ExtProcServer>,
+        settings: &ExchangeSettings,
+        shutdown: Shutdown,
+    ) -> Self {
         let with = |format| {
             let mut settings = settings.clone();
             settings.destination.format = format;
             Arc::new(settings)
         };
-        let (single, list) = (with(DestinationFormat::Single), with(DestinationFormat::List));
-        Self { server, single, list, format: settings.destination.format, shutdown }
+        let (single, list) = (
+            with(DestinationFormat::Single),
+            with(DestinationFormat::List),
+        );
+        Self {
+            server,
+            single,
+            list,
+            format: settings.destination.format,
+            shutdown,
+        }
     }
 
     fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<ServedPool>, Status> {
@@ -134,7 +147,13 @@ impl ExtProcService {
                  Service or port, or name the pool in the gRPC metadata {POOL}"
             ),
         };
-        let pool = self.server.pool(name).or_else(|| if name.is_none() { self.server.pool_of_service(authority) } else { None });
+        let pool = self.server.pool(name).or_else(|| {
+            if name.is_none() {
+                self.server.pool_of_service(authority)
+            } else {
+                None
+            }
+        });
         pool.cloned().ok_or_else(|| Status::invalid_argument(why()))
     }
 
@@ -144,7 +163,9 @@ impl ExtProcService {
             Some("single") => DestinationFormat::Single,
             Some("list") => DestinationFormat::List,
             Some(other) => {
-                return Err(Status::invalid_argument(format!("the gRPC metadata {DESTINATION_FORMAT} is \"{other}\", not single or list")));
+                return Err(Status::invalid_argument(format!(
+                    "the gRPC metadata {DESTINATION_FORMAT} is \"{other}\", not single or list"
+                )));
             }
         };
         Ok(match format {
@@ -156,7 +177,9 @@ impl ExtProcService {
 
 fn word<'m>(metadata: &'m MetadataMap, name: &str) -> Result<Option<&'m str>, Status> {
     let value = metadata.get(name).map(|value| value.to_str());
-    value.transpose().map_err(|_| Status::invalid_argument(format!("the gRPC metadata {name} is no text")))
+    value
+        .transpose()
+        .map_err(|_| Status::invalid_argument(format!("the gRPC metadata {name} is no text")))
 }
 
 impl ExtProcService {
@@ -166,15 +189,34 @@ impl ExtProcService {
             return Err(Status::unimplemented("the method is Process"));
         }
         if self.server.streams().open() >= STREAMS_MAX {
-            return Err(Status::resource_exhausted(format!("the picker serves {STREAMS_MAX} streams already")));
+            return Err(Status::resource_exhausted(format!(
+                "the picker serves {STREAMS_MAX} streams already"
+            )));
         }
         let metadata = MetadataMap::from_headers(parts.headers);
-        let pool = self.pool(&metadata, parts.uri.authority().map_or("", |authority| authority.as_str()))?;
+        let pool = self.pool(
+            &metadata,
+            parts
+                .uri
+                .authority()
+                .map_or("", |authority| authority.as_str()),
+        )?;
         let session = StreamSession::new(&self.server, &pool, self.settings(&metadata)?);
         if self.server.spans().is_some() {
-            session.set_parent(metadata.get(TRACEPARENT).and_then(|value| TraceContext::parse(value.as_encoded_bytes())));
+            session.set_parent(
+                metadata
+                    .get(TRACEPARENT)
+                    .and_then(|value| TraceContext::parse(value.as_encoded_bytes())),
+            );
         }
-        Ok(StreamTransport { session, server: Arc::clone(&self.server), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
+        Ok(StreamTransport {
+            session,
+            server: Arc::clone(&self.server),
+            pool,
+            inbound,
+            shutdown: self.shutdown.clone(),
+            ended: false,
+        })
     }
 }
 
@@ -194,8 +236,13 @@ impl Service<http::Request<Body>> for ExtProcService {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         ready(Ok(match self.stream(request) {
             Ok(transport) => {
-                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(transport, StreamTransport::next))));
-                response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(
+                    transport,
+                    StreamTransport::next,
+                ))));
+                response
+                    .headers_mut()
+                    .insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
                 response
             }
             Err(status) => status.into_http(),
@@ -258,7 +305,10 @@ impl StreamTransport {
     /// what it sent is freed.
     fn take(&self, frame: Option<Result<Frame<Bytes>, Status>>) {
         match frame.and_then(Result::ok) {
-            Some(frame) => frame.data_ref().into_iter().for_each(|bytes| self.session.receive(bytes)),
+            Some(frame) => frame
+                .data_ref()
+                .into_iter()
+                .for_each(|bytes| self.session.receive(bytes)),
             None => self.session.close(),
         }
     }
@@ -281,7 +331,11 @@ mod tests {
     #[tokio::test]
     async fn more_streams_than_are_served_are_refused_at_once() {
         let server = ExtProcServer::new(&["p".into()]);
-        let mut service = ExtProcService::new(Arc::clone(&server), &ExchangeSettings::default(), shutdown::channel().1);
+        let mut service = ExtProcService::new(
+            Arc::clone(&server),
+            &ExchangeSettings::default(),
+            shutdown::channel().1,
+        );
         let mut status = async || {
             let request = http::Request::post(METHOD).body(Body::empty()).unwrap();
             Status::from_header_map(service.call(request).await.unwrap().headers())
@@ -290,6 +344,9 @@ mod tests {
         for _ in 0..STREAMS_MAX {
             server.streams().begin();
         }
-        assert_eq!(status().await.unwrap().code(), tonic::Code::ResourceExhausted);
+        assert_eq!(
+            status().await.unwrap().code(),
+            tonic::Code::ResourceExhausted
+        );
     }
 }

@@ -35,35 +35,56 @@ pub async fn guard(State(hosts): State<AdminHosts>, request: Request, next: Next
 fn refusal(hosts: &AdminHosts, request: &Request) -> Option<(StatusCode, String)> {
     let headers = request.headers();
     // HTTP/2 has the host in the target, HTTP/1.1 in a header, HTTP/1.0 perhaps nowhere.
-    let asked = request.uri().authority().map(axum::http::uri::Authority::as_str).or_else(|| text(headers, "host"));
+    let asked = request
+        .uri()
+        .authority()
+        .map(axum::http::uri::Authority::as_str)
+        .or_else(|| text(headers, "host"));
     if let Some(name) = asked.map(without_port).filter(|name| !hosts.admit(name)) {
-        let why = format!("this listener is not known as {name:?}: ask by its address or as localhost, or give --admin-host {name}");
+        let why = format!(
+            "this listener is not known as {name:?}: ask by its address or as localhost, or give --admin-host {name}"
+        );
         return Some((StatusCode::MISDIRECTED_REQUEST, why));
     }
-    let is_foreign = text(headers, "origin").is_some_and(|origin| !is_origin_of(origin, asked)) || is_from_other_site(request);
-    is_foreign.then(|| (StatusCode::FORBIDDEN, "a page of another site may not use the admin listener".to_owned()))
+    let is_foreign = text(headers, "origin").is_some_and(|origin| !is_origin_of(origin, asked))
+        || is_from_other_site(request);
+    is_foreign.then(|| {
+        (
+            StatusCode::FORBIDDEN,
+            "a page of another site may not use the admin listener".to_owned(),
+        )
+    })
 }
 
 /// Whether a browser says that a page of another site sent this. To follow a link to a page here is
 /// allowed.
 fn is_from_other_site(request: &Request) -> bool {
     let says = |name| text(request.headers(), name).unwrap_or_default();
-    let is_link = *request.method() == Method::GET && says("sec-fetch-mode") == "navigate" && says("sec-fetch-dest") == "document";
+    let is_link = *request.method() == Method::GET
+        && says("sec-fetch-mode") == "navigate"
+        && says("sec-fetch-dest") == "document";
     matches!(says("sec-fetch-site"), "cross-site" | "same-site") && !is_link
 }
 
 /// Whether `origin`, as `http://host:port`, is that of the host that was asked.
 fn is_origin_of(origin: &str, asked: Option<&str>) -> bool {
     let own = origin.split_once("://").map(|(_, host)| host);
-    own.zip(asked).is_some_and(|(own, asked)| own.eq_ignore_ascii_case(asked))
+    own.zip(asked)
+        .is_some_and(|(own, asked)| own.eq_ignore_ascii_case(asked))
 }
 
 /// The host of `host`, `host:port`, `[v6]` or `[v6]:port`.
 fn without_port(authority: &str) -> &str {
     let is_port = |port: &str| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
-    match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+    match authority
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(']'))
+    {
         Some((v6, _)) => v6,
-        None => authority.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(authority, |(host, _)| host),
+        None => authority
+            .rsplit_once(':')
+            .filter(|(_, port)| is_port(port))
+            .map_or(authority, |(host, _)| host),
     }
 }
 
@@ -94,23 +115,51 @@ mod tests {
     use super::*;
 
     fn status(hosts: &AdminHosts, method: &str, headers: &[(&str, &str)]) -> Option<u16> {
-        let request = headers.iter().fold(axum::http::Request::builder().method(method), |all, (name, value)| all.header(*name, *value));
-        refusal(hosts, &request.uri("/debug/state").body(Body::empty()).unwrap()).map(|(status, _)| status.as_u16())
+        let request = headers.iter().fold(
+            axum::http::Request::builder().method(method),
+            |all, (name, value)| all.header(*name, *value),
+        );
+        refusal(
+            hosts,
+            &request.uri("/debug/state").body(Body::empty()).unwrap(),
+        )
+        .map(|(status, _)| status.as_u16())
     }
 
     #[test]
     fn only_known_hosts_are_served_without_credentials() {
         let hosts = AdminHosts::Only(Arc::new(["ops.internal".to_owned()]));
-        for host in ["127.0.0.1:9090", "[::1]:9090", "[::1]", "localhost", "LOCALHOST:9090", "ops.internal:80", "10.0.0.7"] {
+        for host in [
+            "127.0.0.1:9090",
+            "[::1]:9090",
+            "[::1]",
+            "localhost",
+            "LOCALHOST:9090",
+            "ops.internal:80",
+            "10.0.0.7",
+        ] {
             assert_eq!(status(&hosts, "GET", &[("host", host)]), None, "{host}");
         }
-        for host in
-            ["rebind.example:9090", "localhost.evil.example", "127.0.0.1.evil.example", "", "ops.internal.evil", "1.1.1.1:x", "\u{e4}"]
-        {
-            assert_eq!(status(&hosts, "GET", &[("host", host)]), Some(421), "{host}");
+        for host in [
+            "rebind.example:9090",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            "ops.internal.evil",
+            "1.1.1.1:x",
+            "\u{e4}",
+        ] {
+            assert_eq!(
+                status(&hosts, "GET", &[("host", host)]),
+                Some(421),
+                "{host}"
+            );
         }
         assert_eq!(status(&hosts, "GET", &[]), None, "HTTP/1.0 without a host");
-        assert_eq!(status(&AdminHosts::Any, "GET", &[("host", "any.example")]), None);
+        assert_eq!(
+            status(&AdminHosts::Any, "GET", &[("host", "any.example")]),
+            None
+        );
     }
 
     #[test]
@@ -119,19 +168,91 @@ mod tests {
         for (method, headers, expected) in [
             ("POST", &[own][..], None),
             ("POST", &[own, ("origin", "http://localhost:9090")], None),
-            ("POST", &[own, ("origin", "http://localhost:9090"), ("sec-fetch-site", "same-origin")], None),
-            ("POST", &[own, ("origin", "http://localhost:3000")], Some(403)),
-            ("POST", &[own, ("origin", "https://evil.example")], Some(403)),
+            (
+                "POST",
+                &[
+                    own,
+                    ("origin", "http://localhost:9090"),
+                    ("sec-fetch-site", "same-origin"),
+                ],
+                None,
+            ),
+            (
+                "POST",
+                &[own, ("origin", "http://localhost:3000")],
+                Some(403),
+            ),
+            (
+                "POST",
+                &[own, ("origin", "https://evil.example")],
+                Some(403),
+            ),
             ("POST", &[own, ("origin", "null")], Some(403)),
             ("POST", &[("origin", "http://localhost:9090")], Some(403)),
-            ("GET", &[own, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "image")], Some(403)),
-            ("GET", &[own, ("sec-fetch-site", "same-site"), ("sec-fetch-mode", "cors")], Some(403)),
-            ("GET", &[own, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")], Some(403)),
-            ("GET", &[own, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")], None),
-            ("POST", &[own, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")], Some(403)),
-            ("GET", &[own, ("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")], None),
+            (
+                "GET",
+                &[
+                    own,
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "no-cors"),
+                    ("sec-fetch-dest", "image"),
+                ],
+                Some(403),
+            ),
+            (
+                "GET",
+                &[
+                    own,
+                    ("sec-fetch-site", "same-site"),
+                    ("sec-fetch-mode", "cors"),
+                ],
+                Some(403),
+            ),
+            (
+                "GET",
+                &[
+                    own,
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "navigate"),
+                    ("sec-fetch-dest", "iframe"),
+                ],
+                Some(403),
+            ),
+            (
+                "GET",
+                &[
+                    own,
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "navigate"),
+                    ("sec-fetch-dest", "document"),
+                ],
+                None,
+            ),
+            (
+                "POST",
+                &[
+                    own,
+                    ("sec-fetch-site", "cross-site"),
+                    ("sec-fetch-mode", "navigate"),
+                    ("sec-fetch-dest", "document"),
+                ],
+                Some(403),
+            ),
+            (
+                "GET",
+                &[
+                    own,
+                    ("sec-fetch-site", "none"),
+                    ("sec-fetch-mode", "navigate"),
+                ],
+                None,
+            ),
         ] {
-            assert_eq!(status(&AdminHosts::Any, method, headers), expected, "{method} {headers:?}");
+            assert_eq!(
+                status(&AdminHosts::Any, method, headers),
+                expected,
+                "{method} {headers:?}"
+            );
         }
     }
 }

@@ -39,7 +39,10 @@ pub struct HealthChecks {
 impl HealthChecks {
     /// Creates the report of a process that is alive but does not lead.
     pub async fn new() -> Self {
-        let health = Self { reporter: health_reporter().0, stopping: Arc::default() };
+        let health = Self {
+            reporter: health_reporter().0,
+            stopping: Arc::default(),
+        };
         for service in [LIVENESS, INFERENCE_EXTENSION] {
             health.set(service, true).await;
         }
@@ -81,9 +84,13 @@ impl HealthChecks {
             let leads = leadership.borrow_and_update().leads;
             let ready = leads && {
                 let views = pools.borrow_and_update();
-                shared.pool_names.iter().all(|name| views.get(name).is_some())
+                shared
+                    .pool_names
+                    .iter()
+                    .all(|name| views.get(name).is_some())
             };
-            self.set(READINESS, ready && !self.stopping.load(Ordering::Relaxed)).await;
+            self.set(READINESS, ready && !self.stopping.load(Ordering::Relaxed))
+                .await;
             tokio::select! {
                 changed = pools.changed() => if changed.is_err() { return },
                 changed = leadership.changed() => if changed.is_err() { return },
@@ -93,6 +100,15 @@ impl HealthChecks {
     }
 
     async fn set(&self, service: &str, serving: bool) {
-        self.reporter.set_service_status(service, if serving { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
+        self.reporter
+            .set_service_status(
+                service,
+                if serving {
+                    ServingStatus::Serving
+                } else {
+                    ServingStatus::NotServing
+                },
+            )
+            .await;
     }
 }

@@ -102,9 +102,19 @@ pub async fn listen(
     let address = socket.local_addr()?;
     let (ready, connections) = mpsc::channel(READY_MAX);
     let rooms = Arc::new(Mutex::new(ConnectionLimits::new(listener.budget())));
-    let accepting = Acceptor { listener, socket, tls, rooms, ready, failed: Arc::default() };
+    let accepting = Acceptor {
+        listener,
+        socket,
+        tls,
+        rooms,
+        ready,
+        failed: Arc::default(),
+    };
     tokio::spawn(accepting.run(shutdown));
-    Ok(IncomingConnections { address, connections })
+    Ok(IncomingConnections {
+        address,
+        connections,
+    })
 }
 
 // === impl Acceptor ===
@@ -113,7 +123,8 @@ impl Acceptor {
     async fn run(self, mut shutdown: Shutdown) {
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut told, mut told_at, mut refused) = (ClosedConnections::default(), Instant::now(), false);
+        let (mut told, mut told_at, mut refused) =
+            (ClosedConnections::default(), Instant::now(), false);
         loop {
             tokio::select! {
                 accepted = self.socket.accept() => match accepted {
@@ -144,9 +155,19 @@ impl Acceptor {
     /// Admits a connection and starts a task for its handshake.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) {
         let address = peer.ip().to_canonical();
-        let Some((number, closed)) = lock(&self.rooms).admit(address, Instant::now()) else { return };
-        let permit = Arc::new(ConnectionPermit { rooms: Arc::clone(&self.rooms), address, number, requested: AtomicBool::new(false) });
-        let acceptor = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
+        let Some((number, closed)) = lock(&self.rooms).admit(address, Instant::now()) else {
+            return;
+        };
+        let permit = Arc::new(ConnectionPermit {
+            rooms: Arc::clone(&self.rooms),
+            address,
+            number,
+            requested: AtomicBool::new(false),
+        });
+        let acceptor = self
+            .tls
+            .as_ref()
+            .map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
         let (ready, failed) = (self.ready.clone(), Arc::clone(&self.failed));
         tokio::spawn(async move {
             match shake_hands(stream, acceptor, permit, closed).await {
@@ -164,7 +185,10 @@ impl Acceptor {
     /// Logs one line for everything since the last report, so that a flood of connections does not
     /// fill the log.
     fn report(&self, told: &mut ClosedConnections) {
-        let (closed, failed) = (lock(&self.rooms).closed(), self.failed.swap(0, Ordering::Relaxed));
+        let (closed, failed) = (
+            lock(&self.rooms).closed(),
+            self.failed.swap(0, Ordering::Relaxed),
+        );
         let not_shown = failed.saturating_sub(FAILURES_SHOWN_MAX);
         if closed == *told && not_shown == 0 {
             return;
@@ -188,7 +212,10 @@ async fn shake_hands(
     mut closed: oneshot::Receiver<()>,
 ) -> io::Result<Option<ServerConnection>> {
     let _ = stream.set_nodelay(true); // an error costs only latency
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     let io = match acceptor {
         None => ConnectionIo::Plain(stream),
@@ -235,6 +262,8 @@ impl futures::Stream for IncomingConnections {
     type Item = io::Result<ServerConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.connections.poll_recv(cx).map(|connection| connection.map(Ok))
+        self.connections
+            .poll_recv(cx)
+            .map(|connection| connection.map(Ok))
     }
 }

@@ -24,7 +24,9 @@ use crate::serve::admin::{self, AdminServer};
 use crate::serve::admin_token::{self, BearerToken};
 use crate::serve::foreign_pages::{self, AdminHosts};
 use crate::serve::health::HealthChecks;
-use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen};
+use crate::serve::listen::{
+    IncomingConnections, ListenerName, ServerTls, TlsFiles, identify, listen,
+};
 use crate::shutdown::Shutdown;
 
 /// How often an idle connection is pinged. The answer may take [`KEEPALIVE_TIMEOUT`]. A proxy that
@@ -59,11 +61,17 @@ impl MonitoringServer {
     ///
     /// # Errors
     /// [`FatalError`] says which listener cannot be opened, or that the token cannot be read.
-    pub async fn open(args: &ServeArgs, tasks: &mut JoinSet<&'static str>, shutdown: &Shutdown) -> Result<Self, FatalError> {
+    pub async fn open(
+        args: &ServeArgs,
+        tasks: &mut JoinSet<&'static str>,
+        shutdown: &Shutdown,
+    ) -> Result<Self, FatalError> {
         let tls = admin_tls(&args.admin_tls);
         let token = match args.admin_tls.admin_token_file.clone() {
             Some(file) => Some(
-                BearerToken::follow(file, shutdown.clone()).await.map_err(|why| FatalError::Usage(format!("--admin-token-file: {why}")))?,
+                BearerToken::follow(file, shutdown.clone())
+                    .await
+                    .map_err(|why| FatalError::Usage(format!("--admin-token-file: {why}")))?,
             ),
             None => None,
         };
@@ -82,16 +90,23 @@ impl MonitoringServer {
         let metrics_address = match args.listen_metrics.0 {
             None => None,
             Some(address) => {
-                let incoming = open(ListenerName::Metrics, address, ServerTls::Off, shutdown).await?;
+                let incoming =
+                    open(ListenerName::Metrics, address, ServerTls::Off, shutdown).await?;
                 let address = incoming.address();
-                tasks.spawn(serve_pages(incoming, current(metrics_pages), "metrics listener", shutdown.clone()));
+                tasks.spawn(serve_pages(
+                    incoming,
+                    current(metrics_pages),
+                    "metrics listener",
+                    shutdown.clone(),
+                ));
                 Some(address)
             }
         };
         let health_address = match args.ext_proc.listen_health.0 {
             None => None,
             Some(address) => {
-                let incoming = open(ListenerName::Health, address, ServerTls::Off, shutdown).await?;
+                let incoming =
+                    open(ListenerName::Health, address, ServerTls::Off, shutdown).await?;
                 let address = incoming.address();
                 tasks.spawn(serve_health(incoming, health.clone(), shutdown.clone()));
                 Some(address)
@@ -99,12 +114,21 @@ impl MonitoringServer {
         };
         let shown = |address: Option<SocketAddr>| address.map(tracing::field::display);
         tracing::info!(admin = %admin_address, metrics = shown(metrics_address), health = shown(health_address), "answering probes");
-        Ok(Self { admin_address, metrics_address, health_address, health, admin, metrics })
+        Ok(Self {
+            admin_address,
+            metrics_address,
+            health_address,
+            health,
+            admin,
+            metrics,
+        })
     }
 
     /// Switches the listeners to the state of this daemon, which has started.
     pub fn shows(&self, state: AdminServer) {
-        let _starting = self.metrics.send_replace(admin::metrics_router(state.clone()));
+        let _starting = self
+            .metrics
+            .send_replace(admin::metrics_router(state.clone()));
         let _starting = self.admin.send_replace(admin::router(state));
     }
 }
@@ -133,8 +157,20 @@ fn admin_hosts(args: &AdminTls) -> AdminHosts {
 }
 
 fn admin_tls(args: &AdminTls) -> ServerTls {
-    let AdminTls { admin_tls_cert, admin_tls_key, admin_tls_client_ca, .. } = args.clone();
-    admin_tls_cert.zip(admin_tls_key).map(|(cert, key)| TlsFiles { cert, key, client_ca: admin_tls_client_ca }).into()
+    let AdminTls {
+        admin_tls_cert,
+        admin_tls_key,
+        admin_tls_client_ca,
+        ..
+    } = args.clone();
+    admin_tls_cert
+        .zip(admin_tls_key)
+        .map(|(cert, key)| TlsFiles {
+            cert,
+            key,
+            client_ca: admin_tls_client_ca,
+        })
+        .into()
 }
 
 /// Opens one listener of the daemon.
@@ -147,10 +183,21 @@ pub async fn open(
     tls: impl Into<ServerTls>,
     shutdown: &Shutdown,
 ) -> Result<IncomingConnections, FatalError> {
-    listen(listener, address, tls, shutdown.clone()).await.map_err(|source| FatalError::Listen { what: listener.name(), address, source })
+    listen(listener, address, tls, shutdown.clone())
+        .await
+        .map_err(|source| FatalError::Listen {
+            what: listener.name(),
+            address,
+            source,
+        })
 }
 
-async fn serve_pages(incoming: IncomingConnections, router: Router, what: &'static str, mut shutdown: Shutdown) -> &'static str {
+async fn serve_pages(
+    incoming: IncomingConnections,
+    router: Router,
+    what: &'static str,
+    mut shutdown: Shutdown,
+) -> &'static str {
     let served = server()
         .accept_http1(true)
         .layer(identify())
@@ -167,7 +214,11 @@ async fn in_time(request: Request, next: Next) -> Response {
     }
 }
 
-async fn serve_health(incoming: IncomingConnections, health: HealthChecks, mut shutdown: Shutdown) -> &'static str {
+async fn serve_health(
+    incoming: IncomingConnections,
+    health: HealthChecks,
+    mut shutdown: Shutdown,
+) -> &'static str {
     let served = server()
         .layer(identify())
         .add_service(health.service())
@@ -178,7 +229,9 @@ async fn serve_health(incoming: IncomingConnections, health: HealthChecks, mut s
 
 /// A server that notices dead connections.
 pub fn server() -> Server {
-    Server::builder().http2_keepalive_interval(Some(KEEPALIVE_INTERVAL)).http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }
 
 /// Logs the error of a listener's task, if any, and returns its name.

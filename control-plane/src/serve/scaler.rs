@@ -13,7 +13,8 @@ use std::sync::Arc;
 use futures::Stream;
 use proto::external_scaler::external_scaler_server::{ExternalScaler, ExternalScalerServer};
 use proto::external_scaler::{
-    GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricSpec, MetricValue, ScaledObjectRef,
+    GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricSpec,
+    MetricValue, ScaledObjectRef,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -68,9 +69,16 @@ impl ScalerListener {
     ///
     /// # Errors
     /// [`FatalError::Listen`] says why it cannot be opened.
-    pub async fn open(OptionalAddress(address): OptionalAddress, shutdown: &Shutdown) -> Result<Option<Self>, FatalError> {
-        let Some(address) = address else { return Ok(None) };
-        Ok(Some(Self(open(ListenerName::Scaler, address, ServerTls::Off, shutdown).await?)))
+    pub async fn open(
+        OptionalAddress(address): OptionalAddress,
+        shutdown: &Shutdown,
+    ) -> Result<Option<Self>, FatalError> {
+        let Some(address) = address else {
+            return Ok(None);
+        };
+        Ok(Some(Self(
+            open(ListenerName::Scaler, address, ServerTls::Off, shutdown).await?,
+        )))
     }
 
     /// The address of the listener.
@@ -80,10 +88,22 @@ impl ScalerListener {
     }
 
     /// Serves until `shutdown`.
-    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, signals: Arc<ScalingSignals>, shutdown: &Shutdown) {
+    pub fn spawn(
+        self,
+        tasks: &mut JoinSet<&'static str>,
+        shared: &Arc<DaemonState>,
+        signals: Arc<ScalingSignals>,
+        shutdown: &Shutdown,
+    ) {
         let streams = Arc::new(Semaphore::new(STREAMS_MAX));
-        let scaler = ScalerServer { shared: Arc::clone(shared), signals, streams, shutdown: shutdown.clone() };
-        let service = ExternalScalerServer::new(scaler).max_decoding_message_size(REQUEST_BYTES_MAX);
+        let scaler = ScalerServer {
+            shared: Arc::clone(shared),
+            signals,
+            streams,
+            shutdown: shutdown.clone(),
+        };
+        let service =
+            ExternalScalerServer::new(scaler).max_decoding_message_size(REQUEST_BYTES_MAX);
         let mut shutdown = shutdown.clone();
         tasks.spawn(async move {
             let served = server()
@@ -101,18 +121,24 @@ impl ScalerListener {
 impl ScalerServer {
     fn read(&self, object: &ScaledObjectRef) -> Result<ScalingRequest, Status> {
         let pools = self.shared.pool_names.iter().map(|name| &**name);
-        ScalingRequest::read(&object.scaler_metadata, &self.signals.goal, pools).map_err(Status::invalid_argument)
+        ScalingRequest::read(&object.scaler_metadata, &self.signals.goal, pools)
+            .map_err(Status::invalid_argument)
     }
 
     fn answer(&self, wanted: &ScalingRequest) -> Result<ScalerAnswer, Status> {
         if self.shared.pools.borrow().get(&wanted.pool).is_none() {
-            return Err(Status::unavailable("the pool has no complete set of endpoints yet; retry"));
+            return Err(Status::unavailable(
+                "the pool has no complete set of endpoints yet; retry",
+            ));
         }
         let now = Instant::now();
         let groups = self.signals.groups(&self.shared, &wanted.pool, now);
         let refused = self.signals.refuses(&wanted.pool, now);
         let group = wanted.group(&groups).map_err(Status::invalid_argument)?;
-        Ok(group.map_or_else(|| ScalerAnswer::of_empty_pool(wanted, refused), |group| ScalerAnswer::of(group, wanted)))
+        Ok(group.map_or_else(
+            || ScalerAnswer::of_empty_pool(wanted, refused),
+            |group| ScalerAnswer::of(group, wanted),
+        ))
     }
 }
 
@@ -120,37 +146,73 @@ impl ScalerServer {
 impl ExternalScaler for ScalerServer {
     type StreamIsActiveStream = ActiveStream;
 
-    async fn is_active(&self, request: Request<ScaledObjectRef>) -> Result<Response<IsActiveResponse>, Status> {
+    async fn is_active(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<IsActiveResponse>, Status> {
         let answer = self.answer(&self.read(request.get_ref())?)?;
-        Ok(Response::new(IsActiveResponse { result: answer.active }))
+        Ok(Response::new(IsActiveResponse {
+            result: answer.active,
+        }))
     }
 
-    async fn stream_is_active(&self, request: Request<ScaledObjectRef>) -> Result<Response<ActiveStream>, Status> {
+    async fn stream_is_active(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<ActiveStream>, Status> {
         let wanted = self.read(request.get_ref())?;
         let permit = Arc::clone(&self.streams).try_acquire_owned();
-        let permit = permit.map_err(|_| Status::resource_exhausted(format!("more than {STREAMS_MAX} streams are open; retry later")))?;
+        let permit = permit.map_err(|_| {
+            Status::resource_exhausted(format!(
+                "more than {STREAMS_MAX} streams are open; retry later"
+            ))
+        })?;
         let (sender, answers) = mpsc::channel(1);
         tokio::spawn(push(self.clone(), wanted, sender, permit));
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 
-    async fn get_metric_spec(&self, request: Request<ScaledObjectRef>) -> Result<Response<GetMetricSpecResponse>, Status> {
+    async fn get_metric_spec(
+        &self,
+        request: Request<ScaledObjectRef>,
+    ) -> Result<Response<GetMetricSpecResponse>, Status> {
         self.read(request.get_ref())?;
-        let spec = MetricSpec { metric_name: METRIC.to_owned(), target_size: 1, target_size_float: 1.0 };
-        Ok(Response::new(GetMetricSpecResponse { metric_specs: vec![spec] }))
+        let spec = MetricSpec {
+            metric_name: METRIC.to_owned(),
+            target_size: 1,
+            target_size_float: 1.0,
+        };
+        Ok(Response::new(GetMetricSpecResponse {
+            metric_specs: vec![spec],
+        }))
     }
 
-    async fn get_metrics(&self, request: Request<GetMetricsRequest>) -> Result<Response<GetMetricsResponse>, Status> {
-        let GetMetricsRequest { scaled_object_ref, metric_name } = request.into_inner();
+    async fn get_metrics(
+        &self,
+        request: Request<GetMetricsRequest>,
+    ) -> Result<Response<GetMetricsResponse>, Status> {
+        let GetMetricsRequest {
+            scaled_object_ref,
+            metric_name,
+        } = request.into_inner();
         if metric_name != METRIC {
-            return Err(Status::invalid_argument(format!("metricName: the only metric is {METRIC}")));
+            return Err(Status::invalid_argument(format!(
+                "metricName: the only metric is {METRIC}"
+            )));
         }
-        let object = scaled_object_ref.ok_or_else(|| Status::invalid_argument("scaledObjectRef: missing"))?;
+        let object = scaled_object_ref
+            .ok_or_else(|| Status::invalid_argument("scaledObjectRef: missing"))?;
         let ScalerAnswer { desired, .. } = self.answer(&self.read(&object)?)?;
         #[expect(clippy::cast_possible_truncation, reason = "at most 1,024 replicas")]
         let metric_value = desired.ceil() as i64;
-        let value = MetricValue { metric_name, metric_value, metric_value_float: desired };
-        Ok(Response::new(GetMetricsResponse { metric_values: vec![value] }))
+        let value = MetricValue {
+            metric_name,
+            metric_value,
+            metric_value_float: desired,
+        };
+        Ok(Response::new(GetMetricsResponse {
+            metric_values: vec![value],
+        }))
     }
 }
 
@@ -173,7 +235,9 @@ async fn push(
         }
         let answer = match scaler.answer(&wanted) {
             Ok(answer) if sent.replace(answer.active) == Some(answer.active) => continue,
-            answer => answer.map(|answer| IsActiveResponse { result: answer.active }),
+            answer => answer.map(|answer| IsActiveResponse {
+                result: answer.active,
+            }),
         };
         let failed = answer.is_err();
         if answers.send(answer).await.is_err() || failed {
@@ -188,12 +252,18 @@ impl ScalerAnswer {
     fn of(group: &EndpointGroup, wanted: &ScalingRequest) -> Self {
         let signal = group.signal(&wanted.goal);
         let works = signal.busy > 0.0 || signal.backlog_s != Some(0.0);
-        Self { active: works || wanted.goal.replicas.0 > 0, desired: signal.desired }
+        Self {
+            active: works || wanted.goal.replicas.0 > 0,
+            desired: signal.desired,
+        }
     }
 
     /// A pool without endpoints is active if requests are refused, and needs one replica for them.
     fn of_empty_pool(wanted: &ScalingRequest, refused: bool) -> Self {
         let least = f64::from(wanted.goal.replicas.0);
-        Self { active: refused || least > 0.0, desired: if refused { least.max(1.0) } else { least } }
+        Self {
+            active: refused || least > 0.0,
+            desired: if refused { least.max(1.0) } else { least },
+        }
     }
 }

@@ -12,20 +12,33 @@ use crate::scaling::EndpointGroup;
 
 /// All groups, by pool.
 pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    let Some(signals) = shared.learning.scaling.get() else { return Json(json!({ "groups": [] })) };
+    let Some(signals) = shared.learning.scaling.get() else {
+        return Json(json!({ "groups": [] }));
+    };
     let now = Instant::now();
     let rows = shared.pool_names.iter().flat_map(|pool| {
         let groups = signals.groups(&shared, pool, now);
-        groups.iter().map(|group| group_row(pool, group, &signals.goal)).collect::<Vec<_>>()
+        groups
+            .iter()
+            .map(|group| group_row(pool, group, &signals.goal))
+            .collect::<Vec<_>>()
     });
-    let ScalingGoal { ttft_s, drain_s, startup_s, spare, replicas: (least, most) } = signals.goal;
+    let ScalingGoal {
+        ttft_s,
+        drain_s,
+        startup_s,
+        spare,
+        replicas: (least, most),
+    } = signals.goal;
     let goal = json!({ "ttft_s": ttft_s, "drain_s": drain_s, "startup_s": startup_s, "spare": spare, "replicas_min": least, "replicas_max": most });
     Json(json!({ "leads": shared.life.leads(), "goal": goal, "groups": rows.collect::<Vec<_>>() }))
 }
 
 fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
     let signal = group.signal(goal);
-    let sum = |of: fn(&scheduler::scaling::OutstandingWork) -> f64| group.endpoints.iter().map(of).sum::<f64>();
+    let sum = |of: fn(&scheduler::scaling::OutstandingWork) -> f64| {
+        group.endpoints.iter().map(of).sum::<f64>()
+    };
     json!({
         "pool": pool,
         "role": group.key.0.name(),

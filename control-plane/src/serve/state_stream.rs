@@ -25,7 +25,9 @@ pub mod admission;
 pub mod calls;
 mod session;
 mod stream;
-pub use session::{EDS_ABSENT_GRACE, FIRST_POOL_UPDATE_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession};
+pub use session::{
+    EDS_ABSENT_GRACE, FIRST_POOL_UPDATE_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession,
+};
 pub use stream::StateStream;
 
 /// How long a new stream may take to send its Hello.
@@ -56,7 +58,10 @@ impl StateServer {
 
     /// Acquires a permit for a stream, before any message is read.
     fn acquire(&self, remote: &RemoteAddress) -> Result<QuotaPermit, Status> {
-        self.shared.origins.acquire(StreamQuota::StateStream, &remote.origin, Instant::now()).map_err(refusal)
+        self.shared
+            .origins
+            .acquire(StreamQuota::StateStream, &remote.origin, Instant::now())
+            .map_err(refusal)
     }
 
     async fn serve(
@@ -67,14 +72,18 @@ impl StateServer {
         permit: QuotaPermit,
     ) -> Result<(), Status> {
         tokio::time::sleep_until(permit.begin(Instant::now())).await;
-        let hello =
-            tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound)).await.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
-        let (mut conversation, welcome) = StateStream::begin(&self.shared, hello, remote, Instant::now())?;
+        let hello = tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound))
+            .await
+            .map_err(|_| Status::deadline_exceeded("no Hello came"))??;
+        let (mut conversation, welcome) =
+            StateStream::begin(&self.shared, hello, remote, Instant::now())?;
         let _ = outbound.send(Ok(welcome)).await;
         let peer = conversation.peer();
         let (node, process) = (peer.node_id.clone(), format!("{:016x}", peer.process_id));
         tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
-        let ended = self.run(&mut conversation, &mut inbound, &outbound, &permit).await;
+        let ended = self
+            .run(&mut conversation, &mut inbound, &outbound, &permit)
+            .await;
         tracing::info!(node, process, why = ?ended.as_ref().err().map(Status::message), "proxy left");
         ended
     }
@@ -147,14 +156,20 @@ impl StateServer {
 impl StateService for StateServer {
     type StreamStream = Pin<Box<dyn Stream<Item = Result<state::DaemonMessage, Status>> + Send>>;
 
-    async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
+    async fn stream(
+        &self,
+        request: Request<Streaming<state::ProxyMessage>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
         let remote = RemoteAddress::of(request.extensions());
         let permit = self.acquire(&remote)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server.serve(inbound, outbound.clone(), remote, permit).await {
+            if let Err(status) = server
+                .serve(inbound, outbound.clone(), remote, permit)
+                .await
+            {
                 let _ = outbound.send(Err(status)).await;
             }
         });
@@ -165,7 +180,9 @@ impl StateService for StateServer {
 async fn hello(inbound: &mut impl ProxyMessages) -> Result<state::Hello, Status> {
     match inbound.next().await.transpose()?.and_then(|m| m.message) {
         Some(proxy_message::Message::Hello(hello)) => Ok(hello),
-        _ => Err(Status::invalid_argument("the first message must be a Hello")),
+        _ => Err(Status::invalid_argument(
+            "the first message must be a Hello",
+        )),
     }
 }
 

@@ -19,7 +19,10 @@ mod arrivals;
 pub use arrivals::{EndedRequests, PoolArrivals};
 
 mod totals;
-pub use totals::{BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram, TotalsLabel};
+pub use totals::{
+    BandTotals, CounterTotals, EndpointTotals, MODELS_MAX, ModelTotals, OTHER, TotalsHistogram,
+    TotalsLabel,
+};
 
 /// The most VMs counted one by one: the workers of a few hundred proxies. Typically a VM takes
 /// about 10 KB.
@@ -105,7 +108,11 @@ struct VmKey {
 
 /// The key of the ext_proc server of this process. It cannot be the key of a VM: VMs have random
 /// ids, and no peer has the id 0.
-const EXT_PROC_SERVER: VmKey = VmKey { peer: 0, vm_id: 0, pool: String::new() };
+const EXT_PROC_SERVER: VmKey = VmKey {
+    peer: 0,
+    vm_id: 0,
+    pool: String::new(),
+};
 
 #[derive(Debug)]
 struct VmTotals {
@@ -121,13 +128,31 @@ impl CounterStore {
     /// Records the counts of a process's VMs for the pools that are served. Returns the endpoints
     /// that got work since the last report or have some now. Endpoints of earlier stages have
     /// requests in flight but do not count as picked.
-    pub fn report(&mut self, peer: &ProxyProcess, report: Vec<VmReport>, now: Instant) -> Vec<(String, EndpointRef)> {
+    pub fn report(
+        &mut self,
+        peer: &ProxyProcess,
+        report: Vec<VmReport>,
+        now: Instant,
+    ) -> Vec<(String, EndpointRef)> {
         self.reports += 1;
         let mut picked = Vec::new();
-        for VmReport { pool, vm_id, totals } in report {
-            let key = VmKey { peer: peer.id, vm_id, pool };
+        for VmReport {
+            pool,
+            vm_id,
+            totals,
+        } in report
+        {
+            let key = VmKey {
+                peer: peer.id,
+                vm_id,
+                pool,
+            };
             if !self.vms.contains_key(&key) {
-                self.pools.entry(key.pool.clone()).or_default().first_reports.add(&totals, false);
+                self.pools
+                    .entry(key.pool.clone())
+                    .or_default()
+                    .first_reports
+                    .add(&totals, false);
             }
             let ids = self.take(key.clone(), &peer.remote.origin, totals, now);
             picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
@@ -137,27 +162,60 @@ impl CounterStore {
 
     /// Records the cumulative totals of this process's own ext_proc server for a pool. Returns
     /// endpoints like [`Self::report`].
-    pub fn report_local(&mut self, pool: &str, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
-        self.take(VmKey { pool: pool.to_owned(), ..EXT_PROC_SERVER }, &Origin::default(), totals, now)
+    pub fn report_local(
+        &mut self,
+        pool: &str,
+        totals: CounterTotals,
+        now: Instant,
+    ) -> Vec<EndpointRef> {
+        self.take(
+            VmKey {
+                pool: pool.to_owned(),
+                ..EXT_PROC_SERVER
+            },
+            &Origin::default(),
+            totals,
+            now,
+        )
     }
 
-    fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
+    fn take(
+        &mut self,
+        key: VmKey,
+        origin: &Origin,
+        totals: CounterTotals,
+        now: Instant,
+    ) -> Vec<EndpointRef> {
         let before = self.remove(&key);
         if let Some(before) = &before {
-            self.pools.entry(key.pool.clone()).or_default().arrivals.add(before, &totals);
+            self.pools
+                .entry(key.pool.clone())
+                .or_default()
+                .arrivals
+                .add(before, &totals);
         }
         let before = before.unwrap_or_default();
         let more = |id: &(Generation, Slot), now: &EndpointTotals| {
             now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
         };
         let picked = totals.endpoints.iter().filter(|(id, row)| more(id, row));
-        let picked = picked.map(|(&(generation, slot), _)| EndpointRef { slot, generation }).collect();
+        let picked = picked
+            .map(|(&(generation, slot), _)| EndpointRef { slot, generation })
+            .collect();
         let bytes = totals.bytes() + size_of::<(VmKey, VmTotals)>();
         let of = self.origins.entry(origin.clone()).or_default();
         of.add(bytes);
         self.all.add(bytes);
         let (of, all) = (*of, self.all);
-        self.vms.insert(key, VmTotals { origin: origin.clone(), totals, bytes, updated_at: now });
+        self.vms.insert(
+            key,
+            VmTotals {
+                origin: origin.clone(),
+                totals,
+                bytes,
+                updated_at: now,
+            },
+        );
         if of.vms > VMS_PER_ORIGIN_MAX || of.bytes > BYTES_PER_ORIGIN_MAX {
             self.retire(Some(origin), (VMS_PER_ORIGIN_MAX, BYTES_PER_ORIGIN_MAX));
         } else if all.vms > VMS_MAX || all.bytes > BYTES_MAX {
@@ -169,9 +227,16 @@ impl CounterStore {
     /// The totals of a pool.
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
-        let mut totals = self.pools.get(pool).map(|pool| pool.retired.clone()).unwrap_or_default();
+        let mut totals = self
+            .pools
+            .get(pool)
+            .map(|pool| pool.retired.clone())
+            .unwrap_or_default();
         for (_, vm) in self.vms.iter().filter(|(key, _)| key.pool == pool) {
-            totals.add(&vm.totals, now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH);
+            totals.add(
+                &vm.totals,
+                now.saturating_duration_since(vm.updated_at) < OUTSTANDING_FRESH,
+            );
         }
         totals
     }
@@ -180,19 +245,32 @@ impl CounterStore {
     /// counts were merged.
     #[must_use]
     pub fn reported_at(&self, peer: &ProxyProcess) -> Option<Instant> {
-        let first = VmKey { peer: peer.id, ..EXT_PROC_SERVER };
-        self.vms.range(first..).take_while(|(key, _)| key.peer == peer.id).map(|(_, vm)| vm.updated_at).max()
+        let first = VmKey {
+            peer: peer.id,
+            ..EXT_PROC_SERVER
+        };
+        self.vms
+            .range(first..)
+            .take_while(|(key, _)| key.peer == peer.id)
+            .map(|(_, vm)| vm.updated_at)
+            .max()
     }
 
     /// What arrived in a pool since the last call. There is one caller for each pool.
     pub fn take_arrivals(&mut self, pool: &str) -> PoolArrivals {
-        self.pools.get_mut(pool).map(|pool| std::mem::take(&mut pool.arrivals)).unwrap_or_default()
+        self.pools
+            .get_mut(pool)
+            .map(|pool| std::mem::take(&mut pool.arrivals))
+            .unwrap_or_default()
     }
 
     /// The part of [`Self::totals`] that VMs counted before this daemon knew them.
     #[must_use]
     pub fn first_reports(&self, pool: &str) -> CounterTotals {
-        self.pools.get(pool).map(|pool| pool.first_reports.clone()).unwrap_or_default()
+        self.pools
+            .get(pool)
+            .map(|pool| pool.first_reports.clone())
+            .unwrap_or_default()
     }
 
     fn remove(&mut self, key: &VmKey) -> Option<CounterTotals> {
@@ -210,16 +288,29 @@ impl CounterStore {
     /// Retires the VMs that were silent longest, of one origin or of all, until [`LEFT_EIGHTHS`] of
     /// these limits are used.
     fn retire(&mut self, origin: Option<&Origin>, (vms_max, bytes_max): (usize, usize)) {
-        let of_origin = self.vms.iter().filter(|(_, vm)| origin.is_none_or(|origin| vm.origin == *origin));
-        let mut oldest: Vec<(Instant, VmKey)> = of_origin.map(|(key, vm)| (vm.updated_at, key.clone())).collect();
+        let of_origin = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| origin.is_none_or(|origin| vm.origin == *origin));
+        let mut oldest: Vec<(Instant, VmKey)> = of_origin
+            .map(|(key, vm)| (vm.updated_at, key.clone()))
+            .collect();
         oldest.sort();
         for (_, key) in oldest {
-            let taken = origin.map_or(self.all, |origin| self.origins.get(origin).copied().unwrap_or_default());
-            if taken.vms <= vms_max * LEFT_EIGHTHS / 8 && taken.bytes <= bytes_max * LEFT_EIGHTHS / 8 {
+            let taken = origin.map_or(self.all, |origin| {
+                self.origins.get(origin).copied().unwrap_or_default()
+            });
+            if taken.vms <= vms_max * LEFT_EIGHTHS / 8
+                && taken.bytes <= bytes_max * LEFT_EIGHTHS / 8
+            {
                 return;
             }
             if let Some(totals) = self.remove(&key) {
-                self.pools.entry(key.pool).or_default().retired.add(&totals, false);
+                self.pools
+                    .entry(key.pool)
+                    .or_default()
+                    .retired
+                    .add(&totals, false);
             }
         }
     }
@@ -246,7 +337,11 @@ impl VmReport {
     #[must_use]
     pub fn from_vm(mut counters: state::VmCounters) -> Self {
         let pool = std::mem::take(&mut counters.pool);
-        Self { pool, vm_id: counters.vm_id, totals: CounterTotals::from_vm(counters) }
+        Self {
+            pool,
+            vm_id: counters.vm_id,
+            totals: CounterTotals::from_vm(counters),
+        }
     }
 }
 
@@ -258,15 +353,37 @@ mod tests {
     fn counters(vm_id: u64, rows: &[(u64, u64)]) -> VmReport {
         let row = |(slot, &(picked, requests)): (usize, &(u64, u64))| {
             let slot = u32::try_from(slot).unwrap();
-            state::EndpointCounters { slot, generation: 1, picked, requests, ..Default::default() }
+            state::EndpointCounters {
+                slot,
+                generation: 1,
+                picked,
+                requests,
+                ..Default::default()
+            }
         };
         let endpoints = rows.iter().enumerate().map(row).collect();
-        VmReport::from_vm(state::VmCounters { pool: "p".to_owned(), vm_id, endpoints, ..Default::default() })
+        VmReport::from_vm(state::VmCounters {
+            pool: "p".to_owned(),
+            vm_id,
+            endpoints,
+            ..Default::default()
+        })
     }
 
     fn peer(id: u64, last: u8) -> ProxyProcess {
-        let origin = Origin { certificate: None, address: Some([10, 0, 0, last].into()) };
-        ProxyProcess { node_id: "n".to_owned(), process_id: id, id, remote: crate::state::peer::RemoteAddress { origin, socket: None } }
+        let origin = Origin {
+            certificate: None,
+            address: Some([10, 0, 0, last].into()),
+        };
+        ProxyProcess {
+            node_id: "n".to_owned(),
+            process_id: id,
+            id,
+            remote: crate::state::peer::RemoteAddress {
+                origin,
+                socket: None,
+            },
+        }
     }
 
     #[test]
@@ -274,10 +391,21 @@ mod tests {
         let mut all = CounterStore::default();
         let mut told = |rows: &[(u64, u64)]| {
             let found = all.report(&peer(1, 1), vec![counters(1, rows)], Instant::now());
-            found.into_iter().map(|(_, endpoint)| endpoint.slot.0).collect::<Vec<_>>()
+            found
+                .into_iter()
+                .map(|(_, endpoint)| endpoint.slot.0)
+                .collect::<Vec<_>>()
         };
-        assert_eq!(told(&[(1, 0), (0, 1), (0, 0)]), [0, 1], "picked; at work; neither");
-        assert_eq!(told(&[(1, 0), (0, 0), (0, 0)]), [0; 0], "nothing is outstanding");
+        assert_eq!(
+            told(&[(1, 0), (0, 1), (0, 0)]),
+            [0, 1],
+            "picked; at work; neither"
+        );
+        assert_eq!(
+            told(&[(1, 0), (0, 0), (0, 0)]),
+            [0; 0],
+            "nothing is outstanding"
+        );
         assert_eq!(told(&[(2, 0), (0, 0), (0, 0)]), [0]);
     }
 
@@ -287,13 +415,30 @@ mod tests {
         let slot = |slot| (Generation(1), Slot(slot));
         let taken = |all: &mut CounterStore| all.take_arrivals("p").picked;
         all.report(&peer(1, 1), vec![counters(1, &[(1_000_000, 0)])], now);
-        assert!(taken(&mut all).is_empty(), "the first report of a VM counts since its own start");
-        all.report(&peer(1, 1), vec![counters(1, &[(1_000_004, 0)]), counters(2, &[(9, 0)])], now);
-        all.report(&peer(1, 1), vec![counters(1, &[(1_000_005, 0), (3, 0)])], now);
-        assert_eq!(taken(&mut all), BTreeMap::from([(slot(0), 5), (slot(1), 3)]));
+        assert!(
+            taken(&mut all).is_empty(),
+            "the first report of a VM counts since its own start"
+        );
+        all.report(
+            &peer(1, 1),
+            vec![counters(1, &[(1_000_004, 0)]), counters(2, &[(9, 0)])],
+            now,
+        );
+        all.report(
+            &peer(1, 1),
+            vec![counters(1, &[(1_000_005, 0), (3, 0)])],
+            now,
+        );
+        assert_eq!(
+            taken(&mut all),
+            BTreeMap::from([(slot(0), 5), (slot(1), 3)])
+        );
         assert!(taken(&mut all).is_empty());
         all.report(&peer(1, 1), vec![counters(1, &[(0, 0)])], now);
-        assert!(taken(&mut all).is_empty(), "a count that falls is no arrival");
+        assert!(
+            taken(&mut all).is_empty(),
+            "a count that falls is no arrival"
+        );
     }
 
     #[test]
@@ -308,9 +453,15 @@ mod tests {
         // Large reports with many more models than allowed are cut to the limit and counted by
         // their size.
         let models = |vm: u64| {
-            let error = |i: u64| state::Count { key: format!("{i}-{}", "x".repeat(300)), count: 1 };
-            let model =
-                |i: u64| state::ModelCounters { model: format!("{vm}-{i}"), errors: (0..100).map(error).collect(), ..Default::default() };
+            let error = |i: u64| state::Count {
+                key: format!("{i}-{}", "x".repeat(300)),
+                count: 1,
+            };
+            let model = |i: u64| state::ModelCounters {
+                model: format!("{vm}-{i}"),
+                errors: (0..100).map(error).collect(),
+                ..Default::default()
+            };
             VmReport::from_vm(state::VmCounters {
                 pool: "p".to_owned(),
                 vm_id: vm,
@@ -319,10 +470,25 @@ mod tests {
             })
         };
         for vm in 10_000..10_040 {
-            all.report(&peer(99, 2), vec![models(vm)], now + Duration::from_secs(60));
-            assert!(all.all.bytes <= BYTES_PER_ORIGIN_MAX + (4 << 20), "{:?}", all.all);
+            all.report(
+                &peer(99, 2),
+                vec![models(vm)],
+                now + Duration::from_secs(60),
+            );
+            assert!(
+                all.all.bytes <= BYTES_PER_ORIGIN_MAX + (4 << 20),
+                "{:?}",
+                all.all
+            );
         }
-        assert!(all.vms.contains_key(&VmKey { peer: 1, vm_id: 1, pool: "p".to_owned() }), "the VM of another origin stays");
+        assert!(
+            all.vms.contains_key(&VmKey {
+                peer: 1,
+                vm_id: 1,
+                pool: "p".to_owned()
+            }),
+            "the VM of another origin stays"
+        );
         let totals = all.totals("p", now);
         assert_eq!(totals.endpoints[&(Generation(1), Slot(0))].picked, 3_001);
         let sum = all.vms.values().fold(VmUsage::default(), |mut sum, vm| {

@@ -79,17 +79,34 @@ impl DecisionLog {
     /// Keeps a decision of `pool`. A record that is invalid, too long, or repeats the last one is
     /// ignored, and so is one that arrives too soon after another.
     pub fn keep(&mut self, pool: &Arc<str>, source: &str, record: &str, now: Instant) {
-        let at = self.pools.iter().position(|known| known.pool == *pool).unwrap_or_else(|| {
-            self.pools.push(PoolDecisions { pool: Arc::clone(pool), kept: VecDeque::new(), taken_at: None });
-            self.pools.len() - 1
-        });
-        let Some(decisions) = self.pools.get_mut(at) else { return };
-        let is_soon = decisions.taken_at.is_some_and(|taken| now.saturating_duration_since(taken) < TAKEN_APART_MIN);
-        if is_soon || record.len() > RECORD_BYTES_MAX || decisions.kept.iter().any(|kept| *kept.record == *record) {
+        let at = self
+            .pools
+            .iter()
+            .position(|known| known.pool == *pool)
+            .unwrap_or_else(|| {
+                self.pools.push(PoolDecisions {
+                    pool: Arc::clone(pool),
+                    kept: VecDeque::new(),
+                    taken_at: None,
+                });
+                self.pools.len() - 1
+            });
+        let Some(decisions) = self.pools.get_mut(at) else {
+            return;
+        };
+        let is_soon = decisions
+            .taken_at
+            .is_some_and(|taken| now.saturating_duration_since(taken) < TAKEN_APART_MIN);
+        if is_soon
+            || record.len() > RECORD_BYTES_MAX
+            || decisions.kept.iter().any(|kept| *kept.record == *record)
+        {
             return;
         }
         decisions.taken_at = Some(now);
-        let Some(summary) = DecisionSummary::of(record) else { return };
+        let Some(summary) = DecisionSummary::of(record) else {
+            return;
+        };
         self.next_id += 1;
         while decisions.kept.len() >= SAMPLES_PER_POOL_MAX {
             decisions.kept.pop_front();
@@ -107,12 +124,19 @@ impl DecisionLog {
     /// The decision with this number, if it is still kept.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<&SampledDecision> {
-        self.pools.iter().flat_map(|decisions| &decisions.kept).find(|kept| kept.id == id)
+        self.pools
+            .iter()
+            .flat_map(|decisions| &decisions.kept)
+            .find(|kept| kept.id == id)
     }
 
     /// All decisions, newest first.
     pub fn newest_first(&self) -> impl Iterator<Item = &SampledDecision> {
-        let mut all: Vec<_> = self.pools.iter().flat_map(|decisions| &decisions.kept).collect();
+        let mut all: Vec<_> = self
+            .pools
+            .iter()
+            .flat_map(|decisions| &decisions.kept)
+            .collect();
         all.sort_by_key(|kept| std::cmp::Reverse(kept.id));
         all.into_iter()
     }
@@ -129,14 +153,27 @@ impl DecisionSummary {
         let endpoints = value["endpoints"].as_array()?;
         let prompt_tokens = request["prompt_tokens"].as_u64()?;
         let block_tokens = request["block_tokens"].as_u64().unwrap_or(0);
-        let matched = endpoints.iter().filter_map(|row| row["matched_blocks"].as_u64()).max().unwrap_or(0);
+        let matched = endpoints
+            .iter()
+            .filter_map(|row| row["matched_blocks"].as_u64())
+            .max()
+            .unwrap_or(0);
         Some(Self {
-            model: request["model"].as_str()?.chars().take(MODEL_CHARS_MAX).collect(),
+            model: request["model"]
+                .as_str()?
+                .chars()
+                .take(MODEL_CHARS_MAX)
+                .collect(),
             prompt_tokens,
             priority: request["priority"].as_i64().unwrap_or(0),
             endpoints: endpoints.len(),
             cached_tokens_max: matched.saturating_mul(block_tokens).min(prompt_tokens),
-            picked: value["picked"].as_array()?.iter().filter_map(|name| name.as_str().map(str::to_owned)).take(PICKED_MAX).collect(),
+            picked: value["picked"]
+                .as_array()?
+                .iter()
+                .filter_map(|name| name.as_str().map(str::to_owned))
+                .take(PICKED_MAX)
+                .collect(),
         })
     }
 }
@@ -164,7 +201,10 @@ mod tests {
         log.keep(&pool, "n", &record(44), later); // again
         log.keep(&pool, "n", "{}", later);
         let ids: Vec<u64> = log.newest_first().map(|kept| kept.id).collect();
-        assert_eq!((ids.len(), ids[0], log.get(5).is_none()), (SAMPLES_PER_POOL_MAX, 45, true));
+        assert_eq!(
+            (ids.len(), ids[0], log.get(5).is_none()),
+            (SAMPLES_PER_POOL_MAX, 45, true)
+        );
         let expected = DecisionSummary {
             model: "m".to_owned(),
             prompt_tokens: 70,
@@ -179,7 +219,12 @@ mod tests {
     #[test]
     fn a_long_record_is_ignored() {
         let (mut log, pool) = (DecisionLog::default(), Arc::from("p"));
-        log.keep(&pool, "n", &format!("{}{}", record(1), " ".repeat(RECORD_BYTES_MAX)), Instant::now());
+        log.keep(
+            &pool,
+            "n",
+            &format!("{}{}", record(1), " ".repeat(RECORD_BYTES_MAX)),
+            Instant::now(),
+        );
         assert_eq!(log.newest_first().count(), 0);
     }
 }

@@ -150,14 +150,25 @@ impl RemoteAddress {
     /// Reads the address from the extensions of a request on a listener of the daemon.
     #[must_use]
     pub fn of(extensions: &Extensions) -> Self {
-        Self::new(extensions.get::<PeerName>(), extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr))
+        Self::new(
+            extensions.get::<PeerName>(),
+            extensions
+                .get::<TcpConnectInfo>()
+                .and_then(TcpConnectInfo::remote_addr),
+        )
     }
 
     /// The address `socket`, with the certificate of that name.
     #[must_use]
     pub fn new(name: Option<&PeerName>, socket: Option<SocketAddr>) -> Self {
         let certificate = name.and_then(|PeerName(name)| name.clone());
-        Self { origin: Origin { certificate, address: socket.map(|socket| socket.ip()) }, socket }
+        Self {
+            origin: Origin {
+                certificate,
+                address: socket.map(|socket| socket.ip()),
+            },
+            socket,
+        }
     }
 }
 
@@ -176,7 +187,12 @@ impl ProxyProcess {
     /// The daemon's own ext_proc server, which has no connection.
     #[must_use]
     pub fn ext_proc_server(node_id: &str, process_id: u64) -> Self {
-        Self { node_id: node_id.to_owned(), process_id, id: process_id, remote: RemoteAddress::default() }
+        Self {
+            node_id: node_id.to_owned(),
+            process_id,
+            id: process_id,
+            remote: RemoteAddress::default(),
+        }
     }
 }
 
@@ -231,14 +247,28 @@ impl OriginQuotas {
     ///
     /// # Errors
     /// [`QuotaExceeded`] if the origin's share or all permits are in use.
-    pub fn acquire(self: &Arc<Self>, kind: StreamQuota, origin: &Origin, now: Instant) -> Result<QuotaPermit, QuotaExceeded> {
+    pub fn acquire(
+        self: &Arc<Self>,
+        kind: StreamQuota,
+        origin: &Origin,
+        now: Instant,
+    ) -> Result<QuotaPermit, QuotaExceeded> {
         let mut table = self.lock();
         let (all_max, each_max) = kind.max();
         if !table.origins.contains_key(origin) {
-            table.origins.retain(|_, usage| usage.taken != [0; KINDS] || usage.paid_at > now);
+            table
+                .origins
+                .retain(|_, usage| usage.taken != [0; KINDS] || usage.paid_at > now);
         }
-        let QuotaTable { taken, refused, origins } = &mut *table;
-        let usage = origins.entry(origin.clone()).or_insert(OriginUsage { taken: [0; KINDS], paid_at: now });
+        let QuotaTable {
+            taken,
+            refused,
+            origins,
+        } = &mut *table;
+        let usage = origins.entry(origin.clone()).or_insert(OriginUsage {
+            taken: [0; KINDS],
+            paid_at: now,
+        });
         let (all, own) = (kind.of(taken), kind.of(&mut usage.taken));
         let full = if *own >= each_max {
             QuotaExceeded::Share(each_max, kind)
@@ -248,9 +278,17 @@ impl OriginQuotas {
             *all += 1;
             *own += 1;
             drop(table);
-            return Ok(QuotaPermit { origins: Arc::clone(self), origin: origin.clone(), kind });
+            return Ok(QuotaPermit {
+                origins: Arc::clone(self),
+                origin: origin.clone(),
+                kind,
+            });
         };
-        for (count, _) in refused.iter_mut().zip(StreamQuota::ALL).filter(|(_, of)| *of == kind) {
+        for (count, _) in refused
+            .iter_mut()
+            .zip(StreamQuota::ALL)
+            .filter(|(_, of)| *of == kind)
+        {
             *count += 1;
         }
         Err(full)
@@ -264,9 +302,25 @@ impl OriginQuotas {
     /// The process that sent `hello` from `remote`.
     pub fn peer(&self, hello: &state::Hello, remote: RemoteAddress) -> ProxyProcess {
         // Without a certificate only the address is proved.
-        let address = remote.origin.address.filter(|_| remote.origin.certificate.is_none());
-        let id = self.key.hash_one((&remote.origin.certificate, address, &hello.node_id, hello.process_id)).max(1); // 0 is reserved
-        ProxyProcess { node_id: hello.node_id.clone(), process_id: hello.process_id, id, remote }
+        let address = remote
+            .origin
+            .address
+            .filter(|_| remote.origin.certificate.is_none());
+        let id = self
+            .key
+            .hash_one((
+                &remote.origin.certificate,
+                address,
+                &hello.node_id,
+                hello.process_id,
+            ))
+            .max(1); // 0 is reserved
+        ProxyProcess {
+            node_id: hello.node_id.clone(),
+            process_id: hello.process_id,
+            id,
+            remote,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, QuotaTable> {
@@ -294,11 +348,17 @@ impl QuotaPermit {
     }
 
     fn charge(&self, cost: usize, now: Instant) -> Instant {
-        let time = Duration::from_secs(1).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX)) / COST_PER_SECOND;
+        let time = Duration::from_secs(1).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX))
+            / COST_PER_SECOND;
         let mut table = self.origins.lock();
-        let Some(usage) = table.origins.get_mut(&self.origin) else { return now };
+        let Some(usage) = table.origins.get_mut(&self.origin) else {
+            return now;
+        };
         usage.paid_at = usage.paid_at.max(now) + time;
-        usage.paid_at.checked_sub(COST_BURST).map_or(now, |at| at.max(now))
+        usage
+            .paid_at
+            .checked_sub(COST_BURST)
+            .map_or(now, |at| at.max(now))
     }
 }
 
@@ -318,7 +378,10 @@ mod tests {
     use super::*;
 
     fn origin(last: u8) -> Origin {
-        Origin { certificate: None, address: Some([10, 0, 0, last].into()) }
+        Origin {
+            certificate: None,
+            address: Some([10, 0, 0, last].into()),
+        }
     }
 
     #[test]
@@ -327,48 +390,116 @@ mod tests {
         let take = |last| origins.acquire(StreamQuota::StateStream, &origin(last), now);
         let permits: Vec<QuotaPermit> = (0..4_096).filter_map(|_| take(1).ok()).collect();
         assert_eq!(permits.len(), STREAMS_PER_ORIGIN_MAX);
-        assert_eq!(take(1).unwrap_err(), QuotaExceeded::Share(STREAMS_PER_ORIGIN_MAX, StreamQuota::StateStream));
-        assert!(take(2).is_ok() && origins.acquire(StreamQuota::EdsStream, &origin(1), now).is_ok());
-        let others: Vec<QuotaPermit> =
-            (2..20).flat_map(|last| (0..4_096).map_while(move |_| Some(last))).filter_map(|last| take(last).ok()).collect();
+        assert_eq!(
+            take(1).unwrap_err(),
+            QuotaExceeded::Share(STREAMS_PER_ORIGIN_MAX, StreamQuota::StateStream)
+        );
+        assert!(
+            take(2).is_ok()
+                && origins
+                    .acquire(StreamQuota::EdsStream, &origin(1), now)
+                    .is_ok()
+        );
+        let others: Vec<QuotaPermit> = (2..20)
+            .flat_map(|last| (0..4_096).map_while(move |_| Some(last)))
+            .filter_map(|last| take(last).ok())
+            .collect();
         assert_eq!(permits.len() + others.len(), STREAMS_MAX);
-        assert_eq!(take(99).unwrap_err(), QuotaExceeded::All(STREAMS_MAX, StreamQuota::StateStream));
-        assert!(origins.refused().any(|(kind, count)| kind == StreamQuota::StateStream && count > 3_000));
+        assert_eq!(
+            take(99).unwrap_err(),
+            QuotaExceeded::All(STREAMS_MAX, StreamQuota::StateStream)
+        );
+        assert!(
+            origins
+                .refused()
+                .any(|(kind, count)| kind == StreamQuota::StateStream && count > 3_000)
+        );
         drop((permits, others));
         assert!(take(1).is_ok());
         assert!(origins.lock().origins.len() <= 21);
-        let _ = origins.acquire(StreamQuota::StateStream, &origin(200), now + Duration::from_secs(60));
-        assert_eq!(origins.lock().origins.len(), 1, "origins without permits are removed");
+        let _ = origins.acquire(
+            StreamQuota::StateStream,
+            &origin(200),
+            now + Duration::from_secs(60),
+        );
+        assert_eq!(
+            origins.lock().origins.len(),
+            1,
+            "origins without permits are removed"
+        );
     }
 
     #[test]
     fn what_comes_too_fast_waits_and_so_does_what_a_neighbour_says() {
         let (origins, now) = (Arc::new(OriginQuotas::default()), Instant::now());
-        let [one, two] = [(); 2].map(|()| origins.acquire(StreamQuota::StateStream, &origin(1), now).unwrap());
-        let other = origins.acquire(StreamQuota::StateStream, &origin(2), now).unwrap();
+        let [one, two] = [(); 2].map(|()| {
+            origins
+                .acquire(StreamQuota::StateStream, &origin(1), now)
+                .unwrap()
+        });
+        let other = origins
+            .acquire(StreamQuota::StateStream, &origin(2), now)
+            .unwrap();
         let second = usize::try_from(COST_PER_SECOND).unwrap();
         assert_eq!(one.message(second - MESSAGE_COST, now), now, "a burst");
-        assert_eq!(two.message(second - MESSAGE_COST, now), now + Duration::from_secs(1), "the streams of one origin share one allowance");
+        assert_eq!(
+            two.message(second - MESSAGE_COST, now),
+            now + Duration::from_secs(1),
+            "the streams of one origin share one allowance"
+        );
         assert_eq!(other.message(100, now), now);
         let later = now + Duration::from_secs(3);
         assert_eq!(one.message(100, later), later);
         drop((one, two));
-        let again = origins.acquire(StreamQuota::StateStream, &origin(1), now).unwrap();
-        assert!(again.begin(now) > now, "reconnecting does not reset the allowance");
+        let again = origins
+            .acquire(StreamQuota::StateStream, &origin(1), now)
+            .unwrap();
+        assert!(
+            again.begin(now) > now,
+            "reconnecting does not reset the allowance"
+        );
     }
 
     #[test]
     fn a_process_is_known_by_certificate_node_and_process_id_together() {
         let origins = OriginQuotas::default();
         let id = |certificate: Option<&str>, address: u8, node_id: &str, process_id| {
-            let origin = Origin { certificate: certificate.map(Arc::from), ..origin(address) };
-            let hello = state::Hello { node_id: node_id.to_owned(), process_id, ..state::Hello::default() };
-            origins.peer(&hello, RemoteAddress { origin, socket: None }).id
+            let origin = Origin {
+                certificate: certificate.map(Arc::from),
+                ..origin(address)
+            };
+            let hello = state::Hello {
+                node_id: node_id.to_owned(),
+                process_id,
+                ..state::Hello::default()
+            };
+            origins
+                .peer(
+                    &hello,
+                    RemoteAddress {
+                        origin,
+                        socket: None,
+                    },
+                )
+                .id
         };
         let known = id(Some("a"), 1, "n", 1);
-        assert_eq!(known, id(Some("a"), 2, "n", 1), "a process may reconnect from another address");
-        assert_ne!(id(None, 1, "n", 1), id(None, 2, "n", 1), "without a certificate the address is part of the id");
-        for other in [id(None, 1, "n", 1), id(Some("b"), 1, "n", 1), id(Some("a"), 1, "m", 1), id(Some("a"), 1, "n", 2)] {
+        assert_eq!(
+            known,
+            id(Some("a"), 2, "n", 1),
+            "a process may reconnect from another address"
+        );
+        assert_ne!(
+            id(None, 1, "n", 1),
+            id(None, 2, "n", 1),
+            "without a certificate the address is part of the id"
+        );
+        for other in [
+            id(None, 1, "n", 1),
+            id(Some("b"), 1, "n", 1),
+            id(Some("a"), 1, "m", 1),
+            id(Some("a"), 1, "n", 2),
+        ] {
             assert_ne!(known, other);
         }
     }

@@ -126,19 +126,27 @@ struct PlacementBatch {
 
 impl Default for PeerRelay {
     fn default() -> Self {
-        Self { began: Instant::now(), pools: BTreeMap::new() }
+        Self {
+            began: Instant::now(),
+            pools: BTreeMap::new(),
+        }
     }
 }
 
 impl PeerRelay {
     /// Adds a proxy that requested `pool`.
     pub fn join(&mut self, pool: &str, (process_id, origin): (u64, &Origin), now: Instant) {
-        self.pools.entry(pool.to_owned()).or_default().join(process_id, origin, now);
+        self.pools
+            .entry(pool.to_owned())
+            .or_default()
+            .join(process_id, origin, now);
     }
 
     /// Removes a proxy, and with it its load.
     pub fn leave(&mut self, pool: &str, process_id: u64) {
-        let Some(pool) = self.pools.get_mut(pool) else { return };
+        let Some(pool) = self.pools.get_mut(pool) else {
+            return;
+        };
         if let Some(mut process) = pool.processes.remove(&process_id) {
             pool.set_active(&process.origin, process.row.counts(), false);
             pool.sum.count(&mut process.row, false);
@@ -154,12 +162,24 @@ impl PeerRelay {
 
     /// Records a load report. Ignored if the proxy did not request the pool.
     pub fn receive(&mut self, process_id: u64, mut share: state::LoadReport, now: Instant) {
-        let head = LoadReportHead { vm: process_id, written: self.time(now), ring: 0 };
-        let Some(pool) = self.pools.get_mut(&share.pool) else { return };
-        let Some(process) = pool.processes.get_mut(&process_id) else { return };
+        let head = LoadReportHead {
+            vm: process_id,
+            written: self.time(now),
+            ring: 0,
+        };
+        let Some(pool) = self.pools.get_mut(&share.pool) else {
+            return;
+        };
+        let Some(process) = pool.processes.get_mut(&process_id) else {
+            return;
+        };
         process.received_at = now;
         process.backlog = backlog::read(&share.backlog);
-        process.stamp = if share.stamp == 0 { process.stamp } else { share.stamp };
+        process.stamp = if share.stamp == 0 {
+            process.stamp
+        } else {
+            share.stamp
+        };
         let origin = process.origin.clone();
         if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
             let counted = process.row.counts();
@@ -169,14 +189,27 @@ impl PeerRelay {
         for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
             let first = pool.next_placement;
             pool.next_placement += count;
-            pool.keep(PlacementBatch { process_id, origin: origin.clone(), at: now, count, first, bytes: piece.into() });
+            pool.keep(PlacementBatch {
+                process_id,
+                origin: origin.clone(),
+                at: now,
+                count,
+                first,
+                bytes: piece.into(),
+            });
         }
         pool.drop_old(now);
         pool.version += 1;
     }
 
     /// The next message of the pool for `process_id`, if one is due.
-    pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut RelayCursor, now: Instant) -> Option<state::PeerLoad> {
+    pub fn next(
+        &mut self,
+        view: &PoolView,
+        process_id: u64,
+        cursor: &mut RelayCursor,
+        now: Instant,
+    ) -> Option<state::PeerLoad> {
         let written = self.time(now);
         let pool = self.pools.get_mut(&*view.name)?;
         if !cursor.is_due(now) {
@@ -192,16 +225,28 @@ impl PeerRelay {
         cursor.version = if all { pool.version } else { cursor.version };
         cursor.more = !all;
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
-        let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
+        let stamp = pool
+            .processes
+            .get(&process_id)
+            .map_or(0, |process| process.stamp);
         let active = pool.active_others(process_id);
         let backlog = pool.backlog_without(process_id, now);
         let row = pool.report_without(process_id, written);
-        Some(state::PeerLoad { pool: view.name.to_string(), proxies, row, placements, stamp, active, backlog })
+        Some(state::PeerLoad {
+            pool: view.name.to_string(),
+            proxies,
+            row,
+            placements,
+            stamp,
+            active,
+            backlog,
+        })
     }
 
     fn time(&self, now: Instant) -> Timestamp {
         let began = Timestamp(0).plus_ms(CLOCK_BEGINS_MS);
-        let since = u64::try_from(now.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX);
+        let since =
+            u64::try_from(now.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX);
         Timestamp(began.0.saturating_add(since))
     }
 
@@ -236,7 +281,13 @@ impl RelayCursor {
 
 impl RelayProcess {
     fn new(origin: &Origin, now: Instant) -> Self {
-        Self { origin: origin.clone(), row: PeerLoadReport::default(), backlog: Vec::new(), received_at: now, stamp: 0 }
+        Self {
+            origin: origin.clone(),
+            row: PeerLoadReport::default(),
+            backlog: Vec::new(),
+            received_at: now,
+            stamp: 0,
+        }
     }
 }
 
@@ -248,7 +299,8 @@ impl PoolRelay {
         if self.processes.contains_key(&process_id) {
             return;
         }
-        self.processes.insert(process_id, RelayProcess::new(origin, now));
+        self.processes
+            .insert(process_id, RelayProcess::new(origin, now));
         self.origins.entry(origin.clone()).or_default().processes += 1;
     }
 
@@ -263,13 +315,21 @@ impl PoolRelay {
     /// The number of other processes that pick, with at most [`ACTIVE_PER_ORIGIN_MAX`] of each
     /// origin.
     fn active_others(&self, process_id: u64) -> u32 {
-        let own = self.processes.get(&process_id).filter(|own| own.row.counts()).map(|own| &own.origin);
-        let others = |(origin, of): (&Origin, &OriginTotals)| (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX);
+        let own = self
+            .processes
+            .get(&process_id)
+            .filter(|own| own.row.counts())
+            .map(|own| &own.origin);
+        let others = |(origin, of): (&Origin, &OriginTotals)| {
+            (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX)
+        };
         self.origins.iter().map(others).sum()
     }
 
     fn keep(&mut self, placed: PlacementBatch) {
-        let Some(of) = self.origins.get_mut(&placed.origin) else { return };
+        let Some(of) = self.origins.get_mut(&placed.origin) else {
+            return;
+        };
         self.bytes += placed.bytes.len();
         of.bytes += placed.bytes.len();
         of.pieces.push_back(placed.first);
@@ -277,8 +337,12 @@ impl PoolRelay {
         while of.bytes > BYTES_PER_ORIGIN_MAX
             && let Some(oldest) = of.pieces.pop_front()
         {
-            let position = self.placements.partition_point(|placed| placed.first < oldest);
-            let Some(placed) = self.placements.get_mut(position) else { return };
+            let position = self
+                .placements
+                .partition_point(|placed| placed.first < oldest);
+            let Some(placed) = self.placements.get_mut(position) else {
+                return;
+            };
             let bytes = std::mem::take(&mut placed.bytes);
             of.bytes -= bytes.len();
             self.bytes -= bytes.len();
@@ -287,12 +351,20 @@ impl PoolRelay {
 
     /// Drops placements that are too old, and the oldest if there are too many.
     fn drop_old(&mut self, now: Instant) {
-        let is_over = |oldest: &mut PlacementBatch, bytes| bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX;
+        let is_over = |oldest: &mut PlacementBatch, bytes| {
+            bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX
+        };
         let bytes = &mut self.bytes;
-        while let Some(oldest) = self.placements.pop_front_if(|oldest| is_over(oldest, *bytes)) {
+        while let Some(oldest) = self
+            .placements
+            .pop_front_if(|oldest| is_over(oldest, *bytes))
+        {
             *bytes -= oldest.bytes.len();
             if let Some(of) = self.origins.get_mut(&oldest.origin)
-                && of.pieces.pop_front_if(|first| *first == oldest.first).is_some()
+                && of
+                    .pieces
+                    .pop_front_if(|first| *first == oldest.first)
+                    .is_some()
             {
                 of.bytes -= oldest.bytes.len();
             }
@@ -302,7 +374,8 @@ impl PoolRelay {
     /// Stops counting the rows of processes that have been silent for too long.
     fn expire(&mut self, now: Instant) {
         for process in self.processes.values_mut() {
-            let silent = now.saturating_duration_since(process.received_at) >= Duration::from_millis(SHARE_EXPIRY_MS);
+            let silent = now.saturating_duration_since(process.received_at)
+                >= Duration::from_millis(SHARE_EXPIRY_MS);
             if silent && process.row.counts() {
                 self.sum.count(&mut process.row, false);
                 if let Some(of) = self.origins.get_mut(&process.origin) {
@@ -318,16 +391,23 @@ impl PoolRelay {
         if self.revision != view.revision {
             self.revision = view.revision;
             let present: Vec<EndpointRef> = view.members.iter().map(|member| member.id).collect();
-            self.sum.reset(present, self.processes.values().map(|process| &process.row));
+            self.sum
+                .reset(present, self.processes.values().map(|process| &process.row));
         }
     }
 
     /// Sums up the requests that the flow control of the other processes holds, as last reported.
     fn backlog_without(&self, process_id: u64, now: Instant) -> Vec<u8> {
         let mut sum = Vec::new();
-        let is_current =
-            |process: &RelayProcess| now.saturating_duration_since(process.received_at) < Duration::from_millis(SHARE_EXPIRY_MS);
-        for (_, process) in self.processes.iter().filter(|(id, process)| **id != process_id && is_current(process)) {
+        let is_current = |process: &RelayProcess| {
+            now.saturating_duration_since(process.received_at)
+                < Duration::from_millis(SHARE_EXPIRY_MS)
+        };
+        for (_, process) in self
+            .processes
+            .iter()
+            .filter(|(id, process)| **id != process_id && is_current(process))
+        {
             backlog::add(&mut sum, &process.backlog);
         }
         backlog::write(&sum)
@@ -339,8 +419,16 @@ impl PoolRelay {
         if let Some(own) = &mut own {
             self.sum.count(&mut own.row, false);
         }
-        let head = LoadReportHead { vm: LoadReportHead::OUTSIDE, written, ring: 0 };
-        let row = self.sum.row(head, self.processes.values().map(|process| &process.row), &[]);
+        let head = LoadReportHead {
+            vm: LoadReportHead::OUTSIDE,
+            written,
+            ring: 0,
+        };
+        let row = self.sum.row(
+            head,
+            self.processes.values().map(|process| &process.row),
+            &[],
+        );
         if let Some(mut own) = own {
             self.sum.count(&mut own.row, counted);
             self.processes.insert(process_id, own);
@@ -350,13 +438,21 @@ impl PoolRelay {
 
     /// The placements that fit one message, and whether they are all that are due.
     fn placements_for(&mut self, process_id: u64, cursor: &mut RelayCursor) -> (Vec<u8>, bool) {
-        let oldest = self.placements.front().map_or(self.next_placement, |placed| placed.first);
+        let oldest = self
+            .placements
+            .front()
+            .map_or(self.next_placement, |placed| placed.first);
         let lost = oldest.saturating_sub(cursor.placement);
         // Placements from before a new proxy joined do not count as lost.
         self.dropped += if cursor.sent_at.is_some() { lost } else { 0 };
         let mut placements = Vec::new();
-        let told = self.placements.partition_point(|placed| placed.first < cursor.placement);
-        let told = self.placements.range(told..).filter(|placed| placed.process_id != process_id);
+        let told = self
+            .placements
+            .partition_point(|placed| placed.first < cursor.placement);
+        let told = self
+            .placements
+            .range(told..)
+            .filter(|placed| placed.process_id != process_id);
         for placed in told {
             if placed.bytes.is_empty() {
                 self.dropped += placed.count;
@@ -387,39 +483,67 @@ mod tests {
     }
 
     fn placed(relay: &mut PeerRelay, process_id: u64, block: u64, blocks: usize) {
-        let at = EndpointRef { slot: scheduler::Slot(1), generation: scheduler::Generation(1) };
+        let at = EndpointRef {
+            slot: scheduler::Slot(1),
+            generation: scheduler::Generation(1),
+        };
         let mut placements = Vec::new();
         placements::push(&mut placements, at, &vec![block; blocks]);
-        let share = state::LoadReport { pool: "p".to_owned(), placements, ..state::LoadReport::default() };
+        let share = state::LoadReport {
+            pool: "p".to_owned(),
+            placements,
+            ..state::LoadReport::default()
+        };
         relay.receive(process_id, share, Instant::now());
     }
 
     fn firsts(placements: &[u8]) -> Vec<u64> {
-        placements::each(placements).map(|(_, blocks)| blocks[0]).collect()
+        placements::each(placements)
+            .map(|(_, blocks)| blocks[0])
+            .collect()
     }
 
     #[test]
     fn each_placement_goes_once_to_every_other_process() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay {
+            began: now,
+            pools: BTreeMap::from([("p".to_owned(), pool)]),
+        };
         placed(&mut relay, 1, 10, 3);
         placed(&mut relay, 2, 20, 3);
         placed(&mut relay, 9, 90, 3);
         let pool = relay.pools.get_mut("p").unwrap();
         let mut cursors = [RelayCursor::default(); 4];
         for (process_id, expected) in [(1, vec![20]), (2, vec![10]), (3, vec![10, 20])] {
-            let (placements, all) = pool.placements_for(process_id, &mut cursors[process_id as usize]);
-            assert_eq!((firsts(&placements), all), (expected, true), "reports of a process that did not join are ignored");
-            assert_eq!(pool.placements_for(process_id, &mut cursors[process_id as usize]).0.len(), 0);
+            let (placements, all) =
+                pool.placements_for(process_id, &mut cursors[process_id as usize]);
+            assert_eq!(
+                (firsts(&placements), all),
+                (expected, true),
+                "reports of a process that did not join are ignored"
+            );
+            assert_eq!(
+                pool.placements_for(process_id, &mut cursors[process_id as usize])
+                    .0
+                    .len(),
+                0
+            );
         }
     }
 
     #[test]
     fn the_oldest_of_an_origin_go_first_when_it_places_too_much_and_that_is_counted() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay {
+            began: now,
+            pools: BTreeMap::from([("p".to_owned(), pool)]),
+        };
         relay.join("p", (4, &of(4)), now);
-        let mut cursor = RelayCursor { sent_at: Some(now), ..RelayCursor::default() };
+        let mut cursor = RelayCursor {
+            sent_at: Some(now),
+            ..RelayCursor::default()
+        };
         placed(&mut relay, 4, 1_000, 3);
         // Each of these batches fills a message.
         let kept = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
@@ -437,14 +561,33 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(got, [1_000].into_iter().chain(500..500 + kept).collect::<Vec<_>>(), "the placement of the other origin is kept");
-        assert_eq!((pool.dropped, pool.bytes), (500, pool.placements.iter().map(|placed| placed.bytes.len()).sum()));
+        assert_eq!(
+            got,
+            [1_000]
+                .into_iter()
+                .chain(500..500 + kept)
+                .collect::<Vec<_>>(),
+            "the placement of the other origin is kept"
+        );
+        assert_eq!(
+            (pool.dropped, pool.bytes),
+            (
+                500,
+                pool.placements
+                    .iter()
+                    .map(|placed| placed.bytes.len())
+                    .sum()
+            )
+        );
     }
 
     #[test]
     fn placements_are_kept_for_no_longer_than_they_count() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = PeerRelay {
+            began: now,
+            pools: BTreeMap::from([("p".to_owned(), pool)]),
+        };
         for block in 0..1_000 {
             placed(&mut relay, 1, block, 3);
         }
@@ -452,14 +595,24 @@ mod tests {
         pool.drop_old(now);
         assert_eq!(pool.placements.len(), 1_000);
         pool.drop_old(now + KEPT_MAX + Duration::from_secs(60));
-        assert_eq!((pool.placements.len(), pool.bytes, pool.origins[&Origin::default()].bytes), (0, 0, 0));
+        assert_eq!(
+            (
+                pool.placements.len(),
+                pool.bytes,
+                pool.origins[&Origin::default()].bytes
+            ),
+            (0, 0, 0)
+        );
         assert!(pool.origins[&Origin::default()].pieces.is_empty());
     }
 
     #[test]
     fn each_gets_the_sum_of_the_others_until_they_are_silent_or_gone() {
         let (mut pool, now) = relay();
-        let at = EndpointRef { slot: scheduler::Slot(4), generation: scheduler::Generation(1) };
+        let at = EndpointRef {
+            slot: scheduler::Slot(4),
+            generation: scheduler::Generation(1),
+        };
         pool.sum.reset(vec![at], []);
         for (process_id, requests) in [(1, 10), (2, 200), (3, 3_000)] {
             let mut ledger = scheduler::in_flight::InFlight::default();
@@ -468,9 +621,12 @@ mod tests {
             }
             let mut sum = LoadReportSum::default();
             sum.reset(vec![at], []);
-            ledger.rows().for_each(|(endpoint, load)| sum.add(endpoint, load));
+            ledger
+                .rows()
+                .for_each(|(endpoint, load)| sum.add(endpoint, load));
             let row = sum.row(LoadReportHead::default(), [], &[]);
-            pool.sum.read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
+            pool.sum
+                .read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
             pool.set_active(&Origin::default(), false, true);
         }
         let heard = |pool: &mut PoolRelay, process_id| {
@@ -479,36 +635,68 @@ mod tests {
             sum.read(&mut row, pool.report_without(process_id, Timestamp(0)));
             sum.load(at).requests
         };
-        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210]);
-        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210], "reading changes nothing");
+        assert_eq!(
+            [1, 2, 3].map(|process_id| heard(&mut pool, process_id)),
+            [3_200, 3_010, 210]
+        );
+        assert_eq!(
+            [1, 2, 3].map(|process_id| heard(&mut pool, process_id)),
+            [3_200, 3_010, 210],
+            "reading changes nothing"
+        );
         pool.processes.get_mut(&2).unwrap().received_at = now + Duration::from_secs(1);
         pool.expire(now + Duration::from_millis(SHARE_EXPIRY_MS));
-        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [200, 0, 200]);
-        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        assert_eq!(
+            [1, 2, 3].map(|process_id| heard(&mut pool, process_id)),
+            [200, 0, 200]
+        );
+        let mut relay = PeerRelay {
+            began: now,
+            pools: BTreeMap::from([("p".to_owned(), pool)]),
+        };
         relay.leave("p", 2);
         assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
     }
 
     fn of(last: u8) -> Origin {
-        Origin { certificate: None, address: Some([10, 0, 0, last].into()) }
+        Origin {
+            certificate: None,
+            address: Some([10, 0, 0, last].into()),
+        }
     }
 
     #[test]
     fn many_processes_of_one_origin_stand_for_a_few() {
         let (mut relay, now) = (PeerRelay::default(), Instant::now());
-        let row = || state::LoadReport { pool: "p".to_owned(), row: vec![0; LoadReportHead::BYTES], ..state::LoadReport::default() };
+        let row = || state::LoadReport {
+            pool: "p".to_owned(),
+            row: vec![0; LoadReportHead::BYTES],
+            ..state::LoadReport::default()
+        };
         for process_id in 1..=100 {
-            relay.join("p", (process_id, &of(if process_id <= 3 { 1 } else { 2 })), now);
+            relay.join(
+                "p",
+                (process_id, &of(if process_id <= 3 { 1 } else { 2 })),
+                now,
+            );
             relay.receive(process_id, row(), now);
         }
         let active = |relay: &PeerRelay, id| relay.pools["p"].active_others(id);
         assert_eq!(
             [1, 4, 999].map(|id| active(&relay, id)),
-            [2 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX]
+            [
+                2 + ACTIVE_PER_ORIGIN_MAX,
+                3 + ACTIVE_PER_ORIGIN_MAX,
+                3 + ACTIVE_PER_ORIGIN_MAX
+            ]
         );
         (4..=90).for_each(|id| relay.leave("p", id));
         assert_eq!([1, 91].map(|id| active(&relay, id)), [12, 12]);
-        relay.pools.get_mut("p").unwrap().expire(now + Duration::from_secs(3));
+        relay
+            .pools
+            .get_mut("p")
+            .unwrap()
+            .expire(now + Duration::from_secs(3));
         assert_eq!([1, 91].map(|id| active(&relay, id)), [0, 0]);
         (1..=100).for_each(|id| relay.leave("p", id));
         assert!(relay.pools["p"].origins.is_empty());
@@ -517,10 +705,33 @@ mod tests {
     #[test]
     fn what_is_no_row_counts_nothing() {
         let (pool, now) = relay();
-        let mut relay = PeerRelay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
-        for row in [vec![0xff; 7], vec![0xff; ROW_BYTES_MAX], vec![0xff; ROW_BYTES_MAX + 1]] {
-            relay.receive(1, state::LoadReport { pool: "p".to_owned(), row, ..state::LoadReport::default() }, now);
+        let mut relay = PeerRelay {
+            began: now,
+            pools: BTreeMap::from([("p".to_owned(), pool)]),
+        };
+        for row in [
+            vec![0xff; 7],
+            vec![0xff; ROW_BYTES_MAX],
+            vec![0xff; ROW_BYTES_MAX + 1],
+        ] {
+            relay.receive(
+                1,
+                state::LoadReport {
+                    pool: "p".to_owned(),
+                    row,
+                    ..state::LoadReport::default()
+                },
+                now,
+            );
         }
-        assert_eq!(relay.pools.get_mut("p").unwrap().report_without(2, Timestamp(0)).len(), LoadReportHead::BYTES);
+        assert_eq!(
+            relay
+                .pools
+                .get_mut("p")
+                .unwrap()
+                .report_without(2, Timestamp(0))
+                .len(),
+            LoadReportHead::BYTES
+        );
     }
 }

@@ -238,10 +238,18 @@ impl DaemonState {
     /// The state of a new daemon that stands by after `term`: no connections, and no views of the
     /// pools that `scrapers` names.
     #[must_use]
-    pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
+    pub fn new(
+        term: u64,
+        hash_secret: u128,
+        scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             life: DaemonLife {
-                leadership: watch::Sender::new(Leadership { leads: false, term, hash_secret }),
+                leadership: watch::Sender::new(Leadership {
+                    leads: false,
+                    term,
+                    hash_secret,
+                }),
                 sequence: AtomicU64::new(0),
                 stream_id: AtomicU64::new(0),
             },
@@ -250,7 +258,10 @@ impl DaemonState {
             eds: watch::Sender::new(EdsStreams::default()),
             proxies: watch::Sender::new(Proxies::new()),
             origins: Arc::default(),
-            peers: PeerReports { relay: Mutex::new(PeerRelay::default()), relayed: watch::Sender::new(()) },
+            peers: PeerReports {
+                relay: Mutex::new(PeerRelay::default()),
+                relayed: watch::Sender::new(()),
+            },
             learning: LearnedPools::default(),
             discovery: DiscoverySetup::default(),
             ext_proc: ExtProcState::default(),
@@ -262,7 +273,10 @@ impl DaemonState {
 
     /// A version newer than all earlier ones of this daemon.
     pub fn next_version(&self) -> Version {
-        Version { term: self.life.term(), sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+        Version {
+            term: self.life.term(),
+            sequence: self.life.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+        }
     }
 
     /// Whether the daemon has clients: proxies because it leads, or gateways by ext_proc.
@@ -283,12 +297,18 @@ impl DaemonState {
 
     /// Locks the traffic of the last hour.
     pub fn traffic(&self) -> MutexGuard<'_, TrafficHistory> {
-        self.console.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+        self.console
+            .traffic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the sampled decisions.
     pub fn decisions(&self) -> MutexGuard<'_, DecisionLog> {
-        self.console.decisions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.console
+            .decisions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a sample of every pool to the traffic of the last hour.
@@ -304,13 +324,21 @@ impl DaemonState {
 
     /// Locks the relay between proxies.
     pub fn relay(&self) -> MutexGuard<'_, PeerRelay> {
-        self.peers.relay.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers
+            .relay
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the report of a process, and scrapes the picked endpoints more often.
     pub fn report(&self, peer: &ProxyProcess, mut report: Vec<state::VmCounters>, now: Instant) {
         for vm in &mut report {
-            self.keep_decision(&vm.pool, &peer.node_id, &std::mem::take(&mut vm.decision), now);
+            self.keep_decision(
+                &vm.pool,
+                &peer.node_id,
+                &std::mem::take(&mut vm.decision),
+                now,
+            );
         }
         // Parse before the lock is taken, so that other tasks do not wait.
         let totals: Vec<_> = report.into_iter().map(VmReport::from_vm).collect();
@@ -324,7 +352,12 @@ impl DaemonState {
 
     /// Keeps a sampled decision of a pool that is served; an empty record is none.
     pub fn keep_decision(&self, pool: &str, source: &str, record: &str, now: Instant) {
-        if let Some(pool) = self.pool_names.iter().find(|name| ***name == *pool).filter(|_| !record.is_empty()) {
+        if let Some(pool) = self
+            .pool_names
+            .iter()
+            .find(|name| ***name == *pool)
+            .filter(|_| !record.is_empty())
+        {
             self.decisions().keep(pool, source, record, now);
         }
     }
@@ -353,7 +386,11 @@ impl DaemonState {
 
     /// Replaces the state that this process's own ext_proc server has of each pool.
     pub fn set_ext_proc_pools(&self, pools: BTreeMap<String, ProxyPool>) {
-        *self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools;
+        *self
+            .ext_proc
+            .pools
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = pools;
     }
 
     /// The counters of a pool's scraper.
@@ -373,8 +410,18 @@ impl DaemonState {
     /// acknowledged a pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
-        let (proxies, own) = (self.proxies.borrow(), self.ext_proc.pools.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*own]).filter_map(|pools| pools.get(pool));
+        let (proxies, own) = (
+            self.proxies.borrow(),
+            self.ext_proc
+                .pools
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        let mut rows = proxies
+            .values()
+            .map(|proxy| &proxy.pools)
+            .chain([&*own])
+            .filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
 }
@@ -385,7 +432,11 @@ impl LearnedPools {
     /// The step model of a pool; the default one until it is learned.
     #[must_use]
     pub fn step_model(&self, pool: &str) -> Arc<StepModel> {
-        let words = self.models.borrow().get(pool).map(|models| StepModel::from_words(&models.step));
+        let words = self
+            .models
+            .borrow()
+            .get(pool)
+            .map(|models| StepModel::from_words(&models.step));
         Arc::new(words.and_then(Result::ok).unwrap_or_default())
     }
 }
@@ -419,7 +470,13 @@ impl DaemonLife {
 
     /// Begins a term, which must be newer than all that the daemon knows.
     pub fn begin_term(&self, term: u64, hash_secret: u128) {
-        self.leadership.send_modify(|now| *now = Leadership { term, hash_secret, ..*now });
+        self.leadership.send_modify(|now| {
+            *now = Leadership {
+                term,
+                hash_secret,
+                ..*now
+            }
+        });
     }
 
     /// Records whether the daemon leads.
@@ -434,7 +491,10 @@ impl PoolViews {
     /// The pool of this name, if it has a complete set of endpoints.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&PoolView> {
-        self.0.get(name).map(AsRef::as_ref).filter(|view| view.sources.complete)
+        self.0
+            .get(name)
+            .map(AsRef::as_ref)
+            .filter(|view| view.sources.complete)
     }
 
     /// All views, complete or not.
@@ -450,10 +510,18 @@ impl EdsStreams {
     /// [`EDS_LINGER`] ago count with their last state.
     #[must_use]
     pub fn of(&self, peer: &ProxyProcess, pool: &str, now: Instant) -> ProxyEds {
-        let ProxyProcess { node_id, remote, .. } = peer;
+        let ProxyProcess {
+            node_id, remote, ..
+        } = peer;
         let envoy = (remote.origin.clone(), node_id.clone());
-        let streams = self.by_envoy.get(&envoy).into_iter().flatten().filter_map(|id| self.open.get(id));
-        let acks = streams.filter_map(|stream| Some((stream.is_of(remote), stream.pools.get(pool)?)));
+        let streams = self
+            .by_envoy
+            .get(&envoy)
+            .into_iter()
+            .flatten()
+            .filter_map(|id| self.open.get(id));
+        let acks =
+            streams.filter_map(|stream| Some((stream.is_of(remote), stream.pools.get(pool)?)));
         let [mut own, mut any] = [EdsAckSummary::default(); 2];
         for (is_own, ack) in acks {
             if is_own {
@@ -464,9 +532,14 @@ impl EdsStreams {
             }
         }
         let acks = if own.streams > 0 { own } else { any };
-        match (acks.least, self.closed.get(&(envoy.0, envoy.1, pool.to_owned()))) {
+        match (
+            acks.least,
+            self.closed.get(&(envoy.0, envoy.1, pool.to_owned())),
+        ) {
             (Some(acked), _) => ProxyEds::Acked(acked),
-            (None, Some(closed)) if acks.streams == 0 && now.saturating_duration_since(closed.at) < EDS_LINGER => {
+            (None, Some(closed))
+                if acks.streams == 0 && now.saturating_duration_since(closed.at) < EDS_LINGER =>
+            {
                 ProxyEds::Acked(closed.acked)
             }
             _ => ProxyEds::None,
@@ -475,14 +548,20 @@ impl EdsStreams {
 
     /// Adds a stream.
     pub fn open(&mut self, stream_id: u64, stream: EdsStream) {
-        self.by_envoy.entry(stream.envoy()).or_default().insert(stream_id);
+        self.by_envoy
+            .entry(stream.envoy())
+            .or_default()
+            .insert(stream_id);
         self.open.insert(stream_id, stream);
     }
 
     /// Removes a stream. What it acknowledged still counts for [`EDS_LINGER`].
     pub fn close(&mut self, stream_id: u64, now: Instant) {
-        self.closed.retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);
-        let Some(stream) = self.open.remove(&stream_id) else { return };
+        self.closed
+            .retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);
+        let Some(stream) = self.open.remove(&stream_id) else {
+            return;
+        };
         let envoy = stream.envoy();
         if let Some(streams) = self.by_envoy.get_mut(&envoy) {
             streams.remove(&stream_id);
@@ -491,9 +570,19 @@ impl EdsStreams {
             }
         }
         // A stream that acknowledged nothing gives no information about its Envoy.
-        for (pool, ack) in stream.pools.into_iter().filter(|(_, ack)| ack.acked > 0 && !ack.late) {
+        for (pool, ack) in stream
+            .pools
+            .into_iter()
+            .filter(|(_, ack)| ack.acked > 0 && !ack.late)
+        {
             if self.closed.len() < STREAMS_MAX {
-                self.closed.insert((envoy.0.clone(), envoy.1.clone(), pool), ClosedEdsStream { at: now, acked: ack.acked });
+                self.closed.insert(
+                    (envoy.0.clone(), envoy.1.clone(), pool),
+                    ClosedEdsStream {
+                        at: now,
+                        acked: ack.acked,
+                    },
+                );
             }
         }
     }
@@ -540,12 +629,28 @@ mod tests {
     }
 
     fn peer(remote: RemoteAddress) -> ProxyProcess {
-        ProxyProcess { node_id: NODE.to_owned(), process_id: 1, id: 1, remote }
+        ProxyProcess {
+            node_id: NODE.to_owned(),
+            process_id: 1,
+            id: 1,
+            remote,
+        }
     }
 
     fn stream(remote: RemoteAddress, acked: u64) -> EdsStream {
-        let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, ..EdsAck::default() })]);
-        EdsStream { node_id: NODE.to_owned(), remote, since: SystemTime::UNIX_EPOCH, pools }
+        let pools = BTreeMap::from([(
+            "p".to_owned(),
+            EdsAck {
+                acked,
+                ..EdsAck::default()
+            },
+        )]);
+        EdsStream {
+            node_id: NODE.to_owned(),
+            remote,
+            since: SystemTime::UNIX_EPOCH,
+            pools,
+        }
     }
 
     #[test]
@@ -557,11 +662,20 @@ mod tests {
         eds.open(2, stream(remote(1, 1), 4));
         eds.open(3, stream(remote(1, 2), 3));
         eds.open(4, stream(remote(2, 1), 1));
-        eds.open(5, EdsStream { node_id: "other".to_owned(), ..stream(remote(1, 1), 0) });
+        eds.open(
+            5,
+            EdsStream {
+                node_id: "other".to_owned(),
+                ..stream(remote(1, 1), 0)
+            },
+        );
         assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(4));
         assert_eq!(eds.of(&peer(remote(1, 9)), "p", now), ProxyEds::Acked(3));
         assert_eq!(eds.of(&peer(remote(3, 1)), "p", now), ProxyEds::None);
-        assert_eq!(eds.of(&peer(remote(1, 1)), "another pool", now), ProxyEds::None);
+        assert_eq!(
+            eds.of(&peer(remote(1, 1)), "another pool", now),
+            ProxyEds::None
+        );
     }
 
     #[test]
@@ -588,13 +702,21 @@ mod tests {
         eds.open(1, stream(remote(1, 1), 5));
         eds.open(2, stream(remote(1, 2), 3));
         eds.close(1, now);
-        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "open streams count before closed ones");
+        assert_eq!(
+            eds.of(&peer, "p", now),
+            ProxyEds::Acked(3),
+            "open streams count before closed ones"
+        );
         eds.close(2, now);
         assert_eq!(eds.of(&peer, "p", now + EDS_LINGER / 2), ProxyEds::Acked(3));
         assert_eq!(eds.of(&peer, "p", now + EDS_LINGER), ProxyEds::None);
         eds.open(3, stream(remote(1, 1), 0));
         eds.close(3, now);
-        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "a stream that acknowledged nothing is ignored");
+        assert_eq!(
+            eds.of(&peer, "p", now),
+            ProxyEds::Acked(3),
+            "a stream that acknowledged nothing is ignored"
+        );
         eds.close(9, now); // never opened
         assert!(eds.by_envoy.is_empty());
     }

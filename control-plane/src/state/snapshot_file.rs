@@ -99,14 +99,33 @@ impl SavedState {
     /// The current state of `pools`. A pool without a complete set is taken from `before`, which is
     /// the newest that is known.
     #[must_use]
-    pub fn of(shared: &DaemonState, pools: &PoolViews, before: &BTreeMap<String, SavedPool>) -> Self {
+    pub fn of(
+        shared: &DaemonState,
+        pools: &PoolViews,
+        before: &BTreeMap<String, SavedPool>,
+    ) -> Self {
         let mut saved = before.clone();
         saved.retain(|name, _| shared.pool_names.iter().any(|n| **n == **name));
         for view in pools.iter().filter(|view| view.sources.complete) {
-            let endpoints = view.members.iter().map(|m| SavedEndpoint::of(m.id, &m.instance)).collect();
-            saved.insert(view.name.to_string(), SavedPool { generation_next: view.generation_next, endpoints });
+            let endpoints = view
+                .members
+                .iter()
+                .map(|m| SavedEndpoint::of(m.id, &m.instance))
+                .collect();
+            saved.insert(
+                view.name.to_string(),
+                SavedPool {
+                    generation_next: view.generation_next,
+                    endpoints,
+                },
+            );
         }
-        Self { schema: SCHEMA, term: shared.life.term(), hash_secret: shared.life.hash_secret(), pools: saved }
+        Self {
+            schema: SCHEMA,
+            term: shared.life.term(),
+            hash_secret: shared.life.hash_secret(),
+            pools: saved,
+        }
     }
 
     /// Reads the text of a snapshot file.
@@ -114,20 +133,32 @@ impl SavedState {
     /// # Errors
     /// Says what is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
-        serde_json::from_str::<Self>(text).map_err(|e| e.to_string()).and_then(Self::validate)
+        serde_json::from_str::<Self>(text)
+            .map_err(|e| e.to_string())
+            .and_then(Self::validate)
     }
 
     /// Checks the rules that the pool relies on.
     fn validate(self) -> Result<Self, String> {
         if self.schema != SCHEMA {
-            return Err(format!("schema {}, this release reads {SCHEMA}", self.schema));
+            return Err(format!(
+                "schema {}, this release reads {SCHEMA}",
+                self.schema
+            ));
         }
         for (name, pool) in &self.pools {
             let slots: BTreeSet<u16> = pool.endpoints.iter().map(|e| e.slot).collect();
-            if slots.len() != pool.endpoints.len() || slots.last().is_some_and(|&s| usize::from(s) >= ENDPOINTS_MAX) {
-                return Err(format!("pool {name:?}: slots are not distinct numbers below {ENDPOINTS_MAX}"));
+            if slots.len() != pool.endpoints.len()
+                || slots
+                    .last()
+                    .is_some_and(|&s| usize::from(s) >= ENDPOINTS_MAX)
+            {
+                return Err(format!(
+                    "pool {name:?}: slots are not distinct numbers below {ENDPOINTS_MAX}"
+                ));
             }
-            let instances: Vec<Instance> = pool.endpoints.iter().map(SavedEndpoint::instance).collect();
+            let instances: Vec<Instance> =
+                pool.endpoints.iter().map(SavedEndpoint::instance).collect();
             discovery::validate(&instances).map_err(|why| format!("pool {name:?}: {why}"))?;
         }
         Ok(self)
@@ -140,8 +171,14 @@ impl SavedPool {
     /// The endpoints with slots and generations.
     #[must_use]
     pub fn endpoints(&self) -> Vec<(EndpointRef, Instance)> {
-        let id = |e: &SavedEndpoint| EndpointRef { slot: Slot(e.slot), generation: Generation(e.generation) };
-        self.endpoints.iter().map(|e| (id(e), e.instance())).collect()
+        let id = |e: &SavedEndpoint| EndpointRef {
+            slot: Slot(e.slot),
+            generation: Generation(e.generation),
+        };
+        self.endpoints
+            .iter()
+            .map(|e| (id(e), e.instance()))
+            .collect()
     }
 }
 
@@ -149,8 +186,16 @@ impl SavedPool {
 
 impl SavedEndpoint {
     fn of(id: EndpointRef, instance: &Instance) -> Self {
-        let Instance { name, namespace, generation: instance_generation, address, labels, metrics, metadata, unconfirmed: _ } =
-            instance.clone();
+        let Instance {
+            name,
+            namespace,
+            generation: instance_generation,
+            address,
+            labels,
+            metrics,
+            metadata,
+            unconfirmed: _,
+        } = instance.clone();
         Self {
             slot: id.slot.0,
             generation: id.generation.0,
@@ -167,10 +212,18 @@ impl SavedEndpoint {
     }
 
     fn instance(&self) -> Instance {
-        let scheme = |https| if https { MetricsScheme::Https } else { MetricsScheme::Http };
+        let scheme = |https| {
+            if https {
+                MetricsScheme::Https
+            } else {
+                MetricsScheme::Http
+            }
+        };
         // The metadata was valid when it was saved. If a later release is stricter, discovery reads
         // it again from the source.
-        let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
+        let metadata = Some(&self.metadata)
+            .filter(|m| !m.is_empty())
+            .and_then(|m| Metadata::try_new(m.clone()).ok());
         Instance {
             namespace: self.namespace.clone(),
             generation: self.instance_generation.clone(),
@@ -192,7 +245,11 @@ impl SnapshotFile {
     /// The file at `path`, which need not exist yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        Self { path, written_unix_ms: AtomicU64::new(0), known: Mutex::new(None) }
+        Self {
+            path,
+            written_unix_ms: AtomicU64::new(0),
+            known: Mutex::new(None),
+        }
     }
 
     /// Reads the file of an earlier start, or of another daemon. An unreadable file is renamed to
@@ -218,7 +275,11 @@ impl SnapshotFile {
     /// meanwhile.
     #[must_use]
     pub fn knows(&self, saved: &SavedState) -> bool {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(saved)
+        self.known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            == Some(saved)
     }
 
     /// Records that the daemon's state has this content.
@@ -234,17 +295,31 @@ impl SnapshotFile {
     pub fn store(&self, saved: &SavedState) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(MODE)
+            .open(&temporary)?;
         // A temporary file left by an earlier start keeps its own mode, so set it.
         file.set_permissions(Permissions::from_mode(MODE))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, &self.path)?;
         self.remember(saved);
-        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = self
+            .path
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         File::open(folder)?.sync_all()?;
-        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.written_unix_ms.store(u64::try_from(unix.as_millis()).unwrap_or(0), Ordering::Relaxed);
+        let unix = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        self.written_unix_ms.store(
+            u64::try_from(unix.as_millis()).unwrap_or(0),
+            Ordering::Relaxed,
+        );
         Ok(())
     }
 
@@ -255,7 +330,12 @@ impl SnapshotFile {
     }
 
     /// Keeps the file up to date until `shutdown`, then writes it a last time.
-    pub async fn keep(self: Arc<Self>, shared: Arc<DaemonState>, mut last: SavedState, mut shutdown: Shutdown) {
+    pub async fn keep(
+        self: Arc<Self>,
+        shared: Arc<DaemonState>,
+        mut last: SavedState,
+        mut shutdown: Shutdown,
+    ) {
         let mut pools = shared.pools.subscribe();
         let mut written = Vec::new();
         loop {
@@ -268,11 +348,18 @@ impl SnapshotFile {
             }
             let views = pools.borrow_and_update().clone();
             // Most changes are of metrics, which are not saved.
-            let pool_updates: Vec<u64> = views.iter().filter(|v| v.sources.complete).map(|v| v.revision).collect();
+            let pool_updates: Vec<u64> = views
+                .iter()
+                .filter(|v| v.sources.complete)
+                .map(|v| v.revision)
+                .collect();
             if pool_updates != written {
                 let now = SavedState::of(&shared, &views, &last.pools);
                 let (file, saved) = (Arc::clone(&self), now.clone());
-                match tokio::task::spawn_blocking(move || file.store(&saved)).await.unwrap_or_else(|e| Err(io::Error::other(e))) {
+                match tokio::task::spawn_blocking(move || file.store(&saved))
+                    .await
+                    .unwrap_or_else(|e| Err(io::Error::other(e)))
+                {
                     Ok(()) => (last, written) = (now, pool_updates),
                     Err(error) => {
                         shared.counters().snapshot_write_errors += 1;
@@ -312,7 +399,9 @@ mod hex {
         serializer.serialize_str(&format!("{value:032x}"))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<u128, D::Error> {
         let text = String::deserialize(deserializer)?;
         u128::from_str_radix(&text, 16).map_err(D::Error::custom)
     }

@@ -106,7 +106,13 @@ pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, mut s
 impl TrafficHistory {
     /// Adds a sample of `pool`: the difference between `totals` and the last call. `earlier` counts
     /// what happened before this daemon ran. The first call only sets the beginning.
-    pub fn record(&mut self, pool: &Arc<str>, totals: &CounterTotals, earlier: &CounterTotals, now: Instant) {
+    pub fn record(
+        &mut self,
+        pool: &Arc<str>,
+        totals: &CounterTotals,
+        earlier: &CounterTotals,
+        now: Instant,
+    ) {
         let reading = TrafficReading::of(totals).minus(&TrafficReading::of(earlier));
         let running = totals.models.values().map(|model| model.running).sum();
         let held = totals.bands.values().map(|band| band.held).sum();
@@ -116,13 +122,17 @@ impl TrafficHistory {
                 traffic.samples.pop_front();
             }
             let seconds = now.saturating_duration_since(since).as_secs_f64();
-            traffic.samples.push_back(reading.minus(&before).sample(seconds, running, held));
+            traffic
+                .samples
+                .push_back(reading.minus(&before).sample(seconds, running, held));
         }
     }
 
     /// The samples of each pool, oldest first.
     pub fn pools(&self) -> impl Iterator<Item = (&Arc<str>, impl Iterator<Item = &TrafficSample>)> {
-        self.pools.iter().map(|(pool, traffic)| (pool, traffic.samples.iter()))
+        self.pools
+            .iter()
+            .map(|(pool, traffic)| (pool, traffic.samples.iter()))
     }
 }
 
@@ -131,15 +141,25 @@ impl TrafficHistory {
 impl TrafficReading {
     fn of(totals: &CounterTotals) -> Self {
         let mut all = ModelTotals::default();
-        totals.models.values().for_each(|model| all.add(model, false));
-        Self { all, refused: totals.dropped.values().sum() }
+        totals
+            .models
+            .values()
+            .for_each(|model| all.add(model, false));
+        Self {
+            all,
+            refused: totals.dropped.values().sum(),
+        }
     }
 
     /// The growth since `before`. A count that fell counts as no growth.
     fn minus(&self, before: &Self) -> Self {
         let (now, old) = (&self.all, &before.all);
-        let errors =
-            now.errors.iter().map(|(status, count)| (status.clone(), count.saturating_sub(old.errors.get(status).copied().unwrap_or(0))));
+        let errors = now.errors.iter().map(|(status, count)| {
+            (
+                status.clone(),
+                count.saturating_sub(old.errors.get(status).copied().unwrap_or(0)),
+            )
+        });
         let all = ModelTotals {
             requests: now.requests.saturating_sub(old.requests),
             errors: errors.collect(),
@@ -152,12 +172,19 @@ impl TrafficReading {
             slo: std::array::from_fn(|at| now.slo[at].saturating_sub(old.slo[at])),
             ..ModelTotals::default()
         };
-        Self { all, refused: self.refused.saturating_sub(before.refused) }
+        Self {
+            all,
+            refused: self.refused.saturating_sub(before.refused),
+        }
     }
 
     fn sample(&self, seconds: f64, running: u64, held: u64) -> TrafficSample {
         let errors = |class: fn(u16) -> bool| {
-            let of_class = self.all.errors.iter().filter(|(status, _)| status.parse().is_ok_and(class));
+            let of_class = self
+                .all
+                .errors
+                .iter()
+                .filter(|(status, _)| status.parse().is_ok_and(class));
             of_class.map(|(_, count)| count).sum()
         };
         TrafficSample {
@@ -182,7 +209,10 @@ impl TrafficReading {
 
 fn growth(now: &TotalsHistogram, before: &TotalsHistogram) -> TotalsHistogram {
     let counts = std::array::from_fn(|at| now.counts[at].saturating_sub(before.counts[at]));
-    TotalsHistogram { counts, sum: (now.sum - before.sum).max(0.0) }
+    TotalsHistogram {
+        counts,
+        sum: (now.sum - before.sum).max(0.0),
+    }
 }
 
 // === impl LatencyQuantiles ===
@@ -191,11 +221,17 @@ impl LatencyQuantiles {
     /// The quantiles of a histogram; `None` without values.
     #[must_use]
     pub fn of(histogram: &TotalsHistogram) -> Option<Self> {
-        (histogram.count() > 0).then(|| Self { p50: quantile(histogram, 0.5), p99: quantile(histogram, 0.99) })
+        (histogram.count() > 0).then(|| Self {
+            p50: quantile(histogram, 0.5),
+            p99: quantile(histogram, 0.99),
+        })
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts within one interval stay far below 2^52")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts within one interval stay far below 2^52"
+)]
 fn quantile(histogram: &TotalsHistogram, share: f64) -> f64 {
     let rank = share * histogram.count() as f64;
     let (mut below, mut lower) = (0.0, 0.0);
@@ -216,55 +252,120 @@ mod tests {
     use super::*;
 
     fn totals(requests: u64, ttfts_ms: &[f64]) -> CounterTotals {
-        let mut model = ModelTotals { requests, running: 3, slo: [requests, 1, 0], ..ModelTotals::default() };
+        let mut model = ModelTotals {
+            requests,
+            running: 3,
+            slo: [requests, 1, 0],
+            ..ModelTotals::default()
+        };
         ttfts_ms.iter().for_each(|ms| model.ttft_ms.record(*ms));
         model.errors.insert("404".to_owned(), requests);
         model.errors.insert("503".to_owned(), 2 * requests);
         let mut totals = CounterTotals::default();
-        totals.models.insert(TotalsLabel { model: "m".to_owned(), target: "m".to_owned(), priority: 0 }, model);
+        totals.models.insert(
+            TotalsLabel {
+                model: "m".to_owned(),
+                target: "m".to_owned(),
+                priority: 0,
+            },
+            model,
+        );
         totals.dropped.insert("no endpoint".to_owned(), requests);
         totals
     }
 
     fn samples(history: &TrafficHistory) -> Vec<TrafficSample> {
-        history.pools().flat_map(|(_, samples)| samples.cloned()).collect()
+        history
+            .pools()
+            .flat_map(|(_, samples)| samples.cloned())
+            .collect()
     }
 
     #[test]
     fn a_sample_is_the_growth_within_its_interval() {
-        let (mut history, pool, begin) = (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        let (mut history, pool, begin) =
+            (TrafficHistory::default(), Arc::from("p"), Instant::now());
         history.record(&pool, &totals(5, &[1.5]), &CounterTotals::default(), begin);
         assert_eq!(samples(&history), [], "the first call sets the beginning");
-        history.record(&pool, &totals(9, &[1.5, 4.0, 4.0]), &CounterTotals::default(), begin + SAMPLE_INTERVAL);
+        history.record(
+            &pool,
+            &totals(9, &[1.5, 4.0, 4.0]),
+            &CounterTotals::default(),
+            begin + SAMPLE_INTERVAL,
+        );
         let [sample] = samples(&history).try_into().unwrap();
-        assert_eq!((sample.requests, sample.client_errors, sample.server_errors, sample.refused), (4, 4, 8, 4));
-        assert_eq!((sample.running, sample.slo, sample.seconds), (3, [4, 0, 0], 10.0));
-        assert_eq!(sample.ttft, Some(LatencyQuantiles { p50: 3.5, p99: 4.97 }), "both are between 2 and 5 ms");
+        assert_eq!(
+            (
+                sample.requests,
+                sample.client_errors,
+                sample.server_errors,
+                sample.refused
+            ),
+            (4, 4, 8, 4)
+        );
+        assert_eq!(
+            (sample.running, sample.slo, sample.seconds),
+            (3, [4, 0, 0], 10.0)
+        );
+        assert_eq!(
+            sample.ttft,
+            Some(LatencyQuantiles {
+                p50: 3.5,
+                p99: 4.97
+            }),
+            "both are between 2 and 5 ms"
+        );
         assert_eq!(sample.tpot, None);
     }
 
     #[test]
     fn counts_from_before_this_daemon_do_not_appear_as_traffic() {
-        let (mut history, pool, begin) = (TrafficHistory::default(), Arc::from("p"), Instant::now());
-        history.record(&pool, &CounterTotals::default(), &CounterTotals::default(), begin);
-        history.record(&pool, &totals(1_000_002, &[]), &totals(1_000_000, &[]), begin + SAMPLE_INTERVAL);
+        let (mut history, pool, begin) =
+            (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        history.record(
+            &pool,
+            &CounterTotals::default(),
+            &CounterTotals::default(),
+            begin,
+        );
+        history.record(
+            &pool,
+            &totals(1_000_002, &[]),
+            &totals(1_000_000, &[]),
+            begin + SAMPLE_INTERVAL,
+        );
         assert_eq!(samples(&history)[0].requests, 2);
     }
 
     #[test]
     fn an_hour_is_kept() {
-        let (mut history, pool, begin) = (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        let (mut history, pool, begin) =
+            (TrafficHistory::default(), Arc::from("p"), Instant::now());
         for at in 0..u32::try_from(SAMPLES_MAX).unwrap() + 10 {
-            history.record(&pool, &totals(u64::from(at), &[]), &CounterTotals::default(), begin + SAMPLE_INTERVAL * at);
+            history.record(
+                &pool,
+                &totals(u64::from(at), &[]),
+                &CounterTotals::default(),
+                begin + SAMPLE_INTERVAL * at,
+            );
         }
         assert_eq!(samples(&history).len(), SAMPLES_MAX);
-        assert_eq!(SAMPLE_INTERVAL * u32::try_from(SAMPLES_MAX).unwrap(), Duration::from_secs(3_600));
+        assert_eq!(
+            SAMPLE_INTERVAL * u32::try_from(SAMPLES_MAX).unwrap(),
+            Duration::from_secs(3_600)
+        );
     }
 
     #[test]
     fn values_above_the_last_bound_have_its_value() {
         let mut histogram = TotalsHistogram::default();
         histogram.record(1e9);
-        assert_eq!(LatencyQuantiles::of(&histogram), Some(LatencyQuantiles { p50: 600_000.0, p99: 600_000.0 }));
+        assert_eq!(
+            LatencyQuantiles::of(&histogram),
+            Some(LatencyQuantiles {
+                p50: 600_000.0,
+                p99: 600_000.0
+            })
+        );
     }
 }

@@ -10,7 +10,10 @@ mod console;
 mod discovered;
 mod eds;
 mod ext_proc;
-#[allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
+#[allow(
+    dead_code,
+    reason = "also a part of other tests, none of which uses all of it"
+)]
 #[path = "../../../crates/discovery/tests/it/fake_api.rs"]
 mod fake_api;
 mod files;

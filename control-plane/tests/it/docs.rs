@@ -13,7 +13,10 @@ fn docs_of_plugins_are_fresh() {
         std::fs::write(&file, &page).unwrap();
     }
     let written = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(written == page, "docs/reference/plugins.md is stale; the first lines of the page say how to print it again");
+    assert!(
+        written == page,
+        "docs/reference/plugins.md is stale; the first lines of the page say how to print it again"
+    );
 }
 
 /// The tables between these lines of `docs/how-to/migrate.md` are printed; the rest is written by
@@ -26,10 +29,18 @@ fn docs_of_migration_are_fresh() {
     let written = std::fs::read_to_string(&file).unwrap();
     let (before, rest) = written.split_once(TABLES[0]).unwrap();
     let (_, after) = rest.split_once(TABLES[1]).unwrap();
-    let page = format!("{before}{}\n{}\n{}{after}", TABLES[0], table_markdown(), TABLES[1]);
+    let page = format!(
+        "{before}{}\n{}\n{}{after}",
+        TABLES[0],
+        table_markdown(),
+        TABLES[1]
+    );
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&file, &page).unwrap();
     }
     let written = std::fs::read_to_string(&file).unwrap();
-    assert!(written == page, "docs/how-to/migrate.md is stale: UPDATE_DOCS=1 cargo test -p control-plane --test it docs");
+    assert!(
+        written == page,
+        "docs/how-to/migrate.md is stale: UPDATE_DOCS=1 cargo test -p control-plane --test it docs"
+    );
 }

@@ -6,7 +6,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use control_plane::scrape::exposition::{ExpositionParser, LineInterest, MetricSample, SampleVisitor};
+use control_plane::scrape::exposition::{
+    ExpositionParser, LineInterest, MetricSample, SampleVisitor,
+};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -58,8 +60,16 @@ impl SampleVisitor for SampleReadings {
 
     fn sample(&mut self, sample: &MetricSample<'_>) {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        let labels = sample.labels().map(|(name, value)| (text(&name), text(&value))).collect();
-        self.0.push(SampleReading { name: text(&sample.name), labels, value: SampleValue(sample.value), timestamp: sample.timestamp });
+        let labels = sample
+            .labels()
+            .map(|(name, value)| (text(&name), text(&value)))
+            .collect();
+        self.0.push(SampleReading {
+            name: text(&sample.name),
+            labels,
+            value: SampleValue(sample.value),
+            timestamp: sample.timestamp,
+        });
     }
 }
 
@@ -84,7 +94,11 @@ fn theirs((name, labels, value, timestamp): &ReferenceSample) -> SampleReading {
 fn ask(lines: &[String], seeds: &[u64]) -> PageResponse {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let python = root.join(".venv/bin/python");
-    assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
+    assert!(
+        python.exists(),
+        "{} is missing: run `make setup` first",
+        python.display()
+    );
     let mut child = Command::new(python)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prometheus_client_parse.py"))
         .stdin(Stdio::piped())
@@ -96,7 +110,10 @@ fn ask(lines: &[String], seeds: &[u64]) -> PageResponse {
     let writer = std::thread::spawn(move || stdin.write_all(question.as_bytes()));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
-    assert!(output.status.success(), "prometheus_client failed: is .venv complete? run `make setup`");
+    assert!(
+        output.status.success(),
+        "prometheus_client failed: is .venv complete? run `make setup`"
+    );
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -114,10 +131,27 @@ fn pages_of_the_real_client_library_read_the_same() {
 
 /// A line of meaningful tokens in an order that is often wrong.
 fn adversarial_line(rng: &mut StdRng) -> String {
-    const NAMES: &[&str] = &["a", "vllm:x", "_", "1a", "a-b", "a.b", "", "a b", "\"q\"", "nan", "inf"];
-    const KEYS: &[&str] = &["x", "y", "x", "\"z z\"", "x:y", "1", "", "__name__", "é", "\"\\\\\""];
-    const VALUES: &[&str] =
-        &["\"1\"", "\"\"", "\"a, b\"", "\"\\\"\"", "\"\\\\\"", "\"\\n\\t\"", "\"}\"", "\"{=#\"", "1", "\"", "\"é\"", "", "\"\\\""];
+    const NAMES: &[&str] = &[
+        "a", "vllm:x", "_", "1a", "a-b", "a.b", "", "a b", "\"q\"", "nan", "inf",
+    ];
+    const KEYS: &[&str] = &[
+        "x", "y", "x", "\"z z\"", "x:y", "1", "", "__name__", "é", "\"\\\\\"",
+    ];
+    const VALUES: &[&str] = &[
+        "\"1\"",
+        "\"\"",
+        "\"a, b\"",
+        "\"\\\"\"",
+        "\"\\\\\"",
+        "\"\\n\\t\"",
+        "\"}\"",
+        "\"{=#\"",
+        "1",
+        "\"",
+        "\"é\"",
+        "",
+        "\"\\\"",
+    ];
     const NUMBERS: &[&str] = &[
         "1",
         "0",
@@ -148,8 +182,17 @@ fn adversarial_line(rng: &mut StdRng) -> String {
     if let Ok(count) = labels.parse::<usize>() {
         line += &pick(&["{", "{", "{", "{,", "{ "]);
         for at in 0..count {
-            line += &(pick(KEYS) + &pick(BLANKS) + &pick(&["=", "=", "=", "=", ""]) + &pick(BLANKS) + &pick(VALUES) + &pick(BLANKS));
-            line += &if at + 1 < count { pick(COMMAS) } else { pick(&["", "", "", ",", ",,"]) };
+            line += &(pick(KEYS)
+                + &pick(BLANKS)
+                + &pick(&["=", "=", "=", "=", ""])
+                + &pick(BLANKS)
+                + &pick(VALUES)
+                + &pick(BLANKS));
+            line += &if at + 1 < count {
+                pick(COMMAS)
+            } else {
+                pick(&["", "", "", ",", ",,"])
+            };
         }
         line += &pick(&["}", "}", "}", "}", "", "}}"]);
     }
@@ -174,7 +217,9 @@ fn known_laxity(line: &str, read: &SampleReading) -> Option<&'static str> {
         return Some("accepts any text before the braces as a name");
     }
     if !line.trim().contains([' ', '\t', '{']) {
-        return Some("reads a lone NaN or Infinity as a value, and its letters but the last as a name");
+        return Some(
+            "reads a lone NaN or Infinity as a value, and its letters but the last as a name",
+        );
     }
     if read.labels.keys().any(|key| key.contains('"')) {
         return Some("accepts a run of quoted strings as one");
@@ -192,13 +237,24 @@ fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
     for (line, theirs_read) in lines.iter().zip(&answer.lines) {
         let mine = ours(line);
         // The text format has milliseconds; prometheus_client returns seconds.
-        let expected: Option<Vec<SampleReading>> = theirs_read.as_ref().map(|samples| samples.iter().map(theirs).collect());
-        let mine_s: Vec<SampleReading> =
-            mine.iter().map(|read| SampleReading { timestamp: read.timestamp.map(|ms| ms / 1000.0), ..read.clone() }).collect();
+        let expected: Option<Vec<SampleReading>> = theirs_read
+            .as_ref()
+            .map(|samples| samples.iter().map(theirs).collect());
+        let mine_s: Vec<SampleReading> = mine
+            .iter()
+            .map(|read| SampleReading {
+                timestamp: read.timestamp.map(|ms| ms / 1000.0),
+                ..read.clone()
+            })
+            .collect();
         match expected {
             Some(expected) if expected == mine_s => taken += usize::from(!mine.is_empty()),
             None if mine.is_empty() => {}
-            Some(expected) if mine.is_empty() && expected.iter().all(|read| known_laxity(line, read).is_some()) => {}
+            Some(expected)
+                if mine.is_empty()
+                    && expected
+                        .iter()
+                        .all(|read| known_laxity(line, read).is_some()) => {}
             expected => failures.push(format!("{line:?}: ours {mine_s:?}, theirs {expected:?}")),
         }
     }
@@ -209,5 +265,8 @@ fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
         lines.len(),
         failures[..failures.len().min(20)].join("\n")
     );
-    assert!(taken > 1000, "only {taken} lines were valid: the generator makes too few valid lines");
+    assert!(
+        taken > 1000,
+        "only {taken} lines were valid: the generator makes too few valid lines"
+    );
 }

@@ -23,12 +23,17 @@ impl JsonSchema {
     }
 
     fn compare(&self, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
-        let schema = schema.as_object().ok_or_else(|| format!("{at}: no schema"))?;
+        let schema = schema
+            .as_object()
+            .ok_or_else(|| format!("{at}: no schema"))?;
         for (keyword, expected) in schema {
             match keyword.as_str() {
                 known if DESCRIPTIONS.contains(&known) => {}
                 "$ref" => {
-                    let name = expected.as_str().unwrap_or_default().trim_start_matches("#/$defs/");
+                    let name = expected
+                        .as_str()
+                        .unwrap_or_default()
+                        .trim_start_matches("#/$defs/");
                     self.compare(&self.0["$defs"][name], value, at)?;
                 }
                 "type" => has_type(expected, value, at)?,
@@ -36,7 +41,11 @@ impl JsonSchema {
                     return Err(format!("{at}: {value} is not in {expected}"));
                 }
                 "enum" => {}
-                "minimum" if value.as_f64().is_some_and(|number| Some(number) < expected.as_f64()) => {
+                "minimum"
+                    if value
+                        .as_f64()
+                        .is_some_and(|number| Some(number) < expected.as_f64()) =>
+                {
                     return Err(format!("{at}: {value} is below {expected}"));
                 }
                 "minimum" => {}
@@ -52,7 +61,9 @@ impl JsonSchema {
                     }
                 }
                 "required" => {
-                    let missing = |name: &&Value| value.is_object() && value.get(name.as_str().unwrap_or_default()).is_none();
+                    let missing = |name: &&Value| {
+                        value.is_object() && value.get(name.as_str().unwrap_or_default()).is_none()
+                    };
                     if let Some(name) = expected.as_array().into_iter().flatten().find(missing) {
                         return Err(format!("{at}: no {name}"));
                     }
@@ -65,11 +76,19 @@ impl JsonSchema {
         Ok(())
     }
 
-    fn compare_members(&self, schema: &Map<String, Value>, value: &Value, at: &str) -> Result<(), String> {
+    fn compare_members(
+        &self,
+        schema: &Map<String, Value>,
+        value: &Value,
+        at: &str,
+    ) -> Result<(), String> {
         let other = &schema["additionalProperties"];
         for (name, member) in value.as_object().into_iter().flatten() {
             let at = format!("{at}.{name}");
-            match (schema.get("properties").and_then(|known| known.get(name)), other) {
+            match (
+                schema.get("properties").and_then(|known| known.get(name)),
+                other,
+            ) {
                 (Some(schema), _) => self.compare(schema, member, &at)?,
                 (None, Value::Bool(true)) => {}
                 (None, Value::Bool(false)) => return Err(format!("{at}: not in the schema")),
@@ -81,8 +100,17 @@ impl JsonSchema {
 }
 
 fn has_type(expected: &Value, value: &Value, at: &str) -> Result<(), String> {
-    let names: Vec<&str> =
-        expected.as_str().into_iter().chain(expected.as_array().into_iter().flatten().filter_map(Value::as_str)).collect();
+    let names: Vec<&str> = expected
+        .as_str()
+        .into_iter()
+        .chain(
+            expected
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str),
+        )
+        .collect();
     let fits = |name: &&str| match *name {
         "object" => value.is_object(),
         "array" => value.is_array(),
@@ -93,7 +121,11 @@ fn has_type(expected: &Value, value: &Value, at: &str) -> Result<(), String> {
         "null" => value.is_null(),
         _ => false,
     };
-    if names.iter().any(fits) { Ok(()) } else { Err(format!("{at}: {value} is not of type {expected}")) }
+    if names.iter().any(fits) {
+        Ok(())
+    } else {
+        Err(format!("{at}: {value} is not of type {expected}"))
+    }
 }
 
 #[test]
@@ -103,11 +135,28 @@ fn differences_are_found() {
         "Rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}},
         "Odd": {"pattern": "x"},
     }}));
-    let check = |name: &str, value: Value| schema.compare(&schema.0["$defs"][name], &value, "").err().unwrap_or_default();
+    let check = |name: &str, value: Value| {
+        schema
+            .compare(&schema.0["$defs"][name], &value, "")
+            .err()
+            .unwrap_or_default()
+    };
     assert_eq!(check("Rows", serde_json::json!([{"n": 1}])), "");
-    assert_eq!(check("Rows", serde_json::json!([{"n": -1}])), "[0].n: -1 is below 0");
-    assert_eq!(check("Rows", serde_json::json!([{"n": 0.5}])), "[0].n: 0.5 is not of type \"integer\"");
+    assert_eq!(
+        check("Rows", serde_json::json!([{"n": -1}])),
+        "[0].n: -1 is below 0"
+    );
+    assert_eq!(
+        check("Rows", serde_json::json!([{"n": 0.5}])),
+        "[0].n: 0.5 is not of type \"integer\""
+    );
     assert_eq!(check("Row", serde_json::json!({})), ": no \"n\"");
-    assert_eq!(check("Row", serde_json::json!({"n": 1, "m": 1})), ".m: not in the schema");
-    assert_eq!(check("Odd", serde_json::json!("x")), ": this test does not know the keyword pattern");
+    assert_eq!(
+        check("Row", serde_json::json!({"n": 1, "m": 1})),
+        ".m: not in the schema"
+    );
+    assert_eq!(
+        check("Odd", serde_json::json!("x")),
+        ": this test does not know the keyword pattern"
+    );
 }

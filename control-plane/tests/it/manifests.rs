@@ -9,23 +9,41 @@ use control_plane::serve::health::{LIVENESS, READINESS};
 use serde_json::{Value, json};
 
 fn objects(file: &str) -> Vec<Value> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy-config/kubernetes").join(file);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../envoy-config/kubernetes")
+        .join(file);
     serde_saphyr::from_multiple(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
 fn of_kind<'o>(objects: &'o [Value], kind: &str) -> &'o Value {
-    objects.iter().find(|object| object["kind"] == kind).unwrap()
+    objects
+        .iter()
+        .find(|object| object["kind"] == kind)
+        .unwrap()
 }
 
 fn container(objects: &[Value]) -> &Value {
     let pod = &of_kind(objects, "Deployment")["spec"]["template"]["spec"];
-    let all = ["containers", "initContainers"].iter().filter_map(|list| pod[list].as_array()).flatten();
-    all.into_iter().find(|container| container["name"] == "switchpointd").unwrap()
+    let all = ["containers", "initContainers"]
+        .iter()
+        .filter_map(|list| pod[list].as_array())
+        .flatten();
+    all.into_iter()
+        .find(|container| container["name"] == "switchpointd")
+        .unwrap()
 }
 
 fn arguments(objects: &[Value]) -> ServeArgs {
-    let arguments = container(objects)["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
-    let CliCommand::Serve(serve) = Cli::try_parse_from(["switchpointd"].into_iter().chain(arguments)).unwrap().command else {
+    let arguments = container(objects)["args"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|argument| argument.as_str().unwrap());
+    let CliCommand::Serve(serve) =
+        Cli::try_parse_from(["switchpointd"].into_iter().chain(arguments))
+            .unwrap()
+            .command
+    else {
         panic!("not serve")
     };
     *serve
@@ -38,7 +56,11 @@ fn health_port(serve: &ServeArgs) -> u16 {
 #[test]
 fn no_listener_is_exposed_without_protection() {
     for file in ["daemon.yaml", "sidecar.yaml", "inference-pool.yaml"] {
-        assert_eq!(exposure::check(&arguments(&objects(file))), Ok(Vec::new()), "{file}");
+        assert_eq!(
+            exposure::check(&arguments(&objects(file))),
+            Ok(Vec::new()),
+            "{file}"
+        );
     }
 }
 
@@ -47,9 +69,18 @@ fn a_daemon_that_stands_by_is_kept_alive_and_gets_gateways() {
     let objects = objects("daemon.yaml");
     let health = health_port(&arguments(&objects));
     let probe = |name: &str| container(&objects)[name]["grpc"].clone();
-    assert_eq!(probe("livenessProbe"), json!({"port": health, "service": LIVENESS}));
-    assert_eq!(probe("readinessProbe"), json!({"port": health, "service": READINESS}));
-    assert_eq!(of_kind(&objects, "Service")["spec"].get("publishNotReadyAddresses"), None);
+    assert_eq!(
+        probe("livenessProbe"),
+        json!({"port": health, "service": LIVENESS})
+    );
+    assert_eq!(
+        probe("readinessProbe"),
+        json!({"port": health, "service": READINESS})
+    );
+    assert_eq!(
+        of_kind(&objects, "Service")["spec"].get("publishNotReadyAddresses"),
+        None
+    );
 }
 
 #[test]
@@ -62,8 +93,13 @@ fn the_network_policy_is_of_the_ports_that_are_open() {
         health_port(&serve),
     ];
     let policy = objects("network-policy.yaml");
-    let rules = of_kind(&policy, "NetworkPolicy")["spec"]["ingress"].as_array().unwrap();
-    let ports = rules.iter().flat_map(|rule| rule["ports"].as_array().unwrap()).map(|port| port["port"].as_u64().unwrap());
+    let rules = of_kind(&policy, "NetworkPolicy")["spec"]["ingress"]
+        .as_array()
+        .unwrap();
+    let ports = rules
+        .iter()
+        .flat_map(|rule| rule["ports"].as_array().unwrap())
+        .map(|port| port["port"].as_u64().unwrap());
     let mut admitted: Vec<u16> = ports.map(|port| u16::try_from(port).unwrap()).collect();
     open.sort_unstable();
     admitted.sort_unstable();

@@ -17,8 +17,10 @@ const FOLDER: &str = "tests/migrate"; // tests run in the folder of their crate
 
 fn files() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(FOLDER).unwrap();
-    let mut files: Vec<PathBuf> =
-        entries.map(|entry| entry.unwrap().path()).filter(|file| file.extension().is_some_and(|e| e == "yaml")).collect();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|file| file.extension().is_some_and(|e| e == "yaml"))
+        .collect();
     files.sort();
     assert!(files.len() >= 7, "{} files", files.len());
     files
@@ -27,15 +29,26 @@ fn files() -> Vec<PathBuf> {
 /// The exit code, stdout and stderr.
 async fn run(arguments: &[&str]) -> (u8, String, String) {
     let cli = Cli::try_parse_from(["switchpointd", "migrate"].iter().chain(arguments)).unwrap();
-    let CliCommand::Migrate(args) = cli.command else { panic!("another command") };
+    let CliCommand::Migrate(args) = cli.command else {
+        panic!("another command")
+    };
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let code = migrate::run(*args, &mut out, &mut err).await;
-    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    (
+        code,
+        String::from_utf8(out).unwrap(),
+        String::from_utf8(err).unwrap(),
+    )
 }
 
 async fn run_file(file: &Path) -> (u8, String, String) {
     let text = std::fs::read_to_string(file).unwrap();
-    let first = text.lines().next().unwrap().trim_start_matches("# ").replace("OBJECTS ", "");
+    let first = text
+        .lines()
+        .next()
+        .unwrap()
+        .trim_start_matches("# ")
+        .replace("OBJECTS ", "");
     let arguments = first.replace("FILE", file.to_str().unwrap());
     run(&arguments.split_whitespace().collect::<Vec<_>>()).await
 }
@@ -45,7 +58,12 @@ async fn each_installation_becomes_what_its_golden_says() {
     for file in files() {
         let (code, values, report) = run_file(&file).await;
         let lossless = report.contains("\n0 no equivalent, 0 unknown, ");
-        assert_eq!(code, if lossless { 0 } else { 3 }, "{}: {report}", file.display());
+        assert_eq!(
+            code,
+            if lossless { 0 } else { 3 },
+            "{}: {report}",
+            file.display()
+        );
         golden(&file, "values", &values);
         golden(&file, "report", &report);
     }
@@ -56,18 +74,38 @@ async fn the_files_of_a_folder_say_the_same_and_the_configuration_loads() {
     for file in files() {
         let folder = tempfile::tempdir().unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
-        let first = text.lines().next().unwrap().trim_start_matches("# ").replace("OBJECTS ", "").replace("FILE", file.to_str().unwrap());
-        let written = format!("{first} --output-dir {}", folder.path().join("new").display());
+        let first = text
+            .lines()
+            .next()
+            .unwrap()
+            .trim_start_matches("# ")
+            .replace("OBJECTS ", "")
+            .replace("FILE", file.to_str().unwrap());
+        let written = format!(
+            "{first} --output-dir {}",
+            folder.path().join("new").display()
+        );
         let (code, out, err) = run(&written.split_whitespace().collect::<Vec<_>>()).await;
         assert!(out.is_empty() && err.contains(" kept."), "{err}");
         let (same_code, values, report) = run_file(&file).await;
-        let read = |name: &str| std::fs::read_to_string(folder.path().join("new").join(name)).unwrap();
-        assert_eq!((code, read("values.yaml"), read("report.md")), (same_code, values, report));
-        let written = std::fs::read_dir(folder.path().join("new")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let read =
+            |name: &str| std::fs::read_to_string(folder.path().join("new").join(name)).unwrap();
+        assert_eq!(
+            (code, read("values.yaml"), read("report.md")),
+            (same_code, values, report)
+        );
+        let written = std::fs::read_dir(folder.path().join("new"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let pickers: Vec<String> = written.filter(|name| name.starts_with("picker")).collect();
         assert!(!pickers.is_empty());
         for picker in &pickers {
-            assert!(config::read(&read(picker)).1.is_some(), "{}: {}", file.display(), config::read(&read(picker)).0.complaints(picker));
+            assert!(
+                config::read(&read(picker)).1.is_some(),
+                "{}: {}",
+                file.display(),
+                config::read(&read(picker)).0.complaints(picker)
+            );
         }
     }
 }
@@ -95,20 +133,40 @@ async fn input_that_cannot_be_read_is_refused_with_the_reason() {
         ("huge", &huge, "larger than 4194304 bytes"),
         ("many", &many, "more than 10000 objects"),
         ("nothing", "", "no endpoint picker among 0 objects"),
-        ("other", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n", "no endpoint picker among 1 objects"),
-        ("no-kind", "a: 1\n", "it has no kind; values belong after -f"),
+        (
+            "other",
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n",
+            "no endpoint picker among 1 objects",
+        ),
+        (
+            "no-kind",
+            "a: 1\n",
+            "it has no kind; values belong after -f",
+        ),
         ("list", "kind: List\nitems: [1, {}]\n", "it has no kind"),
     ] {
         let path = file(name, text);
         let (code, out, err) = run(&[&path]).await;
-        assert!(code == 1 && out.is_empty() && err.contains(why) && err.contains(&path) != why.starts_with("no endpoint"), "{name}: {err}");
+        assert!(
+            code == 1
+                && out.is_empty()
+                && err.contains(why)
+                && err.contains(&path) != why.starts_with("no endpoint"),
+            "{name}: {err}"
+        );
         assert!(err.len() < 1_000, "{name}: {err}");
         if why.is_empty() || name == "huge" {
             let (code, _, err) = run(&["-f", &path, "--pool", "a"]).await;
             assert!(code == 1 && err.contains(why), "{name}: {err}");
         }
     }
-    let (code, _, err) = run(&["-f", &file("objects", "apiVersion: v1\nkind: List\n"), "--pool", "a"]).await;
+    let (code, _, err) = run(&[
+        "-f",
+        &file("objects", "apiVersion: v1\nkind: List\n"),
+        "--pool",
+        "a",
+    ])
+    .await;
     assert!(code == 1 && err.contains("give it without -f"), "{err}");
     let (code, _, err) = run(&[folder.path().join("absent").to_str().unwrap()]).await;
     assert!(code == 1 && err.contains("No such file"), "{err}");
@@ -116,8 +174,15 @@ async fn input_that_cannot_be_read_is_refused_with_the_reason() {
 
 #[test]
 fn wrong_usage_is_an_error_of_the_command_line() {
-    for arguments in [&[][..], &["-f", "a"], &["--cluster"], &["-f", "a", "--pool", "b", "c"], &["-", "--cluster", "--namespace", "a"]] {
-        let error = Cli::try_parse_from(["switchpointd", "migrate"].iter().chain(arguments)).unwrap_err();
+    for arguments in [
+        &[][..],
+        &["-f", "a"],
+        &["--cluster"],
+        &["-f", "a", "--pool", "b", "c"],
+        &["-", "--cluster", "--namespace", "a"],
+    ] {
+        let error =
+            Cli::try_parse_from(["switchpointd", "migrate"].iter().chain(arguments)).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{arguments:?}");
     }
 }
@@ -127,15 +192,21 @@ fn api_server(objects: &serde_json::Value) -> axum::Router {
     let items = objects["items"].as_array().unwrap().clone();
     let answer = move |uri: axum::http::Uri| async move {
         let resource = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
-        let of_kind = |item: &&serde_json::Value| format!("{}s", item["kind"].as_str().unwrap().to_lowercase()) == resource;
+        let of_kind = |item: &&serde_json::Value| {
+            format!("{}s", item["kind"].as_str().unwrap().to_lowercase()) == resource
+        };
         let found: Vec<serde_json::Value> = items.iter().filter(of_kind).cloned().collect();
-        let Some(first) = found.first() else { return Err(axum::http::StatusCode::NOT_FOUND) };
+        let Some(first) = found.first() else {
+            return Err(axum::http::StatusCode::NOT_FOUND);
+        };
         let kind = format!("{}List", first["kind"].as_str().unwrap());
         let bare = found.into_iter().map(|mut item| {
             item.as_object_mut().unwrap().remove("kind");
             item
         });
-        Ok(axum::Json(serde_json::json!({ "kind": kind, "apiVersion": "v1", "items": bare.collect::<Vec<_>>() })))
+        Ok(axum::Json(
+            serde_json::json!({ "kind": kind, "apiVersion": "v1", "items": bare.collect::<Vec<_>>() }),
+        ))
     };
     axum::Router::new().fallback(answer)
 }
@@ -143,7 +214,8 @@ fn api_server(objects: &serde_json::Value) -> axum::Router {
 #[tokio::test]
 async fn a_cluster_gives_the_same_as_its_objects_in_a_file() {
     let file = Path::new(FOLDER).join("running-picker.yaml");
-    let objects: serde_json::Value = serde_saphyr::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let objects: serde_json::Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, api_server(&objects)).await });
@@ -158,15 +230,36 @@ async fn a_cluster_gives_the_same_as_its_objects_in_a_file() {
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
     let command = |pool: &str| {
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"));
-        command.args(["migrate", "--cluster", "--namespace", "default", "--pool", pool]).env("KUBECONFIG", &kubeconfig);
+        command
+            .args([
+                "migrate",
+                "--cluster",
+                "--namespace",
+                "default",
+                "--pool",
+                pool,
+            ])
+            .env("KUBECONFIG", &kubeconfig);
         command
     };
     let output = command("llama").output().await.unwrap();
     let (_, values, _) = run_file(&file).await;
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()), (Some(0), values), "{err}");
+    assert_eq!(
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        ),
+        (Some(0), values),
+        "{err}"
+    );
     let output = command("other").output().await.unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     server.abort();
 }
 
@@ -276,25 +369,49 @@ mod slow {
     #[tokio::test]
     async fn our_chart_takes_the_values() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let (helm, chart) = (root.join(".tools/bin/helm"), root.join("deploy/charts/switchpoint"));
+        let (helm, chart) = (
+            root.join(".tools/bin/helm"),
+            root.join("deploy/charts/switchpoint"),
+        );
         if !helm.exists() {
             // Not `print!`, whose output `cargo test` hides for tests that pass.
-            let why = "there is no helm; `.ci/cluster_tools.py helm` builds it where Go is installed";
-            writeln!(std::io::stdout(), "SKIPPED migrate::slow::our_chart_takes_the_values: {why}").unwrap();
+            let why =
+                "there is no helm; `.ci/cluster_tools.py helm` builds it where Go is installed";
+            writeln!(
+                std::io::stdout(),
+                "SKIPPED migrate::slow::our_chart_takes_the_values: {why}"
+            )
+            .unwrap();
             return;
         }
         for file in files() {
             let values = file.with_extension("values");
             let text = std::fs::read_to_string(&values).unwrap();
-            let namespace = text.lines().find_map(|line| line.strip_prefix("  namespace: ")).unwrap_or("default");
+            let namespace = text
+                .lines()
+                .find_map(|line| line.strip_prefix("  namespace: "))
+                .unwrap_or("default");
             let mut command = std::process::Command::new(&helm);
             let output = command
-                .args(["template", "test", "--api-versions", "monitoring.coreos.com/v1", "--namespace", namespace, "-f"])
+                .args([
+                    "template",
+                    "test",
+                    "--api-versions",
+                    "monitoring.coreos.com/v1",
+                    "--namespace",
+                    namespace,
+                    "-f",
+                ])
                 .arg(&values)
                 .arg(&chart)
                 .output()
                 .unwrap();
-            assert!(output.status.success(), "{}: {}", values.display(), String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{}: {}",
+                values.display(),
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
     }
 }

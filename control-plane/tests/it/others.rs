@@ -84,21 +84,34 @@ fn verdict(text: &str) -> (&'static str, String) {
 #[test]
 fn what_other_projects_load_is_fine_or_refused_by_name() {
     let text = std::fs::read_to_string(FILE).unwrap();
-    let others: Vec<OtherConfig> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let others: Vec<OtherConfig> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     for other in &others {
         let (verdict, complaints) = verdict(&other.config.to_string());
         assert_eq!(verdict, other.verdict, "{:?}: {complaints}", other.places);
         assert_ne!(verdict, "invalid", "{:?}", other.places);
-        assert!(complaints.lines().all(|line| line.contains("; instead: ")), "{:?}: {complaints}", other.places);
+        assert!(
+            complaints.lines().all(|line| line.contains("; instead: ")),
+            "{:?}: {complaints}",
+            other.places
+        );
     }
     let counted = |repository: &str| {
         let files = |verdict: &str| {
-            let of = others.iter().filter(|other| other.verdict == verdict).flat_map(|other| &other.places);
-            of.filter(|place| place.starts_with(&format!("{repository}@"))).count()
+            let of = others
+                .iter()
+                .filter(|other| other.verdict == verdict)
+                .flat_map(|other| &other.places);
+            of.filter(|place| place.starts_with(&format!("{repository}@")))
+                .count()
         };
         (files("fine"), files("refused"))
     };
-    let text = REPOSITORIES.map(|repository| format!("{repository} {:?}\n", counted(repository))).concat();
+    let text = REPOSITORIES
+        .map(|repository| format!("{repository} {:?}\n", counted(repository)))
+        .concat();
     golden(std::path::Path::new(FILE), "counts", &text);
 }
 

@@ -18,8 +18,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
     while let Some(event) = events.next().await {
         match event {
             InstanceEvent::Added(instance) => {
-                let models = instance.metadata().models().into_iter().map(|model| model.name).collect();
-                workers.insert(instance.name.clone(), (instance.address.to_string(), models));
+                let models = instance
+                    .metadata()
+                    .models()
+                    .into_iter()
+                    .map(|model| model.name)
+                    .collect();
+                workers.insert(
+                    instance.name.clone(),
+                    (instance.address.to_string(), models),
+                );
             }
             InstanceEvent::Removed(id) => drop(workers.remove(&*id)),
         }

@@ -129,7 +129,11 @@ pub enum BackendEvent {
 pub trait Backend: Send + Sync + 'static {
     /// Follows one component. The stream ends only with the backend. After `relist` is notified, a
     /// [`BackendEvent::Reset`] follows soon.
-    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent>;
+    fn follow(
+        &self,
+        component: &Component,
+        relist: Arc<Notify>,
+    ) -> BoxStream<'static, BackendEvent>;
 }
 
 /// A component that a backend follows.
@@ -140,14 +144,18 @@ pub(crate) trait ComponentFollower: Send + 'static {
 
 /// The events of `following`, one by one.
 pub(crate) fn stream(following: impl ComponentFollower) -> BoxStream<'static, BackendEvent> {
-    futures::stream::unfold(following, |mut following| async move { Some((futures::stream::iter(following.next().await?), following)) })
-        .flatten()
-        .boxed()
+    futures::stream::unfold(following, |mut following| async move {
+        Some((futures::stream::iter(following.next().await?), following))
+    })
+    .flatten()
+    .boxed()
 }
 
 /// Why a namespace or component name is refused. The caller has to choose another name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a valid name: 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', beginning with a letter or digit")]
+#[error(
+    "{0:?} is not a valid name: 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', beginning with a letter or digit"
+)]
 pub struct InvalidName(pub String);
 
 // === impl Component ===
@@ -159,7 +167,10 @@ impl Component {
     /// [`InvalidName`]: the names become labels, keys and folders, so they must be valid as each of
     /// them.
     pub fn try_new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
-        Ok(Self { namespace: checked_name(namespace)?.into(), name: checked_name(name)?.into() })
+        Ok(Self {
+            namespace: checked_name(namespace)?.into(),
+            name: checked_name(name)?.into(),
+        })
     }
 
     /// The namespace of the component.
@@ -180,9 +191,18 @@ impl Component {
 /// # Errors
 /// [`InvalidName`] if it is not.
 pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
-    let allowed = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-    let begins = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-    if allowed && begins && name.len() <= NAME_BYTES_MAX { Ok(name) } else { Err(InvalidName(name.to_owned())) }
+    let allowed = name
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    let begins = name
+        .as_bytes()
+        .first()
+        .is_some_and(u8::is_ascii_alphanumeric);
+    if allowed && begins && name.len() <= NAME_BYTES_MAX {
+        Ok(name)
+    } else {
+        Err(InvalidName(name.to_owned()))
+    }
 }
 
 // === impl InstanceReadiness ===
@@ -214,8 +234,22 @@ mod tests {
         for good in ["dynamo", "decode-1", "a.b_c", "0"] {
             assert_eq!(checked_name(good), Ok(good));
         }
-        for bad in ["", ".", "..", ".a", "a/b", "a b", "ä", "-a", "a\0", &"x".repeat(254)] {
-            assert!(Component::try_new("n", bad).is_err() && Component::try_new(bad, "c").is_err(), "{bad:?}");
+        for bad in [
+            "",
+            ".",
+            "..",
+            ".a",
+            "a/b",
+            "a b",
+            "ä",
+            "-a",
+            "a\0",
+            &"x".repeat(254),
+        ] {
+            assert!(
+                Component::try_new("n", bad).is_err() && Component::try_new(bad, "c").is_err(),
+                "{bad:?}"
+            );
         }
     }
 }

@@ -28,11 +28,16 @@ use notify::{RecursiveMode, Watcher};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, InstanceReadiness, InstanceRecord, stream};
+use crate::backend::{
+    Backend, BackendEvent, Component, ComponentFollower, InstanceReadiness, InstanceRecord, stream,
+};
 use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, new_generation};
+use crate::registry::{
+    Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry,
+    new_generation,
+};
 use crate::watch::Discovery;
 
 /// How often the directory is read without a notification. Changes that another host makes on a
@@ -104,10 +109,23 @@ impl DirectoryBackend {
 }
 
 impl Backend for DirectoryBackend {
-    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+    fn follow(
+        &self,
+        component: &Component,
+        relist: Arc<Notify>,
+    ) -> BoxStream<'static, BackendEvent> {
         let folder = self.root.join(component.namespace()).join(component.name());
-        let scanner = DirectoryScanner { folder: folder.clone(), files: HashMap::new(), published: BTreeMap::new(), synced: false };
-        stream(DirectoryFollower { scanner: Some(scanner), looks: ScanTimer::new(relist), folder })
+        let scanner = DirectoryScanner {
+            folder: folder.clone(),
+            files: HashMap::new(),
+            published: BTreeMap::new(),
+            synced: false,
+        };
+        stream(DirectoryFollower {
+            scanner: Some(scanner),
+            looks: ScanTimer::new(relist),
+            folder,
+        })
     }
 }
 
@@ -157,7 +175,10 @@ impl DirectoryScanner {
                     records.insert(Arc::from(record.name()), Arc::new(record));
                 }
                 Err(_) => {
-                    let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+                    let id = path
+                        .file_stem()
+                        .and_then(|s| s.to_str())
+                        .unwrap_or_default();
                     if let Some((id, record)) = self.published.get_key_value(id) {
                         records.insert(Arc::clone(id), Arc::clone(record));
                     }
@@ -172,9 +193,17 @@ impl DirectoryScanner {
             self.published.clone_from(&records);
             return vec![BackendEvent::Reset(records.into_values().collect())];
         }
-        let gone = self.published.keys().filter(|id| !records.contains_key(*id)).map(|id| BackendEvent::Delete(Arc::clone(id)));
-        let new = records.iter().filter(|(id, record)| self.published.get(*id) != Some(*record));
-        let mut events: Vec<_> = gone.chain(new.map(|(_, record)| BackendEvent::Apply(Arc::clone(record)))).collect();
+        let gone = self
+            .published
+            .keys()
+            .filter(|id| !records.contains_key(*id))
+            .map(|id| BackendEvent::Delete(Arc::clone(id)));
+        let new = records
+            .iter()
+            .filter(|(id, record)| self.published.get(*id) != Some(*record));
+        let mut events: Vec<_> = gone
+            .chain(new.map(|(_, record)| BackendEvent::Apply(Arc::clone(record))))
+            .collect();
         if events.is_empty() {
             events.push(BackendEvent::Alive);
         }
@@ -194,13 +223,20 @@ impl DirectoryScanner {
         let mut paths = Vec::new();
         for entry in entries {
             let path = entry.map_err(wrong)?.path();
-            let hidden = path.file_name().and_then(|n| n.to_str()).is_none_or(|n| n.starts_with('.'));
+            let hidden = path
+                .file_name()
+                .and_then(|n| n.to_str())
+                .is_none_or(|n| n.starts_with('.'));
             if !hidden && path.extension().is_some_and(|e| e == "json") {
                 paths.push(path);
             }
         }
         if paths.len() > INSTANCES_MAX {
-            return Err(format!("{}: {} files; at most {INSTANCES_MAX} are allowed", self.folder.display(), paths.len()));
+            return Err(format!(
+                "{}: {} files; at most {INSTANCES_MAX} are allowed",
+                self.folder.display(),
+                paths.len()
+            ));
         }
         Ok(paths)
     }
@@ -218,9 +254,19 @@ impl DirectoryScanner {
             None => {
                 // Only a hint, because it uses the wall clock: an old file must show a heartbeat
                 // before it counts, a new one counts at once.
-                let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+                let age = SystemTime::now()
+                    .duration_since(modified)
+                    .unwrap_or_default();
                 let alive = age < HEARTBEAT * HEARTBEATS_MISSED_MAX;
-                self.files.insert(path, ScannedFile { modified, moved: now, alive, record: read });
+                self.files.insert(
+                    path,
+                    ScannedFile {
+                        modified,
+                        moved: now,
+                        alive,
+                        record: read,
+                    },
+                );
             }
         }
     }
@@ -229,22 +275,33 @@ impl DirectoryScanner {
 fn judge(record: &mut InstanceRecord, entry: &ScannedFile, heartbeat: Duration, now: Instant) {
     let silent = now.saturating_duration_since(entry.moved);
     if record.readiness == InstanceReadiness::Ready && silent > heartbeat * HEARTBEATS_MISSED_MAX {
-        record.readiness = InstanceReadiness::NotReady(format!("no heartbeat for more than {:?}", heartbeat * HEARTBEATS_MISSED_MAX));
+        record.readiness = InstanceReadiness::NotReady(format!(
+            "no heartbeat for more than {:?}",
+            heartbeat * HEARTBEATS_MISSED_MAX
+        ));
     } else if record.readiness == InstanceReadiness::Ready && !entry.alive {
-        record.readiness = InstanceReadiness::NotReady("its file is old and no heartbeat was seen yet".to_owned());
+        record.readiness =
+            InstanceReadiness::NotReady("its file is old and no heartbeat was seen yet".to_owned());
     }
 }
 
 fn modified(path: &Path) -> SystemTime {
-    std::fs::metadata(path).and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+    std::fs::metadata(path)
+        .and_then(|m| m.modified())
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
     let meta = std::fs::metadata(path).map_err(|e| e.to_string())?;
     if !meta.is_file() || meta.len() > DOCUMENT_BYTES_MAX as u64 {
-        return Err(format!("not a regular file of at most {DOCUMENT_BYTES_MAX} bytes"));
+        return Err(format!(
+            "not a regular file of at most {DOCUMENT_BYTES_MAX} bytes"
+        ));
     }
-    let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+    let id = path
+        .file_stem()
+        .and_then(|s| s.to_str())
+        .unwrap_or_default();
     parse(id, &std::fs::read(path).map_err(|e| e.to_string())?)
 }
 
@@ -254,7 +311,9 @@ fn read(path: &Path) -> Result<(InstanceRecord, Option<Duration>), String> {
 /// Says what is invalid in the file.
 pub fn parse(id: &str, text: &[u8]) -> Result<(InstanceRecord, Option<Duration>), String> {
     let document = InstanceDocument::parse(text)?;
-    let heartbeat = document.heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
+    let heartbeat = document
+        .heartbeat_seconds
+        .map(|s| Duration::from_secs(u64::from(s.max(1))));
     Ok((document.record(id, 0)?, heartbeat))
 }
 
@@ -271,14 +330,23 @@ struct ScanTimer {
 
 impl ScanTimer {
     fn new(relist: Arc<Notify>) -> Self {
-        Self { relist, wake: Arc::new(Notify::new()), watcher: None, first: true }
+        Self {
+            relist,
+            wake: Arc::new(Notify::new()),
+            watcher: None,
+            first: true,
+        }
     }
 
     /// Waits until it is time to read. The watch is set before the read, so no change between them
     /// is missed.
     async fn next(&mut self, folder: &Path) {
         if !std::mem::take(&mut self.first) {
-            let poll = if self.watcher.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
+            let poll = if self.watcher.is_some() {
+                POLL_INTERVAL
+            } else {
+                POLL_INTERVAL_UNWATCHED
+            };
             tokio::select! {
                 () = self.wake.notified() => return tokio::time::sleep(LOOKS_APART).await,
                 () = self.relist.notified() => {}
@@ -296,7 +364,12 @@ impl ScanTimer {
             use notify::event::{EventKind, ModifyKind};
             // Heartbeats touch files, and the next poll sees them. Errors and overflows trigger a
             // read.
-            if !event.is_ok_and(|e| matches!(e.kind, EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(_)))) {
+            if !event.is_ok_and(|e| {
+                matches!(
+                    e.kind,
+                    EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(_))
+                )
+            }) {
                 told.notify_one();
             }
         };
@@ -312,7 +385,10 @@ impl DirectoryRegistry {
     /// Registers in the directory at `root`. The directory is created if it does not exist.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>, registrant: impl Into<Registrant>) -> Self {
-        Self { root: root.into(), registrant: registrant.into() }
+        Self {
+            root: root.into(),
+            registrant: registrant.into(),
+        }
     }
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
@@ -320,7 +396,8 @@ impl DirectoryRegistry {
         let generation = new_generation();
         let id = self.registrant.id(&component, &generation)?;
         let folder = self.root.join(component.namespace()).join(component.name());
-        std::fs::create_dir_all(&folder).map_err(|e| RegisterError::Refused(format!("{}: {e}", folder.display())))?;
+        std::fs::create_dir_all(&folder)
+            .map_err(|e| RegisterError::Refused(format!("{}: {e}", folder.display())))?;
         let registration = Arc::new(DirectoryRegistration {
             path: folder.join(format!("{id}.json")),
             temporary: folder.join(format!(".{id}.{generation}")),
@@ -330,13 +407,20 @@ impl DirectoryRegistry {
         });
         Ok(InstanceHandle::new(id, generation, |said| {
             let task = tokio::spawn(Arc::clone(&registration).keep(said)).abort_handle();
-            Registration { task: Some(task), withdraw: Some(Box::new(move || registration.withdraw())) }
+            Registration {
+                task: Some(task),
+                withdraw: Some(Box::new(move || registration.withdraw())),
+            }
         }))
     }
 }
 
 impl ServiceRegistry for DirectoryRegistry {
-    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
+    fn register_instance<'a>(
+        &'a self,
+        namespace: &'a str,
+        component: &'a str,
+    ) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
         Box::pin(async move { self.register(namespace, component) })
     }
 }
@@ -369,7 +453,14 @@ impl DirectoryRegistration {
                 () = tokio::time::sleep(HEARTBEAT) => false,
             };
             let (this, now) = (Arc::clone(&self), said.borrow_and_update().clone());
-            let kept = tokio::task::spawn_blocking(move || if write { this.write(&now) } else { this.touch(&now) }).await;
+            let kept = tokio::task::spawn_blocking(move || {
+                if write {
+                    this.write(&now)
+                } else {
+                    this.touch(&now)
+                }
+            })
+            .await;
             if !matches!(kept, Ok(Ok(()))) {
                 tokio::time::sleep(POLL_INTERVAL).await; // a full disk or a missing folder: try again until the handle is dropped
                 said.mark_changed();
@@ -383,7 +474,10 @@ impl DirectoryRegistration {
             return Ok(());
         }
         let heartbeat_seconds = u32::try_from(HEARTBEAT.as_secs()).ok();
-        let file = InstanceDocument { heartbeat_seconds, ..InstanceDocument::of(said, &self.registrant) };
+        let file = InstanceDocument {
+            heartbeat_seconds,
+            ..InstanceDocument::of(said, &self.registrant)
+        };
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }
@@ -393,7 +487,10 @@ impl DirectoryRegistration {
 
     fn touch(&self, said: &Announcement) -> io::Result<()> {
         match self.is_ours() {
-            Some(true) => std::fs::File::options().write(true).open(&self.path)?.set_modified(SystemTime::now()),
+            Some(true) => std::fs::File::options()
+                .write(true)
+                .open(&self.path)?
+                .set_modified(SystemTime::now()),
             Some(false) => Ok(()), // another process registered under the same id
             None => self.write(said),
         }

@@ -60,23 +60,47 @@ impl InstanceDocument {
     /// Reads a document.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         if text.len() > DOCUMENT_BYTES_MAX {
-            return Err(format!("{} bytes; at most {DOCUMENT_BYTES_MAX} are allowed", text.len()));
+            return Err(format!(
+                "{} bytes; at most {DOCUMENT_BYTES_MAX} are allowed",
+                text.len()
+            ));
         }
         serde_json::from_slice(text).map_err(|e| e.to_string())
     }
 
     /// The record of the instance with this id.
     pub(crate) fn record(self, id: &str, freshness: u64) -> Result<InstanceRecord, String> {
-        let Self { generation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
+        let Self {
+            generation,
+            address,
+            ready,
+            heartbeat_seconds: _,
+            labels,
+            metadata,
+        } = self;
         let metadata = if metadata.is_empty() {
             MetadataSource::None
         } else {
-            MetadataSource::Given(Arc::new(Metadata::try_new(metadata).map_err(|e| e.to_string())?))
+            MetadataSource::Given(Arc::new(
+                Metadata::try_new(metadata).map_err(|e| e.to_string())?,
+            ))
         };
         let id = checked_name(id).map_err(|e| e.to_string())?;
-        let instance = Instance { generation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
-        let readiness =
-            if ready { InstanceReadiness::Ready } else { InstanceReadiness::NotReady("it reports that it is not ready".to_owned()) };
-        Ok(InstanceRecord { instance, readiness, metadata, freshness })
+        let instance = Instance {
+            generation,
+            labels: labels.into_iter().collect(),
+            ..Instance::new(id, address)
+        };
+        let readiness = if ready {
+            InstanceReadiness::Ready
+        } else {
+            InstanceReadiness::NotReady("it reports that it is not ready".to_owned())
+        };
+        Ok(InstanceRecord {
+            instance,
+            readiness,
+            metadata,
+            freshness,
+        })
     }
 }

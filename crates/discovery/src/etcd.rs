@@ -26,11 +26,16 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status, Streaming};
 
-use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, InstanceRecord, checked_name, stream};
+use crate::backend::{
+    Backend, BackendEvent, Component, ComponentFollower, InstanceRecord, checked_name, stream,
+};
 use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, chance, new_generation};
+use crate::registry::{
+    Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, chance,
+    new_generation,
+};
 use crate::watch::Discovery;
 
 use api::auth_client::AuthClient;
@@ -43,7 +48,14 @@ mod lease;
 pub use lease::EtcdLease;
 
 /// Generated from `etcd.proto` and committed; a test generates it again and compares.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated code")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code"
+)]
 mod api {
     include!("etcd/gen/etcdserverpb.rs");
 }
@@ -115,10 +127,20 @@ struct EtcdConnection {
 
 impl EtcdConnection {
     fn open(config: EtcdConfig) -> Result<Self, String> {
-        let EtcdConfig { endpoints, prefix, user, ca, identity } = config;
+        let EtcdConfig {
+            endpoints,
+            prefix,
+            user,
+            ca,
+            identity,
+        } = config;
         let mut tls = ClientTlsConfig::new();
-        tls = ca.into_iter().fold(tls, |tls, ca| tls.ca_certificate(Certificate::from_pem(ca)));
-        tls = identity.into_iter().fold(tls, |tls, (cert, key)| tls.identity(Identity::from_pem(cert, key)));
+        tls = ca
+            .into_iter()
+            .fold(tls, |tls, ca| tls.ca_certificate(Certificate::from_pem(ca)));
+        tls = identity.into_iter().fold(tls, |tls, (cert, key)| {
+            tls.identity(Identity::from_pem(cert, key))
+        });
         let mut members = Vec::new();
         for given in endpoints {
             let wrong = |e: tonic::transport::Error| format!("etcd endpoint {given:?}: {e}");
@@ -127,20 +149,39 @@ impl EtcdConnection {
                 member = member.tls_config(tls.clone()).map_err(wrong)?;
             }
             let member = member.connect_timeout(REQUEST_DEADLINE).tcp_nodelay(true);
-            members.push(member.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT).keep_alive_while_idle(true));
+            members.push(
+                member
+                    .http2_keep_alive_interval(PING_INTERVAL)
+                    .keep_alive_timeout(PING_TIMEOUT)
+                    .keep_alive_while_idle(true),
+            );
         }
         let channel = match members.as_slice() {
             [] => return Err("no etcd endpoint is given".to_owned()),
             [one] => one.connect_lazy(),
             _ => Channel::balance_list(members.into_iter()),
         };
-        let prefix = if prefix.is_empty() { PREFIX_DEFAULT } else { prefix.trim_end_matches('/') };
-        Ok(Self { channel, prefix: prefix.into(), user, token: Arc::default() })
+        let prefix = if prefix.is_empty() {
+            PREFIX_DEFAULT
+        } else {
+            prefix.trim_end_matches('/')
+        };
+        Ok(Self {
+            channel,
+            prefix: prefix.into(),
+            user,
+            token: Arc::default(),
+        })
     }
 
     /// The prefix of a component's keys. It ends in a slash, so that `a` does not match `ab`.
     fn folder(&self, component: &Component) -> String {
-        format!("{}/{}/{}/", self.prefix, component.namespace(), component.name())
+        format!(
+            "{}/{}/{}/",
+            self.prefix,
+            component.namespace(),
+            component.name()
+        )
     }
 
     /// A request with the token of the user, if there is one. A unary request has a deadline.
@@ -150,12 +191,18 @@ impl EtcdConnection {
             request.set_timeout(REQUEST_DEADLINE);
         }
         // A member without a leader refuses the request; otherwise it would answer from old state.
-        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        request
+            .metadata_mut()
+            .insert("hasleader", MetadataValue::from_static("true"));
         if let Some((name, password)) = &self.user {
             let mut token = self.token.lock().await;
             if token.is_none() {
-                let ask = api::AuthenticateRequest { name: name.clone(), password: password.clone() };
-                let answer = within(AuthClient::new(self.channel.clone()).authenticate(ask)).await?;
+                let ask = api::AuthenticateRequest {
+                    name: name.clone(),
+                    password: password.clone(),
+                };
+                let answer =
+                    within(AuthClient::new(self.channel.clone()).authenticate(ask)).await?;
                 *token = answer.token.parse().ok();
             }
             if let Some(token) = &*token {
@@ -178,13 +225,20 @@ impl EtcdConnection {
     }
 }
 
-async fn within<T>(answer: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+async fn within<T>(
+    answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Status> {
     let answer = tokio::time::timeout(REQUEST_DEADLINE, answer).await;
-    Ok(answer.map_err(|_| Status::deadline_exceeded(format!("no answer within {REQUEST_DEADLINE:?}")))??.into_inner())
+    Ok(answer
+        .map_err(|_| Status::deadline_exceeded(format!("no answer within {REQUEST_DEADLINE:?}")))??
+        .into_inner())
 }
 
 fn wait_after(failures: u32) -> Duration {
-    RETRY_FIRST.saturating_mul(1 << failures.min(16)).min(RETRY_MAX).mul_f64(0.5 + chance() / 2.0)
+    RETRY_FIRST
+        .saturating_mul(1 << failures.min(16))
+        .min(RETRY_MAX)
+        .mul_f64(0.5 + chance() / 2.0)
 }
 
 // === impl Etcd ===
@@ -195,7 +249,9 @@ impl Etcd {
     /// # Errors
     /// Says what is invalid in the configuration.
     pub fn new(config: EtcdConfig) -> Result<Self, String> {
-        Ok(Self { connection: EtcdConnection::open(config)? })
+        Ok(Self {
+            connection: EtcdConnection::open(config)?,
+        })
     }
 
     /// Creates discovery with this backend.
@@ -206,9 +262,20 @@ impl Etcd {
 }
 
 impl Backend for Etcd {
-    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+    fn follow(
+        &self,
+        component: &Component,
+        relist: Arc<Notify>,
+    ) -> BoxStream<'static, BackendEvent> {
         let folder = self.connection.folder(component);
-        let follow = EtcdFollower { connection: self.connection.clone(), folder, watch: None, known: BTreeMap::new(), failures: 0, relist };
+        let follow = EtcdFollower {
+            connection: self.connection.clone(),
+            folder,
+            watch: None,
+            known: BTreeMap::new(),
+            failures: 0,
+            relist,
+        };
         stream(follow)
     }
 }
@@ -252,13 +319,24 @@ impl EtcdFollower {
         };
         match told {
             Ok(Some(told)) if told.canceled || told.compact_revision > 0 => {
-                let why = format!("watch cancelled: {} (compacted at {})", told.cancel_reason, told.compact_revision);
+                let why = format!(
+                    "watch cancelled: {} (compacted at {})",
+                    told.cancel_reason, told.compact_revision
+                );
                 self.failed(Status::aborted(why)).await
             }
             Ok(Some(told)) => {
                 self.failures = 0;
-                let events: Vec<_> = told.events.into_iter().filter_map(|event| self.event(event)).collect();
-                if events.is_empty() { vec![BackendEvent::Alive] } else { events }
+                let events: Vec<_> = told
+                    .events
+                    .into_iter()
+                    .filter_map(|event| self.event(event))
+                    .collect();
+                if events.is_empty() {
+                    vec![BackendEvent::Alive]
+                } else {
+                    events
+                }
             }
             Ok(None) => self.failed(Status::unavailable("the watch ended")).await,
             Err(status) => self.failed(status).await,
@@ -270,19 +348,35 @@ impl EtcdFollower {
         let channel = &self.connection.channel;
         let (key, range_end) = (self.folder.clone().into_bytes(), range_end(&self.folder));
         let limit = i64::try_from(INSTANCES_MAX + 1).unwrap_or(i64::MAX);
-        let ask = api::RangeRequest { key: key.clone(), range_end: range_end.clone(), limit };
+        let ask = api::RangeRequest {
+            key: key.clone(),
+            range_end: range_end.clone(),
+            limit,
+        };
         let mut kv = KvClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
         let listed = within(kv.range(self.connection.request(ask, true).await?)).await?;
         if listed.more || listed.kvs.len() > INSTANCES_MAX {
-            return Err(Status::out_of_range(format!("more than {INSTANCES_MAX} instances under {}", self.folder)));
+            return Err(Status::out_of_range(format!(
+                "more than {INSTANCES_MAX} instances under {}",
+                self.folder
+            )));
         }
         let start_revision = listed.header.map_or(0, |header| header.revision) + 1;
-        let create = api::WatchCreateRequest { key, range_end, start_revision, progress_notify: true };
-        let create = api::WatchRequest { request_union: Some(api::watch_request::RequestUnion::CreateRequest(create)) };
+        let create = api::WatchCreateRequest {
+            key,
+            range_end,
+            start_revision,
+            progress_notify: true,
+        };
+        let create = api::WatchRequest {
+            request_union: Some(api::watch_request::RequestUnion::CreateRequest(create)),
+        };
         // The stream of requests stays open, because its end would end the watch.
         let requests = futures::stream::iter([create]).chain(futures::stream::pending());
-        let mut watch = WatchClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
-        self.watch = Some(within(watch.watch(self.connection.request(requests, false).await?)).await?);
+        let mut watch =
+            WatchClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        self.watch =
+            Some(within(watch.watch(self.connection.request(requests, false).await?)).await?);
         let before = std::mem::take(&mut self.known);
         for kv in listed.kvs {
             let Some(id) = self.id(&kv.key) else { continue };
@@ -328,7 +422,10 @@ fn range_end(prefix: &str) -> Vec<u8> {
 
 fn record(id: &str, kv: &api::KeyValue) -> Option<Arc<InstanceRecord>> {
     let freshness = u64::try_from(kv.create_revision).unwrap_or(0);
-    InstanceDocument::parse(&kv.value).and_then(|document| document.record(id, freshness)).ok().map(Arc::new)
+    InstanceDocument::parse(&kv.value)
+        .and_then(|document| document.record(id, freshness))
+        .ok()
+        .map(Arc::new)
 }
 
 // === impl EtcdRegistry ===
@@ -339,7 +436,10 @@ impl EtcdRegistry {
     /// # Errors
     /// Says what is invalid in the configuration.
     pub fn new(config: EtcdConfig, registrant: impl Into<Registrant>) -> Result<Self, String> {
-        Ok(Self { connection: EtcdConnection::open(config)?, registrant: registrant.into() })
+        Ok(Self {
+            connection: EtcdConnection::open(config)?,
+            registrant: registrant.into(),
+        })
     }
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
@@ -361,13 +461,20 @@ impl EtcdRegistry {
                     runtime.spawn(async move { revoke(&connection, *lease.lock().await).await });
                 }
             };
-            Registration { task: Some(task), withdraw: Some(Box::new(revoke)) }
+            Registration {
+                task: Some(task),
+                withdraw: Some(Box::new(revoke)),
+            }
         }))
     }
 }
 
 impl ServiceRegistry for EtcdRegistry {
-    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
+    fn register_instance<'a>(
+        &'a self,
+        namespace: &'a str,
+        component: &'a str,
+    ) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
         Box::pin(async move { self.register(namespace, component) })
     }
 }
@@ -394,10 +501,17 @@ impl EtcdRegistration {
     }
 
     /// Holds one lease, from its grant to its loss.
-    async fn hold(&self, said: &mut watch::Receiver<Announcement>, failures: &mut u32) -> Result<std::convert::Infallible, Status> {
+    async fn hold(
+        &self,
+        said: &mut watch::Receiver<Announcement>,
+        failures: &mut u32,
+    ) -> Result<std::convert::Infallible, Status> {
         let mut client = LeaseClient::new(self.connection.channel.clone());
         revoke(&self.connection, self.lease.lock().await.take()).await; // if the old lease still exists, its key must not outlive this process
-        let ask = api::LeaseGrantRequest { ttl: i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX), id: 0 };
+        let ask = api::LeaseGrantRequest {
+            ttl: i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX),
+            id: 0,
+        };
         let lease = within(client.lease_grant(self.connection.request(ask, true).await?)).await?;
         *self.lease.lock().await = Some(lease.id);
         self.put(lease.id, said).await?;
@@ -425,18 +539,32 @@ impl EtcdRegistration {
         }
     }
 
-    async fn put(&self, lease: i64, said: &mut watch::Receiver<Announcement>) -> Result<(), Status> {
+    async fn put(
+        &self,
+        lease: i64,
+        said: &mut watch::Receiver<Announcement>,
+    ) -> Result<(), Status> {
         let document = InstanceDocument::of(&said.borrow_and_update(), &self.registrant);
         let value = serde_json::to_vec(&document).map_err(|e| Status::internal(e.to_string()))?;
-        let put = api::PutRequest { key: self.key.clone(), value, lease };
-        let mut kv = KvClient::new(self.connection.channel.clone()).max_encoding_message_size(2 * DOCUMENT_BYTES_MAX);
-        within(kv.put(self.connection.request(put, true).await?)).await.map(drop)
+        let put = api::PutRequest {
+            key: self.key.clone(),
+            value,
+            lease,
+        };
+        let mut kv = KvClient::new(self.connection.channel.clone())
+            .max_encoding_message_size(2 * DOCUMENT_BYTES_MAX);
+        within(kv.put(self.connection.request(put, true).await?))
+            .await
+            .map(drop)
     }
 }
 
 async fn revoke(connection: &EtcdConnection, lease: Option<i64>) {
     let Some(id) = lease else { return };
-    if let Ok(request) = connection.request(api::LeaseRevokeRequest { id }, true).await {
+    if let Ok(request) = connection
+        .request(api::LeaseRevokeRequest { id }, true)
+        .await
+    {
         let _ = within(LeaseClient::new(connection.channel.clone()).lease_revoke(request)).await; // otherwise it expires
     }
 }

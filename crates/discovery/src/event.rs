@@ -85,6 +85,9 @@ impl ClockReading {
     /// The current moment.
     #[must_use]
     pub fn read() -> Self {
-        Self { instant: Instant::now(), wall: SystemTime::now() }
+        Self {
+            instant: Instant::now(),
+            wall: SystemTime::now(),
+        }
     }
 }

@@ -39,28 +39,44 @@ impl MetadataFetcher {
         connector.set_connect_timeout(Some(FETCH_DEADLINE));
         connector.set_nodelay(true);
         // Idle connections are not kept for one request every half minute.
-        Self(Client::builder(TokioExecutor::new()).timer(TokioTimer::new()).pool_max_idle_per_host(0).build(connector))
+        Self(
+            Client::builder(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .pool_max_idle_per_host(0)
+                .build(connector),
+        )
     }
 
     pub(crate) async fn fetch(&self, fetch: &MetadataRequest) -> MetadataResponse {
         match tokio::time::timeout(FETCH_DEADLINE, self.ask(fetch)).await {
             Ok(answer) => answer.unwrap_or_else(MetadataResponse::Failed),
-            Err(_) => MetadataResponse::Failed(format!("no complete answer from {} in {FETCH_DEADLINE:?}", fetch.address)),
+            Err(_) => MetadataResponse::Failed(format!(
+                "no complete answer from {} in {FETCH_DEADLINE:?}",
+                fetch.address
+            )),
         }
     }
 
     async fn ask(&self, fetch: &MetadataRequest) -> Result<MetadataResponse, String> {
-        let mut request = Request::get(format!("http://{}/metadata", fetch.address)).header(ACCEPT, "application/json");
+        let mut request = Request::get(format!("http://{}/metadata", fetch.address))
+            .header(ACCEPT, "application/json");
         if let Some(etag) = &fetch.etag {
             request = request.header(IF_NONE_MATCH, etag);
         }
         let request = request.body(Empty::new()).map_err(|e| e.to_string())?;
-        let response = self.0.request(request).await.map_err(|e| format!("{}: {}", fetch.address, innermost(&e)))?;
+        let response = self
+            .0
+            .request(request)
+            .await
+            .map_err(|e| format!("{}: {}", fetch.address, innermost(&e)))?;
         match response.status() {
             StatusCode::OK => read(response).await,
             StatusCode::NOT_MODIFIED if fetch.etag.is_some() => Ok(MetadataResponse::Unchanged),
             StatusCode::NOT_FOUND => Ok(MetadataResponse::Absent),
-            status if status.is_redirection() => Err(format!("{} answered {status}, and redirects are not followed", fetch.address)),
+            status if status.is_redirection() => Err(format!(
+                "{} answered {status}, and redirects are not followed",
+                fetch.address
+            )),
             status => Err(format!("{} answered {status}", fetch.address)),
         }
     }
@@ -68,15 +84,27 @@ impl MetadataFetcher {
 
 async fn read(response: Response<Incoming>) -> Result<MetadataResponse, String> {
     let etag = entity_tag(response.headers());
-    let body = Limited::new(response.into_body(), METADATA_BYTES_MAX).collect().await.map_err(|e| {
-        if e.is::<LengthLimitError>() { format!("answer longer than {METADATA_BYTES_MAX} bytes") } else { format!("answer broke off: {e}") }
-    })?;
+    let body = Limited::new(response.into_body(), METADATA_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|e| {
+            if e.is::<LengthLimitError>() {
+                format!("answer longer than {METADATA_BYTES_MAX} bytes")
+            } else {
+                format!("answer broke off: {e}")
+            }
+        })?;
     let metadata = Metadata::parse(&body.to_bytes()).map_err(|e| e.to_string())?;
     Ok(MetadataResponse::Is(Arc::new(metadata), etag))
 }
 
 fn entity_tag(headers: &HeaderMap) -> Option<String> {
-    headers.get(ETAG)?.to_str().ok().filter(|tag| tag.len() <= ETAG_BYTES_MAX).map(str::to_owned)
+    headers
+        .get(ETAG)?
+        .to_str()
+        .ok()
+        .filter(|tag| tag.len() <= ETAG_BYTES_MAX)
+        .map(str::to_owned)
 }
 
 /// The innermost cause, for example "Connection refused" instead of "client error (Connect)".

@@ -24,16 +24,20 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
 
 use crate::file_watcher::FileWatcher;
-use crate::{Instance, InstanceMetricsLocation, MetricsScheme, NAMESPACE_DEFAULT, SetChange, SetChanges, validate};
+use crate::{
+    Instance, InstanceMetricsLocation, MetricsScheme, NAMESPACE_DEFAULT, SetChange, SetChanges,
+    validate,
+};
 
 /// Follows the endpoints file at `path`, which need not exist yet.
 #[must_use]
 pub fn follow(path: impl Into<PathBuf>) -> SetChanges {
     futures::stream::unfold(FileWatcher::new(path), |mut file| async move {
         let change = match file.changed().await {
-            Ok(text) => {
-                parse(&text).map_or_else(|why| SetChange::Unreadable(format!("{}: {why}", file.path().display())), SetChange::Reset)
-            }
+            Ok(text) => parse(&text).map_or_else(
+                |why| SetChange::Unreadable(format!("{}: {why}", file.path().display())),
+                SetChange::Reset,
+            ),
             Err(unreadable) => SetChange::Unreadable(unreadable.to_string()),
         };
         Some((change, file))
@@ -46,8 +50,13 @@ pub fn follow(path: impl Into<PathBuf>) -> SetChanges {
 /// # Errors
 /// Says which entry is invalid and why.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
-    let file: EndpointsFile = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
-    let instances = file.endpoints.into_iter().map(instance).collect::<Result<Vec<_>, _>>()?;
+    let file: EndpointsFile =
+        serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+    let instances = file
+        .endpoints
+        .into_iter()
+        .map(instance)
+        .collect::<Result<Vec<_>, _>>()?;
     validate(&instances)?;
     Ok(instances)
 }
@@ -84,19 +93,45 @@ struct MetricsEntry {
 struct PortNumber(u16);
 
 fn instance(row: EndpointEntry) -> Result<Instance, String> {
-    let EndpointEntry { name, namespace, address, port, labels, metrics } = row;
-    let bare = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(&address);
-    let ip: IpAddr =
-        bare.parse().map_err(|_| format!("endpoint {name:?}: address {address:?} is not an IP address (names are not resolved)"))?;
+    let EndpointEntry {
+        name,
+        namespace,
+        address,
+        port,
+        labels,
+        metrics,
+    } = row;
+    let bare = address
+        .strip_prefix('[')
+        .and_then(|a| a.strip_suffix(']'))
+        .unwrap_or(&address);
+    let ip: IpAddr = bare.parse().map_err(|_| {
+        format!(
+            "endpoint {name:?}: address {address:?} is not an IP address (names are not resolved)"
+        )
+    })?;
     let scheme = match metrics.scheme.as_deref() {
         None => None,
         Some("http") => Some(MetricsScheme::Http),
         Some("https") => Some(MetricsScheme::Https),
-        Some(other) => return Err(format!("endpoint {name:?}: metrics scheme {other:?} is neither \"http\" nor \"https\"")),
+        Some(other) => {
+            return Err(format!(
+                "endpoint {name:?}: metrics scheme {other:?} is neither \"http\" nor \"https\""
+            ));
+        }
     };
-    let metrics = InstanceMetricsLocation { scheme, port: metrics.port.map(|p| p.0), path: metrics.path };
+    let metrics = InstanceMetricsLocation {
+        scheme,
+        port: metrics.port.map(|p| p.0),
+        path: metrics.path,
+    };
     let namespace = namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
-    Ok(Instance { namespace, labels: labels.into_iter().collect(), metrics, ..Instance::new(name, SocketAddr::new(ip, port.0)) })
+    Ok(Instance {
+        namespace,
+        labels: labels.into_iter().collect(),
+        metrics,
+        ..Instance::new(name, SocketAddr::new(ip, port.0))
+    })
 }
 
 // === impl PortNumber ===
@@ -125,7 +160,10 @@ impl<'de> Deserialize<'de> for PortNumber {
             }
 
             fn visit_str<E: Error>(self, value: &str) -> Result<PortNumber, E> {
-                value.parse().map_err(|_| E::custom(format!("port {value:?} is not a number"))).and_then(|n| self.visit_u64(n))
+                value
+                    .parse()
+                    .map_err(|_| E::custom(format!("port {value:?} is not a number")))
+                    .and_then(|n| self.visit_u64(n))
             }
         }
 
@@ -148,38 +186,96 @@ endpoints:
 - {name: sim-2, address: "[fd00::3]", port: 8003, metrics: {scheme: https, port: "9400", path: /m}}
 "#;
         let [a, b, c] = parse(text).unwrap().try_into().unwrap();
-        assert_eq!((a.name.as_str(), a.namespace.as_str(), a.address.to_string().as_str()), ("sim-0", "default", "127.0.0.1:8001"));
-        assert_eq!((b.namespace.as_str(), b.address.to_string().as_str()), ("prod", "[fd00::2]:8002"));
-        assert_eq!(b.labels, [("a".to_owned(), "x".to_owned()), ("b".to_owned(), "2".to_owned())]);
-        let metrics = InstanceMetricsLocation { scheme: Some(MetricsScheme::Https), port: Some(9400), path: Some("/m".to_owned()) };
-        assert_eq!((c.address.to_string().as_str(), c.metrics), ("[fd00::3]:8003", metrics));
+        assert_eq!(
+            (
+                a.name.as_str(),
+                a.namespace.as_str(),
+                a.address.to_string().as_str()
+            ),
+            ("sim-0", "default", "127.0.0.1:8001")
+        );
+        assert_eq!(
+            (b.namespace.as_str(), b.address.to_string().as_str()),
+            ("prod", "[fd00::2]:8002")
+        );
+        assert_eq!(
+            b.labels,
+            [
+                ("a".to_owned(), "x".to_owned()),
+                ("b".to_owned(), "2".to_owned())
+            ]
+        );
+        let metrics = InstanceMetricsLocation {
+            scheme: Some(MetricsScheme::Https),
+            port: Some(9400),
+            path: Some("/m".to_owned()),
+        };
+        assert_eq!(
+            (c.address.to_string().as_str(), c.metrics),
+            ("[fd00::3]:8003", metrics)
+        );
         assert_eq!(parse("endpoints: []").unwrap(), []);
     }
 
     #[test]
     fn mistakes_are_named() {
-        let row = |rest: &str| format!("endpoints:\n- {{name: a, address: 10.0.0.1, port: 1}}\n- {rest}\n");
+        let row = |rest: &str| {
+            format!("endpoints:\n- {{name: a, address: 10.0.0.1, port: 1}}\n- {rest}\n")
+        };
         for (text, expected) in [
-            (row("{name: b, address: gpu-1, port: 1}"), "not an IP address"),
-            (row("{name: b, address: 10.0.0.2, port: 0}"), "not in 1 to 65535"),
+            (
+                row("{name: b, address: gpu-1, port: 1}"),
+                "not an IP address",
+            ),
+            (
+                row("{name: b, address: 10.0.0.2, port: 0}"),
+                "not in 1 to 65535",
+            ),
             (row("{name: b, address: 10.0.0.2, port: 65536}"), "line 3"),
-            (row("{name: b, address: 10.0.0.2, port: http}"), "not a number"),
+            (
+                row("{name: b, address: 10.0.0.2, port: http}"),
+                "not a number",
+            ),
             (row("{name: b, address: 10.0.0.2}"), "port"),
-            (row("{name: b, address: 0.0.0.0, port: 1}"), "not the address of a server"),
+            (
+                row("{name: b, address: 0.0.0.0, port: 1}"),
+                "not the address of a server",
+            ),
             (row("{name: '', address: 10.0.0.2, port: 1}"), "name"),
-            (row("{name: a, address: 10.0.0.2, port: 1}"), "10.0.0.1:1 and 10.0.0.2:1"),
-            (row("{name: b, address: 10.0.0.1, port: 1}"), "\"a\" and \"b\""),
-            (row("{name: b, address: 10.0.0.2, port: 1, weight: 3}"), "weight"),
-            (row("{name: b, address: 10.0.0.2, port: 1, metrics: {scheme: ftp}}"), "ftp"),
-            (row("{name: b, address: 10.0.0.2, port: 1, metrics: {path: m}}"), "'/'"),
+            (
+                row("{name: a, address: 10.0.0.2, port: 1}"),
+                "10.0.0.1:1 and 10.0.0.2:1",
+            ),
+            (
+                row("{name: b, address: 10.0.0.1, port: 1}"),
+                "\"a\" and \"b\"",
+            ),
+            (
+                row("{name: b, address: 10.0.0.2, port: 1, weight: 3}"),
+                "weight",
+            ),
+            (
+                row("{name: b, address: 10.0.0.2, port: 1, metrics: {scheme: ftp}}"),
+                "ftp",
+            ),
+            (
+                row("{name: b, address: 10.0.0.2, port: 1, metrics: {path: m}}"),
+                "'/'",
+            ),
             ("endpoint: []".to_owned(), "endpoint"),
             (String::new(), ""),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        let many: String = (0..1025).map(|i| format!("- {{name: e{i}, address: 10.0.0.1, port: {}}}\n", i + 1)).collect();
-        assert!(parse(&format!("endpoints:\n{many}")).unwrap_err().contains("1025 endpoints; at most 1024"));
+        let many: String = (0..1025)
+            .map(|i| format!("- {{name: e{i}, address: 10.0.0.1, port: {}}}\n", i + 1))
+            .collect();
+        assert!(
+            parse(&format!("endpoints:\n{many}"))
+                .unwrap_err()
+                .contains("1025 endpoints; at most 1024")
+        );
     }
 
     proptest! {

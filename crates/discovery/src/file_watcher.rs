@@ -76,7 +76,12 @@ impl<C: Readable> PathWatcher<C> {
     /// Starts with the content at `path`, which need not exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), last_content: None, candidate: None, next_look: Instant::now() }
+        Self {
+            path: path.into(),
+            last_content: None,
+            candidate: None,
+            next_look: Instant::now(),
+        }
     }
 
     /// The path that is followed.
@@ -126,7 +131,10 @@ impl Readable for FileSet {
 /// [`ReadError`] names the file or folder and the reason. An unreadable file is an error of the
 /// whole folder, because the other files may mean something else without it.
 pub async fn read_all(path: &Path) -> FileContent<FileSet> {
-    let unreadable = |why: String| ReadError { path: path.display().to_string(), why };
+    let unreadable = |why: String| ReadError {
+        path: path.display().to_string(),
+        why,
+    };
     let io = |e: std::io::Error| unreadable(e.to_string());
     if !tokio::fs::metadata(path).await.map_err(io)?.is_dir() {
         return Ok(FileSet(vec![(path.to_owned(), read(path).await?)]));
@@ -135,13 +143,18 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
     let mut entries = tokio::fs::read_dir(path).await.map_err(io)?;
     while let Some(entry) = entries.next_entry().await.map_err(io)? {
         let name = PathBuf::from(entry.file_name());
-        let wanted = name.extension().is_some_and(|e| FOLDER_EXTENSIONS.iter().any(|wanted| e == *wanted));
+        let wanted = name
+            .extension()
+            .is_some_and(|e| FOLDER_EXTENSIONS.iter().any(|wanted| e == *wanted));
         if wanted && !name.as_os_str().as_encoded_bytes().starts_with(b".") {
             names.push(path.join(name));
         }
     }
     if names.len() > FILES_MAX {
-        return Err(unreadable(format!("{} files, at most {FILES_MAX} are read", names.len())));
+        return Err(unreadable(format!(
+            "{} files, at most {FILES_MAX} are read",
+            names.len()
+        )));
     }
     names.sort_unstable();
     let (mut files, mut bytes) = (Vec::with_capacity(names.len()), 0_usize);
@@ -149,7 +162,9 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
         let text = read(&name).await?;
         bytes = bytes.saturating_add(text.len());
         if bytes > FOLDER_BYTES_MAX {
-            return Err(unreadable(format!("files of more than {FOLDER_BYTES_MAX} bytes together")));
+            return Err(unreadable(format!(
+                "files of more than {FOLDER_BYTES_MAX} bytes together"
+            )));
         }
         files.push((name, text));
     }
@@ -161,7 +176,10 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
 /// # Errors
 /// [`ReadError`] names the file and the reason.
 pub async fn read(path: &Path) -> FileContent {
-    let unreadable = |why: String| ReadError { path: path.display().to_string(), why };
+    let unreadable = |why: String| ReadError {
+        path: path.display().to_string(),
+        why,
+    };
     let io = |e: std::io::Error| unreadable(e.to_string());
     // A named pipe would block the reader forever, and a directory has no content.
     if !tokio::fs::metadata(path).await.map_err(io)?.is_file() {
@@ -169,11 +187,19 @@ pub async fn read(path: &Path) -> FileContent {
     }
     let file = tokio::fs::File::open(path).await.map_err(io)?;
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).await.map_err(io)?;
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .await
+        .map_err(io)?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > FILE_BYTES_MAX {
         return Err(unreadable(format!("larger than {FILE_BYTES_MAX} bytes")));
     }
-    String::from_utf8(bytes).map_err(|e| unreadable(format!("not UTF-8 after byte {}", e.utf8_error().valid_up_to())))
+    String::from_utf8(bytes).map_err(|e| {
+        unreadable(format!(
+            "not UTF-8 after byte {}",
+            e.utf8_error().valid_up_to()
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -182,7 +208,9 @@ mod tests {
 
     /// Whether many polls find nothing new.
     async fn quiet<C: Readable>(file: &mut PathWatcher<C>) -> bool {
-        tokio::time::timeout(POLL_INTERVAL * 20, file.changed()).await.is_err()
+        tokio::time::timeout(POLL_INTERVAL * 20, file.changed())
+            .await
+            .is_err()
     }
 
     #[tokio::test(start_paused = true)]
@@ -190,12 +218,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         let mut file = FileWatcher::new(&path);
-        assert!(file.changed().await.unwrap_err().why.contains("No such file"));
+        assert!(
+            file.changed()
+                .await
+                .unwrap_err()
+                .why
+                .contains("No such file")
+        );
         assert!(quiet(&mut file).await);
         std::fs::write(&path, "a").unwrap();
         assert_eq!(file.changed().await.as_deref(), Ok("a"));
         std::fs::write(&path, "a").unwrap();
-        assert!(quiet(&mut file).await, "written again with the same content");
+        assert!(
+            quiet(&mut file).await,
+            "written again with the same content"
+        );
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert_eq!(file.changed().await.unwrap_err().why, "not a regular file");
@@ -224,23 +261,54 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_folder_is_its_visible_files_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let names = |files: &FileSet| {
-            files.0.iter().map(|(path, text)| format!("{}={text}", path.file_name().unwrap().display())).collect::<Vec<_>>()
+            files
+                .0
+                .iter()
+                .map(|(path, text)| format!("{}={text}", path.file_name().unwrap().display()))
+                .collect::<Vec<_>>()
         };
         let mut follow = FileSetWatcher::new(folder.path());
-        assert_eq!(names(&follow.changed().await.unwrap()), Vec::<String>::new());
-        for (name, text) in [("b.yaml", "2"), ("a.yml", "1"), ("c.json", "3"), (".hidden.yaml", "x"), ("notes.txt", "x"), ("yaml", "x")] {
+        assert_eq!(
+            names(&follow.changed().await.unwrap()),
+            Vec::<String>::new()
+        );
+        for (name, text) in [
+            ("b.yaml", "2"),
+            ("a.yml", "1"),
+            ("c.json", "3"),
+            (".hidden.yaml", "x"),
+            ("notes.txt", "x"),
+            ("yaml", "x"),
+        ] {
             write(name, text);
         }
-        assert_eq!(names(&follow.changed().await.unwrap()), ["a.yml=1", "b.yaml=2", "c.json=3"]);
+        assert_eq!(
+            names(&follow.changed().await.unwrap()),
+            ["a.yml=1", "b.yaml=2", "c.json=3"]
+        );
         write("notes.txt", "y");
-        assert!(quiet(&mut follow).await, "files with other extensions do not count");
+        assert!(
+            quiet(&mut follow).await,
+            "files with other extensions do not count"
+        );
         std::fs::remove_file(folder.path().join("a.yml")).unwrap();
-        assert_eq!(names(&follow.changed().await.unwrap()), ["b.yaml=2", "c.json=3"]);
+        assert_eq!(
+            names(&follow.changed().await.unwrap()),
+            ["b.yaml=2", "c.json=3"]
+        );
         std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
-        assert!(follow.changed().await.unwrap_err().path.ends_with("d.yaml"), "an unreadable file is not left out");
-        assert_eq!(names(&read_all(&folder.path().join("b.yaml")).await.unwrap()), ["b.yaml=2"], "a single file is a set of one");
+        assert!(
+            follow.changed().await.unwrap_err().path.ends_with("d.yaml"),
+            "an unreadable file is not left out"
+        );
+        assert_eq!(
+            names(&read_all(&folder.path().join("b.yaml")).await.unwrap()),
+            ["b.yaml=2"],
+            "a single file is a set of one"
+        );
     }
 
     #[tokio::test]
@@ -249,14 +317,30 @@ mod tests {
         for i in 0..=FILES_MAX {
             std::fs::write(folder.path().join(format!("{i}.yaml")), "").unwrap();
         }
-        assert!(read_all(folder.path()).await.unwrap_err().why.starts_with("257 files"));
+        assert!(
+            read_all(folder.path())
+                .await
+                .unwrap_err()
+                .why
+                .starts_with("257 files")
+        );
         std::fs::remove_file(folder.path().join("0.yaml")).unwrap();
         for i in 1..=4 {
-            std::fs::write(folder.path().join(format!("{i}.yaml")), vec![b' '; FOLDER_BYTES_MAX / 4]).unwrap();
+            std::fs::write(
+                folder.path().join(format!("{i}.yaml")),
+                vec![b' '; FOLDER_BYTES_MAX / 4],
+            )
+            .unwrap();
         }
         assert_eq!(read_all(folder.path()).await.unwrap().0.len(), FILES_MAX);
         std::fs::write(folder.path().join("5.yaml"), " ").unwrap();
-        assert!(read_all(folder.path()).await.unwrap_err().why.contains("together"));
+        assert!(
+            read_all(folder.path())
+                .await
+                .unwrap_err()
+                .why
+                .contains("together")
+        );
     }
 
     #[tokio::test(start_paused = true)]

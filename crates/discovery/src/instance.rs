@@ -106,7 +106,10 @@ impl Instance {
 /// Says which instances are invalid and why.
 pub fn validate(instances: &[Instance]) -> Result<(), String> {
     if instances.len() > INSTANCES_MAX {
-        return Err(format!("{} endpoints; at most {INSTANCES_MAX} are allowed", instances.len()));
+        return Err(format!(
+            "{} endpoints; at most {INSTANCES_MAX} are allowed",
+            instances.len()
+        ));
     }
     for instance in instances {
         validate_instance(instance)?;
@@ -117,7 +120,10 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
         if let [a, b] = pair
             && (&a.namespace, &a.name) == (&b.namespace, &b.name)
         {
-            return Err(format!("two endpoints are named {:?} in namespace {:?}: {} and {}", a.name, a.namespace, a.address, b.address));
+            return Err(format!(
+                "two endpoints are named {:?} in namespace {:?}: {} and {}",
+                a.name, a.namespace, a.address, b.address
+            ));
         }
     }
     let mut by_address: Vec<&Instance> = instances.iter().collect();
@@ -126,7 +132,10 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
         if let [a, b] = pair
             && a.address == b.address
         {
-            return Err(format!("two endpoints have the address {}: {:?} and {:?}", a.address, a.name, b.name));
+            return Err(format!(
+                "two endpoints have the address {}: {:?} and {:?}",
+                a.address, a.name, b.name
+            ));
         }
     }
     Ok(())
@@ -137,30 +146,57 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
 /// # Errors
 /// Says what is invalid.
 pub fn validate_instance(instance: &Instance) -> Result<(), String> {
-    let Instance { name, namespace, generation, address, labels, metrics, metadata: _, unconfirmed: _ } = instance;
+    let Instance {
+        name,
+        namespace,
+        generation,
+        address,
+        labels,
+        metrics,
+        metadata: _,
+        unconfirmed: _,
+    } = instance;
     for (what, text) in [("name", name), ("namespace", namespace)] {
-        if text.is_empty() || text.len() > NAME_BYTES_MAX || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(format!("{what} {text:?} of the endpoint at {address}: 1 to {NAME_BYTES_MAX} bytes without blanks are allowed"));
+        if text.is_empty()
+            || text.len() > NAME_BYTES_MAX
+            || text.chars().any(|c| c.is_control() || c.is_whitespace())
+        {
+            return Err(format!(
+                "{what} {text:?} of the endpoint at {address}: 1 to {NAME_BYTES_MAX} bytes without blanks are allowed"
+            ));
         }
     }
     if generation.len() > NAME_BYTES_MAX {
-        return Err(format!("endpoint {name:?}: generation of {} bytes; at most {NAME_BYTES_MAX} are allowed", generation.len()));
+        return Err(format!(
+            "endpoint {name:?}: generation of {} bytes; at most {NAME_BYTES_MAX} are allowed",
+            generation.len()
+        ));
     }
     if address.port() == 0 {
         return Err(format!("endpoint {name:?}: port 0 cannot be connected to"));
     }
     if address.ip().is_unspecified() || address.ip().is_multicast() {
-        return Err(format!("endpoint {name:?}: {} is not the address of a server", address.ip()));
+        return Err(format!(
+            "endpoint {name:?}: {} is not the address of a server",
+            address.ip()
+        ));
     }
     if labels.len() > LABELS_MAX {
-        return Err(format!("endpoint {name:?}: {} labels; at most {LABELS_MAX} are allowed", labels.len()));
+        return Err(format!(
+            "endpoint {name:?}: {} labels; at most {LABELS_MAX} are allowed",
+            labels.len()
+        ));
     }
     let bytes: usize = labels.iter().map(|(k, v)| k.len() + v.len()).sum();
     if bytes > LABEL_BYTES_MAX {
-        return Err(format!("endpoint {name:?}: {bytes} bytes of labels; at most {LABEL_BYTES_MAX} are allowed"));
+        return Err(format!(
+            "endpoint {name:?}: {bytes} bytes of labels; at most {LABEL_BYTES_MAX} are allowed"
+        ));
     }
     if metrics.path.as_ref().is_some_and(|p| !p.starts_with('/')) {
-        return Err(format!("endpoint {name:?}: metrics path must begin with '/'"));
+        return Err(format!(
+            "endpoint {name:?}: metrics path must begin with '/'"
+        ));
     }
     Ok(())
 }

@@ -93,7 +93,11 @@ pub struct KubernetesRegistry {
 /// # Errors
 /// Says which part of the configuration is missing. An unreachable cluster is not an error here.
 pub async fn connect() -> Result<Client, String> {
-    client(Config::infer().await.map_err(|e| format!("no Kubernetes configuration: {e}"))?)
+    client(
+        Config::infer()
+            .await
+            .map_err(|e| format!("no Kubernetes configuration: {e}"))?,
+    )
 }
 
 /// Connects with this configuration and the timeouts that discovery needs.
@@ -112,7 +116,11 @@ impl Kubernetes {
     /// A backend for one Kubernetes namespace of a cluster.
     #[must_use]
     pub fn new(client: Client, kube_namespace: impl Into<String>) -> Self {
-        Self { client, kube_namespace: kube_namespace.into(), ports: PortRule::default() }
+        Self {
+            client,
+            kube_namespace: kube_namespace.into(),
+            ports: PortRule::default(),
+        }
     }
 
     /// Returns the backend with this rule for ports.
@@ -130,16 +138,33 @@ impl Kubernetes {
 
 impl std::fmt::Debug for Kubernetes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kubernetes").field("kube_namespace", &self.kube_namespace).field("ports", &self.ports).finish_non_exhaustive()
+        f.debug_struct("Kubernetes")
+            .field("kube_namespace", &self.kube_namespace)
+            .field("ports", &self.ports)
+            .finish_non_exhaustive()
     }
 }
 
 impl Backend for Kubernetes {
-    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
-        let services = ObjectWatch::new(Api::<Service>::namespaced(self.client.clone(), &self.kube_namespace), "");
+    fn follow(
+        &self,
+        component: &Component,
+        relist: Arc<Notify>,
+    ) -> BoxStream<'static, BackendEvent> {
+        let services = ObjectWatch::new(
+            Api::<Service>::namespaced(self.client.clone(), &self.kube_namespace),
+            "",
+        );
         let slices = Api::namespaced(self.client.clone(), &self.kube_namespace);
-        let selector = format!("{NAMESPACE_LABEL}={},{COMPONENT_LABEL}={}", component.namespace(), component.name());
-        let pods = ObjectWatch::new(Api::namespaced(self.client.clone(), &self.kube_namespace), &selector);
+        let selector = format!(
+            "{NAMESPACE_LABEL}={},{COMPONENT_LABEL}={}",
+            component.namespace(),
+            component.name()
+        );
+        let pods = ObjectWatch::new(
+            Api::namespaced(self.client.clone(), &self.kube_namespace),
+            &selector,
+        );
         stream(KubernetesFollower {
             component: component.clone(),
             services,
@@ -221,18 +246,35 @@ impl KubernetesFollower {
         let selects = |service: &Service| selects(service, &self.component);
         let mut names = self.names.clone();
         match told {
-            ObjectWatchEvent::All(services) => names = services.iter().filter(|s| selects(s)).map(ResourceExt::name_any).collect(),
-            ObjectWatchEvent::Applied(service) if selects(&service) => drop(names.insert(service.name_any())),
-            ObjectWatchEvent::Applied(service) | ObjectWatchEvent::Deleted(service) => drop(names.remove(&service.name_any())),
+            ObjectWatchEvent::All(services) => {
+                names = services
+                    .iter()
+                    .filter(|s| selects(s))
+                    .map(ResourceExt::name_any)
+                    .collect()
+            }
+            ObjectWatchEvent::Applied(service) if selects(&service) => {
+                drop(names.insert(service.name_any()))
+            }
+            ObjectWatchEvent::Applied(service) | ObjectWatchEvent::Deleted(service) => {
+                drop(names.remove(&service.name_any()))
+            }
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         }
         let first = !std::mem::replace(&mut self.listed, true);
         if names == self.names && !first {
             // Without a Service there are no slice events, so this is the only sign of life.
-            return if self.names.is_empty() { vec![BackendEvent::Alive] } else { Vec::new() };
+            return if self.names.is_empty() {
+                vec![BackendEvent::Alive]
+            } else {
+                Vec::new()
+            };
         }
         if names.len() > SERVICES_MAX {
-            return vec![BackendEvent::Failed(format!("{} Services select the component; at most {SERVICES_MAX} may", names.len()))];
+            return vec![BackendEvent::Failed(format!(
+                "{} Services select the component; at most {SERVICES_MAX} may",
+                names.len()
+            ))];
         }
         self.names = names;
         if self.names.is_empty() {
@@ -240,7 +282,10 @@ impl KubernetesFollower {
             return vec![BackendEvent::Reset(self.index.reset(&[]))];
         }
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
-        self.listing = Some(ObjectWatch::new(self.slices.clone(), &format!("{SERVICE_NAME_LABEL} in ({})", names.join(","))));
+        self.listing = Some(ObjectWatch::new(
+            self.slices.clone(),
+            &format!("{SERVICE_NAME_LABEL} in ({})", names.join(",")),
+        ));
         Vec::new()
     }
 
@@ -249,7 +294,8 @@ impl KubernetesFollower {
             ObjectWatchEvent::All(slices) => {
                 self.index.reset(&slices);
                 if !self.labelled {
-                    self.withheld.get_or_insert_with(|| Instant::now() + LABELS_WAIT);
+                    self.withheld
+                        .get_or_insert_with(|| Instant::now() + LABELS_WAIT);
                     return Vec::new();
                 }
                 return vec![self.all()];
@@ -259,7 +305,14 @@ impl KubernetesFollower {
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
         // While the first set waits, it will contain this change.
-        if self.withheld.is_some() { Vec::new() } else { events.into_iter().map(|event| self.labels.join_event(event)).collect() }
+        if self.withheld.is_some() {
+            Vec::new()
+        } else {
+            events
+                .into_iter()
+                .map(|event| self.labels.join_event(event))
+                .collect()
+        }
     }
 
     fn pod(&mut self, told: ObjectWatchEvent<Pod>) -> Vec<BackendEvent> {
@@ -273,14 +326,18 @@ impl KubernetesFollower {
                 events.extend(self.labelled());
                 events
             }
-            ObjectWatchEvent::Applied(pod) if self.labels.apply(&pod) => Vec::from_iter(self.relabelled(&pod.name_any())),
+            ObjectWatchEvent::Applied(pod) if self.labels.apply(&pod) => {
+                Vec::from_iter(self.relabelled(&pod.name_any()))
+            }
             ObjectWatchEvent::Applied(_) => Vec::new(),
             ObjectWatchEvent::Deleted(pod) => {
                 self.labels.delete(&pod.name_any());
                 Vec::new()
             }
             ObjectWatchEvent::Failed(why) => {
-                let mut events = vec![BackendEvent::Warns(Some(format!("labels of pods cannot be read: {why}")))];
+                let mut events = vec![BackendEvent::Warns(Some(format!(
+                    "labels of pods cannot be read: {why}"
+                )))];
                 events.extend(self.labelled());
                 events
             }
@@ -300,7 +357,13 @@ impl KubernetesFollower {
     }
 
     fn all(&self) -> BackendEvent {
-        BackendEvent::Reset(self.index.all().into_iter().map(|record| self.labels.join(&record)).collect())
+        BackendEvent::Reset(
+            self.index
+                .all()
+                .into_iter()
+                .map(|record| self.labels.join(&record))
+                .collect(),
+        )
     }
 }
 
@@ -321,20 +384,33 @@ impl KubernetesRegistry {
     /// Registers the pod with this name. A pod gets its own name and namespace by the downward API.
     #[must_use]
     pub fn new(client: Client, kube_namespace: impl Into<String>, pod: impl Into<String>) -> Self {
-        Self { client, kube_namespace: kube_namespace.into(), pod: pod.into() }
+        Self {
+            client,
+            kube_namespace: kube_namespace.into(),
+            pod: pod.into(),
+        }
     }
 
     /// Checks that other processes can find the pod: its labels, and a Service that selects it by
     /// them. After that, the registration lasts as long as the pod, and the readiness probe reads
     /// the readiness from [`crate::serve`].
-    async fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
+    async fn register(
+        &self,
+        namespace: &str,
+        component: &str,
+    ) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
         let unavailable = |what: &str, e: &kube::Error| match e {
-            kube::Error::Api(status) if status.code == 404 || status.code == 403 => RegisterError::Refused(format!("{what}: {status}")),
+            kube::Error::Api(status) if status.code == 404 || status.code == 403 => {
+                RegisterError::Refused(format!("{what}: {status}"))
+            }
             other => RegisterError::Unavailable(format!("{what}: {other}")),
         };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.kube_namespace);
-        let pod = pods.get(&self.pod).await.map_err(|e| unavailable("reading the pod", &e))?;
+        let pod = pods
+            .get(&self.pod)
+            .await
+            .map_err(|e| unavailable("reading the pod", &e))?;
         if !has_labels(pod.labels(), &component) {
             let (namespace, name) = (component.namespace(), component.name());
             return Err(RegisterError::Refused(format!(
@@ -343,11 +419,20 @@ impl KubernetesRegistry {
             )));
         }
         let services: Api<Service> = Api::namespaced(self.client.clone(), &self.kube_namespace);
-        let services = services.list(&ListParams::default()).await.map_err(|e| unavailable("listing Services", &e))?;
-        let selected = services.iter().filter(|service| selects(service, &component)).any(|service| {
-            let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
-            selector.is_some_and(|s| s.iter().all(|(key, value)| pod.labels().get(key) == Some(value)))
-        });
+        let services = services
+            .list(&ListParams::default())
+            .await
+            .map_err(|e| unavailable("listing Services", &e))?;
+        let selected = services
+            .iter()
+            .filter(|service| selects(service, &component))
+            .any(|service| {
+                let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
+                selector.is_some_and(|s| {
+                    s.iter()
+                        .all(|(key, value)| pod.labels().get(key) == Some(value))
+                })
+            });
         if !selected {
             return Err(RegisterError::Refused(format!(
                 "no Service of namespace {:?} selects pod {:?} by {NAMESPACE_LABEL} and {COMPONENT_LABEL}: no client would find it",
@@ -355,18 +440,32 @@ impl KubernetesRegistry {
             )));
         }
         let generation = pod.uid().unwrap_or_default().into();
-        Ok(InstanceHandle::new(self.pod.as_str().into(), generation, |_| Registration { task: None, withdraw: None }))
+        Ok(InstanceHandle::new(
+            self.pod.as_str().into(),
+            generation,
+            |_| Registration {
+                task: None,
+                withdraw: None,
+            },
+        ))
     }
 }
 
 impl std::fmt::Debug for KubernetesRegistry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KubernetesRegistry").field("kube_namespace", &self.kube_namespace).field("pod", &self.pod).finish_non_exhaustive()
+        f.debug_struct("KubernetesRegistry")
+            .field("kube_namespace", &self.kube_namespace)
+            .field("pod", &self.pod)
+            .finish_non_exhaustive()
     }
 }
 
 impl ServiceRegistry for KubernetesRegistry {
-    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
+    fn register_instance<'a>(
+        &'a self,
+        namespace: &'a str,
+        component: &'a str,
+    ) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
         Box::pin(self.register(namespace, component))
     }
 }

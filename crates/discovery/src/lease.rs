@@ -54,7 +54,11 @@ pub trait LeaseStore: Send + Sync {
 
     /// Writes `holder` if the lease is still as `expected`. Returns the new lease, or `None` if
     /// another process was faster.
-    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
+    fn write<'a>(
+        &'a self,
+        holder: &'a str,
+        expected: Option<&'a LeaseRecord>,
+    ) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>>;
 }
 
 /// The state of one candidate. Pure.
@@ -71,7 +75,11 @@ struct Election {
 
 impl Election {
     fn new(me: String) -> Self {
-        Self { me, lease: None, renewed: None }
+        Self {
+            me,
+            lease: None,
+            renewed: None,
+        }
     }
 
     /// Records the lease as read. Returns whether this process may write it.
@@ -87,7 +95,10 @@ impl Election {
         if !mine {
             self.renewed = None;
         }
-        let lapsed = self.lease.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= LEASE_DURATION);
+        let lapsed = self
+            .lease
+            .as_ref()
+            .is_some_and(|(_, since)| now.saturating_duration_since(*since) >= LEASE_DURATION);
         mine || found.holder.is_empty() || lapsed
     }
 
@@ -106,8 +117,13 @@ impl Election {
             return began + RENEW_PERIOD.mul_f64(1.0 + jitter);
         }
         let next = began + STANDBY_PERIOD.mul_f64(1.0 + jitter);
-        let lapses = self.lease.as_ref().map(|(_, since)| *since + LEASE_DURATION);
-        lapses.filter(|at| *at > began).map_or(next, |at| at.min(next))
+        let lapses = self
+            .lease
+            .as_ref()
+            .map(|(_, since)| *since + LEASE_DURATION);
+        lapses
+            .filter(|at| *at > began)
+            .map_or(next, |at| at.min(next))
     }
 
     /// Until when this process leads without another renewal.
@@ -133,8 +149,12 @@ pub async fn campaign(
     'wanted: loop {
         let began = Instant::now();
         // The leader gives up in time if the store does not answer.
-        let until =
-            election.leads_until().filter(|until| *until > began).map_or(began + ATTEMPT_DEADLINE, |u| u.min(began + ATTEMPT_DEADLINE));
+        let until = election
+            .leads_until()
+            .filter(|until| *until > began)
+            .map_or(began + ATTEMPT_DEADLINE, |u| {
+                u.min(began + ATTEMPT_DEADLINE)
+            });
         let done = tokio::select! {
             done = tokio::time::timeout_at(until, attempt(store, &mut election)) => done,
             () = &mut stop => break 'wanted,
@@ -143,13 +163,18 @@ pub async fn campaign(
             failed(why);
         }
         let next = election.next_attempt(began, crate::registry::chance() / 5.0);
-        let over = election.leads_until().filter(|until| *until < next).unwrap_or(next);
+        let over = election
+            .leads_until()
+            .filter(|until| *until < next)
+            .unwrap_or(next);
         for at in [Instant::now(), over] {
             tokio::select! {
                 () = tokio::time::sleep_until(at) => {}
                 () = &mut stop => break 'wanted,
             }
-            let now = election.leads_until().is_some_and(|until| Instant::now() < until);
+            let now = election
+                .leads_until()
+                .is_some_and(|until| Instant::now() < until);
             leads.send_if_modified(|led| std::mem::replace(led, now) != now);
         }
     }
@@ -193,7 +218,11 @@ mod tests {
             })
         }
 
-        fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
+        fn write<'a>(
+            &'a self,
+            holder: &'a str,
+            expected: Option<&'a LeaseRecord>,
+        ) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
             Box::pin(async move {
                 if *self.down.lock().unwrap() {
                     return Err("down".to_owned());
@@ -203,7 +232,11 @@ mod tests {
                     return Ok(None);
                 }
                 lease.1 += 1;
-                lease.0 = Some(LeaseRecord { holder: holder.to_owned(), version: lease.1.to_string(), transitions: 0 });
+                lease.0 = Some(LeaseRecord {
+                    holder: holder.to_owned(),
+                    version: lease.1.to_string(),
+                    transitions: 0,
+                });
                 Ok(lease.0.clone())
             })
         }
@@ -217,19 +250,32 @@ mod tests {
     }
 
     fn candidate(shelf: &FakeLeaseStore, me: &str) -> LeaseCandidate {
-        let shelf = FakeLeaseStore { lease: Arc::clone(&shelf.lease), down: Arc::default() };
+        let shelf = FakeLeaseStore {
+            lease: Arc::clone(&shelf.lease),
+            down: Arc::default(),
+        };
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (me, down) = (me.to_owned(), Arc::clone(&shelf.down));
-        let task = tokio::spawn(async move { campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await });
-        LeaseCandidate { leads: follow, down, stop: Some(stop), task }
+        let task = tokio::spawn(async move {
+            campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await
+        });
+        LeaseCandidate {
+            leads: follow,
+            down,
+            stop: Some(stop),
+            task,
+        }
     }
 
     async fn after(elapsed: Duration, all: &[&LeaseCandidate]) -> Vec<bool> {
         let end = Instant::now() + elapsed;
         while Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert!(all.iter().filter(|c| *c.leads.borrow()).count() <= 1, "two lead");
+            assert!(
+                all.iter().filter(|c| *c.leads.borrow()).count() <= 1,
+                "two lead"
+            );
         }
         all.iter().map(|c| *c.leads.borrow()).collect()
     }
@@ -242,11 +288,30 @@ mod tests {
         let b = candidate(&shelf, "b");
         assert_eq!(after(LEASE_DURATION * 4, &[&a, &b]).await, [true, false]);
         *a.down.lock().unwrap() = true;
-        assert_eq!(after(RENEW_DEADLINE - RENEW_PERIOD * 2, &[&a, &b]).await, [true, false], "the leader leads on until its deadline");
-        assert_eq!(after(RENEW_PERIOD * 2, &[&a, &b]).await, [false, false], "then it gives up by itself");
-        assert_eq!(after(LEASE_DURATION - RENEW_DEADLINE + RENEW_PERIOD * 2, &[&a, &b]).await, [false, true]);
+        assert_eq!(
+            after(RENEW_DEADLINE - RENEW_PERIOD * 2, &[&a, &b]).await,
+            [true, false],
+            "the leader leads on until its deadline"
+        );
+        assert_eq!(
+            after(RENEW_PERIOD * 2, &[&a, &b]).await,
+            [false, false],
+            "then it gives up by itself"
+        );
+        assert_eq!(
+            after(
+                LEASE_DURATION - RENEW_DEADLINE + RENEW_PERIOD * 2,
+                &[&a, &b]
+            )
+            .await,
+            [false, true]
+        );
         *a.down.lock().unwrap() = false;
-        assert_eq!(after(LEASE_DURATION * 2, &[&a, &b]).await, [false, true], "when it is back, it stands by");
+        assert_eq!(
+            after(LEASE_DURATION * 2, &[&a, &b]).await,
+            [false, true],
+            "when it is back, it stands by"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -257,7 +322,10 @@ mod tests {
         let b = candidate(&shelf, "b");
         after(RENEW_PERIOD, &[&a, &b]).await;
         a.stop.take().unwrap().send(()).unwrap();
-        assert_eq!(after(STANDBY_PERIOD.mul_f64(1.25), &[&a, &b]).await, [false, true]);
+        assert_eq!(
+            after(STANDBY_PERIOD.mul_f64(1.25), &[&a, &b]).await,
+            [false, true]
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -274,7 +342,10 @@ mod tests {
                 after(Duration::from_millis(20), &[&b]).await;
             }
             let elapsed = began.elapsed();
-            assert!(elapsed <= LEASE_DURATION + STANDBY_PERIOD.mul_f64(1.25), "round {round}: {elapsed:?}");
+            assert!(
+                elapsed <= LEASE_DURATION + STANDBY_PERIOD.mul_f64(1.25),
+                "round {round}: {elapsed:?}"
+            );
         }
     }
 
@@ -287,6 +358,13 @@ mod tests {
         all.iter().for_each(|c| *c.down.lock().unwrap() = true);
         assert_eq!(after(LEASE_DURATION * 2, &all).await, [false; 3]);
         all.iter().for_each(|c| *c.down.lock().unwrap() = false);
-        assert_eq!(after(LEASE_DURATION * 2, &all).await.iter().filter(|leads| **leads).count(), 1);
+        assert_eq!(
+            after(LEASE_DURATION * 2, &all)
+                .await
+                .iter()
+                .filter(|leads| **leads)
+                .count(),
+            1
+        );
     }
 }

@@ -76,12 +76,14 @@ pub mod merge;
 
 pub use event::{InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
 pub use instance::{
-    INSTANCES_MAX, Instance, InstanceMetricsLocation, LABEL_BYTES_MAX, LABELS_MAX, MetricsScheme, NAME_BYTES_MAX, NAMESPACE_DEFAULT,
-    validate,
+    INSTANCES_MAX, Instance, InstanceMetricsLocation, LABEL_BYTES_MAX, LABELS_MAX, MetricsScheme,
+    NAME_BYTES_MAX, NAMESPACE_DEFAULT, validate,
 };
 pub use metadata::Metadata;
 pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, ServiceRegistry};
-pub use watch::{BackendStatus, Discovery, DiscoveryError, InstanceEvents, ServiceDiscovery, WatchedComponent};
+pub use watch::{
+    BackendStatus, Discovery, DiscoveryError, InstanceEvents, ServiceDiscovery, WatchedComponent,
+};
 
 /// A change of the set. A [`SetChange::Reset`] is the first item of a stream, except for any
 /// [`SetChange::Unreadable`] before it.
@@ -99,5 +101,7 @@ pub type SetChanges = BoxStream<'static, SetChange>;
 /// A set that never changes.
 #[must_use]
 pub fn fixed(instances: Vec<Instance>) -> SetChanges {
-    futures::stream::iter([SetChange::Reset(instances)]).chain(futures::stream::pending()).boxed()
+    futures::stream::iter([SetChange::Reset(instances)])
+        .chain(futures::stream::pending())
+        .boxed()
 }

@@ -34,10 +34,25 @@ struct MergedChanges {
 #[must_use]
 pub fn merge(parts: Vec<MergeSource>) -> SetChanges {
     let (sets, errors) = (vec![None; parts.len()], vec![None; parts.len()]);
-    let (labels, streams): (Vec<_>, Vec<_>) = parts.into_iter().map(|part| (part.labels, part.changes)).unzip();
-    let numbered = streams.into_iter().enumerate().map(|(part, changes)| changes.map(move |change| (part, change)).boxed());
-    let merge = MergedChanges { parts: futures::stream::select_all(numbered), labels, sets, errors, standing: None };
-    futures::stream::unfold(merge, |mut merge| async move { Some((merge.next().await?, merge)) }).boxed()
+    let (labels, streams): (Vec<_>, Vec<_>) = parts
+        .into_iter()
+        .map(|part| (part.labels, part.changes))
+        .unzip();
+    let numbered = streams
+        .into_iter()
+        .enumerate()
+        .map(|(part, changes)| changes.map(move |change| (part, change)).boxed());
+    let merge = MergedChanges {
+        parts: futures::stream::select_all(numbered),
+        labels,
+        sets,
+        errors,
+        standing: None,
+    };
+    futures::stream::unfold(merge, |mut merge| async move {
+        Some((merge.next().await?, merge))
+    })
+    .boxed()
 }
 
 // === impl MergedChanges ===
@@ -71,12 +86,16 @@ impl MergedChanges {
         let (mut all, mut names, mut addresses) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for (set, labels) in self.sets.iter().zip(&self.labels) {
             for instance in set.as_ref()? {
-                if addresses.contains(&instance.address) || !names.insert((instance.namespace.clone(), instance.name.clone())) {
+                if addresses.contains(&instance.address)
+                    || !names.insert((instance.namespace.clone(), instance.name.clone()))
+                {
                     continue;
                 }
                 addresses.insert(instance.address);
                 let mut instance = instance.clone();
-                let missing = labels.iter().filter(|(key, _)| instance.labels.iter().all(|(have, _)| have != key));
+                let missing = labels
+                    .iter()
+                    .filter(|(key, _)| instance.labels.iter().all(|(have, _)| have != key));
                 let missing: Vec<_> = missing.cloned().collect();
                 instance.labels.extend(missing);
                 instance.labels.sort_unstable();
@@ -97,19 +116,32 @@ mod tests {
 
     fn part(label: &str) -> (mpsc::UnboundedSender<SetChange>, MergeSource) {
         let (tell, told) = mpsc::unbounded_channel();
-        (tell, MergeSource { changes: UnboundedReceiverStream::new(told).boxed(), labels: vec![("role".to_owned(), label.to_owned())] })
+        (
+            tell,
+            MergeSource {
+                changes: UnboundedReceiverStream::new(told).boxed(),
+                labels: vec![("role".to_owned(), label.to_owned())],
+            },
+        )
     }
 
     fn set(all: &[(&str, u16)]) -> SetChange {
-        SetChange::Reset(all.iter().map(|(name, port)| Instance::new(*name, ([10, 0, 0, 1], *port).into())).collect())
+        SetChange::Reset(
+            all.iter()
+                .map(|(name, port)| Instance::new(*name, ([10, 0, 0, 1], *port).into()))
+                .collect(),
+        )
     }
 
     fn next(changes: &mut SetChanges) -> Option<String> {
         let text = |i: &Instance| format!("{}:{}={}", i.name, i.address.port(), i.labels[0].1);
-        changes.next().now_or_never().map(|change| match change.unwrap() {
-            SetChange::Reset(all) => all.iter().map(text).collect::<Vec<_>>().join(" "),
-            SetChange::Unreadable(why) => format!("! {why}"),
-        })
+        changes
+            .next()
+            .now_or_never()
+            .map(|change| match change.unwrap() {
+                SetChange::Reset(all) => all.iter().map(text).collect::<Vec<_>>().join(" "),
+                SetChange::Unreadable(why) => format!("! {why}"),
+            })
     }
 
     #[test]
@@ -117,14 +149,32 @@ mod tests {
         let ((decode, a), (prefill, b)) = (part("decode"), part("prefill"));
         let mut merged = merge(vec![a, b]);
         decode.send(set(&[("d", 1)])).unwrap();
-        assert_eq!(next(&mut merged), None, "decoders alone are not the complete pool");
+        assert_eq!(
+            next(&mut merged),
+            None,
+            "decoders alone are not the complete pool"
+        );
         prefill.send(set(&[("p", 2), ("d", 3), ("q", 1)])).unwrap();
-        assert_eq!(next(&mut merged).unwrap(), "d:1=decode p:2=prefill", "each name and address occurs once");
-        prefill.send(SetChange::Unreadable("gone".to_owned())).unwrap();
+        assert_eq!(
+            next(&mut merged).unwrap(),
+            "d:1=decode p:2=prefill",
+            "each name and address occurs once"
+        );
+        prefill
+            .send(SetChange::Unreadable("gone".to_owned()))
+            .unwrap();
         assert_eq!(next(&mut merged).unwrap(), "! gone");
         decode.send(set(&[])).unwrap();
-        assert_eq!(next(&mut merged).unwrap(), "p:2=prefill d:3=prefill q:1=prefill", "the last prefillers stay");
-        assert_eq!(next(&mut merged).unwrap(), "! gone", "and the error is repeated");
+        assert_eq!(
+            next(&mut merged).unwrap(),
+            "p:2=prefill d:3=prefill q:1=prefill",
+            "the last prefillers stay"
+        );
+        assert_eq!(
+            next(&mut merged).unwrap(),
+            "! gone",
+            "and the error is repeated"
+        );
         prefill.send(set(&[])).unwrap();
         assert_eq!(next(&mut merged).unwrap(), "");
         assert_eq!(next(&mut merged), None);

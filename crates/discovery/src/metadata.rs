@@ -74,7 +74,9 @@ impl Metadata {
     /// [`MetadataError`] if it is too large, or a key that is interpreted here has an invalid
     /// value.
     pub fn try_new(map: Map<String, Value>) -> Result<Self, MetadataError> {
-        let bytes = serde_json::to_vec(&map).map_err(|e| MetadataError::NotAnObject(e.to_string()))?.len();
+        let bytes = serde_json::to_vec(&map)
+            .map_err(|e| MetadataError::NotAnObject(e.to_string()))?
+            .len();
         Self { map }.validated(bytes)
     }
 
@@ -86,7 +88,8 @@ impl Metadata {
         if text.len() > METADATA_BYTES_MAX {
             return Err(MetadataError::TooLarge(text.len()));
         }
-        let map = serde_json::from_slice(text).map_err(|e| MetadataError::NotAnObject(e.to_string()))?;
+        let map =
+            serde_json::from_slice(text).map_err(|e| MetadataError::NotAnObject(e.to_string()))?;
         Self { map }.validated(text.len())
     }
 
@@ -112,8 +115,13 @@ impl Metadata {
     /// The keys that are interpreted here, with their values.
     #[must_use]
     pub fn understood(&self) -> Map<String, Value> {
-        let understood = |key: &str| ["Model", "model", "models", "Transport", "transport"].contains(&key);
-        self.map.iter().filter(|(key, _)| understood(key)).map(|(k, v)| (k.clone(), v.clone())).collect()
+        let understood =
+            |key: &str| ["Model", "model", "models", "Transport", "transport"].contains(&key);
+        self.map
+            .iter()
+            .filter(|(key, _)| understood(key))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
     }
 
     /// The models that the instance serves; empty if it names none.
@@ -128,22 +136,38 @@ impl Metadata {
     /// # Errors
     /// Says what is invalid in the address.
     pub fn transport(&self, own: SocketAddr) -> Result<Option<SocketAddr>, MetadataError> {
-        let Some(Value::Object(transport)) = self.either("Transport", "transport") else { return Ok(None) };
+        let Some(Value::Object(transport)) = self.either("Transport", "transport") else {
+            return Ok(None);
+        };
         let invalid = |why: String| MetadataError::Invalid(format!("transport: {why}"));
         if let Some(port) = transport.get("port") {
-            let port = port.as_u64().and_then(|p| u16::try_from(p).ok()).filter(|&p| p > 0);
-            return port.map(|p| Some(SocketAddr::new(own.ip(), p))).ok_or_else(|| invalid("port is not in 1 to 65535".to_owned()));
+            let port = port
+                .as_u64()
+                .and_then(|p| u16::try_from(p).ok())
+                .filter(|&p| p > 0);
+            return port
+                .map(|p| Some(SocketAddr::new(own.ip(), p)))
+                .ok_or_else(|| invalid("port is not in 1 to 65535".to_owned()));
         }
-        let Some(Value::String(given)) = transport.get("address").or_else(|| transport.get("url")) else {
+        let Some(Value::String(given)) = transport.get("address").or_else(|| transport.get("url"))
+        else {
             return Ok(None); // another kind of transport, such as a message bus, cannot be used here
         };
-        let bare = given.strip_prefix("http://").unwrap_or(given).trim_end_matches('/');
-        let address: SocketAddr = bare.parse().map_err(|_| invalid(format!("{given:?} is not IP:PORT")))?;
+        let bare = given
+            .strip_prefix("http://")
+            .unwrap_or(given)
+            .trim_end_matches('/');
+        let address: SocketAddr = bare
+            .parse()
+            .map_err(|_| invalid(format!("{given:?} is not IP:PORT")))?;
         if address.port() == 0 {
             return Err(invalid(format!("{given:?} has port 0")));
         }
         if address.ip() != own.ip() && !is_anywhere(address.ip()) {
-            return Err(invalid(format!("{given:?} is another host than the instance's own, {}", own.ip())));
+            return Err(invalid(format!(
+                "{given:?} is another host than the instance's own, {}",
+                own.ip()
+            )));
         }
         Ok(Some(SocketAddr::new(own.ip(), address.port())))
     }
@@ -159,11 +183,16 @@ impl Metadata {
     fn try_models(&self) -> Result<Vec<ModelCard>, MetadataError> {
         let models = match self.either("Model", "model").or_else(|| self.get("models")) {
             None | Some(Value::Null) => return Ok(Vec::new()),
-            Some(Value::Array(models)) => models.iter().map(model).collect::<Result<Vec<_>, _>>()?,
+            Some(Value::Array(models)) => {
+                models.iter().map(model).collect::<Result<Vec<_>, _>>()?
+            }
             Some(one) => vec![model(one)?],
         };
         if models.len() > MODELS_MAX {
-            return Err(MetadataError::Invalid(format!("{} models; at most {MODELS_MAX} are allowed", models.len())));
+            return Err(MetadataError::Invalid(format!(
+                "{} models; at most {MODELS_MAX} are allowed",
+                models.len()
+            )));
         }
         Ok(models)
     }
@@ -194,7 +223,11 @@ fn model(value: &Value) -> Result<ModelCard, MetadataError> {
         max_num_seqs: number("max_num_seqs"),
         max_num_batched_tokens: number("max_num_batched_tokens"),
     };
-    Ok(ModelCard { name: name.clone(), kind: value.get("type").and_then(Value::as_str).map(str::to_owned), runtime })
+    Ok(ModelCard {
+        name: name.clone(),
+        kind: value.get("type").and_then(Value::as_str).map(str::to_owned),
+        runtime,
+    })
 }
 
 /// The address that a server reports when it listens on all of its addresses.
@@ -212,13 +245,31 @@ mod tests {
 
     #[test]
     fn models_in_every_spelling() {
-        let runtime = RuntimeConfig { total_kv_blocks: Some(24064), max_num_seqs: Some(256), ..RuntimeConfig::default() };
-        let full = ModelCard { name: "q".to_owned(), kind: Some("Completions".to_owned()), runtime };
+        let runtime = RuntimeConfig {
+            total_kv_blocks: Some(24064),
+            max_num_seqs: Some(256),
+            ..RuntimeConfig::default()
+        };
+        let full = ModelCard {
+            name: "q".to_owned(),
+            kind: Some("Completions".to_owned()),
+            runtime,
+        };
         let config = r#"{"name":"q","type":"Completions","runtime_config":{"total_kv_blocks":24064,"max_num_seqs":256}}"#;
         for key in ["Model", "model"] {
-            assert_eq!(parse(&format!(r#"{{"{key}":{config}}}"#)).unwrap().models(), std::slice::from_ref(&full));
+            assert_eq!(
+                parse(&format!(r#"{{"{key}":{config}}}"#)).unwrap().models(),
+                std::slice::from_ref(&full)
+            );
         }
-        let names = |text| parse(text).unwrap().models().into_iter().map(|m| m.name).collect::<Vec<_>>();
+        let names = |text| {
+            parse(text)
+                .unwrap()
+                .models()
+                .into_iter()
+                .map(|m| m.name)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(r#"{"models":[{"name":"a"},"b"]}"#), ["a", "b"]);
         assert_eq!(names(r#"{"MDC":{}}"#), Vec::<String>::new());
     }
@@ -232,28 +283,58 @@ mod tests {
             (r#"{"model":{}}"#, "no name"),
             (r#"{"model":""}"#, "empty"),
         ] {
-            assert!(parse(text).unwrap_err().to_string().contains(expected), "{text}");
+            assert!(
+                parse(text).unwrap_err().to_string().contains(expected),
+                "{text}"
+            );
         }
         let many = format!(r#"{{"models":{:?}}}"#, vec!["m"; MODELS_MAX + 1]);
         assert!(parse(&many).unwrap_err().to_string().contains("513 models"));
         let large = format!(r#"{{"a":"{}"}}"#, "x".repeat(METADATA_BYTES_MAX));
-        assert_eq!(parse(&large).unwrap_err(), MetadataError::TooLarge(METADATA_BYTES_MAX + 8));
-        let map = Map::from_iter([("a".to_owned(), Value::String("x".repeat(METADATA_BYTES_MAX)))]);
-        assert_eq!(Metadata::try_new(map).unwrap_err(), MetadataError::TooLarge(METADATA_BYTES_MAX + 8));
+        assert_eq!(
+            parse(&large).unwrap_err(),
+            MetadataError::TooLarge(METADATA_BYTES_MAX + 8)
+        );
+        let map = Map::from_iter([(
+            "a".to_owned(),
+            Value::String("x".repeat(METADATA_BYTES_MAX)),
+        )]);
+        assert_eq!(
+            Metadata::try_new(map).unwrap_err(),
+            MetadataError::TooLarge(METADATA_BYTES_MAX + 8)
+        );
     }
 
     #[test]
     fn traffic_goes_to_the_instance_itself_or_nowhere() {
         let own = "10.0.0.1:8080".parse().unwrap();
-        let transport = |text: &str| parse(text).unwrap().transport(own).map(|a| a.map(|a| a.to_string())).map_err(|e| e.to_string());
+        let transport = |text: &str| {
+            parse(text)
+                .unwrap()
+                .transport(own)
+                .map(|a| a.map(|a| a.to_string()))
+                .map_err(|e| e.to_string())
+        };
         let to = |address: &str| Ok(Some(address.to_owned()));
         assert_eq!(transport("{}"), Ok(None));
         assert_eq!(transport(r#"{"Transport":{"nats":"subject.7"}}"#), Ok(None));
-        assert_eq!(transport(r#"{"Transport":{"port":9000}}"#), to("10.0.0.1:9000"));
-        assert_eq!(transport(r#"{"transport":{"address":"10.0.0.1:9000"}}"#), to("10.0.0.1:9000"));
-        assert_eq!(transport(r#"{"transport":{"url":"http://0.0.0.0:9000/"}}"#), to("10.0.0.1:9000"));
+        assert_eq!(
+            transport(r#"{"Transport":{"port":9000}}"#),
+            to("10.0.0.1:9000")
+        );
+        assert_eq!(
+            transport(r#"{"transport":{"address":"10.0.0.1:9000"}}"#),
+            to("10.0.0.1:9000")
+        );
+        assert_eq!(
+            transport(r#"{"transport":{"url":"http://0.0.0.0:9000/"}}"#),
+            to("10.0.0.1:9000")
+        );
         for (text, expected) in [
-            (r#"{"transport":{"address":"10.0.0.2:9000"}}"#, "another host"),
+            (
+                r#"{"transport":{"address":"10.0.0.2:9000"}}"#,
+                "another host",
+            ),
             (r#"{"transport":{"address":"10.0.0.1:0"}}"#, "port 0"),
             (r#"{"transport":{"address":"gpu-7:9000"}}"#, "not IP:PORT"),
             (r#"{"transport":{"port":0}}"#, "not in 1 to 65535"),

@@ -25,7 +25,11 @@ pub trait ServiceRegistry: Send + Sync {
     ///
     /// # Errors
     /// [`RegisterError`] says what has to change, or that a later attempt may succeed.
-    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>>;
+    fn register_instance<'a>(
+        &'a self,
+        namespace: &'a str,
+        component: &'a str,
+    ) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>>;
 }
 
 /// Whether the instance may get traffic.
@@ -92,7 +96,11 @@ pub(crate) struct Registration {
 
 impl From<SocketAddr> for Registrant {
     fn from(address: SocketAddr) -> Self {
-        Self { address, name: None, labels: BTreeMap::new() }
+        Self {
+            address,
+            name: None,
+            labels: BTreeMap::new(),
+        }
     }
 }
 
@@ -101,17 +109,27 @@ impl Registrant {
     /// registration under the same id replaces the earlier one.
     #[must_use]
     pub fn with_name(self, name: impl Into<String>) -> Self {
-        Self { name: Some(name.into()), ..self }
+        Self {
+            name: Some(name.into()),
+            ..self
+        }
     }
 
     /// Returns the registrant with these labels.
     #[must_use]
     pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { labels: labels.into_iter().collect(), ..self }
+        Self {
+            labels: labels.into_iter().collect(),
+            ..self
+        }
     }
 
     /// The instance id of this generation in that component.
-    pub(crate) fn id(&self, component: &Component, generation: &str) -> Result<Arc<str>, InvalidName> {
+    pub(crate) fn id(
+        &self,
+        component: &Component,
+        generation: &str,
+    ) -> Result<Arc<str>, InvalidName> {
         Ok(match &self.name {
             Some(name) => checked_name(name)?.into(),
             None => format!("{}-{generation}", component.name()).into(),
@@ -123,10 +141,23 @@ impl Registrant {
 
 impl InstanceHandle {
     /// Creates a handle. `publish` starts the registration, which follows the state of the handle.
-    pub(crate) fn new(id: Arc<str>, generation: Arc<str>, publish: impl FnOnce(watch::Receiver<Announcement>) -> Registration) -> Self {
-        let said = Announcement { generation, metadata: Arc::default(), revision: 0, status: InstanceStatus::NotReady };
+    pub(crate) fn new(
+        id: Arc<str>,
+        generation: Arc<str>,
+        publish: impl FnOnce(watch::Receiver<Announcement>) -> Registration,
+    ) -> Self {
+        let said = Announcement {
+            generation,
+            metadata: Arc::default(),
+            revision: 0,
+            status: InstanceStatus::NotReady,
+        };
         let (said, follow) = watch::channel(said);
-        Self { id, announcement: said, _registration: publish(follow) }
+        Self {
+            id,
+            announcement: said,
+            _registration: publish(follow),
+        }
     }
 
     /// The unique id of the instance in the registry. In Kubernetes it is the name of the pod.
@@ -155,7 +186,8 @@ impl InstanceHandle {
 
     /// Sets whether the instance may get traffic.
     pub fn set_ready(&self, status: InstanceStatus) {
-        self.announcement.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
+        self.announcement
+            .send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
     /// Follows the current state and every change of it.
@@ -167,7 +199,10 @@ impl InstanceHandle {
 
 impl fmt::Debug for InstanceHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InstanceHandle").field("id", &self.id).field("said", &self.announcement.borrow()).finish_non_exhaustive()
+        f.debug_struct("InstanceHandle")
+            .field("id", &self.id)
+            .field("said", &self.announcement.borrow())
+            .finish_non_exhaustive()
     }
 }
 
@@ -233,7 +268,10 @@ mod tests {
     use super::*;
 
     fn handle() -> InstanceHandle {
-        InstanceHandle::new("i".into(), "life".into(), |_| Registration { task: None, withdraw: None })
+        InstanceHandle::new("i".into(), "life".into(), |_| Registration {
+            task: None,
+            withdraw: None,
+        })
     }
 
     #[test]
@@ -246,8 +284,13 @@ mod tests {
         handle.set_metadata(map()).unwrap();
         handle.set_ready(InstanceStatus::NotReady);
         assert!(!follow.has_changed().unwrap());
-        handle.set_metadata(json!({"model": 7}).as_object().cloned().unwrap()).unwrap_err();
-        assert!(!follow.has_changed().unwrap(), "refused metadata changes nothing");
+        handle
+            .set_metadata(json!({"model": 7}).as_object().cloned().unwrap())
+            .unwrap_err();
+        assert!(
+            !follow.has_changed().unwrap(),
+            "refused metadata changes nothing"
+        );
         handle.set_ready(InstanceStatus::Ready);
         let said = follow.borrow_and_update().clone();
         assert_eq!((said.status, said.revision), (InstanceStatus::Ready, 1));
@@ -260,7 +303,10 @@ mod tests {
             assert_eq!(text.parse(), Ok(InstanceStatus::NotReady));
         }
         assert!("yes".parse::<InstanceStatus>().is_err());
-        assert_eq!(InstanceStatus::NotReady.to_string().parse(), Ok(InstanceStatus::NotReady));
+        assert_eq!(
+            InstanceStatus::NotReady.to_string().parse(),
+            Ok(InstanceStatus::NotReady)
+        );
     }
 
     #[test]

@@ -21,7 +21,10 @@ use crate::registry::{Announcement, InstanceHandle, InstanceStatus};
 
 /// The routes of an instance. After its handle is dropped they report that it is not ready.
 pub fn router(handle: &InstanceHandle) -> Router {
-    Router::new().route("/metadata", get(metadata)).route("/health", get(health)).with_state(handle.follow())
+    Router::new()
+        .route("/metadata", get(metadata))
+        .route("/health", get(health))
+        .with_state(handle.follow())
 }
 
 /// Serves the routes of an instance until the future is dropped.
@@ -32,22 +35,52 @@ pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::R
     axum::serve(listener, router(handle)).await
 }
 
-async fn metadata(State(said): State<watch::Receiver<Announcement>>, headers: HeaderMap) -> Response {
+async fn metadata(
+    State(said): State<watch::Receiver<Announcement>>,
+    headers: HeaderMap,
+) -> Response {
     let said = said.borrow().clone();
     let etag = format!("\"{}-{}\"", said.generation, said.revision);
-    let asked = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
-    if asked.map(str::trim).any(|tag| tag.trim_start_matches("W/") == etag || tag == "*") {
+    let asked = headers
+        .get_all(header::IF_NONE_MATCH)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','));
+    if asked
+        .map(str::trim)
+        .any(|tag| tag.trim_start_matches("W/") == etag || tag == "*")
+    {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
     }
     match serde_json::to_string(said.metadata.map()) {
-        Ok(body) => ([(header::ETAG, etag), (header::CONTENT_TYPE, "application/json".to_owned())], body).into_response(),
+        Ok(body) => (
+            [
+                (header::ETAG, etag),
+                (header::CONTENT_TYPE, "application/json".to_owned()),
+            ],
+            body,
+        )
+            .into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
 async fn health(State(said): State<watch::Receiver<Announcement>>) -> Response {
     // Without a handle the instance cannot be ready.
-    let status = if said.has_changed().is_err() { InstanceStatus::NotReady } else { said.borrow().status };
-    let code = if status == InstanceStatus::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, [(header::CONTENT_TYPE, "application/json")], format!("{{\"status\":\"{status}\"}}")).into_response()
+    let status = if said.has_changed().is_err() {
+        InstanceStatus::NotReady
+    } else {
+        said.borrow().status
+    };
+    let code = if status == InstanceStatus::Ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (
+        code,
+        [(header::CONTENT_TYPE, "application/json")],
+        format!("{{\"status\":\"{status}\"}}"),
+    )
+        .into_response()
 }

@@ -124,7 +124,15 @@ struct RemovalHold {
 impl InstanceTable {
     pub(crate) fn new(policy: MetadataPolicy) -> Self {
         let (rows, claims, due, gone) = Default::default();
-        Self { policy, rows, claims, due, removed: gone, hold: None, published_count: 0 }
+        Self {
+            policy,
+            rows,
+            claims,
+            due,
+            removed: gone,
+            hold: None,
+            published_count: 0,
+        }
     }
 
     /// Applies the whole set. `after_outage` says that the backend could not be reached before.
@@ -140,17 +148,33 @@ impl InstanceTable {
         for record in records {
             new.insert(record.name().into(), record);
         }
-        let told = self.rows.iter().filter(|(_, row)| row.published.is_some()).map(|(id, _)| id);
-        let lost: Vec<Arc<str>> = told.filter(|id| new.get(*id).is_none_or(|r| !r.readiness.may_serve())).cloned().collect();
-        let suspicious =
-            self.published_count >= HOLD_INSTANCES_MIN && lost.len() * 2 > self.published_count && (after_outage || self.hold.is_some());
+        let told = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.published.is_some())
+            .map(|(id, _)| id);
+        let lost: Vec<Arc<str>> = told
+            .filter(|id| new.get(*id).is_none_or(|r| !r.readiness.may_serve()))
+            .cloned()
+            .collect();
+        let suspicious = self.published_count >= HOLD_INSTANCES_MIN
+            && lost.len() * 2 > self.published_count
+            && (after_outage || self.hold.is_some());
         let held = self.hold.take();
         if suspicious {
             let until = held.as_ref().map_or(now.instant + HOLD, |hold| hold.until);
-            let doomed = lost.iter().map(|id| (Arc::clone(id), new.remove(id))).collect();
+            let doomed = lost
+                .iter()
+                .map(|id| (Arc::clone(id), new.remove(id)))
+                .collect();
             self.hold = Some(RemovalHold { until, doomed });
         }
-        let absent: Vec<Arc<str>> = self.rows.keys().filter(|id| !new.contains_key(*id) && !self.is_held(id)).cloned().collect();
+        let absent: Vec<Arc<str>> = self
+            .rows
+            .keys()
+            .filter(|id| !new.contains_key(*id) && !self.is_held(id))
+            .cloned()
+            .collect();
         for id in absent {
             self.remove(&id, now, events);
         }
@@ -166,7 +190,12 @@ impl InstanceTable {
     }
 
     /// Applies a new record, or a new value of a known one.
-    pub(crate) fn apply(&mut self, record: Arc<InstanceRecord>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn apply(
+        &mut self,
+        record: Arc<InstanceRecord>,
+        now: ClockReading,
+        events: &mut Vec<InstanceEvent>,
+    ) {
         let id: Arc<str> = record.name().into();
         self.release(&id);
         self.put(&id, record, now, events);
@@ -180,7 +209,9 @@ impl InstanceTable {
 
     /// Ends a hold that is due.
     pub(crate) fn tick(&mut self, now: ClockReading, events: &mut Vec<InstanceEvent>) {
-        let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else { return };
+        let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else {
+            return;
+        };
         for (id, fate) in hold.doomed {
             match fate {
                 Some(record) => self.put(&id, record, now, events),
@@ -195,9 +226,13 @@ impl InstanceTable {
             let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
             self.due.remove(&due);
             let (_, id) = due;
-            let Some(row) = self.rows.get_mut(&id) else { continue };
+            let Some(row) = self.rows.get_mut(&id) else {
+                continue;
+            };
             row.metadata.due = None;
-            let MetadataSource::At(address) = row.record.metadata else { continue };
+            let MetadataSource::At(address) = row.record.metadata else {
+                continue;
+            };
             if !row.record.readiness.may_serve() {
                 continue; // fetched when it becomes ready
             }
@@ -205,15 +240,28 @@ impl InstanceTable {
                 row.metadata.again = true;
                 continue;
             }
-            let (generation, etag) = (row.record.instance.generation.clone(), row.metadata.etag.clone());
-            return Some(MetadataRequest { id, generation, address, etag });
+            let (generation, etag) = (
+                row.record.instance.generation.clone(),
+                row.metadata.etag.clone(),
+            );
+            return Some(MetadataRequest {
+                id,
+                generation,
+                address,
+                etag,
+            });
         }
     }
 
     /// When the next fetch or the end of a hold is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let hold = self.hold.as_ref().map(|hold| hold.until);
-        self.due.first().map(|(at, _)| *at).into_iter().chain(hold).min()
+        self.due
+            .first()
+            .map(|(at, _)| *at)
+            .into_iter()
+            .chain(hold)
+            .min()
     }
 
     /// Applies the result of a fetch; ignores that of an older generation.
@@ -224,8 +272,11 @@ impl InstanceTable {
         now: ClockReading,
         events: &mut Vec<InstanceEvent>,
     ) {
-        let Some(row) = self.rows.get_mut(&fetch.id) else { return };
-        let same_life = row.record.instance.generation == fetch.generation && row.record.metadata == MetadataSource::At(fetch.address);
+        let Some(row) = self.rows.get_mut(&fetch.id) else {
+            return;
+        };
+        let same_life = row.record.instance.generation == fetch.generation
+            && row.record.metadata == MetadataSource::At(fetch.address);
         if !same_life || !row.metadata.fetching {
             return;
         }
@@ -233,32 +284,46 @@ impl InstanceTable {
         known.fetching = false;
         let again = std::mem::take(&mut known.again).then_some(now.instant);
         match fetched {
-            MetadataResponse::Is(metadata, etag) => (known.answer, known.etag) = (Some(Some(metadata)), etag),
+            MetadataResponse::Is(metadata, etag) => {
+                (known.answer, known.etag) = (Some(Some(metadata)), etag)
+            }
             MetadataResponse::Absent => (known.answer, known.etag) = (Some(None), None),
             MetadataResponse::Unchanged => {}
             MetadataResponse::Failed(why) => {
-                let wait = METADATA_RETRY_FIRST.saturating_mul(1 << known.failures.min(16)).min(METADATA_POLL_INTERVAL);
+                let wait = METADATA_RETRY_FIRST
+                    .saturating_mul(1 << known.failures.min(16))
+                    .min(METADATA_POLL_INTERVAL);
                 known.failures += 1;
                 known.failure = Some(why);
-                self.schedule(&fetch.id, again.unwrap_or(now.instant + jittered(wait, &fetch.id)));
+                self.schedule(
+                    &fetch.id,
+                    again.unwrap_or(now.instant + jittered(wait, &fetch.id)),
+                );
                 return self.refresh(&fetch.id, now, events);
             }
         }
         (known.failure, known.failures) = (None, 0);
-        self.schedule(&fetch.id, again.unwrap_or(now.instant + jittered(METADATA_POLL_INTERVAL, &fetch.id)));
+        self.schedule(
+            &fetch.id,
+            again.unwrap_or(now.instant + jittered(METADATA_POLL_INTERVAL, &fetch.id)),
+        );
         self.refresh(&fetch.id, now, events);
     }
 
     /// The published instances, by id.
     pub(crate) fn published_instances(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
-        self.rows.iter().filter_map(|(id, row)| row.published.as_ref().map(|instance| (id, instance)))
+        self.rows
+            .iter()
+            .filter_map(|(id, row)| row.published.as_ref().map(|instance| (id, instance)))
     }
 
     /// Whether a ready instance waits for the first result of a metadata fetch, good or bad.
     pub(crate) fn is_asking(&self) -> bool {
-        self.rows
-            .values()
-            .any(|row| matches!(row.state, InstanceState::Pending(_)) && row.metadata.answer.is_none() && row.metadata.failure.is_none())
+        self.rows.values().any(|row| {
+            matches!(row.state, InstanceState::Pending(_))
+                && row.metadata.answer.is_none()
+                && row.metadata.failure.is_none()
+        })
     }
 
     /// All recently seen instances.
@@ -266,7 +331,10 @@ impl InstanceTable {
         let rows = self.rows.iter().map(|(id, row)| InstanceSummary {
             id: Arc::clone(id),
             generation: row.record.instance.generation.clone(),
-            address: row.claim.as_ref().map_or(row.record.instance.address, |(address, _)| *address),
+            address: row
+                .claim
+                .as_ref()
+                .map_or(row.record.instance.address, |(address, _)| *address),
             state: row.state.clone(),
             since: row.since,
         });
@@ -274,7 +342,9 @@ impl InstanceTable {
     }
 
     fn is_held(&self, id: &str) -> bool {
-        self.hold.as_ref().is_some_and(|hold| hold.doomed.contains_key(id))
+        self.hold
+            .as_ref()
+            .is_some_and(|hold| hold.doomed.contains_key(id))
     }
 
     /// Ends the hold of one row, because the backend has reported it again.
@@ -284,14 +354,23 @@ impl InstanceTable {
         }
     }
 
-    fn put(&mut self, id: &Arc<str>, record: Arc<InstanceRecord>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
-        let wants_fetch =
-            record.readiness.may_serve() && matches!(record.metadata, MetadataSource::At(_)) && self.policy != MetadataPolicy::Ignored;
+    fn put(
+        &mut self,
+        id: &Arc<str>,
+        record: Arc<InstanceRecord>,
+        now: ClockReading,
+        events: &mut Vec<InstanceEvent>,
+    ) {
+        let wants_fetch = record.readiness.may_serve()
+            && matches!(record.metadata, MetadataSource::At(_))
+            && self.policy != MetadataPolicy::Ignored;
         let mut changed = true;
         match self.rows.get_mut(id) {
             Some(row) => {
-                changed = row.record.instance != record.instance || row.record.readiness != record.readiness;
-                let same_life = row.record.instance.generation == record.instance.generation && row.record.metadata == record.metadata;
+                changed = row.record.instance != record.instance
+                    || row.record.readiness != record.readiness;
+                let same_life = row.record.instance.generation == record.instance.generation
+                    && row.record.metadata == record.metadata;
                 if !same_life && let Some(at) = std::mem::take(&mut row.metadata).due {
                     self.due.remove(&(at, Arc::clone(id)));
                 }
@@ -318,7 +397,9 @@ impl InstanceTable {
     }
 
     fn remove(&mut self, id: &str, now: ClockReading, events: &mut Vec<InstanceEvent>) {
-        let Some(mut row) = self.rows.remove(id) else { return };
+        let Some(mut row) = self.rows.remove(id) else {
+            return;
+        };
         let id: Arc<str> = id.into();
         if let Some(at) = row.metadata.due.take() {
             self.due.remove(&(at, Arc::clone(&id)));
@@ -332,13 +413,25 @@ impl InstanceTable {
         {
             self.settle(&heir, now, events);
         }
-        let Instance { generation, address, .. } = row.record.instance.clone();
+        let Instance {
+            generation,
+            address,
+            ..
+        } = row.record.instance.clone();
         self.removed.truncate(GONE_MAX - 1);
-        self.removed.push_front(InstanceSummary { id, generation, address, state: InstanceState::Removed, since: now.wall });
+        self.removed.push_front(InstanceSummary {
+            id,
+            generation,
+            address,
+            state: InstanceState::Removed,
+            since: now.wall,
+        });
     }
 
     fn schedule(&mut self, id: &Arc<str>, at: Instant) {
-        let Some(row) = self.rows.get_mut(id) else { return };
+        let Some(row) = self.rows.get_mut(id) else {
+            return;
+        };
         if let Some(before) = row.metadata.due.replace(at) {
             self.due.remove(&(before, Arc::clone(id)));
         }
@@ -347,9 +440,14 @@ impl InstanceTable {
 
     /// Updates a row, and the rows that compete for its address.
     fn refresh(&mut self, id: &Arc<str>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
-        let Some(row) = self.rows.get_mut(id) else { return };
+        let Some(row) = self.rows.get_mut(id) else {
+            return;
+        };
         let candidate = row.candidate(self.policy);
-        let claim = candidate.as_ref().ok().map(|c| (c.address, row.claim_of(id)));
+        let claim = candidate
+            .as_ref()
+            .ok()
+            .map(|c| (c.address, row.claim_of(id)));
         let before = std::mem::replace(&mut row.claim, claim.clone());
         row.candidate = candidate;
         let (mut loser, mut heir) = (None, None);
@@ -363,7 +461,11 @@ impl InstanceTable {
         }
         // An address is taken from its owner before it is given to another instance, so that no two
         // published instances have the same address at any time.
-        let (gaining, losing): (Vec<_>, Vec<_>) = loser.iter().chain([id]).chain(&heir).partition(|id| self.owns_its_address(id));
+        let (gaining, losing): (Vec<_>, Vec<_>) = loser
+            .iter()
+            .chain([id])
+            .chain(&heir)
+            .partition(|id| self.owns_its_address(id));
         for id in losing.into_iter().chain(gaining) {
             self.settle(id, now, events);
         }
@@ -372,7 +474,9 @@ impl InstanceTable {
     /// Whether the claim of a row is the greatest on its address.
     fn owns_its_address(&self, id: &Arc<str>) -> bool {
         let claim = self.rows.get(id).and_then(|row| row.claim.as_ref());
-        claim.is_some_and(|(address, claim)| self.claims.get(address).and_then(BTreeSet::last) == Some(claim))
+        claim.is_some_and(|(address, claim)| {
+            self.claims.get(address).and_then(BTreeSet::last) == Some(claim)
+        })
     }
 
     /// Removes a claim and returns the id that has the address now.
@@ -389,20 +493,38 @@ impl InstanceTable {
     /// Publishes the change of a row, if there is one.
     fn settle(&mut self, id: &Arc<str>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
         let held = self.is_held(id);
-        let Some(row) = self.rows.get_mut(id) else { return };
-        let owner = row.claim.as_ref().and_then(|(address, _)| self.claims.get(address)?.last()).map(|(_, _, id)| id);
+        let Some(row) = self.rows.get_mut(id) else {
+            return;
+        };
+        let owner = row
+            .claim
+            .as_ref()
+            .and_then(|(address, _)| self.claims.get(address)?.last())
+            .map(|(_, _, id)| id);
         let (tell, state) = match &row.candidate {
             Err(state) => (None, state.clone()),
-            Ok(_) if owner != Some(id) => {
-                (None, InstanceState::Refused(format!("a newer instance has its address: {:?}", owner.map_or("", |o| &**o))))
-            }
+            Ok(_) if owner != Some(id) => (
+                None,
+                InstanceState::Refused(format!(
+                    "a newer instance has its address: {:?}",
+                    owner.map_or("", |o| &**o)
+                )),
+            ),
             Ok(candidate) => (Some(Arc::clone(candidate)), row.published_state(candidate)),
         };
-        row.set_state(if held { InstanceState::RemovalHeld } else { state }, now);
+        row.set_state(
+            if held {
+                InstanceState::RemovalHeld
+            } else {
+                state
+            },
+            now,
+        );
         if row.published == tell {
             return;
         }
-        self.published_count = self.published_count + usize::from(tell.is_some()) - usize::from(row.published.is_some());
+        self.published_count = self.published_count + usize::from(tell.is_some())
+            - usize::from(row.published.is_some());
         row.published = tell;
         events.push(match &row.published {
             Some(instance) => InstanceEvent::Added(Arc::clone(instance)),
@@ -415,7 +537,11 @@ impl InstanceTable {
 
 impl InstanceRow {
     fn claim_of(&self, id: &Arc<str>) -> AddressClaim {
-        (self.record.freshness, self.record.instance.generation.clone(), Arc::clone(id))
+        (
+            self.record.freshness,
+            self.record.instance.generation.clone(),
+            Arc::clone(id),
+        )
     }
 
     /// The instance as it would be published if it wins its address, or the reason why it is not
@@ -429,24 +555,40 @@ impl InstanceRow {
             (MetadataSource::None, _) | (MetadataSource::At(_), MetadataPolicy::Ignored) => None,
             (MetadataSource::At(_), _) => match (&self.metadata.answer, &self.metadata.failure) {
                 (Some(answer), _) => answer.clone(),
-                (None, Some(why)) => return Err(InstanceState::Pending(format!("its metadata cannot be fetched: {why}"))),
-                (None, None) => return Err(InstanceState::Pending("its metadata is being fetched".to_owned())),
+                (None, Some(why)) => {
+                    return Err(InstanceState::Pending(format!(
+                        "its metadata cannot be fetched: {why}"
+                    )));
+                }
+                (None, None) => {
+                    return Err(InstanceState::Pending(
+                        "its metadata is being fetched".to_owned(),
+                    ));
+                }
             },
         };
         if metadata.is_none() && policy == MetadataPolicy::Required {
-            return Err(InstanceState::Pending("it has no metadata, but metadata is required".to_owned()));
+            return Err(InstanceState::Pending(
+                "it has no metadata, but metadata is required".to_owned(),
+            ));
         }
         let mut instance = self.record.instance.clone();
         if let InstanceReadiness::Unconfirmed(why) = &self.record.readiness {
             instance.unconfirmed = Some(why.as_str().into());
         }
         if let Some(metadata) = &metadata {
-            let transport = metadata.transport(instance.address).map_err(|e| InstanceState::Refused(e.to_string()))?;
+            let transport = metadata
+                .transport(instance.address)
+                .map_err(|e| InstanceState::Refused(e.to_string()))?;
             instance.address = transport.unwrap_or(instance.address);
         }
         validate_instance(&instance).map_err(InstanceState::Refused)?;
         let instance = instance.with_metadata(metadata);
-        Ok(self.published.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
+        Ok(self
+            .published
+            .as_ref()
+            .filter(|told| ***told == instance)
+            .map_or_else(|| Arc::new(instance), Arc::clone))
     }
 
     /// The state of the row while `candidate` is published.
@@ -470,8 +612,11 @@ impl InstanceRow {
 /// Lengthens a wait by up to a quarter, always the same for the same id, so that the instances of a
 /// pool are not fetched at the same moment and tests know the time.
 fn jittered(wait: Duration, id: &str) -> Duration {
-    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)); // FNV-1a
-    wait + wait.mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    }); // FNV-1a
+    wait + wait
+        .mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)
 }
 
 #[cfg(test)]

@@ -48,7 +48,11 @@ pub trait ServiceDiscovery: Send + Sync {
     /// # Errors
     /// [`DiscoveryError`] says what has to change. If the backend was reached before and is not
     /// reachable now, this returns the last known set.
-    fn list_instances<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>>;
+    fn list_instances<'a>(
+        &'a self,
+        namespace: &'a str,
+        component: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>>;
 
     /// Watches the instances. First there is an [`InstanceEvent::Added`] for each instance that may
     /// get traffic, then every change, without a gap.
@@ -124,7 +128,11 @@ impl<B: Backend> Discovery<B> {
     /// Creates discovery over `backend`; `policy` says how metadata is fetched.
     #[must_use]
     pub fn new(backend: B, policy: MetadataPolicy) -> Self {
-        Self { backend, policy, hubs: Mutex::default() }
+        Self {
+            backend,
+            policy,
+            hubs: Mutex::default(),
+        }
     }
 
     /// Follows a component as whole sets, for the daemon. An addition is sent within [`GATHER`], a
@@ -134,14 +142,22 @@ impl<B: Backend> Discovery<B> {
     /// [`DiscoveryError::Name`] if a name is invalid.
     pub fn changes(&self, namespace: &str, component: &str) -> Result<SetChanges, DiscoveryError> {
         let feed = SetFeed::new(self.watch(namespace, component)?);
-        Ok(futures::stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) }).boxed())
+        Ok(futures::stream::unfold(
+            feed,
+            |mut feed| async move { Some((feed.next().await, feed)) },
+        )
+        .boxed())
     }
 
     /// Follows a component for as long as the handle lives.
     ///
     /// # Errors
     /// [`DiscoveryError::Name`] if a name is invalid.
-    pub fn follow(&self, namespace: &str, component: &str) -> Result<WatchedComponent, DiscoveryError> {
+    pub fn follow(
+        &self,
+        namespace: &str,
+        component: &str,
+    ) -> Result<WatchedComponent, DiscoveryError> {
         Ok(WatchedComponent(self.hub(namespace, component)?))
     }
 
@@ -167,15 +183,28 @@ impl<B: Backend> Discovery<B> {
 }
 
 impl<B: Backend> ServiceDiscovery for Discovery<B> {
-    fn list_instances<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>> {
+    fn list_instances<'a>(
+        &'a self,
+        namespace: &'a str,
+        component: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>> {
         Box::pin(async move {
             let hub = self.hub(namespace, component)?;
             let mut status = hub.shared.status.subscribe();
-            let heard = status.wait_for(|status| status.synced || status.error.is_some()).await.map(|s| s.clone()).unwrap_or_default();
+            let heard = status
+                .wait_for(|status| status.synced || status.error.is_some())
+                .await
+                .map(|s| s.clone())
+                .unwrap_or_default();
             if !heard.synced {
                 return Err(DiscoveryError::Unavailable(heard.error.unwrap_or_default()));
             }
-            let listed = hub.shared.table().published_instances().map(|(_, instance)| Arc::clone(instance)).collect();
+            let listed = hub
+                .shared
+                .table()
+                .published_instances()
+                .map(|(_, instance)| Arc::clone(instance))
+                .collect();
             Ok(listed)
         })
     }
@@ -243,15 +272,19 @@ impl HubState {
                     }
                 });
             }
-            BackendEvent::Apply(record) => self.change(|table, events| table.apply(record, now, events)),
+            BackendEvent::Apply(record) => {
+                self.change(|table, events| table.apply(record, now, events))
+            }
             BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
             BackendEvent::Failed(why) => error = Some(why),
             BackendEvent::Requirements(asked) => {
-                self.status.send_if_modified(|status| set(&mut status.requirements, asked));
+                self.status
+                    .send_if_modified(|status| set(&mut status.requirements, asked));
                 return;
             }
             BackendEvent::Warns(warning) => {
-                self.status.send_if_modified(|status| set(&mut status.warning, warning));
+                self.status
+                    .send_if_modified(|status| set(&mut status.warning, warning));
                 return;
             }
             BackendEvent::Alive => {}
@@ -314,7 +347,12 @@ fn set<T: PartialEq>(field: &mut T, value: T) -> bool {
 impl InstanceEvents {
     fn new(hub: Arc<ComponentHub>) -> Self {
         let queue = BroadcastStream::new(hub.shared.events.subscribe());
-        let mut events = Self { hub, queue, known: BTreeMap::new(), backlog: VecDeque::new() };
+        let mut events = Self {
+            hub,
+            queue,
+            known: BTreeMap::new(),
+            backlog: VecDeque::new(),
+        };
         events.reconcile();
         events
     }
@@ -325,14 +363,25 @@ impl InstanceEvents {
         self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
         let told: BTreeMap<&Arc<str>, &Arc<Instance>> = table.published_instances().collect();
         self.backlog.clear();
-        self.backlog.extend(self.known.keys().filter(|id| !told.contains_key(id)).map(|id| InstanceEvent::Removed(Arc::clone(id))));
-        let new = told.iter().filter(|(id, instance)| self.known.get(**id) != Some(*instance));
-        self.backlog.extend(new.map(|(_, instance)| InstanceEvent::Added(Arc::clone(instance))));
+        self.backlog.extend(
+            self.known
+                .keys()
+                .filter(|id| !told.contains_key(id))
+                .map(|id| InstanceEvent::Removed(Arc::clone(id))),
+        );
+        let new = told
+            .iter()
+            .filter(|(id, instance)| self.known.get(**id) != Some(*instance));
+        self.backlog
+            .extend(new.map(|(_, instance)| InstanceEvent::Added(Arc::clone(instance))));
     }
 
     fn know(&mut self, event: &InstanceEvent) {
         match event {
-            InstanceEvent::Added(instance) => drop(self.known.insert(instance.name.as_str().into(), Arc::clone(instance))),
+            InstanceEvent::Added(instance) => drop(
+                self.known
+                    .insert(instance.name.as_str().into(), Arc::clone(instance)),
+            ),
             InstanceEvent::Removed(id) => drop(self.known.remove(id)),
         }
     }
@@ -341,7 +390,10 @@ impl InstanceEvents {
 impl Stream for InstanceEvents {
     type Item = InstanceEvent;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<InstanceEvent>> {
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<InstanceEvent>> {
         loop {
             if let Some(event) = self.backlog.pop_front() {
                 self.know(&event);
@@ -361,7 +413,9 @@ impl Stream for InstanceEvents {
 
 impl fmt::Debug for InstanceEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InstanceEvents").field("known", &self.known.len()).finish_non_exhaustive()
+        f.debug_struct("InstanceEvents")
+            .field("known", &self.known.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -383,7 +437,14 @@ impl SetFeed {
     fn new(events: InstanceEvents) -> Self {
         let mut status = events.hub.shared.status.subscribe();
         status.mark_changed();
-        Self { events, status, published_error: None, due: None, synced: false, first: None }
+        Self {
+            events,
+            status,
+            published_error: None,
+            due: None,
+            synced: false,
+            first: None,
+        }
     }
 
     async fn next(&mut self) -> SetChange {

@@ -30,38 +30,70 @@ const BATCH_US: f64 = 4_000.0;
 const MESSAGES: usize = 12;
 
 fn main() {
-    println!("{:>8} {:>8} {:>10} {:>10} {:>6}", "bytes", "body", "parse us", "skip us", "GB/s");
+    println!(
+        "{:>8} {:>8} {:>10} {:>10} {:>6}",
+        "bytes", "body", "parse us", "skip us", "GB/s"
+    );
     for size in [1_000, 10_000, 100_000, 400_000, 1_000_000] {
-        for (name, word) in [("plain", "some words of a prompt "), ("escaped", ESCAPED), ("chinese", "一些提示词的文字，")] {
+        for (name, word) in [
+            ("plain", "some words of a prompt "),
+            ("escaped", ESCAPED),
+            ("chinese", "一些提示词的文字，"),
+        ] {
             let body = chat(size, word);
             assert!(body::parse(RequestApi::ChatCompletions, &body, ()).is_ok());
-            let parse_us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body), ()));
+            let parse_us =
+                measure(|| body::parse(RequestApi::ChatCompletions, black_box(&body), ()));
             let skip_us = measure(|| JsonReader::new(black_box(&body)).skip());
-            println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
+            println!(
+                "{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}",
+                body.len(),
+                body.len() as f64 / parse_us / 1000.0
+            );
         }
     }
     // The body that stalls a worker longest: as long as the filter allows, and full of names.
     for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
-        let body = format!(r#"{{"model":"m",{}"messages":[]}}"#, member.repeat((24 << 20) / member.len() - 8));
-        let us = measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes()), ()));
+        let body = format!(
+            r#"{{"model":"m",{}"messages":[]}}"#,
+            member.repeat((24 << 20) / member.len() - 8)
+        );
+        let us =
+            measure(|| body::parse(RequestApi::ChatCompletions, black_box(body.as_bytes()), ()));
         println!("24 MiB of {name} names: {:.0} ms", us / 1_000.0);
     }
-    let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
+    let tokens = format!(
+        r#"{{"model":"m","prompt":[{}1]}}"#,
+        "12345,".repeat(100_000)
+    );
     let us = measure(|| body::parse(RequestApi::Completions, black_box(tokens.as_bytes()), ()));
     println!("100,000 token ids: {us:.1} us");
-    let headers = || black_box(&HEADERS).iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-    println!("whether a request is traced: {:.3} us", measure(|| trace::is_sampled(headers())));
+    let headers = || {
+        black_box(&HEADERS)
+            .iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()))
+    };
+    println!(
+        "whether a request is traced: {:.3} us",
+        measure(|| trace::is_sampled(headers()))
+    );
     let mut reader = ResponseReader::new(RequestApi::ChatCompletions, true);
     let us = measure(|| reader.chunk(black_box(EVENT)));
     println!("one streamed event of {} bytes: {us:.3} us", EVENT.len());
-    let names = || ModelNames { sent: "meta-llama/Llama-3.1-8B-Instruct".into(), requested: (*b"\"llama\"").into() };
+    let names = || ModelNames {
+        sent: "meta-llama/Llama-3.1-8B-Instruct".into(),
+        requested: (*b"\"llama\"").into(),
+    };
     let mut restorer = ModelNameRestorer::new(names(), RequestApi::ChatCompletions, true);
     let us = measure(|| restorer.chunk(black_box(EVENT), false).len());
     println!("  its model's name put back, after a rewrite: {us:.3} us more");
     let mut reader = ResponseReader::new(RequestApi::Embeddings, false);
     let floats = "0.0123456789,".repeat(16_384 / 13);
     let us = measure(|| reader.chunk(black_box(floats.as_bytes())));
-    println!("one chunk of {} bytes of an unstreamed body: {us:.3} us", floats.len());
+    println!(
+        "one chunk of {} bytes of an unstreamed body: {us:.3} us",
+        floats.len()
+    );
     let mut restorer = ModelNameRestorer::new(names(), RequestApi::Embeddings, false);
     restorer.chunk(b"{\"data\":[", false);
     let us = measure(|| restorer.chunk(black_box(floats.as_bytes()), false).len());
@@ -89,7 +121,10 @@ const HEADERS: [(&str, &str); 16] = [
     ("user-agent", "OpenAI/Python 2.1.0"),
     ("accept", "application/json"),
     ("accept-encoding", "gzip, deflate"),
-    ("authorization", "Bearer sk-0123456789abcdef0123456789abcdef"),
+    (
+        "authorization",
+        "Bearer sk-0123456789abcdef0123456789abcdef",
+    ),
     ("content-type", "application/json"),
     ("content-length", "10000"),
     ("x-stainless-lang", "python"),
@@ -111,5 +146,7 @@ fn measure<T>(mut call: impl FnMut() -> T) -> f64 {
     while batch(calls) < BATCH_US {
         calls *= 2;
     }
-    (0..BATCHES).map(|_| batch(calls) / f64::from(calls)).fold(f64::INFINITY, f64::min)
+    (0..BATCHES)
+        .map(|_| batch(calls) / f64::from(calls))
+        .fold(f64::INFINITY, f64::min)
 }

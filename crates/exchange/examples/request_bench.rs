@@ -18,12 +18,15 @@ use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::Instant;
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use pool_state::{LoadReportHead, OwnLoadReport};
 use scheduler::latency::step::StepModel;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng, SETTLED_MS, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng,
+    SETTLED_MS, Slot, Snapshot, Version,
 };
 
 const REQUESTS: usize = 200;
@@ -33,13 +36,21 @@ const REPLY: &[u8] =
 const EVENT: &[u8] = b"data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1750000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
 
 fn main() -> Result<(), String> {
-    println!("{:>9} {:>6} {:>9} {:>10} {:>9} {:>9} {:>9}", "endpoints", "KB", "prompt", "headers us", "decide us", "reply us", "all us");
+    println!(
+        "{:>9} {:>6} {:>9} {:>10} {:>9} {:>9} {:>9}",
+        "endpoints", "KB", "prompt", "headers us", "decide us", "reply us", "all us"
+    );
     for endpoints in [10, 100, 1_000] {
         let mut world = BenchWorld::new(endpoints)?;
         for kilobytes in [1, 10, 100, 220, 400] {
-            let cold: Vec<String> = (0..REQUESTS).map(|at| text(&mut world.rng, kilobytes * 1_000, at)).collect();
+            let cold: Vec<String> = (0..REQUESTS)
+                .map(|at| text(&mut world.rng, kilobytes * 1_000, at))
+                .collect();
             world.row(endpoints, kilobytes, "cold", &cold);
-            let next: Vec<String> = cold.iter().map(|text| format!("{text}{}", "more ".repeat(200))).collect();
+            let next: Vec<String> = cold
+                .iter()
+                .map(|text| format!("{text}{}", "more ".repeat(200)))
+                .collect();
             world.row(endpoints, kilobytes, "next turn", &next);
         }
     }
@@ -51,7 +62,10 @@ fn main() -> Result<(), String> {
         world.now.0 += 1_000_000;
         black_box(exchange.response_chunk(&mut world.pool, black_box(EVENT), false, world.now));
     }
-    println!("\nan event of a stream: {:.0} ns", start.elapsed().as_nanos() as f64 / EVENTS as f64);
+    println!(
+        "\nan event of a stream: {:.0} ns",
+        start.elapsed().as_nanos() as f64 / EVENTS as f64
+    );
     Ok(())
 }
 
@@ -70,9 +84,20 @@ impl BenchWorld {
         let metrics: Vec<EndpointMetrics> = rows.iter().map(|_| metrics(&mut rng)).collect();
         let pipeline = Pipeline::build(&PipelineSpec::default()).map_err(|e| e.to_string())?;
         let refs: Vec<EndpointRef> = rows.iter().map(|e| e.id).collect();
-        let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, rows, metrics.clone(), pipeline).map_err(|e| e.to_string())?;
+        let snapshot = Snapshot::try_new(
+            Version {
+                term: 1,
+                sequence: 1,
+            },
+            rows,
+            metrics.clone(),
+            pipeline,
+        )
+        .map_err(|e| e.to_string())?;
         let mut pool = ManagedPool::new(1, ENTRIES_DEFAULT);
-        let measured = snapshot.with_metrics(snapshot.version(), metrics).map_err(|e| e.to_string())?;
+        let measured = snapshot
+            .with_metrics(snapshot.version(), metrics)
+            .map_err(|e| e.to_string())?;
         pool.install(snapshot, 7, u32::MAX);
         pool.refresh(measured, Timestamp(1));
         pool.install_models(StepModel::default(), None);
@@ -82,7 +107,13 @@ impl BenchWorld {
             let blocks: Vec<u64> = (0..100).map(|_| rng.next_u64() << 1).collect();
             pool.record_peer_placement(refs[at % refs.len()], &blocks, Timestamp(1));
         }
-        Ok(Self { pool, settings: ExchangeSettings::default(), row: OwnLoadReport::default(), rng, now: Timestamp(1_000_000) })
+        Ok(Self {
+            pool,
+            settings: ExchangeSettings::default(),
+            row: OwnLoadReport::default(),
+            rng,
+            now: Timestamp(1_000_000),
+        })
     }
 
     fn row(&mut self, endpoints: u16, kilobytes: usize, name: &str, prompts: &[String]) {
@@ -99,7 +130,10 @@ impl BenchWorld {
             exchange.end(&mut self.pool, self.now);
             self.told();
             let all = start.elapsed();
-            for (times, time) in times.iter_mut().zip([asked, decided - asked, all - decided]) {
+            for (times, time) in times
+                .iter_mut()
+                .zip([asked, decided - asked, all - decided])
+            {
                 times.push(time.as_nanos() as f64 / 1_000.0);
             }
         }
@@ -107,7 +141,10 @@ impl BenchWorld {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
         });
-        println!("{endpoints:>9} {kilobytes:>6} {name:>9} {asked:>10.2} {decided:>9.2} {replied:>9.2} {:>9.2}", asked + decided + replied);
+        println!(
+            "{endpoints:>9} {kilobytes:>6} {name:>9} {asked:>10.2} {decided:>9.2} {replied:>9.2} {:>9.2}",
+            asked + decided + replied
+        );
     }
 
     fn asked(&mut self) -> Exchange {
@@ -125,7 +162,13 @@ impl BenchWorld {
     }
 
     fn decided(&mut self, exchange: &mut Exchange, body: &str) {
-        let step = exchange.decide(&self.settings, &mut self.pool, None, body.as_bytes(), self.now);
+        let step = exchange.decide(
+            &self.settings,
+            &mut self.pool,
+            None,
+            body.as_bytes(),
+            self.now,
+        );
         assert!(matches!(step, ExchangeStep::Forward(_)), "{step:?}");
         self.told();
     }
@@ -149,12 +192,17 @@ impl BenchWorld {
 
     fn told(&mut self) {
         black_box(self.pool.take_placements());
-        black_box(self.pool.write_load_report(&mut self.row, LoadReportHead::default()));
+        black_box(
+            self.pool
+                .write_load_report(&mut self.row, LoadReportHead::default()),
+        );
     }
 }
 
 fn body(prompt: &str, stream: bool) -> String {
-    format!(r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#)
+    format!(
+        r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#
+    )
 }
 
 /// Returns a text with a beginning that no other text has.
@@ -169,7 +217,10 @@ fn text(rng: &mut Rng, bytes: usize, at: usize) -> String {
 
 fn endpoint(at: u16) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(at), generation: Generation(1) },
+        id: EndpointRef {
+            slot: Slot(at),
+            generation: Generation(1),
+        },
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,

@@ -72,25 +72,105 @@ struct ApiRow {
 
 /// All known paths. [`RequestApi::needs_model`] says which need a `model`.
 const APIS: [ApiRow; 26] = [
-    row("/chat/completions", RequestApi::ChatCompletions, "OpenAI", "`tools`, `messages`"),
-    row("/completions", RequestApi::Completions, "OpenAI", "`prompt`"),
-    row("/responses", RequestApi::Responses, "OpenAI", "`tools`, `instructions`, `input`"),
-    row("/conversations", RequestApi::Conversations, "OpenAI", "`items`"),
-    row("/embeddings", RequestApi::Embeddings, "OpenAI", "`input` or `messages`"),
-    row("/images/generations", RequestApi::Images, "OpenAI", "`prompt`"),
+    row(
+        "/chat/completions",
+        RequestApi::ChatCompletions,
+        "OpenAI",
+        "`tools`, `messages`",
+    ),
+    row(
+        "/completions",
+        RequestApi::Completions,
+        "OpenAI",
+        "`prompt`",
+    ),
+    row(
+        "/responses",
+        RequestApi::Responses,
+        "OpenAI",
+        "`tools`, `instructions`, `input`",
+    ),
+    row(
+        "/conversations",
+        RequestApi::Conversations,
+        "OpenAI",
+        "`items`",
+    ),
+    row(
+        "/embeddings",
+        RequestApi::Embeddings,
+        "OpenAI",
+        "`input` or `messages`",
+    ),
+    row(
+        "/images/generations",
+        RequestApi::Images,
+        "OpenAI",
+        "`prompt`",
+    ),
     row("/chat/completions/render", RequestApi::Render, "vLLM", ""),
     row("/completions/render", RequestApi::Render, "vLLM", ""),
-    row("/messages", RequestApi::Messages, "Anthropic", "`tools`, `system`, `messages`"),
-    row("/messages/count_tokens", RequestApi::CountTokens, "Anthropic", ""),
-    row("/inference/v1/generate", RequestApi::VllmGenerate, "vLLM", "`features`, `token_ids`"),
-    row("/invocations", RequestApi::Invocations, "vLLM", "`tools`, `messages` or `prompt` or `input`"),
-    row("/generate", RequestApi::SglangGenerate, "SGLang", "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`"),
-    row("PredictionService/ChatCompletions", RequestApi::VertexChat, "Vertex AI", "as OpenAI chats, inside protobuf"),
-    row("PredictionService/RawPredict", RequestApi::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
-    row("PredictionService/StreamRawPredict", RequestApi::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
+    row(
+        "/messages",
+        RequestApi::Messages,
+        "Anthropic",
+        "`tools`, `system`, `messages`",
+    ),
+    row(
+        "/messages/count_tokens",
+        RequestApi::CountTokens,
+        "Anthropic",
+        "",
+    ),
+    row(
+        "/inference/v1/generate",
+        RequestApi::VllmGenerate,
+        "vLLM",
+        "`features`, `token_ids`",
+    ),
+    row(
+        "/invocations",
+        RequestApi::Invocations,
+        "vLLM",
+        "`tools`, `messages` or `prompt` or `input`",
+    ),
+    row(
+        "/generate",
+        RequestApi::SglangGenerate,
+        "SGLang",
+        "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`",
+    ),
+    row(
+        "PredictionService/ChatCompletions",
+        RequestApi::VertexChat,
+        "Vertex AI",
+        "as OpenAI chats, inside protobuf",
+    ),
+    row(
+        "PredictionService/RawPredict",
+        RequestApi::VertexPredict,
+        "Vertex AI",
+        "as OpenAI responses, inside protobuf",
+    ),
+    row(
+        "PredictionService/StreamRawPredict",
+        RequestApi::VertexPredict,
+        "Vertex AI",
+        "as OpenAI responses, inside protobuf",
+    ),
     row("/audio/speech", RequestApi::Task, "OpenAI", "not read"),
-    row("/audio/transcriptions", RequestApi::Task, "OpenAI", "not read"),
-    row("/audio/translations", RequestApi::Task, "OpenAI", "not read"),
+    row(
+        "/audio/transcriptions",
+        RequestApi::Task,
+        "OpenAI",
+        "not read",
+    ),
+    row(
+        "/audio/translations",
+        RequestApi::Task,
+        "OpenAI",
+        "not read",
+    ),
     row("/images/edits", RequestApi::Task, "OpenAI", "not read"),
     row("/tokenize", RequestApi::Task, "vLLM", "not read"),
     row("/detokenize", RequestApi::Task, "vLLM", "not read"),
@@ -103,8 +183,18 @@ const APIS: [ApiRow; 26] = [
 /// Where engines keep what they answered, in memory: the answer's id is the next part of the path.
 const STORES: [&[u8]; 2] = [b"/responses/", b"/conversations/"];
 
-const fn row(suffix: &'static str, api: RequestApi, whose: &'static str, prompt: &'static str) -> ApiRow {
-    ApiRow { suffix, api, whose, prompt }
+const fn row(
+    suffix: &'static str,
+    api: RequestApi,
+    whose: &'static str,
+    prompt: &'static str,
+) -> ApiRow {
+    ApiRow {
+        suffix,
+        api,
+        whose,
+        prompt,
+    }
 }
 
 /// The common part of all paths of Anthropic's API (`/v1/messages/batches`).
@@ -116,17 +206,24 @@ impl RequestApi {
     pub fn of(method: &[u8], path: &[u8]) -> Self {
         let path = plain(path);
         let trimmed = path.strip_suffix(b"/").unwrap_or(&path);
-        let fitting = APIS.iter().filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
+        let fitting = APIS
+            .iter()
+            .filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
         match fitting.max_by_key(|row| row.suffix.len()) {
             Some(row) => row.api,
             None if method == b"POST" && stored_id(&path).is_some() => Self::Task,
-            None => Self::Other { family: ApiFamily::of_path(&path) },
+            None => Self::Other {
+                family: ApiFamily::of_path(&path),
+            },
         }
     }
 
     /// A number of the API, the same for all its paths.
     pub(crate) fn number(self) -> u8 {
-        (1..).zip(&APIS).find(|(_, row)| row.api == self).map_or(0, |(number, _)| number)
+        (1..)
+            .zip(&APIS)
+            .find(|(_, row)| row.api == self)
+            .map_or(0, |(number, _)| number)
     }
 
     /// Whether the body is read, and so must be valid.
@@ -171,7 +268,12 @@ impl RequestApi {
     /// the model elsewhere.
     #[must_use]
     pub fn needs_model(self) -> bool {
-        self.is_inference() && !self.is_grpc() && !matches!(self, Self::CountTokens | Self::SglangGenerate | Self::Invocations)
+        self.is_inference()
+            && !self.is_grpc()
+            && !matches!(
+                self,
+                Self::CountTokens | Self::SglangGenerate | Self::Invocations
+            )
     }
 
     /// Whether the body is a gRPC message.
@@ -208,31 +310,48 @@ impl RequestApi {
 #[inline(never)]
 fn plain(path: &[u8]) -> Cow<'_, [u8]> {
     let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
-    if path.contains(&b'%') { unescaped(path).into() } else { path.into() }
+    if path.contains(&b'%') {
+        unescaped(path).into()
+    } else {
+        path.into()
+    }
 }
 
 /// The id of the stored answer that a path names: `/v1/responses/ID/cancel`.
 #[inline(never)]
 fn stored_id(path: &[u8]) -> Option<&[u8]> {
-    let after = STORES.iter().find_map(|store| path.get(memchr::memmem::find(path, store)? + store.len()..))?;
-    after.split(|&byte| byte == b'/').next().filter(|id| !id.is_empty())
+    let after = STORES
+        .iter()
+        .find_map(|store| path.get(memchr::memmem::find(path, store)? + store.len()..))?;
+    after
+        .split(|&byte| byte == b'/')
+        .next()
+        .filter(|id| !id.is_empty())
 }
 
 /// The hash of the id of the stored answer that a path (`:path`) names; 0 if there is none.
 #[inline(never)]
 pub(crate) fn hash_of_stored_id(path: &[u8]) -> u64 {
-    stored_id(&plain(path)).and_then(|id| std::str::from_utf8(id).ok()).map_or(0, scheduler::name_hash)
+    stored_id(&plain(path))
+        .and_then(|id| std::str::from_utf8(id).ok())
+        .map_or(0, scheduler::name_hash)
 }
 
 /// A path with its percent-escapes resolved once, as engines do; invalid escapes stay.
 #[cold]
 fn unescaped(path: &[u8]) -> Vec<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let digit = |byte: u8| {
+        char::from(byte)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
     let mut plain = Vec::with_capacity(path.len());
     let mut rest = path;
     while let [first, tail @ ..] = rest {
         let escaped = match rest {
-            [b'%', high, low, tail @ ..] => digit(*high).zip(digit(*low)).map(|(high, low)| (high << 4 | low, tail)),
+            [b'%', high, low, tail @ ..] => digit(*high)
+                .zip(digit(*low))
+                .map(|(high, low)| (high << 4 | low, tail)),
             _ => None,
         };
         let (byte, left) = escaped.unwrap_or((*first, tail));
@@ -247,16 +366,32 @@ fn unescaped(path: &[u8]) -> Vec<u8> {
 pub fn reference() -> String {
     let mut out = "| path ends with | API | `model` | the prompt |\n|---|---|---|---|\n".to_owned();
     for row in &APIS {
-        let model = if row.api.needs_model() { "required" } else { "optional" };
-        let prompt = if row.prompt.is_empty() { "none: no generation" } else { row.prompt };
-        let _ = writeln!(out, "| `{}` | {} | {model} | {prompt} |", row.suffix, row.whose); // writing to a String cannot fail
+        let model = if row.api.needs_model() {
+            "required"
+        } else {
+            "optional"
+        };
+        let prompt = if row.prompt.is_empty() {
+            "none: no generation"
+        } else {
+            row.prompt
+        };
+        let _ = writeln!(
+            out,
+            "| `{}` | {} | {model} | {prompt} |",
+            row.suffix, row.whose
+        ); // writing to a String cannot fail
     }
     out
 }
 
 impl ApiFamily {
     fn of_path(path: &[u8]) -> Self {
-        if memchr::memmem::find(path, ANTHROPIC_PATH).is_some() { Self::Anthropic } else { Self::OpenAi }
+        if memchr::memmem::find(path, ANTHROPIC_PATH).is_some() {
+            Self::Anthropic
+        } else {
+            Self::OpenAi
+        }
     }
 }
 
@@ -264,7 +399,9 @@ impl ApiFamily {
 mod tests {
     use super::*;
 
-    const OTHER: RequestApi = RequestApi::Other { family: ApiFamily::OpenAi };
+    const OTHER: RequestApi = RequestApi::Other {
+        family: ApiFamily::OpenAi,
+    };
 
     #[test]
     fn a_path_names_its_api_whatever_stands_before_it_or_in_its_query() {
@@ -281,14 +418,32 @@ mod tests {
             ("/v1/completions/render", RequestApi::Render),
             ("/inference/v1/generate", RequestApi::VllmGenerate),
             ("/generate", RequestApi::SglangGenerate),
-            ("/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions", RequestApi::VertexChat),
-            ("/google.cloud.aiplatform.v1.PredictionService/RawPredict", RequestApi::VertexPredict),
-            ("/google.cloud.aiplatform.v1.PredictionService/StreamRawPredict", RequestApi::VertexPredict),
-            ("/google.cloud.aiplatform.v1.PredictionService/Predict", OTHER),
-            ("/v1/projects/p/locations/l/endpoints/e/chat/completions", RequestApi::ChatCompletions),
+            (
+                "/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions",
+                RequestApi::VertexChat,
+            ),
+            (
+                "/google.cloud.aiplatform.v1.PredictionService/RawPredict",
+                RequestApi::VertexPredict,
+            ),
+            (
+                "/google.cloud.aiplatform.v1.PredictionService/StreamRawPredict",
+                RequestApi::VertexPredict,
+            ),
+            (
+                "/google.cloud.aiplatform.v1.PredictionService/Predict",
+                OTHER,
+            ),
+            (
+                "/v1/projects/p/locations/l/endpoints/e/chat/completions",
+                RequestApi::ChatCompletions,
+            ),
             ("/myapp/v1/chat/completions", RequestApi::ChatCompletions),
             ("/chat/completions", RequestApi::ChatCompletions),
-            ("/v1/chat/completions?api-version=1", RequestApi::ChatCompletions),
+            (
+                "/v1/chat/completions?api-version=1",
+                RequestApi::ChatCompletions,
+            ),
             ("/v1/chat/completions/", RequestApi::ChatCompletions),
             ("/v1/completions?next=/v1/messages", RequestApi::Completions),
             ("/v1/chat/completions//", OTHER),
@@ -333,18 +488,39 @@ mod tests {
     #[test]
     fn only_post_has_a_body_we_read() {
         for method in ["GET", "HEAD", "PUT", "post", ""] {
-            assert!(!RequestApi::of(method.as_bytes(), b"/v1/completions").is_inference(), "{method}");
+            assert!(
+                !RequestApi::of(method.as_bytes(), b"/v1/completions").is_inference(),
+                "{method}"
+            );
         }
     }
 
     #[test]
     fn errors_take_the_shape_the_client_of_that_path_reads() {
-        assert_eq!(RequestApi::of(b"POST", b"/v1/messages").error_family(), ApiFamily::Anthropic);
-        assert_eq!(RequestApi::of(b"POST", b"/v1/messages/count_tokens").error_family(), ApiFamily::Anthropic);
-        assert_eq!(RequestApi::of(b"GET", b"/a/v1/messages/batches").error_family(), ApiFamily::Anthropic);
-        assert_eq!(RequestApi::of(b"POST", b"/v1/completions").error_family(), ApiFamily::OpenAi);
-        assert_eq!(RequestApi::of(b"POST", b"/generate").error_family(), ApiFamily::OpenAi);
-        assert_eq!(RequestApi::of(b"GET", b"/health?q=/v1/messages").error_family(), ApiFamily::OpenAi);
+        assert_eq!(
+            RequestApi::of(b"POST", b"/v1/messages").error_family(),
+            ApiFamily::Anthropic
+        );
+        assert_eq!(
+            RequestApi::of(b"POST", b"/v1/messages/count_tokens").error_family(),
+            ApiFamily::Anthropic
+        );
+        assert_eq!(
+            RequestApi::of(b"GET", b"/a/v1/messages/batches").error_family(),
+            ApiFamily::Anthropic
+        );
+        assert_eq!(
+            RequestApi::of(b"POST", b"/v1/completions").error_family(),
+            ApiFamily::OpenAi
+        );
+        assert_eq!(
+            RequestApi::of(b"POST", b"/generate").error_family(),
+            ApiFamily::OpenAi
+        );
+        assert_eq!(
+            RequestApi::of(b"GET", b"/health?q=/v1/messages").error_family(),
+            ApiFamily::OpenAi
+        );
     }
 
     #[test]
@@ -359,7 +535,11 @@ mod tests {
             };
             assert_eq!(row.api.parser(), Some(expected), "{}", row.suffix);
             let kind = scheduler::registry::lookup(expected).map(|parser| parser.kind);
-            assert_eq!(kind, Some(scheduler::registry::PluginKind::Parser), "{expected}");
+            assert_eq!(
+                kind,
+                Some(scheduler::registry::PluginKind::Parser),
+                "{expected}"
+            );
         }
         assert_eq!(OTHER.parser(), None);
     }

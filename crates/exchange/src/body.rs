@@ -114,13 +114,21 @@ pub enum BodyError {
 ///
 /// # Errors
 /// [`BodyError`]: invalid JSON first, wherever it is, then a missing or unusable model.
-pub fn parse<P: PromptSink>(api: RequestApi, body: &[u8], prompt: P) -> Result<ParsedRequest<P>, BodyError> {
+pub fn parse<P: PromptSink>(
+    api: RequestApi,
+    body: &[u8],
+    prompt: P,
+) -> Result<ParsedRequest<P>, BodyError> {
     BodyReader::new(api, prompt).finish(unwrapped(api, body)?)
 }
 
 /// The JSON in a body.
 pub(crate) fn unwrapped(api: RequestApi, body: &[u8]) -> Result<&[u8], BodyError> {
-    if api.is_grpc() { grpc::json(body).ok_or(BodyError::NotGrpc) } else { Ok(body) }
+    if api.is_grpc() {
+        grpc::json(body).ok_or(BodyError::NotGrpc)
+    } else {
+        Ok(body)
+    }
 }
 
 // === impl ParsedRequest ===
@@ -129,7 +137,14 @@ impl<P> ParsedRequest<P> {
     /// The JSON string of the model as it is in the body, quotes included.
     #[must_use]
     pub fn model_literal(&self) -> Vec<u8> {
-        [b"\"", self.model_escaped.as_deref().unwrap_or(self.model.as_bytes()), b"\""].concat()
+        [
+            b"\"",
+            self.model_escaped
+                .as_deref()
+                .unwrap_or(self.model.as_bytes()),
+            b"\"",
+        ]
+        .concat()
     }
 }
 
@@ -139,7 +154,14 @@ impl<P: PromptSink> BodyReader<P> {
     /// Begins to read a request to `api`. Do not call it for APIs whose body is not JSON itself
     /// ([`RequestApi::is_grpc`]).
     pub fn new(api: RequestApi, prompt: P) -> Self {
-        Self { api, json: JsonPush::new(), form: None, fields: BodyFields::new(api, prompt), error: None, read: 0 }
+        Self {
+            api,
+            json: JsonPush::new(),
+            form: None,
+            fields: BodyFields::new(api, prompt),
+            error: None,
+            read: 0,
+        }
     }
 
     /// Makes it the reader of a form with this boundary, a request to [`RequestApi::Task`].
@@ -163,7 +185,9 @@ impl<P: PromptSink> BodyReader<P> {
     /// The bytes that are kept of a token whose end has not come.
     #[must_use]
     pub fn bytes_kept(&self) -> usize {
-        self.form.as_ref().map_or(self.json.kept_bytes(), FormReader::bytes_kept)
+        self.form
+            .as_ref()
+            .map_or(self.json.kept_bytes(), FormReader::bytes_kept)
     }
 
     /// The prompt so far.
@@ -192,7 +216,11 @@ impl<P: PromptSink> BodyReader<P> {
         let mut fields = self.fields;
         if let Some(form) = self.form {
             fields.is_object = true;
-            fields.model = form.into_model().map_or(ModelField::Missing, |(text, span)| ModelField::Named(ModelName::of_form(text, span)));
+            fields.model = form
+                .into_model()
+                .map_or(ModelField::Missing, |(text, span)| {
+                    ModelField::Named(ModelName::of_form(text, span))
+                });
         }
         if !fields.is_object {
             return Err(BodyError::NotAnObject);
@@ -205,7 +233,9 @@ impl<P: PromptSink> BodyReader<P> {
             ModelField::Missing => return Err(BodyError::MissingModel),
         };
         let counts = fields.counts();
-        let (model, model_span, model_escaped) = model.map(|model| (model.text, Some(model.span), model.escaped)).unwrap_or_default();
+        let (model, model_span, model_escaped) = model
+            .map(|model| (model.text, Some(model.span), model.escaped))
+            .unwrap_or_default();
         Ok(ParsedRequest {
             model,
             model_span: model_span.filter(|_| !self.api.is_grpc()),
@@ -229,7 +259,11 @@ impl<P: PromptSink> BodyReader<P> {
         if self.error.is_none() {
             self.error = match &mut self.form {
                 Some(form) => form.push(piece, last).err().map(BodyError::InvalidForm),
-                None => self.json.push(&mut self.fields, piece, last).err().map(BodyError::from),
+                None => self
+                    .json
+                    .push(&mut self.fields, piece, last)
+                    .err()
+                    .map(BodyError::from),
             };
         }
     }
@@ -249,16 +283,26 @@ impl From<JsonError> for BodyError {
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotGrpc => write!(f, "the request body is not one uncompressed gRPC message with an `http_body`"),
-            Self::InvalidJson { offset } => write!(f, "the request body is not valid JSON (at byte {offset})"),
+            Self::NotGrpc => write!(
+                f,
+                "the request body is not one uncompressed gRPC message with an `http_body`"
+            ),
+            Self::InvalidJson { offset } => {
+                write!(f, "the request body is not valid JSON (at byte {offset})")
+            }
             Self::InvalidForm(InvalidForm { offset, expected }) => {
-                write!(f, "the request body is not a form that is read here: at byte {offset}, {expected} is expected")
+                write!(
+                    f,
+                    "the request body is not a form that is read here: at byte {offset}, {expected} is expected"
+                )
             }
             Self::NotAnObject => write!(f, "the request body must be a JSON object"),
             Self::MissingModel => write!(f, "the request body has no `model`"),
             Self::ModelNotAString => write!(f, "`model` must be a string"),
             Self::EmptyModel => write!(f, "`model` must not be empty"),
-            Self::TooDeep { max } => write!(f, "the request body is nested deeper than {max} levels"),
+            Self::TooDeep { max } => {
+                write!(f, "the request body is nested deeper than {max} levels")
+            }
         }
     }
 }
@@ -277,21 +321,41 @@ mod tests {
         for (before, repeated, after) in [
             (r#"{"#, r#""some_key":1,"#, r#""model":"m"}"#),
             (r#"{"#, r#""mod\u0065l":"\u006d","#, r#""model":"m"}"#),
-            (r#"{"#, r#""messages":[{"role":"user","content":"x"}],"#, r#""model":"m"}"#),
-            (r#"{"model":"m","messages":["#, r#"{"role":"user","content":"x"},"#, r#"{}]}"#),
+            (
+                r#"{"#,
+                r#""messages":[{"role":"user","content":"x"}],"#,
+                r#""model":"m"}"#,
+            ),
+            (
+                r#"{"model":"m","messages":["#,
+                r#"{"role":"user","content":"x"},"#,
+                r#"{}]}"#,
+            ),
             (r#"{"model":"m","messages":["#, r#"1,"#, r#"1]}"#),
-            (r#"{"model":"m","messages":["#, r#"[[[[[[[1]]]]]]],"#, r#"1]}"#),
+            (
+                r#"{"model":"m","messages":["#,
+                r#"[[[[[[[1]]]]]]],"#,
+                r#"1]}"#,
+            ),
             (r#"{"model":"m","messages":""#, r#"\n"#, r#""}"#),
             (r#"{"model":"m","messages":""#, r#"\\"#, r#""}"#),
         ] {
             let work = |times: usize| {
                 let body = [before, &repeated.repeat(times), after].concat();
-                let (parsed, steps) = steps::of(|| parse(RequestApi::ChatCompletions, body.as_bytes(), ()));
-                assert_eq!(parsed.map(|parsed| parsed.model), Ok("m".to_owned()), "{repeated}");
+                let (parsed, steps) =
+                    steps::of(|| parse(RequestApi::ChatCompletions, body.as_bytes(), ()));
+                assert_eq!(
+                    parsed.map(|parsed| parsed.model),
+                    Ok("m".to_owned()),
+                    "{repeated}"
+                );
                 steps as f64
             };
             let (once, fourfold) = (work(10_000), work(40_000));
-            assert!((3.0..4.1).contains(&(fourfold / once)), "{repeated}: {once} steps, then {fourfold}");
+            assert!(
+                (3.0..4.1).contains(&(fourfold / once)),
+                "{repeated}: {once} steps, then {fourfold}"
+            );
         }
     }
 }

@@ -83,7 +83,9 @@ pub use host::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, Re
 use pool_state::Timestamp;
 
 use crate::exchange::ExchangePhase;
-use crate::{Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody, ResponseHead, ResponseStep};
+use crate::{
+    Exchange, HashSettings, HeadersStep, LocalReply, ResponseBody, ResponseHead, ResponseStep,
+};
 use reading::BodyReading;
 
 /// Drives one request.
@@ -145,8 +147,14 @@ impl<H: RequestHost> RequestDriver<H> {
         end_of_stream: bool,
     ) -> RequestFlow {
         self.end(host); // a proxy that begins twice must not leak the first pick
-        *self = Self { exchange: Exchange::new(host.now()), is_whole: end_of_stream, ..Self::default() };
-        let step = self.exchange.request_headers(host.settings(), pairs.clone(), end_of_stream);
+        *self = Self {
+            exchange: Exchange::new(host.now()),
+            is_whole: end_of_stream,
+            ..Self::default()
+        };
+        let step = self
+            .exchange
+            .request_headers(host.settings(), pairs.clone(), end_of_stream);
         if step == HeadersStep::Ready {
             host.reply(host.ready_reply());
             return RequestFlow::Hold;
@@ -179,7 +187,12 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Handles a piece of the request body. `size` is the length of the body so far.
-    pub fn request_body(&mut self, host: &mut H, size: usize, progress: BodyProgress) -> RequestFlow {
+    pub fn request_body(
+        &mut self,
+        host: &mut H,
+        size: usize,
+        progress: BodyProgress,
+    ) -> RequestFlow {
         self.body_bytes = size;
         if self.pieces == BodyDelivery::None {
             self.pieces = BodyDelivery::InStep;
@@ -201,7 +214,11 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
         };
-        if flow == RequestFlow::Go { self.piece_goes_on(host) } else { flow }
+        if flow == RequestFlow::Go {
+            self.piece_goes_on(host)
+        } else {
+            flow
+        }
     }
 
     /// Handles the request trailers. The held part of the body goes on before them.
@@ -225,7 +242,10 @@ impl<H: RequestHost> RequestDriver<H> {
             }
         } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
             if let Some(pool) = &self.pool {
-                self.reading = BodyReading::new(host.with_pool(pool, PoolUse::Capture, now, |pool| HashSettings::of(pool)));
+                self.reading =
+                    BodyReading::new(
+                        host.with_pool(pool, PoolUse::Capture, now, |pool| HashSettings::of(pool)),
+                    );
             }
             let body = self.body(host);
             if self.decide_at(host, body, now) == RequestFlow::Hold {
@@ -245,13 +265,19 @@ impl<H: RequestHost> RequestDriver<H> {
             return RequestFlow::Go;
         };
         let (exchange, now) = (&mut self.exchange, host.now());
-        let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| (exchange.response_headers(pool, head, now), pool.has_due()));
+        let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
+            (exchange.response_headers(pool, head, now), pool.has_due())
+        });
         if due {
             host.release_held(pool);
         }
         self.response = step.body;
         host.send_response_headers(step);
-        if self.response == ResponseBody::Hold && !head.end_of_stream { RequestFlow::Hold } else { RequestFlow::Go }
+        if self.response == ResponseBody::Hold && !head.end_of_stream {
+            RequestFlow::Hold
+        } else {
+            RequestFlow::Go
+        }
     }
 
     /// Handles a piece of the response body. `size` is its length; if the body is held, the length
@@ -264,7 +290,9 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             ResponseBody::Ignore => {}
             ResponseBody::Read if size == 0 && !last => {}
-            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => self.read_response(host, size, last),
+            ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
+                self.read_response(host, size, last)
+            }
         }
         RequestFlow::Go
     }
@@ -273,12 +301,16 @@ impl<H: RequestHost> RequestDriver<H> {
     pub fn response_trailers(&mut self, host: &mut H) {
         match self.response {
             ResponseBody::Ignore => {}
-            ResponseBody::Hold if self.response_bytes > 0 => self.read_response(host, self.response_bytes, true),
+            ResponseBody::Hold if self.response_bytes > 0 => {
+                self.read_response(host, self.response_bytes, true)
+            }
             ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
                 self.response = ResponseBody::Ignore;
                 let Some(pool) = &self.pool else { return };
                 let (exchange, now) = (&mut self.exchange, host.now());
-                let rest = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.response_chunk(pool, &[], true, now));
+                let rest = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+                    exchange.response_chunk(pool, &[], true, now)
+                });
                 if let Some(rest) = rest {
                     host.append_response(rest);
                 }
@@ -296,7 +328,9 @@ impl<H: RequestHost> RequestDriver<H> {
             self.exchange.record_cut_off();
         }
         let exchange = &mut self.exchange;
-        let (outcome, due) = host.with_pool(&pool, PoolUse::Release, now, |pool| (exchange.end(pool, now), pool.has_due()));
+        let (outcome, due) = host.with_pool(&pool, PoolUse::Release, now, |pool| {
+            (exchange.end(pool, now), pool.has_due())
+        });
         if due {
             host.release_held(&pool);
         }
@@ -316,7 +350,8 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Whether [`Self::resume`] must still be called, at the time that the driver gave.
     #[must_use]
     pub fn waits(&self) -> bool {
-        matches!(self.exchange.phase, ExchangePhase::Parked) || self.pieces == BodyDelivery::HoldNext
+        matches!(self.exchange.phase, ExchangePhase::Parked)
+            || self.pieces == BodyDelivery::HoldNext
     }
 
     /// Whether flow control holds the request.
@@ -340,7 +375,10 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Whether the request is held, together with the pieces of its body that come.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        matches!(self.exchange.phase, ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_))
+        matches!(
+            self.exchange.phase,
+            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_)
+        )
     }
 
     /// The memory of a body that is being read, in bytes; the host has the body itself.
@@ -377,17 +415,25 @@ impl<H: RequestHost> RequestDriver<H> {
     /// goes on.
     fn flow(&self) -> RequestFlow {
         match self.exchange.phase {
-            ExchangePhase::Started | ExchangePhase::Routed(_) | ExchangePhase::Passed | ExchangePhase::Ended => RequestFlow::Go,
-            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_) | ExchangePhase::Answered { .. } => {
-                RequestFlow::Hold
-            }
+            ExchangePhase::Started
+            | ExchangePhase::Routed(_)
+            | ExchangePhase::Passed
+            | ExchangePhase::Ended => RequestFlow::Go,
+            ExchangePhase::Buffering
+            | ExchangePhase::Parked
+            | ExchangePhase::Queued(_)
+            | ExchangePhase::Answered { .. } => RequestFlow::Hold,
         }
     }
 
     /// Handles the last byte of the request.
     fn request_complete(&mut self, host: &mut H) -> RequestFlow {
         self.is_whole = true;
-        if self.awaits_body() { self.decide(host) } else { self.flow() }
+        if self.awaits_body() {
+            self.decide(host)
+        } else {
+            self.flow()
+        }
     }
 
     fn piece_goes_on(&mut self, host: &mut H) -> RequestFlow {
@@ -433,9 +479,13 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Puts the outcome of a traced request into its span.
     fn trace_outcome(&mut self, host: &mut H, now: Timestamp) {
-        let Some(pool) = self.pool.as_ref().filter(|_| self.exchange.is_traced()) else { return };
+        let Some(pool) = self.pool.as_ref().filter(|_| self.exchange.is_traced()) else {
+            return;
+        };
         let exchange = &mut self.exchange;
-        if let Some(outcome) = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| exchange.outcome_so_far(pool, now)) {
+        if let Some(outcome) = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
+            exchange.outcome_so_far(pool, now)
+        }) {
             host.trace_outcome(&outcome);
         }
     }

@@ -142,7 +142,9 @@ impl Exchange {
     pub fn new(now: Timestamp) -> Self {
         Self {
             phase: ExchangePhase::Started,
-            api: RequestApi::Other { family: ApiFamily::OpenAi },
+            api: RequestApi::Other {
+                family: ApiFamily::OpenAi,
+            },
             family: ApiFamily::OpenAi,
             started: now,
             why: DecisionReason::default(),
@@ -198,14 +200,26 @@ impl Exchange {
         if head.explain && settings.explain {
             self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
         }
-        self.facts.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
+        self.facts.objective = head
+            .objective
+            .get()
+            .filter(|_| settings.objective_header == ObjectiveHeader::Trust)
+            .map(Into::into);
         self.facts.rewrite = head.rewrite.get().map(Into::into);
         self.facts.latency = head.slo.read();
-        self.facts.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
+        self.facts.credentials = head
+            .credentials
+            .and_then(|value| std::str::from_utf8(value).ok())
+            .map_or(0, scheduler::name_hash);
         self.facts.declared_bytes = head.content_length;
         self.facts.ttl_ms = head.ttl_ms;
-        self.facts.encoding = head.encoding.map(|value| String::from_utf8_lossy(value).into());
-        self.facts.model = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
+        self.facts.encoding = head
+            .encoding
+            .map(|value| String::from_utf8_lossy(value).into());
+        self.facts.model = head
+            .model
+            .and_then(|name| std::str::from_utf8(name).ok())
+            .map(Into::into);
         if self.api == RequestApi::Task {
             self.facts.boundary = body::form::boundary(head.content_type).map(Into::into);
         }
@@ -217,7 +231,9 @@ impl Exchange {
             return HeadersStep::Ready;
         }
         if self.api.is_grpc() && !head.grpc {
-            self.api = RequestApi::Other { family: self.family };
+            self.api = RequestApi::Other {
+                family: self.family,
+            };
         }
         // The known gRPC methods have one message, so their bodies end. Any other endless request
         // on the path of an API is decided without a body: it is refused as invalid JSON instead of
@@ -229,7 +245,10 @@ impl Exchange {
         if !self.api.reads_body() || end_of_stream || endless || self.unseen {
             return HeadersStep::Decide;
         }
-        if let Some(reply) = head.content_length.and_then(|bytes| self.check_body_size(settings, bytes)) {
+        if let Some(reply) = head
+            .content_length
+            .and_then(|bytes| self.check_body_size(settings, bytes))
+        {
             return HeadersStep::Reply(reply);
         }
         self.phase = ExchangePhase::Buffering;
@@ -238,15 +257,26 @@ impl Exchange {
 
     /// Keeps the request headers that the plugins of `pool` read; before the first state, all that
     /// fit. If the pool has no parser for the API, the body is not read.
-    pub fn capture_headers<'h>(&mut self, pool: &ManagedPool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
+    pub fn capture_headers<'h>(
+        &mut self,
+        pool: &ManagedPool,
+        pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
+    ) {
         let pipeline = pool.snapshot().map(Snapshot::pipeline);
-        if pipeline.zip(self.api.parser()).is_some_and(|(pipeline, parser)| !pipeline.reads(parser)) {
-            self.api = RequestApi::Other { family: self.family };
+        if pipeline
+            .zip(self.api.parser())
+            .is_some_and(|(pipeline, parser)| !pipeline.reads(parser))
+        {
+            self.api = RequestApi::Other {
+                family: self.family,
+            };
         }
         let wanted = pipeline.map(|pipeline| pipeline.headers());
         let mut room = CAPTURED_BYTES_MAX;
         for (name, value) in pairs {
-            if wanted.is_some_and(|wanted| !wanted.iter().any(|known| known.as_bytes() == name)) || name.len() + value.len() > room {
+            if wanted.is_some_and(|wanted| !wanted.iter().any(|known| known.as_bytes() == name))
+                || name.len() + value.len() > room
+            {
                 continue;
             }
             if let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) {
@@ -259,7 +289,10 @@ impl Exchange {
     /// Sets the fairness id of the request, which the proxy has checked. Text that is no UTF-8
     /// counts as none.
     pub fn set_flow(&mut self, id: Option<&[u8]>) {
-        self.facts.flow = id.and_then(|id| std::str::from_utf8(id).ok()).filter(|id| !id.is_empty()).map(Into::into);
+        self.facts.flow = id
+            .and_then(|id| std::str::from_utf8(id).ok())
+            .filter(|id| !id.is_empty())
+            .map(Into::into);
     }
 
     /// Records that the host cannot show the whole body before the decision. The decision then uses
@@ -270,11 +303,20 @@ impl Exchange {
 
     /// Checks the length of a body that is, or will be, `bytes` long. Returns a reply if the body
     /// is too long.
-    pub fn check_body_size(&mut self, settings: &ExchangeSettings, bytes: usize) -> Option<LocalReply> {
-        let undecided = matches!(self.phase, ExchangePhase::Started | ExchangePhase::Buffering);
+    pub fn check_body_size(
+        &mut self,
+        settings: &ExchangeSettings,
+        bytes: usize,
+    ) -> Option<LocalReply> {
+        let undecided = matches!(
+            self.phase,
+            ExchangePhase::Started | ExchangePhase::Buffering
+        );
         (undecided && bytes > settings.body_limit_bytes).then(|| {
             let refusal = Refusal::TooLarge(settings.body_limit_bytes);
-            self.phase = ExchangePhase::Answered { uncounted: Some(refusal.reason()) };
+            self.phase = ExchangePhase::Answered {
+                uncounted: Some(refusal.reason()),
+            };
             refusal.reply(self.family)
         })
     }
@@ -303,11 +345,21 @@ impl Exchange {
     }
 
     /// Reads the response headers, from the upstream or from the proxy.
-    pub fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
+    pub fn response_headers(
+        &mut self,
+        pool: &mut ManagedPool,
+        head: &ResponseHead<'_>,
+        now: Timestamp,
+    ) -> ResponseStep {
         match &mut self.phase {
             ExchangePhase::Routed(routed) => {
                 let mut step = routed.response_headers(pool, head, now);
-                step.set.extend(self.why.reasons.take().map(|reasons| (headers::DECISION.into(), reasons)));
+                step.set.extend(
+                    self.why
+                        .reasons
+                        .take()
+                        .map(|reasons| (headers::DECISION.into(), reasons)),
+                );
                 step
             }
             _ => ResponseStep::default(),
@@ -315,13 +367,25 @@ impl Exchange {
     }
 
     /// Reads a piece of the response body. Returns the bytes that replace it, if it changes.
-    pub fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) -> Option<&[u8]> {
+    pub fn response_chunk(
+        &mut self,
+        pool: &mut ManagedPool,
+        bytes: &[u8],
+        last: bool,
+        now: Timestamp,
+    ) -> Option<&[u8]> {
         self.read_chunk(pool, bytes, last, now);
         self.restore_chunk(bytes, last)
     }
 
     /// The first step of [`Self::response_chunk`]: reads the piece.
-    pub(crate) fn read_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
+    pub(crate) fn read_chunk(
+        &mut self,
+        pool: &mut ManagedPool,
+        bytes: &[u8],
+        last: bool,
+        now: Timestamp,
+    ) {
         if let ExchangePhase::Routed(routed) = &mut self.phase {
             routed.response_chunk(pool, bytes, last, now);
         }
@@ -329,7 +393,11 @@ impl Exchange {
 
     /// The second step of [`Self::response_chunk`].
     pub(crate) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
-        if let ExchangePhase::Routed(routed) = &mut self.phase { routed.restore_chunk(bytes, last) } else { None }
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.restore_chunk(bytes, last)
+        } else {
+            None
+        }
     }
 
     /// Whether the reply to an inference request has begun and not ended. In this case, call
@@ -354,7 +422,9 @@ impl Exchange {
             ExchangePhase::Routed(routed) => Some(routed.end(pool, now)),
             ExchangePhase::Answered { uncounted } => {
                 self.phase = ExchangePhase::Answered { uncounted: None };
-                uncounted.into_iter().for_each(|reason| pool.counters_mut().count_dropped(reason));
+                uncounted
+                    .into_iter()
+                    .for_each(|reason| pool.counters_mut().count_dropped(reason));
                 None
             }
             ExchangePhase::Queued(held) => {
@@ -383,8 +453,14 @@ impl Exchange {
 
     /// Gives the request up, if the pool says so: releases what the pick holds, and returns the
     /// reply for the client.
-    pub(crate) fn give_up(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<(LocalReply, ExchangeOutcome)> {
-        let ExchangePhase::Routed(routed) = &self.phase else { return None };
+    pub(crate) fn give_up(
+        &mut self,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> Option<(LocalReply, ExchangeOutcome)> {
+        let ExchangePhase::Routed(routed) = &self.phase else {
+            return None;
+        };
         let retry_after_s = routed.take_revoked(pool)?;
         let outcome = self.end(pool, now)?;
         match self.refuse(pool, &Refusal::GivenUp { retry_after_s }) {
@@ -396,21 +472,40 @@ impl Exchange {
     /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path
     /// is no inference path.
     fn requested_slo(&self, pool: &ManagedPool) -> Result<slo::RequestedSlo, Refusal> {
-        let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
-        let Some(pipeline) = predicting else { return Ok(slo::RequestedSlo::default()) };
+        let predicting = pool
+            .snapshot()
+            .map(Snapshot::pipeline)
+            .filter(|pipeline| pipeline.predicts() && self.api.is_inference());
+        let Some(pipeline) = predicting else {
+            return Ok(slo::RequestedSlo::default());
+        };
         let requested = self.facts.latency?;
-        if pipeline.demands_slo() && !requested.slo.any() { Err(Refusal::SloMissing) } else { Ok(requested) }
+        if pipeline.demands_slo() && !requested.slo.any() {
+            Err(Refusal::SloMissing)
+        } else {
+            Ok(requested)
+        }
     }
 
     fn refuse(&mut self, pool: &mut ManagedPool, refusal: &Refusal) -> ExchangeStep {
         self.phase = ExchangePhase::Answered { uncounted: None };
         pool.counters_mut().count_dropped(refusal.reason());
         let mut reply = refusal.reply(self.family);
-        reply.headers.extend(self.why.reasons.clone().map(|reasons| (headers::DECISION, reasons)));
+        reply.headers.extend(
+            self.why
+                .reasons
+                .clone()
+                .map(|reasons| (headers::DECISION, reasons)),
+        );
         ExchangeStep::Reply(reply)
     }
 
-    fn without_state(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> ExchangeStep {
+    fn without_state(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> ExchangeStep {
         let deadline = self.started.plus_ms(settings.cold_start_wait_ms);
         if now < deadline {
             self.phase = ExchangePhase::Parked;
@@ -429,19 +524,36 @@ impl Exchange {
 // === impl RequestHead ===
 
 impl<'h> RequestHead<'h> {
-    fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>, settings: &ExchangeSettings) -> Self {
-        let (model_header, ttl_header) = (settings.model_header.as_bytes(), settings.flow.ttl_header.as_bytes());
-        let number = |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    fn read(
+        pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
+        settings: &ExchangeSettings,
+    ) -> Self {
+        let (model_header, ttl_header) = (
+            settings.model_header.as_bytes(),
+            settings.flow.ttl_header.as_bytes(),
+        );
+        let number = |value: &[u8]| {
+            std::str::from_utf8(value)
+                .ok()
+                .and_then(|text| text.parse().ok())
+        };
         let mut head = Self::default();
         for (name, value) in pairs {
             match name {
                 b":method" => head.method = value,
                 b":path" => head.path = value,
-                b"content-length" => head.content_length = number(value).and_then(|bytes| usize::try_from(bytes).ok()),
+                b"content-length" => {
+                    head.content_length =
+                        number(value).and_then(|bytes| usize::try_from(bytes).ok())
+                }
                 // Headers of upgrades and of gRPC streams do not end the stream, but no body
                 // follows. Holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
-                b"content-encoding" => head.encoding = head.encoding.or(Some(value).filter(|value| headers::is_encoded(value))),
+                b"content-encoding" => {
+                    head.encoding = head
+                        .encoding
+                        .or(Some(value).filter(|value| headers::is_encoded(value)))
+                }
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => {
                     head.grpc |= value.starts_with(b"application/grpc");
@@ -484,7 +596,11 @@ impl<'h> HeaderPair<'h> {
     /// Returns the value under the current name, else under the older name. An empty value, or a
     /// value that is not text, counts as absent.
     fn get(&self) -> Option<&'h str> {
-        self.0.iter().flatten().filter_map(|value| std::str::from_utf8(value).ok()).find(|value| !value.is_empty())
+        self.0
+            .iter()
+            .flatten()
+            .filter_map(|value| std::str::from_utf8(value).ok())
+            .find(|value| !value.is_empty())
     }
 }
 
@@ -504,21 +620,44 @@ mod tests {
             (&[(current, "\u{fe}"), ("x-other", "a")], Some("\u{fe}")),
         ] {
             let settings = ExchangeSettings::default();
-            let head = RequestHead::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), &settings);
+            let head = RequestHead::read(
+                given
+                    .iter()
+                    .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+                &settings,
+            );
             assert_eq!(head.objective.get(), read, "{given:?}");
         }
-        assert_eq!(RequestHead::read([(current.as_bytes(), &b"\xff"[..])], &ExchangeSettings::default()).objective.get(), None);
+        assert_eq!(
+            RequestHead::read(
+                [(current.as_bytes(), &b"\xff"[..])],
+                &ExchangeSettings::default()
+            )
+            .objective
+            .get(),
+            None
+        );
     }
 
     #[test]
     fn the_wait_of_a_request_is_read_where_its_header_is_named() {
         let mut settings = ExchangeSettings::default();
         let read = |settings: &ExchangeSettings, value: &'static str| {
-            RequestHead::read([(&b"x-queue-ttl-ms"[..], value.as_bytes()), (b"x-queue-ttl-ms", b"7")], settings).ttl_ms
+            RequestHead::read(
+                [
+                    (&b"x-queue-ttl-ms"[..], value.as_bytes()),
+                    (b"x-queue-ttl-ms", b"7"),
+                ],
+                settings,
+            )
+            .ttl_ms
         };
         assert_eq!(read(&settings, "5"), None);
         settings.flow.ttl_header = "x-queue-ttl-ms".to_owned();
         let given = ["5", "0", "-1", "5s", "", "99999999999999999999"];
-        assert_eq!(given.map(|value| read(&settings, value)), [Some(5), Some(0), Some(7), Some(7), Some(7), Some(7)]);
+        assert_eq!(
+            given.map(|value| read(&settings, value)),
+            [Some(5), Some(0), Some(7), Some(7), Some(7), Some(7)]
+        );
     }
 }

@@ -4,7 +4,10 @@
 use pool_state::DecisionObserver;
 use pool_state::queues::HeldReason;
 use scheduler::latency::NoPrediction;
-use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, LocalState, ProfileExplanation, Request, Rng, Slo, Snapshot};
+use scheduler::{
+    Decision, EndpointIndex, EndpointPrediction, Explanation, LocalState, ProfileExplanation,
+    Request, Rng, Slo, Snapshot,
+};
 
 use crate::json::write::JsonWriter;
 use crate::record::DecisionRecord;
@@ -59,11 +62,15 @@ pub fn reasons(
         }
         picked(w, snapshot, decision);
         if let Some(held) = held {
-            let full = snapshot.indices().filter_map(|index| snapshot.endpoint(index)).find(|endpoint| Some(endpoint.id) == held.full_at);
+            let full = snapshot
+                .indices()
+                .filter_map(|index| snapshot.endpoint(index))
+                .find(|endpoint| Some(endpoint.id) == held.full_at);
             w.name("held").object(|w| {
                 w.name("ms").plain(held.ms);
                 w.name("priority").plain(held.priority);
-                w.name("full").option(full, |w, endpoint| w.string(&endpoint.address));
+                w.name("full")
+                    .option(full, |w, endpoint| w.string(&endpoint.address));
             });
         }
         w.name("candidates");
@@ -86,14 +93,21 @@ pub fn reasons(
 fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
     let mut put = |name: &str, indices: &[EndpointIndex]| {
         let endpoints = indices.iter().filter_map(|&index| snapshot.endpoint(index));
-        w.name(name).strings(endpoints.map(|endpoint| &*endpoint.address));
+        w.name(name)
+            .strings(endpoints.map(|endpoint| &*endpoint.address));
     };
     match decision {
         Decision::Route(route) => {
             put("picked", &route.ranked.iter().collect::<Vec<_>>());
-            let stages =
-                [("prefill", route.prefill.as_slice()), ("encode", &route.encode), ("data_parallel", route.data_parallel.as_slice())];
-            stages.into_iter().filter(|(_, indices)| !indices.is_empty()).for_each(|(name, indices)| put(name, indices));
+            let stages = [
+                ("prefill", route.prefill.as_slice()),
+                ("encode", &route.encode),
+                ("data_parallel", route.data_parallel.as_slice()),
+            ];
+            stages
+                .into_iter()
+                .filter(|(_, indices)| !indices.is_empty())
+                .for_each(|(name, indices)| put(name, indices));
         }
         _ => put("picked", &[]),
     }
@@ -105,15 +119,29 @@ fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
 // === impl DecisionReason ===
 
 impl DecisionObserver for DecisionReason {
-    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng) {
-        self.pending = self.recorded.take().and_then(|headers| DecisionRecord::of(snapshot, request, local, rng, &headers));
+    fn before(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        local: LocalState<'_>,
+        rng: &Rng,
+    ) {
+        self.pending = self
+            .recorded
+            .take()
+            .and_then(|headers| DecisionRecord::of(snapshot, request, local, rng, &headers));
     }
 
     fn explains(&self) -> bool {
         self.endpoints_max > 0 || self.traced
     }
 
-    fn after(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>) {
+    fn after(
+        &mut self,
+        snapshot: &Snapshot,
+        decision: &Decision,
+        explanation: Option<&Explanation>,
+    ) {
         let record = self.pending.take();
         if explanation.is_none() && record.is_none() {
             return;
@@ -123,9 +151,22 @@ impl DecisionObserver for DecisionReason {
             _ => Vec::new(),
         };
         let wanted = explanation.filter(|_| self.endpoints_max > 0);
-        self.reasons = wanted.map(|e| reasons(snapshot, decision, e, self.held.as_ref(), self.endpoints_max));
-        self.candidates = explanation.filter(|_| self.traced).map(|e| ranked(snapshot, e, &picked));
-        let addresses = picked.into_iter().filter_map(|index| snapshot.endpoint(index)).map(|endpoint| &*endpoint.address);
+        self.reasons = wanted.map(|e| {
+            reasons(
+                snapshot,
+                decision,
+                e,
+                self.held.as_ref(),
+                self.endpoints_max,
+            )
+        });
+        self.candidates = explanation
+            .filter(|_| self.traced)
+            .map(|e| ranked(snapshot, e, &picked));
+        let addresses = picked
+            .into_iter()
+            .filter_map(|index| snapshot.endpoint(index))
+            .map(|endpoint| &*endpoint.address);
         self.record = record.map(|record| record.to_json(addresses));
     }
 }
@@ -134,16 +175,39 @@ impl DecisionObserver for DecisionReason {
 fn ranked(snapshot: &Snapshot, explanation: &Explanation, picked: &[EndpointIndex]) -> String {
     let mut w = JsonWriter::default();
     let none = ProfileExplanation::default();
-    candidates(&mut w, snapshot, explanation, explanation.profiles.first().unwrap_or(&none), picked);
+    candidates(
+        &mut w,
+        snapshot,
+        explanation,
+        explanation.profiles.first().unwrap_or(&none),
+        picked,
+    );
     w.finish()
 }
 
-fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, shown: &[EndpointIndex]) {
+fn candidates(
+    w: &mut JsonWriter,
+    snapshot: &Snapshot,
+    explanation: &Explanation,
+    profile: &ProfileExplanation,
+    shown: &[EndpointIndex],
+) {
     w.array(|w| {
         for &index in shown {
-            let Some(endpoint) = snapshot.endpoint(index) else { continue };
-            let dropped_by = explanation.dropped.iter().chain(&profile.dropped).find(|d| d.endpoint == index).map(|d| &*d.by);
-            let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, total)| *total);
+            let Some(endpoint) = snapshot.endpoint(index) else {
+                continue;
+            };
+            let dropped_by = explanation
+                .dropped
+                .iter()
+                .chain(&profile.dropped)
+                .find(|d| d.endpoint == index)
+                .map(|d| &*d.by);
+            let total = profile
+                .totals
+                .iter()
+                .find(|(i, _)| *i == index)
+                .map(|(_, total)| *total);
             w.object(|w| {
                 w.name("endpoint").string(&endpoint.address);
                 w.name("dropped_by").option(dropped_by, JsonWriter::string);
@@ -163,7 +227,8 @@ fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation
                 let uncached = explanation.uncached_tokens.get(index.get()).copied();
                 w.name("predicted").option(uncached, |w, uncached| {
                     w.object(|w| {
-                        w.name("cached_tokens").plain(explanation.prompt_tokens.saturating_sub(uncached));
+                        w.name("cached_tokens")
+                            .plain(explanation.prompt_tokens.saturating_sub(uncached));
                         w.name("uncached_tokens").plain(uncached);
                         if let Some(prospect) = explanation.predictions.get(index.get()) {
                             prospect_members(w, prospect, explanation.asks);
@@ -185,7 +250,11 @@ fn cost(w: &mut JsonWriter, terms: &[(&'static str, f32)]) {
 }
 
 /// Writes the prediction, and for a request with an SLO the headroom and which times would be late.
-fn prospect_members(w: &mut JsonWriter, prospect: &Result<EndpointPrediction, NoPrediction>, asks: Slo) {
+fn prospect_members(
+    w: &mut JsonWriter,
+    prospect: &Result<EndpointPrediction, NoPrediction>,
+    asks: Slo,
+) {
     let prospect = match prospect {
         Ok(prospect) => prospect,
         Err(why) => return w.name("abstains").string(why.reason()),
@@ -196,7 +265,11 @@ fn prospect_members(w: &mut JsonWriter, prospect: &Result<EndpointPrediction, No
             w.name("ms").rounded(time.predicted_ms);
             if asks.any() && time.limit_ms.is_finite() {
                 w.name("limit_ms").rounded(time.limit_ms);
-                w.name("limit_of").string(if time.of_others { "others there" } else { "the request" });
+                w.name("limit_of").string(if time.of_others {
+                    "others there"
+                } else {
+                    "the request"
+                });
                 w.name("headroom_ms").rounded(time.left_ms());
             }
         });
@@ -204,6 +277,11 @@ fn prospect_members(w: &mut JsonWriter, prospect: &Result<EndpointPrediction, No
     if asks.any() {
         w.name("valid").plain(prospect.is_valid());
         w.name("idle").plain(prospect.idle);
-        w.name("late").strings(times.into_iter().filter(|(_, time)| time.is_exceeded()).map(|(name, _)| name));
+        w.name("late").strings(
+            times
+                .into_iter()
+                .filter(|(_, time)| time.is_exceeded())
+                .map(|(name, _)| name),
+        );
     }
 }

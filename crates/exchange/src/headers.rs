@@ -44,7 +44,10 @@ pub const CONTENT_LENGTH: &str = "content-length";
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 
 /// Names the objective of a request: the current name, then the older one that is still read.
-pub const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
+pub const OBJECTIVE: [&str; 2] = [
+    "x-llm-d-inference-objective",
+    "x-gateway-inference-objective",
+];
 /// Requests another model than the body's: the current name, then the older one that is still read.
 pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
 
@@ -87,8 +90,13 @@ pub const PROXY_ORDERS: [&str; 7] = [
 /// Envoy.
 #[must_use]
 pub fn is_control(name: &[u8]) -> bool {
-    let ours = name.strip_prefix(b"x-switchpoint-").is_some_and(|rest| rest != b"explain");
-    ours || CONTROL.iter().chain(&PROXY_ORDERS).any(|control| control.as_bytes() == name)
+    let ours = name
+        .strip_prefix(b"x-switchpoint-")
+        .is_some_and(|rest| rest != b"explain");
+    ours || CONTROL
+        .iter()
+        .chain(&PROXY_ORDERS)
+        .any(|control| control.as_bytes() == name)
 }
 
 /// Whether a `content-encoding` of this value names a coding, other than `identity`.
@@ -113,7 +121,13 @@ mod tests {
         for plain in [&b""[..], b"identity", b"Identity"] {
             assert!(!is_encoded(plain), "{plain:?}");
         }
-        for coded in [&b"gzip"[..], b"BR", b"identity, gzip", b"gzip,identity", b"x"] {
+        for coded in [
+            &b"gzip"[..],
+            b"BR",
+            b"identity, gzip",
+            b"gzip,identity",
+            b"x",
+        ] {
             assert!(is_encoded(coded), "{coded:?}");
         }
     }

@@ -10,7 +10,11 @@ const ITEMS_MAX: usize = scheduler::ENDPOINTS_MAX;
 #[must_use]
 pub fn parse(bytes: &[u8]) -> SubsetHint {
     let items = list(bytes).unwrap_or_else(|| bytes.split(|&b| b == b',').collect());
-    SubsetHint::parse(items.into_iter().filter_map(|item| std::str::from_utf8(item).ok()))
+    SubsetHint::parse(
+        items
+            .into_iter()
+            .filter_map(|item| std::str::from_utf8(item).ok()),
+    )
 }
 
 /// Returns the items if `bytes` are exactly one serialised list.
@@ -23,7 +27,11 @@ fn list(bytes: &[u8]) -> Option<Vec<&[u8]>> {
         let (value_bytes, rest) = read_u32(rest)?;
         sizes = rest;
         let name = values.get(..name_bytes)?;
-        values = values.get(name_bytes..)?.strip_prefix(&[0])?.get(value_bytes..)?.strip_prefix(&[0])?;
+        values = values
+            .get(name_bytes..)?
+            .strip_prefix(&[0])?
+            .get(value_bytes..)?
+            .strip_prefix(&[0])?;
         if items.len() < ITEMS_MAX {
             items.push(name);
         }
@@ -58,7 +66,11 @@ mod tests {
         let bytes = pairs(&["10.0.0.1:8000", "10.0.0.2:8000"]);
         assert_eq!(bytes.len(), 50, "the size seen on the real host");
         let hint = parse(&bytes);
-        assert!(hint.allows("10.0.0.1:8000") && hint.allows("10.0.0.2:8000") && !hint.allows("10.0.0.3:8000"));
+        assert!(
+            hint.allows("10.0.0.1:8000")
+                && hint.allows("10.0.0.2:8000")
+                && !hint.allows("10.0.0.3:8000")
+        );
     }
 
     #[test]
@@ -71,7 +83,11 @@ mod tests {
     #[test]
     fn plain_text() {
         let hint = parse(b"10.0.0.1:8000, [2001:db8::1]:8000");
-        assert!(hint.allows("10.0.0.1:8000") && hint.allows("[2001:db8::1]:8000") && !hint.allows("10.0.0.2:8000"));
+        assert!(
+            hint.allows("10.0.0.1:8000")
+                && hint.allows("[2001:db8::1]:8000")
+                && !hint.allows("10.0.0.2:8000")
+        );
     }
 
     proptest::proptest! {

@@ -80,22 +80,34 @@ impl<'b> JsonReader<'b> {
     /// Starts at the first byte.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
-        Self { bytes, at: 0, depth: 0 }
+        Self {
+            bytes,
+            at: 0,
+            depth: 0,
+        }
     }
 
     /// The kind of the next value; nothing is consumed but white space.
     pub fn peek(&mut self) -> Result<JsonKind> {
-        self.next_byte().and_then(JsonKind::of).ok_or(JsonError::Invalid { offset: self.at })
+        self.next_byte()
+            .and_then(JsonKind::of)
+            .ok_or(JsonError::Invalid { offset: self.at })
     }
 
     /// Walks an object: calls `member` with each key, and `member` must consume the value. Skips a
     /// value that is no object.
-    pub fn members(&mut self, mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
+    pub fn members(
+        &mut self,
+        mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>,
+    ) -> Result<()> {
         self.walk_members(&mut member)
     }
 
     #[inline(never)] // many callers, and the wasm module should be small
-    fn walk_members(&mut self, member: &mut dyn FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
+    fn walk_members(
+        &mut self,
+        member: &mut dyn FnMut(&mut Self, JsonStr<'b>) -> Result<()>,
+    ) -> Result<()> {
         if self.peek()? != JsonKind::Object {
             return self.skip().map(drop);
         }
@@ -140,7 +152,11 @@ impl<'b> JsonReader<'b> {
 
     /// Reads a string; `None` if the value is something else.
     pub fn string(&mut self) -> Result<Option<JsonStr<'b>>> {
-        if self.peek()? == JsonKind::String { self.read_string().map(Some) } else { self.skip().map(|_| None) }
+        if self.peek()? == JsonKind::String {
+            self.read_string().map(Some)
+        } else {
+            self.skip().map(|_| None)
+        }
     }
 
     /// Reads `true` or `false`; `None` if the value is something else.
@@ -155,7 +171,12 @@ impl<'b> JsonReader<'b> {
     pub fn count(&mut self) -> Result<Option<u32>> {
         let kind = self.peek()?;
         let span = self.skip()?;
-        let value = self.bytes.get(span).filter(|_| kind == JsonKind::Number).and_then(number::parse).filter(|v| !v.is_sign_negative());
+        let value = self
+            .bytes
+            .get(span)
+            .filter(|_| kind == JsonKind::Number)
+            .and_then(number::parse)
+            .filter(|v| !v.is_sign_negative());
         // `as` saturates, which is the intended clamp; an exponent beyond f64 reads as infinity.
         Ok(value.map(|v| v as u32))
     }
@@ -206,7 +227,11 @@ impl<'b> JsonReader<'b> {
 
     /// Checks that only white space follows.
     pub fn end(&mut self) -> Result<()> {
-        if self.next_byte().is_none() { Ok(()) } else { self.invalid() }
+        if self.next_byte().is_none() {
+            Ok(())
+        } else {
+            self.invalid()
+        }
     }
 
     /// The offset of the cursor, in bytes.
@@ -240,14 +265,24 @@ impl<'b> JsonReader<'b> {
     /// Reads a string. The cursor is on the opening quote.
     fn read_string(&mut self) -> Result<JsonStr<'b>> {
         let start = self.at + 1;
-        let found = scan::string(self.bytes, start).map_err(|stop| JsonError::Invalid { offset: stop.offset })?;
+        let found = scan::string(self.bytes, start).map_err(|stop| JsonError::Invalid {
+            offset: stop.offset,
+        })?;
         let raw = self.bytes.get(start..found.end).unwrap_or_default();
         if !found.ascii && simdutf8::basic::from_utf8(raw).is_err() {
-            let valid = std::str::from_utf8(raw).err().map_or(0, |error| error.valid_up_to());
-            return Err(JsonError::Invalid { offset: start + valid });
+            let valid = std::str::from_utf8(raw)
+                .err()
+                .map_or(0, |error| error.valid_up_to());
+            return Err(JsonError::Invalid {
+                offset: start + valid,
+            });
         }
         self.at = found.end + 1;
-        Ok(JsonStr { raw, start, escaped: found.escaped })
+        Ok(JsonStr {
+            raw,
+            start,
+            escaped: found.escaped,
+        })
     }
 
     fn number(&mut self) -> Result<()> {
@@ -273,14 +308,20 @@ impl<'b> JsonReader<'b> {
 
     fn digits(&mut self) -> Result<()> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let digits = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+        let digits = rest
+            .iter()
+            .position(|byte| !byte.is_ascii_digit())
+            .unwrap_or(rest.len());
         self.at += digits;
         if digits == 0 { self.invalid() } else { Ok(()) }
     }
 
     fn literal(&mut self) -> Result<()> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        match [&b"true"[..], b"false", b"null"].into_iter().find(|word| rest.starts_with(word)) {
+        match [&b"true"[..], b"false", b"null"]
+            .into_iter()
+            .find(|word| rest.starts_with(word))
+        {
             Some(word) => {
                 self.at += word.len();
                 Ok(())
@@ -362,14 +403,24 @@ impl<'b> JsonStr<'b> {
     /// hold, becomes U+FFFD.
     #[must_use]
     pub fn text(&self) -> Cow<'b, str> {
-        if self.escaped { String::from_utf8_lossy(&unescape(self.raw)).into_owned().into() } else { String::from_utf8_lossy(self.raw) }
+        if self.escaped {
+            String::from_utf8_lossy(&unescape(self.raw))
+                .into_owned()
+                .into()
+        } else {
+            String::from_utf8_lossy(self.raw)
+        }
     }
 
     /// The bytes of the unescaped text, to compare names. They are borrowed unless there are
     /// escapes.
     #[must_use]
     pub fn name(&self) -> Cow<'b, [u8]> {
-        if self.escaped { Cow::Owned(unescape(self.raw)) } else { Cow::Borrowed(self.raw) }
+        if self.escaped {
+            Cow::Owned(unescape(self.raw))
+        } else {
+            Cow::Borrowed(self.raw)
+        }
     }
 }
 
@@ -399,9 +450,15 @@ fn decode_escape(escape: &[u8]) -> (char, usize) {
         Some(b'u') => match (code_unit(escape, 0), code_unit(escape, 6)) {
             (high @ 0xd800..0xdc00, low @ 0xdc00..0xe000) => {
                 let code = 0x1_0000 + ((high - 0xd800) << 10) + (low - 0xdc00);
-                (char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), 12)
+                (
+                    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER),
+                    12,
+                )
             }
-            (unit, _) => (char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER), 6),
+            (unit, _) => (
+                char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER),
+                6,
+            ),
         },
         Some(byte) => (char::from(*byte), 2),
         None => (char::REPLACEMENT_CHARACTER, 1),
@@ -410,9 +467,13 @@ fn decode_escape(escape: &[u8]) -> (char, usize) {
 
 /// The four hexadecimal digits of the `\uXXXX` at `at`; 0 if there is no such escape.
 fn code_unit(bytes: &[u8], at: usize) -> u32 {
-    let digits = bytes.get(at..at + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
+    let digits = bytes
+        .get(at..at + 6)
+        .and_then(|escape| escape.strip_prefix(b"\\u"));
     let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-    digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or(0)
+    digits
+        .and_then(|digits| u32::from_str_radix(digits, 16).ok())
+        .unwrap_or(0)
 }
 
 /// Counts the steps of this thread: examined bytes of the frame and blocks of strings. Tests use

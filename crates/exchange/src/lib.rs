@@ -8,17 +8,21 @@
 
 mod exchange;
 pub use exchange::{
-    Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, HeldAttempt, HeldPick, ParsedBody, PendingRequest,
-    RequestChanges, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep,
+    Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, HeldAttempt, HeldPick,
+    ParsedBody, PendingRequest, RequestChanges, ResponseBody, ResponseHead, ResponseOrigin,
+    ResponseStep,
 };
 
 pub mod driver;
-pub use driver::{BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost, RewriteError};
+pub use driver::{
+    BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost, RewriteError,
+};
 
 mod settings;
 pub use settings::{
-    DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader,
-    FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
+    DecideAt, DecisionLogSettings, DestinationFormat, DestinationSettings, ExchangeSettings,
+    FailureMode, FairnessHeader, FlowRequestSettings, ObjectiveHeader, RetrySettings,
+    SubsetSettings,
 };
 
 pub use pool_state::{ManagedPool, Timestamp};

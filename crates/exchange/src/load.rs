@@ -20,10 +20,20 @@ pub(crate) struct OrcaLoad {
 pub(crate) fn parse(report: &[u8]) -> Option<OrcaLoad> {
     let text = std::str::from_utf8(report.get(..report.len().min(REPORT_BYTES_MAX))?).ok()?;
     let mut load = OrcaLoad::default();
-    for (name, value) in text.trim_start().strip_prefix("TEXT")?.split(',').filter_map(|item| item.split_once('=')) {
-        #[expect(clippy::cast_possible_truncation, reason = "what is too large becomes infinite, and is passed over")]
+    for (name, value) in text
+        .trim_start()
+        .strip_prefix("TEXT")?
+        .split(',')
+        .filter_map(|item| item.split_once('='))
+    {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "what is too large becomes infinite, and is passed over"
+        )]
         let value = number::parse(value.trim().as_bytes()).map(|value| value as f32);
-        let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) else { continue };
+        let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) else {
+            continue;
+        };
         match name.trim().trim_start_matches("named_metrics.") {
             "kv_cache_usage_perc" => load.kv_cache_utilization = Some(value.min(1.0)),
             "num_requests_waiting" => load.queue_depth = Some(value),
@@ -49,17 +59,36 @@ mod tests {
 
     #[test]
     fn as_vllm_writes_it() {
-        let load = parse(b"TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=2").unwrap();
-        assert_eq!(load, OrcaLoad { kv_cache_utilization: Some(0.4), queue_depth: Some(2.0) });
+        let load = parse(
+            b"TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=2",
+        )
+        .unwrap();
+        assert_eq!(
+            load,
+            OrcaLoad {
+                kv_cache_utilization: Some(0.4),
+                queue_depth: Some(2.0)
+            }
+        );
     }
 
     #[test]
     fn lies_are_not_believed() {
-        for lie in
-            ["", "TEXT", "JSON {}", "TEXT kv_cache_usage_perc=NaN", "TEXT kv_cache_usage_perc=inf, num_requests_waiting=-1", "TEXT ="]
-        {
+        for lie in [
+            "",
+            "TEXT",
+            "JSON {}",
+            "TEXT kv_cache_usage_perc=NaN",
+            "TEXT kv_cache_usage_perc=inf, num_requests_waiting=-1",
+            "TEXT =",
+        ] {
             assert_eq!(parse(lie.as_bytes()), None, "{lie}");
         }
-        assert_eq!(parse(b"TEXT kv_cache_usage_perc=7").unwrap().kv_cache_utilization, Some(1.0));
+        assert_eq!(
+            parse(b"TEXT kv_cache_usage_perc=7")
+                .unwrap()
+                .kv_cache_utilization,
+            Some(1.0)
+        );
     }
 }

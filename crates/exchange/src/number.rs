@@ -25,7 +25,8 @@ pub fn parse(text: &[u8]) -> Option<f64> {
         (b'+', rest) => (false, rest),
         _ => (false, text),
     };
-    let (mut mantissa, mut exponent, mut held, mut any, mut after_point) = (0_u64, 0_i32, 0, false, false);
+    let (mut mantissa, mut exponent, mut held, mut any, mut after_point) =
+        (0_u64, 0_i32, 0, false, false);
     while let Some((&byte, after)) = rest.split_first() {
         match byte {
             b'0'..=b'9' => {
@@ -62,7 +63,10 @@ fn parse_exponent(text: &[u8]) -> Option<i32> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let exponent = digits.iter().fold(0_i32, |sum, digit| sum.saturating_mul(10).saturating_add(i32::from(digit - b'0')));
+    let exponent = digits.iter().fold(0_i32, |sum, digit| {
+        sum.saturating_mul(10)
+            .saturating_add(i32::from(digit - b'0'))
+    });
     Some(if negative { -exponent } else { exponent })
 }
 
@@ -74,7 +78,11 @@ fn scale(value: f64, exponent: i32) -> f64 {
         // Powers up to this one are exact, so the first step of a short number is exact too.
         let step = left.min(POWER_EXACT_MAX);
         let power = (0..step).fold(1.0, |power, _| power * 10.0);
-        scaled = if exponent > 0 { scaled * power } else { scaled / power };
+        scaled = if exponent > 0 {
+            scaled * power
+        } else {
+            scaled / power
+        };
         left -= step;
     }
     scaled
@@ -85,7 +93,11 @@ pub fn write(out: &mut String, value: f32) {
     let size = f64::from(value.abs());
     // Estimate the decimal exponent from the binary exponent. The estimate is right or one too low,
     // so the first try has one digit or none.
-    let decade = if value == 0.0 { 0 } else { (((size.to_bits() >> 52) as i32 - 1_023) * 30_103).div_euclid(100_000) };
+    let decade = if value == 0.0 {
+        0
+    } else {
+        (((size.to_bits() >> 52) as i32 - 1_023) * 30_103).div_euclid(100_000)
+    };
     for digits in 0..=F32_DIGITS_MAX {
         let places = digits - 1 - decade;
         let rounded = scale(size, places).round();
@@ -109,7 +121,11 @@ pub fn write_rounded(out: &mut String, value: f32, places: i32) {
 
 /// Writes the whole number `digits`, at most 10^15, divided by ten to the power of `places`.
 fn write_decimal(out: &mut String, negative: bool, digits: f64, places: i32) {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 10^15, and not negative")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "within 10^15, and not negative"
+    )]
     let (mut digits, mut places) = (digits as u64, places);
     while places > 0 && digits.is_multiple_of(10) {
         (digits, places) = (digits / 10, places - 1);
@@ -127,7 +143,10 @@ fn write_decimal(out: &mut String, negative: bool, digits: f64, places: i32) {
     if places > 0 {
         let written = out.len() - start;
         if written <= places {
-            out.insert_str(start, &zeros(i32::try_from(places + 1 - written).unwrap_or(0)).collect::<String>());
+            out.insert_str(
+                start,
+                &zeros(i32::try_from(places + 1 - written).unwrap_or(0)).collect::<String>(),
+            );
         }
         out.insert(out.len() - places, '.');
     }
@@ -152,29 +171,58 @@ mod tests {
 
     #[test]
     fn what_is_read() {
-        for (text, value) in
-            [("0", 0.0), ("-0.5", -0.5), ("+7", 7.0), ("12.50", 12.5), ("1e3", 1e3), ("1.5E-3", 1.5e-3), (".5", 0.5), ("5.", 5.0)]
-        {
+        for (text, value) in [
+            ("0", 0.0),
+            ("-0.5", -0.5),
+            ("+7", 7.0),
+            ("12.50", 12.5),
+            ("1e3", 1e3),
+            ("1.5E-3", 1.5e-3),
+            (".5", 0.5),
+            ("5.", 5.0),
+        ] {
             assert_eq!(parse(text.as_bytes()), Some(value), "{text}");
         }
-        assert_eq!(parse(b"123456789012345678901234567890"), Some(1.234_567_890_123_456_8e29));
+        assert_eq!(
+            parse(b"123456789012345678901234567890"),
+            Some(1.234_567_890_123_456_8e29)
+        );
         assert_eq!(parse(b"1e999999999999"), Some(f64::INFINITY));
         assert_eq!(parse(b"1e-999999999999"), Some(0.0));
-        assert_eq!(parse(&[b"0.".as_slice(), &[b'0'; 500], b"1e501"].concat()), Some(1.0));
-        for text in ["", "-", ".", "e5", "1e", "1e+", "1.2.3", " 1", "1 ", "nan", "inf", "0x10", "1_000", "--1"] {
+        assert_eq!(
+            parse(&[b"0.".as_slice(), &[b'0'; 500], b"1e501"].concat()),
+            Some(1.0)
+        );
+        for text in [
+            "", "-", ".", "e5", "1e", "1e+", "1.2.3", " 1", "1 ", "nan", "inf", "0x10", "1_000",
+            "--1",
+        ] {
             assert_eq!(parse(text.as_bytes()), None, "{text}");
         }
     }
 
     #[test]
     fn what_is_written() {
-        for (value, text) in [(0.0, "0"), (-0.0, "0"), (1.0, "1"), (-2.5, "-2.5"), (0.1, "0.1"), (100.0, "100"), (16_777_216.0, "16777216")]
-        {
+        for (value, text) in [
+            (0.0, "0"),
+            (-0.0, "0"),
+            (1.0, "1"),
+            (-2.5, "-2.5"),
+            (0.1, "0.1"),
+            (100.0, "100"),
+            (16_777_216.0, "16777216"),
+        ] {
             assert_eq!(written(value), text);
         }
-        for (value, text) in
-            [(0.0, "0"), (0.123_456, "0.1235"), (-0.000_01, "0"), (-1.5, "-1.5"), (1_000.0, "1000"), (0.05, "0.05"), (1e20, "1e20")]
-        {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.123_456, "0.1235"),
+            (-0.000_01, "0"),
+            (-1.5, "-1.5"),
+            (1_000.0, "1000"),
+            (0.05, "0.05"),
+            (1e20, "1e20"),
+        ] {
             assert_eq!(rounded(value).parse::<f32>(), text.parse(), "{text}");
         }
     }

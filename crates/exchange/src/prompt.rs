@@ -29,7 +29,11 @@ impl HashSettings {
     #[must_use]
     pub fn of(pool: &ManagedPool) -> Option<Self> {
         let (prefix, _) = pool.prompt_settings()?;
-        Some(Self { secret: pool.hash_secret(), block_bytes: prefix.block_bytes(), blocks_max: prefix.blocks_max })
+        Some(Self {
+            secret: pool.hash_secret(),
+            block_bytes: prefix.block_bytes(),
+            blocks_max: prefix.blocks_max,
+        })
     }
 }
 
@@ -39,9 +43,17 @@ impl PromptSums {
     /// The sums of a prompt without text. Without settings, the text is not summed.
     #[must_use]
     pub fn new(settings: Option<HashSettings>) -> Self {
-        let settings = settings.unwrap_or(HashSettings { secret: 0, block_bytes: 0, blocks_max: 0 });
+        let settings = settings.unwrap_or(HashSettings {
+            secret: 0,
+            block_bytes: 0,
+            blocks_max: 0,
+        });
         let section = SectionSums::new(settings.secret, settings.block_bytes, settings.blocks_max);
-        Self { settings, sections: [section.clone(), section.clone(), section], media: OpaquePiece::default() }
+        Self {
+            settings,
+            sections: [section.clone(), section.clone(), section],
+            media: OpaquePiece::default(),
+        }
     }
 
     /// The settings with which the text was summed.
@@ -58,7 +70,12 @@ impl PromptSums {
     /// Returns the hashes of the prompt's blocks, first block first. Each hash covers all blocks
     /// before it and the `model`, and is keyed by the deployment's secret.
     pub(crate) fn blocks(&self, model: &str, cache_salt: &[u8]) -> Vec<u64> {
-        block_hashes(self.settings.secret, model.as_bytes(), cache_salt, &self.sections)
+        block_hashes(
+            self.settings.secret,
+            model.as_bytes(),
+            cache_salt,
+            &self.sections,
+        )
     }
 
     fn section(&mut self, section: PromptSection) -> &mut SectionSums {
@@ -99,12 +116,19 @@ impl PromptSink for PromptSums {
 /// Returns the bytes of a prompt that has only text; 0 for other prompts.
 pub(crate) fn text_bytes(parsed: &ParsedRequest<PromptSums>) -> u32 {
     let mixed = parsed.prompt_token_ids > 0 || parsed.media_items > 0;
-    u32::try_from(parsed.prompt_bytes).ok().filter(|_| !mixed).unwrap_or(0)
+    u32::try_from(parsed.prompt_bytes)
+        .ok()
+        .filter(|_| !mixed)
+        .unwrap_or(0)
 }
 
 /// Returns the number of blocks with these hashes, if the prompt's tokens are spread evenly over
 /// them.
-pub(crate) fn even_blocks(parsed: &ParsedRequest<PromptSums>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
+pub(crate) fn even_blocks(
+    parsed: &ParsedRequest<PromptSums>,
+    hashes: &[u64],
+    settings: PrefixSettings,
+) -> Option<u32> {
     let blocks = blocks_of(hashes, hashes.len());
     let whole = usize::try_from(blocks).is_ok_and(|blocks| blocks < settings.blocks_max);
     (whole && parsed.media_items == 0).then_some(blocks)
@@ -112,7 +136,11 @@ pub(crate) fn even_blocks(parsed: &ParsedRequest<PromptSums>, hashes: &[u64], se
 
 /// Estimates the tokens of the prompt: `text` estimates its text; token ids count if the client
 /// sent them; images have a fixed count.
-pub(crate) fn tokens(parsed: &ParsedRequest<PromptSums>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
+pub(crate) fn tokens(
+    parsed: &ParsedRequest<PromptSums>,
+    settings: TokenSettings,
+    text: impl Fn(usize) -> u32,
+) -> u32 {
     text(parsed.prompt_bytes)
         .saturating_add(parsed.prompt_token_ids)
         .saturating_add(parsed.media_items.saturating_mul(settings.media_tokens))
@@ -126,7 +154,12 @@ mod tests {
 
     fn four() -> ParsedRequest<PromptSums> {
         let body = br#"{"model": "m", "prompt": "four"}"#;
-        body::parse(RequestApi::of(b"POST", b"/v1/completions"), body, PromptSums::new(None)).unwrap()
+        body::parse(
+            RequestApi::of(b"POST", b"/v1/completions"),
+            body,
+            PromptSums::new(None),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -136,7 +169,10 @@ mod tests {
             (prompt.prompt_token_ids, prompt.media_items) = (prompt_token_ids, media_items);
             text_bytes(&prompt)
         };
-        assert_eq!([with(0, 0), with(1, 0), with(0, 1), with(1, 1)], [4, 0, 0, 0]);
+        assert_eq!(
+            [with(0, 0), with(1, 0), with(0, 1), with(1, 1)],
+            [4, 0, 0, 0]
+        );
     }
 
     #[test]
@@ -144,9 +180,17 @@ mod tests {
         let blocks = |media_items, blocks_max| {
             let mut prompt = four();
             prompt.media_items = media_items;
-            let settings = PrefixSettings { block_tokens: 64, blocks_max, blocks_per_endpoint: 100, auto_tune: false };
+            let settings = PrefixSettings {
+                block_tokens: 64,
+                blocks_max,
+                blocks_per_endpoint: 100,
+                auto_tune: false,
+            };
             even_blocks(&prompt, &[2, 4, 6, 8], settings)
         };
-        assert_eq!([blocks(0, 5), blocks(0, 4), blocks(1, 5)], [Some(4), None, None]);
+        assert_eq!(
+            [blocks(0, 5), blocks(0, 4), blocks(1, 5)],
+            [Some(4), None, None]
+        );
     }
 }

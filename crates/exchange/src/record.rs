@@ -14,7 +14,9 @@ pub use replay::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, ReplayedDecision
 use scheduler::in_flight::{EndpointLoad, RunningRequest};
 use scheduler::latency::Prediction;
 use scheduler::metrics::METRICS;
-use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, LocalState, Readiness, Request, Rng, Snapshot};
+use scheduler::{
+    AdapterRoom, Endpoint, EndpointMetrics, LocalState, Readiness, Request, Rng, Snapshot,
+};
 
 use crate::json::write::JsonWriter;
 use pool_state::{EndpointCounters, ManagedPool};
@@ -52,7 +54,8 @@ pub fn running(pool: &ManagedPool) -> String {
             w.object(|w| {
                 w.name("slot").plain(endpoint.slot.0);
                 w.name("generation").plain(endpoint.generation.0);
-                w.name("running").array(|w| shown.iter().for_each(|running| running_members(w, running)));
+                w.name("running")
+                    .array(|w| shown.iter().for_each(|running| running_members(w, running)));
             });
         }
         for (request, reason) in pool.queues().longest_held(HELD_SHOWN_MAX) {
@@ -60,8 +63,10 @@ pub fn running(pool: &ManagedPool) -> String {
                 w.name("held").string(request);
                 w.name("priority").plain(reason.priority);
                 w.name("ms").plain(reason.ms);
-                w.name("slot").option(reason.full_at, |w, full| w.plain(full.slot.0));
-                w.name("generation").option(reason.full_at, |w, full| w.plain(full.generation.0));
+                w.name("slot")
+                    .option(reason.full_at, |w, full| w.plain(full.slot.0));
+                w.name("generation")
+                    .option(reason.full_at, |w, full| w.plain(full.generation.0));
             });
         }
     });
@@ -78,7 +83,13 @@ impl DecisionRecord {
     /// Records the inputs of `schedule` and the request headers that `headers` lists,
     /// comma-separated. `None` if the pool is too large.
     #[must_use]
-    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng, headers: &str) -> Option<Self> {
+    pub fn of(
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        local: LocalState<'_>,
+        rng: &Rng,
+        headers: &str,
+    ) -> Option<Self> {
         if snapshot.endpoints().len() > RECORDED_ENDPOINTS_MAX {
             return None;
         }
@@ -94,17 +105,25 @@ impl DecisionRecord {
             w.name("out_of_touch").plain(local.peers_unreachable);
             w.name("reuse_interval").float(local.reuse_interval);
             w.name("evicted_share").float(local.evicted_share);
-            w.name("request").object(|w| request_members(w, request, headers));
+            w.name("request")
+                .object(|w| request_members(w, request, headers));
             let prospects = scheduler::predict(snapshot, request, local);
             w.name("endpoints").array(|w| {
-                for ((endpoint, metrics), index) in snapshot.endpoints().iter().zip(snapshot.metrics()).zip(snapshot.indices()) {
+                for ((endpoint, metrics), index) in snapshot
+                    .endpoints()
+                    .iter()
+                    .zip(snapshot.metrics())
+                    .zip(snapshot.indices())
+                {
                     w.object(|w| {
                         endpoint_members(w, endpoint, local.in_flight.load(endpoint.id));
                         w.name("matched_blocks").plain(local.matched_blocks(index));
                         w.name("cold_pick").plain(local.last_cold_pick(index));
-                        w.name("last_pick").plain(local.in_flight.last_pick(endpoint.id));
+                        w.name("last_pick")
+                            .plain(local.in_flight.last_pick(endpoint.id));
                         w.name("ejected").plain(local.ejected(index));
-                        w.name("last_answer").plain(local.last_answer(endpoint.id.slot));
+                        w.name("last_answer")
+                            .plain(local.last_answer(endpoint.id.slot));
                         w.name("failing").float(local.failing(index));
                         w.name("adapter_room");
                         match local.adapter_room(index) {
@@ -114,10 +133,16 @@ impl DecisionRecord {
                             AdapterRoom::Full { displaced_used } => w.plain(displaced_used),
                         }
                         if let Some(prospect) = prospects.get(index.get()) {
-                            let predicted = prospect.as_ref().ok().map(|prospect| &prospect.prediction);
+                            let predicted =
+                                prospect.as_ref().ok().map(|prospect| &prospect.prediction);
                             w.name("predicted").option(predicted, prediction);
                             let queue = local.in_flight.running(endpoint.id);
-                            w.name("running").array(|w| queue.iter().take(RUNNING_MAX).for_each(|running| running_members(w, running)));
+                            w.name("running").array(|w| {
+                                queue
+                                    .iter()
+                                    .take(RUNNING_MAX)
+                                    .for_each(|running| running_members(w, running))
+                            });
                         }
                         metrics_members(w, metrics);
                     });
@@ -139,8 +164,17 @@ impl DecisionRecord {
 
 /// Writes the prediction as `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
 fn prediction(w: &mut JsonWriter, prediction: &Prediction) {
-    let Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms } = *prediction;
-    w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.float(ms)));
+    let Prediction {
+        ttft_ms,
+        tpot_ms,
+        ttft_p90_ms,
+        tpot_p90_ms,
+    } = *prediction;
+    w.array(|w| {
+        [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]
+            .into_iter()
+            .for_each(|ms| w.float(ms))
+    });
 }
 
 /// Writes the members of a running request with an SLO.
@@ -149,22 +183,37 @@ fn running_members(w: &mut JsonWriter, running: &RunningRequest) {
     w.object(|w| {
         w.name("id").plain(running.id);
         w.name("request").string(&running.request_id);
-        w.name("ttft_slo_us").option(running.slo.ttft_us, |w, us| w.plain(us));
-        w.name("tpot_slo_us").option(running.slo.tpot_us, |w, us| w.plain(us));
-        w.name("predicted").option(running.predicted.as_ref(), prediction);
-        w.name("ttft_ms").option(running.ttft_ms, |w, ms| w.float(ms));
-        w.name("tpots_ms").array(|w| running.tpots_ms.iter().for_each(|ms| w.float(*ms)));
+        w.name("ttft_slo_us")
+            .option(running.slo.ttft_us, |w, us| w.plain(us));
+        w.name("tpot_slo_us")
+            .option(running.slo.tpot_us, |w, us| w.plain(us));
+        w.name("predicted")
+            .option(running.predicted.as_ref(), prediction);
+        w.name("ttft_ms")
+            .option(running.ttft_ms, |w, ms| w.float(ms));
+        w.name("tpots_ms")
+            .array(|w| running.tpots_ms.iter().for_each(|ms| w.float(*ms)));
     });
 }
 
 fn request_members(w: &mut JsonWriter, request: &Request<'_>, headers: &str) {
-    let listed = |name: &str| headers.split(',').any(|listed| listed.eq_ignore_ascii_case(name));
-    w.name("model").string(request.model.get(..request.model.floor_char_boundary(MODEL_BYTES_MAX)).unwrap_or_default());
+    let listed = |name: &str| {
+        headers
+            .split(',')
+            .any(|listed| listed.eq_ignore_ascii_case(name))
+    };
+    w.name("model").string(
+        request
+            .model
+            .get(..request.model.floor_char_boundary(MODEL_BYTES_MAX))
+            .unwrap_or_default(),
+    );
     w.name("priority").plain(request.priority);
     w.name("prompt_tokens").plain(request.prompt_tokens);
     w.name("blocks").plain(request.blocks());
     w.name("block_tokens").plain(request.prefix_block_tokens);
-    w.name("max_tokens").option(request.max_tokens, |w, tokens| w.plain(tokens));
+    w.name("max_tokens")
+        .option(request.max_tokens, |w, tokens| w.plain(tokens));
     w.name("media_items").plain(request.media_items);
     w.name("headers").object(|w| {
         for &(name, value) in request.headers.iter().filter(|(name, _)| listed(name)) {
@@ -172,11 +221,14 @@ fn request_members(w: &mut JsonWriter, request: &Request<'_>, headers: &str) {
         }
     });
     if request.slo.any() || request.prediction_based {
-        w.name("slo_ttft_us").option(request.slo.ttft_us, |w, us| w.plain(us));
-        w.name("slo_tpot_us").option(request.slo.tpot_us, |w, us| w.plain(us));
+        w.name("slo_ttft_us")
+            .option(request.slo.ttft_us, |w, us| w.plain(us));
+        w.name("slo_tpot_us")
+            .option(request.slo.tpot_us, |w, us| w.plain(us));
         w.name("prediction_based").plain(request.prediction_based);
     }
-    w.name("subset").option(request.subset, |w, subset| w.string(&subset.to_string()));
+    w.name("subset")
+        .option(request.subset, |w, subset| w.string(&subset.to_string()));
 }
 
 fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad) {
@@ -184,7 +236,8 @@ fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad)
     w.name("name").string(&endpoint.name);
     w.name("slot").plain(endpoint.id.slot.0);
     w.name("generation").plain(endpoint.id.generation.0);
-    w.name("ready").plain(endpoint.readiness == Readiness::Ready);
+    w.name("ready")
+        .plain(endpoint.readiness == Readiness::Ready);
     w.name("age_ms").plain(endpoint.age_ms);
     w.name("requests").plain(load.requests);
     w.name("prefill_tokens").plain(load.prefill_tokens);
@@ -198,26 +251,34 @@ fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad)
     ] {
         w.name(name).plain(sum);
     }
-    for (name, slo) in [("ttft_slo_us", load.ttft_slo_us), ("tpot_slo_us", load.tpot_slo_us)] {
+    for (name, slo) in [
+        ("ttft_slo_us", load.ttft_slo_us),
+        ("tpot_slo_us", load.tpot_slo_us),
+    ] {
         w.name(name).option(slo, |w, us| w.plain(us));
     }
 }
 
 fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
     for metric in METRICS {
-        w.name(metric.name).option(finite((metric.get)(metrics)), |w, number| w.float(number));
+        w.name(metric.name)
+            .option(finite((metric.get)(metrics)), |w, number| w.float(number));
     }
     if let Some(lora) = &metrics.lora {
         w.name("lora").object(|w| {
-            w.name("running").strings(lora.running.iter().map(|name| &**name));
-            w.name("waiting").strings(lora.waiting.iter().map(|name| &**name));
+            w.name("running")
+                .strings(lora.running.iter().map(|name| &**name));
+            w.name("waiting")
+                .strings(lora.waiting.iter().map(|name| &**name));
             w.name("max").plain(lora.max);
-            w.name("base_models").strings(lora.base_models.iter().map(|name| &**name));
+            w.name("base_models")
+                .strings(lora.base_models.iter().map(|name| &**name));
         });
     }
     w.name("attributes").object(|w| {
         for (key, number) in &metrics.attributes {
-            w.name(key).option(finite(Some(*number)), |w, number| w.float(number));
+            w.name(key)
+                .option(finite(Some(*number)), |w, number| w.float(number));
         }
     });
 }

@@ -88,7 +88,9 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
             PickRefusal::Held(why) => Self::Held(why),
             // A request whose endpoint is full is held, not refused.
-            PickRefusal::Full(_) | PickRefusal::TooLarge(_) | PickRefusal::Left(_) => Self::Shed(ShedReason::Saturated),
+            PickRefusal::Full(_) | PickRefusal::TooLarge(_) | PickRefusal::Left(_) => {
+                Self::Shed(ShedReason::Saturated)
+            }
             PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
         }
     }
@@ -115,7 +117,10 @@ impl Refusal {
     #[must_use]
     pub fn reply(&self, family: ApiFamily) -> LocalReply {
         let row = self.row();
-        let mut headers = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
+        let mut headers = vec![
+            ("content-type", "application/json".to_owned()),
+            (headers::DROPPED_REASON, row.reason.to_owned()),
+        ];
         match self {
             Self::Held(HeldRefusal { retry_after_s, .. }) | Self::GivenUp { retry_after_s } => {
                 headers.push(("retry-after", retry_after_s.to_string()));
@@ -123,56 +128,105 @@ impl Refusal {
             _ if row.status == 429 => headers.push(("retry-after", RETRY_AFTER_S.to_string())),
             _ => {}
         }
-        LocalReply { status: row.status, headers, body: body(family, &row) }
+        LocalReply {
+            status: row.status,
+            headers,
+            body: body(family, &row),
+        }
     }
 
     fn row(&self) -> RefusalRow {
-        let row = |status, code, reason, message: &str| RefusalRow { status, code, reason, message: message.to_owned() };
+        let row = |status, code, reason, message: &str| RefusalRow {
+            status,
+            code,
+            reason,
+            message: message.to_owned(),
+        };
         match self {
             Self::Body(error) => row(400, code(error), "invalid-request", &error.to_string()),
             Self::Encoded(encoding) => {
-                let message = format!("content-encoding {:?} is not read here; send the body without it", shortened(encoding));
+                let message = format!(
+                    "content-encoding {:?} is not read here; send the body without it",
+                    shortened(encoding)
+                );
                 row(415, "unsupported_encoding", "invalid-request", &message)
             }
-            Self::TooLarge(limit) => {
-                row(413, "request_too_large", "request-too-large", &format!("request body is larger than the limit of {limit} bytes"))
-            }
-            Self::Unavailable(UnavailableReason::NoReadyEndpoint) => {
-                row(503, "no_ready_endpoint", "rejected-no-endpoints", "no model server is ready")
-            }
-            Self::Unavailable(UnavailableReason::SubsetEmpty) => {
-                row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is in the subset allowed for this request")
-            }
-            Self::Unavailable(UnavailableReason::ModelNotServed) => {
-                row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server serves this model now; try again")
-            }
-            Self::Unavailable(UnavailableReason::Filtered) => {
-                row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
-            }
-            Self::Shed(ShedReason::Saturated) => {
-                row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later")
-            }
+            Self::TooLarge(limit) => row(
+                413,
+                "request_too_large",
+                "request-too-large",
+                &format!("request body is larger than the limit of {limit} bytes"),
+            ),
+            Self::Unavailable(UnavailableReason::NoReadyEndpoint) => row(
+                503,
+                "no_ready_endpoint",
+                "rejected-no-endpoints",
+                "no model server is ready",
+            ),
+            Self::Unavailable(UnavailableReason::SubsetEmpty) => row(
+                503,
+                "no_eligible_endpoint",
+                "rejected-no-endpoints",
+                "no ready model server is in the subset allowed for this request",
+            ),
+            Self::Unavailable(UnavailableReason::ModelNotServed) => row(
+                503,
+                "no_eligible_endpoint",
+                "rejected-no-endpoints",
+                "no ready model server serves this model now; try again",
+            ),
+            Self::Unavailable(UnavailableReason::Filtered) => row(
+                503,
+                "no_eligible_endpoint",
+                "rejected-no-endpoints",
+                "no ready model server is eligible for this request",
+            ),
+            Self::Shed(ShedReason::Saturated) => row(
+                429,
+                "saturated",
+                "rejected-saturated",
+                "the model servers are saturated; try again later",
+            ),
             Self::Shed(ShedReason::Slo) => row(
                 429,
                 "slo_unattainable",
                 "rejected-saturated",
                 "no model server could serve the request within the SLOs now; try again later",
             ),
-            Self::Shed(ShedReason::Admitter) => {
-                row(429, "not_admitted", "rejected-saturated", "the request was not admitted; try again later")
-            }
-            Self::UnknownProfile(name) => {
-                row(400, "unknown_profile", "invalid-request", &format!("no scheduling profile is named {:?}", shortened(name)))
-            }
-            Self::UnknownModel(model) => {
-                row(404, "model_not_found", "unknown-model", &format!("the model {:?} does not exist here", shortened(model)))
-            }
-            Self::Header { name, must_be } => {
-                row(400, "invalid_header", "invalid-request", &format!("the header {name} must be {must_be}"))
-            }
+            Self::Shed(ShedReason::Admitter) => row(
+                429,
+                "not_admitted",
+                "rejected-saturated",
+                "the request was not admitted; try again later",
+            ),
+            Self::UnknownProfile(name) => row(
+                400,
+                "unknown_profile",
+                "invalid-request",
+                &format!("no scheduling profile is named {:?}", shortened(name)),
+            ),
+            Self::UnknownModel(model) => row(
+                404,
+                "model_not_found",
+                "unknown-model",
+                &format!("the model {:?} does not exist here", shortened(model)),
+            ),
+            Self::Header { name, must_be } => row(
+                400,
+                "invalid_header",
+                "invalid-request",
+                &format!("the header {name} must be {must_be}"),
+            ),
             Self::SloMissing => {
                 let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
-                row(400, "missing_slo", "invalid-request", &format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both"))
+                row(
+                    400,
+                    "missing_slo",
+                    "invalid-request",
+                    &format!(
+                        "every request here must say its SLO in ms: by {ttft}, {tpot} or both"
+                    ),
+                )
             }
             Self::CrashingPrompt => row(
                 502,
@@ -180,11 +234,26 @@ impl Refusal {
                 "rejected-crashing-prompt",
                 "this prompt made two model servers drop their connection within a minute, while other prompts did well there; change it, or try again in a minute",
             ),
-            Self::Unsent => row(500, "not_rewritten", "proxy-failed", "the gateway could not send the request under its model's name"),
+            Self::Unsent => row(
+                500,
+                "not_rewritten",
+                "proxy-failed",
+                "the gateway could not send the request under its model's name",
+            ),
             Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
             // llm-d says so whatever the cause.
-            Self::GivenUp { .. } => row(429, "evicted", "evicted", "the request was given up for a more important one; try again later"),
-            Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
+            Self::GivenUp { .. } => row(
+                429,
+                "evicted",
+                "evicted",
+                "the request was given up for a more important one; try again later",
+            ),
+            Self::NoState => row(
+                503,
+                "not_ready",
+                "rejected-no-endpoints",
+                "the gateway does not know its model servers yet; try again",
+            ),
         }
     }
 }
@@ -192,19 +261,45 @@ impl Refusal {
 /// The row of a request that flow control gave up.
 fn held_row(outcome: FlowOutcome) -> RefusalRow {
     let (status, code, reason, message) = match outcome {
-        FlowOutcome::RejectedCapacity => (429, "saturated", "rejected-saturated", "too many requests wait; try again later"),
-        FlowOutcome::EvictedTtl => (429, "queue_timeout", "rejected-ttl-expired", "the request waited too long; try again later"),
-        FlowOutcome::RejectedNoEndpoints | FlowOutcome::EvictedNoEndpoints => {
-            (503, "no_ready_endpoint", "rejected-no-endpoints", "no model server became ready in time")
-        }
-        _ => (503, "not_queued", "rejected-shutting-down", "the gateway gave up its queue; try again"),
+        FlowOutcome::RejectedCapacity => (
+            429,
+            "saturated",
+            "rejected-saturated",
+            "too many requests wait; try again later",
+        ),
+        FlowOutcome::EvictedTtl => (
+            429,
+            "queue_timeout",
+            "rejected-ttl-expired",
+            "the request waited too long; try again later",
+        ),
+        FlowOutcome::RejectedNoEndpoints | FlowOutcome::EvictedNoEndpoints => (
+            503,
+            "no_ready_endpoint",
+            "rejected-no-endpoints",
+            "no model server became ready in time",
+        ),
+        _ => (
+            503,
+            "not_queued",
+            "rejected-shutting-down",
+            "the gateway gave up its queue; try again",
+        ),
     };
-    RefusalRow { status, code, reason, message: message.to_owned() }
+    RefusalRow {
+        status,
+        code,
+        reason,
+        message: message.to_owned(),
+    }
 }
 
 /// Shortens a client's text to what an error message repeats.
 fn shortened(words: &str) -> &str {
-    let end = (0..=words.len().min(QUOTED_BYTES_MAX)).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
+    let end = (0..=words.len().min(QUOTED_BYTES_MAX))
+        .rev()
+        .find(|&end| words.is_char_boundary(end))
+        .unwrap_or(0);
     words.get(..end).unwrap_or_default()
 }
 
@@ -216,7 +311,9 @@ fn code(error: &BodyError) -> &'static str {
         BodyError::InvalidJson { .. } => "invalid_json",
         BodyError::TooDeep { .. } => "nested_too_deep",
         BodyError::NotAnObject => "not_an_object",
-        BodyError::MissingModel | BodyError::ModelNotAString | BodyError::EmptyModel => "missing_model",
+        BodyError::MissingModel | BodyError::ModelNotAString | BodyError::EmptyModel => {
+            "missing_model"
+        }
     }
 }
 
@@ -255,8 +352,16 @@ fn body(family: ApiFamily, row: &RefusalRow) -> Vec<u8> {
 /// Returns the reply on the ready path.
 #[must_use]
 pub fn ready(ready: bool) -> LocalReply {
-    let (status, body) = if ready { (200, r#"{"ready":true}"#) } else { (503, r#"{"ready":false}"#) };
-    LocalReply { status, headers: vec![("content-type", "application/json".to_owned())], body: body.as_bytes().to_vec() }
+    let (status, body) = if ready {
+        (200, r#"{"ready":true}"#)
+    } else {
+        (503, r#"{"ready":false}"#)
+    };
+    LocalReply {
+        status,
+        headers: vec![("content-type", "application/json".to_owned())],
+        body: body.as_bytes().to_vec(),
+    }
 }
 
 #[cfg(test)]
@@ -265,7 +370,11 @@ mod tests {
 
     fn text(refusal: &Refusal, family: ApiFamily) -> String {
         let reply = refusal.reply(family);
-        format!("{} {}", reply.status, String::from_utf8(reply.body).unwrap())
+        format!(
+            "{} {}",
+            reply.status,
+            String::from_utf8(reply.body).unwrap()
+        )
     }
 
     #[test]
@@ -286,7 +395,11 @@ mod tests {
         let reply = Refusal::Shed(ShedReason::Saturated).reply(ApiFamily::OpenAi);
         assert_eq!(reply.status, 429);
         assert!(reply.headers.contains(&("retry-after", "1".to_owned())));
-        assert!(reply.headers.contains(&(headers::DROPPED_REASON, "rejected-saturated".to_owned())));
+        assert!(
+            reply
+                .headers
+                .contains(&(headers::DROPPED_REASON, "rejected-saturated".to_owned()))
+        );
     }
 
     #[test]
@@ -300,7 +413,14 @@ mod tests {
             text(&refusal, ApiFamily::Anthropic),
             r#"404 {"type":"error","error":{"type":"not_found_error","message":"the model \"gpt\" does not exist here"}}"#
         );
-        assert!(!refusal.reply(ApiFamily::OpenAi).headers.iter().any(|(name, _)| *name == "retry-after"), "the same again will not help");
+        assert!(
+            !refusal
+                .reply(ApiFamily::OpenAi)
+                .headers
+                .iter()
+                .any(|(name, _)| *name == "retry-after"),
+            "the same again will not help"
+        );
     }
 
     #[test]

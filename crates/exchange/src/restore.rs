@@ -91,7 +91,10 @@ impl ModelNameRestorer {
         Self {
             names,
             lines: streamed.then(LineSplitter::default),
-            scanner: ModelNameScanner { wrapper, ..ModelNameScanner::default() },
+            scanner: ModelNameScanner {
+                wrapper,
+                ..ModelNameScanner::default()
+            },
             out: Vec::new(),
         }
     }
@@ -99,7 +102,12 @@ impl ModelNameRestorer {
     /// Takes the next bytes, cut anywhere, and returns the bytes that replace them. The last call
     /// holds nothing back.
     pub fn chunk(&mut self, bytes: &[u8], last: bool) -> &[u8] {
-        let Self { names, lines, scanner, out } = self;
+        let Self {
+            names,
+            lines,
+            scanner,
+            out,
+        } = self;
         out.clear();
         match lines {
             None => scanner.feed(bytes, names, out),
@@ -137,10 +145,15 @@ impl ModelNameScanner {
     fn feed(&mut self, mut bytes: &[u8], names: &ModelNames, out: &mut Vec<u8>) {
         while !bytes.is_empty() {
             let end = match self.text {
-                None => bytes.iter().position(|byte| self.structure(*byte)).map(|quote| quote + 1),
+                None => bytes
+                    .iter()
+                    .position(|byte| self.structure(*byte))
+                    .map(|quote| quote + 1),
                 Some(_) => self.end_of_string(bytes),
             };
-            let (part, rest) = bytes.split_at_checked(end.unwrap_or(bytes.len())).unwrap_or((bytes, &[]));
+            let (part, rest) = bytes
+                .split_at_checked(end.unwrap_or(bytes.len()))
+                .unwrap_or((bytes, &[]));
             bytes = rest;
             match self.text {
                 None => {
@@ -231,8 +244,19 @@ impl ModelNameScanner {
     }
 
     /// Continues the current string with `part`; `ends` if the string ends there.
-    fn string(&mut self, text: StringState, part: &[u8], ends: bool, names: &ModelNames, out: &mut Vec<u8>) {
-        let max = if text == StringState::Model { names.literal_max() } else { KEY_BYTES_MAX };
+    fn string(
+        &mut self,
+        text: StringState,
+        part: &[u8],
+        ends: bool,
+        names: &ModelNames,
+        out: &mut Vec<u8>,
+    ) {
+        let max = if text == StringState::Model {
+            names.literal_max()
+        } else {
+            KEY_BYTES_MAX
+        };
         let fits = text != StringState::Plain && self.literal.len() + part.len() <= max;
         if fits {
             self.literal.extend_from_slice(part);
@@ -242,11 +266,19 @@ impl ModelNameScanner {
         if !fits || text == StringState::Key {
             out.extend_from_slice(part);
         }
-        self.text = if ends { None } else { Some(if fits { text } else { StringState::Plain }) };
+        self.text = if ends {
+            None
+        } else {
+            Some(if fits { text } else { StringState::Plain })
+        };
         match text {
             StringState::Key => self.field = self.field_named(), // no known field until the whole literal has come
             StringState::Model if ends && fits => {
-                let restored: &[u8] = if names.is_sent(&self.literal) { &names.requested } else { &self.literal };
+                let restored: &[u8] = if names.is_sent(&self.literal) {
+                    &names.requested
+                } else {
+                    &self.literal
+                };
                 out.extend_from_slice(restored);
             }
             _ => {}
@@ -258,7 +290,9 @@ impl ModelNameScanner {
         let key = JsonReader::new(&self.literal).string().ok().flatten();
         match key.map(|key| key.name()).as_deref() {
             Some(b"model") => ModelNameField::Model,
-            Some(name) if name == self.wrapper && !name.is_empty() && self.counted == 1 => ModelNameField::Wrapper,
+            Some(name) if name == self.wrapper && !name.is_empty() && self.counted == 1 => {
+                ModelNameField::Wrapper
+            }
             _ => ModelNameField::Other,
         }
     }

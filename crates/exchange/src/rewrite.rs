@@ -20,11 +20,28 @@ pub struct BodyEdit {
 
 /// Returns the change that makes a body, JSON or a form, name `target`, and the names for the
 /// change back in the reply. `None` if the model in the body cannot be replaced.
-pub(crate) fn model<P>(parsed: &ParsedRequest<P>, target: &str, is_form: bool) -> Option<(BodyEdit, ModelNames)> {
+pub(crate) fn model<P>(
+    parsed: &ParsedRequest<P>,
+    target: &str,
+    is_form: bool,
+) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
     let requested = parsed.model_literal().into();
-    let edit = if is_form { BodyEdit { range, replacement: target.into() } } else { BodyEdit::string(range, target) };
-    Some((edit, ModelNames { sent: target.into(), requested }))
+    let edit = if is_form {
+        BodyEdit {
+            range,
+            replacement: target.into(),
+        }
+    } else {
+        BodyEdit::string(range, target)
+    };
+    Some((
+        edit,
+        ModelNames {
+            sent: target.into(),
+            requested,
+        },
+    ))
 }
 
 // === impl BodyEdit ===
@@ -35,13 +52,18 @@ impl BodyEdit {
     pub fn string(range: Range<usize>, text: &str) -> Self {
         let mut literal = JsonWriter::default();
         literal.string(text);
-        Self { range, replacement: literal.finish().into_bytes() }
+        Self {
+            range,
+            replacement: literal.finish().into_bytes(),
+        }
     }
 
     /// Returns the new length of a body of `bytes` bytes.
     #[must_use]
     pub fn length(&self, bytes: usize) -> usize {
-        bytes.saturating_sub(self.range.len()).saturating_add(self.replacement.len())
+        bytes
+            .saturating_sub(self.range.len())
+            .saturating_add(self.replacement.len())
     }
 
     /// Returns the bytes that replace the first `range.end` bytes of a body. Proxies can replace
@@ -63,7 +85,10 @@ mod tests {
         let splice = BodyEdit::string(1..4, "a\"\\\n\u{e9}\u{7f}");
         let mut body = splice.beginning(b"[old]".to_vec());
         body.extend_from_slice(b"]");
-        assert_eq!(String::from_utf8_lossy(&body), "[\"a\\\"\\\\\\n\u{e9}\u{7f}\"]");
+        assert_eq!(
+            String::from_utf8_lossy(&body),
+            "[\"a\\\"\\\\\\n\u{e9}\u{7f}\"]"
+        );
         assert_eq!(splice.length(5), body.len());
     }
 }

@@ -153,7 +153,10 @@ impl ExchangeSettings {
         let ours = [&self.destination.header, &self.destination.fallback_header];
         headers::is_control(name)
             || ours.iter().any(|header| header.as_bytes() == name)
-            || (self.objective_header == ObjectiveHeader::Ignore && headers::OBJECTIVE.iter().any(|header| header.as_bytes() == name))
+            || (self.objective_header == ObjectiveHeader::Ignore
+                && headers::OBJECTIVE
+                    .iter()
+                    .any(|header| header.as_bytes() == name))
     }
 }
 
@@ -165,7 +168,10 @@ impl Default for ExchangeSettings {
                 fallback_header: headers::DESTINATION_FALLBACK.to_owned(),
                 format: DestinationFormat::List,
             },
-            subset: SubsetSettings { namespace: headers::SUBSET_NAMESPACE.to_owned(), key: headers::SUBSET.to_owned() },
+            subset: SubsetSettings {
+                namespace: headers::SUBSET_NAMESPACE.to_owned(),
+                key: headers::SUBSET.to_owned(),
+            },
             decide_at: DecideAt::Body,
             model_header: headers::MODEL.to_owned(),
             body_limit_bytes: 24 << 20,
@@ -180,8 +186,14 @@ impl Default for ExchangeSettings {
                 header: FairnessHeader::Ignore,
                 ttl_header: String::new(),
             },
-            decision_log: DecisionLogSettings { one_in: 0, headers: RECORDED_HEADERS_DEFAULT.to_owned() },
-            retry: RetrySettings { enabled: true, per_try_timeout_ms: 0 },
+            decision_log: DecisionLogSettings {
+                one_in: 0,
+                headers: RECORDED_HEADERS_DEFAULT.to_owned(),
+            },
+            retry: RetrySettings {
+                enabled: true,
+                per_try_timeout_ms: 0,
+            },
         }
     }
 }
@@ -193,9 +205,17 @@ mod tests {
     #[test]
     fn a_client_chooses_its_priority_only_where_it_is_trusted() {
         let mut settings = ExchangeSettings::default();
-        assert!(headers::OBJECTIVE.iter().all(|name| settings.removes(name.as_bytes())));
+        assert!(
+            headers::OBJECTIVE
+                .iter()
+                .all(|name| settings.removes(name.as_bytes()))
+        );
         settings.objective_header = ObjectiveHeader::Trust;
-        assert!(!headers::OBJECTIVE.iter().any(|name| settings.removes(name.as_bytes())));
+        assert!(
+            !headers::OBJECTIVE
+                .iter()
+                .any(|name| settings.removes(name.as_bytes()))
+        );
     }
 
     #[test]
@@ -203,7 +223,11 @@ mod tests {
         let mut settings = ExchangeSettings::default();
         settings.destination.header = "x-to".to_owned();
         settings.destination.fallback_header = "x-else".to_owned();
-        assert!(settings.removes(b"x-to") && settings.removes(b"x-else") && settings.removes(headers::DESTINATION.as_bytes()));
+        assert!(
+            settings.removes(b"x-to")
+                && settings.removes(b"x-else")
+                && settings.removes(headers::DESTINATION.as_bytes())
+        );
         assert!(!settings.removes(b"authorization"));
     }
 }

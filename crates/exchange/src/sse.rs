@@ -78,9 +78,18 @@ impl ResponseReader {
     /// `text/event-stream`. It cannot read compressed responses.
     #[must_use]
     pub fn new(api: RequestApi, streamed: bool) -> Self {
-        let source =
-            if streamed { ResponseFormat::Stream(EventSplitter::default()) } else { ResponseFormat::Buffered(HeldEvent::default()) };
-        Self { api, source, facts: ResponseFacts::default(), events: 0, stored_id_taken: 0 }
+        let source = if streamed {
+            ResponseFormat::Stream(EventSplitter::default())
+        } else {
+            ResponseFormat::Buffered(HeldEvent::default())
+        };
+        Self {
+            api,
+            source,
+            facts: ResponseFacts::default(),
+            events: 0,
+            stored_id_taken: 0,
+        }
     }
 
     /// Takes the next bytes, cut anywhere.
@@ -88,21 +97,28 @@ impl ResponseReader {
         let before = self.events;
         match &mut self.source {
             ResponseFormat::Stream(events) => {
-                events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.facts)));
+                events.feed(bytes, |data| {
+                    self.events += u32::from(event::read(self.api, data, &mut self.facts))
+                });
             }
             ResponseFormat::Buffered(held) => {
                 self.facts.any |= !bytes.is_empty();
                 held.push(bytes);
             }
         }
-        ChunkProgress { first_token: before == 0 && self.events > 0, events: self.events - before }
+        ChunkProgress {
+            first_token: before == 0 && self.events > 0,
+            events: self.events - before,
+        }
     }
 
     /// Returns the usage of the whole response; also valid for a response that was cut off.
     pub fn finish(&mut self) -> TokenUsage {
         match &mut self.source {
             ResponseFormat::Stream(events) => {
-                events.finish(|data| self.events += u32::from(event::read(self.api, data, &mut self.facts)));
+                events.finish(|data| {
+                    self.events += u32::from(event::read(self.api, data, &mut self.facts))
+                });
             }
             ResponseFormat::Buffered(held) => read_body(self.api, held, &mut self.facts),
         }
@@ -126,7 +142,12 @@ impl ResponseReader {
     #[must_use]
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn has_generated(&self) -> bool {
-        let generated = self.facts.generated || self.facts.usage.completion_tokens.is_some_and(|tokens| tokens > 0);
+        let generated = self.facts.generated
+            || self
+                .facts
+                .usage
+                .completion_tokens
+                .is_some_and(|tokens| tokens > 0);
         !self.facts.aborted && (generated || !self.api.generates())
     }
 
@@ -139,12 +160,25 @@ impl ResponseReader {
         // Some engines end a stream with the usage and send no mark.
         let has_usage = self.facts.usage.completion_tokens.is_some() && !self.facts.usage.estimated;
         match self.facts {
-            ResponseFacts { error: Some(status), .. } => ErrorBody::Error(status),
+            ResponseFacts {
+                error: Some(status),
+                ..
+            } => ErrorBody::Error(status),
             ResponseFacts { any: false, .. } => ErrorBody::Empty,
-            ResponseFacts { finished: false, .. } if streamed && generates && !has_usage => ErrorBody::Unfinished,
-            _ if self.has_generated() && (generates || streamed || has_usage || self.facts.explained) => ErrorBody::Reply,
+            ResponseFacts {
+                finished: false, ..
+            } if streamed && generates && !has_usage => ErrorBody::Unfinished,
+            _ if self.has_generated()
+                && (generates || streamed || has_usage || self.facts.explained) =>
+            {
+                ErrorBody::Reply
+            }
             ResponseFacts { unclear: true, .. } => ErrorBody::Unclear,
-            ResponseFacts { explained: true, aborted: false, .. } if !wants_output => ErrorBody::Unclear,
+            ResponseFacts {
+                explained: true,
+                aborted: false,
+                ..
+            } if !wants_output => ErrorBody::Unclear,
             _ => ErrorBody::Strange,
         }
     }
@@ -162,14 +196,19 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     match event::read_json(api, held.bytes(), &mut read) {
         Ok(_) => *seen = read,
         // APIs that generate nothing may answer in other formats. Error pages are HTML.
-        Err(_) => seen.unclear = !api.generates() && held.bytes().trim_ascii_start().first() != Some(&b'<'),
+        Err(_) => {
+            seen.unclear =
+                !api.generates() && held.bytes().trim_ascii_start().first() != Some(&b'<')
+        }
     }
 }
 
 /// Reads the id of a response or conversation from the first bytes of a text that is cut: no other
 /// id stands before it.
 fn read_first_id(head: &[u8], id: &mut u64) {
-    let from = memchr::memmem::find(head, b"\"id\"").and_then(|at| head.get(at..)).unwrap_or_default();
+    let from = memchr::memmem::find(head, b"\"id\"")
+        .and_then(|at| head.get(at..))
+        .unwrap_or_default();
     let mut reader = JsonReader::new(from);
     if reader.key().is_ok() {
         let _ = read_id(&mut reader, id); // it may be cut, too
@@ -177,13 +216,18 @@ fn read_first_id(head: &[u8], id: &mut u64) {
 }
 
 fn read_id(reader: &mut JsonReader<'_>, id: &mut u64) -> Result<(), JsonError> {
-    *id = reader.string()?.map_or(*id, |text| scheduler::name_hash(&text.text()));
+    *id = reader
+        .string()?
+        .map_or(*id, |text| scheduler::name_hash(&text.text()));
     Ok(())
 }
 
 /// Reads the value of `error`: an object or a text; `null` is no error.
 #[inline(never)] // several callers, and the wasm module should be small
-fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> Result<(), JsonError> {
+fn read_error(
+    reader: &mut JsonReader<'_>,
+    error: &mut Option<Option<u16>>,
+) -> Result<(), JsonError> {
     if reader.peek()? == JsonKind::Null {
         return reader.skip().map(drop);
     }
@@ -200,6 +244,8 @@ fn read_error(reader: &mut JsonReader<'_>, error: &mut Option<Option<u16>>) -> R
 #[inline(never)] // several callers, and the wasm module should be small
 fn status(reader: &mut JsonReader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
     let number = reader.count()?;
-    *code = number.and_then(|number| u16::try_from(number).ok()).or(*code);
+    *code = number
+        .and_then(|number| u16::try_from(number).ok())
+        .or(*code);
     Ok(())
 }

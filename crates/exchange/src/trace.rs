@@ -47,9 +47,15 @@ pub struct TraceContext {
 /// counts as not sampled.
 pub fn is_sampled<'h>(pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
     let by_envoy = pairs.clone().any(|(name, value)| {
-        name == REQUEST_ID && value.len() == UUID_BYTES && value.get(REASON_AT).is_some_and(|reason| b"9ab".contains(reason))
+        name == REQUEST_ID
+            && value.len() == UUID_BYTES
+            && value
+                .get(REASON_AT)
+                .is_some_and(|reason| b"9ab".contains(reason))
     });
-    by_envoy && parent(pairs).is_none_or(|value| TraceContext::parse(value).is_some_and(|context| context.sampled))
+    by_envoy
+        && parent(pairs)
+            .is_none_or(|value| TraceContext::parse(value).is_some_and(|context| context.sampled))
 }
 
 /// The first `traceparent`, the one that Envoy reads.
@@ -76,13 +82,24 @@ impl TraceContext {
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Self> {
         let mut parts = value.split(|byte| *byte == b'-');
-        let mut part = |digits: usize| parts.next().filter(|part| part.len() == digits).and_then(hex);
+        let mut part = |digits: usize| {
+            parts
+                .next()
+                .filter(|part| part.len() == digits)
+                .and_then(hex)
+        };
         let version = part(VERSION_DIGITS).filter(|version| *version != VERSION_INVALID)?;
         let trace_id = part(TRACE_DIGITS).filter(|id| *id != 0)?;
-        let parent = part(PARENT_DIGITS).and_then(|id| u64::try_from(id).ok()).filter(|id| *id != 0)?;
+        let parent = part(PARENT_DIGITS)
+            .and_then(|id| u64::try_from(id).ok())
+            .filter(|id| *id != 0)?;
         let flags = part(FLAGS_DIGITS)?;
         let is_whole = version > 0 || parts.next().is_none();
-        is_whole.then_some(Self { trace_id, parent, sampled: flags & SAMPLED > 0 })
+        is_whole.then_some(Self {
+            trace_id,
+            parent,
+            sampled: flags & SAMPLED > 0,
+        })
     }
 
     /// Reads the first `traceparent` among the headers of a request.
@@ -110,7 +127,11 @@ impl Exchange {
     }
 
     /// The outcome so far of a routed request.
-    pub(crate) fn outcome_so_far(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Option<ExchangeOutcome> {
+    pub(crate) fn outcome_so_far(
+        &mut self,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> Option<ExchangeOutcome> {
         match &mut self.phase {
             ExchangePhase::Routed(routed) => Some(routed.outcome_so_far(pool, now)),
             _ => None,
@@ -128,19 +149,33 @@ impl ExchangeOutcome {
         let total: u64 = self.missed.0.iter().map(|tokens| u64::from(*tokens)).sum();
         let numbers = [
             ("ttft_ms", self.ttft_ms),
-            ("predicted_ttft_ms", self.expected_ms.map(|(ttft, _)| whole(ttft))),
+            (
+                "predicted_ttft_ms",
+                self.expected_ms.map(|(ttft, _)| whole(ttft)),
+            ),
             ("duration_ms", Some(self.duration_ms)),
-            ("predicted_duration_ms", self.expected_ms.map(|(_, end)| whole(end))),
+            (
+                "predicted_duration_ms",
+                self.expected_ms.map(|(_, end)| whole(end)),
+            ),
             ("prompt_tokens", self.usage.prompt_tokens.map(u64::from)),
             ("cached_tokens", self.usage.cached_tokens.map(u64::from)),
             ("missed_tokens", missed.map(|_| total)),
         ];
-        let numbers = numbers.into_iter().filter_map(|(name, number)| Some((name, number?.to_string())));
-        numbers.chain(missed.map(|(cause, _)| ("miss_cause", cause.to_owned()))).collect()
+        let numbers = numbers
+            .into_iter()
+            .filter_map(|(name, number)| Some((name, number?.to_string())));
+        numbers
+            .chain(missed.map(|(cause, _)| ("miss_cause", cause.to_owned())))
+            .collect()
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are not negative; the cast saturates")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times are not negative; the cast saturates"
+)]
 fn whole(ms: f32) -> u64 {
     ms as u64
 }
@@ -159,15 +194,32 @@ mod tests {
     }
 
     fn sampled(headers: &[(&str, &str)]) -> bool {
-        is_sampled(headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())))
+        is_sampled(
+            headers
+                .iter()
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+        )
     }
 
     #[test]
     fn a_trace_context_is_read_as_the_w3c_says() {
-        let expected = TraceContext { trace_id: 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c, parent: 0xb7ad_6b71_6920_3331, sampled: true };
+        let expected = TraceContext {
+            trace_id: 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c,
+            parent: 0xb7ad_6b71_6920_3331,
+            sampled: true,
+        };
         assert_eq!(parse(PARENT), Some(expected));
-        assert_eq!(parse(&PARENT.replace("-01", "-0a")), Some(TraceContext { sampled: false, ..expected }));
-        assert_eq!(parse(&(PARENT.replacen("00", "01", 1) + "-later")), Some(expected));
+        assert_eq!(
+            parse(&PARENT.replace("-01", "-0a")),
+            Some(TraceContext {
+                sampled: false,
+                ..expected
+            })
+        );
+        assert_eq!(
+            parse(&(PARENT.replacen("00", "01", 1) + "-later")),
+            Some(expected)
+        );
         let invalid = [
             PARENT.to_uppercase(),
             format!("{PARENT}-more"),
@@ -181,9 +233,22 @@ mod tests {
             format!(" {PARENT}"),
             String::new(),
         ];
-        assert_eq!(invalid.iter().filter(|text| parse(text).is_some()).collect::<Vec<_>>(), Vec::<&String>::new());
-        let headers: [(&[u8], &[u8]); 3] = [(b":path", b"/"), (b"traceparent", PARENT.as_bytes()), (b"traceparent", b"00")];
-        assert_eq!(TraceContext::in_headers(headers.into_iter()), Some(expected));
+        assert_eq!(
+            invalid
+                .iter()
+                .filter(|text| parse(text).is_some())
+                .collect::<Vec<_>>(),
+            Vec::<&String>::new()
+        );
+        let headers: [(&[u8], &[u8]); 3] = [
+            (b":path", b"/"),
+            (b"traceparent", PARENT.as_bytes()),
+            (b"traceparent", b"00"),
+        ];
+        assert_eq!(
+            TraceContext::in_headers(headers.into_iter()),
+            Some(expected)
+        );
     }
 
     /// The law: what is read is what was written; and of bytes that a client made up, only those
@@ -203,13 +268,34 @@ mod tests {
                     _ => bytes[at] = byte,
                 }
             }
-            let Some(TraceContext { trace_id, parent, sampled }) = TraceContext::parse(&bytes) else { continue };
+            let Some(TraceContext {
+                trace_id,
+                parent,
+                sampled,
+            }) = TraceContext::parse(&bytes)
+            else {
+                continue;
+            };
             read += 1;
             let text = String::from_utf8(bytes).unwrap();
             let part = |range: std::ops::Range<usize>| text.get(range).unwrap();
-            assert_eq!(part(2..53), format!("-{trace_id:032x}-{parent:016x}-"), "{text}");
-            assert_eq!(u8::from_str_radix(part(53..55), 16).unwrap() & 1 == 1, sampled, "{text}");
-            assert!(trace_id != 0 && parent != 0 && !text.starts_with("ff") && (text.len() == 55 || !text.starts_with("00")), "{text}");
+            assert_eq!(
+                part(2..53),
+                format!("-{trace_id:032x}-{parent:016x}-"),
+                "{text}"
+            );
+            assert_eq!(
+                u8::from_str_radix(part(53..55), 16).unwrap() & 1 == 1,
+                sampled,
+                "{text}"
+            );
+            assert!(
+                trace_id != 0
+                    && parent != 0
+                    && !text.starts_with("ff")
+                    && (text.len() == 55 || !text.starts_with("00")),
+                "{text}"
+            );
         }
         assert!(read > 50_000, "{read}");
     }
@@ -221,11 +307,22 @@ mod tests {
         let with = |parent: &str| sampled(&[("x-request-id", &id('9')), ("traceparent", parent)]);
         assert!(with(&parent("01")) && with(&parent("0b")) && with(&parent("03")));
         assert!(!with(&parent("00")) && !with(&parent("0a")) && !with("00-1"));
-        assert!(['9', 'a', 'b'].into_iter().all(|reason| sampled(&[("x-request-id", &id(reason))])));
-        assert!(!sampled(&[("x-request-id", &id('4'))]) && !sampled(&[("x-request-id", &id('4')), ("traceparent", &parent("01"))]));
+        assert!(
+            ['9', 'a', 'b']
+                .into_iter()
+                .all(|reason| sampled(&[("x-request-id", &id(reason))]))
+        );
+        assert!(
+            !sampled(&[("x-request-id", &id('4'))])
+                && !sampled(&[("x-request-id", &id('4')), ("traceparent", &parent("01"))])
+        );
         assert!(!sampled(&[("traceparent", &parent("01"))]) && !sampled(&[]));
         assert!(!sampled(&[("x-request-id", "chosen-by-the-client-9")]));
-        let two = [("x-request-id", &*id('9')), ("traceparent", &parent("00")), ("traceparent", &parent("01"))];
+        let two = [
+            ("x-request-id", &*id('9')),
+            ("traceparent", &parent("00")),
+            ("traceparent", &parent("01")),
+        ];
         assert!(!sampled(&two), "the first one counts");
     }
 }

@@ -86,7 +86,10 @@ impl DaemonUpdate {
     ///
     /// # Errors
     /// [`RejectedMessage`] says why no part of it may be used.
-    pub fn decode<R>(message: state::DaemonMessage, find: impl FnOnce(&str) -> Option<R>) -> Result<Self, RejectedMessage>
+    pub fn decode<R>(
+        message: state::DaemonMessage,
+        find: impl FnOnce(&str) -> Option<R>,
+    ) -> Result<Self, RejectedMessage>
     where
         R: Deref,
         R::Target: AsRef<ManagedPool>,
@@ -105,13 +108,23 @@ impl DaemonUpdate {
             }
             Some(PoolUpdate(pool_update)) => {
                 let rejected = RejectedMessage::of(&pool_update.pool, pool_update.version);
-                proto::pool_update(pool_update).map(|pool_update| Self::PoolUpdate(Box::new(pool_update))).map_err(rejected)
+                proto::pool_update(pool_update)
+                    .map(|pool_update| Self::PoolUpdate(Box::new(pool_update)))
+                    .map_err(rejected)
             }
             Some(Metrics(metrics)) => {
-                let Some(found) = find(&metrics.pool) else { return Ok(Self::Nothing) };
-                let Some(snapshot) = found.as_ref().snapshot() else { return Ok(Self::Nothing) };
+                let Some(found) = find(&metrics.pool) else {
+                    return Ok(Self::Nothing);
+                };
+                let Some(snapshot) = found.as_ref().snapshot() else {
+                    return Ok(Self::Nothing);
+                };
                 match proto::metrics(&metrics, snapshot) {
-                    Ok(snapshot) => Ok(Self::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
+                    Ok(snapshot) => Ok(Self::Metrics {
+                        pool: metrics.pool,
+                        snapshot: Box::new(snapshot),
+                        sequence: metrics.sequence,
+                    }),
                     // The metrics belong to a pool update that was refused or has not arrived.
                     Err(InvalidState::OtherPoolUpdate) => Ok(Self::Nothing),
                     Err(why) => Err(RejectedMessage::of(&metrics.pool, None)(why)),
@@ -125,12 +138,18 @@ impl DaemonUpdate {
     ///
     /// # Errors
     /// [`RejectedMessage`] says why no part of it may be used.
-    pub fn decode_bytes<R>(message: &[u8], find: impl FnOnce(&str) -> Option<R>) -> Result<Self, RejectedMessage>
+    pub fn decode_bytes<R>(
+        message: &[u8],
+        find: impl FnOnce(&str) -> Option<R>,
+    ) -> Result<Self, RejectedMessage>
     where
         R: Deref,
         R::Target: AsRef<ManagedPool>,
     {
-        Self::decode(proto::daemon_message(message).map_err(RejectedMessage::of("", None))?, find)
+        Self::decode(
+            proto::daemon_message(message).map_err(RejectedMessage::of("", None))?,
+            find,
+        )
     }
 
     /// The pool that the update changes; `None` when it changes none.
@@ -148,24 +167,41 @@ impl DaemonUpdate {
     /// The acknowledgement of the update; `None` for a message that is not acknowledged.
     #[must_use]
     pub fn ack(&self) -> Option<state::Ack> {
-        let Self::PoolUpdate(pool_update) = self else { return None };
+        let Self::PoolUpdate(pool_update) = self else {
+            return None;
+        };
         let version = Some(wire_version(pool_update.snapshot.version()));
-        Some(state::Ack { pool: pool_update.pool.clone(), version, ..state::Ack::default() })
+        Some(state::Ack {
+            pool: pool_update.pool.clone(),
+            version,
+            ..state::Ack::default()
+        })
     }
 
     /// Refuses a pool update that could be decoded; `None` for a message that is not acknowledged.
     #[must_use]
     pub fn refuse(&self, why: &str) -> Option<RejectedMessage> {
-        self.ack().map(|ack| RejectedMessage { pool: ack.pool, version: ack.version, why: why.to_owned() })
+        self.ack().map(|ack| RejectedMessage {
+            pool: ack.pool,
+            version: ack.version,
+            why: why.to_owned(),
+        })
     }
 }
 
 // === impl RejectedMessage ===
 
 impl RejectedMessage {
-    fn of(pool: &str, version: Option<state::Version>) -> impl FnOnce(InvalidState) -> Self + use<> {
+    fn of(
+        pool: &str,
+        version: Option<state::Version>,
+    ) -> impl FnOnce(InvalidState) -> Self + use<> {
         let pool = pool.to_owned();
-        move |why| Self { pool, version, why: why.to_string() }
+        move |why| Self {
+            pool,
+            version,
+            why: why.to_string(),
+        }
     }
 
     /// Whether an operator must act: a wrong pool update stays wrong. Metrics arrive many times a
@@ -179,7 +215,12 @@ impl RejectedMessage {
     #[must_use]
     pub fn ack(self) -> Option<state::Ack> {
         let Self { pool, version, why } = self;
-        version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
+        version.is_some().then_some(state::Ack {
+            pool,
+            version,
+            refused: why,
+            held: None,
+        })
     }
 }
 
@@ -212,15 +253,27 @@ impl AppliedVersions {
 
     /// Applies an update that was received at `received` to its pool. Endpoints that stay keep
     /// their metrics until the next arrive.
-    pub fn apply(&mut self, pool: &mut ManagedPool, update: DaemonUpdate, received: Timestamp) -> Applied {
+    pub fn apply(
+        &mut self,
+        pool: &mut ManagedPool,
+        update: DaemonUpdate,
+        received: Timestamp,
+    ) -> Applied {
         match update {
             DaemonUpdate::PoolUpdate(pool_update) => {
-                let proto::PoolUpdate { snapshot, hash_secret, staleness_max_ms, .. } = *pool_update;
+                let proto::PoolUpdate {
+                    snapshot,
+                    hash_secret,
+                    staleness_max_ms,
+                    ..
+                } = *pool_update;
                 (self.pool_update, self.metrics_sequence) = (snapshot.version(), 0);
                 pool.install(snapshot, hash_secret, staleness_max_ms);
                 Applied::PoolUpdate
             }
-            DaemonUpdate::Metrics { snapshot, sequence, .. } => {
+            DaemonUpdate::Metrics {
+                snapshot, sequence, ..
+            } => {
                 (self.metrics_sequence, self.metrics_at) = (sequence, Some(received));
                 pool.refresh(*snapshot, received);
                 Applied::Metrics
@@ -230,7 +283,10 @@ impl AppliedVersions {
                 pool.install_learned(*learned);
                 Applied::Models
             }
-            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Outweighed(_) | DaemonUpdate::Nothing => Applied::Nothing,
+            DaemonUpdate::Welcome(_)
+            | DaemonUpdate::Peers(_)
+            | DaemonUpdate::Outweighed(_)
+            | DaemonUpdate::Nothing => Applied::Nothing,
         }
     }
 }
@@ -238,7 +294,10 @@ impl AppliedVersions {
 /// Converts a version to the type that messages use.
 #[must_use]
 pub fn wire_version(version: Version) -> state::Version {
-    state::Version { term: version.term, sequence: version.sequence }
+    state::Version {
+        term: version.term,
+        sequence: version.sequence,
+    }
 }
 
 #[cfg(test)]
@@ -247,13 +306,19 @@ mod tests {
     use scheduler::latency::step::StepModel;
     use scheduler::latency::{Conditions, LatencyModel};
     use scheduler::objects::ObjectsSpec;
-    use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, ProfileSpec, Readiness, Slot};
+    use scheduler::{
+        Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, ProfileSpec, Readiness,
+        Slot,
+    };
 
     use super::*;
 
     fn pool_update(sequence: u64, addresses: &[&str]) -> state::DaemonMessage {
         let endpoint = |(slot, address): (u16, &&str)| Endpoint {
-            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            id: EndpointRef {
+                slot: Slot(slot),
+                generation: Generation(1),
+            },
             name: format!("engine-{slot}").into(),
             address: (*address).into(),
             readiness: Readiness::Ready,
@@ -263,7 +328,10 @@ mod tests {
         };
         let endpoints: Vec<Endpoint> = (0_u16..).zip(addresses).map(endpoint).collect();
         let pipeline = PipelineSpec {
-            profiles: vec![ProfileSpec { name: "default".to_owned(), plugins: Vec::new() }],
+            profiles: vec![ProfileSpec {
+                name: "default".to_owned(),
+                plugins: Vec::new(),
+            }],
             ranked_max: 1,
             ..PipelineSpec::default()
         };
@@ -280,12 +348,25 @@ mod tests {
     }
 
     fn metrics(sequence: u64, queue: f32) -> state::DaemonMessage {
-        let row = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-        message(daemon_message::Message::Metrics(encode_metrics("p", Version { term: 1, sequence: 1 }, sequence, &[row])))
+        let row = EndpointMetrics {
+            queue_depth: Some(queue),
+            ..EndpointMetrics::default()
+        };
+        message(daemon_message::Message::Metrics(encode_metrics(
+            "p",
+            Version {
+                term: 1,
+                sequence: 1,
+            },
+            sequence,
+            &[row],
+        )))
     }
 
     fn message(message: daemon_message::Message) -> state::DaemonMessage {
-        state::DaemonMessage { message: Some(message) }
+        state::DaemonMessage {
+            message: Some(message),
+        }
     }
 
     /// A host that has only a pool.
@@ -299,82 +380,200 @@ mod tests {
 
     #[test]
     fn messages_apply_in_order_and_metrics_only_to_their_pool_update() {
-        let (mut pool, mut applied) = (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
+        let (mut pool, mut applied) =
+            (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
         let now = Timestamp(7);
-        assert!(matches!(DaemonUpdate::decode(metrics(2, 3.0), |_| Some(&pool)), Ok(DaemonUpdate::Nothing)), "no pool update yet");
-        let update = DaemonUpdate::decode(pool_update(1, &["10.0.0.1:1"]), |_| Some(&pool)).unwrap();
+        assert!(
+            matches!(
+                DaemonUpdate::decode(metrics(2, 3.0), |_| Some(&pool)),
+                Ok(DaemonUpdate::Nothing)
+            ),
+            "no pool update yet"
+        );
+        let update =
+            DaemonUpdate::decode(pool_update(1, &["10.0.0.1:1"]), |_| Some(&pool)).unwrap();
         let ack = update.ack().unwrap();
-        assert_eq!((update.pool(), ack.pool.as_str(), ack.version.map(|v| v.sequence)), (Some("p"), "p", Some(1)));
+        assert_eq!(
+            (
+                update.pool(),
+                ack.pool.as_str(),
+                ack.version.map(|v| v.sequence)
+            ),
+            (Some("p"), "p", Some(1))
+        );
         assert_eq!(applied.apply(&mut pool.0, update, now), Applied::PoolUpdate);
-        assert_eq!((applied.pool_update().sequence, applied.metrics_at()), (1, None));
+        assert_eq!(
+            (applied.pool_update().sequence, applied.metrics_at()),
+            (1, None)
+        );
         let update = DaemonUpdate::decode(metrics(2, 3.0), |_| Some(&pool)).unwrap();
         assert_eq!(update.ack(), None);
         assert_eq!(applied.apply(&mut pool.0, update, now), Applied::Metrics);
-        assert_eq!((applied.metrics_sequence(), applied.metrics_at()), (2, Some(now)));
-        assert_eq!(pool.0.snapshot().unwrap().metrics()[0].queue_depth, Some(3.0));
-        let update = DaemonUpdate::decode(pool_update(2, &["10.0.0.1:1"]), |_| Some(&pool)).unwrap();
+        assert_eq!(
+            (applied.metrics_sequence(), applied.metrics_at()),
+            (2, Some(now))
+        );
+        assert_eq!(
+            pool.0.snapshot().unwrap().metrics()[0].queue_depth,
+            Some(3.0)
+        );
+        let update =
+            DaemonUpdate::decode(pool_update(2, &["10.0.0.1:1"]), |_| Some(&pool)).unwrap();
         assert_eq!(applied.apply(&mut pool.0, update, now), Applied::PoolUpdate);
         assert_eq!(applied.metrics_sequence(), 0);
-        assert!(matches!(DaemonUpdate::decode(metrics(3, 4.0), |_| Some(&pool)), Ok(DaemonUpdate::Nothing)), "of another pool update");
+        assert!(
+            matches!(
+                DaemonUpdate::decode(metrics(3, 4.0), |_| Some(&pool)),
+                Ok(DaemonUpdate::Nothing)
+            ),
+            "of another pool update"
+        );
     }
 
     /// Models with this latency of every request, ms, if any.
     fn learned(sequence: u64, latency_ms: Option<f32>, provisional: bool) -> state::DaemonMessage {
-        let step = StepModel::of([latency_ms.unwrap_or(10.0), 0.1, 0.0], [9.0, 0.1, 0.0], 100.0);
+        let step = StepModel::of(
+            [latency_ms.unwrap_or(10.0), 0.1, 0.0],
+            [9.0, 0.1, 0.0],
+            100.0,
+        );
         let latency = latency_ms.map(|ms| LatencyModel::constant(ms, 5.0));
-        let learned = proto::LearnedModels { pool: "p".to_owned(), version: Version { term: 1, sequence }, step, latency, provisional };
-        message(daemon_message::Message::LearnedModels(proto::encode_learned(&learned).unwrap()))
+        let learned = proto::LearnedModels {
+            pool: "p".to_owned(),
+            version: Version { term: 1, sequence },
+            step,
+            latency,
+            provisional,
+        };
+        message(daemon_message::Message::LearnedModels(
+            proto::encode_learned(&learned).unwrap(),
+        ))
     }
 
     /// The time to the first token that a pool predicts after these messages, or the reason why it
     /// does not; and whether the last message was taken.
     fn predicted(predicts: bool, messages: Vec<state::DaemonMessage>) -> (Option<f32>, bool) {
-        let (mut pool, mut applied) = (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
+        let (mut pool, mut applied) =
+            (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
         let mut last = Applied::Nothing;
-        let daemon_message::Message::PoolUpdate(mut update) = pool_update(1, &["10.0.0.1:1"]).message.unwrap() else { panic!() };
+        let daemon_message::Message::PoolUpdate(mut update) =
+            pool_update(1, &["10.0.0.1:1"]).message.unwrap()
+        else {
+            panic!()
+        };
         update.pipeline.as_mut().unwrap().latency_prediction = predicts;
-        for message in [message(daemon_message::Message::PoolUpdate(update))].into_iter().chain(messages) {
+        for message in [message(daemon_message::Message::PoolUpdate(update))]
+            .into_iter()
+            .chain(messages)
+        {
             let update = DaemonUpdate::decode(message, |_| Some(&pool)).unwrap();
             last = applied.apply(&mut pool.0, update, Timestamp(7));
         }
         let latency = pool.0.snapshot().unwrap().table().latency();
-        let at = EndpointRef { slot: Slot(0), generation: Generation(1) };
-        (latency.map(|model| model.predict(at, &Conditions::default()).unwrap().ttft_ms.round()), last == Applied::Models)
+        let at = EndpointRef {
+            slot: Slot(0),
+            generation: Generation(1),
+        };
+        (
+            latency.map(|model| {
+                model
+                    .predict(at, &Conditions::default())
+                    .unwrap()
+                    .ttft_ms
+                    .round()
+            }),
+            last == Applied::Models,
+        )
     }
 
     #[test]
     fn models_stay_until_others_come_that_lack_nothing_of_what_they_have() {
         let whole = |sequence, ms| learned(sequence, Some(ms), false);
         assert_eq!(predicted(true, vec![whole(2, 50.0)]), (Some(50.0), true));
-        assert_eq!(predicted(true, vec![whole(2, 50.0), whole(3, 70.0)]), (Some(70.0), true));
-        for (lacks, said) in
-            [("all", learned(3, None, true)), ("requests", learned(3, Some(70.0), true)), ("latency", learned(3, None, false))]
-        {
-            assert_eq!(predicted(true, vec![whole(2, 50.0), said.clone()]), (Some(50.0), false), "{lacks}");
-            assert_eq!(predicted(true, vec![whole(2, 50.0), said, whole(4, 70.0)]), (Some(70.0), true), "{lacks}");
+        assert_eq!(
+            predicted(true, vec![whole(2, 50.0), whole(3, 70.0)]),
+            (Some(70.0), true)
+        );
+        for (lacks, said) in [
+            ("all", learned(3, None, true)),
+            ("requests", learned(3, Some(70.0), true)),
+            ("latency", learned(3, None, false)),
+        ] {
+            assert_eq!(
+                predicted(true, vec![whole(2, 50.0), said.clone()]),
+                (Some(50.0), false),
+                "{lacks}"
+            );
+            assert_eq!(
+                predicted(true, vec![whole(2, 50.0), said, whole(4, 70.0)]),
+                (Some(70.0), true),
+                "{lacks}"
+            );
         }
         // A daemon without latency prediction publishes none, which is whole then.
-        assert_eq!(predicted(false, vec![whole(2, 50.0), learned(3, None, false)]), (None, true));
-        assert_eq!(predicted(false, vec![whole(2, 50.0), learned(3, None, true)]), (Some(50.0), false), "its steps are kept");
+        assert_eq!(
+            predicted(false, vec![whole(2, 50.0), learned(3, None, false)]),
+            (None, true)
+        );
+        assert_eq!(
+            predicted(false, vec![whole(2, 50.0), learned(3, None, true)]),
+            (Some(50.0), false),
+            "its steps are kept"
+        );
         // What is not better gives way.
-        assert_eq!(predicted(true, vec![learned(2, None, true), learned(3, None, true)]), (None, true));
-        assert_eq!(predicted(true, vec![learned(2, None, false), learned(3, Some(70.0), false)]), (Some(70.0), true));
-        assert_eq!(predicted(true, vec![learned(2, Some(50.0), true), whole(3, 70.0)]), (Some(70.0), true));
+        assert_eq!(
+            predicted(true, vec![learned(2, None, true), learned(3, None, true)]),
+            (None, true)
+        );
+        assert_eq!(
+            predicted(
+                true,
+                vec![learned(2, None, false), learned(3, Some(70.0), false)]
+            ),
+            (Some(70.0), true)
+        );
+        assert_eq!(
+            predicted(true, vec![learned(2, Some(50.0), true), whole(3, 70.0)]),
+            (Some(70.0), true)
+        );
     }
 
     #[test]
     fn refusals_name_the_pool_update_and_the_reason() {
         let none = |_: &str| None::<&BarePool>;
         let refused = DaemonUpdate::decode(pool_update(2, &["localhost:1"]), none).unwrap_err();
-        assert!(refused.needs_operator() && refused.why.contains("localhost:1"), "{}", refused.why);
+        assert!(
+            refused.needs_operator() && refused.why.contains("localhost:1"),
+            "{}",
+            refused.why
+        );
         let ack = refused.ack().unwrap();
-        assert_eq!((ack.pool.as_str(), ack.version.map(|v| v.sequence), ack.refused.is_empty()), ("p", Some(2), false));
+        assert_eq!(
+            (
+                ack.pool.as_str(),
+                ack.version.map(|v| v.sequence),
+                ack.refused.is_empty()
+            ),
+            ("p", Some(2), false)
+        );
         let unreadable = DaemonUpdate::decode_bytes(b"\xff", none).unwrap_err();
         assert!(unreadable.pool.is_empty() && unreadable.needs_operator());
         assert_eq!(unreadable.ack(), None);
-        assert!(matches!(DaemonUpdate::decode_bytes(b"", none), Ok(DaemonUpdate::Nothing)), "a message of a newer daemon");
+        assert!(
+            matches!(
+                DaemonUpdate::decode_bytes(b"", none),
+                Ok(DaemonUpdate::Nothing)
+            ),
+            "a message of a newer daemon"
+        );
         let update = DaemonUpdate::decode(pool_update(2, &["10.0.0.1:1"]), none).unwrap();
-        assert_eq!(update.refuse("no such pool").and_then(RejectedMessage::ack).map(|ack| ack.refused), Some("no such pool".to_owned()));
+        assert_eq!(
+            update
+                .refuse("no such pool")
+                .and_then(RejectedMessage::ack)
+                .map(|ack| ack.refused),
+            Some("no such pool".to_owned())
+        );
         assert_eq!(DaemonUpdate::Nothing.refuse("no such pool"), None);
     }
 }

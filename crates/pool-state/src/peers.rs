@@ -47,9 +47,19 @@ pub struct LocalPeer {
 /// Takes the load report of all other proxies out of a message, converts its times to the local
 /// clock and writes `ring` into its head; `None` when the report is invalid.
 #[must_use]
-pub fn take_peer_report(message: &mut state::PeerLoad, ring: u64, now: Timestamp) -> Option<Vec<u8>> {
+pub fn take_peer_report(
+    message: &mut state::PeerLoad,
+    ring: u64,
+    now: Timestamp,
+) -> Option<Vec<u8>> {
     let mut report = std::mem::take(&mut message.row);
-    LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring }.receive(&mut report).then_some(report)
+    LoadReportHead {
+        vm: LoadReportHead::OUTSIDE,
+        written: now,
+        ring,
+    }
+    .receive(&mut report)
+    .then_some(report)
 }
 
 /// Appends a placement to those of a report, unless the endpoint had all its blocks cached. `new`
@@ -66,13 +76,21 @@ impl PeerReport {
     /// The report of a VM of this process, which expires after `expiry_ms`. No VM is set at first.
     #[must_use]
     pub fn of_vm(expiry_ms: u64) -> Self {
-        Self { report: PeerLoadReport::default(), writer: 0, expiry_ms }
+        Self {
+            report: PeerLoadReport::default(),
+            writer: 0,
+            expiry_ms,
+        }
     }
 
     /// The report of all other proxies together.
     #[must_use]
     pub fn of_proxies() -> Self {
-        Self { report: PeerLoadReport::default(), writer: LoadReportHead::OUTSIDE, expiry_ms: SHARE_EXPIRY_MS }
+        Self {
+            report: PeerLoadReport::default(),
+            writer: LoadReportHead::OUTSIDE,
+            expiry_ms: SHARE_EXPIRY_MS,
+        }
     }
 
     /// The report, as last read.
@@ -111,7 +129,10 @@ impl PeerReport {
         let slos = pool.read_load_report(&mut self.report, bytes, counts);
         if self.is_from_writer() {
             let outside = self.writer == LoadReportHead::OUTSIDE;
-            let failures = self.report.ejections().map(|failure| Ejection { outside: failure.outside || outside, ..failure });
+            let failures = self.report.ejections().map(|failure| Ejection {
+                outside: failure.outside || outside,
+                ..failure
+            });
             failures.for_each(|failure| pool.learn_ejection(failure, now));
         }
         slos
@@ -157,8 +178,18 @@ impl ProxyPeers {
         now: Timestamp,
     ) -> state::LoadReport {
         self.sent_at = now;
-        LoadReportHead { written: now, ..LoadReportHead::default() }.stamp(&mut row);
-        state::LoadReport { pool: pool.to_owned(), row, placements, backlog, stamp }
+        LoadReportHead {
+            written: now,
+            ..LoadReportHead::default()
+        }
+        .stamp(&mut row);
+        state::LoadReport {
+            pool: pool.to_owned(),
+            row,
+            placements,
+            backlog,
+            stamp,
+        }
     }
 }
 
@@ -166,7 +197,13 @@ impl ProxyPeers {
 
 impl Default for LocalPeer {
     fn default() -> Self {
-        Self { joined: false, peers: ProxyPeers::default(), own: OwnLoadReport::default(), published: 0, others: PeerReport::of_proxies() }
+        Self {
+            joined: false,
+            peers: ProxyPeers::default(),
+            own: OwnLoadReport::default(),
+            published: 0,
+            others: PeerReport::of_proxies(),
+        }
     }
 }
 
@@ -183,7 +220,12 @@ impl LocalPeer {
     }
 
     /// Receives the load of all other proxies, and their placements.
-    pub fn receive(&mut self, pool: &mut ManagedPool, mut message: state::PeerLoad, now: Timestamp) {
+    pub fn receive(
+        &mut self,
+        pool: &mut ManagedPool,
+        mut message: state::PeerLoad,
+        now: Timestamp,
+    ) {
         self.peers.receive(&message);
         pool.set_placement_publishing(self.has_peers());
         if let Some(report) = take_peer_report(&mut message, 0, now) {
@@ -192,7 +234,8 @@ impl LocalPeer {
                 pool.recompute_peer_slos([self.others.report()]);
             }
         }
-        placements::each(&message.placements).for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
+        placements::each(&message.placements)
+            .for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
     }
 
     /// Counts the load of the other proxies again, after a pool update.
@@ -208,19 +251,41 @@ impl LocalPeer {
     }
 
     /// The report that is due now, if any.
-    pub fn next_report(&mut self, name: &str, pool: &mut ManagedPool, now: Timestamp) -> Option<state::LoadReport> {
+    pub fn next_report(
+        &mut self,
+        name: &str,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> Option<state::LoadReport> {
         let changes = pool.changes();
-        if !self.joined || !self.peers.is_due(self.published != changes, self.own.is_idle(), now) {
+        if !self.joined
+            || !self
+                .peers
+                .is_due(self.published != changes, self.own.is_idle(), now)
+        {
             return None;
         }
         self.published = changes;
-        let row = pool.write_load_report(&mut self.own, LoadReportHead::default()).to_vec();
+        let row = pool
+            .write_load_report(&mut self.own, LoadReportHead::default())
+            .to_vec();
         let mut placements = Vec::new();
-        for Placement { endpoint, blocks, known } in pool.take_placements() {
-            let new = usize::try_from(known).ok().and_then(|known| blocks.get(known..)).unwrap_or_default();
+        for Placement {
+            endpoint,
+            blocks,
+            known,
+        } in pool.take_placements()
+        {
+            let new = usize::try_from(known)
+                .ok()
+                .and_then(|known| blocks.get(known..))
+                .unwrap_or_default();
             append_placement(&mut placements, endpoint, new);
         }
-        Some(self.peers.report(name, (row, placements), pool.queues().backlog(), 0, now))
+        Some(
+            self.peers
+                .report(name, (row, placements), pool.queues().backlog(), 0, now),
+        )
     }
 }
 
@@ -229,7 +294,12 @@ mod tests {
     use super::*;
 
     fn message(proxies: u32, row: Vec<u8>) -> state::PeerLoad {
-        state::PeerLoad { pool: "p".to_owned(), proxies, row, ..state::PeerLoad::default() }
+        state::PeerLoad {
+            pool: "p".to_owned(),
+            proxies,
+            row,
+            ..state::PeerLoad::default()
+        }
     }
 
     #[test]
@@ -239,10 +309,21 @@ mod tests {
         assert!(!peers.is_due(true, false, at(0)), "no other proxy");
         peers.receive(&message(2, Vec::new()));
         assert!(peers.is_due(true, true, at(0)) && !peers.is_due(false, true, at(0)));
-        let report = peers.report("p", (vec![0; LoadReportHead::BYTES], Vec::new()), Vec::new(), 9, at(0));
-        assert_eq!((report.stamp, report.row[8..16].to_vec()), (9, at(0).0.to_le_bytes().to_vec()));
+        let report = peers.report(
+            "p",
+            (vec![0; LoadReportHead::BYTES], Vec::new()),
+            Vec::new(),
+            9,
+            at(0),
+        );
+        assert_eq!(
+            (report.stamp, report.row[8..16].to_vec()),
+            (9, at(0).0.to_le_bytes().to_vec())
+        );
         assert!(!peers.is_due(false, false, at(REPEAT_MS - 1)));
-        assert!(peers.is_due(false, false, at(REPEAT_MS)) && !peers.is_due(false, true, at(REPEAT_MS)));
+        assert!(
+            peers.is_due(false, false, at(REPEAT_MS)) && !peers.is_due(false, true, at(REPEAT_MS))
+        );
     }
 
     #[test]
@@ -269,10 +350,17 @@ mod tests {
         let now = Timestamp(0).plus_ms(1_000_000);
         peer.receive(&mut pool, message(2, vec![0; LoadReportHead::BYTES]), now);
         peer.join();
-        assert_eq!(peer.next_report("p", &mut pool, now), None, "nothing has changed");
+        assert_eq!(
+            peer.next_report("p", &mut pool, now),
+            None,
+            "nothing has changed"
+        );
         peer.published = 1;
         let report = peer.next_report("p", &mut pool, now).unwrap();
-        assert_eq!((report.pool.as_str(), report.row.len(), report.stamp), ("p", LoadReportHead::BYTES, 0));
+        assert_eq!(
+            (report.pool.as_str(), report.row.len(), report.stamp),
+            ("p", LoadReportHead::BYTES, 0)
+        );
         assert_eq!(peer.next_report("p", &mut pool, now), None);
     }
 }

@@ -35,7 +35,8 @@ mod verdicts;
 
 pub use counters::CountedRequest;
 pub use counters::{
-    CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters, TokenCounters,
+    CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel,
+    PoolCounters, TokenCounters,
 };
 pub use ejection::{Ejection, Ejections};
 pub use flow::{FlowAdmission, HeldClaim};
@@ -65,7 +66,9 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{ModelRequest, UnknownModel};
 use scheduler::prefix::PrefixIndex;
-use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
+use scheduler::{
+    ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings,
+};
 use sharing::PeerSharing;
 use stored_answers::StoredAnswers;
 use token_rate::TokenRate;
@@ -177,7 +180,10 @@ impl ManagedPool {
             remembered_since: None,
             evictions: EvictionShare::default(),
             conversations: ConversationShare::default(),
-            failures: EndpointFailures { ejections: Ejections::with_stagger(seed), ..EndpointFailures::default() },
+            failures: EndpointFailures {
+                ejections: Ejections::with_stagger(seed),
+                ..EndpointFailures::default()
+            },
             counters: PoolCounters::default(),
             rng: Rng::seeded(seed),
             lookups: EndpointLookups::default(),
@@ -210,8 +216,17 @@ impl ManagedPool {
         };
         self.counters.keep_endpoints(&refs);
         self.remap_endpoints(&refs);
-        let measured = self.state.as_ref().and_then(|old| old.metrics_at.zip(keep_metrics(&old.snapshot, &snapshot)));
-        self.state = Some(PublishedState { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
+        let measured = self
+            .state
+            .as_ref()
+            .and_then(|old| old.metrics_at.zip(keep_metrics(&old.snapshot, &snapshot)));
+        self.state = Some(PublishedState {
+            snapshot,
+            refs,
+            hash_secret,
+            staleness_max_ms: u64::from(staleness_max_ms),
+            metrics_at: None,
+        });
         if let Some((at, measured)) = measured {
             self.refresh(measured, at);
         }
@@ -222,34 +237,57 @@ impl ManagedPool {
     /// Moves the rows that are kept by position to the new positions of the endpoints.
     fn remap_endpoints(&mut self, refs: &[EndpointRef]) {
         let before = self.state.as_ref().map_or(&[][..], |state| &state.refs);
-        let moved: Vec<Option<usize>> = refs.iter().map(|id| before.iter().position(|other| other == id)).collect();
+        let moved: Vec<Option<usize>> = refs
+            .iter()
+            .map(|id| before.iter().position(|other| other == id))
+            .collect();
         self.cold_picks.remap(&moved);
         self.adapters.remap(&moved);
     }
 
     /// Installs the models that the daemon learned. From now on requests are observed.
     pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
-        self.put_models(LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new), provisional: false });
+        self.put_models(LatencyModels {
+            step: Arc::new(step),
+            latency: latency.map(Arc::new),
+            provisional: false,
+        });
     }
 
     /// Like [`Self::install_models`], with the models of a message.
     pub fn install_learned(&mut self, learned: proto::LearnedModels) {
-        let proto::LearnedModels { step, latency, provisional, .. } = learned;
-        self.put_models(LatencyModels { step: Arc::new(step), latency: latency.map(Arc::new), provisional });
+        let proto::LearnedModels {
+            step,
+            latency,
+            provisional,
+            ..
+        } = learned;
+        self.put_models(LatencyModels {
+            step: Arc::new(step),
+            latency: latency.map(Arc::new),
+            provisional,
+        });
     }
 
     /// Whether the pool keeps the models it has, because `learned` lacks what they have. A daemon
     /// that has just started knows less than the proxies that it serves.
     #[must_use]
     pub fn keeps_models(&self, learned: &proto::LearnedModels) -> bool {
-        let Some(held) = &self.learning.models else { return false };
-        let predicts = self.snapshot().is_some_and(|snapshot| snapshot.pipeline().predicts());
+        let Some(held) = &self.learning.models else {
+            return false;
+        };
+        let predicts = self
+            .snapshot()
+            .is_some_and(|snapshot| snapshot.pipeline().predicts());
         let ends_prediction = predicts && learned.latency.is_none() && held.latency.is_some();
         ends_prediction || learned.provisional && !held.provisional
     }
 
     fn put_models(&mut self, models: LatencyModels) {
-        self.state = self.state.take().map(|state| PublishedState { snapshot: models.applied_to(state.snapshot), ..state });
+        self.state = self.state.take().map(|state| PublishedState {
+            snapshot: models.applied_to(state.snapshot),
+            ..state
+        });
         self.learning.models = Some(models);
     }
 
@@ -378,20 +416,31 @@ impl ManagedPool {
 
     /// Finds the model to request from the engine, and the priority of the request.
     pub fn resolve(&mut self, requested: ModelRequest<'_>) -> Result<PoolResolution, PickRefusal> {
-        let Some(snapshot) = self.state.as_ref().map(|state| &state.snapshot) else { return Ok(PoolResolution::default()) };
+        let Some(snapshot) = self.state.as_ref().map(|state| &state.snapshot) else {
+            return Ok(PoolResolution::default());
+        };
         let is_served = |model: &str| snapshot.is_named(model);
         let resolved = snapshot
             .objects()
             .resolve(requested, is_served, &mut self.rng)
             .map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;
-        Ok(PoolResolution { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
+        Ok(PoolResolution {
+            target_model: resolved.target_model.map(Into::into),
+            priority: resolved.priority,
+        })
     }
 
     /// Whether an endpoint serves the model, ready and allowed or not, or an object names it. A
     /// request for such a model is valid.
     pub fn knows_model(&self, model: &str) -> bool {
-        let Some(snapshot) = self.snapshot() else { return false };
-        snapshot.objects().names(model) || snapshot.serves_anywhere(model) || snapshot.indices().any(|index| snapshot.serves(index, model))
+        let Some(snapshot) = self.snapshot() else {
+            return false;
+        };
+        snapshot.objects().names(model)
+            || snapshot.serves_anywhere(model)
+            || snapshot
+                .indices()
+                .any(|index| snapshot.serves(index, model))
     }
 
     /// Applies the load that an engine reported with a reply: it is fresher than any scrape.
@@ -402,7 +451,9 @@ impl ManagedPool {
     }
 
     fn knows(&self, endpoint: EndpointRef) -> bool {
-        self.state.as_ref().is_some_and(|state| state.refs.contains(&endpoint))
+        self.state
+            .as_ref()
+            .is_some_and(|state| state.refs.contains(&endpoint))
     }
 }
 
@@ -410,7 +461,9 @@ impl ManagedPool {
 
 impl LatencyModels {
     fn applied_to(&self, snapshot: Snapshot) -> Snapshot {
-        snapshot.with_step(Arc::clone(&self.step)).with_latency(self.latency.clone())
+        snapshot
+            .with_step(Arc::clone(&self.step))
+            .with_latency(self.latency.clone())
     }
 }
 
@@ -418,7 +471,8 @@ impl LatencyModels {
 
 impl PublishedState {
     fn metrics_stale(&self, now: Timestamp) -> bool {
-        self.metrics_at.is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
+        self.metrics_at
+            .is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
     }
 }
 

@@ -159,7 +159,11 @@ impl FlowQueues {
     /// count.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        let is_due = if self.is_shared() { self.shared.is_due() } else { self.held > 0 && self.pass.is_due() };
+        let is_due = if self.is_shared() {
+            self.shared.is_due()
+        } else {
+            self.held > 0 && self.pass.is_due()
+        };
         !self.to_resume.is_empty() || is_due || self.revocations.has_asks()
     }
 
@@ -201,13 +205,18 @@ impl FlowQueues {
 
     /// No request of this priority fits at the endpoint: this pass tries none there.
     pub(crate) fn endpoint_full(&mut self, endpoint: EndpointRef, priority: i32) {
-        self.pass.endpoint_full(endpoint, priority, TRIES_AT_ENDPOINT);
+        self.pass
+            .endpoint_full(endpoint, priority, TRIES_AT_ENDPOINT);
     }
 
     /// Whether a request of this priority may be tried at once: nothing of its band waits, and the
     /// next pass has nothing of a higher band to try.
     pub(crate) fn may_pass(&mut self, priority: i32, now: Timestamp) -> bool {
-        let higher_first = self.pass.is_due() && self.bands.iter().any(|band| band.priority > priority && band.held > 0);
+        let higher_first = self.pass.is_due()
+            && self
+                .bands
+                .iter()
+                .any(|band| band.priority > priority && band.held > 0);
         let band = self.band_mut(priority);
         band.seen = now;
         band.held == 0 && !higher_first
@@ -225,26 +234,35 @@ impl FlowQueues {
         full_at: Option<EndpointRef>,
         now: Timestamp,
     ) -> Result<(HeldTicket, bool), HeldRefusal> {
-        let Some(rules) = control.band(priority) else { return Err(self.refusal(FlowOutcome::RejectedOther, priority)) };
+        let Some(rules) = control.band(priority) else {
+            return Err(self.refusal(FlowOutcome::RejectedOther, priority));
+        };
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
         let (held, bytes) = (band.held as u64, band.bytes);
         let elsewhere = self.shared.held(own);
         let band = self.band_mut(own);
-        if held + elsewhere.requests >= rules.max_requests || bytes + elsewhere.bytes + arrival.bytes > rules.max_bytes {
+        if held + elsewhere.requests >= rules.max_requests
+            || bytes + elsewhere.bytes + arrival.bytes > rules.max_bytes
+        {
             band.counters.count(FlowOutcome::RejectedCapacity, 0);
             return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
         }
         let (max_requests, max_bytes) = control.limits();
         loop {
             let elsewhere = self.shared.held_in_all();
-            let (held, bytes) = (self.held as u64 + elsewhere.requests, self.bytes + elsewhere.bytes);
+            let (held, bytes) = (
+                self.held as u64 + elsewhere.requests,
+                self.bytes + elsewhere.bytes,
+            );
             if held < max_requests && bytes.saturating_add(arrival.bytes) <= max_bytes {
                 break;
             }
             if !self.evict_below(own, now) && !self.shared.evict_below(own, self.lowest()) {
-                self.band_mut(own).counters.count(FlowOutcome::RejectedCapacity, 0);
+                self.band_mut(own)
+                    .counters
+                    .count(FlowOutcome::RejectedCapacity, 0);
                 return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
             }
         }
@@ -253,7 +271,11 @@ impl FlowQueues {
         let ttl_ms = |of_band: u64| arrival.ttl_ms.map_or(of_band, |ttl| ttl.min(of_band));
         let expires = arrived.plus_ms(ttl_ms(rules.ttl_ms));
         let entry = HeldEntry {
-            key: rules.ordering.key(&HeldFacts { arrived, expires, ttft_slo_us: slo }),
+            key: rules.ordering.key(&HeldFacts {
+                arrived,
+                expires,
+                ttft_slo_us: slo,
+            }),
             number,
             since: now,
             expires,
@@ -274,12 +296,24 @@ impl FlowQueues {
         let is_first = band.held == 0;
         let flow = band.flow_ref(arrival.flow_id());
         band.push(flow.at, rules.fairness, entry);
-        Ok((HeldTicket { number, flow, key, is_first }, !is_due && band.held <= pass::LOOK_AHEAD))
+        Ok((
+            HeldTicket {
+                number,
+                flow,
+                key,
+                is_first,
+            },
+            !is_due && band.held <= pass::LOOK_AHEAD,
+        ))
     }
 
     /// The lowest band that holds requests.
     fn lowest(&self) -> Option<i32> {
-        self.bands.iter().rev().find(|band| band.held > 0).map(|band| band.priority)
+        self.bands
+            .iter()
+            .rev()
+            .find(|band| band.held > 0)
+            .map(|band| band.priority)
     }
 
     /// Removes the newest request of the lowest band, if that is below `priority` and no other VM
@@ -292,8 +326,12 @@ impl FlowQueues {
 
     /// Removes the newest request of the lowest band. False if nothing is held.
     fn evict_newest(&mut self, now: Timestamp) -> bool {
-        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else { return false };
-        let (lowest, Some(entry)) = (band.priority, band.take_newest()) else { return false };
+        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else {
+            return false;
+        };
+        let (lowest, Some(entry)) = (band.priority, band.take_newest()) else {
+            return false;
+        };
         self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
         true
     }
@@ -308,8 +346,13 @@ impl FlowQueues {
 
     /// Counts a request that left its band.
     fn gone(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
-        (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
-        self.band_mut(priority).counters.count(outcome, now.ms_since(entry.since));
+        (self.held, self.bytes) = (
+            self.held.saturating_sub(1),
+            self.bytes.saturating_sub(entry.bytes),
+        );
+        self.band_mut(priority)
+            .counters
+            .count(outcome, now.ms_since(entry.since));
         if entry.to_check {
             self.to_resume.retain(|number| *number != entry.number);
         }
@@ -317,7 +360,10 @@ impl FlowQueues {
 
     /// Takes the refusal of a request that the limits or its TTL ended.
     pub(crate) fn take_refusal(&mut self, number: u64) -> Option<HeldRefusal> {
-        let at = self.leaving.iter().position(|(leaving, _)| *leaving == number)?;
+        let at = self
+            .leaving
+            .iter()
+            .position(|(leaving, _)| *leaving == number)?;
         self.to_resume.retain(|other| *other != number);
         Some(self.leaving.swap_remove(at).1)
     }
@@ -329,7 +375,10 @@ impl FlowQueues {
             return;
         }
         let priority = ticket.flow.priority;
-        if let Some(entry) = self.band_mut(priority).take(ticket.flow.at, ticket.key, ticket.number) {
+        if let Some(entry) = self
+            .band_mut(priority)
+            .take(ticket.flow.at, ticket.key, ticket.number)
+        {
             self.gone(priority, &entry, outcome, now);
         }
     }
@@ -337,15 +386,25 @@ impl FlowQueues {
     /// Why the request is held; `None` if it is not.
     #[must_use]
     pub fn reason(&self, ticket: &HeldTicket, now: Timestamp) -> Option<HeldReason> {
-        let band = self.bands.iter().find(|band| band.priority == ticket.flow.priority)?;
-        Some(band.entry(ticket.flow.at, ticket.key, ticket.number)?.reason(band.priority, now))
+        let band = self
+            .bands
+            .iter()
+            .find(|band| band.priority == ticket.flow.priority)?;
+        Some(
+            band.entry(ticket.flow.at, ticket.key, ticket.number)?
+                .reason(band.priority, now),
+        )
     }
 
     /// The requests that have waited longest, with their ids, as of the last tick.
     #[must_use]
     pub fn longest_held(&self, most: usize) -> Vec<(&str, HeldReason)> {
-        let entries =
-            self.bands.iter().flat_map(|band| band.flows().iter().flat_map(|flow| &flow.held).map(|entry| (band.priority, entry)));
+        let entries = self.bands.iter().flat_map(|band| {
+            band.flows()
+                .iter()
+                .flat_map(|flow| &flow.held)
+                .map(|entry| (band.priority, entry))
+        });
         let mut longest: Vec<(i32, &HeldEntry)> = Vec::new();
         for (priority, entry) in entries {
             let at = longest.partition_point(|(_, other)| other.since <= entry.since);
@@ -354,7 +413,10 @@ impl FlowQueues {
                 longest.insert(at, (priority, entry));
             }
         }
-        longest.into_iter().map(|(priority, entry)| (&*entry.request_id, entry.reason(priority, self.ticked_at))).collect()
+        longest
+            .into_iter()
+            .map(|(priority, entry)| (&*entry.request_id, entry.reason(priority, self.ticked_at)))
+            .collect()
     }
 
     /// The next request to resume; `None` ends the pass.
@@ -372,38 +434,82 @@ impl FlowQueues {
 
     /// The limits for a request of this priority, and whether its band is tried for its minimum
     /// share.
-    pub(crate) fn limits(&mut self, control: &FlowControl, priority: i32, now: Timestamp) -> RoomLimits {
+    pub(crate) fn limits(
+        &mut self,
+        control: &FlowControl,
+        priority: i32,
+        now: Timestamp,
+    ) -> RoomLimits {
         let in_use = |band: &&BandQueue| band.held > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
-        let highest = self.bands.iter().filter(in_use).map(|band| band.priority).max().unwrap_or(priority).max(priority);
-        let lowest = self.bands.iter().filter(in_use).map(|band| band.priority).min().unwrap_or(priority).min(priority);
+        let highest = self
+            .bands
+            .iter()
+            .filter(in_use)
+            .map(|band| band.priority)
+            .max()
+            .unwrap_or(priority)
+            .max(priority);
+        let lowest = self
+            .bands
+            .iter()
+            .filter(in_use)
+            .map(|band| band.priority)
+            .min()
+            .unwrap_or(priority)
+            .min(priority);
         let rank = BandRank {
-            higher: self.bands.iter().filter(in_use).filter(|band| band.priority > priority).count(),
+            higher: self
+                .bands
+                .iter()
+                .filter(in_use)
+                .filter(|band| band.priority > priority)
+                .count(),
             bands: self.bands.iter().filter(in_use).count().max(1),
             priorities: (priority, highest, lowest),
         };
         let band = self.bands.iter_mut().find(|band| band.priority == priority);
         let (owed, turn) = band.map_or((false, 0), BandQueue::next_turn);
-        let ceiling = control.usage_limit().filter(|_| !owed).map(|policy| policy.ceiling(rank, turn));
+        let ceiling = control
+            .usage_limit()
+            .filter(|_| !owed)
+            .map(|policy| policy.ceiling(rank, turn));
         let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
-        RoomLimits { critical: priority >= highest || owed, ceiling, share: self.outside.share() }
+        RoomLimits {
+            critical: priority >= highest || owed,
+            ceiling,
+            share: self.outside.share(),
+        }
     }
 
     /// Whether an older request of at least this priority waits for room at `endpoint`.
-    pub(crate) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, number: Option<u64>) -> bool {
+    pub(crate) fn is_claimed(
+        &self,
+        endpoint: EndpointRef,
+        priority: i32,
+        number: Option<u64>,
+    ) -> bool {
         self.pass.is_claimed(endpoint, priority, number)
     }
 
     /// The endpoint that was picked for the request has no room; `None`: no endpoint can serve it
     /// now.
-    pub(crate) fn found_full(&mut self, ticket: &HeldTicket, endpoint: Option<EndpointRef>, now: Timestamp) {
+    pub(crate) fn found_full(
+        &mut self,
+        ticket: &HeldTicket,
+        endpoint: Option<EndpointRef>,
+        now: Timestamp,
+    ) {
         let priority = ticket.flow.priority;
-        let entry = self.band_mut(priority).entry_mut(ticket.flow.at, ticket.key, ticket.number);
+        let entry = self
+            .band_mut(priority)
+            .entry_mut(ticket.flow.at, ticket.key, ticket.number);
         let waited_ms = entry.map_or(0, |entry| {
             entry.full_at = endpoint.or(entry.full_at);
             entry.nowhere = endpoint.is_none();
             now.ms_since(entry.since)
         });
-        self.pass.found_full(ticket.number, endpoint, priority, waited_ms);
+        self.pass
+            .found_full(ticket.number, endpoint, priority, waited_ms);
     }
 
     /// Charges the flow of a request that is sent now; `passes`: without being held.
@@ -417,8 +523,15 @@ impl FlowQueues {
         let rules = control.band(priority)?;
         let tokens = cost.tokens();
         let at = self.bands.partition_point(|band| band.priority > priority);
-        for band in self.bands.iter_mut().skip(at).filter(|band| band.priority < priority && band.held > 0) {
-            let share = control.band(band.priority).map_or(0.0, |rules| rules.fairness.minimum_share());
+        for band in self
+            .bands
+            .iter_mut()
+            .skip(at)
+            .filter(|band| band.priority < priority && band.held > 0)
+        {
+            let share = control
+                .band(band.priority)
+                .map_or(0.0, |rules| rules.fairness.minimum_share());
             // A share of all tokens, its own among them.
             band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
         }
@@ -438,18 +551,31 @@ impl FlowQueues {
             band.pass(flow.at, rules.fairness);
         }
         band.charge(flow.at, rules.fairness, (cost, rival), now);
-        Some(FlowCharge { flow, prompt_tokens, output: cost.output, owed })
+        Some(FlowCharge {
+            flow,
+            prompt_tokens,
+            output: cost.output,
+            owed,
+        })
     }
 
     /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
     /// 0 if it had no first token.
-    pub(crate) fn settle(&mut self, control: &FlowControl, charge: FlowCharge, context_tokens: u64) {
+    pub(crate) fn settle(
+        &mut self,
+        control: &FlowControl,
+        charge: FlowCharge,
+        context_tokens: u64,
+    ) {
         let output = context_tokens.saturating_sub(u64::from(charge.prompt_tokens));
         if context_tokens == 0 {
             return;
         }
         let rules = control.band(charge.flow.priority);
-        let band = self.bands.iter_mut().find(|band| band.priority == charge.flow.priority);
+        let band = self
+            .bands
+            .iter_mut()
+            .find(|band| band.priority == charge.flow.priority);
         if let (Some(band), Some(rules)) = (band, rules) {
             band.settle(charge.flow, rules.fairness, output as f64 - charge.output);
         }
@@ -458,18 +584,34 @@ impl FlowQueues {
     /// Ends the wait of requests whose time is over. `is_empty`: no endpoint of the pool is ready.
     pub(crate) fn expire(&mut self, is_empty: bool, now: Timestamp) {
         self.ticked_at = now;
-        let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedTtl };
+        let outcome = if is_empty {
+            FlowOutcome::EvictedNoEndpoints
+        } else {
+            FlowOutcome::EvictedTtl
+        };
         for at in 0..self.bands.len() {
-            while let Some((priority, entry)) =
-                self.bands.get_mut(at).and_then(|band| Some((band.priority, band.take_expired(is_empty, now)?)))
+            while let Some((priority, entry)) = self
+                .bands
+                .get_mut(at)
+                .and_then(|band| Some((band.priority, band.take_expired(is_empty, now)?)))
             {
                 self.leaves(priority, &entry, outcome, now);
             }
         }
         self.bands.iter_mut().for_each(|band| band.show_oldest(now));
         // A host that did not have the stream yet gets the number again.
-        self.to_resume = self.leaving.iter().map(|(number, _)| *number).chain(self.revocations.numbers()).collect();
-        for entry in self.bands.iter_mut().flat_map(BandQueue::held_mut).filter(|entry| entry.to_check) {
+        self.to_resume = self
+            .leaving
+            .iter()
+            .map(|(number, _)| *number)
+            .chain(self.revocations.numbers())
+            .collect();
+        for entry in self
+            .bands
+            .iter_mut()
+            .flat_map(BandQueue::held_mut)
+            .filter(|entry| entry.to_check)
+        {
             self.to_resume.push_back(entry.number);
         }
     }
@@ -486,14 +628,22 @@ impl FlowQueues {
 
     /// Whether the request was resumed to be checked.
     pub(crate) fn take_to_check(&mut self, ticket: &HeldTicket) -> bool {
-        let entry = self.band_mut(ticket.flow.priority).entry_mut(ticket.flow.at, ticket.key, ticket.number);
+        let entry = self.band_mut(ticket.flow.priority).entry_mut(
+            ticket.flow.at,
+            ticket.key,
+            ticket.number,
+        );
         entry.is_some_and(|entry| std::mem::take(&mut entry.to_check))
     }
 
     /// Refuses all requests, because the pool has no flow control any more.
     pub(crate) fn end_all(&mut self, now: Timestamp) {
         for at in 0..self.bands.len() {
-            while let Some((priority, entry)) = self.bands.get_mut(at).and_then(|band| Some((band.priority, band.take_newest()?))) {
+            while let Some((priority, entry)) = self
+                .bands
+                .get_mut(at)
+                .and_then(|band| Some((band.priority, band.take_newest()?)))
+            {
                 self.leaves(priority, &entry, FlowOutcome::EvictedOther, now);
             }
         }
@@ -501,18 +651,33 @@ impl FlowQueues {
 
     /// The refusal of a request, with the time after which those before it have been sent.
     pub(crate) fn refusal(&self, outcome: FlowOutcome, priority: i32) -> HeldRefusal {
-        let before: usize = self.bands.iter().filter(|band| band.priority >= priority).map(|band| band.held).sum();
+        let before: usize = self
+            .bands
+            .iter()
+            .filter(|band| band.priority >= priority)
+            .map(|band| band.held)
+            .sum();
         let before = before as u64 + self.shared.held_from(priority);
         let rate = self.sent.0 / RATE_MS * 1_000.0;
         let seconds = (before as f64 / rate.max(f64::MIN_POSITIVE)).ceil();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped"
+        )]
         let retry_after_s = seconds.clamp(1.0, f64::from(RETRY_AFTER_S_MAX)) as u32;
-        HeldRefusal { outcome, retry_after_s }
+        HeldRefusal {
+            outcome,
+            retry_after_s,
+        }
     }
 
     fn band_mut(&mut self, priority: i32) -> &mut BandQueue {
         let at = self.bands.partition_point(|band| band.priority > priority);
-        let exists = self.bands.get(at).is_some_and(|band| band.priority == priority);
+        let exists = self
+            .bands
+            .get(at)
+            .is_some_and(|band| band.priority == priority);
         let at = if exists || self.bands.len() >= BANDS_MAX {
             at.min(self.bands.len().saturating_sub(1))
         } else {

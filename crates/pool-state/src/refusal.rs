@@ -30,15 +30,22 @@ pub enum PickRefusal {
 impl PickRefusal {
     /// Whether the pool has no ready endpoint.
     pub(crate) fn is_without_endpoints(&self) -> bool {
-        matches!(self, Self::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint)))
+        matches!(
+            self,
+            Self::Decision(Decision::Unavailable(UnavailableReason::NoReadyEndpoint))
+        )
     }
 
     /// Whether waiting cannot change it, even in a pool that scales from zero: only another
     /// request, or a change of the pool, can.
     pub(crate) fn is_final(&self) -> bool {
         match self {
-            Self::CrashingPrompt | Self::UnknownModel(_) | Self::Decision(Decision::UnknownProfile(_)) => true,
-            Self::Decision(Decision::Unavailable(why)) => *why != UnavailableReason::NoReadyEndpoint,
+            Self::CrashingPrompt
+            | Self::UnknownModel(_)
+            | Self::Decision(Decision::UnknownProfile(_)) => true,
+            Self::Decision(Decision::Unavailable(why)) => {
+                *why != UnavailableReason::NoReadyEndpoint
+            }
             _ => false,
         }
     }

@@ -65,9 +65,9 @@ impl Verdict {
     #[must_use]
     pub fn of(status: u16, body: ErrorBody) -> Self {
         match (status, body) {
-            (200..=299, ErrorBody::Error(named)) => {
-                named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body))
-            }
+            (200..=299, ErrorBody::Error(named)) => named
+                .filter(|status| *status >= 400)
+                .map_or(Self::Ill, |status| Self::of(status, body)),
             (200, ErrorBody::Empty) => Self::Ill,
             (200..=299, ErrorBody::Strange | ErrorBody::Unfinished) => Self::Strange,
             (200..=299, ErrorBody::Unclear) => Self::Unknown,

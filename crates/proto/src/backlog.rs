@@ -20,7 +20,10 @@ const REQUESTS_MAX: u64 = 1_000_000;
 pub fn write(bands: &[BandHeld]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for band in bands.iter().filter(|band| band.requests > 0) {
-        words::append(&mut bytes, &[pair(band.priority.cast_unsigned(), 0), band.requests]);
+        words::append(
+            &mut bytes,
+            &[pair(band.priority.cast_unsigned(), 0), band.requests],
+        );
     }
     bytes
 }
@@ -31,7 +34,11 @@ pub fn read(mut bytes: &[u8]) -> Vec<BandHeld> {
     let band = || {
         let ([priority, requests], rest) = words::split(bytes)?;
         bytes = rest;
-        Some(BandHeld { priority: unpair(priority).0.cast_signed(), requests: requests.min(REQUESTS_MAX), bytes: 0 })
+        Some(BandHeld {
+            priority: unpair(priority).0.cast_signed(),
+            requests: requests.min(REQUESTS_MAX),
+            bytes: 0,
+        })
     };
     std::iter::from_fn(band).take(BANDS_MAX).collect()
 }
@@ -52,7 +59,11 @@ mod tests {
 
     #[test]
     fn a_backlog_is_read_back_and_bounded() {
-        let band = |priority, requests| BandHeld { priority, requests, bytes: 0 };
+        let band = |priority, requests| BandHeld {
+            priority,
+            requests,
+            bytes: 0,
+        };
         let bytes = write(&[band(-10, 3), band(0, 0), band(7, u64::MAX)]);
         assert_eq!(read(&bytes), [band(-10, 3), band(7, REQUESTS_MAX)]);
         assert_eq!(read(&bytes[..17]), [band(-10, 3)]);

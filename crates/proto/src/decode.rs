@@ -11,8 +11,9 @@ use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{ParameterValue, VALUE_DEPTH_MAX};
 use scheduler::sort::sort_by;
 use scheduler::{
-    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Generation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
-    PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
+    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Generation, InvalidPipeline,
+    InvalidSnapshot, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec,
+    Readiness, Slot, Snapshot, Version,
 };
 
 use crate::{objects, state};
@@ -72,12 +73,24 @@ pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidStat
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
     let pipeline = Pipeline::build(&spec).map_err(InvalidState::Pipeline)?;
     let sets: Vec<Arc<[Box<str>]>> = message.model_sets.into_iter().map(model_set).collect();
-    let endpoints = message.endpoints.into_iter().map(|message| endpoint(message, &sets)).collect::<Result<Vec<_>, _>>()?;
+    let endpoints = message
+        .endpoints
+        .into_iter()
+        .map(|message| endpoint(message, &sets))
+        .collect::<Result<Vec<_>, _>>()?;
     let unknown = vec![EndpointMetrics::default(); endpoints.len()];
-    let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
-    let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline).map_err(InvalidState::Snapshot)?.with_objects(objects);
+    let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default()))
+        .map_err(InvalidState::Objects)?;
+    let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline)
+        .map_err(InvalidState::Snapshot)?
+        .with_objects(objects);
     let hash_secret = u128::from(message.hash_secret_high) << 64 | u128::from(message.hash_secret);
-    Ok(PoolUpdate { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
+    Ok(PoolUpdate {
+        pool: message.pool,
+        snapshot,
+        hash_secret,
+        staleness_max_ms: message.staleness_max_ms,
+    })
 }
 
 /// Decodes metrics and returns `onto`, whose endpoints they are parallel to, with these metrics.
@@ -92,16 +105,25 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
     }
     let n = onto.endpoints().len();
     let attributes = attributes(&message.attributes, n)?;
-    let mut metrics: Vec<EndpointMetrics> = (0..n).map(|i| endpoint_attributes(attributes, i)).collect();
+    let mut metrics: Vec<EndpointMetrics> =
+        (0..n).map(|i| endpoint_attributes(attributes, i)).collect();
     for column in &message.columns {
-        let Some(metric) = MetricDefinition::named(&column.name) else { continue };
+        let Some(metric) = MetricDefinition::named(&column.name) else {
+            continue;
+        };
         if column.values.len() != n {
             return Err(InvalidState::ColumnLength(metric.name));
         }
-        metrics.iter_mut().zip(&column.values).for_each(|(row, value)| (metric.set)(row, metric.unit.valid(*value)));
+        metrics
+            .iter_mut()
+            .zip(&column.values)
+            .for_each(|(row, value)| (metric.set)(row, metric.unit.valid(*value)));
     }
     for lora in &message.lora {
-        let row = usize::try_from(lora.index).ok().and_then(|i| metrics.get_mut(i)).ok_or(InvalidState::OutOfRange("lora.index"))?;
+        let row = usize::try_from(lora.index)
+            .ok()
+            .and_then(|i| metrics.get_mut(i))
+            .ok_or(InvalidState::OutOfRange("lora.index"))?;
         let names = |list: &[String]| list.iter().map(|s| s.as_str().into()).collect();
         row.lora = Some(LoraMetrics {
             running: names(&lora.running),
@@ -110,7 +132,8 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
             base_models: names(&lora.base_models),
         });
     }
-    onto.with_metrics(pool_update, metrics).map_err(InvalidState::Snapshot)
+    onto.with_metrics(pool_update, metrics)
+        .map_err(InvalidState::Snapshot)
 }
 
 // === impl InvalidState ===
@@ -121,8 +144,13 @@ impl fmt::Display for InvalidState {
             Self::Missing(field) => write!(f, "`{field}` is missing"),
             Self::OutOfRange(field) => write!(f, "`{field}` is out of range"),
             Self::Address(address) => write!(f, "address `{address}` is not `ip:port`"),
-            Self::ColumnLength(column) => write!(f, "metrics column `{column}` does not run parallel to the endpoints"),
-            Self::OtherPoolUpdate => f.write_str("the metrics are of another pool update than the one held"),
+            Self::ColumnLength(column) => write!(
+                f,
+                "metrics column `{column}` does not run parallel to the endpoints"
+            ),
+            Self::OtherPoolUpdate => {
+                f.write_str("the metrics are of another pool update than the one held")
+            }
             Self::Snapshot(why) => why.fmt(f),
             Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
@@ -146,16 +174,34 @@ fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribu
 }
 
 fn endpoint_attributes(columns: &[state::Attribute], i: usize) -> EndpointMetrics {
-    EndpointMetrics { attributes: columns.iter().filter_map(|column| attribute(column, i)).collect(), ..EndpointMetrics::default() }
+    EndpointMetrics {
+        attributes: columns
+            .iter()
+            .filter_map(|column| attribute(column, i))
+            .collect(),
+        ..EndpointMetrics::default()
+    }
 }
 
 fn attribute(column: &state::Attribute, i: usize) -> Option<(Box<str>, f32)> {
-    let value = column.values.get(i).copied().filter(|value| value.is_finite())?;
+    let value = column
+        .values
+        .get(i)
+        .copied()
+        .filter(|value| value.is_finite())?;
     Some((column.key.as_str().into(), value))
 }
 
-pub(crate) fn version(version: Option<&state::Version>, field: &'static str) -> Result<Version, InvalidState> {
-    version.map(|v| Version { term: v.term, sequence: v.sequence }).ok_or(InvalidState::Missing(field))
+pub(crate) fn version(
+    version: Option<&state::Version>,
+    field: &'static str,
+) -> Result<Version, InvalidState> {
+    version
+        .map(|v| Version {
+            term: v.term,
+            sequence: v.sequence,
+        })
+        .ok_or(InvalidState::Missing(field))
 }
 
 /// Readers look models up by bisection.
@@ -166,21 +212,39 @@ fn model_set(message: state::ModelSet) -> Arc<[Box<str>]> {
 }
 
 fn endpoint(message: state::Endpoint, sets: &[Arc<[Box<str>]>]) -> Result<Endpoint, InvalidState> {
-    let slot = u16::try_from(message.slot).map_err(|_| InvalidState::OutOfRange("endpoints.slot"))?;
+    let slot =
+        u16::try_from(message.slot).map_err(|_| InvalidState::OutOfRange("endpoints.slot"))?;
     if message.address.parse::<std::net::SocketAddr>().is_err() {
         return Err(InvalidState::Address(message.address));
     }
-    let mut labels: Vec<(Box<str>, Box<str>)> = message.labels.into_iter().map(|l| (l.key.into(), l.value.into())).collect();
+    let mut labels: Vec<(Box<str>, Box<str>)> = message
+        .labels
+        .into_iter()
+        .map(|l| (l.key.into(), l.value.into()))
+        .collect();
     sort_by(&mut labels, |a, b| a < b);
-    let models = match usize::try_from(message.model_set).unwrap_or(usize::MAX).checked_sub(1) {
-        Some(set) => sets.get(set).cloned().ok_or(InvalidState::OutOfRange("endpoints.model_set"))?,
+    let models = match usize::try_from(message.model_set)
+        .unwrap_or(usize::MAX)
+        .checked_sub(1)
+    {
+        Some(set) => sets
+            .get(set)
+            .cloned()
+            .ok_or(InvalidState::OutOfRange("endpoints.model_set"))?,
         None => Arc::default(),
     };
     Ok(Endpoint {
-        id: EndpointRef { slot: Slot(slot), generation: Generation(message.generation) },
+        id: EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(message.generation),
+        },
         name: message.name.into(),
         address: message.address.into(),
-        readiness: if message.ready { Readiness::Ready } else { Readiness::NotReady },
+        readiness: if message.ready {
+            Readiness::Ready
+        } else {
+            Readiness::NotReady
+        },
         labels: labels.into(),
         models,
         age_ms: message.age_ms,
@@ -189,7 +253,11 @@ fn endpoint(message: state::Endpoint, sets: &[Arc<[Box<str>]>]) -> Result<Endpoi
 
 fn pipeline(message: state::Pipeline) -> Result<PipelineSpec, InvalidState> {
     Ok(PipelineSpec {
-        plugins: message.plugins.into_iter().map(plugin).collect::<Result<_, _>>()?,
+        plugins: message
+            .plugins
+            .into_iter()
+            .map(plugin)
+            .collect::<Result<_, _>>()?,
         profiles: message.profiles.into_iter().map(profile).collect(),
         profile_handler: message.profile_handler,
         saturation_detector: message.saturation_detector,
@@ -199,29 +267,56 @@ fn pipeline(message: state::Pipeline) -> Result<PipelineSpec, InvalidState> {
 }
 
 fn profile(message: state::Profile) -> ProfileSpec {
-    let plugins = message.plugins.into_iter().map(|part| ProfilePlugin { name: part.name, weight: part.weight });
-    ProfileSpec { name: message.name, plugins: plugins.collect() }
+    let plugins = message.plugins.into_iter().map(|part| ProfilePlugin {
+        name: part.name,
+        weight: part.weight,
+    });
+    ProfileSpec {
+        name: message.name,
+        plugins: plugins.collect(),
+    }
 }
 
 fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
-    let parameters = message.parameters.into_iter().map(|given| parameter(given, VALUE_DEPTH_MAX)).collect::<Result<_, _>>()?;
-    Ok(PluginSpec { plugin_type: message.r#type, name: message.name, parameters })
+    let parameters = message
+        .parameters
+        .into_iter()
+        .map(|given| parameter(given, VALUE_DEPTH_MAX))
+        .collect::<Result<_, _>>()?;
+    Ok(PluginSpec {
+        plugin_type: message.r#type,
+        name: message.name,
+        parameters,
+    })
 }
 
 /// The scheduler checks the number of values when it builds the plugin; this recursion checks their
 /// depth.
-fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, ParameterValue), InvalidState> {
+fn parameter(
+    message: state::Parameter,
+    depth_left: usize,
+) -> Result<(String, ParameterValue), InvalidState> {
     use state::parameter::Value as Wire;
     const FIELD: &str = "pipeline.plugins.parameters.value";
     let within = |messages: Vec<state::Parameter>| {
-        let depth_left = depth_left.checked_sub(1).ok_or(InvalidState::OutOfRange(FIELD))?;
-        messages.into_iter().map(|message| parameter(message, depth_left)).collect::<Result<Vec<_>, _>>()
+        let depth_left = depth_left
+            .checked_sub(1)
+            .ok_or(InvalidState::OutOfRange(FIELD))?;
+        messages
+            .into_iter()
+            .map(|message| parameter(message, depth_left))
+            .collect::<Result<Vec<_>, _>>()
     };
     let value = match message.value.ok_or(InvalidState::Missing(FIELD))? {
         Wire::Number(n) => ParameterValue::Number(n),
         Wire::Flag(f) => ParameterValue::Flag(f),
         Wire::Text(t) => ParameterValue::Text(t),
-        Wire::List(list) => ParameterValue::List(within(list.items)?.into_iter().map(|(_, value)| value).collect()),
+        Wire::List(list) => ParameterValue::List(
+            within(list.items)?
+                .into_iter()
+                .map(|(_, value)| value)
+                .collect(),
+        ),
         Wire::Map(map) => ParameterValue::Map(within(map.entries)?),
     };
     Ok((message.name, value))
@@ -234,7 +329,11 @@ mod tests {
 
     fn nested(depth: usize) -> ParameterValue {
         (0..depth).fold(ParameterValue::Number(1.0), |inner, at| {
-            if at % 2 == 0 { ParameterValue::List(vec![inner]) } else { ParameterValue::Map(vec![("k".to_owned(), inner)]) }
+            if at % 2 == 0 {
+                ParameterValue::List(vec![inner])
+            } else {
+                ParameterValue::Map(vec![("k".to_owned(), inner)])
+            }
         })
     }
 
@@ -243,10 +342,20 @@ mod tests {
         let text = |text: &str| ParameterValue::Text(text.to_owned());
         let map = ParameterValue::Map(vec![
             ("b".to_owned(), text("2")),
-            ("a".to_owned(), ParameterValue::List(vec![ParameterValue::Flag(true), text(""), ParameterValue::List(vec![])])),
+            (
+                "a".to_owned(),
+                ParameterValue::List(vec![
+                    ParameterValue::Flag(true),
+                    text(""),
+                    ParameterValue::List(vec![]),
+                ]),
+            ),
         ]);
         for value in [map, ParameterValue::Map(vec![]), nested(VALUE_DEPTH_MAX)] {
-            assert_eq!(parameter(encode::parameter("p", &value), VALUE_DEPTH_MAX), Ok(("p".to_owned(), value)));
+            assert_eq!(
+                parameter(encode::parameter("p", &value), VALUE_DEPTH_MAX),
+                Ok(("p".to_owned(), value))
+            );
         }
     }
 
@@ -257,9 +366,18 @@ mod tests {
             refused(encode::parameter("p", &nested(VALUE_DEPTH_MAX + 1))),
             InvalidState::OutOfRange("pipeline.plugins.parameters.value")
         );
-        let hole = state::Parameter { name: "k".to_owned(), value: None };
+        let hole = state::Parameter {
+            name: "k".to_owned(),
+            value: None,
+        };
         let list = state::parameter::Value::List(state::ParameterList { items: vec![hole] });
-        let message = state::Parameter { name: "p".to_owned(), value: Some(list) };
-        assert_eq!(refused(message), InvalidState::Missing("pipeline.plugins.parameters.value"));
+        let message = state::Parameter {
+            name: "p".to_owned(),
+            value: Some(list),
+        };
+        assert_eq!(
+            refused(message),
+            InvalidState::Missing("pipeline.plugins.parameters.value")
+        );
     }
 }

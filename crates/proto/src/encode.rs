@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use scheduler::metrics::{METRICS, MetricDefinition};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{ATTRIBUTES_MAX, Endpoint, EndpointMetrics, PipelineSpec, PluginSpec, ProfileSpec, Readiness, Version};
+use scheduler::{
+    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, PipelineSpec, PluginSpec, ProfileSpec, Readiness,
+    Version,
+};
 
 use crate::{objects, state};
 
@@ -30,7 +33,12 @@ pub struct PoolState<'a> {
 /// The message that carries a pool without its metrics.
 #[must_use]
 pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
-    let sets: BTreeSet<&[Box<str>]> = pool.endpoints.iter().map(|e| &*e.models).filter(|models| !models.is_empty()).collect();
+    let sets: BTreeSet<&[Box<str>]> = pool
+        .endpoints
+        .iter()
+        .map(|e| &*e.models)
+        .filter(|models| !models.is_empty())
+        .collect();
     let sets: Vec<&[Box<str>]> = sets.into_iter().collect();
     state::PoolUpdate {
         pool: pool.pool.to_owned(),
@@ -41,7 +49,12 @@ pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
         hash_secret_high: low(pool.hash_secret >> 64),
         staleness_max_ms: pool.staleness_max_ms,
         objects: (!pool.objects.is_empty()).then(|| objects::encode(pool.objects)),
-        model_sets: sets.iter().map(|set| state::ModelSet { models: set.iter().map(ToString::to_string).collect() }).collect(),
+        model_sets: sets
+            .iter()
+            .map(|set| state::ModelSet {
+                models: set.iter().map(ToString::to_string).collect(),
+            })
+            .collect(),
     }
 }
 
@@ -52,23 +65,43 @@ fn low(secret: u128) -> u64 {
 
 /// The message that carries the metrics of the endpoints of `pool_update`, in their order.
 #[must_use]
-pub fn encode_metrics(pool: &str, pool_update: Version, sequence: u64, metrics: &[EndpointMetrics]) -> state::Metrics {
+pub fn encode_metrics(
+    pool: &str,
+    pool_update: Version,
+    sequence: u64,
+    metrics: &[EndpointMetrics],
+) -> state::Metrics {
     state::Metrics {
         pool: pool.to_owned(),
         pool_update: Some(version(pool_update)),
         sequence,
-        columns: METRICS.iter().map(|metric| column(metric, metrics)).collect(),
-        lora: (0u32..).zip(metrics).filter_map(|(index, m)| m.lora.as_ref().map(|l| lora(index, l))).collect(),
+        columns: METRICS
+            .iter()
+            .map(|metric| column(metric, metrics))
+            .collect(),
+        lora: (0u32..)
+            .zip(metrics)
+            .filter_map(|(index, m)| m.lora.as_ref().map(|l| lora(index, l)))
+            .collect(),
         attributes: attributes(metrics),
     }
 }
 
 fn column(metric: &MetricDefinition, metrics: &[EndpointMetrics]) -> state::MetricColumn {
-    state::MetricColumn { name: metric.name.to_owned(), values: metrics.iter().map(|m| (metric.get)(m).unwrap_or(f32::NAN)).collect() }
+    state::MetricColumn {
+        name: metric.name.to_owned(),
+        values: metrics
+            .iter()
+            .map(|m| (metric.get)(m).unwrap_or(f32::NAN))
+            .collect(),
+    }
 }
 
 fn version(version: Version) -> state::Version {
-    state::Version { term: version.term, sequence: version.sequence }
+    state::Version {
+        term: version.term,
+        sequence: version.sequence,
+    }
 }
 
 /// Converts an endpoint. `sets` is sorted, so that bisection finds the endpoint's set of models.
@@ -79,9 +112,20 @@ fn endpoint(endpoint: &Endpoint, sets: &[&[Box<str>]]) -> state::Endpoint {
         name: endpoint.name.to_string(),
         address: endpoint.address.to_string(),
         ready: endpoint.readiness == Readiness::Ready,
-        labels: endpoint.labels.iter().map(|(k, v)| state::Label { key: k.to_string(), value: v.to_string() }).collect(),
+        labels: endpoint
+            .labels
+            .iter()
+            .map(|(k, v)| state::Label {
+                key: k.to_string(),
+                value: v.to_string(),
+            })
+            .collect(),
         age_ms: endpoint.age_ms,
-        model_set: sets.binary_search(&&*endpoint.models).ok().and_then(|at| u32::try_from(at + 1).ok()).unwrap_or(0),
+        model_set: sets
+            .binary_search(&&*endpoint.models)
+            .ok()
+            .and_then(|at| u32::try_from(at + 1).ok())
+            .unwrap_or(0),
     }
 }
 
@@ -100,13 +144,23 @@ fn plugin(spec: &PluginSpec) -> state::Plugin {
     state::Plugin {
         r#type: spec.plugin_type.clone(),
         name: spec.name.clone(),
-        parameters: spec.parameters.iter().map(|(name, value)| parameter(name, value)).collect(),
+        parameters: spec
+            .parameters
+            .iter()
+            .map(|(name, value)| parameter(name, value))
+            .collect(),
     }
 }
 
 fn profile(spec: &ProfileSpec) -> state::Profile {
-    let plugins = spec.plugins.iter().map(|part| state::ProfilePlugin { name: part.name.clone(), weight: part.weight });
-    state::Profile { name: spec.name.clone(), plugins: plugins.collect() }
+    let plugins = spec.plugins.iter().map(|part| state::ProfilePlugin {
+        name: part.name.clone(),
+        weight: part.weight,
+    });
+    state::Profile {
+        name: spec.name.clone(),
+        plugins: plugins.collect(),
+    }
 }
 
 pub(crate) fn parameter(name: &str, value: &scheduler::plugin::ParameterValue) -> state::Parameter {
@@ -116,18 +170,40 @@ pub(crate) fn parameter(name: &str, value: &scheduler::plugin::ParameterValue) -
         ParameterValue::Number(n) => Wire::Number(*n),
         ParameterValue::Flag(f) => Wire::Flag(*f),
         ParameterValue::Text(t) => Wire::Text(t.clone()),
-        ParameterValue::List(items) => Wire::List(state::ParameterList { items: items.iter().map(|item| parameter("", item)).collect() }),
-        ParameterValue::Map(entries) => {
-            Wire::Map(state::ParameterMap { entries: entries.iter().map(|(name, value)| parameter(name, value)).collect() })
-        }
+        ParameterValue::List(items) => Wire::List(state::ParameterList {
+            items: items.iter().map(|item| parameter("", item)).collect(),
+        }),
+        ParameterValue::Map(entries) => Wire::Map(state::ParameterMap {
+            entries: entries
+                .iter()
+                .map(|(name, value)| parameter(name, value))
+                .collect(),
+        }),
     };
-    state::Parameter { name: name.to_owned(), value: Some(value) }
+    state::Parameter {
+        name: name.to_owned(),
+        value: Some(value),
+    }
 }
 
 fn attributes(metrics: &[EndpointMetrics]) -> Vec<state::Attribute> {
-    let keys: BTreeSet<&str> = metrics.iter().flat_map(|m| m.attributes.iter().map(|(key, _)| &**key)).collect();
-    let column = |key: &str| metrics.iter().map(|m| m.attribute(key).unwrap_or(f32::NAN)).collect();
-    keys.into_iter().take(ATTRIBUTES_MAX).map(|key| state::Attribute { key: key.to_owned(), values: column(key) }).collect()
+    let keys: BTreeSet<&str> = metrics
+        .iter()
+        .flat_map(|m| m.attributes.iter().map(|(key, _)| &**key))
+        .collect();
+    let column = |key: &str| {
+        metrics
+            .iter()
+            .map(|m| m.attribute(key).unwrap_or(f32::NAN))
+            .collect()
+    };
+    keys.into_iter()
+        .take(ATTRIBUTES_MAX)
+        .map(|key| state::Attribute {
+            key: key.to_owned(),
+            values: column(key),
+        })
+        .collect()
 }
 
 fn lora(index: u32, lora: &scheduler::LoraMetrics) -> state::Lora {

@@ -4,7 +4,11 @@
 /// Appends a message.
 pub fn push(frames: &mut Vec<u8>, message: &[u8]) {
     // Far below 4 GiB: see `MESSAGE_BYTES_MAX`.
-    frames.extend(u32::try_from(message.len()).unwrap_or(u32::MAX).to_le_bytes());
+    frames.extend(
+        u32::try_from(message.len())
+            .unwrap_or(u32::MAX)
+            .to_le_bytes(),
+    );
     frames.extend(message);
 }
 
@@ -39,7 +43,12 @@ mod tests {
 
     #[test]
     fn what_is_no_frame_is_not_taken() {
-        for bytes in [&b""[..], b"\x01\0\0", b"\x01\0\0\0", b"\xff\xff\xff\xffmessage"] {
+        for bytes in [
+            &b""[..],
+            b"\x01\0\0",
+            b"\x01\0\0\0",
+            b"\xff\xff\xff\xffmessage",
+        ] {
             assert_eq!(take(bytes), None);
         }
     }

@@ -34,12 +34,24 @@ pub struct LearnedModels {
 /// every reader refuses.
 #[must_use]
 pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
-    let LearnedModels { pool, version, step, latency, provisional } = learned;
+    let LearnedModels {
+        pool,
+        version,
+        step,
+        latency,
+        provisional,
+    } = learned;
     let message = state::LearnedModels {
         pool: pool.clone(),
-        version: Some(state::Version { term: version.term, sequence: version.sequence }),
+        version: Some(state::Version {
+            term: version.term,
+            sequence: version.sequence,
+        }),
         step: step.words(),
-        latency: latency.as_ref().map(LatencyModel::words).unwrap_or_default(),
+        latency: latency
+            .as_ref()
+            .map(LatencyModel::words)
+            .unwrap_or_default(),
         provisional: *provisional,
     };
     fits(&message).then_some(message)
@@ -55,14 +67,24 @@ pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidSt
         return Err(InvalidState::OutOfRange("learned"));
     }
     let step = StepModel::from_words(&message.step).map_err(InvalidState::Model)?;
-    let latency =
-        if message.latency.is_empty() { None } else { Some(LatencyModel::from_words(&message.latency).map_err(InvalidState::Model)?) };
-    Ok(LearnedModels { pool: message.pool, version, step, latency, provisional: message.provisional })
+    let latency = if message.latency.is_empty() {
+        None
+    } else {
+        Some(LatencyModel::from_words(&message.latency).map_err(InvalidState::Model)?)
+    };
+    Ok(LearnedModels {
+        pool: message.pool,
+        version,
+        step,
+        latency,
+        provisional: message.provisional,
+    })
 }
 
 fn fits(message: &state::LearnedModels) -> bool {
     let words = message.step.len().saturating_add(message.latency.len());
-    words.saturating_mul(4) <= LEARNED_BYTES_MAX - ENVELOPE_BYTES && message.pool.len() < ENVELOPE_BYTES / 2
+    words.saturating_mul(4) <= LEARNED_BYTES_MAX - ENVELOPE_BYTES
+        && message.pool.len() < ENVELOPE_BYTES / 2
 }
 
 #[cfg(test)]
@@ -72,15 +94,26 @@ mod tests {
     use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
     fn endpoints(count: usize) -> impl Iterator<Item = EndpointRef> {
-        (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), generation: Generation(u32::MAX) })
+        (0..count).map(|slot| EndpointRef {
+            slot: Slot(u16::try_from(slot).unwrap()),
+            generation: Generation(u32::MAX),
+        })
     }
 
     fn learned_of(count: usize) -> LearnedModels {
-        let step = endpoints(count).fold(StepModel::default(), |step, endpoint| step.with_speed(endpoint, 2.0, 0.5));
-        let latency = endpoints(count).fold(LatencyModel::constant(120.0, 9.0), |model, endpoint| model.with_endpoint(endpoint, 2.0, 0.5));
+        let step = endpoints(count).fold(StepModel::default(), |step, endpoint| {
+            step.with_speed(endpoint, 2.0, 0.5)
+        });
+        let latency = endpoints(count)
+            .fold(LatencyModel::constant(120.0, 9.0), |model, endpoint| {
+                model.with_endpoint(endpoint, 2.0, 0.5)
+            });
         LearnedModels {
             pool: "default".to_owned(),
-            version: Version { term: u64::MAX, sequence: 7 },
+            version: Version {
+                term: u64::MAX,
+                sequence: 7,
+            },
             step,
             latency: Some(latency),
             provisional: false,
@@ -92,10 +125,21 @@ mod tests {
         for count in [0, 1, ENDPOINTS_MAX] {
             let sent = learned_of(count);
             let bytes = encode_learned(&sent).unwrap().encode_to_vec();
-            assert!(bytes.len() <= LEARNED_BYTES_MAX, "{count} endpoints are {} bytes", bytes.len());
-            assert_eq!(learned(state::LearnedModels::decode(&*bytes).unwrap()), Ok(sent));
+            assert!(
+                bytes.len() <= LEARNED_BYTES_MAX,
+                "{count} endpoints are {} bytes",
+                bytes.len()
+            );
+            assert_eq!(
+                learned(state::LearnedModels::decode(&*bytes).unwrap()),
+                Ok(sent)
+            );
         }
-        let without = LearnedModels { latency: None, provisional: true, ..learned_of(3) };
+        let without = LearnedModels {
+            latency: None,
+            provisional: true,
+            ..learned_of(3)
+        };
         assert_eq!(learned(encode_learned(&without).unwrap()), Ok(without));
     }
 
@@ -107,11 +151,19 @@ mod tests {
             ("`version` is missing", |m| m.version = None),
             ("is not known", |m| m.step.clear()),
             ("is not known", |m| m.step[0] ^= 1),
-            ("is not a number that it may be", |m| m.step[1] = f32::NAN.to_bits()),
-            ("is not a number that it may be", |m| m.latency[2] = f32::INFINITY.to_bits()),
-            ("is not a number that it may be", |m| *m.latency.last_mut().unwrap() = 1e30_f32.to_bits()),
+            ("is not a number that it may be", |m| {
+                m.step[1] = f32::NAN.to_bits()
+            }),
+            ("is not a number that it may be", |m| {
+                m.latency[2] = f32::INFINITY.to_bits()
+            }),
+            ("is not a number that it may be", |m| {
+                *m.latency.last_mut().unwrap() = 1e30_f32.to_bits()
+            }),
             ("are no model", |m| m.latency.truncate(9)),
-            ("`learned` is out of range", |m| m.latency.resize(LEARNED_BYTES_MAX, 0)),
+            ("`learned` is out of range", |m| {
+                m.latency.resize(LEARNED_BYTES_MAX, 0)
+            }),
         ];
         for (why, spoil) in spoilt {
             let mut message = good();

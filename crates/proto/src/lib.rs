@@ -8,14 +8,26 @@
 //! versions must be able to read them.
 
 /// Generated from `state.proto` and committed; a test regenerates and compares.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated code"
+)]
 pub mod state {
     include!("gen/switchpoint.state.v1.rs");
 }
 
 /// Generated from `externalscaler.proto` and committed; a test regenerates and compares.
 #[cfg(feature = "grpc")]
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated code"
+)]
 pub mod external_scaler {
     include!("gen/externalscaler.rs");
 }
@@ -75,8 +87,8 @@ pub const METRICS_INTERVAL_MAX_MS: u64 = 500;
 /// Upper bounds of the buckets of every latency histogram in milliseconds (of `pick_us`:
 /// microseconds); a last bucket is unbounded.
 pub const HISTOGRAM_BOUNDS: [f64; 20] = [
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 15_000.0, 20_000.0, 30_000.0, 60_000.0,
-    120_000.0, 300_000.0, 600_000.0,
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0,
+    15_000.0, 20_000.0, 30_000.0, 60_000.0, 120_000.0, 300_000.0, 600_000.0,
 ];
 
 /// A load report of another proxy counts for this long, ms, unless it is repeated: after two

@@ -95,7 +95,9 @@ impl LoadReportHead {
 
     /// Puts this head before the loads of `report`. False when `report` is too short.
     pub fn stamp(self, report: &mut [u8]) -> bool {
-        let Some(to) = report.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
+        let Some(to) = report.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else {
+            return false;
+        };
         *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
         true
     }
@@ -107,7 +109,9 @@ impl LoadReportHead {
     /// without effect, when the bytes are not a report.
     #[must_use]
     pub fn receive(self, report: &mut [u8]) -> bool {
-        let Some(layout) = LoadReportLayout::parse(report) else { return false };
+        let Some(layout) = LoadReportLayout::parse(report) else {
+            return false;
+        };
         let written = layout.head.written.0;
         for load in layout.loads_mut(report) {
             let [at, tokens, prompts, work] = words::of_bytes(load);
@@ -121,7 +125,13 @@ impl LoadReportHead {
             let [at, since, until, failures] = words::of_bytes(failure);
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
             // 0 means that the endpoint answered again; it is not a time.
-            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written).min(ejection_ns_max)) };
+            let until = if until == 0 {
+                0
+            } else {
+                self.written
+                    .0
+                    .saturating_add(until.saturating_sub(written).min(ejection_ns_max))
+            };
             *failure = words::to_bytes([at, since, until, failures]);
         }
         self.stamp(report)
@@ -135,10 +145,24 @@ impl LoadReportLayout {
     #[must_use]
     pub fn parse(report: &[u8]) -> Option<Self> {
         let ([vm, written, ring, counts], entries) = words::split(report)?;
-        let count = |shift: u32| usize::try_from(counts >> shift & 0xffff).ok().filter(|count| *count <= ENDPOINTS_MAX);
+        let count = |shift: u32| {
+            usize::try_from(counts >> shift & 0xffff)
+                .ok()
+                .filter(|count| *count <= ENDPOINTS_MAX)
+        };
         let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
-        let is_whole = entries.len() == loads * LOAD_BYTES + slos * SLOS_BYTES + failures * FAILURE_BYTES;
-        is_whole.then_some(Self { head: LoadReportHead { vm, written: Timestamp(written), ring }, loads, slos, failures })
+        let is_whole =
+            entries.len() == loads * LOAD_BYTES + slos * SLOS_BYTES + failures * FAILURE_BYTES;
+        is_whole.then_some(Self {
+            head: LoadReportHead {
+                vm,
+                written: Timestamp(written),
+                ring,
+            },
+            loads,
+            slos,
+            failures,
+        })
     }
 
     /// Appends the head of a report with these numbers of entries.
@@ -151,27 +175,41 @@ impl LoadReportLayout {
     /// The loads in the bytes that this layout was read from.
     #[must_use]
     pub fn loads<'r>(&self, report: &'r [u8]) -> &'r [[u8; LOAD_BYTES]] {
-        report.get(HEAD_BYTES..self.slos_at()).map_or(&[], |bytes| bytes.as_chunks().0)
+        report
+            .get(HEAD_BYTES..self.slos_at())
+            .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
     /// The SLOs.
     #[must_use]
     pub fn slos<'r>(&self, report: &'r [u8]) -> &'r [[u8; SLOS_BYTES]] {
-        report.get(self.slos_at()..self.failures_at()).map_or(&[], |bytes| bytes.as_chunks().0)
+        report
+            .get(self.slos_at()..self.failures_at())
+            .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
     /// The failures.
     #[must_use]
     pub fn failures<'r>(&self, report: &'r [u8]) -> &'r [[u8; FAILURE_BYTES]] {
-        report.get(self.failures_at()..).map_or(&[], |bytes| bytes.as_chunks().0)
+        report
+            .get(self.failures_at()..)
+            .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
     fn loads_mut<'r>(&self, report: &'r mut [u8]) -> &'r mut [[u8; LOAD_BYTES]] {
-        report.get_mut(HEAD_BYTES..self.slos_at()).unwrap_or_default().as_chunks_mut().0
+        report
+            .get_mut(HEAD_BYTES..self.slos_at())
+            .unwrap_or_default()
+            .as_chunks_mut()
+            .0
     }
 
     fn failures_mut<'r>(&self, report: &'r mut [u8]) -> &'r mut [[u8; FAILURE_BYTES]] {
-        report.get_mut(self.failures_at()..).unwrap_or_default().as_chunks_mut().0
+        report
+            .get_mut(self.failures_at()..)
+            .unwrap_or_default()
+            .as_chunks_mut()
+            .0
     }
 
     fn slos_at(&self) -> usize {
@@ -191,7 +229,12 @@ impl LoadReportLayout {
 #[inline]
 pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTES] {
     let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
-    let PendingPrefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
+    let PendingPrefills {
+        prompts,
+        prompt_tokens,
+        uncached_tokens,
+        attention,
+    } = load.prefills;
     words::to_bytes([
         words::of_endpoint(endpoint, requests),
         pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
@@ -206,8 +249,14 @@ pub fn encode_load(endpoint: EndpointRef, load: &EndpointLoad) -> [u8; LOAD_BYTE
 pub fn decode_load(entry: &[u8; LOAD_BYTES]) -> Option<(EndpointRef, EndpointLoad)> {
     let [at, tokens, prompts, work] = words::of_bytes(entry);
     let (endpoint, requests) = words::endpoint(at)?;
-    let [(prefill, decode), (prompts, prompt), (uncached, attention)] = [tokens, prompts, work].map(unpair);
-    let prefills = PendingPrefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
+    let [(prefill, decode), (prompts, prompt), (uncached, attention)] =
+        [tokens, prompts, work].map(unpair);
+    let prefills = PendingPrefills {
+        prompts,
+        prompt_tokens: prompt.into(),
+        uncached_tokens: uncached.into(),
+        attention: attention.into(),
+    };
     let load = EndpointLoad {
         requests: u32::from(requests),
         prefill_tokens: u64::from(prefill),
@@ -220,7 +269,13 @@ pub fn decode_load(entry: &[u8; LOAD_BYTES]) -> Option<(EndpointRef, EndpointLoa
 
 /// Appends the SLOs of an endpoint.
 pub fn append_slos(report: &mut Vec<u8>, endpoint: EndpointRef, load: &EndpointLoad) {
-    words::append(report, &[words::of_endpoint(endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
+    words::append(
+        report,
+        &[
+            words::of_endpoint(endpoint, 0),
+            pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0)),
+        ],
+    );
 }
 
 /// The SLOs of an endpoint, as a load with all other fields 0; `None` for a slot that no snapshot
@@ -230,15 +285,29 @@ pub fn decode_slos(entry: &[u8; SLOS_BYTES]) -> Option<(EndpointRef, EndpointLoa
     let [at, slos] = words::of_bytes(entry);
     let (ttft, tpot) = unpair(slos);
     let some = |slo: u32| (slo > 0).then_some(slo);
-    let slos = EndpointLoad { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..EndpointLoad::default() };
+    let slos = EndpointLoad {
+        ttft_slo_us: some(ttft),
+        tpot_slo_us: some(tpot),
+        ..EndpointLoad::default()
+    };
     words::endpoint(at).map(|(endpoint, _)| (endpoint, slos))
 }
 
 /// Appends a failure.
 pub fn append_failure(report: &mut Vec<u8>, failure: &FailureEntry) {
     let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
-    let failures = u64::from(failure.failures) | flag(failure.outside, OUTSIDE_FLAG) | flag(failure.by_answers, BY_ANSWERS_FLAG);
-    words::append(report, &[words::of_endpoint(failure.endpoint, 0), failure.since.0, failure.until.0, failures]);
+    let failures = u64::from(failure.failures)
+        | flag(failure.outside, OUTSIDE_FLAG)
+        | flag(failure.by_answers, BY_ANSWERS_FLAG);
+    words::append(
+        report,
+        &[
+            words::of_endpoint(failure.endpoint, 0),
+            failure.since.0,
+            failure.until.0,
+            failures,
+        ],
+    );
 }
 
 /// The failure of an entry; `None` for a slot that no snapshot has.
@@ -259,7 +328,8 @@ pub fn decode_failure(entry: &[u8; FAILURE_BYTES]) -> Option<FailureEntry> {
 #[must_use]
 #[inline]
 pub fn difference(one: &[u8; LOAD_BYTES], other: &[u8; LOAD_BYTES]) -> u64 {
-    let ([a, b, c, d], [e, f, g, h]): ([u64; 4], [u64; 4]) = (words::of_bytes(one), words::of_bytes(other));
+    let ([a, b, c, d], [e, f, g, h]): ([u64; 4], [u64; 4]) =
+        (words::of_bytes(one), words::of_bytes(other));
     (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
 }
 
@@ -286,7 +356,11 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_report_are_not_received() {
-        let head = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
+        let head = LoadReportHead {
+            vm: 7,
+            written: Timestamp(8),
+            ring: 9,
+        };
         for mut garbage in [vec![], vec![1; HEAD_BYTES - 1], vec![0xff; HEAD_BYTES + 5]] {
             let before = garbage.clone();
             assert!(!head.receive(&mut garbage));

@@ -53,8 +53,23 @@ impl EncodedObservation {
     /// Encodes the observation as little-endian words at fixed places.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; OBSERVATION_BYTES] {
-        let Self { observation, predicted, prompt_tokens, cached_tokens, estimated } = self;
-        let Observation { endpoint, conditions, ended, ttft_ms, tpot_ms, output_tokens, first_token, gap } = observation;
+        let Self {
+            observation,
+            predicted,
+            prompt_tokens,
+            cached_tokens,
+            estimated,
+        } = self;
+        let Observation {
+            endpoint,
+            conditions,
+            ended,
+            ttft_ms,
+            tpot_ms,
+            output_tokens,
+            first_token,
+            gap,
+        } = observation;
         let unknown = f32::NAN;
         let count = |tokens: Option<u32>| tokens.map_or(unknown, narrow);
         let ended = match ended {
@@ -62,7 +77,11 @@ impl EncodedObservation {
             RequestEnd::Aborted => 1,
             RequestEnd::Failed => 2,
         };
-        let place = [u32::from(endpoint.slot.0), endpoint.generation.0, ended | u32::from(*estimated) << 8];
+        let place = [
+            u32::from(endpoint.slot.0),
+            endpoint.generation.0,
+            ended | u32::from(*estimated) << 8,
+        ];
         let c = conditions;
         let numbers = [
             c.queued.unwrap_or(unknown),
@@ -79,12 +98,26 @@ impl EncodedObservation {
             count(*prompt_tokens),
             count(*cached_tokens),
         ];
-        let first_token = first_token.map_or([unknown; 3], |t| [t.uncached_tokens, t.prompt_tokens, t.service_ms]);
+        let first_token = first_token.map_or([unknown; 3], |t| {
+            [t.uncached_tokens, t.prompt_tokens, t.service_ms]
+        });
         let gap = gap.map_or([unknown; 3], |g| [g.batch, g.context_tokens, g.gap_ms]);
-        let predicted = predicted.map_or([unknown; 4], |p| [p.ttft_ms, p.tpot_ms, p.ttft_p90_ms, p.tpot_p90_ms]);
-        let numbers = numbers.into_iter().chain(first_token).chain(gap).chain(predicted).map(f32::to_bits);
+        let predicted = predicted.map_or([unknown; 4], |p| {
+            [p.ttft_ms, p.tpot_ms, p.ttft_p90_ms, p.tpot_p90_ms]
+        });
+        let numbers = numbers
+            .into_iter()
+            .chain(first_token)
+            .chain(gap)
+            .chain(predicted)
+            .map(f32::to_bits);
         let mut bytes = [0; OBSERVATION_BYTES];
-        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(place.into_iter().chain(numbers)) {
+        for (to, word) in bytes
+            .as_chunks_mut::<4>()
+            .0
+            .iter_mut()
+            .zip(place.into_iter().chain(numbers))
+        {
             *to = word.to_le_bytes();
         }
         bytes
@@ -93,10 +126,19 @@ impl EncodedObservation {
     /// Decodes an observation and checks each number; `None` when one is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; OBSERVATION_BYTES]) -> Option<Self> {
-        let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        let mut words = bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| u32::from_le_bytes(*word));
         let mut word = || words.next().unwrap_or(0);
-        let slot = u16::try_from(word()).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
-        let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(word()) };
+        let slot = u16::try_from(word())
+            .ok()
+            .filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
+        let endpoint = EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(word()),
+        };
         let (ended, estimated) = match word() {
             0 => (RequestEnd::Done, false),
             1 => (RequestEnd::Aborted, false),
@@ -119,10 +161,18 @@ impl EncodedObservation {
             uncached_tokens: number(),
         };
         let (ttft_ms, tpot_ms) = (known(number()), known(number()));
-        let [output_tokens, prompt_tokens, cached_tokens] = [number(), number(), number()].map(&mut known);
-        let (first_token, gap) = ([number(), number(), number()], [number(), number(), number()]);
+        let [output_tokens, prompt_tokens, cached_tokens] =
+            [number(), number(), number()].map(&mut known);
+        let (first_token, gap) = (
+            [number(), number(), number()],
+            [number(), number(), number()],
+        );
         let predicted = [number(), number(), number(), number()];
-        let [output_tokens, prompt_tokens, cached_tokens] = [whole(output_tokens)?, whole(prompt_tokens)?, whole(cached_tokens)?];
+        let [output_tokens, prompt_tokens, cached_tokens] = [
+            whole(output_tokens)?,
+            whole(prompt_tokens)?,
+            whole(cached_tokens)?,
+        ];
         let observation = Observation {
             endpoint,
             conditions: conditions.checked()?,
@@ -134,13 +184,22 @@ impl EncodedObservation {
             gap: part(gap, gap_of)?,
         };
         let predicted = part(predicted, prediction_of)?;
-        Some(Self { observation, predicted, prompt_tokens, cached_tokens, estimated })
+        Some(Self {
+            observation,
+            predicted,
+            prompt_tokens,
+            cached_tokens,
+            estimated,
+        })
     }
 }
 
 /// Decodes an optional part of an observation: `Some(None)` when all its numbers are unknown,
 /// `None` when only some are known or one is invalid.
-fn part<const N: usize, T>(numbers: [f32; N], of: impl Fn([f32; N]) -> Option<T>) -> Option<Option<T>> {
+fn part<const N: usize, T>(
+    numbers: [f32; N],
+    of: impl Fn([f32; N]) -> Option<T>,
+) -> Option<Option<T>> {
     match numbers.iter().filter(|number| number.is_nan()).count() {
         0 => of(numbers).map(Some),
         unknown => (unknown == N).then_some(None),
@@ -148,18 +207,38 @@ fn part<const N: usize, T>(numbers: [f32; N], of: impl Fn([f32; N]) -> Option<T>
 }
 
 fn first_token_of([uncached_tokens, prompt_tokens, service_ms]: [f32; 3]) -> Option<FirstToken> {
-    let sane = (0.0..=COUNT_MAX).contains(&prompt_tokens) && (0.0..=prompt_tokens).contains(&uncached_tokens) && is_ms(service_ms);
-    sane.then_some(FirstToken { uncached_tokens, prompt_tokens, service_ms })
+    let sane = (0.0..=COUNT_MAX).contains(&prompt_tokens)
+        && (0.0..=prompt_tokens).contains(&uncached_tokens)
+        && is_ms(service_ms);
+    sane.then_some(FirstToken {
+        uncached_tokens,
+        prompt_tokens,
+        service_ms,
+    })
 }
 
 fn gap_of([batch, context_tokens, gap_ms]: [f32; 3]) -> Option<TokenGap> {
-    let sane = [batch, context_tokens].iter().all(|count| (0.0..=COUNT_MAX).contains(count)) && is_ms(gap_ms);
-    sane.then_some(TokenGap { batch, context_tokens, gap_ms })
+    let sane = [batch, context_tokens]
+        .iter()
+        .all(|count| (0.0..=COUNT_MAX).contains(count))
+        && is_ms(gap_ms);
+    sane.then_some(TokenGap {
+        batch,
+        context_tokens,
+        gap_ms,
+    })
 }
 
 fn prediction_of([ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]: [f32; 4]) -> Option<Prediction> {
-    let sane = [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().all(is_ms);
-    sane.then_some(Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms })
+    let sane = [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]
+        .into_iter()
+        .all(is_ms);
+    sane.then_some(Prediction {
+        ttft_ms,
+        tpot_ms,
+        ttft_p90_ms,
+        tpot_p90_ms,
+    })
 }
 
 fn is_ms(ms: f32) -> bool {
@@ -170,9 +249,15 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
     ms.is_none_or(is_ms).then_some(ms)
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked just before")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "checked just before"
+)]
 fn whole(count: Option<f32>) -> Option<Option<u32>> {
-    count.is_none_or(|count| (0.0..=COUNT_MAX).contains(&count)).then(|| count.map(|count| count as u32))
+    count
+        .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))
+        .then(|| count.map(|count| count as u32))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "at most 2^24")]

@@ -16,7 +16,10 @@ type PlacementHead<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
 
 /// Appends a placement.
 pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
-    words::append(placements, &[words::of_endpoint(endpoint, 0), blocks.len() as u64]);
+    words::append(
+        placements,
+        &[words::of_endpoint(endpoint, 0), blocks.len() as u64],
+    );
     words::append(placements, blocks);
 }
 
@@ -36,7 +39,13 @@ pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64
     std::iter::from_fn(move || {
         let (endpoint, blocks, rest) = take(placements)?;
         placements = rest;
-        Some((endpoint, blocks.iter().map(|block| u64::from_le_bytes(*block)).collect()))
+        Some((
+            endpoint,
+            blocks
+                .iter()
+                .map(|block| u64::from_le_bytes(*block))
+                .collect(),
+        ))
     })
 }
 
@@ -51,7 +60,11 @@ pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (
             if end > bytes_max && count > 0 {
                 break;
             }
-            (placements, length, count) = if end > bytes_max { (rest, 0, 0) } else { (placements, end, count + 1) };
+            (placements, length, count) = if end > bytes_max {
+                (rest, 0, 0)
+            } else {
+                (placements, end, count + 1)
+            };
         }
         let (piece, rest) = placements.split_at_checked(length)?;
         placements = rest;
@@ -69,17 +82,25 @@ mod tests {
     const HEAD: usize = 2 * WORD;
 
     fn at(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(u32::MAX - 1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(u32::MAX - 1),
+        }
     }
 
     fn bytes(placements: &[(u16, Vec<u64>)]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        placements.iter().for_each(|(slot, blocks)| push(&mut bytes, at(*slot), blocks));
+        placements
+            .iter()
+            .for_each(|(slot, blocks)| push(&mut bytes, at(*slot), blocks));
         bytes
     }
 
     fn placements() -> impl Strategy<Value = Vec<(u16, Vec<u64>)>> {
-        prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 0..20)), 0..12)
+        prop::collection::vec(
+            (0..1024_u16, prop::collection::vec(any::<u64>(), 0..20)),
+            0..12,
+        )
     }
 
     proptest! {
@@ -115,7 +136,11 @@ mod tests {
         assert_eq!(each(&whole[..whole.len() - 1]).count(), 0, "cut short");
         push(&mut whole, at(1024), &[4]);
         push(&mut whole, at(5), &[6]);
-        assert_eq!(each(&whole).collect::<Vec<_>>(), [(at(3), vec![1, 2])], "no snapshot has that slot");
+        assert_eq!(
+            each(&whole).collect::<Vec<_>>(),
+            [(at(3), vec![1, 2])],
+            "no snapshot has that slot"
+        );
         let lies = [0_u64, u64::MAX].map(u64::to_le_bytes).concat();
         assert_eq!(take(&lies), None);
     }

@@ -12,7 +12,10 @@ mod leader;
 pub use leader::{CRASH_DIGESTS_MAX, CrashRecord, DecodingMark, LeaseValue};
 
 mod rings;
-pub use rings::{OBSERVATION_SEGMENT_ROWS, PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead};
+pub use rings::{
+    OBSERVATION_SEGMENT_ROWS, PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES,
+    SegmentHead,
+};
 
 mod snapshot_head;
 pub use snapshot_head::{MessageStamp, SnapshotHead};

@@ -97,7 +97,13 @@ pub fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
     let (low, generation) = unpair(word);
     #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
     let (slot, number) = (low as u16, (low >> 16) as u16);
-    (usize::from(slot) < ENDPOINTS_MAX).then_some((EndpointRef { slot: Slot(slot), generation: Generation(generation) }, number))
+    (usize::from(slot) < ENDPOINTS_MAX).then_some((
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        },
+        number,
+    ))
 }
 
 #[cfg(test)]
@@ -107,7 +113,10 @@ mod tests {
     #[test]
     fn written_words_are_read_back() {
         let bytes = write(&[1, u64::MAX], b"rest");
-        assert_eq!(split::<2>(&bytes), Some(([1, u64::MAX], b"rest".as_slice())));
+        assert_eq!(
+            split::<2>(&bytes),
+            Some(([1, u64::MAX], b"rest".as_slice()))
+        );
         assert_eq!(read::<2>(&bytes), None);
         assert_eq!(read::<2>(&write(&[3, 4], b"")), Some([3, 4]));
         assert_eq!(split::<3>(&bytes), None);
@@ -118,7 +127,10 @@ mod tests {
 
     #[test]
     fn a_slot_beyond_the_last_one_is_refused() {
-        let at = |slot| EndpointRef { slot: Slot(slot), generation: Generation(1) };
+        let at = |slot| EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        };
         let last = at(u16::try_from(ENDPOINTS_MAX).unwrap() - 1);
         assert_eq!(endpoint(of_endpoint(last, 5)), Some((last, 5)));
         assert_eq!(endpoint(of_endpoint(at(last.slot.0 + 1), 5)), None);

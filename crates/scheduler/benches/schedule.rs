@@ -17,8 +17,9 @@ use scheduler::latency::{Conditions, LatencyModel};
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
-    Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
+    Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics,
+    Pipeline, PipelineSpec, PluginSpec, Readiness, Request, Rng, Slot, Snapshot, SubsetHint,
+    Version, schedule, session_token,
 };
 
 /// Decisions timed together: one alone is shorter than the resolution of the clock.
@@ -42,12 +43,21 @@ const ENDPOINTS: u16 = 100;
 
 /// Parameters of plugins that require some, or need some to have any effect.
 const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
-    ("header-label-affinity-scorer", &[("headerName", BenchValue::Text("x-tier")), ("labelKey", BenchValue::Text("tier"))]),
+    (
+        "header-label-affinity-scorer",
+        &[
+            ("headerName", BenchValue::Text("x-tier")),
+            ("labelKey", BenchValue::Text("tier")),
+        ],
+    ),
     (
         "endpoint-attribute-scorer",
         &[
             ("attributeKey", BenchValue::Text("depth")),
-            ("algorithm", BenchValue::Map(&[("type", BenchValue::Text("linear_lower_is_better"))])),
+            (
+                "algorithm",
+                BenchValue::Map(&[("type", BenchValue::Text("linear_lower_is_better"))]),
+            ),
         ],
     ),
     (
@@ -58,7 +68,13 @@ const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
                 "algorithm",
                 BenchValue::Map(&[
                     ("type", BenchValue::Text("threshold")),
-                    ("threshold", BenchValue::Map(&[("operator", BenchValue::Text("LessThan")), ("value", BenchValue::Number(1.0))])),
+                    (
+                        "threshold",
+                        BenchValue::Map(&[
+                            ("operator", BenchValue::Text("LessThan")),
+                            ("value", BenchValue::Number(1.0)),
+                        ]),
+                    ),
                 ]),
             ),
         ],
@@ -67,11 +83,26 @@ const PARAMETERS: [(&str, &[(&str, BenchValue)]); 6] = [
         "utilization-filter",
         &[(
             "conditions",
-            BenchValue::List(&[BenchValue::Map(&[("metric", BenchValue::Text("waiting-queue")), ("maxValue", BenchValue::Number(19.0))])]),
+            BenchValue::List(&[BenchValue::Map(&[
+                ("metric", BenchValue::Text("waiting-queue")),
+                ("maxValue", BenchValue::Number(19.0)),
+            ])]),
         )],
     ),
-    ("label-selector-filter", &[("matchLabels", BenchValue::Map(&[("tier", BenchValue::Text("gold"))]))]),
-    ("by-label", &[("label", BenchValue::Text("tier")), ("validValues", BenchValue::List(&[BenchValue::Text("gold")]))]),
+    (
+        "label-selector-filter",
+        &[(
+            "matchLabels",
+            BenchValue::Map(&[("tier", BenchValue::Text("gold"))]),
+        )],
+    ),
+    (
+        "by-label",
+        &[
+            ("label", BenchValue::Text("tier")),
+            ("validValues", BenchValue::List(&[BenchValue::Text("gold")])),
+        ],
+    ),
 ];
 
 /// A value in a static table.
@@ -85,26 +116,59 @@ enum BenchValue {
 
 fn main() -> Result<(), String> {
     let mut out = std::io::stdout();
-    let _ = writeln!(out, "{:>9} {:>8} {:>8} {:>8} {:>8}", "endpoints", "plain", "weighted", "subset", "explain");
+    let _ = writeln!(
+        out,
+        "{:>9} {:>8} {:>8} {:>8} {:>8}",
+        "endpoints", "plain", "weighted", "subset", "explain"
+    );
     for endpoints in [8, 64, 100, 512] {
         let plain = BenchPool::new(endpoints, "max-score-picker")?;
         let weighted = BenchPool::new(endpoints, "weighted-random-picker")?;
-        let row = [plain.cost_ns(false, false), weighted.cost_ns(false, false), plain.cost_ns(true, false), plain.cost_ns(false, true)];
-        let _ = writeln!(out, "{endpoints:>9} {:>8} {:>8} {:>8} {:>8}", row[0], row[1], row[2], row[3]);
+        let row = [
+            plain.cost_ns(false, false),
+            weighted.cost_ns(false, false),
+            plain.cost_ns(true, false),
+            plain.cost_ns(false, true),
+        ];
+        let _ = writeln!(
+            out,
+            "{endpoints:>9} {:>8} {:>8} {:>8} {:>8}",
+            row[0], row[1], row[2], row[3]
+        );
     }
     let _ = writeln!(out, "\n{:<32} {:>11}", "plugin", "ns/endpoint");
-    let without = BenchPool::with(ENDPOINTS, vec![PluginSpec::of_type("random-picker")])?.cost_ns(false, false);
-    for plugin in PLUGINS
-        .iter()
-        .filter(|plugin| matches!(plugin.kind, PluginKind::Filter | PluginKind::Detector | PluginKind::Scorer | PluginKind::Picker))
-    {
-        let given = PARAMETERS.iter().find(|(name, _)| *name == plugin.name).map_or(&[][..], |(_, given)| given);
-        let parameters = given.iter().map(|(name, value)| ((*name).to_owned(), value.value())).collect();
-        let spec = PluginSpec { parameters, ..PluginSpec::of_type(plugin.name) };
-        let picker = (plugin.kind != PluginKind::Picker).then(|| PluginSpec::of_type("random-picker"));
-        let with = BenchPool::with(ENDPOINTS, [spec].into_iter().chain(picker).collect())?.cost_ns(false, false);
+    let without = BenchPool::with(ENDPOINTS, vec![PluginSpec::of_type("random-picker")])?
+        .cost_ns(false, false);
+    for plugin in PLUGINS.iter().filter(|plugin| {
+        matches!(
+            plugin.kind,
+            PluginKind::Filter | PluginKind::Detector | PluginKind::Scorer | PluginKind::Picker
+        )
+    }) {
+        let given = PARAMETERS
+            .iter()
+            .find(|(name, _)| *name == plugin.name)
+            .map_or(&[][..], |(_, given)| given);
+        let parameters = given
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.value()))
+            .collect();
+        let spec = PluginSpec {
+            parameters,
+            ..PluginSpec::of_type(plugin.name)
+        };
+        let picker =
+            (plugin.kind != PluginKind::Picker).then(|| PluginSpec::of_type("random-picker"));
+        let with = BenchPool::with(ENDPOINTS, [spec].into_iter().chain(picker).collect())?
+            .cost_ns(false, false);
         #[expect(clippy::cast_precision_loss, reason = "microseconds")]
-        let cost = (with as f64 - if plugin.kind == PluginKind::Picker { 0.0 } else { without as f64 }) / f64::from(ENDPOINTS);
+        let cost = (with as f64
+            - if plugin.kind == PluginKind::Picker {
+                0.0
+            } else {
+                without as f64
+            })
+            / f64::from(ENDPOINTS);
         let _ = writeln!(out, "{:<32} {cost:>11.1}", plugin.name);
     }
     let model = learned();
@@ -118,10 +182,20 @@ fn main() -> Result<(), String> {
         "bytes"
     );
     for endpoints in [100, 1_000] {
-        let plugins = ["predicted-latency-producer", "latency-scorer", "max-score-picker"];
-        let pool = BenchPool::with(endpoints, plugins.map(PluginSpec::of_type).into())?.with_latency(model.clone());
+        let plugins = [
+            "predicted-latency-producer",
+            "latency-scorer",
+            "max-score-picker",
+        ];
+        let pool = BenchPool::with(endpoints, plugins.map(PluginSpec::of_type).into())?
+            .with_latency(model.clone());
         let (predict, decide) = (pool.predict_ns(&model), pool.cost_ns(false, false));
-        let _ = writeln!(out, "{:<32} {predict:>11} {decide:>11} {:>11}", format!("{endpoints}_endpoints"), model.bytes());
+        let _ = writeln!(
+            out,
+            "{:<32} {predict:>11} {decide:>11} {:>11}",
+            format!("{endpoints}_endpoints"),
+            model.bytes()
+        );
     }
     Ok(())
 }
@@ -131,8 +205,17 @@ fn learned() -> LatencyModel {
     let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
     for at in 0..4_000_u64 {
         let conditions = conditions(&mut rng);
-        let odd = if conditions.requests > 20.0 && conditions.prompt_tokens < 4_000.0 { 2.0 } else { 1.0 };
-        let odd = odd * if conditions.kv_utilization > Some(0.7) && conditions.context_tokens > 20_000.0 { 1.7 } else { 1.0 };
+        let odd = if conditions.requests > 20.0 && conditions.prompt_tokens < 4_000.0 {
+            2.0
+        } else {
+            1.0
+        };
+        let odd = odd
+            * if conditions.kv_utilization > Some(0.7) && conditions.context_tokens > 20_000.0 {
+                1.7
+            } else {
+                1.0
+            };
         let observation = Observation {
             endpoint: endpoint(u16::try_from(rng.below(100)).unwrap_or(0)).id,
             conditions,
@@ -146,7 +229,9 @@ fn learned() -> LatencyModel {
         learner.observe(&observation, None);
         learner.publish(at * 50);
     }
-    learner.model().unwrap_or_else(|| LatencyModel::constant(100.0, 10.0))
+    learner
+        .model()
+        .unwrap_or_else(|| LatencyModel::constant(100.0, 10.0))
 }
 
 fn conditions(rng: &mut Rng) -> Conditions {
@@ -168,8 +253,15 @@ impl BenchValue {
         match self {
             Self::Number(number) => ParameterValue::Number(number),
             Self::Text(text) => ParameterValue::Text(text.to_owned()),
-            Self::List(items) => ParameterValue::List(items.iter().map(|item| item.value()).collect()),
-            Self::Map(entries) => ParameterValue::Map(entries.iter().map(|(name, item)| ((*name).to_owned(), item.value())).collect()),
+            Self::List(items) => {
+                ParameterValue::List(items.iter().map(|item| item.value()).collect())
+            }
+            Self::Map(entries) => ParameterValue::Map(
+                entries
+                    .iter()
+                    .map(|(name, item)| ((*name).to_owned(), item.value()))
+                    .collect(),
+            ),
         }
     }
 }
@@ -183,7 +275,14 @@ struct BenchPool {
 
 impl BenchPool {
     fn new(size: u16, picker: &str) -> Result<Self, String> {
-        Self::with(size, SCORERS.into_iter().chain([picker]).map(PluginSpec::of_type).collect())
+        Self::with(
+            size,
+            SCORERS
+                .into_iter()
+                .chain([picker])
+                .map(PluginSpec::of_type)
+                .collect(),
+        )
     }
 
     fn with(size: u16, plugins: Vec<PluginSpec>) -> Result<Self, String> {
@@ -195,25 +294,49 @@ impl BenchPool {
             // Never released: the pool stays as it is.
             (0..rng.below(8)).for_each(|_| drop(in_flight.admit(endpoint.id, 1_000)));
         }
-        let hint = SubsetHint::parse(endpoints.iter().step_by(2).map(|endpoint| &*endpoint.address));
+        let hint = SubsetHint::parse(
+            endpoints
+                .iter()
+                .step_by(2)
+                .map(|endpoint| &*endpoint.address),
+        );
         let plugins = plugins.into_iter().map(|plugin| (plugin, 1.0)).collect();
-        let spec = PipelineSpec { latency_prediction: true, ..PipelineSpec::of_one_profile("bench", plugins, 3) };
+        let spec = PipelineSpec {
+            latency_prediction: true,
+            ..PipelineSpec::of_one_profile("bench", plugins, 3)
+        };
         let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
+            .map_err(|e| e.to_string())?;
         let matched_blocks = (0..u32::from(size)).map(|at| at * 37 % 100).collect();
-        Ok(Self { snapshot, in_flight, matched_blocks, hint })
+        Ok(Self {
+            snapshot,
+            in_flight,
+            matched_blocks,
+            hint,
+        })
     }
 
     fn with_latency(self, model: LatencyModel) -> Self {
-        Self { snapshot: self.snapshot.with_latency(Some(std::sync::Arc::new(model))), ..self }
+        Self {
+            snapshot: self.snapshot.with_latency(Some(std::sync::Arc::new(model))),
+            ..self
+        }
     }
 
     /// Nanoseconds to predict for all endpoints, with their conditions given.
     fn predict_ns(&self, model: &LatencyModel) -> u128 {
         let mut rng = Rng::seeded(4);
-        let rows: Vec<_> = self.snapshot.endpoints().iter().map(|endpoint| (endpoint.id, conditions(&mut rng))).collect();
+        let rows: Vec<_> = self
+            .snapshot
+            .endpoints()
+            .iter()
+            .map(|endpoint| (endpoint.id, conditions(&mut rng)))
+            .collect();
         let mut out = Vec::new();
-        median_ns(PREDICTION_BATCH, || model.predict_all(black_box(&rows).iter().copied(), &mut out))
+        median_ns(PREDICTION_BATCH, || {
+            model.predict_all(black_box(&rows).iter().copied(), &mut out)
+        })
     }
 
     /// Nanoseconds per decision, with half of the pool or all of it allowed by a hint, with or
@@ -231,12 +354,25 @@ impl BenchPool {
             prefix_block_tokens: 64,
             ..Request::default()
         };
-        let local = LocalState { matched_blocks: &self.matched_blocks, ..LocalState::new(&self.in_flight) };
-        let batch = if self.snapshot.latency().is_some() { PREDICTION_BATCH } else { BATCH };
+        let local = LocalState {
+            matched_blocks: &self.matched_blocks,
+            ..LocalState::new(&self.in_flight)
+        };
+        let batch = if self.snapshot.latency().is_some() {
+            PREDICTION_BATCH
+        } else {
+            BATCH
+        };
         let mut rng = Rng::seeded(2);
         let mut explanation = Explanation::default();
         median_ns(batch, || {
-            black_box(schedule(&self.snapshot, black_box(&request), local, &mut rng, explain.then_some(&mut explanation)));
+            black_box(schedule(
+                &self.snapshot,
+                black_box(&request),
+                local,
+                &mut rng,
+                explain.then_some(&mut explanation),
+            ));
         })
     }
 }
@@ -256,7 +392,10 @@ fn median_ns(batch: u32, mut call: impl FnMut()) -> u128 {
 
 fn endpoint(at: u16) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(at), generation: Generation(1) },
+        id: EndpointRef {
+            slot: Slot(at),
+            generation: Generation(1),
+        },
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,

@@ -28,19 +28,28 @@ fn main() -> ExitCode {
 
 fn print() -> Result<(), String> {
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(|e| e.to_string())?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|e| e.to_string())?;
     let outcome = DecisionCase::parse(&text)?.decide()?;
-    std::io::stdout().write_all(outcome.render(Digits::All).as_bytes()).map_err(|e| e.to_string())
+    std::io::stdout()
+        .write_all(outcome.render(Digits::All).as_bytes())
+        .map_err(|e| e.to_string())
 }
 
 fn accept(file: &str) -> Result<(), String> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
     let case = DecisionCase::parse(&text).map_err(|e| format!("{file}: {e}"))?;
-    let decided = case.decide().map_err(|e| format!("{file}: {e}"))?.render(Digits::Few);
+    let decided = case
+        .decide()
+        .map_err(|e| format!("{file}: {e}"))?
+        .render(Digits::Few);
     if case.expected.trim() == decided.trim() {
         return Ok(());
     }
-    let given = text.split_once("\nexpect\n").map_or(text.as_str(), |(given, _)| given);
+    let given = text
+        .split_once("\nexpect\n")
+        .map_or(text.as_str(), |(given, _)| given);
     let text = format!("{}\n\nexpect\n{decided}", given.trim_end());
     std::fs::write(file, text).map_err(|e| format!("{file}: {e}"))
 }

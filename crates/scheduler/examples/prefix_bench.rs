@@ -9,10 +9,15 @@
 //! Hot figures are the best of many short batches, cold ones the median of single calls, so that
 //! other programs on the machine matter less. The load is the worst case: 6,600 chains of 100
 //! blocks, all 660,000 blocks distinct.
-#![expect(clippy::disallowed_methods, reason = "measures time; no part of the crate")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "measures time; no part of the crate"
+)]
 #![expect(clippy::print_stdout, reason = "prints its figures")]
 
-use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BLOCKS_MAX, ENTRIES_DEFAULT, PrefixIndex, SectionSums, block_hashes};
+use scheduler::prefix::{
+    BLOCK_BYTES_DEFAULT, BLOCKS_MAX, ENTRIES_DEFAULT, PrefixIndex, SectionSums, block_hashes,
+};
 use scheduler::{EndpointRef, Generation, Rng, Slot};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -78,7 +83,10 @@ fn hash() {
 }
 
 fn endpoint(slot: usize) -> EndpointRef {
-    EndpointRef { slot: Slot(slot as u16), generation: Generation(1) }
+    EndpointRef {
+        slot: Slot(slot as u16),
+        generation: Generation(1),
+    }
 }
 
 fn blocks(rng: &mut Rng, count: usize) -> Vec<u64> {
@@ -98,11 +106,19 @@ fn index(endpoints: usize, entries: usize, pairs: usize) {
         index.set_capacity(endpoint, (pairs / endpoints) as u32 * 2);
     }
     let mut rng = Rng::seeded(1);
-    let chains: Vec<Vec<u64>> = (0..pairs / CHAIN).map(|_| blocks(&mut rng, CHAIN)).collect();
-    let ns = time_each(chains.iter().zip(all.iter().cycle()), |(chain, endpoint)| index.record(*endpoint, chain));
+    let chains: Vec<Vec<u64>> = (0..pairs / CHAIN)
+        .map(|_| blocks(&mut rng, CHAIN))
+        .collect();
+    let ns = time_each(
+        chains.iter().zip(all.iter().cycle()),
+        |(chain, endpoint)| index.record(*endpoint, chain),
+    );
     println!("  insert, cold: {:.0} ns a block", ns / CHAIN as f64);
     let stats = index.stats();
-    println!("  lost {:.4} %", 100.0 * (pairs - stats.entries) as f64 / pairs as f64);
+    println!(
+        "  lost {:.4} %",
+        100.0 * (pairs - stats.entries) as f64 / pairs as f64
+    );
     look_up(&mut index, &all, &chains, &mut rng);
 }
 
@@ -112,14 +128,22 @@ fn look_up(index: &mut PrefixIndex, all: &[EndpointRef], chains: &[Vec<u64>], rn
         index.matched(black_box(chain), all, &mut out);
         black_box(&out);
     };
-    println!("  look-up {CHAIN} blocks, one holder, cold: {:.0} ns", time_each(chains.iter(), &mut look_up));
+    println!(
+        "  look-up {CHAIN} blocks, one holder, cold: {:.0} ns",
+        time_each(chains.iter(), &mut look_up)
+    );
     let unknown: Vec<Vec<u64>> = (0..10_000).map(|_| blocks(rng, 4)).collect();
-    println!("  look-up of unknown chains, cold: {:.0} ns", time_each(unknown.iter(), &mut look_up));
+    println!(
+        "  look-up of unknown chains, cold: {:.0} ns",
+        time_each(unknown.iter(), &mut look_up)
+    );
     for (count, holders) in [(400, 1), (400, 11), (4096, 1), (4096, 11), (4096, 100)] {
         let chain = blocks(rng, count);
         for holder in 0..holders {
             let length = count * (holder + 1) / holders;
-            if let (Some(endpoint), Some(part)) = (all.get(holder * 37 % all.len()), chain.get(..length)) {
+            if let (Some(endpoint), Some(part)) =
+                (all.get(holder * 37 % all.len()), chain.get(..length))
+            {
                 index.record(*endpoint, part);
             }
         }
@@ -134,7 +158,10 @@ fn look_up(index: &mut PrefixIndex, all: &[EndpointRef], chains: &[Vec<u64>], rn
         let ns = time(|| index.record(*first, black_box(&chain)));
         println!("  refresh {:.1} ns a block", ns / 4096.0);
         let ns = time(|| index.record(*first, &blocks(rng, 400)));
-        println!("  insert into the filled table {:.0} ns a block", ns / 400.0);
+        println!(
+            "  insert into the filled table {:.0} ns a block",
+            ns / 400.0
+        );
         index.forget(*first);
         let start = Instant::now();
         index.sweep(usize::MAX);

@@ -78,7 +78,11 @@ impl Candidates {
 
 /// `score` limited to 0..=1; 0 for NaN.
 pub(crate) fn unit(score: f32) -> f32 {
-    if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) }
+    if score.is_nan() {
+        0.0
+    } else {
+        score.clamp(0.0, 1.0)
+    }
 }
 
 #[cfg(test)]

@@ -129,12 +129,21 @@ impl Route {
     /// A route where one endpoint does all the work: the first of the list that answers.
     #[must_use]
     pub fn to(ranked: RankedList) -> Self {
-        Self { ranked, prefill: None, encode: Vec::new(), data_parallel: None }
+        Self {
+            ranked,
+            prefill: None,
+            encode: Vec::new(),
+            data_parallel: None,
+        }
     }
 
     /// All endpoints that the route names, the list first.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
-        self.ranked.iter().chain(self.prefill).chain(self.encode.iter().copied()).chain(self.data_parallel)
+        self.ranked
+            .iter()
+            .chain(self.prefill)
+            .chain(self.encode.iter().copied())
+            .chain(self.data_parallel)
     }
 }
 
@@ -161,7 +170,10 @@ impl RankedList {
     /// A list of one.
     #[must_use]
     pub fn one(endpoint: EndpointIndex) -> Self {
-        Self { first: endpoint, rest: Vec::new() }
+        Self {
+            first: endpoint,
+            rest: Vec::new(),
+        }
     }
 
     /// The picked endpoint.
@@ -198,6 +210,9 @@ mod tests {
         assert_eq!(listed(&[]), None);
         assert_eq!(listed(&[7]), Some((1, vec![7])));
         assert_eq!(listed(&[3, 1, 3, 1, 2, 2]), Some((3, vec![3, 1, 2])));
-        assert_eq!(listed(&[9, 8, 7, 6, 5, 4, 3, 2, 1, 0]), Some((8, vec![9, 8, 7, 6, 5, 4, 3, 2])));
+        assert_eq!(
+            listed(&[9, 8, 7, 6, 5, 4, 3, 2, 1, 0]),
+            Some((8, vec![9, 8, 7, 6, 5, 4, 3, 2]))
+        );
     }
 }

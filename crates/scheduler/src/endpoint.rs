@@ -76,13 +76,18 @@ pub struct Endpoint {
 impl Endpoint {
     /// Whether its metadata names this model.
     pub(crate) fn names(&self, model: &str) -> bool {
-        self.models.binary_search_by(|named| (**named).cmp(model)).is_ok()
+        self.models
+            .binary_search_by(|named| (**named).cmp(model))
+            .is_ok()
     }
 
     /// The value of a label.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
-        let at = self.labels.binary_search_by(|(label, _)| (**label).cmp(key)).ok()?;
+        let at = self
+            .labels
+            .binary_search_by(|(label, _)| (**label).cmp(key))
+            .ok()?;
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
@@ -98,11 +103,17 @@ impl Endpoint {
     /// A ready endpoint for tests, of the first generation.
     pub(crate) fn ready(slot: u16, labels: &[(&str, &str)]) -> Self {
         Self {
-            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            id: EndpointRef {
+                slot: Slot(slot),
+                generation: Generation(1),
+            },
             name: format!("pod-{slot}").into(),
             address: format!("10.0.0.{}:8000", slot + 1).into(),
             readiness: Readiness::Ready,
-            labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            labels: labels
+                .iter()
+                .map(|(key, value)| ((*key).into(), (*value).into()))
+                .collect(),
             models: std::sync::Arc::default(),
             age_ms: 0,
         }

@@ -55,14 +55,21 @@ pub enum InvalidSnapshot {
 
 impl EndpointTable {
     /// Checks the endpoints and their metrics.
-    pub(crate) fn seal(endpoints: Vec<Endpoint>, metrics: Vec<EndpointMetrics>, objects: Arc<Objects>) -> Result<Self, InvalidSnapshot> {
+    pub(crate) fn seal(
+        endpoints: Vec<Endpoint>,
+        metrics: Vec<EndpointMetrics>,
+        objects: Arc<Objects>,
+    ) -> Result<Self, InvalidSnapshot> {
         if endpoints.len() > ENDPOINTS_MAX {
             return Err(InvalidSnapshot::TooManyEndpoints(endpoints.len()));
         }
         if metrics.len() != endpoints.len() {
             return Err(InvalidSnapshot::MetricsLength(metrics.len()));
         }
-        if let Some(e) = endpoints.iter().find(|e| usize::from(e.id.slot.0) >= ENDPOINTS_MAX) {
+        if let Some(e) = endpoints
+            .iter()
+            .find(|e| usize::from(e.id.slot.0) >= ENDPOINTS_MAX)
+        {
             return Err(InvalidSnapshot::SlotOutOfRange(e.id.slot));
         }
         if let Some(e) = first_duplicate(&endpoints, &|a, b| a.id.slot.cmp(&b.id.slot)) {
@@ -77,11 +84,25 @@ impl EndpointTable {
         let all_ready = endpoints.iter().all(|e| e.readiness == Readiness::Ready);
         let names_models = endpoints.iter().any(|e| !e.models.is_empty());
         let (endpoints, metrics, step) = (endpoints.into(), metrics.into(), Arc::default());
-        Ok(Self { endpoints, metrics, ids, all_ready, names_models, sockets, name_hashes, objects, step, latency: None })
+        Ok(Self {
+            endpoints,
+            metrics,
+            ids,
+            all_ready,
+            names_models,
+            sockets,
+            name_hashes,
+            objects,
+            step,
+            latency: None,
+        })
     }
 
     /// A table with the same endpoints and newer metrics; only the metrics are copied.
-    pub(crate) fn with_metrics(&self, metrics: Vec<EndpointMetrics>) -> Result<Self, InvalidSnapshot> {
+    pub(crate) fn with_metrics(
+        &self,
+        metrics: Vec<EndpointMetrics>,
+    ) -> Result<Self, InvalidSnapshot> {
         if metrics.len() != self.endpoints.len() {
             return Err(InvalidSnapshot::MetricsLength(metrics.len()));
         }
@@ -101,7 +122,11 @@ impl EndpointTable {
 
     /// Updates the metrics of one endpoint in place, from a reply of its engine. Does nothing if
     /// the endpoint is not in this snapshot.
-    pub(crate) fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
+    pub(crate) fn observe(
+        &mut self,
+        endpoint: EndpointRef,
+        update: impl FnOnce(&mut EndpointMetrics),
+    ) {
         let position = self.endpoints.iter().position(|e| e.id == endpoint);
         if let Some(metrics) = position.and_then(|i| self.metrics.get_mut(i)) {
             update(metrics);
@@ -177,7 +202,9 @@ impl EndpointTable {
     /// Whether any endpoint is ready.
     #[must_use]
     pub fn has_ready(&self) -> bool {
-        self.endpoints.iter().any(|endpoint| endpoint.readiness == Readiness::Ready)
+        self.endpoints
+            .iter()
+            .any(|endpoint| endpoint.readiness == Readiness::Ready)
     }
 
     /// Whether every endpoint is ready.
@@ -205,8 +232,13 @@ impl EndpointTable {
     #[must_use]
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
-        let lora = || self.metrics_of(index).and_then(|metrics| metrics.lora.as_ref());
-        self.endpoint(index).is_some_and(|e| e.models.is_empty() || e.names(model)) || lora().is_some_and(|lora| lora.reports(model))
+        let lora = || {
+            self.metrics_of(index)
+                .and_then(|metrics| metrics.lora.as_ref())
+        };
+        self.endpoint(index)
+            .is_some_and(|e| e.models.is_empty() || e.names(model))
+            || lora().is_some_and(|lora| lora.reports(model))
     }
 
     /// The number of adapters that fit into the engine's memory at once, if this model needs one of
@@ -216,8 +248,10 @@ impl EndpointTable {
     #[must_use]
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
-        let is_named = || self.endpoint(index).is_some_and(|e| e.names(model)) && !lora.reports(model);
-        let is_base = lora.base_models.iter().any(|base| **base == *model) || (lora.base_models.is_empty() && is_named());
+        let is_named =
+            || self.endpoint(index).is_some_and(|e| e.names(model)) && !lora.reports(model);
+        let is_base = lora.base_models.iter().any(|base| **base == *model)
+            || (lora.base_models.is_empty() && is_named());
         (!is_base).then_some(lora.max)
     }
 
@@ -230,7 +264,10 @@ impl EndpointTable {
 
 /// The first endpoint that `order` finds equal to another. (`order` is a reference so that the sort
 /// is compiled once.)
-fn first_duplicate<'e>(endpoints: &'e [Endpoint], order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering) -> Option<&'e Endpoint> {
+fn first_duplicate<'e>(
+    endpoints: &'e [Endpoint],
+    order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering,
+) -> Option<&'e Endpoint> {
     let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
     sort_by(&mut sorted, |a, b| order(a, b).is_lt());
     sorted.windows(2).find_map(|pair| match pair {
@@ -244,11 +281,22 @@ fn first_duplicate<'e>(endpoints: &'e [Endpoint], order: &dyn Fn(&Endpoint, &End
 impl fmt::Display for InvalidSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooManyEndpoints(count) => write!(f, "{count} endpoints, at most {ENDPOINTS_MAX} are allowed"),
-            Self::MetricsLength(length) => write!(f, "{length} rows of metrics, one for each endpoint is needed"),
+            Self::TooManyEndpoints(count) => {
+                write!(f, "{count} endpoints, at most {ENDPOINTS_MAX} are allowed")
+            }
+            Self::MetricsLength(length) => write!(
+                f,
+                "{length} rows of metrics, one for each endpoint is needed"
+            ),
             Self::DuplicateSlot(slot) => write!(f, "slot {} is claimed by two endpoints", slot.0),
-            Self::DuplicateAddress(address) => write!(f, "address `{address}` is claimed by two endpoints"),
-            Self::SlotOutOfRange(slot) => write!(f, "slot {} is out of range, slots are below {ENDPOINTS_MAX}", slot.0),
+            Self::DuplicateAddress(address) => {
+                write!(f, "address `{address}` is claimed by two endpoints")
+            }
+            Self::SlotOutOfRange(slot) => write!(
+                f,
+                "slot {} is out of range, slots are below {ENDPOINTS_MAX}",
+                slot.0
+            ),
         }
     }
 }

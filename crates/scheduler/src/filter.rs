@@ -31,8 +31,17 @@ use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 
 /// Keeps the endpoints that `passes` accepts; with `fall_back`, keeps all if it accepts none.
-pub(crate) fn keep(candidates: &mut Candidates, fall_back: bool, passes: impl Fn(EndpointIndex) -> bool) {
-    if !fall_back || candidates.indices().iter().any(|&endpoint| passes(endpoint)) {
+pub(crate) fn keep(
+    candidates: &mut Candidates,
+    fall_back: bool,
+    passes: impl Fn(EndpointIndex) -> bool,
+) {
+    if !fall_back
+        || candidates
+            .indices()
+            .iter()
+            .any(|&endpoint| passes(endpoint))
+    {
         candidates.retain(passes);
     }
 }

@@ -8,7 +8,10 @@ pub use control::{BandRules, FLOW_CONTROL, FlowControl};
 pub(crate) use control::{PLUGIN, Policies};
 
 mod order;
-pub use order::{BandHeld, BandService, FullEndpoint, HeldTag, OrderRow, OrderStep, SharedOrder, TRIES_AT_ENDPOINT};
+pub use order::{
+    BandHeld, BandService, FullEndpoint, HeldTag, OrderRow, OrderStep, SharedOrder,
+    TRIES_AT_ENDPOINT,
+};
 
 mod settings;
 pub use settings::FlowSettings;
@@ -123,7 +126,13 @@ pub trait FairnessPolicy: PluginDebug + Send + Sync {
     fn advance(&self, _band: &mut BandAccount, _lowest: f64) {}
 
     /// Charges the flow for a request that goes to an endpoint now.
-    fn charge(&self, flow: &mut FlowAccount, band: &mut BandAccount, cost: FlowCost, now: Timestamp);
+    fn charge(
+        &self,
+        flow: &mut FlowAccount,
+        band: &mut BandAccount,
+        cost: FlowCost,
+        now: Timestamp,
+    );
 
     /// Corrects the charge of a request that has ended: its output differed by `output` tokens.
     fn settle(&self, flow: &mut FlowAccount, output: f64);
@@ -178,7 +187,11 @@ impl UsageCeiling {
             reason = "positive, and a greater period is as good as the greatest"
         )]
         let period = libm::round(saturation / (1.0 - saturation)).max(1.0) as u64;
-        if saturation < 1.0 && turn.is_multiple_of(period) { 1.0 } else { 0.0 }
+        if saturation < 1.0 && turn.is_multiple_of(period) {
+            1.0
+        } else {
+            0.0
+        }
     }
 }
 
@@ -186,5 +199,9 @@ impl UsageCeiling {
 
 impl RoomLimits {
     /// The limits of a request that may fill everything.
-    pub const ALL: Self = Self { critical: true, ceiling: UsageCeiling::Fixed(1.0), share: 1.0 };
+    pub const ALL: Self = Self {
+        critical: true,
+        ceiling: UsageCeiling::Fixed(1.0),
+        share: 1.0,
+    };
 }

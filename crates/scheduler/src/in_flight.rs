@@ -116,12 +116,28 @@ struct LedgerRow {
 
 const NOWHERE: u64 = 0;
 
-const EMPTY: LedgerRow = LedgerRow { generation: Generation(0), epoch: NOWHERE, load: NOTHING, changed: false };
+const EMPTY: LedgerRow = LedgerRow {
+    generation: Generation(0),
+    epoch: NOWHERE,
+    load: NOTHING,
+    changed: false,
+};
 
-const NOTHING: EndpointLoad =
-    EndpointLoad { requests: 0, prefill_tokens: 0, decode_tokens: 0, prefills: NO_PREFILLS, ttft_slo_us: None, tpot_slo_us: None };
+const NOTHING: EndpointLoad = EndpointLoad {
+    requests: 0,
+    prefill_tokens: 0,
+    decode_tokens: 0,
+    prefills: NO_PREFILLS,
+    ttft_slo_us: None,
+    tpot_slo_us: None,
+};
 
-const NO_PREFILLS: PendingPrefills = PendingPrefills { prompts: 0, prompt_tokens: 0, uncached_tokens: 0, attention: 0 };
+const NO_PREFILLS: PendingPrefills = PendingPrefills {
+    prompts: 0,
+    prompt_tokens: 0,
+    uncached_tokens: 0,
+    attention: 0,
+};
 
 // === impl PendingPrefills ===
 
@@ -130,7 +146,10 @@ impl PendingPrefills {
     /// as `prompt_tokens`.
     #[must_use]
     pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
-        let (prompt, uncached) = (u64::from(prompt_tokens), u64::from(uncached_tokens.min(prompt_tokens)));
+        let (prompt, uncached) = (
+            u64::from(prompt_tokens),
+            u64::from(uncached_tokens.min(prompt_tokens)),
+        );
         let attention = prompt.pow(2) - (prompt - uncached).pow(2);
         Self {
             prompts: u32::from(uncached > 0),
@@ -215,11 +234,27 @@ impl InFlight {
     }
 
     /// Like [`Self::admit`], for a prompt with only `uncached_tokens` not cached.
-    pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> InFlightTicket {
+    pub fn admit_prompt(
+        &mut self,
+        endpoint: EndpointRef,
+        prompt_tokens: u32,
+        uncached_tokens: u32,
+    ) -> InFlightTicket {
         let prefills = PendingPrefills::of(prompt_tokens, uncached_tokens);
-        let share = EndpointLoad { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
-        let mut ticket =
-            InFlightTicket { endpoint, row_epoch: NOWHERE, load: share, past_first_token: false, output_tokens: 0, entry: None };
+        let share = EndpointLoad {
+            requests: 1,
+            prefill_tokens: prefills.uncached_tokens,
+            prefills,
+            ..NOTHING
+        };
+        let mut ticket = InFlightTicket {
+            endpoint,
+            row_epoch: NOWHERE,
+            load: share,
+            past_first_token: false,
+            output_tokens: 0,
+            entry: None,
+        };
         self.picked(endpoint);
         if self.current_epoch(endpoint) == NOWHERE {
             self.start_row(endpoint);
@@ -244,7 +279,10 @@ impl InFlight {
             self.subtract(ticket);
             ticket.load.prefill_tokens = u64::from(ticket.output_tokens);
             ticket.load.prefills = NO_PREFILLS;
-            ticket.load.decode_tokens = ticket.load.decode_tokens.saturating_add(u64::from(prompt_tokens));
+            ticket.load.decode_tokens = ticket
+                .load
+                .decode_tokens
+                .saturating_add(u64::from(prompt_tokens));
             self.add(ticket);
             self.queued(ticket, |queues, slot, entry| queues.started(slot, entry.id));
         }
@@ -263,21 +301,27 @@ impl InFlight {
     /// Records the time to the first token, ms.
     pub fn first_token_took(&mut self, ticket: &InFlightTicket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
-            self.queues.first_token_took(ticket.endpoint.slot.0, entry.id, ms);
+            self.queues
+                .first_token_took(ticket.endpoint.slot.0, entry.id, ms);
         }
     }
 
     /// Records the time for each further token, ms.
     pub fn tokens_took(&mut self, ticket: &InFlightTicket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
-            self.queues.tokens_took(ticket.endpoint.slot.0, entry.id, ms);
+            self.queues
+                .tokens_took(ticket.endpoint.slot.0, entry.id, ms);
         }
     }
 
     /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
     #[must_use]
     pub fn running(&self, endpoint: EndpointRef) -> &[RunningRequest] {
-        if self.current_epoch(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
+        if self.current_epoch(endpoint) == NOWHERE {
+            &[]
+        } else {
+            self.queues.queue(endpoint.slot.0)
+        }
     }
 
     /// Adds `tokens` to the output of the request.
@@ -296,8 +340,12 @@ impl InFlight {
         }
         self.subtract(ticket);
         let mut request_id = Box::default();
-        self.queued(ticket, |queues, slot, entry| request_id = queues.remove(slot, entry.id));
-        if self.current_epoch(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
+        self.queued(ticket, |queues, slot, entry| {
+            request_id = queues.remove(slot, entry.id)
+        });
+        if self.current_epoch(to) == NOWHERE
+            && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load)
+        {
             self.start_row(to);
         }
         ticket.endpoint = to;
@@ -307,10 +355,15 @@ impl InFlight {
     }
 
     /// Ends the request.
-    #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "taking the ticket is what rules out a second release"
+    )]
     pub fn release(&mut self, ticket: InFlightTicket) {
         self.subtract(&ticket);
-        self.queued(&ticket, |queues, slot, entry| drop(queues.remove(slot, entry.id)));
+        self.queued(&ticket, |queues, slot, entry| {
+            drop(queues.remove(slot, entry.id))
+        });
     }
 
     /// The load of `endpoint`: our own and that of others.
@@ -322,14 +375,19 @@ impl InFlight {
     /// The number of requests in [`Self::load`].
     #[must_use]
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
-        let own = self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(0, |row| row.load.requests);
+        let own = self
+            .row(endpoint.slot)
+            .filter(|row| row.is_of(endpoint))
+            .map_or(0, |row| row.load.requests);
         own.saturating_add(self.others.requests(endpoint))
     }
 
     /// Our own load at `endpoint`; empty for another generation than the row's.
     #[must_use]
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
-        self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
+        self.row(endpoint.slot)
+            .filter(|row| row.is_of(endpoint))
+            .map_or(EMPTY.load, |row| row.load)
     }
 
     /// Records a pick of `endpoint`, by this worker or another one.
@@ -357,7 +415,11 @@ impl InFlight {
     /// New metrics of these endpoints arrived: [`Self::requests_now`] adds changes from now on.
     pub fn scraped(&mut self, endpoints: &[EndpointRef]) {
         let mut scraped = std::mem::take(&mut self.scraped);
-        scraped.start(endpoints.iter().map(|endpoint| (*endpoint, self.requests(*endpoint))));
+        scraped.start(
+            endpoints
+                .iter()
+                .map(|endpoint| (*endpoint, self.requests(*endpoint))),
+        );
         self.scraped = scraped;
     }
 
@@ -365,14 +427,31 @@ impl InFlight {
     /// queued together) and the changes since; see [`requests_now`].
     #[must_use]
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
-        let said = metrics.running_requests.map(|running| running + metrics.queue_depth.unwrap_or(0.0));
-        requests_now(said, self.scraped.requests(endpoint), self.requests(endpoint))
+        let said = metrics
+            .running_requests
+            .map(|running| running + metrics.queue_depth.unwrap_or(0.0));
+        requests_now(
+            said,
+            self.scraped.requests(endpoint),
+            self.requests(endpoint),
+        )
     }
 
     /// Every endpoint with load of our own, by slot.
     pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> + '_ {
-        let endpoint = |(slot, row): (u16, &LedgerRow)| (EndpointRef { slot: Slot(slot), generation: row.generation }, row.load);
-        (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
+        let endpoint = |(slot, row): (u16, &LedgerRow)| {
+            (
+                EndpointRef {
+                    slot: Slot(slot),
+                    generation: row.generation,
+                },
+                row.load,
+            )
+        };
+        (0_u16..)
+            .zip(&self.rows)
+            .filter(|(_, row)| row.load != EMPTY.load)
+            .map(endpoint)
     }
 
     /// Calls `each` with every own row that changed since the last call. The cost is that of the
@@ -381,7 +460,13 @@ impl InFlight {
         for slot in self.changed.drain(..) {
             if let Some(row) = self.rows.get_mut(usize::from(slot)) {
                 row.changed = false;
-                each(EndpointRef { slot: Slot(slot), generation: row.generation }, row.load);
+                each(
+                    EndpointRef {
+                        slot: Slot(slot),
+                        generation: row.generation,
+                    },
+                    row.load,
+                );
             }
         }
     }
@@ -400,19 +485,34 @@ impl InFlight {
         }
         if let Some(row) = self.rows.get_mut(slot) {
             self.epochs_started += 1;
-            *row = LedgerRow { generation: endpoint.generation, epoch: self.epochs_started, ..LedgerRow { changed: row.changed, ..EMPTY } };
+            *row = LedgerRow {
+                generation: endpoint.generation,
+                epoch: self.epochs_started,
+                ..LedgerRow {
+                    changed: row.changed,
+                    ..EMPTY
+                }
+            };
             self.queues.clear(endpoint.slot.0);
         }
     }
 
     fn enqueue(&mut self, ticket: &InFlightTicket, request_id: Box<str>) {
         let waits = !ticket.past_first_token;
-        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, request_id, waits));
+        self.queued(ticket, |queues, slot, entry| {
+            queues.add(slot, entry, request_id, waits)
+        });
     }
 
     /// Changes the queue of a ticket, and then the strictest SLOs of its endpoint.
-    fn queued(&mut self, ticket: &InFlightTicket, change: impl FnOnce(&mut RunningQueues, u16, RunningKey)) {
-        let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) else { return };
+    fn queued(
+        &mut self,
+        ticket: &InFlightTicket,
+        change: impl FnOnce(&mut RunningQueues, u16, RunningKey),
+    ) {
+        let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) else {
+            return;
+        };
         let slot = ticket.endpoint.slot.0;
         change(&mut self.queues, slot, entry);
         let Slo { ttft_us, tpot_us } = self.queues.lowest(slot);
@@ -423,19 +523,27 @@ impl InFlight {
 
     /// Whether a row counts the ticket.
     fn counts(&self, ticket: &InFlightTicket) -> bool {
-        ticket.row_epoch != NOWHERE && self.row(ticket.endpoint.slot).is_some_and(|row| row.epoch == ticket.row_epoch)
+        ticket.row_epoch != NOWHERE
+            && self
+                .row(ticket.endpoint.slot)
+                .is_some_and(|row| row.epoch == ticket.row_epoch)
     }
 
     /// The epoch that counts requests at `endpoint` from now on; [`NOWHERE`] if its row is of
     /// another generation.
     fn current_epoch(&self, endpoint: EndpointRef) -> u64 {
-        self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.epoch)
+        self.row(endpoint.slot)
+            .filter(|row| row.is_of(endpoint))
+            .map_or(NOWHERE, |row| row.epoch)
     }
 
     /// The load of the row that counts the ticket, to change it.
     fn counting(&mut self, ticket: &InFlightTicket) -> Option<&mut EndpointLoad> {
         let slot = ticket.endpoint.slot.0;
-        let row = self.rows.get_mut(usize::from(slot)).filter(|row| ticket.row_epoch != NOWHERE && row.epoch == ticket.row_epoch)?;
+        let row = self
+            .rows
+            .get_mut(usize::from(slot))
+            .filter(|row| ticket.row_epoch != NOWHERE && row.epoch == ticket.row_epoch)?;
         if !std::mem::replace(&mut row.changed, true) {
             self.changed.push(slot);
         }
@@ -443,15 +551,21 @@ impl InFlight {
     }
 
     fn add(&mut self, ticket: &InFlightTicket) {
-        let Some(load) = self.counting(ticket) else { return };
+        let Some(load) = self.counting(ticket) else {
+            return;
+        };
         *load = load.with(ticket.load);
     }
 
     fn subtract(&mut self, ticket: &InFlightTicket) {
-        let Some(load) = self.counting(ticket) else { return };
+        let Some(load) = self.counting(ticket) else {
+            return;
+        };
         let share = ticket.load;
         debug_assert!(
-            load.requests >= share.requests && load.prefill_tokens >= share.prefill_tokens && load.decode_tokens >= share.decode_tokens,
+            load.requests >= share.requests
+                && load.prefill_tokens >= share.prefill_tokens
+                && load.decode_tokens >= share.decode_tokens,
             "a row holds at least what each of its tickets added: {load:?} < {share:?}"
         );
         load.requests = load.requests.saturating_sub(share.requests);

@@ -26,7 +26,10 @@ pub use time::Timestamp;
 
 // State: endpoints and requests.
 mod endpoint;
-pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot, decodes};
+pub use endpoint::{
+    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot,
+    decodes,
+};
 pub mod metrics;
 pub use metrics::{ATTRIBUTES_MAX, EndpointMetrics, LoraMetrics, SEQUENCES_MAX_ATTRIBUTE};
 mod slo;
@@ -41,7 +44,8 @@ mod session;
 pub use session::{SessionToken, name_hash, session_token};
 mod settings;
 pub use settings::{
-    BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, ProducerSetting, ProducerSettings, TokenSettings,
+    BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings,
+    ProducerSetting, ProducerSettings, TokenSettings,
 };
 mod endpoint_table;
 pub use endpoint_table::{EndpointTable, InvalidSnapshot};
@@ -54,8 +58,8 @@ pub mod scaling;
 pub use candidates::Candidates;
 mod decision;
 pub use decision::{
-    CostTerms, Decision, DroppedEndpoint, Explanation, ProfileExplanation, RANKED_MAX, RankedList, Route, ScoreColumn, ShedReason,
-    UnavailableReason,
+    CostTerms, Decision, DroppedEndpoint, Explanation, ProfileExplanation, RANKED_MAX, RankedList,
+    Route, ScoreColumn, ShedReason, UnavailableReason,
 };
 
 // Plugin traits, the run of a profile, and the type of a plugin.
@@ -80,8 +84,8 @@ mod scorer;
 mod pipeline;
 pub mod registry;
 pub use pipeline::{
-    FAIRNESS_ID, InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID,
-    WEIGHT_MAX,
+    FAIRNESS_ID, InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec,
+    ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
 };
 mod snapshot;
 pub use snapshot::{Snapshot, Version};

@@ -95,19 +95,28 @@ impl<'a> LocalState<'a> {
     /// This endpoint's room for the request's adapter, as estimated.
     #[must_use]
     pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
-        self.adapter_rooms.get(index.get()).copied().unwrap_or_default()
+        self.adapter_rooms
+            .get(index.get())
+            .copied()
+            .unwrap_or_default()
     }
 
     /// When the endpoint in this slot last answered a request of this proxy; 0 is never.
     #[must_use]
     pub fn last_answer(&self, slot: Slot) -> u64 {
-        self.last_answers.get(usize::from(slot.0)).copied().unwrap_or(0)
+        self.last_answers
+            .get(usize::from(slot.0))
+            .copied()
+            .unwrap_or(0)
     }
 
     /// The failure rate of this endpoint minus that of the others, 0 to 1.
     #[must_use]
     pub fn failing(&self, index: EndpointIndex) -> f32 {
-        self.failing.get(index.get()).filter(|share| share.is_finite()).map_or(0.0, |share| share.clamp(0.0, 1.0))
+        self.failing
+            .get(index.get())
+            .filter(|share| share.is_finite())
+            .map_or(0.0, |share| share.clamp(0.0, 1.0))
     }
 
     /// Whether this endpoint is ejected now.

@@ -120,7 +120,13 @@ pub static KV_BLOCKS: MetricDefinition = MetricDefinition {
 };
 
 /// Every number of [`EndpointMetrics`] that has a field of its own, in the order it is shown.
-pub static METRICS: [&MetricDefinition; 5] = [&QUEUE_DEPTH, &RUNNING_REQUESTS, &KV_CACHE_UTILIZATION, &KV_BLOCK_TOKENS, &KV_BLOCKS];
+pub static METRICS: [&MetricDefinition; 5] = [
+    &QUEUE_DEPTH,
+    &RUNNING_REQUESTS,
+    &KV_CACHE_UTILIZATION,
+    &KV_BLOCK_TOKENS,
+    &KV_BLOCKS,
+];
 
 /// The newest `lora_requests_info` series of an engine, and the name of its base model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -142,7 +148,10 @@ impl EndpointMetrics {
     /// The attribute with this key.
     #[must_use]
     pub fn attribute(&self, key: &str) -> Option<f32> {
-        let at = self.attributes.binary_search_by(|(attribute, _)| (**attribute).cmp(key)).ok()?;
+        let at = self
+            .attributes
+            .binary_search_by(|(attribute, _)| (**attribute).cmp(key))
+            .ok()?;
         self.attributes.get(at).map(|(_, value)| *value)
     }
 }
@@ -184,7 +193,10 @@ impl MetricUnit {
 
 impl LoraMetrics {
     pub(crate) fn reports(&self, adapter: &str) -> bool {
-        self.running.iter().chain(&self.waiting).any(|reported| **reported == *adapter)
+        self.running
+            .iter()
+            .chain(&self.waiting)
+            .any(|reported| **reported == *adapter)
     }
 }
 
@@ -195,11 +207,22 @@ mod tests {
     #[test]
     fn each_definition_sets_the_number_it_gets_and_no_other() {
         for metric in METRICS {
-            assert_eq!(MetricDefinition::named(metric.name), Some(metric), "two definitions have this name");
+            assert_eq!(
+                MetricDefinition::named(metric.name),
+                Some(metric),
+                "two definitions have this name"
+            );
             let mut metrics = EndpointMetrics::default();
             (metric.set)(&mut metrics, Some(1.0));
-            let known: Vec<_> = METRICS.iter().filter(|other| (other.get)(&metrics).is_some()).map(|other| other.name).collect();
-            assert_eq!((known, (metric.get)(&metrics)), (vec![metric.name], Some(1.0)));
+            let known: Vec<_> = METRICS
+                .iter()
+                .filter(|other| (other.get)(&metrics).is_some())
+                .map(|other| other.name)
+                .collect();
+            assert_eq!(
+                (known, (metric.get)(&metrics)),
+                (vec![metric.name], Some(1.0))
+            );
             (metric.set)(&mut metrics, None);
             assert_eq!(metrics, EndpointMetrics::default());
         }
@@ -207,8 +230,16 @@ mod tests {
 
     #[test]
     fn counts_are_exact_up_to_two_to_the_24th() {
-        for (blocks, read) in [(1, 1), ((1 << 24) - 1, (1 << 24) - 1), (1 << 24, 1 << 24), ((1 << 24) + 1, 1 << 24)] {
-            let mut metrics = EndpointMetrics { kv_blocks: Some(blocks), ..EndpointMetrics::default() };
+        for (blocks, read) in [
+            (1, 1),
+            ((1 << 24) - 1, (1 << 24) - 1),
+            (1 << 24, 1 << 24),
+            ((1 << 24) + 1, 1 << 24),
+        ] {
+            let mut metrics = EndpointMetrics {
+                kv_blocks: Some(blocks),
+                ..EndpointMetrics::default()
+            };
             let carried = (KV_BLOCKS.get)(&metrics);
             (KV_BLOCKS.set)(&mut metrics, carried);
             assert_eq!(metrics.kv_blocks, Some(read));
@@ -217,9 +248,20 @@ mod tests {
 
     #[test]
     fn values_that_cannot_be_are_unknown() {
-        let valid = |unit: MetricUnit| [f32::NAN, f32::INFINITY, -1.0, 0.0, 0.5, 1.5].map(|value| unit.valid(value));
-        assert_eq!(valid(MetricUnit::Requests), [None, None, None, Some(0.0), Some(0.5), Some(1.5)]);
-        assert_eq!(valid(MetricUnit::Share), [None, None, None, Some(0.0), Some(0.5), Some(1.0)]);
-        assert_eq!(valid(MetricUnit::Count), [None, None, None, None, None, Some(1.0)]);
+        let valid = |unit: MetricUnit| {
+            [f32::NAN, f32::INFINITY, -1.0, 0.0, 0.5, 1.5].map(|value| unit.valid(value))
+        };
+        assert_eq!(
+            valid(MetricUnit::Requests),
+            [None, None, None, Some(0.0), Some(0.5), Some(1.5)]
+        );
+        assert_eq!(
+            valid(MetricUnit::Share),
+            [None, None, None, Some(0.0), Some(0.5), Some(1.0)]
+        );
+        assert_eq!(
+            valid(MetricUnit::Count),
+            [None, None, None, None, None, Some(1.0)]
+        );
     }
 }

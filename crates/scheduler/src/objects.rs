@@ -198,29 +198,52 @@ impl Objects {
     /// # Errors
     /// [`InvalidObjects`] names the limit that is exceeded.
     pub fn build(spec: &ObjectsSpec) -> Result<Self, InvalidObjects> {
-        let ObjectsSpec { objectives, models, rewrites, strict_models } = spec;
+        let ObjectsSpec {
+            objectives,
+            models,
+            rewrites,
+            strict_models,
+        } = spec;
         spec.check()?;
         let mut exact = Vec::new();
         for (position, rule) in rewrites.iter().enumerate() {
-            exact.extend(rule.models.iter().map(|model| (model.as_str().into(), position)));
+            exact.extend(
+                rule.models
+                    .iter()
+                    .map(|model| (model.as_str().into(), position)),
+            );
         }
         let mut targets = Vec::new();
         for model in models.iter().filter(|model| model.targets.is_empty()) {
             targets.push((model.name.as_str().into(), 0)); // it is its own target
         }
-        for all in models.iter().map(|model| &model.targets).chain(rewrites.iter().map(|rule| &rule.targets)) {
+        for all in models
+            .iter()
+            .map(|model| &model.targets)
+            .chain(rewrites.iter().map(|rule| &rule.targets))
+        {
             targets.extend(all.iter().map(|target| (target.model.as_str().into(), 0)));
         }
         Ok(Self {
             targets: table(targets),
-            objectives: table(objectives.iter().map(|o| (o.name.as_str().into(), o.priority))),
+            objectives: table(
+                objectives
+                    .iter()
+                    .map(|o| (o.name.as_str().into(), o.priority)),
+            ),
             models: table(models.iter().map(|m| {
-                let model = ServedModel { priority: m.priority, targets: WeightedTargets::new(&m.targets) };
+                let model = ServedModel {
+                    priority: m.priority,
+                    targets: WeightedTargets::new(&m.targets),
+                };
                 (m.name.as_str().into(), model)
             })),
             exact: table(exact),
             generic: rewrites.iter().position(|rule| rule.models.is_empty()),
-            rules: rewrites.iter().map(|rule| WeightedTargets::new(&rule.targets)).collect(),
+            rules: rewrites
+                .iter()
+                .map(|rule| WeightedTargets::new(&rule.targets))
+                .collect(),
             strict_models: *strict_models,
         })
     }
@@ -242,14 +265,24 @@ impl Objects {
         is_served: impl Fn(&str) -> bool,
         rng: &mut Rng,
     ) -> Result<ResolvedModel<'a>, UnknownModel<'a>> {
-        let objective = asked.objective.and_then(|name| find(&self.objectives, name)).copied();
+        let objective = asked
+            .objective
+            .and_then(|name| find(&self.objectives, name))
+            .copied();
         if asked.model.is_empty() {
-            return Ok(ResolvedModel { target_model: None, priority: objective.unwrap_or(0) });
+            return Ok(ResolvedModel {
+                target_model: None,
+                priority: objective.unwrap_or(0),
+            });
         }
         self.known(asked.model, &is_served)?;
         let model = find(&self.models, asked.model);
         let mut priority = model.map_or(0, |m| m.priority);
-        let target_model = match model.map(|m| &m.targets).filter(|t| !t.is_empty()).or_else(|| self.rule(asked.model)) {
+        let target_model = match model
+            .map(|m| &m.targets)
+            .filter(|t| !t.is_empty())
+            .or_else(|| self.rule(asked.model))
+        {
             Some(targets) if targets.is_empty() => None,
             Some(targets) => Some(targets.choose(rng).ok_or(UnknownModel(asked.model))?),
             None => {
@@ -261,7 +294,10 @@ impl Objects {
                 asked.rewrite
             }
         };
-        Ok(ResolvedModel { target_model: target_model.filter(|target| *target != asked.model), priority: objective.unwrap_or(priority) })
+        Ok(ResolvedModel {
+            target_model: target_model.filter(|target| *target != asked.model),
+            priority: objective.unwrap_or(priority),
+        })
     }
 
     /// Whether an `InferenceModel` names this model.
@@ -277,25 +313,40 @@ impl Objects {
         find(&self.targets, model).is_some()
     }
 
-    fn known<'a>(&self, model: &'a str, is_served: &dyn Fn(&str) -> bool) -> Result<(), UnknownModel<'a>> {
+    fn known<'a>(
+        &self,
+        model: &'a str,
+        is_served: &dyn Fn(&str) -> bool,
+    ) -> Result<(), UnknownModel<'a>> {
         let known = match self.models.is_empty() {
             false => find(&self.models, model).is_some(),
             true => !self.strict_models || find(&self.exact, model).is_some() || is_served(model),
         };
-        if known { Ok(()) } else { Err(UnknownModel(model)) }
+        if known {
+            Ok(())
+        } else {
+            Err(UnknownModel(model))
+        }
     }
 
     fn rule(&self, model: &str) -> Option<&WeightedTargets> {
-        self.rules.get(find(&self.exact, model).copied().or(self.generic)?)
+        self.rules
+            .get(find(&self.exact, model).copied().or(self.generic)?)
     }
 }
 
 /// Sorted by name; of equal names the first is kept.
 fn table<V>(rows: impl IntoIterator<Item = (Box<str>, V)>) -> Box<[(Box<str>, V)]> {
-    let mut rows: Vec<(usize, Box<str>, V)> = rows.into_iter().enumerate().map(|(at, (name, value))| (at, name, value)).collect();
+    let mut rows: Vec<(usize, Box<str>, V)> = rows
+        .into_iter()
+        .enumerate()
+        .map(|(at, (name, value))| (at, name, value))
+        .collect();
     sort_by(&mut rows, |(i, a, _), (j, b, _)| (a, i) < (b, j));
     rows.dedup_by(|(_, later, _), (_, first, _)| later == first);
-    rows.into_iter().map(|(_, name, value)| (name, value)).collect()
+    rows.into_iter()
+        .map(|(_, name, value)| (name, value))
+        .collect()
 }
 
 fn find<'t, V>(table: &'t [(Box<str>, V)], name: &str) -> Option<&'t V> {
@@ -324,7 +375,10 @@ impl WeightedTargets {
     fn choose(&self, rng: &mut Rng) -> Option<&str> {
         let total = self.0.last().map_or(0, |(_, sum)| *sum);
         let drawn = u32::try_from(rng.below(usize::try_from(total).ok()?)).ok()?;
-        self.0.iter().find(|(_, sum)| drawn < *sum).map(|(model, _)| &**model)
+        self.0
+            .iter()
+            .find(|(_, sum)| drawn < *sum)
+            .map(|(model, _)| &**model)
     }
 }
 
@@ -355,17 +409,29 @@ impl ObjectsSpec {
             }
             bytes += targets(&rule.targets)?;
         }
-        if bytes > NAMES_BYTES_MAX { Err(InvalidObjects::TooLong(bytes)) } else { Ok(()) }
+        if bytes > NAMES_BYTES_MAX {
+            Err(InvalidObjects::TooLong(bytes))
+        } else {
+            Ok(())
+        }
     }
 }
 
 fn at_most(what: &'static str, count: usize, max: usize) -> Result<(), InvalidObjects> {
-    if count > max { Err(InvalidObjects::TooMany { what, count, max }) } else { Ok(()) }
+    if count > max {
+        Err(InvalidObjects::TooMany { what, count, max })
+    } else {
+        Ok(())
+    }
 }
 
 fn name(what: &'static str, name: &str) -> Result<usize, InvalidObjects> {
     let bytes = name.len();
-    if (1..=NAME_BYTES_MAX).contains(&bytes) { Ok(bytes) } else { Err(InvalidObjects::Name { what, bytes }) }
+    if (1..=NAME_BYTES_MAX).contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err(InvalidObjects::Name { what, bytes })
+    }
 }
 
 fn targets(targets: &[TargetSpec]) -> Result<usize, InvalidObjects> {
@@ -385,10 +451,21 @@ fn targets(targets: &[TargetSpec]) -> Result<usize, InvalidObjects> {
 impl fmt::Display for InvalidObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooMany { what, count, max } => write!(f, "{count} {what}, at most {max} are allowed"),
-            Self::Name { what, bytes } => write!(f, "the name of {what} has {bytes} bytes, 1 to {NAME_BYTES_MAX} are allowed"),
-            Self::TooLong(bytes) => write!(f, "names of {bytes} bytes together, at most {NAMES_BYTES_MAX} are allowed"),
-            Self::Weight(weight) => write!(f, "a weight of {weight}, at most {TARGET_WEIGHT_MAX} is allowed"),
+            Self::TooMany { what, count, max } => {
+                write!(f, "{count} {what}, at most {max} are allowed")
+            }
+            Self::Name { what, bytes } => write!(
+                f,
+                "the name of {what} has {bytes} bytes, 1 to {NAME_BYTES_MAX} are allowed"
+            ),
+            Self::TooLong(bytes) => write!(
+                f,
+                "names of {bytes} bytes together, at most {NAMES_BYTES_MAX} are allowed"
+            ),
+            Self::Weight(weight) => write!(
+                f,
+                "a weight of {weight}, at most {TARGET_WEIGHT_MAX} is allowed"
+            ),
         }
     }
 }

@@ -71,11 +71,18 @@ mod tests {
 
     #[test]
     fn each_is_built_under_its_own_name() {
-        let parsers: Vec<_> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Parser).collect();
+        let parsers: Vec<_> = PLUGINS
+            .iter()
+            .filter(|plugin| plugin.kind == PluginKind::Parser)
+            .collect();
         assert_eq!(parsers.len(), 7);
         for parser in parsers {
             let built = parser.build(&[]).unwrap();
-            assert!(matches!(built, Plugin::Parser(name) if name == parser.name), "{built:?} of {}", parser.name);
+            assert!(
+                matches!(built, Plugin::Parser(name) if name == parser.name),
+                "{built:?} of {}",
+                parser.name
+            );
         }
     }
 }

@@ -41,16 +41,28 @@ struct CandidateRank {
 
 impl CandidateRank {
     fn beats(&self, other: &Self) -> bool {
-        self.key.total_cmp(&other.key).then(self.tie.cmp(&other.tie)) == Ordering::Greater
+        self.key
+            .total_cmp(&other.key)
+            .then(self.tie.cmp(&other.tie))
+            == Ordering::Greater
     }
 }
 
 /// The `max` candidates with the greatest `key` of their score, greatest first.
-pub(crate) fn rank(candidates: &Candidates, max: usize, rng: &mut Rng, key: impl Fn(f32, &mut Rng) -> f32) -> Option<RankedList> {
+pub(crate) fn rank(
+    candidates: &Candidates,
+    max: usize,
+    rng: &mut Rng,
+    key: impl Fn(f32, &mut Rng) -> f32,
+) -> Option<RankedList> {
     let max = max.clamp(1, RANKED_MAX);
     let mut best: Vec<CandidateRank> = Vec::with_capacity(max + 1);
     for (&index, &score) in candidates.indices().iter().zip(candidates.scores()) {
-        let rank = CandidateRank { key: key(score, rng), tie: rng.next_u64(), index };
+        let rank = CandidateRank {
+            key: key(score, rng),
+            tie: rng.next_u64(),
+            index,
+        };
         if best.len() == max && best.last().is_some_and(|worst| worst.beats(&rank)) {
             continue;
         }
@@ -66,14 +78,19 @@ mod tests {
 
     /// Candidates with these scores, one after another.
     pub(crate) fn scored(scores: &[f32]) -> Candidates {
-        let mut candidates = Candidates::new((0..u16::try_from(scores.len()).unwrap()).map(EndpointIndex));
+        let mut candidates =
+            Candidates::new((0..u16::try_from(scores.len()).unwrap()).map(EndpointIndex));
         candidates.add(1.0, scores);
         candidates
     }
 
     fn by_score(scores: &[f32], max: usize, seed: u64) -> Vec<usize> {
-        let ranked = rank(&scored(scores), max, &mut Rng::seeded(seed), |score, _| score);
-        ranked.map(|r| r.iter().map(EndpointIndex::get).collect()).unwrap_or_default()
+        let ranked = rank(&scored(scores), max, &mut Rng::seeded(seed), |score, _| {
+            score
+        });
+        ranked
+            .map(|r| r.iter().map(EndpointIndex::get).collect())
+            .unwrap_or_default()
     }
 
     #[test]
@@ -81,7 +98,11 @@ mod tests {
         let scores = [0.3, 0.9, 0.1, 0.7, 0.5];
         assert_eq!(by_score(&scores, 3, 1), [1, 3, 4]);
         assert_eq!(by_score(&scores, 1, 1), [1]);
-        assert_eq!(by_score(&scores, 99, 1), [1, 3, 4, 0, 2], "no longer than there are candidates");
+        assert_eq!(
+            by_score(&scores, 99, 1),
+            [1, 3, 4, 0, 2],
+            "no longer than there are candidates"
+        );
         assert_eq!(by_score(&[0.5; 20], 99, 1).len(), RANKED_MAX);
         assert_eq!(by_score(&scores, 0, 1), [1], "a list has at least one");
         assert!(by_score(&[], 3, 1).is_empty());

@@ -4,7 +4,10 @@
 mod profile;
 mod spec;
 
-pub use spec::{InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX};
+pub use spec::{
+    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, PipelineSpec, PluginSpec, ProfilePlugin,
+    ProfileSpec, WEIGHT_MAX,
+};
 
 use crate::decision::{Route, ShedReason};
 use crate::detector::{backlog, utilization::UtilizationDetector};
@@ -40,7 +43,10 @@ pub const REQUEST_ID: &str = "x-request-id";
 
 /// The headers with the fairness id of a request, under the current name and the older one. They
 /// count only where the operator trusts them.
-pub const FAIRNESS_ID: [&str; 2] = ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
+pub const FAIRNESS_ID: [&str; 2] = [
+    "x-llm-d-inference-fairness-id",
+    "x-gateway-inference-fairness-id",
+];
 
 // === impl Pipeline ===
 
@@ -51,9 +57,17 @@ impl Pipeline {
     /// [`InvalidPipeline`] names the first error. The configuration has to change.
     pub fn build(spec: &PipelineSpec) -> Result<Self, InvalidPipeline> {
         check_size(spec)?;
-        let built_in = |error| InvalidPipeline::Parameter { plugin: "built in".to_owned(), error };
+        let built_in = |error| InvalidPipeline::Parameter {
+            plugin: "built in".to_owned(),
+            error,
+        };
         let mut pipeline = Self {
-            profiles: Profiles::new(spec.profiles.iter().map(|profile| profile::build(profile, spec)).collect::<Result<_, _>>()?),
+            profiles: Profiles::new(
+                spec.profiles
+                    .iter()
+                    .map(|profile| profile::build(profile, spec))
+                    .collect::<Result<_, _>>()?,
+            ),
             handler: Box::new(single::SingleProfileHandler),
             detector: Box::new(UtilizationDetector::with_defaults().map_err(built_in)?),
             admitters: Vec::new(),
@@ -70,7 +84,9 @@ impl Pipeline {
                 Plugin::FlowControl(given) => settings = Some(*given),
                 Plugin::Fairness(policy) => policies.fairness.push((plugin.name().into(), policy)),
                 Plugin::Ordering(policy) => policies.ordering.push((plugin.name().into(), policy)),
-                Plugin::UsageLimit(policy) => policies.usage_limit.push((plugin.name().into(), policy)),
+                Plugin::UsageLimit(policy) => {
+                    policies.usage_limit.push((plugin.name().into(), policy))
+                }
                 built => pipeline.declare(plugin.name(), built, spec),
             }
         }
@@ -91,12 +107,19 @@ impl Pipeline {
     fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
         let (built, headers) = built.split();
         self.read_headers(&headers.read);
-        if let Some(token) = headers.session_token.filter(|token| !self.session_tokens.contains(token)) {
+        if let Some(token) = headers
+            .session_token
+            .filter(|token| !self.session_tokens.contains(token))
+        {
             self.session_tokens.push(token);
         }
         match built {
-            Plugin::ProfileHandler(handler) if name == spec.profile_handler => self.handler = handler,
-            Plugin::Detector(detector) if name == spec.saturation_detector => self.detector = detector,
+            Plugin::ProfileHandler(handler) if name == spec.profile_handler => {
+                self.handler = handler
+            }
+            Plugin::Detector(detector) if name == spec.saturation_detector => {
+                self.detector = detector
+            }
             Plugin::Decider(decider) => self.profiles.add_decider(name, decider),
             Plugin::Admitter(admitter) => self.admitters.push(admitter),
             Plugin::Producer(producer) => self.production.set(producer),
@@ -106,11 +129,20 @@ impl Pipeline {
     }
 
     /// Turns flow control on. Without a declared detector, the backlog decides.
-    fn hold_requests(&mut self, settings: FlowSettings, policies: Policies, spec: &PipelineSpec) -> Result<(), InvalidPipeline> {
+    fn hold_requests(
+        &mut self,
+        settings: FlowSettings,
+        policies: Policies,
+        spec: &PipelineSpec,
+    ) -> Result<(), InvalidPipeline> {
         let built = FlowControl::build(settings, policies);
-        self.flow_control = Some(built.map_err(|(kind, name)| no_such(kind, &name, "flow control"))?);
+        self.flow_control =
+            Some(built.map_err(|(kind, name)| no_such(kind, &name, "flow control"))?);
         if spec.saturation_detector.is_empty() {
-            let built_in = |error| InvalidPipeline::Parameter { plugin: "built in".to_owned(), error };
+            let built_in = |error| InvalidPipeline::Parameter {
+                plugin: "built in".to_owned(),
+                error,
+            };
             if let Plugin::Detector(detector) = backlog::PLUGIN.build(&[]).map_err(built_in)? {
                 self.detector = detector;
             }
@@ -129,11 +161,18 @@ impl Pipeline {
     /// `None` without flow control, and if its detector has no such limit.
     #[must_use]
     pub fn requests_max(&self) -> Option<f64> {
-        self.flow_control.as_ref().and_then(|_| self.detector.requests_max())
+        self.flow_control
+            .as_ref()
+            .and_then(|_| self.detector.requests_max())
     }
 
     /// Whether the request may go to the endpoints of `route` now.
-    pub(crate) fn has_room(&self, context: &Context<'_>, route: &Route, limits: RoomLimits) -> bool {
+    pub(crate) fn has_room(
+        &self,
+        context: &Context<'_>,
+        route: &Route,
+        limits: RoomLimits,
+    ) -> bool {
         self.detector.has_room(context, route, limits)
     }
 
@@ -213,13 +252,24 @@ impl Pipeline {
     }
 
     /// Whether to shed the request when these candidates could serve it, and why.
-    pub(crate) fn sheds(&self, context: &Context<'_>, candidates: &[EndpointIndex], rng: &mut Rng) -> Option<ShedReason> {
+    pub(crate) fn sheds(
+        &self,
+        context: &Context<'_>,
+        candidates: &[EndpointIndex],
+        rng: &mut Rng,
+    ) -> Option<ShedReason> {
         let sheddable = context.request.priority < 0;
         // With flow control, such a request waits.
-        if sheddable && self.flow_control.is_none() && self.detector.saturation(context, candidates) >= 1.0 {
+        if sheddable
+            && self.flow_control.is_none()
+            && self.detector.saturation(context, candidates) >= 1.0
+        {
             return Some(ShedReason::Saturated);
         }
-        self.admitters.iter().any(|admitter| !admitter.admits(context, candidates, rng)).then_some(ShedReason::Admitter)
+        self.admitters
+            .iter()
+            .any(|admitter| !admitter.admits(context, candidates, rng))
+            .then_some(ShedReason::Admitter)
     }
 
     fn read_headers(&mut self, names: &[Box<str>]) {
@@ -234,20 +284,35 @@ impl Pipeline {
     fn check_references(&self, spec: &PipelineSpec) -> Result<(), InvalidPipeline> {
         let is = |name: &str, kind| {
             let declared = spec.plugins.iter().find(|plugin| plugin.name() == name);
-            name.is_empty() || declared.and_then(|plugin| lookup(&plugin.plugin_type)).is_some_and(|row| row.kind == kind)
+            name.is_empty()
+                || declared
+                    .and_then(|plugin| lookup(&plugin.plugin_type))
+                    .is_some_and(|row| row.kind == kind)
         };
         if !is(&spec.profile_handler, PluginKind::ProfileHandler) {
-            return Err(no_such("profile handler", &spec.profile_handler, "the pipeline"));
+            return Err(no_such(
+                "profile handler",
+                &spec.profile_handler,
+                "the pipeline",
+            ));
         }
         if !is(&spec.saturation_detector, PluginKind::Detector) {
-            return Err(no_such("saturation detector", &spec.saturation_detector, "the pipeline"));
+            return Err(no_such(
+                "saturation detector",
+                &spec.saturation_detector,
+                "the pipeline",
+            ));
         }
         let count = self.profiles.count();
         for reference in self.handler.references() {
             match reference {
-                Reference::OnlyProfile if count != 1 => return Err(InvalidPipeline::NotOneProfile(count)),
+                Reference::OnlyProfile if count != 1 => {
+                    return Err(InvalidPipeline::NotOneProfile(count));
+                }
                 Reference::ProfileOfSeveral(_) if count == 1 => {}
-                Reference::Profile(name) | Reference::ProfileOfSeveral(name) if self.profiles.get(name).is_none() => {
+                Reference::Profile(name) | Reference::ProfileOfSeveral(name)
+                    if self.profiles.get(name).is_none() =>
+                {
                     return Err(no_such("profile", name, "the profile handler"));
                 }
                 Reference::Decider(name) if self.profiles.decider(name).is_none() => {

@@ -16,7 +16,10 @@ pub use crate::text::readable;
 pub use closest::closest;
 pub use context::Context;
 pub(crate) use parameters::write_known;
-pub use parameters::{InvalidParameter, Parameter, ParameterDefault, ParameterValue, Parameters, VALUE_DEPTH_MAX, VALUES_MAX};
+pub use parameters::{
+    InvalidParameter, Parameter, ParameterDefault, ParameterValue, Parameters, VALUE_DEPTH_MAX,
+    VALUES_MAX,
+};
 pub(crate) use references::{METRICS_EXTRACTOR, PRODUCER_NAME, attribute_key};
 pub(crate) use show::{PluginDebug, debug_by_show};
 pub use state::RequiredState;
@@ -87,10 +90,21 @@ pub trait Detector: Filter {
     /// where some endpoints do not decode. A pool without requests has room, whatever its last
     /// report says.
     fn has_room(&self, context: &Context<'_>, _route: &Route, limits: RoomLimits) -> bool {
-        let decodes = |endpoint: &EndpointIndex| context.table.endpoint(*endpoint).is_some_and(Endpoint::decodes);
+        let decodes = |endpoint: &EndpointIndex| {
+            context
+                .table
+                .endpoint(*endpoint)
+                .is_some_and(Endpoint::decodes)
+        };
         let stages: (Vec<_>, Vec<_>) = context.table.indices().partition(decodes);
-        let saturation = || self.saturation(context, &stages.0).max(self.saturation(context, &stages.1));
-        context.table.indices().all(|endpoint| context.requests(endpoint) == 0)
+        let saturation = || {
+            self.saturation(context, &stages.0)
+                .max(self.saturation(context, &stages.1))
+        };
+        context
+            .table
+            .indices()
+            .all(|endpoint| context.requests(endpoint) == 0)
             || saturation() < limits.ceiling.at(|| saturation() / limits.share) * limits.share
     }
 

@@ -2,7 +2,8 @@
 
 use crate::flow::{FairnessPolicy, FlowSettings, OrderingPolicy, UsageLimitPolicy};
 use crate::plugin::{
-    Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, ParameterValue, Parameters, Picker, RequiredState, Scorer, Shedder,
+    Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, ParameterValue, Parameters,
+    Picker, RequiredState, Scorer, Shedder,
 };
 use crate::run::ProfileHandler;
 use crate::session::SessionToken;
@@ -128,7 +129,11 @@ impl Plugin {
     /// The plugin and the request headers it reads.
     #[must_use]
     pub fn split(self) -> (Self, ClientHeaders) {
-        if let Self::WithHeaders(headers, plugin) = self { (*plugin, headers) } else { (self, ClientHeaders::default()) }
+        if let Self::WithHeaders(headers, plugin) = self {
+            (*plugin, headers)
+        } else {
+            (self, ClientHeaders::default())
+        }
     }
 
     /// The phase it works in.
@@ -136,7 +141,9 @@ impl Plugin {
     pub fn kind(&self) -> PluginKind {
         match self {
             Self::Filter(_) => PluginKind::Filter,
-            Self::Scorer(_) | Self::FilteringScorer(..) | Self::SheddingScorer(..) => PluginKind::Scorer,
+            Self::Scorer(_) | Self::FilteringScorer(..) | Self::SheddingScorer(..) => {
+                PluginKind::Scorer
+            }
             Self::Picker(_) => PluginKind::Picker,
             Self::ProfileHandler(_) => PluginKind::ProfileHandler,
             Self::Decider(_) => PluginKind::Decider,

@@ -88,16 +88,28 @@ impl EndpointPrediction {
 
     fn of(prediction: Prediction, load: EndpointLoad, own: Slo, settings: LatencySettings) -> Self {
         let (ttft_ms, tpot_ms) = settings.counted(&prediction);
-        let lowest = own.strictest(Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us });
+        let lowest = own.strictest(Slo {
+            ttft_us: load.ttft_slo_us,
+            tpot_us: load.tpot_slo_us,
+        });
         let headroom = |predicted_ms, lowest: Option<u32>, own_us: Option<u32>, factor| Headroom {
             predicted_ms,
-            limit_ms: if own.any() { lowest.map_or(f32::INFINITY, ms) * factor } else { 0.0 },
+            limit_ms: if own.any() {
+                lowest.map_or(f32::INFINITY, ms) * factor
+            } else {
+                0.0
+            },
             of_others: lowest != own_us,
         };
         Self {
             prediction,
             ttft: headroom(ttft_ms, lowest.ttft_us, own.ttft_us, 1.0),
-            tpot: headroom(tpot_ms, lowest.tpot_us, own.tpot_us, settings.slo_buffer_factor),
+            tpot: headroom(
+                tpot_ms,
+                lowest.tpot_us,
+                own.tpot_us,
+                settings.slo_buffer_factor,
+            ),
             idle: load.requests == 0,
         }
     }
@@ -108,12 +120,22 @@ impl EndpointPrediction {
 impl Predictions {
     /// The predictions of a new decision, from the latency model; none without settings.
     pub(crate) fn new(settings: Option<LatencySettings>) -> Self {
-        Self { settings, column: OnceCell::new(), recorded: None }
+        Self {
+            settings,
+            column: OnceCell::new(),
+            recorded: None,
+        }
     }
 
     /// The predictions of a recorded decision.
-    pub(crate) fn recorded(settings: Option<LatencySettings>, predicted: Vec<Option<Prediction>>) -> Self {
-        Self { recorded: Some(predicted), ..Self::new(settings) }
+    pub(crate) fn recorded(
+        settings: Option<LatencySettings>,
+        predicted: Vec<Option<Prediction>>,
+    ) -> Self {
+        Self {
+            recorded: Some(predicted),
+            ..Self::new(settings)
+        }
     }
 
     /// The predictions, parallel to the table's endpoints; empty where prediction is off.
@@ -123,7 +145,8 @@ impl Predictions {
         request: &Request<'_>,
         local: &LocalState<'_>,
     ) -> &[Result<EndpointPrediction, NoPrediction>] {
-        self.column.get_or_init(|| self.predict(table, request, local))
+        self.column
+            .get_or_init(|| self.predict(table, request, local))
     }
 
     /// Computes the predictions without keeping them.
@@ -133,22 +156,43 @@ impl Predictions {
         request: &Request<'_>,
         local: &LocalState<'_>,
     ) -> Vec<Result<EndpointPrediction, NoPrediction>> {
-        let Some(settings) = self.settings else { return Vec::new() };
-        let load = |index| table.id(index).map(|id| local.in_flight.load(id)).unwrap_or_default();
-        let at_endpoint = |(predicted, index): (Result<Prediction, NoPrediction>, EndpointIndex)| {
-            predicted.map(|prediction| EndpointPrediction::of(prediction, load(index), request.slo, settings))
+        let Some(settings) = self.settings else {
+            return Vec::new();
         };
+        let load = |index| {
+            table
+                .id(index)
+                .map(|id| local.in_flight.load(id))
+                .unwrap_or_default()
+        };
+        let at_endpoint =
+            |(predicted, index): (Result<Prediction, NoPrediction>, EndpointIndex)| {
+                predicted.map(|prediction| {
+                    EndpointPrediction::of(prediction, load(index), request.slo, settings)
+                })
+            };
         let mut predicted = Vec::with_capacity(table.endpoints().len());
         match (&self.recorded, table.latency()) {
-            (Some(recorded), _) => predicted.extend(recorded.iter().map(|known| known.ok_or(NoPrediction::TooLittleData))),
+            (Some(recorded), _) => predicted.extend(
+                recorded
+                    .iter()
+                    .map(|known| known.ok_or(NoPrediction::TooLittleData)),
+            ),
             (None, Some(model)) => {
                 let rows = table.endpoints().iter().zip(table.indices());
                 let at_pick = |index| Conditions::at_pick(table, local, request, index);
-                model.predict_all(rows.map(|(endpoint, index)| (endpoint.id, at_pick(index))), &mut predicted);
+                model.predict_all(
+                    rows.map(|(endpoint, index)| (endpoint.id, at_pick(index))),
+                    &mut predicted,
+                );
             }
             (None, None) => {}
         }
-        predicted.into_iter().zip(table.indices()).map(at_endpoint).collect()
+        predicted
+            .into_iter()
+            .zip(table.indices())
+            .map(at_endpoint)
+            .collect()
     }
 }
 
@@ -161,31 +205,58 @@ pub(crate) fn tracked_slo(
     endpoint: EndpointIndex,
 ) -> TrackedSlo {
     let slo = request.slo;
-    let (Some(model), Some(settings), Some(at)) = (table.latency(), settings, table.endpoint(endpoint)) else {
-        return TrackedSlo { slo, counts: slo, predicted: None };
+    let (Some(model), Some(settings), Some(at)) =
+        (table.latency(), settings, table.endpoint(endpoint))
+    else {
+        return TrackedSlo {
+            slo,
+            counts: slo,
+            predicted: None,
+        };
     };
     let conditions = Conditions::at_pick(table, local, request, endpoint);
     let predicted = model.predict(at.id, &conditions).ok();
-    let (mut ttft_ms, mut tpot_ms) = predicted.as_ref().map_or((f32::INFINITY, f32::INFINITY), |p| settings.counted(p));
+    let (mut ttft_ms, mut tpot_ms) = predicted
+        .as_ref()
+        .map_or((f32::INFINITY, f32::INFINITY), |p| settings.counted(p));
     let meets = |ttft_ms: f32, tpot_ms: f32| Slo {
         ttft_us: slo.ttft_us.filter(|us| ttft_ms <= ms(*us)),
-        tpot_us: slo.tpot_us.filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
+        tpot_us: slo
+            .tpot_us
+            .filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
     };
     if meets(ttft_ms, tpot_ms) != slo {
         // Predicts for the endpoint as it is now. If that breaks the SLO, predicts as if the
         // endpoint were idle, with the latency model or, where the model has no data of an idle
         // endpoint, with the step model.
-        let Conditions { prompt_tokens, uncached_tokens, .. } = conditions;
-        let idle = Conditions { prompt_tokens, uncached_tokens, ..Conditions::default() };
+        let Conditions {
+            prompt_tokens,
+            uncached_tokens,
+            ..
+        } = conditions;
+        let idle = Conditions {
+            prompt_tokens,
+            uncached_tokens,
+            ..Conditions::default()
+        };
         let (prefill_speed, decode_speed) = table.step().speed(at.id);
         let by_step = || {
             let step = table.step();
-            (step.prefill_ms(uncached_tokens, prompt_tokens) * prefill_speed, step.decode_ms(1.0, prompt_tokens) * decode_speed)
+            (
+                step.prefill_ms(uncached_tokens, prompt_tokens) * prefill_speed,
+                step.decode_ms(1.0, prompt_tokens) * decode_speed,
+            )
         };
-        let (idle_ttft_ms, idle_tpot_ms) = model.predict(at.id, &idle).map_or_else(|_| by_step(), |p| settings.counted(&p));
+        let (idle_ttft_ms, idle_tpot_ms) = model
+            .predict(at.id, &idle)
+            .map_or_else(|_| by_step(), |p| settings.counted(&p));
         (ttft_ms, tpot_ms) = (ttft_ms.min(idle_ttft_ms), tpot_ms.min(idle_tpot_ms));
     }
-    TrackedSlo { slo, counts: meets(ttft_ms, tpot_ms), predicted }
+    TrackedSlo {
+        slo,
+        counts: meets(ttft_ms, tpot_ms),
+        predicted,
+    }
 }
 
 #[cfg(test)]
@@ -194,33 +265,62 @@ mod tests {
     use crate::pipeline::PipelineSpec;
 
     fn predicted(own: Slo, others: Slo) -> EndpointPrediction {
-        let load = EndpointLoad { requests: 1, ttft_slo_us: others.ttft_us, tpot_slo_us: others.tpot_us, ..EndpointLoad::default() };
-        let prediction = Prediction { ttft_ms: 100.0, tpot_ms: 20.0, ttft_p90_ms: 100.0, tpot_p90_ms: 20.0 };
-        let mut settings = crate::Pipeline::build(&PipelineSpec::default()).unwrap().production().latency;
+        let load = EndpointLoad {
+            requests: 1,
+            ttft_slo_us: others.ttft_us,
+            tpot_slo_us: others.tpot_us,
+            ..EndpointLoad::default()
+        };
+        let prediction = Prediction {
+            ttft_ms: 100.0,
+            tpot_ms: 20.0,
+            ttft_p90_ms: 100.0,
+            tpot_p90_ms: 20.0,
+        };
+        let mut settings = crate::Pipeline::build(&PipelineSpec::default())
+            .unwrap()
+            .production()
+            .latency;
         settings.slo_buffer_factor = 0.5;
         EndpointPrediction::of(prediction, load, own, settings)
     }
 
     fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
         let us = |ms: u32| (ms > 0).then_some(ms * 1_000);
-        Slo { ttft_us: us(ttft_ms), tpot_us: us(tpot_ms) }
+        Slo {
+            ttft_us: us(ttft_ms),
+            tpot_us: us(tpot_ms),
+        }
     }
 
     #[test]
     fn the_limit_is_the_strictest_slo_there_and_that_of_tpot_keeps_a_buffer() {
         let of = |own, others| {
             let EndpointPrediction { ttft, tpot, .. } = predicted(own, others);
-            ((ttft.limit_ms, ttft.of_others), (tpot.limit_ms, tpot.of_others))
+            (
+                (ttft.limit_ms, ttft.of_others),
+                (tpot.limit_ms, tpot.of_others),
+            )
         };
         assert_eq!(of(slo(200, 50), slo(0, 0)), ((200.0, false), (25.0, false)));
-        assert_eq!(of(slo(200, 50), slo(150, 80)), ((150.0, true), (25.0, false)));
+        assert_eq!(
+            of(slo(200, 50), slo(150, 80)),
+            ((150.0, true), (25.0, false))
+        );
         assert_eq!(of(slo(200, 0), slo(0, 30)), ((200.0, false), (15.0, true)));
-        assert_eq!(of(slo(0, 0), slo(150, 80)), ((0.0, true), (0.0, true)), "a request without SLOs has no headroom");
+        assert_eq!(
+            of(slo(0, 0), slo(150, 80)),
+            ((0.0, true), (0.0, true)),
+            "a request without SLOs has no headroom"
+        );
     }
 
     #[test]
     fn a_prediction_equal_to_the_limit_is_in_time() {
         assert!(predicted(slo(100, 40), slo(0, 0)).meets());
-        assert!(!predicted(slo(99, 40), slo(0, 0)).meets() && !predicted(slo(100, 39), slo(0, 0)).meets());
+        assert!(
+            !predicted(slo(99, 40), slo(0, 0)).meets()
+                && !predicted(slo(100, 39), slo(0, 0)).meets()
+        );
     }
 }

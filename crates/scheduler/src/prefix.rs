@@ -13,8 +13,8 @@ pub(crate) use xxh64::xxh64;
 
 mod hash;
 pub use hash::{
-    BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, DENSE_BLOCKS, OpaquePiece, STRIDE, SectionSums, block_hashes,
-    blocks_of,
+    BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, DENSE_BLOCKS, OpaquePiece,
+    STRIDE, SectionSums, block_hashes, blocks_of,
 };
 
 mod rendezvous;

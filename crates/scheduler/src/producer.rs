@@ -11,14 +11,20 @@ pub(crate) mod token;
 
 use crate::plugin::{InvalidParameter, Parameters};
 use crate::plugin_type::PluginType;
-use crate::settings::{IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, ProducerSettings, TokenSettings};
+use crate::settings::{
+    IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, ProducerSettings,
+    TokenSettings,
+};
 
 // === impl ProducerSettings ===
 
 impl ProducerSettings {
     /// The defaults of all producers.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
-        fn defaults<T>(of: &PluginType, read: impl Fn(&Parameters<'_>) -> Result<T, InvalidParameter>) -> Result<T, InvalidParameter> {
+        fn defaults<T>(
+            of: &PluginType,
+            read: impl Fn(&Parameters<'_>) -> Result<T, InvalidParameter>,
+        ) -> Result<T, InvalidParameter> {
             read(&Parameters::check(of.parameters, &[])?)
         }
         Ok(Self {

@@ -98,8 +98,19 @@ mod tests {
     #[test]
     fn every_name_is_there_once_and_found() {
         for plugin in PLUGINS {
-            assert_eq!(PLUGINS.iter().filter(|other| other.name == plugin.name).count(), 1, "{}", plugin.name);
-            assert_eq!(lookup(plugin.name).map(|found| found.name), Some(plugin.name));
+            assert_eq!(
+                PLUGINS
+                    .iter()
+                    .filter(|other| other.name == plugin.name)
+                    .count(),
+                1,
+                "{}",
+                plugin.name
+            );
+            assert_eq!(
+                lookup(plugin.name).map(|found| found.name),
+                Some(plugin.name)
+            );
         }
         assert!(lookup("queue-scorer ").is_none());
     }
@@ -109,20 +120,35 @@ mod tests {
         for plugin in PLUGINS {
             match plugin.build(&[]) {
                 Ok(built) => assert_eq!(built.kind(), plugin.kind, "{}", plugin.name),
-                Err(error) => assert!(matches!(error, InvalidParameter::Missing(_)), "{}: {error}", plugin.name),
+                Err(error) => assert!(
+                    matches!(error, InvalidParameter::Missing(_)),
+                    "{}: {error}",
+                    plugin.name
+                ),
             }
         }
     }
 
     #[test]
     fn every_parameter_refuses_numbers_out_of_range() {
-        for (plugin, parameter) in PLUGINS.iter().flat_map(|p| p.parameters.iter().map(move |parameter| (p, parameter))) {
+        for (plugin, parameter) in PLUGINS
+            .iter()
+            .flat_map(|p| p.parameters.iter().map(move |parameter| (p, parameter)))
+        {
             if !matches!(parameter.default, ParameterDefault::Number(_)) {
                 continue;
             }
             for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
-                let error = plugin.build(&[(parameter.name.to_owned(), ParameterValue::Number(bad))]).unwrap_err();
-                assert_eq!(error, InvalidParameter::OutOfRange { name: parameter.name.to_owned(), allowed: parameter.doc });
+                let error = plugin
+                    .build(&[(parameter.name.to_owned(), ParameterValue::Number(bad))])
+                    .unwrap_err();
+                assert_eq!(
+                    error,
+                    InvalidParameter::OutOfRange {
+                        name: parameter.name.to_owned(),
+                        allowed: parameter.doc
+                    }
+                );
             }
         }
     }

@@ -48,7 +48,10 @@ impl<'a> Request<'a> {
     /// The value of a header, its name in any case; the first if it occurs more than once.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&'a str> {
-        self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
+        self.headers
+            .iter()
+            .find(|(header, _)| header.eq_ignore_ascii_case(name))
+            .map(|(_, value)| *value)
     }
 }
 
@@ -72,7 +75,11 @@ impl SubsetHint {
     /// Parses `ip:port`, `[ipv6]:port`, or an address alone, which allows every port of it. Any
     /// other entry allows nothing, so a hint of only such entries is empty, not absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut entries: Vec<SubsetEntry> = entries.into_iter().take(SUBSET_ENTRIES_MAX).filter_map(SubsetEntry::parse).collect();
+        let mut entries: Vec<SubsetEntry> = entries
+            .into_iter()
+            .take(SUBSET_ENTRIES_MAX)
+            .filter_map(SubsetEntry::parse)
+            .collect();
         sort_by(&mut entries, |a, b| a < b);
         entries.dedup();
         Self { entries }
@@ -81,20 +88,29 @@ impl SubsetHint {
     /// The hint that allows only this address.
     #[must_use]
     pub fn only(socket: SocketAddr) -> Self {
-        Self { entries: vec![SubsetEntry::Socket(socket)] }
+        Self {
+            entries: vec![SubsetEntry::Socket(socket)],
+        }
     }
 
     /// Whether the hint allows this `ip:port`.
     #[must_use]
     pub fn allows(&self, address: &str) -> bool {
-        address.parse().is_ok_and(|socket| self.allows_socket(socket))
+        address
+            .parse()
+            .is_ok_and(|socket| self.allows_socket(socket))
     }
 
     /// Whether the hint allows this parsed address.
     #[must_use]
     pub fn allows_socket(&self, socket: SocketAddr) -> bool {
-        self.entries.binary_search(&SubsetEntry::Socket(socket)).is_ok()
-            || self.entries.binary_search(&SubsetEntry::Ip(socket.ip())).is_ok()
+        self.entries
+            .binary_search(&SubsetEntry::Socket(socket))
+            .is_ok()
+            || self
+                .entries
+                .binary_search(&SubsetEntry::Ip(socket.ip()))
+                .is_ok()
     }
 
     /// Whether the hint allows no endpoint.
@@ -123,7 +139,10 @@ impl SubsetEntry {
         if let Ok(socket) = text.parse() {
             return Some(Self::Socket(socket));
         }
-        let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+        let bare = text
+            .strip_prefix('[')
+            .and_then(|t| t.strip_suffix(']'))
+            .unwrap_or(text);
         bare.parse().ok().map(Self::Ip)
     }
 }
@@ -149,14 +168,22 @@ mod tests {
         assert!(allows(&["[2001:db8::1]:8000"], "[2001:db8::1]:8000"));
         assert!(allows(&["[2001:db8::1]"], "[2001:db8::1]:8000"));
         assert!(allows(&["2001:db8::1"], "[2001:db8::1]:8000"));
-        assert!(allows(&["2001:0db8:0::1"], "[2001:db8::1]:8000"), "another spelling of the same address");
+        assert!(
+            allows(&["2001:0db8:0::1"], "[2001:db8::1]:8000"),
+            "another spelling of the same address"
+        );
     }
 
     #[test]
     fn a_hint_is_printed_as_it_is_parsed() {
-        for (hint, printed) in
-            [("", ""), ("nonsense", ""), ("[::1],10.0.0.2,[::1]:8000, 10.0.0.1:80", "10.0.0.1:80,[::1]:8000,10.0.0.2,::1")]
-        {
+        for (hint, printed) in [
+            ("", ""),
+            ("nonsense", ""),
+            (
+                "[::1],10.0.0.2,[::1]:8000, 10.0.0.1:80",
+                "10.0.0.1:80,[::1]:8000,10.0.0.2,::1",
+            ),
+        ] {
             let hint = SubsetHint::parse(hint.split(','));
             assert_eq!(hint.to_string(), printed);
             assert_eq!(SubsetHint::parse(printed.split(',')), hint);
@@ -165,7 +192,10 @@ mod tests {
 
     #[test]
     fn duplicates_spaces_and_garbage() {
-        assert!(allows(&[" 10.0.0.1:8000 ", "10.0.0.1:8000", "nonsense", ""], "10.0.0.1:8000"));
+        assert!(allows(
+            &[" 10.0.0.1:8000 ", "10.0.0.1:8000", "nonsense", ""],
+            "10.0.0.1:8000"
+        ));
         let hint = SubsetHint::parse(["nonsense", "10.0.0.1:99999"]);
         assert!(hint.is_empty());
         assert!(!SubsetHint::parse(["nonsense", "10.0.0.1"]).is_empty());

@@ -45,7 +45,10 @@ impl Rng {
 /// The middle of one of 2^23 equal parts of (0, 1). With 2^24 parts the half would not fit the
 /// mantissa, and the last part would round to 1.
 fn open_unit(bits: u64) -> f32 {
-    #[expect(clippy::cast_precision_loss, reason = "23 bits and a half fit an f32 mantissa exactly")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "23 bits and a half fit an f32 mantissa exactly"
+    )]
     let part = (bits >> 41) as f32;
     (part + 0.5) / 8_388_608.0
 }
@@ -71,8 +74,17 @@ mod tests {
     #[test]
     fn draws_what_splitmix64_draws() {
         let mut rng = Rng::seeded(1_234_567);
-        let known = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423, 4_593_380_528_125_082_431];
-        assert_eq!(known.map(|_| rng.next_u64()), known, "the published first draws of this seed");
+        let known = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+        ];
+        assert_eq!(
+            known.map(|_| rng.next_u64()),
+            known,
+            "the published first draws of this seed"
+        );
     }
 
     #[test]
@@ -90,6 +102,10 @@ mod tests {
     fn open01_is_open() {
         assert!(open_unit(0) > 0.0 && open_unit(u64::MAX) < 1.0);
         let mut rng = Rng::seeded(3);
-        assert!((0..100_000).map(|_| rng.open01()).all(|x| x > 0.0 && x < 1.0));
+        assert!(
+            (0..100_000)
+                .map(|_| rng.open01())
+                .all(|x| x > 0.0 && x < 1.0)
+        );
     }
 }

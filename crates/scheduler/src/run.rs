@@ -5,7 +5,10 @@ mod profile;
 pub(crate) use profile::{Profile, Profiles};
 
 use crate::candidates::{Candidates, unit};
-use crate::decision::{Decision, DroppedEndpoint, Explanation, ProfileExplanation, RankedList, ScoreColumn, ShedReason, UnavailableReason};
+use crate::decision::{
+    Decision, DroppedEndpoint, Explanation, ProfileExplanation, RankedList, ScoreColumn,
+    ShedReason, UnavailableReason,
+};
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
 use crate::filter::{DecoderFilter, EjectionFilter};
@@ -92,7 +95,13 @@ impl<'r> SchedulingRun<'r> {
         rng: &'r mut Rng,
         explanation: Option<&'r mut Explanation>,
     ) -> Self {
-        Self { context, profiles, allowed, rng, explanation }
+        Self {
+            context,
+            profiles,
+            allowed,
+            rng,
+            explanation,
+        }
     }
 
     /// The state that plugins read.
@@ -124,7 +133,10 @@ impl<'r> SchedulingRun<'r> {
     /// # Errors
     /// The decision if the profile leaves no endpoint or sheds the request.
     pub fn only_profile(&mut self) -> Result<RankedList, Decision> {
-        self.profiles.only().ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
+        self.profiles
+            .only()
+            .ok_or(NOBODY)
+            .and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
     /// Runs a profile for a ranked list.
@@ -132,7 +144,10 @@ impl<'r> SchedulingRun<'r> {
     /// # Errors
     /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
     pub fn ranked(&mut self, profile: &str) -> Result<RankedList, Decision> {
-        self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
+        self.profiles
+            .get(profile)
+            .ok_or(NOBODY)
+            .and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
     /// Runs a profile for a ranked list of endpoints whose role lets them decode.
@@ -141,7 +156,10 @@ impl<'r> SchedulingRun<'r> {
     /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
     pub fn decoders(&mut self, profile: &str) -> Result<RankedList, Decision> {
         let decoder: (&str, &dyn Filter) = ("role", &DecoderFilter);
-        self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
+        self.profiles
+            .get(profile)
+            .ok_or(NOBODY)
+            .and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
     /// Runs a profile for a stage before decode. The list has the length of its picker's parameter,
@@ -151,7 +169,11 @@ impl<'r> SchedulingRun<'r> {
     /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
     pub fn early(&mut self, profile: &str) -> Result<RankedList, Decision> {
         self.context.early_stage = true;
-        let ranked = self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None));
+        let ranked = self
+            .profiles
+            .get(profile)
+            .ok_or(NOBODY)
+            .and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None));
         self.context.early_stage = false;
         ranked
     }
@@ -159,16 +181,29 @@ impl<'r> SchedulingRun<'r> {
     /// Whether this decider wants the request disaggregated, with `decode` for the rest.
     #[must_use]
     pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
-        self.profiles.decider(decider).is_some_and(|decider| decider.disaggregates(&self.context, decode))
+        self.profiles
+            .decider(decider)
+            .is_some_and(|decider| decider.disaggregates(&self.context, decode))
     }
 
     /// Runs a profile for a list of `max`, with one more filter before its own if given.
-    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<RankedList, Decision> {
+    fn run(
+        &mut self,
+        profile: &Profile,
+        max: usize,
+        first: Option<(&str, &dyn Filter)>,
+    ) -> Result<RankedList, Decision> {
         let context = self.context;
-        let mut explanation =
-            self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
+        let mut explanation = self.explanation.is_some().then(|| ProfileExplanation {
+            name: profile.name.clone(),
+            ..ProfileExplanation::default()
+        });
         let mut candidates = self.filtered(profile, first, explanation.as_mut());
-        let sheds = !candidates.is_empty() && profile.shedders.iter().any(|shedder| shedder.sheds(&context, candidates.indices()));
+        let sheds = !candidates.is_empty()
+            && profile
+                .shedders
+                .iter()
+                .any(|shedder| shedder.sheds(&context, candidates.indices()));
         let ranked = if candidates.is_empty() || sheds {
             None
         } else {
@@ -178,7 +213,11 @@ impl<'r> SchedulingRun<'r> {
         if let (Some(all), Some(this)) = (self.explanation.as_deref_mut(), explanation) {
             all.profiles.push(this);
         }
-        let ranked = ranked.ok_or(if sheds { Decision::Shed(ShedReason::Slo) } else { NOBODY })?;
+        let ranked = ranked.ok_or(if sheds {
+            Decision::Shed(ShedReason::Slo)
+        } else {
+            NOBODY
+        })?;
         let ranked = end_settled(context.table, &candidates, ranked, max, self.rng);
         Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
@@ -191,16 +230,29 @@ impl<'r> SchedulingRun<'r> {
         first: Option<(&str, &dyn Filter)>,
         mut explanation: Option<&mut ProfileExplanation>,
     ) -> Candidates {
-        let any_ejected = self.allowed.indices().iter().any(|&index| self.context.local.ejected(index));
+        let any_ejected = self
+            .allowed
+            .indices()
+            .iter()
+            .any(|&index| self.context.local.ejected(index));
         let ejected: (&str, &dyn Filter) = ("ejected", &EjectionFilter);
         for second in [any_ejected.then_some(ejected), None] {
             let mut left = self.allowed.clone();
             if let Some(explanation) = explanation.as_deref_mut() {
                 explanation.dropped.clear();
             }
-            let configured = profile.filters.iter().map(|(name, filter)| (&**name, &**filter));
+            let configured = profile
+                .filters
+                .iter()
+                .map(|(name, filter)| (&**name, &**filter));
             for filter in first.into_iter().chain(second).chain(configured) {
-                narrow(&self.context, filter, &mut left, self.rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
+                narrow(
+                    &self.context,
+                    filter,
+                    &mut left,
+                    self.rng,
+                    explanation.as_deref_mut().map(|e| &mut e.dropped),
+                );
                 if left.is_empty() {
                     break;
                 }
@@ -226,32 +278,68 @@ pub(crate) fn narrow(
     };
     let before = candidates.indices().to_vec();
     filter.filter(context, candidates, rng);
-    let dropped = before.into_iter().filter(|index| !candidates.indices().contains(index));
-    noted.extend(dropped.map(|endpoint| DroppedEndpoint { endpoint, by: name.into() }));
+    let dropped = before
+        .into_iter()
+        .filter(|index| !candidates.indices().contains(index));
+    noted.extend(dropped.map(|endpoint| DroppedEndpoint {
+        endpoint,
+        by: name.into(),
+    }));
 }
 
 /// Adds up the weighted scores, through one column that all scorers share, and notes them.
-fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, mut explanation: Option<&mut ProfileExplanation>) {
+fn score(
+    context: &Context<'_>,
+    profile: &Profile,
+    candidates: &mut Candidates,
+    mut explanation: Option<&mut ProfileExplanation>,
+) {
     let mut column = vec![0.0; candidates.len()];
     for (name, weight, scorer) in &profile.scorers {
         column.fill(0.0);
         scorer.score(context, candidates.indices(), &mut column);
         candidates.add(*weight, &column);
         if let Some(explanation) = explanation.as_deref_mut() {
-            let scores = candidates.indices().iter().copied().zip(column.iter().copied().map(unit)).collect();
+            let scores = candidates
+                .indices()
+                .iter()
+                .copied()
+                .zip(column.iter().copied().map(unit))
+                .collect();
             let cost_terms = scorer.cost_terms(context, candidates.indices());
-            explanation.scores.push(ScoreColumn { scorer: name.clone(), weight: *weight, scores, cost_terms });
+            explanation.scores.push(ScoreColumn {
+                scorer: name.clone(),
+                weight: *weight,
+                scores,
+                cost_terms,
+            });
         }
     }
     if let Some(explanation) = explanation {
-        explanation.totals = candidates.indices().iter().copied().zip(candidates.scores().iter().copied()).collect();
+        explanation.totals = candidates
+            .indices()
+            .iter()
+            .copied()
+            .zip(candidates.scores().iter().copied())
+            .collect();
     }
 }
 
 /// Draws the list with the profile's picker. Where a scorer ranks late endpoints last, only the
 /// first endpoint of a draw may be late, so that the model still learns about late endpoints.
-fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
-    if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
+fn pick(
+    context: &Context<'_>,
+    profile: &Profile,
+    candidates: &Candidates,
+    max: usize,
+    rng: &mut Rng,
+) -> Option<RankedList> {
+    if !profile.puts_late_last()
+        || !candidates
+            .indices()
+            .iter()
+            .any(|&index| is_late(context, index))
+    {
         return profile.picker.pick(candidates, max, rng);
     }
     pick_in_time_first(context, profile, candidates, max, rng)
@@ -259,8 +347,18 @@ fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: 
 
 #[cold] // most profiles have no SLO
 #[inline(never)]
-fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<RankedList> {
-    let drawn = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng) } else { None };
+fn pick_in_time_first(
+    context: &Context<'_>,
+    profile: &Profile,
+    candidates: &Candidates,
+    max: usize,
+    rng: &mut Rng,
+) -> Option<RankedList> {
+    let drawn = if profile.picker.draws() {
+        profile.picker.pick(candidates, 1, rng)
+    } else {
+        None
+    };
     let mut others = candidates.clone();
     others.sink(&|index| is_late(context, index));
     let others = profile.picker.pick(&others, max, rng)?;
@@ -277,13 +375,25 @@ fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Can
 /// Whether the endpoint is predicted to miss the SLOs; false without a prediction.
 #[inline(never)]
 fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
-    context.prediction(index).is_some_and(|predicted| !predicted.is_valid())
+    context
+        .prediction(index)
+        .is_some_and(|predicted| !predicted.is_valid())
 }
 
 /// Makes the best settled endpoint the last of the list, if the list has none and has more than one
 /// place.
-fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: RankedList, max: usize, rng: &mut Rng) -> RankedList {
-    let settled = |index: EndpointIndex| table.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
+fn end_settled(
+    table: &EndpointTable,
+    candidates: &Candidates,
+    ranked: RankedList,
+    max: usize,
+    rng: &mut Rng,
+) -> RankedList {
+    let settled = |index: EndpointIndex| {
+        table
+            .endpoint(index)
+            .is_some_and(|e| e.age_ms >= SETTLED_MS)
+    };
     // The first place is not changed, because a new endpoint has to get requests too.
     if max < 2 || ranked.iter().any(settled) {
         return ranked;
@@ -301,14 +411,32 @@ fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: RankedLis
 /// another dead endpoint. Where late endpoints are ranked last, only endpoints that are not late
 /// are considered, if there are any.
 fn second_answers(context: &Context<'_>, ranked: RankedList, late_last: bool) -> RankedList {
-    let last_answer = |index: &EndpointIndex| context.table.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
-    let Some(first) = ranked.iter().next() else { return ranked };
+    let last_answer = |index: &EndpointIndex| {
+        context
+            .table
+            .id(*index)
+            .map_or(0, |id| context.local.last_answer(id.slot))
+    };
+    let Some(first) = ranked.iter().next() else {
+        return ranked;
+    };
     let mut rest: Vec<EndpointIndex> = ranked.iter().skip(1).collect();
-    let in_time = if late_last { rest.iter().take_while(|&&index| !is_late(context, index)).count() } else { 0 };
+    let in_time = if late_last {
+        rest.iter()
+            .take_while(|&&index| !is_late(context, index))
+            .count()
+    } else {
+        0
+    };
     let considered = if in_time > 0 { in_time } else { rest.len() };
     // Of equal answers the first in the list wins, so that the ranking decides where nothing is
     // known.
-    let Some(best) = (0..considered).rev().max_by_key(|&at| rest.get(at).map_or(0, last_answer)) else { return ranked };
+    let Some(best) = (0..considered)
+        .rev()
+        .max_by_key(|&at| rest.get(at).map_or(0, last_answer))
+    else {
+        return ranked;
+    };
     if best == 0 {
         return ranked;
     }

@@ -183,8 +183,14 @@ struct RequestCost {
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let cost = RequestCost::of(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);
-    let work = cost.outstanding(group.endpoints).map(|work| work + known(group.held) * cost.request_s());
-    let ready: f64 = group.endpoints.iter().map(|endpoint| cost.capacity(endpoint.speed)).sum();
+    let work = cost
+        .outstanding(group.endpoints)
+        .map(|work| work + known(group.held) * cost.request_s());
+    let ready: f64 = group
+        .endpoints
+        .iter()
+        .map(|endpoint| cost.capacity(endpoint.speed))
+        .sum();
     let starting = group.starting.len() as f64;
     let capacity = ready + starting;
     let busy = known(group.mix.per_second) * cost.request_s();
@@ -195,22 +201,38 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let spare = if works { known(goal.spare) } else { 0.0 };
     let startup_s = known(goal.startup_s);
     let drain_s = known(goal.drain_s).max(startup_s);
-    let of_starting: f64 = group.starting.iter().map(|age_s| known(*age_s).min(startup_s)).sum();
+    let of_starting: f64 = group
+        .starting
+        .iter()
+        .map(|age_s| known(*age_s).min(startup_s))
+        .sum();
     let later_s = (work.unwrap_or(0.0) + (busy - ready) * startup_s - of_starting).max(0.0);
     let drained = (later_s + busy * drain_s) / (drain_s + wait_s).max(f64::MIN_POSITIVE);
     // An unknown group is not idle: it keeps its size.
-    let held = if work.is_none() || !group.measured { group.endpoints.len() as f64 + starting } else { 0.0 };
+    let held = if work.is_none() || !group.measured {
+        group.endpoints.len() as f64 + starting
+    } else {
+        0.0
+    };
     ScalingSignal {
         backlog_s: work.filter(|_| capacity > 0.0).map(|work| work / capacity),
         busy,
-        utilization: if busy > 0.0 { busy / staff } else { staffing::UTILIZATION_MAX },
+        utilization: if busy > 0.0 {
+            busy / staff
+        } else {
+            staffing::UTILIZATION_MAX
+        },
         desired: (staff + spare).max(drained).max(held).clamp(least, most),
     }
 }
 
 /// The number if it is finite and not negative; else 0. At most [`NUMBER_MAX`].
 fn known(number: f64) -> f64 {
-    if number.is_finite() { number.clamp(0.0, NUMBER_MAX) } else { 0.0 }
+    if number.is_finite() {
+        number.clamp(0.0, NUMBER_MAX)
+    } else {
+        0.0
+    }
 }
 
 // === impl ScalingRole ===
@@ -245,7 +267,13 @@ impl EngineSeats {
     /// The smallest room of these engines. What none of them reports is unknown.
     #[must_use]
     pub fn of<'m>(metrics: &(impl Iterator<Item = &'m EndpointMetrics> + Clone)) -> Self {
-        let least = |of: fn(&EndpointMetrics) -> Option<f64>| metrics.clone().filter_map(of).filter(|room| *room > 0.0).reduce(f64::min);
+        let least = |of: fn(&EndpointMetrics) -> Option<f64>| {
+            metrics
+                .clone()
+                .filter_map(of)
+                .filter(|room| *room > 0.0)
+                .reduce(f64::min)
+        };
         Self {
             sequences_max: least(|m| m.attribute(SEQUENCES_MAX_ATTRIBUTE).map(f64::from)),
             kv_tokens: least(|m| Some(f64::from(m.kv_blocks?) * f64::from(m.kv_block_tokens?))),
@@ -255,14 +283,21 @@ impl EngineSeats {
     /// The room where flow control also lets an endpoint have at most so many requests at once.
     #[must_use]
     pub fn at_most(self, requests: Option<f64>) -> Self {
-        let both = requests.zip(self.sequences_max).map(|(limit, own)| limit.min(own));
-        Self { sequences_max: both.or(requests).or(self.sequences_max), ..self }
+        let both = requests
+            .zip(self.sequences_max)
+            .map(|(limit, own)| limit.min(own));
+        Self {
+            sequences_max: both.or(requests).or(self.sequences_max),
+            ..self
+        }
     }
 
     /// The most sequences with `context` tokens each; at least 1.
     fn batch(&self, context: f64) -> f64 {
         let sequences = self.sequences_max.map_or(SEQUENCES_DEFAULT, known);
-        let of_kv = self.kv_tokens.map_or(f64::INFINITY, |tokens| known(tokens) * KV_SHARE_MAX / context.max(1.0));
+        let of_kv = self.kv_tokens.map_or(f64::INFINITY, |tokens| {
+            known(tokens) * KV_SHARE_MAX / context.max(1.0)
+        });
         sequences.min(of_kv).max(1.0)
     }
 }
@@ -271,10 +306,20 @@ impl EngineSeats {
 
 impl RequestCost {
     fn of(group: &ScalingGroup<'_>) -> Self {
-        let ScalingGroup { role, step, mix, seats, .. } = group;
+        let ScalingGroup {
+            role,
+            step,
+            mix,
+            seats,
+            ..
+        } = group;
         let output = known(mix.output_tokens).max(1.0);
-        let (prompt, uncached) = (known(mix.prompt_tokens), known(mix.uncached_tokens).min(known(mix.prompt_tokens)));
-        let ([c0, c1, c2], [e0, e1, e2]) = (step.prefill().map(f64::from), step.decode().map(f64::from));
+        let (prompt, uncached) = (
+            known(mix.prompt_tokens),
+            known(mix.uncached_tokens).min(known(mix.prompt_tokens)),
+        );
+        let ([c0, c1, c2], [e0, e1, e2]) =
+            (step.prefill().map(f64::from), step.decode().map(f64::from));
         let context = prompt + output / 2.0;
         // The model is quadratic in one prompt. Outstanding tokens count with the attention of the
         // mean prompt, so that work is proportional to its tokens.
@@ -289,7 +334,12 @@ impl RequestCost {
         cost.alone_s = c0 / 1e3 + uncached * cost.uncached_token_s;
         match role {
             ScalingRole::Prefill => cost.decode_s = 0.0,
-            ScalingRole::Decode => cost = Self { decode_s: cost.decode_s, ..Self::default() },
+            ScalingRole::Decode => {
+                cost = Self {
+                    decode_s: cost.decode_s,
+                    ..Self::default()
+                }
+            }
             ScalingRole::Both => {}
         }
         cost
@@ -304,27 +354,50 @@ impl RequestCost {
     /// engine's metrics are known.
     fn outstanding(&self, endpoints: &[OutstandingWork]) -> Option<f64> {
         let of = |endpoints: &mut dyn Iterator<Item = &OutstandingWork>| {
-            endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| (count + 1, sum + self.at(endpoint)))
+            endpoints.fold((0_u32, 0.0), |(count, sum), endpoint| {
+                (count + 1, sum + self.at(endpoint))
+            })
         };
-        let (reporting, of_reporting) = of(&mut endpoints.iter().filter(|endpoint| endpoint.reported.is_some()));
-        let silent = || endpoints.iter().filter(|endpoint| endpoint.reported.is_none());
+        let (reporting, of_reporting) = of(&mut endpoints
+            .iter()
+            .filter(|endpoint| endpoint.reported.is_some()));
+        let silent = || {
+            endpoints
+                .iter()
+                .filter(|endpoint| endpoint.reported.is_none())
+        };
         if reporting == 0 {
             let (count, of_silent) = of(&mut silent());
             return (count == 0 || of_silent > 0.0).then_some(of_silent);
         }
         let mean = of_reporting / f64::from(reporting);
-        Some(of_reporting + silent().map(|endpoint| self.at(endpoint).max(mean)).sum::<f64>())
+        Some(
+            of_reporting
+                + silent()
+                    .map(|endpoint| self.at(endpoint).max(mean))
+                    .sum::<f64>(),
+        )
     }
 
     /// The work outstanding at an endpoint, seconds: that of the proxies' ledgers, and mean
     /// requests for those that the engine reports beyond them.
     fn at(&self, endpoint: &OutstandingWork) -> f64 {
-        let OutstandingWork { requests, prompts, uncached_tokens, reported, .. } = *endpoint;
+        let OutstandingWork {
+            requests,
+            prompts,
+            uncached_tokens,
+            reported,
+            ..
+        } = *endpoint;
         let (requests, prompts) = (known(requests).max(known(prompts)), known(prompts));
         // The output that is left of a request that decodes is, on average, a whole mean output if
         // lengths are exponential (residual life, Kleinrock, section 5.2). They nearly are.
-        let own = prompts * self.prompt_s + known(uncached_tokens) * self.uncached_token_s + requests * self.decode_s;
-        let Some(ReportedRequests { waiting, running }) = reported else { return own };
+        let own = prompts * self.prompt_s
+            + known(uncached_tokens) * self.uncached_token_s
+            + requests * self.decode_s;
+        let Some(ReportedRequests { waiting, running }) = reported else {
+            return own;
+        };
         let others = (known(waiting) + known(running) - requests).max(0.0);
         let others_waiting = (known(waiting) - prompts).clamp(0.0, others);
         own + others * self.decode_s + others_waiting * self.prefill_s
@@ -332,8 +405,13 @@ impl RequestCost {
 
     /// The capacity of an endpoint with these relative times, in average replicas.
     fn capacity(&self, (prefill, decode): (f32, f32)) -> f64 {
-        let [prefill, decode] = [prefill, decode].map(|times| f64::from(times).max(f64::from(f32::EPSILON)));
+        let [prefill, decode] =
+            [prefill, decode].map(|times| f64::from(times).max(f64::from(f32::EPSILON)));
         let request_s = self.request_s();
-        if request_s > 0.0 { request_s / (self.prefill_s * prefill + self.decode_s * decode) } else { 1.0 }
+        if request_s > 0.0 {
+            request_s / (self.prefill_s * prefill + self.decode_s * decode)
+        } else {
+            1.0
+        }
     }
 }

@@ -19,9 +19,17 @@ use crate::snapshot::Snapshot;
 /// The filters of every request: their names in explanations, and the result when one leaves no
 /// endpoint.
 const STRUCTURAL: [(&str, &dyn Filter, UnavailableReason); 3] = [
-    ("ready", &ReadinessFilter, UnavailableReason::NoReadyEndpoint),
+    (
+        "ready",
+        &ReadinessFilter,
+        UnavailableReason::NoReadyEndpoint,
+    ),
     ("subset", &SubsetFilter, UnavailableReason::SubsetEmpty),
-    ("model", &ServesModelFilter, UnavailableReason::ModelNotServed),
+    (
+        "model",
+        &ServesModelFilter,
+        UnavailableReason::ModelNotServed,
+    ),
 ];
 
 /// The share of a prompt that its rendezvous endpoint is assumed to have cached. In simulation 60 %
@@ -63,43 +71,115 @@ pub fn schedule_again(
 /// The predicted latency of `request` at each endpoint, parallel to the snapshot's, or why there is
 /// none; empty where nothing is predicted.
 #[must_use]
-pub fn predict(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>) -> Vec<Result<EndpointPrediction, NoPrediction>> {
-    Predictions::new(snapshot.pipeline().latency_settings()).predict(snapshot.table(), request, &local)
+pub fn predict(
+    snapshot: &Snapshot,
+    request: &Request<'_>,
+    local: LocalState<'_>,
+) -> Vec<Result<EndpointPrediction, NoPrediction>> {
+    Predictions::new(snapshot.pipeline().latency_settings()).predict(
+        snapshot.table(),
+        request,
+        &local,
+    )
 }
 
 /// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
 #[must_use]
-pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, endpoint: EndpointIndex) -> TrackedSlo {
-    predictions::tracked_slo(snapshot.table(), snapshot.pipeline().latency_settings(), request, &local, endpoint)
+pub fn tracked_slo(
+    snapshot: &Snapshot,
+    request: &Request<'_>,
+    local: LocalState<'_>,
+    endpoint: EndpointIndex,
+) -> TrackedSlo {
+    predictions::tracked_slo(
+        snapshot.table(),
+        snapshot.pipeline().latency_settings(),
+        request,
+        &local,
+        endpoint,
+    )
 }
 
 /// Whether `request` may go to the endpoints of `route` now, as far as the limits of its band
 /// allow; always, without flow control.
 #[must_use]
-pub fn has_room(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, route: &Route, limits: RoomLimits) -> bool {
+pub fn has_room(
+    snapshot: &Snapshot,
+    request: &Request<'_>,
+    local: LocalState<'_>,
+    route: &Route,
+    limits: RoomLimits,
+) -> bool {
     let pipeline = snapshot.pipeline();
-    pipeline.flow_control().is_none() || pipeline.has_room(&context(snapshot, request, local, &Predictions::new(None)), route, limits)
+    pipeline.flow_control().is_none()
+        || pipeline.has_room(
+            &context(snapshot, request, local, &Predictions::new(None)),
+            route,
+            limits,
+        )
 }
 
 /// Whether the limits leave no room at the endpoint for a request without tokens, so for none that
 /// needs no other endpoint.
 #[must_use]
-pub fn is_full(snapshot: &Snapshot, local: LocalState<'_>, endpoint: EndpointIndex, limits: RoomLimits) -> bool {
-    RankedList::new([endpoint]).is_some_and(|one| !has_room(snapshot, &Request::default(), local, &Route::to(one), limits))
+pub fn is_full(
+    snapshot: &Snapshot,
+    local: LocalState<'_>,
+    endpoint: EndpointIndex,
+    limits: RoomLimits,
+) -> bool {
+    RankedList::new([endpoint]).is_some_and(|one| {
+        !has_room(
+            snapshot,
+            &Request::default(),
+            local,
+            &Route::to(one),
+            limits,
+        )
+    })
 }
 
 /// How full the endpoints of the pool that count are, by its detector; 1 is full.
 #[must_use]
-pub fn saturation(snapshot: &Snapshot, local: LocalState<'_>, counts: impl Fn(&Endpoint) -> bool) -> f64 {
+pub fn saturation(
+    snapshot: &Snapshot,
+    local: LocalState<'_>,
+    counts: impl Fn(&Endpoint) -> bool,
+) -> f64 {
     let endpoints = snapshot.indices().zip(snapshot.endpoints());
-    let counted: Vec<EndpointIndex> = endpoints.filter(|(_, endpoint)| counts(endpoint)).map(|(index, _)| index).collect();
-    snapshot.pipeline().saturation(&context(snapshot, &Request::default(), local, &Predictions::new(None)), &counted)
+    let counted: Vec<EndpointIndex> = endpoints
+        .filter(|(_, endpoint)| counts(endpoint))
+        .map(|(index, _)| index)
+        .collect();
+    snapshot.pipeline().saturation(
+        &context(
+            snapshot,
+            &Request::default(),
+            local,
+            &Predictions::new(None),
+        ),
+        &counted,
+    )
 }
 
-fn context<'a>(snapshot: &'a Snapshot, request: &'a Request<'a>, local: LocalState<'a>, predictions: &'a Predictions) -> Context<'a> {
+fn context<'a>(
+    snapshot: &'a Snapshot,
+    request: &'a Request<'a>,
+    local: LocalState<'a>,
+    predictions: &'a Predictions,
+) -> Context<'a> {
     let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
     let (settings, predicts) = (pipeline.production(), pipeline.predicts());
-    Context { table, request, local, settings, predicts, predictions, affinity_blocks: local.matched_blocks, early_stage: false }
+    Context {
+        table,
+        request,
+        local,
+        settings,
+        predicts,
+        predictions,
+        affinity_blocks: local.matched_blocks,
+        early_stage: false,
+    }
 }
 
 fn decide(
@@ -115,7 +195,10 @@ fn decide(
     if let Some(explanation) = explanation.as_deref_mut() {
         *explanation = Explanation {
             prompt_tokens: request.prompt_tokens,
-            uncached_tokens: table.indices().map(|index| context.uncached_tokens(index)).collect(),
+            uncached_tokens: table
+                .indices()
+                .map(|index| context.uncached_tokens(index))
+                .collect(),
             asks: request.slo,
             predictions: predictions.get(table, request, &local).to_vec(),
             ..Explanation::default()
@@ -123,17 +206,34 @@ fn decide(
     }
     let mut allowed = Candidates::new(table.indices());
     for (name, filter, unavailable) in STRUCTURAL {
-        narrow(&context, (name, filter), &mut allowed, rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
+        narrow(
+            &context,
+            (name, filter),
+            &mut allowed,
+            rng,
+            explanation.as_deref_mut().map(|e| &mut e.dropped),
+        );
         if allowed.is_empty() {
             return Decision::Unavailable(unavailable);
         }
     }
-    let affinity = local.peers_unreachable.then(|| rendezvous_affinity(&context, allowed.indices()));
-    let context = Context { affinity_blocks: affinity.as_deref().unwrap_or(context.affinity_blocks), ..context };
+    let affinity = local
+        .peers_unreachable
+        .then(|| rendezvous_affinity(&context, allowed.indices()));
+    let context = Context {
+        affinity_blocks: affinity.as_deref().unwrap_or(context.affinity_blocks),
+        ..context
+    };
     if let Some(why) = pipeline.sheds(&context, allowed.indices(), rng) {
         return Decision::Shed(why);
     }
-    pipeline.handler().route(&mut SchedulingRun::new(context, pipeline.profiles(), allowed, rng, explanation))
+    pipeline.handler().route(&mut SchedulingRun::new(
+        context,
+        pipeline.profiles(),
+        allowed,
+        rng,
+        explanation,
+    ))
 }
 
 /// If no endpoint has this prompt cached, favours its rendezvous endpoint as if [`HOME_PERCENT`] of
@@ -141,11 +241,28 @@ fn decide(
 #[cold]
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();
-    let Some(head) = context.request.prefix_blocks.first().filter(|_| affinity.iter().all(|&blocks| blocks == 0)) else { return affinity };
+    let Some(head) = context
+        .request
+        .prefix_blocks
+        .first()
+        .filter(|_| affinity.iter().all(|&blocks| blocks == 0))
+    else {
+        return affinity;
+    };
     let LocalState { in_flight, .. } = context.local;
-    let may = |&index: &EndpointIndex| Some((index, context.table.id(index).filter(|_| !context.local.ejected(index))?));
+    let may = |&index: &EndpointIndex| {
+        Some((
+            index,
+            context
+                .table
+                .id(index)
+                .filter(|_| !context.local.ejected(index))?,
+        ))
+    };
     let (indices, refs): (Vec<_>, Vec<_>) = allowed.iter().filter_map(may).unzip();
-    let rendezvous = rendezvous_endpoint(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?))).and_then(|at| indices.get(at));
+    let rendezvous =
+        rendezvous_endpoint(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?)))
+            .and_then(|at| indices.get(at));
     if let Some(blocks) = rendezvous.and_then(|index| affinity.get_mut(index.get())) {
         *blocks = context.request.blocks().saturating_mul(HOME_PERCENT) / 100;
     }
@@ -165,13 +282,20 @@ mod tests {
     use crate::snapshot::Version;
 
     fn by_queue(ranked_max: u32) -> PipelineSpec {
-        PipelineSpec::of_one_profile("queue", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], ranked_max)
+        PipelineSpec::of_one_profile(
+            "queue",
+            vec![(PluginSpec::of_type("queue-scorer"), 1.0)],
+            ranked_max,
+        )
     }
 
     /// Endpoints from 10.0.0.1:8000 on, by age and queue depth.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
         let endpoint = |at: usize, age_ms| Endpoint {
-            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), generation: Generation(0) },
+            id: EndpointRef {
+                slot: Slot(u16::try_from(at).unwrap()),
+                generation: Generation(0),
+            },
             name: format!("pod-{at}").into(),
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
@@ -179,18 +303,41 @@ mod tests {
             models: std::sync::Arc::default(),
             age_ms,
         };
-        let endpoints = rows.iter().enumerate().map(|(at, &(age_ms, _))| endpoint(at, age_ms)).collect();
-        let metrics = rows.iter().map(|&(_, queue)| EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() }).collect();
+        let endpoints = rows
+            .iter()
+            .enumerate()
+            .map(|(at, &(age_ms, _))| endpoint(at, age_ms))
+            .collect();
+        let metrics = rows
+            .iter()
+            .map(|&(_, queue)| EndpointMetrics {
+                queue_depth: Some(queue),
+                ..EndpointMetrics::default()
+            })
+            .collect();
         let pipeline = Pipeline::build(&by_queue(3)).unwrap();
         Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).unwrap()
     }
 
     fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> LocalState<'a> {
-        LocalState { ejected, ..LocalState::new(in_flight) }
+        LocalState {
+            ejected,
+            ..LocalState::new(in_flight)
+        }
     }
 
-    fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, UnavailableReason> {
-        match schedule(snapshot, request, local(&InFlight::default(), ejected), &mut Rng::seeded(1), None) {
+    fn route(
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        ejected: &[bool],
+    ) -> Result<Vec<usize>, UnavailableReason> {
+        match schedule(
+            snapshot,
+            request,
+            local(&InFlight::default(), ejected),
+            &mut Rng::seeded(1),
+            None,
+        ) {
             Decision::Route(route) => Ok(route.ranked.iter().map(EndpointIndex::get).collect()),
             Decision::Unavailable(why) => Err(why),
             other => panic!("{other:?}"),
@@ -208,20 +355,42 @@ mod tests {
 
     #[test]
     fn each_reason_for_no_endpoint_has_its_name() {
-        assert_eq!(route(&pool(&[]), &Request::default(), &[]), Err(UnavailableReason::NoReadyEndpoint));
+        assert_eq!(
+            route(&pool(&[]), &Request::default(), &[]),
+            Err(UnavailableReason::NoReadyEndpoint)
+        );
         let elsewhere = SubsetHint::parse(["10.9.9.9"]);
-        let request = Request { subset: Some(&elsewhere), ..Request::default() };
-        assert_eq!(route(&pool(&[(OLD, 0.0)]), &request, &[]), Err(UnavailableReason::SubsetEmpty));
+        let request = Request {
+            subset: Some(&elsewhere),
+            ..Request::default()
+        };
+        assert_eq!(
+            route(&pool(&[(OLD, 0.0)]), &request, &[]),
+            Err(UnavailableReason::SubsetEmpty)
+        );
     }
 
     #[test]
     fn ejection_never_takes_the_last() {
         let pool = pool(&[(OLD, 0.0), (OLD, 9.0)]);
-        assert_eq!(route(&pool, &Request::default(), &[true, false]), Ok(vec![1]));
-        assert_eq!(route(&pool, &Request::default(), &[true, true]), Ok(vec![0, 1]));
+        assert_eq!(
+            route(&pool, &Request::default(), &[true, false]),
+            Ok(vec![1])
+        );
+        assert_eq!(
+            route(&pool, &Request::default(), &[true, true]),
+            Ok(vec![0, 1])
+        );
         let first = SubsetHint::parse(["10.0.0.1"]);
-        let request = Request { subset: Some(&first), ..Request::default() };
-        assert_eq!(route(&pool, &request, &[true, false]), Ok(vec![0]), "the last of the subset is the last");
+        let request = Request {
+            subset: Some(&first),
+            ..Request::default()
+        };
+        assert_eq!(
+            route(&pool, &request, &[true, false]),
+            Ok(vec![0]),
+            "the last of the subset is the last"
+        );
     }
 
     #[test]
@@ -231,9 +400,17 @@ mod tests {
         let short = pool(&[(NEW, 0.0), (OLD, 9.0)]);
         assert_eq!(route(&short, &Request::default(), &[]), Ok(vec![0, 1]));
         let young = pool(&[(NEW, 0.0), (NEW, 1.0), (NEW, 2.0), (NEW, 3.0)]);
-        assert_eq!(route(&young, &Request::default(), &[]), Ok(vec![0, 1, 2]), "where none is settled there is none to add");
+        assert_eq!(
+            route(&young, &Request::default(), &[]),
+            Ok(vec![0, 1, 2]),
+            "where none is settled there is none to add"
+        );
         let mixed = pool(&[(NEW, 0.0), (OLD, 1.0), (NEW, 2.0), (OLD, 3.0)]);
-        assert_eq!(route(&mixed, &Request::default(), &[]), Ok(vec![0, 1, 2]), "one settled endpoint in the list is enough");
+        assert_eq!(
+            route(&mixed, &Request::default(), &[]),
+            Ok(vec![0, 1, 2]),
+            "one settled endpoint in the list is enough"
+        );
     }
 
     #[test]
@@ -241,13 +418,26 @@ mod tests {
         let pool = pool(&[(OLD, 0.0), (OLD, 1.0), (OLD, 2.0), (OLD, 3.0)]);
         let list = |last_answers: &[u64]| -> Vec<usize> {
             let in_flight = InFlight::default();
-            match schedule(&pool, &Request::default(), LocalState { last_answers, ..local(&in_flight, &[]) }, &mut Rng::seeded(1), None) {
+            match schedule(
+                &pool,
+                &Request::default(),
+                LocalState {
+                    last_answers,
+                    ..local(&in_flight, &[])
+                },
+                &mut Rng::seeded(1),
+                None,
+            ) {
                 Decision::Route(route) => route.ranked.iter().map(EndpointIndex::get).collect(),
                 other => panic!("{other:?}"),
             }
         };
         assert_eq!(list(&[]), [0, 1, 2]);
-        assert_eq!(list(&[9, 0, 5, 7]), [0, 2, 1], "the first is the pick, and the fourth is not in the list");
+        assert_eq!(
+            list(&[9, 0, 5, 7]),
+            [0, 2, 1],
+            "the first is the pick, and the fourth is not in the list"
+        );
         assert_eq!(list(&[0, 5, 5, 5]), [0, 1, 2]);
     }
 
@@ -256,7 +446,13 @@ mod tests {
         let spec = by_queue(1);
         let rows = pool(&[(NEW, 0.0), (OLD, 9.0)]);
         let (endpoints, metrics) = (rows.endpoints().to_vec(), rows.metrics().to_vec());
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
+        let snapshot = Snapshot::try_new(
+            Version::default(),
+            endpoints,
+            metrics,
+            Pipeline::build(&spec).unwrap(),
+        )
+        .unwrap();
         assert_eq!(route(&snapshot, &Request::default(), &[]), Ok(vec![0]));
     }
 
@@ -265,11 +461,29 @@ mod tests {
         let pool = pool(&[(OLD, 0.0), (OLD, 4.0)]);
         let in_flight = InFlight::default();
         let mut fresh = Explanation::default();
-        let _ = schedule(&pool, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut fresh));
+        let _ = schedule(
+            &pool,
+            &Request::default(),
+            local(&in_flight, &[]),
+            &mut Rng::seeded(1),
+            Some(&mut fresh),
+        );
         let mut used = fresh.clone();
-        let _ = schedule(&pool, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut used));
+        let _ = schedule(
+            &pool,
+            &Request::default(),
+            local(&in_flight, &[]),
+            &mut Rng::seeded(1),
+            Some(&mut used),
+        );
         assert_eq!(fresh, used);
         assert_eq!(fresh.profiles.len(), 1);
-        assert_eq!((fresh.profiles[0].scores.len(), fresh.profiles[0].totals.len()), (1, 2));
+        assert_eq!(
+            (
+                fresh.profiles[0].scores.len(),
+                fresh.profiles[0].totals.len()
+            ),
+            (1, 2)
+        );
     }
 }

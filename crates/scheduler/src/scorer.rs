@@ -29,18 +29,29 @@ use crate::plugin::{PRODUCER_NAME, Parameter};
 pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// The name of the prefix index that a plugin reads.
-pub(crate) const PREFIX_PRODUCER: Parameter = Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME };
+pub(crate) const PREFIX_PRODUCER: Parameter = Parameter {
+    name: "prefixMatchInfoProducerName",
+    ..PRODUCER_NAME
+};
 
 /// Writes the `rating` of each endpoint into the score column; where it is `None`, the mean of the
 /// known ratings.
-pub(crate) fn rate(endpoints: &[EndpointIndex], scores: &mut [f32], rating: impl Fn(EndpointIndex) -> Option<f32>) {
+pub(crate) fn rate(
+    endpoints: &[EndpointIndex],
+    scores: &mut [f32],
+    rating: impl Fn(EndpointIndex) -> Option<f32>,
+) {
     write(endpoints, scores, rating);
     give_unknown_the_mean(scores);
 }
 
 /// Min-max normalisation of a load over the candidates: `(max - load) / (max - min)`; 1 for all if
 /// all are equal.
-pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load: impl Fn(EndpointIndex) -> Option<f32>) {
+pub(crate) fn rate_by_load(
+    endpoints: &[EndpointIndex],
+    scores: &mut [f32],
+    load: impl Fn(EndpointIndex) -> Option<f32>,
+) {
     write(endpoints, scores, load);
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
     for &load in &*scores {
@@ -55,7 +66,11 @@ pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load
     }
     let span = max - min;
     for score in scores.iter_mut().filter(|score| !score.is_nan()) {
-        *score = if span > 0.0 { (max - *score) / span } else { 1.0 };
+        *score = if span > 0.0 {
+            (max - *score) / span
+        } else {
+            1.0
+        };
     }
     give_unknown_the_mean(scores);
 }
@@ -64,13 +79,20 @@ pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load
 /// `moment` included. 0 if there is no other.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
-    #[expect(clippy::cast_precision_loss, reason = "a pool has far fewer endpoints than an f32 has digits")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a pool has far fewer endpoints than an f32 has digits"
+    )]
     let share = before as f32 / sorted.len().saturating_sub(1).max(1) as f32;
     share
 }
 
 /// Writes one finite number for each endpoint into the column, NaN where it is unknown.
-fn write(endpoints: &[EndpointIndex], scores: &mut [f32], value: impl Fn(EndpointIndex) -> Option<f32>) {
+fn write(
+    endpoints: &[EndpointIndex],
+    scores: &mut [f32],
+    value: impl Fn(EndpointIndex) -> Option<f32>,
+) {
     for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
         *score = value(endpoint).unwrap_or(f32::NAN);
     }
@@ -82,9 +104,18 @@ fn give_unknown_the_mean(scores: &mut [f32]) {
         return;
     }
     let known = scores.iter().copied().filter(|score| !score.is_nan());
-    let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| (sum + f64::from(score), count + 1));
-    #[expect(clippy::cast_possible_truncation, reason = "a mean of f32 numbers from 0 to 1")]
-    let mean = if count == 0 { UNKNOWN } else { (sum / f64::from(count)) as f32 };
+    let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| {
+        (sum + f64::from(score), count + 1)
+    });
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a mean of f32 numbers from 0 to 1"
+    )]
+    let mean = if count == 0 {
+        UNKNOWN
+    } else {
+        (sum / f64::from(count)) as f32
+    };
     for score in scores.iter_mut().filter(|score| score.is_nan()) {
         *score = mean;
     }
@@ -95,25 +126,38 @@ mod tests {
     use super::*;
 
     fn endpoints(values: &[Option<f32>]) -> Vec<EndpointIndex> {
-        (0..u16::try_from(values.len()).unwrap()).map(EndpointIndex).collect()
+        (0..u16::try_from(values.len()).unwrap())
+            .map(EndpointIndex)
+            .collect()
     }
 
     fn ratings(values: &[Option<f32>]) -> Vec<f32> {
         let mut scores = vec![0.0; values.len()];
-        rate(&endpoints(values), &mut scores, |endpoint| values[endpoint.get()]);
+        rate(&endpoints(values), &mut scores, |endpoint| {
+            values[endpoint.get()]
+        });
         scores
     }
 
     fn loads(values: &[Option<f32>]) -> Vec<f32> {
         let mut scores = vec![0.0; values.len()];
-        rate_by_load(&endpoints(values), &mut scores, |endpoint| values[endpoint.get()]);
+        rate_by_load(&endpoints(values), &mut scores, |endpoint| {
+            values[endpoint.get()]
+        });
         scores
     }
 
     #[test]
     fn unknown_gets_the_mean_of_the_known() {
-        assert_eq!(ratings(&[Some(0.25), None, Some(0.75), None]), [0.25, 0.5, 0.75, 0.5]);
-        assert_eq!(ratings(&[Some(0.1), None]), [0.1, 0.1], "in a busy pool the unknown one is no refuge");
+        assert_eq!(
+            ratings(&[Some(0.25), None, Some(0.75), None]),
+            [0.25, 0.5, 0.75, 0.5]
+        );
+        assert_eq!(
+            ratings(&[Some(0.1), None]),
+            [0.1, 0.1],
+            "in a busy pool the unknown one is no refuge"
+        );
         assert_eq!(ratings(&[None, None]), [UNKNOWN, UNKNOWN]);
         assert_eq!(ratings(&[]), [0.0; 0]);
     }
@@ -124,7 +168,11 @@ mod tests {
         assert_eq!(loads(&[Some(7.0), Some(7.0)]), [1.0, 1.0]);
         assert_eq!(loads(&[Some(7.0)]), [1.0]);
         assert_eq!(loads(&[Some(10.0), None, Some(0.0)]), [0.0, 0.5, 1.0]);
-        assert_eq!(loads(&[None, Some(3.0)]), [1.0, 1.0], "one known value has nothing to be compared with");
+        assert_eq!(
+            loads(&[None, Some(3.0)]),
+            [1.0, 1.0],
+            "one known value has nothing to be compared with"
+        );
         assert_eq!(loads(&[Some(f32::MAX), Some(0.0)]), [0.0, 1.0]);
     }
 }

@@ -25,10 +25,19 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 pub fn session_token(name: &str) -> String {
     let mut token = String::with_capacity(name.len().div_ceil(3) * 4);
     for chunk in name.as_bytes().chunks(3) {
-        let bits = chunk.iter().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
+        let bits = chunk
+            .iter()
+            .fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte))
+            << (8 * (3 - chunk.len()));
         for place in 0..4 {
-            let digit = usize::try_from(bits >> (18 - 6 * place) & 63).ok().and_then(|digit| ALPHABET.get(digit));
-            token.push(if place <= chunk.len() { digit.map_or('=', |&digit| char::from(digit)) } else { '=' });
+            let digit = usize::try_from(bits >> (18 - 6 * place) & 63)
+                .ok()
+                .and_then(|digit| ALPHABET.get(digit));
+            token.push(if place <= chunk.len() {
+                digit.map_or('=', |&digit| char::from(digit))
+            } else {
+                '='
+            });
         }
     }
     token
@@ -43,7 +52,9 @@ pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     for quad in padded {
         name.extend_from_slice(quad_bytes(quad, 0)?.get(1..)?);
     }
-    name.extend_from_slice(quad_bytes(last, padding)?.get(1..4_usize.checked_sub(padding).filter(|end| *end > 1)?)?);
+    name.extend_from_slice(
+        quad_bytes(last, padding)?.get(1..4_usize.checked_sub(padding).filter(|end| *end > 1)?)?,
+    );
     Some(name)
 }
 
@@ -51,7 +62,11 @@ pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
 fn quad_bytes(quad: &[u8; 4], padding: usize) -> Option<[u8; 4]> {
     let mut bits = 0_u32;
     for (at, byte) in quad.iter().enumerate() {
-        let digit = if at + padding >= 4 { 0 } else { ALPHABET.iter().position(|digit| digit == byte)? };
+        let digit = if at + padding >= 4 {
+            0
+        } else {
+            ALPHABET.iter().position(|digit| digit == byte)?
+        };
         bits = bits << 6 | u32::try_from(digit).ok()?;
     }
     Some(bits.to_be_bytes())
@@ -64,16 +79,33 @@ mod tests {
 
     #[test]
     fn tokens_are_base64() {
-        for (name, token) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("default/pod-1", "ZGVmYXVsdC9wb2QtMQ==")]
-        {
+        for (name, token) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("default/pod-1", "ZGVmYXVsdC9wb2QtMQ=="),
+        ] {
             assert_eq!(session_token(name), token, "RFC 4648 §10, and a pod");
         }
     }
 
     #[test]
     fn an_invalid_token_names_no_endpoint() {
-        for bad in ["", "Zg", "Zg=", "Zg===", "====", "Z===", "Zm9v=", "Zm 9", "Zm9vZm9v!", "Zg==Zg==", "é==="] {
+        for bad in [
+            "",
+            "Zg",
+            "Zg=",
+            "Zg===",
+            "====",
+            "Z===",
+            "Zm9v=",
+            "Zm 9",
+            "Zm9vZm9v!",
+            "Zg==Zg==",
+            "é===",
+        ] {
             assert_eq!(decode_token(bad), None, "{bad}");
         }
     }

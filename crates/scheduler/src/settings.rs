@@ -111,7 +111,9 @@ impl PrefixSettings {
     /// Bytes in one block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        usize::try_from(self.block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN)
+        usize::try_from(self.block_tokens)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(BYTES_PER_TOKEN)
     }
 }
 
@@ -121,9 +123,15 @@ impl LoadSettings {
     /// Output tokens that a request counts for from its pick to its end, beside its prompt.
     #[must_use]
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and saturating above")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, and saturating above"
+        )]
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
-        expected.min(self.output_tokens_max).min(max_tokens.unwrap_or(u32::MAX))
+        expected
+            .min(self.output_tokens_max)
+            .min(max_tokens.unwrap_or(u32::MAX))
     }
 }
 

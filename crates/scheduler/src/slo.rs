@@ -37,12 +37,18 @@ impl Slo {
     #[must_use]
     pub fn strictest(self, other: Self) -> Self {
         let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
-        Self { ttft_us: lowest(self.ttft_us, other.ttft_us), tpot_us: lowest(self.tpot_us, other.tpot_us) }
+        Self {
+            ttft_us: lowest(self.ttft_us, other.ttft_us),
+            tpot_us: lowest(self.tpot_us, other.tpot_us),
+        }
     }
 }
 
 /// Microseconds as milliseconds.
-#[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "the last digits of minutes in microseconds do not count"
+)]
 pub(crate) fn ms(us: u32) -> f32 {
     us as f32 / 1_000.0
 }

@@ -44,7 +44,11 @@ impl Snapshot {
         pipeline: Pipeline,
     ) -> Result<Self, InvalidSnapshot> {
         let table = EndpointTable::seal(endpoints, metrics, Arc::default())?;
-        Ok(Self { version, table, pipeline: Arc::new(pipeline) })
+        Ok(Self {
+            version,
+            table,
+            pipeline: Arc::new(pipeline),
+        })
     }
 
     /// Other endpoints under the same pipeline and objects.
@@ -60,7 +64,11 @@ impl Snapshot {
         let mut table = EndpointTable::seal(endpoints, metrics, Arc::clone(&self.objects))?;
         table.step = Arc::clone(&self.step);
         table.latency = self.latency.clone();
-        Ok(Self { version, table, pipeline: Arc::clone(&self.pipeline) })
+        Ok(Self {
+            version,
+            table,
+            pipeline: Arc::clone(&self.pipeline),
+        })
     }
 
     /// Sets the objects of the pool; without objects every request passes unchanged.
@@ -89,8 +97,16 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`InvalidSnapshot::MetricsLength`] when the column is not parallel to the endpoints.
-    pub fn with_metrics(&self, version: Version, metrics: Vec<EndpointMetrics>) -> Result<Self, InvalidSnapshot> {
-        Ok(Self { version, table: self.table.with_metrics(metrics)?, pipeline: Arc::clone(&self.pipeline) })
+    pub fn with_metrics(
+        &self,
+        version: Version,
+        metrics: Vec<EndpointMetrics>,
+    ) -> Result<Self, InvalidSnapshot> {
+        Ok(Self {
+            version,
+            table: self.table.with_metrics(metrics)?,
+            pipeline: Arc::clone(&self.pipeline),
+        })
     }
 
     /// The version of the snapshot.

@@ -4,5 +4,9 @@
 /// memory.
 #[must_use]
 pub const fn readable(words: &'static str) -> &'static str {
-    if cfg!(target_arch = "wasm32") { "" } else { words }
+    if cfg!(target_arch = "wasm32") {
+        ""
+    } else {
+        words
+    }
 }

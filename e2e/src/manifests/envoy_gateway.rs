@@ -19,7 +19,11 @@ const CODE_AT: &str = "/typed_config/config/vm_config/code";
 /// The translator (`egctl`), if `.ci/cluster_tools.py` or the user has built it.
 pub fn translator() -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
-    assets.into_iter().chain([root().join(".tools/bin")]).map(|folder| folder.join("egctl")).find(|path| path.exists())
+    assets
+        .into_iter()
+        .chain([root().join(".tools/bin")])
+        .map(|folder| folder.join("egctl"))
+        .find(|path| path.exists())
 }
 
 /// Applies the patches to a bare gateway.
@@ -27,19 +31,43 @@ pub fn translator() -> Option<PathBuf> {
 /// # Errors
 /// If a patch is of an unknown kind, or finds nothing to patch.
 pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
-    let mut made = AssembledConfig { config: bare(local), placed: Vec::new() };
+    let mut made = AssembledConfig {
+        config: bare(local),
+        placed: Vec::new(),
+    };
     for cluster in own_clusters()? {
-        PlacedFragment::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
+        PlacedFragment::insert(
+            &mut made,
+            super::OWN_CLUSTERS,
+            None,
+            &cluster,
+            Substitution::state_cluster(local),
+        )?;
     }
     for patch in patches()? {
         let operation = &patch["operation"];
-        let (kind, path) = (patch["type"].as_str().unwrap_or(""), operation["path"].as_str().unwrap_or(""));
+        let (kind, path) = (
+            patch["type"].as_str().unwrap_or(""),
+            operation["path"].as_str().unwrap_or(""),
+        );
         let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
         match list {
-            "Cluster" if path.is_empty() => PlacedFragment::insert(&mut made, CLUSTERS, None, value, substituted(value))?,
+            "Cluster" if path.is_empty() => {
+                PlacedFragment::insert(&mut made, CLUSTERS, None, value, substituted(value))?
+            }
             "Listener" if path.ends_with("/http_filters/0") => {
-                let first = made.config.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
-                PlacedFragment::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value))?;
+                let first = made
+                    .config
+                    .pointer(FILTERS)
+                    .and_then(|filters| filters[0]["name"].as_str())
+                    .map(str::to_owned);
+                PlacedFragment::insert(
+                    &mut made,
+                    FILTERS,
+                    first.as_deref(),
+                    value,
+                    substituted(value),
+                )?;
             }
             "Listener" => set(&mut made, &format!("/listeners/0{path}"), operation)?,
             "RouteConfiguration" => set(&mut made, &format!("/routes/0{path}"), operation)?,
@@ -54,42 +82,101 @@ pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
 /// # Errors
 /// If the translator refuses the manifest, or its result is not as expected.
 pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConfig> {
-    let words =
-        ["experimental", "translate", "--from", "gateway-api", "--to", "xds", "--type", "all", "--add-missing-resources", "-o", "json"];
-    let output = Command::new(translator).args(words).arg("-f").arg(for_the_translator(&local.folder)?).output()?;
+    let words = [
+        "experimental",
+        "translate",
+        "--from",
+        "gateway-api",
+        "--to",
+        "xds",
+        "--type",
+        "all",
+        "--add-missing-resources",
+        "-o",
+        "json",
+    ];
+    let output = Command::new(translator)
+        .args(words)
+        .arg("-f")
+        .arg(for_the_translator(&local.folder)?)
+        .output()?;
     if !output.status.success() {
         return Err(format!("egctl: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
     let dump: Value = serde_json::from_slice(&output.stdout)?;
-    let configs = dump["xds"]["default/inference"]["configs"].as_array().ok_or("no configuration of the gateway")?;
+    let configs = dump["xds"]["default/inference"]["configs"]
+        .as_array()
+        .ok_or("no configuration of the gateway")?;
     let all = |list: &str, item: &str| -> Vec<Value> {
-        let lists = configs.iter().filter_map(|config| config[list].as_array()).flatten();
-        lists.filter_map(|entry| entry.get(item).or_else(|| entry["activeState"].get(item))).cloned().map(untyped).collect()
+        let lists = configs
+            .iter()
+            .filter_map(|config| config[list].as_array())
+            .flatten();
+        lists
+            .filter_map(|entry| entry.get(item).or_else(|| entry["activeState"].get(item)))
+            .cloned()
+            .map(untyped)
+            .collect()
     };
-    let (mut listeners, routes, mut clusters) =
-        (all("dynamicListeners", "listener"), all("dynamicRouteConfigs", "routeConfig"), all("dynamicActiveClusters", "cluster"));
+    let (mut listeners, routes, mut clusters) = (
+        all("dynamicListeners", "listener"),
+        all("dynamicRouteConfigs", "routeConfig"),
+        all("dynamicActiveClusters", "cluster"),
+    );
     // Drops Envoy Gateway's own readiness listener, whose port may be in use here.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
-    let ([listener], [route]) = (&mut listeners[..], &routes[..]) else { return Err(format!("listeners {listeners:?}").into()) };
+    let ([listener], [route]) = (&mut listeners[..], &routes[..]) else {
+        return Err(format!("listeners {listeners:?}").into());
+    };
     let probed = probed_port()?;
     if listener["address"]["socketAddress"]["portValue"] != probed {
-        return Err(format!("the readiness probe uses port {probed}, but the listener is at {}", listener["address"]).into());
+        return Err(format!(
+            "the readiness probe uses port {probed}, but the listener is at {}",
+            listener["address"]
+        )
+        .into());
     }
-    listener["address"] = json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
-    let manager = listener.pointer_mut("/defaultFilterChain/filters/0/typedConfig").and_then(Value::as_object_mut).ok_or("no HTTP")?;
+    listener["address"] =
+        json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
+    let manager = listener
+        .pointer_mut("/defaultFilterChain/filters/0/typedConfig")
+        .and_then(Value::as_object_mut)
+        .ok_or("no HTTP")?;
     manager.remove("rds").ok_or("routes are not discovered")?;
     manager.insert("routeConfig".to_owned(), route.clone());
     // The Service's own cluster would need discovery; no request goes to it.
     clusters.retain(|cluster| cluster["name"] == "inference-pool");
-    let mut made = AssembledConfig { config: bare(local), placed: Vec::new() };
-    let starts_with = configs.iter().find_map(|config| config.pointer("/bootstrap/staticResources/clusters")).and_then(Value::as_array);
-    let mut own: Vec<Value> = starts_with.into_iter().flatten().filter(|cluster| cluster["name"] == "switchpoint-state").cloned().collect();
-    own.iter_mut().try_for_each(|cluster| here(cluster, local))?;
+    let mut made = AssembledConfig {
+        config: bare(local),
+        placed: Vec::new(),
+    };
+    let starts_with = configs
+        .iter()
+        .find_map(|config| config.pointer("/bootstrap/staticResources/clusters"))
+        .and_then(Value::as_array);
+    let mut own: Vec<Value> = starts_with
+        .into_iter()
+        .flatten()
+        .filter(|cluster| cluster["name"] == "switchpoint-state")
+        .cloned()
+        .collect();
+    own.iter_mut()
+        .try_for_each(|cluster| here(cluster, local))?;
     made.config["bootstrap"]["static_resources"]["clusters"] = Value::Array(own);
-    for item in manager.get_mut("httpFilters").and_then(Value::as_array_mut).into_iter().flatten().chain(&mut clusters) {
+    for item in manager
+        .get_mut("httpFilters")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+        .chain(&mut clusters)
+    {
         here(item, local)?;
     }
-    for (list, resources) in [("listeners", listeners), ("routes", routes), ("clusters", clusters)] {
+    for (list, resources) in [
+        ("listeners", listeners),
+        ("routes", routes),
+        ("clusters", clusters),
+    ] {
         made.config[list] = Value::Array(resources);
     }
     Ok(made)
@@ -100,21 +187,35 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
 fn for_the_translator(folder: &Path) -> Result<PathBuf> {
     let mut objects = read(FILE)?;
     let proxy = only(&objects, "EnvoyProxy")?["metadata"].clone();
-    for class in objects.iter_mut().filter(|object| object["kind"] == "GatewayClass") {
-        class["spec"]["parametersRef"] =
-            json!({"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", "name": proxy["name"], "namespace": proxy["namespace"]});
+    for class in objects
+        .iter_mut()
+        .filter(|object| object["kind"] == "GatewayClass")
+    {
+        class["spec"]["parametersRef"] = json!({"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", "name": proxy["name"], "namespace": proxy["namespace"]});
     }
     let file = folder.join("gateway.yaml");
-    std::fs::write(&file, objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"))?;
+    std::fs::write(
+        &file,
+        objects
+            .iter()
+            .map(Value::to_string)
+            .collect::<Vec<_>>()
+            .join("\n---\n"),
+    )?;
     Ok(file)
 }
 
 /// The port of the readiness probe of a proxy's pod.
 fn probed_port() -> Result<Value> {
     let objects = read(FILE)?;
-    let patch = &only(&objects, "EnvoyProxy")?["spec"]["provider"]["kubernetes"]["envoyDeployment"]["patch"]["value"];
+    let patch = &only(&objects, "EnvoyProxy")?["spec"]["provider"]["kubernetes"]["envoyDeployment"]
+        ["patch"]["value"];
     let probe = &patch["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"];
-    if probe["path"] == "/switchpoint/ready" { Ok(probe["port"].clone()) } else { Err(format!("unexpected probe: {probe}").into()) }
+    if probe["path"] == "/switchpoint/ready" {
+        Ok(probe["port"].clone())
+    } else {
+        Err(format!("unexpected probe: {probe}").into())
+    }
 }
 
 /// Makes the substitutions of [`Substitution`] in the translator's output, which spells field names
@@ -127,13 +228,17 @@ fn here(item: &mut Value, local: &LocalPorts) -> Result<()> {
         }
         *code = json!({"local": {"filename": super::MODULE}});
     }
-    if let Some(address) = item.pointer_mut("/loadAssignment/endpoints/0/lbEndpoints/0/endpoint/address/socketAddress") {
+    if let Some(address) =
+        item.pointer_mut("/loadAssignment/endpoints/0/lbEndpoints/0/endpoint/address/socketAddress")
+    {
         if *address != json!({"address": super::DAEMON, "portValue": 9004}) {
             return Err(format!("unexpected daemon: {address}").into());
         }
         *address = json!({"address": "127.0.0.1", "portValue": local.state});
         for (at, meant, here) in super::CERTIFICATES {
-            let file = item.pointer_mut(&camel_case(at)).ok_or_else(|| format!("no certificate at {at}"))?;
+            let file = item
+                .pointer_mut(&camel_case(at))
+                .ok_or_else(|| format!("no certificate at {at}"))?;
             if *file != json!(format!("{}/{meant}", super::MOUNTED)) {
                 return Err(format!("unexpected certificate: {file}").into());
             }
@@ -146,7 +251,9 @@ fn here(item: &mut Value, local: &LocalPorts) -> Result<()> {
 fn camel_case(pointer: &str) -> String {
     let mut words = pointer.split('_');
     let first = words.next().unwrap_or_default().to_owned();
-    words.fold(first, |done, word| done + &word[..1].to_uppercase() + &word[1..])
+    words.fold(first, |done, word| {
+        done + &word[..1].to_uppercase() + &word[1..]
+    })
 }
 
 /// Removes the type that a config dump adds to each resource.
@@ -159,44 +266,75 @@ fn untyped(mut resource: Value) -> Value {
 
 fn patches() -> Result<Vec<Value>> {
     let objects = read(FILE)?;
-    Ok(only(&objects, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone())
+    Ok(only(&objects, "EnvoyPatchPolicy")?["spec"]["jsonPatches"]
+        .as_array()
+        .ok_or("no patches")?
+        .clone())
 }
 
 /// The clusters that the EnvoyProxy adds to Envoy's bootstrap.
 fn own_clusters() -> Result<Vec<Value>> {
     let objects = read(FILE)?;
     let bootstrap = &only(&objects, "EnvoyProxy")?["spec"]["bootstrap"];
-    let added = bootstrap["jsonPatches"].as_array().into_iter().flatten().map(|patch| {
-        let appends = patch["op"] == "add" && patch["path"] == "/static_resources/clusters/-";
-        if appends {
-            Ok(patch["value"].clone())
-        } else {
-            Err(format!("this test does not know such a patch of the bootstrap: {patch}").into())
-        }
-    });
+    let added = bootstrap["jsonPatches"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|patch| {
+            let appends = patch["op"] == "add" && patch["path"] == "/static_resources/clusters/-";
+            if appends {
+                Ok(patch["value"].clone())
+            } else {
+                Err(
+                    format!("this test does not know such a patch of the bootstrap: {patch}")
+                        .into(),
+                )
+            }
+        });
     added.collect()
 }
 
 fn substituted(fragment: &Value) -> Vec<Substitution> {
-    fragment.pointer(CODE_AT).map(|code| Substitution::module(CODE_AT, code.clone())).into_iter().collect()
+    fragment
+        .pointer(CODE_AT)
+        .map(|code| Substitution::module(CODE_AT, code.clone()))
+        .into_iter()
+        .collect()
 }
 
 /// Applies a JSON patch to one place.
 fn set(made: &mut AssembledConfig, at: &str, operation: &Value) -> Result<()> {
     let (parent, key) = at.rsplit_once('/').ok_or("a path without a name")?;
-    let fields = made.config.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(|| format!("nothing at {parent}"))?;
+    let fields = made
+        .config
+        .pointer_mut(parent)
+        .and_then(Value::as_object_mut)
+        .ok_or_else(|| format!("nothing at {parent}"))?;
     match (operation["op"].as_str(), fields.contains_key(key)) {
-        (Some("add"), false) | (Some("replace"), true) => fields.insert(key.to_owned(), operation["value"].clone()),
-        (op, there) => return Err(format!("{op:?} at {at}, which is {}there", if there { "" } else { "not " }).into()),
+        (Some("add"), false) | (Some("replace"), true) => {
+            fields.insert(key.to_owned(), operation["value"].clone())
+        }
+        (op, there) => {
+            return Err(format!(
+                "{op:?} at {at}, which is {}there",
+                if there { "" } else { "not " }
+            )
+            .into());
+        }
     };
-    made.placed.push(PlacedFragment { meant: operation["value"].clone(), substituted: Vec::new(), at: FragmentPlace::In(at.to_owned()) });
+    made.placed.push(PlacedFragment {
+        meant: operation["value"].clone(),
+        substituted: Vec::new(),
+        at: FragmentPlace::In(at.to_owned()),
+    });
     Ok(())
 }
 
 /// The configuration that Envoy Gateway makes of a Gateway and an HTTPRoute, without the parts that
 /// do not matter here.
 fn bare(local: &LocalPorts) -> Value {
-    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+    let address =
+        |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "http-10080",

@@ -26,15 +26,28 @@ const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wa
 pub fn gateway(file: &str, local: &LocalPorts) -> Result<AssembledConfig> {
     let objects = read(file)?;
     let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;
-    let mut made = AssembledConfig { config: bare(local, &routes, &cluster), placed: Vec::new() };
+    let mut made = AssembledConfig {
+        config: bare(local, &routes, &cluster),
+        placed: Vec::new(),
+    };
     for cluster in own_clusters()? {
-        PlacedFragment::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
+        PlacedFragment::insert(
+            &mut made,
+            super::OWN_CLUSTERS,
+            None,
+            &cluster,
+            Substitution::state_cluster(local),
+        )?;
     }
     if let Ok(plugin) = only(&objects, "WasmPlugin") {
         wasm_plugin(&mut made, plugin, &local.folder)?;
     }
-    let patches = only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?;
-    patches.iter().try_for_each(|patch| apply(&mut made, patch, local))?;
+    let patches = only(&objects, "EnvoyFilter")?["spec"]["configPatches"]
+        .as_array()
+        .ok_or("no patches")?;
+    patches
+        .iter()
+        .try_for_each(|patch| apply(&mut made, patch, local))?;
     Ok(made)
 }
 
@@ -46,7 +59,8 @@ fn own_clusters() -> Result<Vec<Value>> {
         .as_str()
         .ok_or("no custom_bootstrap.json, the name that Istio's agent reads")?;
     let mut bootstrap: Value = serde_saphyr::from_str(text)?;
-    let clusters: Vec<Value> = serde_json::from_value(bootstrap["static_resources"]["clusters"].take())?;
+    let clusters: Vec<Value> =
+        serde_json::from_value(bootstrap["static_resources"]["clusters"].take())?;
     if bootstrap != json!({"static_resources": {"clusters": null}}) {
         return Err(format!("the bootstrap has more than clusters: {bootstrap}").into());
     }
@@ -54,7 +68,10 @@ fn own_clusters() -> Result<Vec<Value>> {
 }
 
 fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Result<()> {
-    let (operation, value) = (patch["patch"]["operation"].as_str().unwrap_or(""), &patch["patch"]["value"]);
+    let (operation, value) = (
+        patch["patch"]["operation"].as_str().unwrap_or(""),
+        &patch["patch"]["value"],
+    );
     let context = &patch["match"]["context"];
     if context != "GATEWAY" {
         return Err(format!("a patch for {context} instead of GATEWAY").into());
@@ -63,23 +80,52 @@ fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Resul
     match (patch["applyTo"].as_str().unwrap_or(""), operation) {
         ("EXTENSION_CONFIG", "ADD") => extension(made, value, &local.folder),
         ("HTTP_FILTER", "INSERT_BEFORE" | "INSERT_FIRST") => {
-            let first = made.config.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
-            let before = if operation == "INSERT_FIRST" { first.as_deref() } else { chain["subFilter"]["name"].as_str() };
+            let first = made
+                .config
+                .pointer(FILTERS)
+                .and_then(|filters| filters[0]["name"].as_str())
+                .map(str::to_owned);
+            let before = if operation == "INSERT_FIRST" {
+                first.as_deref()
+            } else {
+                chain["subFilter"]["name"].as_str()
+            };
             let discovered = value.pointer("/config_discovery/config_source").cloned();
             let name = value["name"].as_str().unwrap_or_default();
-            let substituted = discovered
-                .map(|meant| Substitution::discovered("/config_discovery/config_source", meant, &discovery_file(&local.folder, name)));
-            PlacedFragment::insert(made, FILTERS, before, value, substituted.into_iter().collect())
+            let substituted = discovered.map(|meant| {
+                Substitution::discovered(
+                    "/config_discovery/config_source",
+                    meant,
+                    &discovery_file(&local.folder, name),
+                )
+            });
+            PlacedFragment::insert(
+                made,
+                FILTERS,
+                before,
+                value,
+                substituted.into_iter().collect(),
+            )
         }
-        ("NETWORK_FILTER", "MERGE") if chain["name"] == value["name"] => PlacedFragment::merge(made, CONNECTION_MANAGER.to_owned(), value),
+        ("NETWORK_FILTER", "MERGE") if chain["name"] == value["name"] => {
+            PlacedFragment::merge(made, CONNECTION_MANAGER.to_owned(), value)
+        }
         ("HTTP_ROUTE", "MERGE") => {
             let name = &patch["match"]["routeConfiguration"]["vhost"]["route"]["name"];
-            let routes = made.config.pointer(ROUTES).and_then(Value::as_array).ok_or("no routes")?;
-            let named: Vec<usize> = (0..routes.len()).filter(|&at| routes[at]["name"] == *name).collect();
+            let routes = made
+                .config
+                .pointer(ROUTES)
+                .and_then(Value::as_array)
+                .ok_or("no routes")?;
+            let named: Vec<usize> = (0..routes.len())
+                .filter(|&at| routes[at]["name"] == *name)
+                .collect();
             if named.is_empty() {
                 return Err(format!("no route {name}").into());
             }
-            named.into_iter().try_for_each(|at| PlacedFragment::merge(made, format!("{ROUTES}/{at}"), value))
+            named
+                .into_iter()
+                .try_for_each(|at| PlacedFragment::merge(made, format!("{ROUTES}/{at}"), value))
         }
         ("LISTENER", "MERGE") => PlacedFragment::merge(made, LISTENER.to_owned(), value),
         ("CLUSTER", "ADD") => PlacedFragment::insert(made, CLUSTERS, None, value, Vec::new()),
@@ -95,26 +141,40 @@ fn discovery_file(folder: &Path, name: &str) -> PathBuf {
 fn extension(made: &mut AssembledConfig, meant: &Value, folder: &Path) -> Result<()> {
     let at = "/typed_config/config/vm_config/code";
     let code = meant.pointer(at).ok_or("a filter without a module")?;
-    let uri = code.pointer("/remote/http_uri/uri").and_then(Value::as_str).unwrap_or_default();
+    let uri = code
+        .pointer("/remote/http_uri/uri")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if !uri.starts_with("oci://") {
         return Err(format!("Istio's agent fetches oci:// only, not {uri:?}").into());
     }
     let name = meant["name"].as_str().unwrap_or_default();
-    PlacedFragment::discover(made, discovery_file(folder, name), meant, vec![Substitution::module(at, code.clone())])
+    PlacedFragment::discover(
+        made,
+        discovery_file(folder, name),
+        meant,
+        vec![Substitution::module(at, code.clone())],
+    )
 }
 
 /// The filter that a WasmPlugin without a phase becomes: discovered, placed before fault injection
 /// and CORS, with only the settings that the WasmPlugin API has.
 fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Result<()> {
     let spec = &plugin["spec"];
-    if ["phase", "vmConfig", "sha256", "imagePullSecret"].iter().any(|field| spec.get(field).is_some()) {
+    if ["phase", "vmConfig", "sha256", "imagePullSecret"]
+        .iter()
+        .any(|field| spec.get(field).is_some())
+    {
         return Err("this test does not know a field of the WasmPlugin".into());
     }
     let policy = match spec["failStrategy"].as_str() {
         Some("FAIL_RELOAD") => "FAIL_RELOAD",
         other => return Err(format!("unexpected failStrategy {other:?}").into()),
     };
-    let name = format!("extensions.istio.io/wasmplugin/istio-system.{}", plugin["metadata"]["name"].as_str().unwrap_or_default());
+    let name = format!(
+        "extensions.istio.io/wasmplugin/istio-system.{}",
+        plugin["metadata"]["name"].as_str().unwrap_or_default()
+    );
     let filter = json!({
         "name": name,
         "typed_config": {
@@ -134,9 +194,14 @@ fn wasm_plugin(made: &mut AssembledConfig, plugin: &Value, folder: &Path) -> Res
         },
     });
     extension(made, &filter, folder)?;
-    let config_source = json!({"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"});
+    let config_source =
+        json!({"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"});
     let discovered = json!({"name": name, "config_discovery": {"config_source": config_source, "type_urls": [WASM]}});
-    let substitution = Substitution::discovered("/config_discovery/config_source", config_source, &discovery_file(folder, &name));
+    let substitution = Substitution::discovered(
+        "/config_discovery/config_source",
+        config_source,
+        &discovery_file(folder, &name),
+    );
     PlacedFragment::insert(made, FILTERS, Some(FAULT), &discovered, vec![substitution])
 }
 
@@ -148,10 +213,17 @@ fn filter(name: &str, kind: &str) -> Value {
 fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
     let mut routes = Vec::new();
     let destination = &http[0]["route"][0]["destination"];
-    let cluster = format!("outbound|{}||{}", destination["port"]["number"], destination["host"].as_str().unwrap_or_default());
+    let cluster = format!(
+        "outbound|{}||{}",
+        destination["port"]["number"],
+        destination["host"].as_str().unwrap_or_default()
+    );
     for entry in http.as_array().into_iter().flatten() {
         for condition in entry["match"].as_array().ok_or("a route without a match")? {
-            let (how, uri) = condition["uri"].as_object().and_then(|uri| uri.iter().next()).ok_or("a match without a path")?;
+            let (how, uri) = condition["uri"]
+                .as_object()
+                .and_then(|uri| uri.iter().next())
+                .ok_or("a match without a path")?;
             let matched = match how.as_str() {
                 "exact" => json!({"path": uri}),
                 "prefix" => json!({"prefix": uri}),
@@ -168,7 +240,8 @@ fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
 /// The configuration that an Istio gateway runs without patches, without the parts that do not
 /// matter here.
 fn bare(local: &LocalPorts, routes: &[Value], cluster: &str) -> Value {
-    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+    let address =
+        |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "outbound_0.0.0.0_8080",

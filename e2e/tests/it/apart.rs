@@ -18,18 +18,32 @@ async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Res
     // Some 11,000 tokens. For a short prompt the endpoint that its hash chooses saves too little:
     // the costs of all endpoints then count as equal, and each proxy takes turns by itself.
     let body = echo::chat(&prompt.repeat(2_000)).to_string();
-    fleet.stack.server_of(&client::post(proxy, "/v1/chat/completions", body).await?)
+    fleet
+        .stack
+        .server_of(&client::post(proxy, "/v1/chat/completions", body).await?)
 }
 
 #[tokio::test]
-async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_it_they_tell_again() -> Result<()> {
-    let mut fleet = Fleet::start(FleetShape { proxies: 2, workers: 1 }, true, 4, &ModelServerOptions::default()).await?;
+async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_it_they_tell_again()
+-> Result<()> {
+    let mut fleet = Fleet::start(
+        FleetShape {
+            proxies: 2,
+            workers: 1,
+        },
+        true,
+        4,
+        &ModelServerOptions::default(),
+    )
+    .await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
     let (load, their_load) = (LoadGenerator::start(one, 2), LoadGenerator::start(two, 2));
     load.goes_on(20, LIMIT).await?;
     fleet.stack.daemon()?.process().kill()?;
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
-        proxy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_500, LIMIT).await?;
+        proxy
+            .picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_500, LIMIT)
+            .await?;
     }
     load.goes_on(50, LIMIT).await?;
     their_load.goes_on(50, LIMIT).await?;
@@ -37,7 +51,9 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
 
-    let prompts: Vec<String> = (0..PROMPTS).map(|number| format!("{number} is where it begins. ")).collect();
+    let prompts: Vec<String> = (0..PROMPTS)
+        .map(|number| format!("{number} is where it begins. "))
+        .collect();
     let (mut here, mut there) = (Vec::new(), Vec::new());
     for prompt in &prompts {
         here.push(served(&fleet, one, prompt).await?);
@@ -46,17 +62,36 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     for prompt in prompts.iter().rev() {
         there.insert(0, served(&fleet, two, prompt).await?);
     }
-    assert_eq!(here, there, "both proxies choose the same endpoints; the chance of a coincidence is one in sixteen million");
-    assert!(here.iter().any(|server| *server != here[0]), "not all prompts go to one endpoint: {here:?}");
+    assert_eq!(
+        here, there,
+        "both proxies choose the same endpoints; the chance of a coincidence is one in sixteen million"
+    );
+    assert!(
+        here.iter().any(|server| *server != here[0]),
+        "not all prompts go to one endpoint: {here:?}"
+    );
 
     fleet.stack.daemon()?.start_again()?;
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
-        proxy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+        proxy
+            .picker_stat_until(
+                "switchpoint_state_connected",
+                |connected| connected == 1,
+                LIMIT,
+            )
+            .await?;
     }
     let load = LoadGenerator::start(one, 2);
     load.goes_on(50, LIMIT).await?;
-    ledger_metrics::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
-    let prompts: Vec<String> = (0..8).map(|number| format!("{number} is told again. ")).collect();
+    ledger_metrics::close(
+        "two proxies, their daemon killed and started again",
+        load,
+        &fleet.stack,
+    )
+    .await?;
+    let prompts: Vec<String> = (0..8)
+        .map(|number| format!("{number} is told again. "))
+        .collect();
     let mut placed = Vec::new();
     for prompt in &prompts {
         placed.push(served(&fleet, one, prompt).await?);

@@ -13,7 +13,9 @@ use crate::echo;
 /// Sends `bodies` to `path` and checks that each arrives as it was sent.
 async fn arrive(stack: &Stack, path: &str, bodies: &[&str]) -> Result<()> {
     for body in bodies {
-        let reply = stack.send(echo::post(path, &[], (*body).to_owned())?).await?;
+        let reply = stack
+            .send(echo::post(path, &[], (*body).to_owned())?)
+            .await?;
         assert_eq!(reply.status, 200, "{path} {body}: {}", reply.text());
         assert_eq!(reply.json()?["body"], **body, "{path}");
         echo::ranked(&reply)?;
@@ -35,20 +37,48 @@ async fn every_api_arrives_byte_for_byte() -> Result<()> {
     arrive(
         &stack,
         "/v1/completions",
-        &[r#"{"model":"demo","prompt":"x"}"#, r#"{"model":"demo","prompt":["a","b"]}"#, r#"{"model":"demo","prompt":[[1,2],[3]]}"#],
+        &[
+            r#"{"model":"demo","prompt":"x"}"#,
+            r#"{"model":"demo","prompt":["a","b"]}"#,
+            r#"{"model":"demo","prompt":[[1,2],[3]]}"#,
+        ],
     )
     .await?;
-    arrive(&stack, "/v1/responses", &[r#"{"model":"demo","input":"x","instructions":"y"}"#]).await?;
-    arrive(&stack, "/v1/embeddings", &[r#"{"model":"demo","input":["x","y"]}"#]).await?;
+    arrive(
+        &stack,
+        "/v1/responses",
+        &[r#"{"model":"demo","input":"x","instructions":"y"}"#],
+    )
+    .await?;
+    arrive(
+        &stack,
+        "/v1/embeddings",
+        &[r#"{"model":"demo","input":["x","y"]}"#],
+    )
+    .await?;
     arrive(&stack, "/v1/messages", &[r#"{"model":"demo","max_tokens":1,"system":"s","messages":[{"role":"user","content":"x"}]}"#]).await?;
-    arrive(&stack, "/v1/projects/p/locations/l/endpoints/e/chat/completions?x=1", &[chat[0]]).await?;
-    arrive(&stack, "/v2/models/demo/infer", &["not json at all", "", "{", "\u{0}\u{1}"]).await
+    arrive(
+        &stack,
+        "/v1/projects/p/locations/l/endpoints/e/chat/completions?x=1",
+        &[chat[0]],
+    )
+    .await?;
+    arrive(
+        &stack,
+        "/v2/models/demo/infer",
+        &["not json at all", "", "{", "\u{0}\u{1}"],
+    )
+    .await
 }
 
 #[tokio::test]
 async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
     let stack = Stack::start(1).await?;
-    let deep = format!(r#"{{"model":"demo","messages":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
+    let deep = format!(
+        r#"{{"model":"demo","messages":{}{}}}"#,
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
     let bad: [(&[u8], &str); 10] = [
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
@@ -74,9 +104,24 @@ async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
         let anthropic = client::post(stack.address(), "/v1/messages", body.to_vec()).await?;
         let expected = (400, json!("error"), json!("invalid_request_error"));
         let got = anthropic.json()?;
-        assert_eq!((anthropic.status, got["type"].clone(), got["error"]["type"].clone()), expected, "{}", anthropic.text());
+        assert_eq!(
+            (
+                anthropic.status,
+                got["type"].clone(),
+                got["error"]["type"].clone()
+            ),
+            expected,
+            "{}",
+            anthropic.text()
+        );
     }
-    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("still alive")).await?.status, 200);
+    assert_eq!(
+        stack
+            .post("/v1/chat/completions", &echo::chat("still alive"))
+            .await?
+            .status,
+        200
+    );
     Ok(())
 }
 
@@ -87,22 +132,54 @@ async fn http1_content_length_chunked_and_expect() -> Result<()> {
     let (head, tail) = body.split_at(20);
     let mut raw = RawConnection::connect(stack.address()).await?;
     let start = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\ncontent-type: application/json\r\n";
-    raw.write(format!("{start}content-length: {}\r\n\r\n{body}", body.len())).await?;
+    raw.write(format!(
+        "{start}content-length: {}\r\n\r\n{body}",
+        body.len()
+    ))
+    .await?;
     assert_eq!(raw.read_reply().await?.json()?["body"], body);
-    let chunked = format!("{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n{head}\r\n{:x}\r\n{tail}\r\n0\r\n\r\n", head.len(), tail.len());
+    let chunked = format!(
+        "{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n{head}\r\n{:x}\r\n{tail}\r\n0\r\n\r\n",
+        head.len(),
+        tail.len()
+    );
     raw.write(chunked).await?;
     assert_eq!(raw.read_reply().await?.json()?["body"], body);
-    raw.write(format!("{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\nx-trailer: 1\r\n\r\n", body.len())).await?;
-    assert_eq!(raw.read_reply().await?.json()?["body"], body, "with trailers");
-    raw.write(format!("{start}expect: 100-continue\r\ncontent-length: {}\r\n\r\n", body.len())).await?;
+    raw.write(format!(
+        "{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\nx-trailer: 1\r\n\r\n",
+        body.len()
+    ))
+    .await?;
+    assert_eq!(
+        raw.read_reply().await?.json()?["body"],
+        body,
+        "with trailers"
+    );
+    raw.write(format!(
+        "{start}expect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    ))
+    .await?;
     assert_eq!(raw.read_reply().await?.status, 100);
     raw.write(&body).await?;
-    assert_eq!(raw.read_reply().await?.json()?["body"], body, "after 100 Continue");
-    raw.write(format!("{start}content-length: 0\r\n\r\n")).await?;
-    assert_eq!(raw.read_reply().await?.status, 400, "an inference request without a body");
+    assert_eq!(
+        raw.read_reply().await?.json()?["body"],
+        body,
+        "after 100 Continue"
+    );
+    raw.write(format!("{start}content-length: 0\r\n\r\n"))
+        .await?;
+    assert_eq!(
+        raw.read_reply().await?.status,
+        400,
+        "an inference request without a body"
+    );
     // Envoy may close the connection after a local reply, its own or a filter's.
     let mut raw = RawConnection::connect(stack.address()).await?;
-    raw.write(format!("{start}transfer-encoding: chunked\r\n\r\n0\r\n\r\n")).await?;
+    raw.write(format!(
+        "{start}transfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    ))
+    .await?;
     assert_eq!(raw.read_reply().await?.status, 400, "an empty chunked body");
     Ok(())
 }
@@ -113,23 +190,67 @@ async fn http2_frames_trailers_and_empty_data() -> Result<()> {
     let connection = Http2Client::connect(stack.address()).await?;
     let body = echo::chat("hello").to_string();
     let (head, tail) = body.split_at(20);
-    let trailers = || HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
+    let trailers = || {
+        HeaderMap::from_iter([(
+            HeaderName::from_static("x-sum"),
+            HeaderValue::from_static("7"),
+        )])
+    };
     let data = |text: &str| Frame::data(text.to_owned().into());
-    let cases =
-        [vec![data(&body)], vec![data(head), data(tail), data("")], vec![data(head), data(""), data(tail), Frame::trailers(trailers())]];
+    let cases = [
+        vec![data(&body)],
+        vec![data(head), data(tail), data("")],
+        vec![
+            data(head),
+            data(""),
+            data(tail),
+            Frame::trailers(trailers()),
+        ],
+    ];
     for frames in cases {
-        let reply = connection.send(echo::request("POST", "/v1/chat/completions", &[], client::frames(frames))?).await?;
+        let reply = connection
+            .send(echo::request(
+                "POST",
+                "/v1/chat/completions",
+                &[],
+                client::frames(frames),
+            )?)
+            .await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert_eq!(reply.json()?["body"], body);
         echo::ranked(&reply)?;
     }
     let empty = [vec![data("")], vec![Frame::trailers(trailers())]];
     for frames in empty {
-        let reply = connection.send(echo::request("POST", "/v1/chat/completions", &[], client::frames(frames))?).await?;
-        assert_eq!(reply.status, 400, "an empty body is invalid JSON: {}", reply.text());
+        let reply = connection
+            .send(echo::request(
+                "POST",
+                "/v1/chat/completions",
+                &[],
+                client::frames(frames),
+            )?)
+            .await?;
+        assert_eq!(
+            reply.status,
+            400,
+            "an empty body is invalid JSON: {}",
+            reply.text()
+        );
     }
-    let opaque = connection.send(echo::request("POST", "/v1/rerank", &[], client::frames(vec![Frame::trailers(trailers())]))?).await?;
-    assert_eq!(opaque.status, 200, "a request with headers and trailers only is picked: {}", opaque.text());
+    let opaque = connection
+        .send(echo::request(
+            "POST",
+            "/v1/rerank",
+            &[],
+            client::frames(vec![Frame::trailers(trailers())]),
+        )?)
+        .await?;
+    assert_eq!(
+        opaque.status,
+        200,
+        "a request with headers and trailers only is picked: {}",
+        opaque.text()
+    );
     echo::ranked(&opaque)?;
     Ok(())
 }
@@ -143,31 +264,91 @@ fn large(bytes: usize) -> String {
 async fn a_prompt_of_a_million_tokens_passes() -> Result<()> {
     let stack = Stack::start(1).await?;
     let body = large(6 << 20);
-    let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
-    assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "HTTP/1");
+    let reply = stack
+        .send(echo::post("/v1/chat/completions", &[], body.clone())?)
+        .await?;
+    assert_eq!(
+        (reply.status, &reply.json()?["body_bytes"]),
+        (200, &json!(body.len())),
+        "HTTP/1"
+    );
     let connection = Http2Client::connect(stack.address()).await?;
-    let reply = connection.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
-    assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "HTTP/2");
+    let reply = connection
+        .send(echo::post("/v1/chat/completions", &[], body.clone())?)
+        .await?;
+    assert_eq!(
+        (reply.status, &reply.json()?["body_bytes"]),
+        (200, &json!(body.len())),
+        "HTTP/2"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn too_large_is_our_413() -> Result<()> {
-    let stack = Stack::builder().servers(1).picker(json!({"body_limit_bytes": 100_000})).start().await?;
+    let stack = Stack::builder()
+        .servers(1)
+        .picker(json!({"body_limit_bytes": 100_000}))
+        .start()
+        .await?;
     let too_large = |reply: &client::ClientReply| -> Result<()> {
         assert_eq!(reply.status, 413, "{}", reply.text());
         assert_eq!(reply.json()?["error"]["code"], "request_too_large");
-        assert!(reply.text().contains("100000 bytes"), "the error names the limit: {}", reply.text());
+        assert!(
+            reply.text().contains("100000 bytes"),
+            "the error names the limit: {}",
+            reply.text()
+        );
         Ok::<(), Error>(())
     };
-    too_large(&stack.send(echo::post("/v1/chat/completions", &[], large(150_000))?).await?)?;
-    let chunks = || client::frames((0..15).map(|_| Frame::data("x".repeat(10_000).into())).collect());
-    too_large(&stack.send(echo::request("POST", "/v1/chat/completions", &[], chunks())?).await?)?;
+    too_large(
+        &stack
+            .send(echo::post("/v1/chat/completions", &[], large(150_000))?)
+            .await?,
+    )?;
+    let chunks = || {
+        client::frames(
+            (0..15)
+                .map(|_| Frame::data("x".repeat(10_000).into()))
+                .collect(),
+        )
+    };
+    too_large(
+        &stack
+            .send(echo::request(
+                "POST",
+                "/v1/chat/completions",
+                &[],
+                chunks(),
+            )?)
+            .await?,
+    )?;
     let connection = Http2Client::connect(stack.address()).await?;
-    too_large(&connection.send(echo::request("POST", "/v1/chat/completions", &[], chunks())?).await?)?;
+    too_large(
+        &connection
+            .send(echo::request(
+                "POST",
+                "/v1/chat/completions",
+                &[],
+                chunks(),
+            )?)
+            .await?,
+    )?;
     let just = large(90_000);
-    assert_eq!(stack.send(echo::post("/v1/chat/completions", &[], just)?).await?.status, 200);
-    let opaque = stack.send(Request::post("/v2/models/demo/infer").header("x-echo", "1").body(client::full("x".repeat(200_000)))?).await?;
+    assert_eq!(
+        stack
+            .send(echo::post("/v1/chat/completions", &[], just)?)
+            .await?
+            .status,
+        200
+    );
+    let opaque = stack
+        .send(
+            Request::post("/v2/models/demo/infer")
+                .header("x-echo", "1")
+                .body(client::full("x".repeat(200_000)))?,
+        )
+        .await?;
     assert_eq!(
         (opaque.status, &opaque.json()?["body_bytes"]),
         (200, &json!(200_000)),
@@ -179,17 +360,37 @@ async fn too_large_is_our_413() -> Result<()> {
 #[tokio::test]
 async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
     use std::io::Write as _;
-    let stack = Stack::builder().servers(1).picker(json!({"body_limit_bytes": 100_000})).start().await?;
+    let stack = Stack::builder()
+        .servers(1)
+        .picker(json!({"body_limit_bytes": 100_000}))
+        .start()
+        .await?;
     let gzip = |text: &str| -> Result<Vec<u8>> {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
         encoder.write_all(text.as_bytes())?;
         Ok(encoder.finish()?)
     };
-    let send = async |text: &str| stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "gzip")], gzip(text)?)?).await;
+    let send = async |text: &str| {
+        stack
+            .send(echo::post(
+                "/v1/chat/completions",
+                &[("content-encoding", "gzip")],
+                gzip(text)?,
+            )?)
+            .await
+    };
     let body = echo::chat("hello").to_string();
     assert_eq!(send(&body).await?.json()?["body"], body);
-    assert_eq!(send("{").await?.status, 400, "the picker reads the decompressed body");
-    assert_eq!(send(&large(150_000)).await?.status, 413, "the limit counts after decompression");
+    assert_eq!(
+        send("{").await?.status,
+        400,
+        "the picker reads the decompressed body"
+    );
+    assert_eq!(
+        send(&large(150_000)).await?.status,
+        413,
+        "the limit counts after decompression"
+    );
     Ok(())
 }
 
@@ -206,9 +407,21 @@ fn zstd(text: &str) -> Result<Vec<u8>> {
 #[tokio::test]
 async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
     let stack = Stack::start(1).await?;
-    let send = async |text: &str| stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "zstd")], zstd(text)?)?).await;
+    let send = async |text: &str| {
+        stack
+            .send(echo::post(
+                "/v1/chat/completions",
+                &[("content-encoding", "zstd")],
+                zstd(text)?,
+            )?)
+            .await
+    };
     let body = echo::chat("hello").to_string();
     assert_eq!(send(&body).await?.json()?["body"], body);
-    assert_eq!(send("{").await?.status, 400, "the picker reads the decompressed body");
+    assert_eq!(
+        send("{").await?.status,
+        400,
+        "the picker reads the decompressed body"
+    );
     Ok(())
 }

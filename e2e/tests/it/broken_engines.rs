@@ -29,20 +29,36 @@ const PROBES_MAX: u64 = 2 * WORKERS as u64 + 2;
 /// All kinds of faults at the same time, each in a pool of its own behind one Envoy with four
 /// workers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended() -> Result<()> {
+async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended() -> Result<()>
+{
     let pools = BrokenPools::start(WORKERS).await?;
     let counted = pools.count(&[pools.world().stack.address()]).await;
     for sent in &counted {
-        println!("{}: {:?}, {:.2} % to the broken engine", sent.fault, sent.requests, sent.share_of_broken() * 100.0);
+        println!(
+            "{}: {:?}, {:.2} % to the broken engine",
+            sent.fault,
+            sent.requests,
+            sent.share_of_broken() * 100.0
+        );
     }
-    let broken_gets_too_many = |requests: &[u64], share: f64| share > SHARE_MAX && requests.first().is_some_and(|sent| *sent > PROBES_MAX);
+    let broken_gets_too_many = |requests: &[u64], share: f64| {
+        share > SHARE_MAX && requests.first().is_some_and(|sent| *sent > PROBES_MAX)
+    };
     let wrong = counted.iter().filter(|sent| {
-        broken_gets_too_many(&sent.requests, sent.share_of_broken()) || sent.requests.iter().skip(1).any(|requests| *requests < 20)
+        broken_gets_too_many(&sent.requests, sent.share_of_broken())
+            || sent.requests.iter().skip(1).any(|requests| *requests < 20)
     });
     let wrong: Vec<_> = wrong.collect();
-    assert!(wrong.is_empty(), "requests by engine, the first is broken: {wrong:?}");
+    assert!(
+        wrong.is_empty(),
+        "requests by engine, the first is broken: {wrong:?}"
+    );
     for (sent, took) in counted.iter().zip(pools.mend(MENDED_LIMIT).await?) {
-        println!("{}: got traffic {:.1} s after it was mended", sent.fault, took.as_secs_f64());
+        println!(
+            "{}: got traffic {:.1} s after it was mended",
+            sent.fault,
+            took.as_secs_f64()
+        );
     }
     Ok(())
 }
@@ -57,7 +73,9 @@ async fn crashing_engine() -> Result<(SocketAddr, Arc<AtomicU64>)> {
             let counted = counted.clone();
             tokio::spawn(async move {
                 let mut request = Vec::new();
-                while !String::from_utf8_lossy(&request).contains(END_OF_PROMPT) && !request.starts_with(b"GET") {
+                while !String::from_utf8_lossy(&request).contains(END_OF_PROMPT)
+                    && !request.starts_with(b"GET")
+                {
                     if stream.read_buf(&mut request).await.unwrap_or(0) == 0 {
                         return;
                     }
@@ -86,7 +104,11 @@ async fn a_prompt_that_crashes_engines_meets_two_of_them_and_is_then_refused() -
     for _ in 0..4 {
         engines.push(crashing_engine().await?);
     }
-    let builder = engines.iter().fold(Stack::builder().servers(0), |builder, (address, _)| builder.stranger(*address));
+    let builder = engines
+        .iter()
+        .fold(Stack::builder().servers(0), |builder, (address, _)| {
+            builder.stranger(*address)
+        });
     let stack = builder.concurrency(1).start().await?;
     let ask = async |prompt: String| {
         let body = json!({"model": "demo", "messages": [{"role": "user", "content": format!("{prompt} {END_OF_PROMPT}")}]});
@@ -96,12 +118,28 @@ async fn a_prompt_that_crashes_engines_meets_two_of_them_and_is_then_refused() -
         let reply = ask(format!("{number} is fine. ")).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    let crashes = || engines.iter().map(|(_, crashes)| crashes.load(Ordering::Relaxed)).sum::<u64>();
-    assert_eq!(ask("poison".to_owned()).await?.status, 503, "every engine crashes on this prompt");
+    let crashes = || {
+        engines
+            .iter()
+            .map(|(_, crashes)| crashes.load(Ordering::Relaxed))
+            .sum::<u64>()
+    };
+    assert_eq!(
+        ask("poison".to_owned()).await?.status,
+        503,
+        "every engine crashes on this prompt"
+    );
     assert_eq!(crashes(), 2, "retried once, not on the whole ranked list");
     let reply = ask("poison".to_owned()).await?;
-    assert_eq!((reply.status, &reply.json()?["error"]["code"]), (502, &json!("crashing_prompt")));
+    assert_eq!(
+        (reply.status, &reply.json()?["error"]["code"]),
+        (502, &json!("crashing_prompt"))
+    );
     assert_eq!(crashes(), 2);
-    assert_eq!(ask("another that is fine".to_owned()).await?.status, 200, "other prompts are still served");
+    assert_eq!(
+        ask("another that is fine".to_owned()).await?.status,
+        200,
+        "other prompts are still served"
+    );
     Ok(())
 }

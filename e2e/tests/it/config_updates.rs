@@ -25,7 +25,10 @@ struct WatchedConfig {
 impl WatchedConfig {
     fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        Ok(Self { file: folder.path().join("picker.json"), _folder: folder })
+        Ok(Self {
+            file: folder.path().join("picker.json"),
+            _folder: folder,
+        })
     }
 
     /// Moves the shipped filter's configuration from the listener into the file.
@@ -51,7 +54,9 @@ impl WatchedConfig {
     fn set(&self, keys: &Value) -> Result<()> {
         let response: Value = serde_json::from_slice(&std::fs::read(&self.file)?)?;
         let mut typed = response["resources"][0]["typed_config"].clone();
-        let text = typed.pointer_mut("/config/configuration/value").ok_or("no configuration")?;
+        let text = typed
+            .pointer_mut("/config/configuration/value")
+            .ok_or("no configuration")?;
         let mut picker: Value = serde_json::from_str(text.as_str().ok_or("no text")?)?;
         for (key, value) in keys.as_object().into_iter().flatten() {
             picker[key] = value.clone();
@@ -69,17 +74,26 @@ fn write(file: &Path, typed_config: &Value) -> Result<()> {
 }
 
 async fn in_force(stack: &Stack, ready_path: &str) -> Result<()> {
-    let ready = || async { (stack.get(ready_path).await.ok()?.text() == r#"{"ready":true}"#).then_some(()) };
+    let ready = || async {
+        (stack.get(ready_path).await.ok()?.text() == r#"{"ready":true}"#).then_some(())
+    };
     wait_for(LIMIT, &format!("{ready_path} to be the ready path"), ready).await
 }
 
 #[tokio::test]
 async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> {
     let followed = WatchedConfig::new()?;
-    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..ModelServerOptions::default() };
-    let stack = followed.of(Stack::builder().servers_like(3, &slow).concurrency(2)).start().await?;
-    let chat =
-        json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
+    let slow = ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms: 50,
+        ..ModelServerOptions::default()
+    };
+    let stack = followed
+        .of(Stack::builder().servers_like(3, &slow).concurrency(2))
+        .start()
+        .await?;
+    let chat = json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
     let mut stream = EventStream::new(client::start(stack.address(), request).await?);
     stream.next().await?.ok_or("the stream begins")?;
@@ -105,28 +119,50 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
         parked,
         "no request waited: the state belongs to the VM and outlives a configuration"
     );
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_state_connected")
+            .await?,
+        1
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_storm_of_updates_is_weathered() -> Result<()> {
     let followed = WatchedConfig::new()?;
-    let stack = followed.of(Stack::builder().servers(2).concurrency(2)).start().await?;
+    let stack = followed
+        .of(Stack::builder().servers(2).concurrency(2))
+        .start()
+        .await?;
     let load = LoadGenerator::start(stack.address(), 4);
     let taken = || async {
-        let stats = stack.envoy.stats("extension_config_discovery\\..*config_reload$").await?;
+        let stats = stack
+            .envoy
+            .stats("extension_config_discovery\\..*config_reload$")
+            .await?;
         Ok::<_, testbed::Error>(stats.values().sum::<i64>())
     };
     for round in 0..100 {
         let before = taken().await?;
         followed.set(&json!({"ready_path": format!("/v1/models/ready-{round}")}))?;
-        wait_for(LIMIT, "Envoy to take the configuration", || async { taken().await.ok().filter(|now| *now > before) }).await?;
+        wait_for(LIMIT, "Envoy to take the configuration", || async {
+            taken().await.ok().filter(|now| *now > before)
+        })
+        .await?;
     }
     in_force(&stack, "/v1/models/ready-99").await?;
     load.goes_on(50, LIMIT).await?;
     ledger_metrics::close("ECDS configuration changed 100 times", load, &stack).await?;
-    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == 1,
+            LIMIT,
+        )
+        .await?;
     Ok(())
 }
 
@@ -137,22 +173,38 @@ async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Resu
     let load = LoadGenerator::start(stack.address(), 2);
     let drills = [
         (json!({"cold_start_wait_ms": -1}), "cold_start_wait_ms"),
-        (json!({"cold_start_wait_ms": 2_000, "destination_format": "both"}), "destination_format"),
-        (json!({"destination_format": "list", "colour": "blue"}), "colour"),
+        (
+            json!({"cold_start_wait_ms": 2_000, "destination_format": "both"}),
+            "destination_format",
+        ),
+        (
+            json!({"destination_format": "list", "colour": "blue"}),
+            "colour",
+        ),
         (json!({"pools": []}), "pools"),
     ];
     let good = std::fs::read(&followed.file)?;
     for (keys, field) in drills {
         let rejected = || async {
-            let stats = stack.envoy.stats("extension_config_discovery\\..*(config_fail|update_rejected)$").await?;
+            let stats = stack
+                .envoy
+                .stats("extension_config_discovery\\..*(config_fail|update_rejected)$")
+                .await?;
             Ok::<_, testbed::Error>(stats.values().sum::<i64>())
         };
         let before = rejected().await?;
         std::fs::write(&followed.file, &good)?;
         followed.set(&keys)?;
-        wait_for(LIMIT, &format!("a refusal of {field}"), || async { rejected().await.ok().filter(|now| *now > before) }).await?;
+        wait_for(LIMIT, &format!("a refusal of {field}"), || async {
+            rejected().await.ok().filter(|now| *now > before)
+        })
+        .await?;
         let log = stack.envoy.process().stderr();
-        assert!(log.lines().any(|line| line.contains("configuration refused") && line.contains(field)), "the log names {field}");
+        assert!(
+            log.lines()
+                .any(|line| line.contains("configuration refused") && line.contains(field)),
+            "the log names {field}"
+        );
         in_force(&stack, "/switchpoint/ready").await?;
     }
     followed.set(&json!({"pools": [{"name": "default", "clusters": ["inference-pool"]}], "ready_path": "/v1/models/mended"}))?;
@@ -162,8 +214,15 @@ async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Resu
 
 #[tokio::test]
 async fn envoy_does_not_start_on_a_bad_configuration_and_says_which_field() -> Result<()> {
-    let refused = Stack::builder().picker(json!({"cold_start_wait_ms": "two seconds"})).quiet().start().await;
+    let refused = Stack::builder()
+        .picker(json!({"cold_start_wait_ms": "two seconds"}))
+        .quiet()
+        .start()
+        .await;
     let why = refused.err().ok_or("it started")?.to_string();
-    assert!(why.contains("configuration refused: `cold_start_wait_ms`"), "{why}");
+    assert!(
+        why.contains("configuration refused: `cold_start_wait_ms`"),
+        "{why}"
+    );
     Ok(())
 }

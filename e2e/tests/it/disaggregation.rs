@@ -47,21 +47,45 @@ impl DisaggregatedStack {
         Self::start_with(roles, |_| BY_ROLE.replace("DECIDERS", deciders)).await
     }
 
-    async fn start_with(roles: &[ServerRole], config: impl FnOnce(&[(ServerRole, ModelServer)]) -> String) -> Result<Self> {
+    async fn start_with(
+        roles: &[ServerRole],
+        config: impl FnOnce(&[(ServerRole, ModelServer)]) -> String,
+    ) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let server = |role: &ServerRole| {
-            let options = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, role: *role, ..ModelServerOptions::default() };
+            let options = ModelServerOptions {
+                models: vec!["demo".into()],
+                speed: 0.0,
+                role: *role,
+                ..ModelServerOptions::default()
+            };
             Ok((*role, ModelServer::start(options)?))
         };
         let servers = roles.iter().map(server).collect::<Result<Vec<_>>>()?;
         let pools = folder.path().join("pools.yaml");
-        let (endpoints, file) = (folder.path().join("endpoints.yaml"), folder.path().join("config.yaml"));
+        let (endpoints, file) = (
+            folder.path().join("endpoints.yaml"),
+            folder.path().join("config.yaml"),
+        );
         write_endpoints(&endpoints, &servers)?;
         std::fs::write(&file, config(&servers))?;
-        std::fs::write(&pools, json!({"pools": [{"name": "default", "endpointsFile": endpoints, "config": file}]}).to_string())?;
+        std::fs::write(
+            &pools,
+            json!({"pools": [{"name": "default", "endpointsFile": endpoints, "config": file}]})
+                .to_string(),
+        )?;
         let pools = pools.to_str().ok_or("a path of text")?;
-        let stack = Stack::builder().servers(0).daemon_arguments(&["--pools", pools]).picker(json!({"explain": true})).start().await?;
-        Ok(Self { stack, servers, folder })
+        let stack = Stack::builder()
+            .servers(0)
+            .daemon_arguments(&["--pools", pools])
+            .picker(json!({"explain": true}))
+            .start()
+            .await?;
+        Ok(Self {
+            stack,
+            servers,
+            folder,
+        })
     }
 
     async fn ask(&self, body: Value) -> Result<ClientReply> {
@@ -71,14 +95,22 @@ impl DisaggregatedStack {
     }
 
     fn of(&self, role: ServerRole) -> impl Iterator<Item = &ModelServer> {
-        self.servers.iter().filter(move |(other, _)| *other == role).map(|(_, server)| server)
+        self.servers
+            .iter()
+            .filter(move |(other, _)| *other == role)
+            .map(|(_, server)| server)
     }
 
     /// The inference requests that reached each server of a role, with their headers.
     async fn requests(&self, role: ServerRole) -> Result<Vec<Vec<Value>>> {
         let mut requests = Vec::new();
         for server in self.of(role) {
-            requests.push(server.state().await?["requests"].as_array().cloned().unwrap_or_default());
+            requests.push(
+                server.state().await?["requests"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default(),
+            );
         }
         Ok(requests)
     }
@@ -89,24 +121,39 @@ impl DisaggregatedStack {
 
     /// Addresses of the servers of a role.
     fn addresses(&self, role: ServerRole) -> Vec<String> {
-        self.of(role).map(|server| server.addr().to_string()).collect()
+        self.of(role)
+            .map(|server| server.addr().to_string())
+            .collect()
     }
 }
 
 fn write_endpoints(file: &Path, servers: &[(ServerRole, ModelServer)]) -> Result<()> {
     let row = |(index, (role, server)): (usize, &(ServerRole, ModelServer))| {
-        let (name, role) = (format!("server-{index}"), format!("{role:?}").to_lowercase());
-        let labels = if role == "whole" { json!({}) } else { json!({"llm-d.ai/role": role}) };
+        let (name, role) = (
+            format!("server-{index}"),
+            format!("{role:?}").to_lowercase(),
+        );
+        let labels = if role == "whole" {
+            json!({})
+        } else {
+            json!({"llm-d.ai/role": role})
+        };
         json!({"name": name, "address": server.addr().ip(), "port": server.addr().port().to_string(), "labels": labels})
     };
     let draft = file.with_extension("draft");
-    std::fs::write(&draft, json!({"endpoints": servers.iter().enumerate().map(row).collect::<Vec<_>>()}).to_string())?;
+    std::fs::write(
+        &draft,
+        json!({"endpoints": servers.iter().enumerate().map(row).collect::<Vec<_>>()}).to_string(),
+    )?;
     Ok(std::fs::rename(draft, file)?)
 }
 
 /// A prompt of about 640 tokens that shares no prefix with other requests.
 fn long(number: usize) -> Value {
-    echo::chat(&format!("Request {number} begins in its own way. {}", "And goes on for long. ".repeat(116)))
+    echo::chat(&format!(
+        "Request {number} begins in its own way. {}",
+        "And goes on for long. ".repeat(116)
+    ))
 }
 
 fn with_image() -> Value {
@@ -114,20 +161,39 @@ fn with_image() -> Value {
         {"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "http://images/1.png"}}]}]})
 }
 
-const TWO_AND_TWO: [ServerRole; 4] = [ServerRole::Prefill, ServerRole::Prefill, ServerRole::Decode, ServerRole::Decode];
+const TWO_AND_TWO: [ServerRole; 4] = [
+    ServerRole::Prefill,
+    ServerRole::Prefill,
+    ServerRole::Decode,
+    ServerRole::Decode,
+];
 
 #[tokio::test]
 async fn a_long_prompt_is_worked_through_elsewhere_until_the_decode_server_has_it() -> Result<()> {
-    let split = DisaggregatedStack::start("{prefill: prefix-based-pd-decider}", &TWO_AND_TWO).await?;
+    let split =
+        DisaggregatedStack::start("{prefill: prefix-based-pd-decider}", &TWO_AND_TWO).await?;
     let reply = split.ask(long(1)).await?;
     let server = reply.header("x-served-by").to_owned();
-    assert!(split.addresses(ServerRole::Decode).contains(&server), "{server}");
+    assert!(
+        split.addresses(ServerRole::Decode).contains(&server),
+        "{server}"
+    );
     let asked = split.requests(ServerRole::Prefill).await?.concat();
     assert_eq!(asked.len(), 1, "{asked:?}");
-    assert_eq!(echo::header(&asked[0], "x-stage"), ["prefill"], "the decode server's sidecar sent the request, not the proxy");
+    assert_eq!(
+        echo::header(&asked[0], "x-stage"),
+        ["prefill"],
+        "the decode server's sidecar sent the request, not the proxy"
+    );
     let decoded = split.requests(ServerRole::Decode).await?.concat();
     let named = echo::header(&decoded[0], "x-prefiller-host-port");
-    assert!(split.addresses(ServerRole::Prefill).iter().any(|address| named == [address.as_str()]), "{named:?}");
+    assert!(
+        split
+            .addresses(ServerRole::Prefill)
+            .iter()
+            .any(|address| named == [address.as_str()]),
+        "{named:?}"
+    );
     // A short prompt is not worth a separate prefill, and neither is a prompt that the decode
     // server has cached.
     split.ask(echo::chat("short")).await?;
@@ -141,31 +207,55 @@ async fn a_long_prompt_is_worked_through_elsewhere_until_the_decode_server_has_i
 
 #[tokio::test]
 async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server() -> Result<()> {
-    let split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
+    let split =
+        DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
     let decode = &split.addresses(ServerRole::Decode)[0];
     for number in 0..20 {
         // If the proxy forwarded this header, the decode server would refuse to prefill, and the
         // reply would show it.
-        let request = echo::post("/v1/chat/completions", &[("x-prefiller-host-port", decode), ("x-echo", "0")], long(number).to_string())?;
+        let request = echo::post(
+            "/v1/chat/completions",
+            &[("x-prefiller-host-port", decode), ("x-echo", "0")],
+            long(number).to_string(),
+        )?;
         let (mut parts, body) = request.into_parts();
         parts.headers.remove("x-echo");
-        let reply = split.stack.send(http::Request::from_parts(parts, body)).await?;
+        let reply = split
+            .stack
+            .send(http::Request::from_parts(parts, body))
+            .await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
     let asked = split.requests(ServerRole::Prefill).await?;
     assert_eq!(asked.iter().map(Vec::len).sum::<usize>(), 20);
-    assert!(asked.iter().all(|requests| requests.len() >= 5), "{:?}", asked.iter().map(Vec::len).collect::<Vec<_>>());
-    assert!(asked.concat().iter().all(|request| echo::header(request, "x-stage") == ["prefill"]));
+    assert!(
+        asked.iter().all(|requests| requests.len() >= 5),
+        "{:?}",
+        asked.iter().map(Vec::len).collect::<Vec<_>>()
+    );
+    assert!(
+        asked
+            .concat()
+            .iter()
+            .all(|request| echo::header(request, "x-stage") == ["prefill"])
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
-    let mut split = DisaggregatedStack::start("{prefill: always-disagg-pd-decider}", &[ServerRole::Prefill, ServerRole::Decode]).await?;
+    let mut split = DisaggregatedStack::start(
+        "{prefill: always-disagg-pd-decider}",
+        &[ServerRole::Prefill, ServerRole::Decode],
+    )
+    .await?;
     split.ask(long(0)).await?;
     assert_eq!(split.asked(ServerRole::Prefill).await?, 1);
     // The prefill server fails: the decode server prefills itself.
-    let fault = |mode| ServerFault { mode, ..serde_json::from_value(json!({"mode": "none"})).expect("a fault") };
+    let fault = |mode| ServerFault {
+        mode,
+        ..serde_json::from_value(json!({"mode": "none"})).expect("a fault")
+    };
     split.servers[0].1.fault(fault(FaultMode::Status)).await;
     split.ask(long(1)).await?;
     // The prefill server leaves the pool: the picker no longer names it.
@@ -173,8 +263,15 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let unnamed = || async {
         split.ask(long(2)).await.ok()?;
-        let last = split.requests(ServerRole::Decode).await.ok()?.concat().pop()?;
-        echo::header(&last, "x-prefiller-host-port").is_empty().then_some(())
+        let last = split
+            .requests(ServerRole::Decode)
+            .await
+            .ok()?
+            .concat()
+            .pop()?;
+        echo::header(&last, "x-prefiller-host-port")
+            .is_empty()
+            .then_some(())
     };
     wait_for(LIMIT, "decode alone", unnamed).await?;
     drop(gone);
@@ -186,17 +283,38 @@ async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_prefill_server_is_no_host_of_the_proxy_and_serves_no_whole_request() -> Result<()> {
-    let mut split =
-        DisaggregatedStack::start("{prefill: always-disagg-pd-decider, encode: always-disagg-multimodal-decider}", &TWO_AND_TWO).await?;
+    let mut split = DisaggregatedStack::start(
+        "{prefill: always-disagg-pd-decider, encode: always-disagg-multimodal-decider}",
+        &TWO_AND_TWO,
+    )
+    .await?;
     let hosts = split.stack.envoy.admin_page("/clusters").await?;
-    let is_host = |address: &String| hosts.lines().any(|line| line.starts_with(&format!("inference-pool::{address}::")));
-    assert!(split.addresses(ServerRole::Decode).iter().all(is_host), "{hosts}");
-    assert!(!split.addresses(ServerRole::Prefill).iter().any(is_host), "{hosts}");
-    split.servers.retain(|(role, _)| *role == ServerRole::Prefill);
+    let is_host = |address: &String| {
+        hosts
+            .lines()
+            .any(|line| line.starts_with(&format!("inference-pool::{address}::")))
+    };
+    assert!(
+        split.addresses(ServerRole::Decode).iter().all(is_host),
+        "{hosts}"
+    );
+    assert!(
+        !split.addresses(ServerRole::Prefill).iter().any(is_host),
+        "{hosts}"
+    );
+    split
+        .servers
+        .retain(|(role, _)| *role == ServerRole::Prefill);
     write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
     let refused = || async {
-        let reply = split.stack.post("/v1/chat/completions", &long(0)).await.ok()?;
-        (reply.status == 503 && reply.header("x-llm-d-request-dropped-reason") == "rejected-no-endpoints").then_some(())
+        let reply = split
+            .stack
+            .post("/v1/chat/completions", &long(0))
+            .await
+            .ok()?;
+        (reply.status == 503
+            && reply.header("x-llm-d-request-dropped-reason") == "rejected-no-endpoints")
+            .then_some(())
     };
     wait_for(LIMIT, "503 where only prefill servers are left", refused).await
 }
@@ -207,12 +325,22 @@ async fn an_image_is_encoded_elsewhere_and_text_is_not() -> Result<()> {
     let deciders = "{encode: always-disagg-multimodal-decider, prefill: prefix-based-pd-decider}";
     let split = DisaggregatedStack::start(deciders, &roles).await?;
     split.ask(echo::chat("no image")).await?;
-    assert_eq!((split.asked(ServerRole::Encode).await?, split.asked(ServerRole::Prefill).await?), (0, 0));
+    assert_eq!(
+        (
+            split.asked(ServerRole::Encode).await?,
+            split.asked(ServerRole::Prefill).await?
+        ),
+        (0, 0)
+    );
     split.ask(with_image()).await?;
     let encoded = split.requests(ServerRole::Encode).await?.concat();
     assert_eq!(encoded.len(), 1);
     assert_eq!(echo::header(&encoded[0], "x-stage"), ["encode"]);
-    assert_eq!(split.asked(ServerRole::Prefill).await?, 1, "an image counts as 225 tokens, more than the threshold of 64");
+    assert_eq!(
+        split.asked(ServerRole::Prefill).await?,
+        1,
+        "an image counts as 225 tokens, more than the threshold of 64"
+    );
     Ok(())
 }
 
@@ -229,10 +357,22 @@ async fn a_rank_is_reached_by_its_pods_first_port() -> Result<()> {
     let entrance = split.servers[0].1.addr().to_string();
     for number in 0..30 {
         let reply = split.ask(long(number)).await?;
-        assert_eq!(reply.header("x-served-by"), entrance, "all requests go to the first port");
+        assert_eq!(
+            reply.header("x-served-by"),
+            entrance,
+            "all requests go to the first port"
+        );
     }
-    let asked: Vec<usize> = split.requests(ServerRole::Both).await?.iter().map(Vec::len).collect();
+    let asked: Vec<usize> = split
+        .requests(ServerRole::Both)
+        .await?
+        .iter()
+        .map(Vec::len)
+        .collect();
     assert_eq!(asked[0], 30);
-    assert!(asked[1] >= 3 && asked[2] >= 3, "every rank gets requests: {asked:?}");
+    assert!(
+        asked[1] >= 3 && asked[2] >= 3,
+        "every rank gets requests: {asked:?}"
+    );
     Ok(())
 }

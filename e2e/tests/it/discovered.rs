@@ -38,24 +38,54 @@ pub(crate) struct RegisteredWorker {
 
 impl RegisteredWorker {
     /// Registers a worker with this metadata through the registry that `arguments` name.
-    pub(crate) async fn register(arguments: &[String], component: &str, name: &str, metadata: &Value) -> Result<Self> {
+    pub(crate) async fn register(
+        arguments: &[String],
+        component: &str,
+        name: &str,
+        metadata: &Value,
+    ) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("metadata.json");
         std::fs::write(&file, metadata.to_string())?;
         let healthy = Arc::new(AtomicBool::new(true));
         let answer = Arc::clone(&healthy);
-        let health = move || async move { if answer.load(Ordering::Relaxed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } };
+        let health = move || async move {
+            if answer.load(Ordering::Relaxed) {
+                StatusCode::OK
+            } else {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let probe = format!("http://{}/health", listener.local_addr()?);
-        tokio::spawn(async move { axum::serve(listener, Router::new().route("/health", get(health))).await });
+        tokio::spawn(async move {
+            axum::serve(listener, Router::new().route("/health", get(health))).await
+        });
         let mut command = Command::new(daemon::binary()?);
-        command.args(["register", "--namespace", "dynamo", "--component", component, "--name", name, "--probe", &probe]);
+        command.args([
+            "register",
+            "--namespace",
+            "dynamo",
+            "--component",
+            component,
+            "--name",
+            name,
+            "--probe",
+            &probe,
+        ]);
         command.arg("--metadata-file").arg(&file).args(arguments);
-        Ok(Self { sidecar: ChildProcess::spawn("register", &mut command, folder.path())?, healthy, folder })
+        Ok(Self {
+            sidecar: ChildProcess::spawn("register", &mut command, folder.path())?,
+            healthy,
+            folder,
+        })
     }
 
     pub(crate) fn say(&self, metadata: &Value) -> Result<()> {
-        Ok(std::fs::write(self.folder.path().join("metadata.json"), metadata.to_string())?)
+        Ok(std::fs::write(
+            self.folder.path().join("metadata.json"),
+            metadata.to_string(),
+        )?)
     }
 }
 
@@ -75,14 +105,21 @@ pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
 pub(crate) async fn asked(stack: &Stack, model: &str) -> Result<(u16, String)> {
     static PROMPTS: AtomicUsize = AtomicUsize::new(0);
     let prompt = format!("{} is there?", PROMPTS.fetch_add(1, Ordering::Relaxed));
-    let chat = json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": prompt}]});
+    let chat =
+        json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": prompt}]});
     let reply = stack.post("/v1/chat/completions", &chat).await?;
     Ok((reply.status, reply.header("x-served-by").to_owned()))
 }
 
 pub(crate) async fn until(stack: &Stack, model: &str, status: u16, by: &str) -> Result<()> {
-    let look = || async { (asked(stack, model).await.ok()? == (status, by.to_owned())).then_some(()) };
-    wait_for(LIMIT, &format!("{model} to be answered {status} by {by:?}"), look).await
+    let look =
+        || async { (asked(stack, model).await.ok()? == (status, by.to_owned())).then_some(()) };
+    wait_for(
+        LIMIT,
+        &format!("{model} to be answered {status} by {by:?}"),
+        look,
+    )
+    .await
 }
 
 async fn until_not_served(stack: &Stack, model: &str) -> Result<()> {
@@ -95,19 +132,32 @@ fn serves(models: &[&str]) -> Value {
 }
 
 fn builder() -> StackBuilder {
-    let options =
-        testbed::model_server::ModelServerOptions { models: vec!["llama".into(), "qwen".into()], speed: 0.0, ..Default::default() };
+    let options = testbed::model_server::ModelServerOptions {
+        models: vec!["llama".into(), "qwen".into()],
+        speed: 0.0,
+        ..Default::default()
+    };
     Stack::builder().servers_like(3, &options)
 }
 
 /// The whole life of a worker: registered with metadata, ready, picked for its models only; not
 /// ready and not picked. Returns the last worker, which alone serves `llama`, with the stack and
 /// the folder of its files.
-async fn whole_flow(source: Value, registry: Vec<String>) -> Result<(RegisteredWorker, Stack, TempDir)> {
+async fn whole_flow(
+    source: Value,
+    registry: Vec<String>,
+) -> Result<(RegisteredWorker, Stack, TempDir)> {
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), &source)?;
-    let stack = builder().daemon_arguments(&["--pools", &pools]).start().await?;
-    assert_eq!(asked(&stack, "llama").await?.0, 503, "no worker is registered");
+    let stack = builder()
+        .daemon_arguments(&["--pools", &pools])
+        .start()
+        .await?;
+    assert_eq!(
+        asked(&stack, "llama").await?.0,
+        503,
+        "no worker is registered"
+    );
     let address = |at: usize| stack.servers[at].addr().to_string();
     let register = async |at: usize, component: &str, metadata: Value| {
         let arguments = [registry.clone(), vec!["--address".to_owned(), address(at)]].concat();
@@ -115,7 +165,11 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<(RegisteredW
     };
     let first = register(0, "decode", serves(&["llama"])).await?;
     until(&stack, "llama", 200, &address(0)).await?;
-    assert_eq!(asked(&stack, "qwen").await?.0, 404, "no worker serves this model");
+    assert_eq!(
+        asked(&stack, "qwen").await?.0,
+        404,
+        "no worker serves this model"
+    );
     let second = register(1, "decode", serves(&["qwen"])).await?;
     until(&stack, "qwen", 200, &address(1)).await?;
     for _ in 0..20 {
@@ -147,14 +201,30 @@ async fn whole_flow(source: Value, registry: Vec<String>) -> Result<(RegisteredW
 async fn shown(stack: &Stack, address: &str) -> Result<()> {
     let daemon = stack.daemon.as_ref().ok_or("no daemon")?;
     let rows = daemon.endpoints().await?;
-    let row = rows.iter().find(|row| row["address"] == address).ok_or("the address is not in the pool")?;
+    let row = rows
+        .iter()
+        .find(|row| row["address"] == address)
+        .ok_or("the address is not in the pool")?;
     assert_eq!(row["models"], json!(["llama"]));
     assert_eq!(row["metrics"]["attributes"]["max_num_seqs"], 256.0);
     let page = daemon.admin("/debug/instances").await?.json()?;
-    assert!(page["instances"].as_array().is_some_and(|all| all.iter().any(|row| row["address"] == address && row["state"] == "ready")));
-    assert!(page["sources"][0]["age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{page}");
+    assert!(page["instances"].as_array().is_some_and(|all| {
+        all.iter()
+            .any(|row| row["address"] == address && row["state"] == "ready")
+    }));
+    assert!(
+        page["sources"][0]["age_seconds"]
+            .as_f64()
+            .is_some_and(|age| age < 60.0),
+        "{page}"
+    );
     let metrics = daemon.admin("/metrics").await?.text();
-    assert!(metrics.lines().any(|line| line.starts_with("switchpoint_discovery_age_seconds{")), "the age is also a metric");
+    assert!(
+        metrics
+            .lines()
+            .any(|line| line.starts_with("switchpoint_discovery_age_seconds{")),
+        "the age is also a metric"
+    );
     Ok(())
 }
 
@@ -164,35 +234,88 @@ async fn shown(stack: &Stack, address: &str) -> Result<()> {
 async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Result<()> {
     let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let registry = folder.path().display().to_string();
-    let pools = fed_by(objects.path(), &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}))?;
+    let pools = fed_by(
+        objects.path(),
+        &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}),
+    )?;
     let model = |name: &str, targets: Value| {
         json!({"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferenceModel", "metadata": {"name": name},
                "spec": {"modelName": name, "poolRef": {"name": "default"}, "targetModels": targets}})
     };
     let wanted = objects.path().join("objects");
     std::fs::create_dir(&wanted)?;
-    std::fs::write(wanted.join("targeted.json"), model("targeted", json!([{"name": "style"}])).to_string())?;
-    std::fs::write(wanted.join("reported.json"), model("reported", json!([])).to_string())?;
-    let adapters = vec!["style".to_owned(), "reported".to_owned(), "listed".to_owned()];
-    let options =
-        testbed::model_server::ModelServerOptions { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
-    let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
-    let stack = Stack::builder().servers_like(2, &options).daemon_arguments(&arguments).start().await?;
+    std::fs::write(
+        wanted.join("targeted.json"),
+        model("targeted", json!([{"name": "style"}])).to_string(),
+    )?;
+    std::fs::write(
+        wanted.join("reported.json"),
+        model("reported", json!([])).to_string(),
+    )?;
+    let adapters = vec![
+        "style".to_owned(),
+        "reported".to_owned(),
+        "listed".to_owned(),
+    ];
+    let options = testbed::model_server::ModelServerOptions {
+        models: vec!["llama".into()],
+        loras: adapters,
+        speed: 1.0,
+        ..Default::default()
+    };
+    let arguments = [
+        "--pools",
+        &pools,
+        "--objects",
+        &wanted.display().to_string(),
+    ];
+    let stack = Stack::builder()
+        .servers_like(2, &options)
+        .daemon_arguments(&arguments)
+        .start()
+        .await?;
     let mut workers = Vec::new();
     for (at, server) in stack.servers.iter().enumerate() {
-        let arguments = ["--directory", &registry, "--address", &server.addr().to_string()].map(str::to_owned);
-        workers.push(RegisteredWorker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&["llama"])).await?);
+        let arguments = [
+            "--directory",
+            &registry,
+            "--address",
+            &server.addr().to_string(),
+        ]
+        .map(str::to_owned);
+        workers.push(
+            RegisteredWorker::register(
+                &arguments,
+                "decode",
+                &format!("worker-{at}"),
+                &serves(&["llama"]),
+            )
+            .await?,
+        );
     }
-    let listed = || async { (stack.daemon.as_ref()?.endpoints().await.ok()?.len() == 2).then_some(()) };
+    let listed =
+        || async { (stack.daemon.as_ref()?.endpoints().await.ok()?.len() == 2).then_some(()) };
     wait_for(LIMIT, "both workers", listed).await?;
 
     let known = || async { (asked(&stack, "targeted").await.ok()?.0 != 503).then_some(()) };
     wait_for(LIMIT, "the proxy to know a worker", known).await?;
     for _ in 0..4 {
-        assert_eq!(asked(&stack, "targeted").await?.0, 200, "an object targets the adapter");
-        assert_eq!(asked(&stack, "reported").await?.0, 200, "an object without targets names the adapter");
+        assert_eq!(
+            asked(&stack, "targeted").await?.0,
+            200,
+            "an object targets the adapter"
+        );
+        assert_eq!(
+            asked(&stack, "reported").await?.0,
+            200,
+            "an object without targets names the adapter"
+        );
     }
-    assert_eq!(asked(&stack, "listed").await?.0, 404, "objects list the models of the pool");
+    assert_eq!(
+        asked(&stack, "listed").await?.0,
+        404,
+        "objects list the models of the pool"
+    );
     drop(workers);
     Ok(())
 }
@@ -203,7 +326,10 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
 async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() -> Result<()> {
     let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let registry = folder.path().display().to_string();
-    let pools = fed_by(objects.path(), &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}))?;
+    let pools = fed_by(
+        objects.path(),
+        &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}),
+    )?;
     let server = |adapters: &[&str]| testbed::model_server::ModelServerOptions {
         models: vec!["llama".into()],
         loras: adapters.iter().map(|name| (*name).to_owned()).collect(),
@@ -211,19 +337,43 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
         ..Default::default()
     };
     let arguments = ["--pools", &pools, "--strict-models"];
-    let builder = Stack::builder().servers_like(1, &server(&["sql"])).more_servers_like(1, &server(&["poems", "sql"]));
+    let builder = Stack::builder()
+        .servers_like(1, &server(&["sql"]))
+        .more_servers_like(1, &server(&["poems", "sql"]));
     let stack = builder.daemon_arguments(&arguments).start().await?;
     let mut workers = Vec::new();
     for (at, server) in stack.servers.iter().enumerate() {
-        let arguments = ["--directory", &registry, "--address", &server.addr().to_string()].map(str::to_owned);
-        workers.push(RegisteredWorker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&["llama"])).await?);
+        let arguments = [
+            "--directory",
+            &registry,
+            "--address",
+            &server.addr().to_string(),
+        ]
+        .map(str::to_owned);
+        workers.push(
+            RegisteredWorker::register(
+                &arguments,
+                "decode",
+                &format!("worker-{at}"),
+                &serves(&["llama"]),
+            )
+            .await?,
+        );
     }
     let second = stack.servers[1].addr().to_string();
     until(&stack, "poems", 200, &second).await?;
     for _ in 0..8 {
-        assert_eq!(asked(&stack, "poems").await?, (200, second.clone()), "no request uses it");
+        assert_eq!(
+            asked(&stack, "poems").await?,
+            (200, second.clone()),
+            "no request uses it"
+        );
         assert_eq!(asked(&stack, "sql").await?.0, 200);
-        assert_eq!(asked(&stack, "llama").await?.0, 200, "--strict-models accepts what metadata names");
+        assert_eq!(
+            asked(&stack, "llama").await?.0,
+            200,
+            "--strict-models accepts what metadata names"
+        );
     }
     assert_eq!(asked(&stack, "unheard").await?.0, 404);
     drop(workers);
@@ -235,36 +385,81 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
 async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
     let (folder, files) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let registry = folder.path().display().to_string();
-    let pools = fed_by(files.path(), &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}))?;
+    let pools = fed_by(
+        files.path(),
+        &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}),
+    )?;
     let wanted = files.path().join("objects");
     std::fs::create_dir(&wanted)?;
     let rewrite = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": "alias"},
         "spec": {"poolRef": {"name": "default"},
                  "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "qwen"}]}]}});
     std::fs::write(wanted.join("alias.json"), rewrite.to_string())?;
-    let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
+    let arguments = [
+        "--pools",
+        &pools,
+        "--objects",
+        &wanted.display().to_string(),
+    ];
     let stack = builder().daemon_arguments(&arguments).start().await?;
     let mut workers = Vec::new();
     for (at, model) in [(0, "llama"), (1, "qwen")] {
-        let arguments = ["--directory", &registry, "--address", &stack.servers[at].addr().to_string()].map(str::to_owned);
-        workers.push(RegisteredWorker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&[model])).await?);
+        let arguments = [
+            "--directory",
+            &registry,
+            "--address",
+            &stack.servers[at].addr().to_string(),
+        ]
+        .map(str::to_owned);
+        workers.push(
+            RegisteredWorker::register(
+                &arguments,
+                "decode",
+                &format!("worker-{at}"),
+                &serves(&[model]),
+            )
+            .await?,
+        );
         until(&stack, model, 200, &stack.servers[at].addr().to_string()).await?;
     }
     let upload = async |model: &str, before: bool| {
-        let field = |name: &str, value: &str| format!("--x\r\nContent-Disposition: form-data; name={name}\r\n\r\n{value}\r\n");
-        let (file, model) = (field("\"file\"; filename=\"a.wav\"", &"RIFF\r\n".repeat(500_000)), field("\"model\"", model));
+        let field = |name: &str, value: &str| {
+            format!("--x\r\nContent-Disposition: form-data; name={name}\r\n\r\n{value}\r\n")
+        };
+        let (file, model) = (
+            field("\"file\"; filename=\"a.wav\"", &"RIFF\r\n".repeat(500_000)),
+            field("\"model\"", model),
+        );
         let parts = if before { [model, file] } else { [file, model] };
         let body = format!("{}--x--\r\n", parts.concat());
-        let request = http::Request::post("/v1/audio/transcriptions").header("content-type", "multipart/form-data; boundary=x");
-        let reply = stack.send(request.body(testbed::client::full(body))?).await?;
-        Ok::<_, testbed::Error>((reply.status, reply.header("x-served-by").to_owned(), reply.json()?["body_bytes"].as_u64()))
+        let request = http::Request::post("/v1/audio/transcriptions")
+            .header("content-type", "multipart/form-data; boundary=x");
+        let reply = stack
+            .send(request.body(testbed::client::full(body))?)
+            .await?;
+        Ok::<_, testbed::Error>((
+            reply.status,
+            reply.header("x-served-by").to_owned(),
+            reply.json()?["body_bytes"].as_u64(),
+        ))
     };
     for before in [true, false] {
         let sent = upload("llama", before).await?;
-        assert_eq!((sent.0, sent.1.as_str()), (200, &*stack.servers[0].addr().to_string()));
+        assert_eq!(
+            (sent.0, sent.1.as_str()),
+            (200, &*stack.servers[0].addr().to_string())
+        );
         let (status, by, bytes) = upload("alias", before).await?;
-        assert_eq!((status, by), (200, stack.servers[1].addr().to_string()), "an alias");
-        assert_eq!(bytes.zip(sent.2).map(|(alias, llama)| llama - alias), Some(1), "the engine gets `qwen`");
+        assert_eq!(
+            (status, by),
+            (200, stack.servers[1].addr().to_string()),
+            "an alias"
+        );
+        assert_eq!(
+            bytes.zip(sent.2).map(|(alias, llama)| llama - alias),
+            Some(1),
+            "the engine gets `qwen`"
+        );
         assert_eq!(upload("unheard", before).await?.0, 404);
     }
     drop(workers);
@@ -279,17 +474,23 @@ fn components() -> Value {
 async fn from_registration_to_request_by_a_directory() -> Result<()> {
     let registry = tempfile::tempdir()?;
     let path = registry.path().display().to_string();
-    let source = json!({"directory": {"path": path, "namespace": "dynamo", "components": components()}});
-    let (mut last, stack, _folder) = whole_flow(source, vec!["--directory".to_owned(), path]).await?;
+    let source =
+        json!({"directory": {"path": path, "namespace": "dynamo", "components": components()}});
+    let (mut last, stack, _folder) =
+        whole_flow(source, vec!["--directory".to_owned(), path]).await?;
     last.sidecar.stop(LIMIT).await?;
     until_not_served(&stack, "llama").await
 }
 
 #[tokio::test]
 async fn from_registration_to_request_by_etcd() -> Result<()> {
-    let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
+    let Some(etcd) = EtcdProcess::start() else {
+        return Ok(());
+    };
     let source = json!({"etcd": {"endpoints": [etcd.url], "namespace": "dynamo", "components": components()}});
-    whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()]).await.map(drop)
+    whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()])
+        .await
+        .map(drop)
 }
 
 /// `switchpointd instances` prints what `switchpointd register` registered.
@@ -298,12 +499,27 @@ async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
     let registry = tempfile::tempdir()?;
     let path = registry.path().display().to_string();
     let arguments = ["--directory", &path, "--address", "10.0.0.1:8000"].map(str::to_owned);
-    let _worker = RegisteredWorker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
+    let _worker =
+        RegisteredWorker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
     let list = || {
         let mut command = Command::new(daemon::binary().ok()?);
-        let output = command.args(["instances", "--directory", &path, "--namespace", "dynamo", "--component", "decode"]).output().ok()?;
+        let output = command
+            .args([
+                "instances",
+                "--directory",
+                &path,
+                "--namespace",
+                "dynamo",
+                "--component",
+                "decode",
+            ])
+            .output()
+            .ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
-        ["worker-0", "10.0.0.1:8000", "llama"].iter().all(|part| text.contains(part)).then_some(())
+        ["worker-0", "10.0.0.1:8000", "llama"]
+            .iter()
+            .all(|part| text.contains(part))
+            .then_some(())
     };
     wait_for(LIMIT, "the table to name it", || async { list() }).await
 }
@@ -319,7 +535,11 @@ impl EtcdProcess {
     pub(crate) fn start() -> Option<Self> {
         let binary = cluster::tool("etcd")?;
         let (folder, port) = (tempfile::tempdir().ok()?, cluster::free_port());
-        Some(Self { _service: cluster::etcd(binary, folder.path(), port), url: format!("http://127.0.0.1:{port}"), _folder: folder })
+        Some(Self {
+            _service: cluster::etcd(binary, folder.path(), port),
+            url: format!("http://127.0.0.1:{port}"),
+            _folder: folder,
+        })
     }
 }
 
@@ -339,26 +559,42 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
     let pools = fed_by(folder.path(), source)?;
     let spare = daemon::DaemonSettings::new(folder.path())?;
     let (other, arguments) = (spare.state.number(), [&["--pools", &pools], lease].concat());
-    let mut stack = builder().daemon_arguments(&arguments).envoy_config(move |config| both_daemons(config, other)).start().await?;
+    let mut stack = builder()
+        .daemon_arguments(&arguments)
+        .envoy_config(move |config| both_daemons(config, other))
+        .start()
+        .await?;
     let mut spare = spare;
     spare.arguments = arguments.iter().map(ToString::to_string).collect();
     let mut second = daemon::DaemonProcess::start(spare)?;
-    wait_for(LIMIT, "the second to stand by", || async { (!leads(&second).await?).then_some(()) }).await?;
-    wait_for(LIMIT, "a request to be served", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
+    wait_for(LIMIT, "the second to stand by", || async {
+        (!leads(&second).await?).then_some(())
+    })
+    .await?;
+    wait_for(LIMIT, "a request to be served", || async {
+        (asked(&stack, "demo").await.ok()?.0 == 200).then_some(())
+    })
+    .await?;
     let load = LoadGenerator::start(stack.address(), 2);
     load.goes_on(50, LIMIT).await?;
     match end {
         LeaderEnd::Stopped => stack.daemon()?.process().stop(LIMIT).await.map(drop)?,
         LeaderEnd::Killed => stack.daemon()?.process().kill().map(drop)?,
     }
-    wait_for(LIMIT, "the second to lead", || async { leads(&second).await?.then_some(()) }).await?;
+    wait_for(LIMIT, "the second to lead", || async {
+        leads(&second).await?.then_some(())
+    })
+    .await?;
     load.goes_on(50, LIMIT).await?;
     heard(&second).await?;
     // The first daemon restarts and stands by until the second stops.
     stack.daemon()?.start_again()?;
     load.goes_on(50, LIMIT).await?;
     second.process().stop(LIMIT).await?;
-    wait_for(LIMIT, "the first to lead again", || async { leads(stack.daemon.as_ref()?).await?.then_some(()) }).await?;
+    wait_for(LIMIT, "the first to lead again", || async {
+        leads(stack.daemon.as_ref()?).await?.then_some(())
+    })
+    .await?;
     heard(stack.daemon()?).await?;
     load.goes_on(50, LIMIT).await?;
     load.stop().await?.check_all_served()
@@ -374,19 +610,30 @@ async fn heard(daemon: &daemon::DaemonProcess) -> Result<()> {
     let acked = || async {
         let state = daemon.admin("/debug/state").await.ok()?.json().ok()?;
         let proxies = state["proxies"].as_array()?;
-        proxies.iter().any(|proxy| proxy.to_string().contains("acked") && !proxy.to_string().contains("\"acked\":null")).then_some(())
+        proxies
+            .iter()
+            .any(|proxy| {
+                proxy.to_string().contains("acked") && !proxy.to_string().contains("\"acked\":null")
+            })
+            .then_some(())
     };
     wait_for(LIMIT, "a proxy to acknowledge its state", acked).await
 }
 
 /// Puts both daemons behind one cluster, as behind a Service.
 fn both_daemons(config: &mut Value, other: u16) {
-    let clusters = config["static_resources"]["clusters"].as_array_mut().into_iter().flatten();
+    let clusters = config["static_resources"]["clusters"]
+        .as_array_mut()
+        .into_iter()
+        .flatten();
     for cluster in clusters.filter(|cluster| cluster["name"] == "switchpoint-state") {
         let hosts = &mut cluster["load_assignment"]["endpoints"][0]["lb_endpoints"];
         let mut host = hosts[0].clone();
         host["endpoint"]["address"]["socket_address"]["port_value"] = other.into();
-        hosts.as_array_mut().into_iter().for_each(|hosts| hosts.push(host.clone()));
+        hosts
+            .as_array_mut()
+            .into_iter()
+            .for_each(|hosts| hosts.push(host.clone()));
     }
 }
 
@@ -396,15 +643,28 @@ async fn daemons_fail_over_by_a_lease_in_etcd_and_no_request_notices() -> Result
 }
 
 async fn fail_over_by_etcd(end: LeaderEnd) -> Result<()> {
-    let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
-    let servers = [testbed::model_server::ModelServer::start(demo())?, testbed::model_server::ModelServer::start(demo())?];
-    let addresses: BTreeSet<SocketAddr> = servers.iter().map(testbed::model_server::ModelServer::addr).collect();
-    let source = json!({"endpoints": addresses.iter().map(ToString::to_string).collect::<Vec<_>>()});
+    let Some(etcd) = EtcdProcess::start() else {
+        return Ok(());
+    };
+    let servers = [
+        testbed::model_server::ModelServer::start(demo())?,
+        testbed::model_server::ModelServer::start(demo())?,
+    ];
+    let addresses: BTreeSet<SocketAddr> = servers
+        .iter()
+        .map(testbed::model_server::ModelServer::addr)
+        .collect();
+    let source =
+        json!({"endpoints": addresses.iter().map(ToString::to_string).collect::<Vec<_>>()});
     fail_over(&["--lease-etcd", &etcd.url], &source, end).await
 }
 
 fn demo() -> testbed::model_server::ModelServerOptions {
-    testbed::model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
+    testbed::model_server::ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        ..Default::default()
+    }
 }
 
 /// Run by `make e2e-long`.
@@ -413,14 +673,21 @@ mod slow {
 
     #[tokio::test]
     async fn a_killed_worker_is_gone_when_its_lease_in_etcd_has_lapsed() -> Result<()> {
-        let Some(etcd) = EtcdProcess::start() else { return Ok(()) };
+        let Some(etcd) = EtcdProcess::start() else {
+            return Ok(());
+        };
         let folder = tempfile::tempdir()?;
         let source = json!({"etcd": {"endpoints": [etcd.url], "namespace": "dynamo", "components": components()}});
         let pools = fed_by(folder.path(), &source)?;
-        let stack = builder().daemon_arguments(&["--pools", &pools]).start().await?;
+        let stack = builder()
+            .daemon_arguments(&["--pools", &pools])
+            .start()
+            .await?;
         let address = stack.servers[0].addr().to_string();
         let arguments = ["--etcd", &etcd.url, "--address", &address].map(str::to_owned);
-        let mut worker = RegisteredWorker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
+        let mut worker =
+            RegisteredWorker::register(&arguments, "decode", "worker-0", &serves(&["llama"]))
+                .await?;
         until(&stack, "llama", 200, &address).await?;
         worker.sidecar.kill()?;
         until_not_served(&stack, "llama").await

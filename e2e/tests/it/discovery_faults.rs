@@ -13,18 +13,30 @@ use testbed::{Result, wait_for};
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn explained(servers: usize, workers: u32) -> testbed::stack::StackBuilder {
-    Stack::builder().servers(servers).concurrency(workers).picker(serde_json::json!({"explain": true}))
+    Stack::builder()
+        .servers(servers)
+        .concurrency(workers)
+        .picker(serde_json::json!({"explain": true}))
 }
 
 /// The error of discovery that `/debug/state` reports.
 async fn discovery_error(stack: &Stack) -> Option<Value> {
-    let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
+    let state = stack
+        .daemon
+        .as_ref()?
+        .admin("/debug/state")
+        .await
+        .ok()?
+        .json()
+        .ok()?;
     Some(state["pools"][0]["discovery"]["error"].clone())
 }
 
 async fn source_ok(stack: &Stack) -> Option<bool> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
-    let line = page.lines().find(|line| line.starts_with("switchpoint_source_ok{") && line.contains("\"discovery\""))?;
+    let line = page.lines().find(|line| {
+        line.starts_with("switchpoint_source_ok{") && line.contains("\"discovery\"")
+    })?;
     Some(line.ends_with(" 1") || line.ends_with(" 1.0"))
 }
 
@@ -35,9 +47,13 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
     let good = std::fs::read_to_string(&file)?;
     assert_eq!(source_ok(&stack).await, Some(true));
     let load = LoadGenerator::start(stack.address(), 2);
-    let duplicate = format!("{{\"endpoints\": [{0}, {0}]}}", r#"{"name": "a", "address": "127.0.0.1", "port": 1}"#);
+    let duplicate = format!(
+        "{{\"endpoints\": [{0}, {0}]}}",
+        r#"{"name": "a", "address": "127.0.0.1", "port": 1}"#
+    );
     let named = r#"{"endpoints": [{"name": "a", "address": "localhost", "port": 1}]}"#;
-    let misspelt = r#"{"endpoints": [{"name": "a", "address": "127.0.0.1", "port": 1, "lables": {}}]}"#;
+    let misspelt =
+        r#"{"endpoints": [{"name": "a", "address": "127.0.0.1", "port": 1, "lables": {}}]}"#;
     let drills = [
         (&good[..good.len() / 2], "endpoints.yaml"),
         ("\u{0}\u{1}\u{2} not YAML: [", "endpoints.yaml"),
@@ -48,13 +64,35 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
     ];
     for (text, why) in drills {
         stack.daemon()?.settings().write_endpoints_file(text)?;
-        let told = || async { discovery_error(&stack).await?.as_str().filter(|error| error.contains(why)).map(drop) };
-        wait_for(LIMIT, &format!("/debug/state to name {why:?} in {text:?}"), told).await?;
-        assert_eq!(source_ok(&stack).await, Some(false), "the metric reports it too");
+        let told = || async {
+            discovery_error(&stack)
+                .await?
+                .as_str()
+                .filter(|error| error.contains(why))
+                .map(drop)
+        };
+        wait_for(
+            LIMIT,
+            &format!("/debug/state to name {why:?} in {text:?}"),
+            told,
+        )
+        .await?;
+        assert_eq!(
+            source_ok(&stack).await,
+            Some(false),
+            "the metric reports it too"
+        );
         pool_is(&stack, &[0, 1, 2]).await?;
-        assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "the daemon still has a set of endpoints");
+        assert_eq!(
+            stack.daemon()?.admin("/readyz").await?.status,
+            200,
+            "the daemon still has a set of endpoints"
+        );
         stack.set_pool(&[0, 1, 2])?;
-        wait_for(LIMIT, "a good file to be taken", || async { discovery_error(&stack).await?.is_null().then_some(()) }).await?;
+        wait_for(LIMIT, "a good file to be taken", || async {
+            discovery_error(&stack).await?.is_null().then_some(())
+        })
+        .await?;
     }
     load.stop().await?.check_all_served()
 }
@@ -64,13 +102,18 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
     let mut stack = explained(3, 1).start().await?;
     let load = LoadGenerator::start(stack.address(), 2);
     std::fs::remove_file(stack.folder().join("endpoints.yaml"))?;
-    wait_for(LIMIT, "the loss to be reported", || async { discovery_error(&stack).await?.is_string().then_some(()) }).await?;
+    wait_for(LIMIT, "the loss to be reported", || async {
+        discovery_error(&stack).await?.is_string().then_some(())
+    })
+    .await?;
     load.goes_on(100, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
     // Even after a restart: the daemon has its last state on disk.
     stack.daemon()?.process().kill()?;
     stack.daemon()?.start_again()?;
-    let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
+    let again = || async {
+        (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(())
+    };
     wait_for(LIMIT, "the daemon to be ready by its snapshot", again).await?;
     load.goes_on(100, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
@@ -92,7 +135,9 @@ async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
         stack.set_pool(&[0, 1, 2, 3])?;
         pool_is(&stack, &[0, 1, 2, 3]).await?;
     }
-    ledger_metrics::close("endpoints removed and added eight times", load, &stack).await.map(drop)
+    ledger_metrics::close("endpoints removed and added eight times", load, &stack)
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -110,6 +155,10 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
     load.goes_on(300, LIMIT).await?;
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
-    assert!(outcome.served.len() > ADDED / 2, "the new endpoints serve: {:?}", outcome.served);
+    assert!(
+        outcome.served.len() > ADDED / 2,
+        "the new endpoints serve: {:?}",
+        outcome.served
+    );
     Ok(())
 }

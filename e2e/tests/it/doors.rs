@@ -49,7 +49,10 @@ const SPELLINGS: [&str; 6] = [
 /// them.
 fn read_paths() -> Vec<String> {
     let table = exchange::api::reference();
-    let ends = table.lines().skip(2).filter_map(|row| row.split('`').nth(1));
+    let ends = table
+        .lines()
+        .skip(2)
+        .filter_map(|row| row.split('`').nth(1));
     let whole = |end: &str| match end {
         service if !service.starts_with('/') => format!("/google.cloud.aiplatform.v1.{service}"),
         own @ ("/generate" | "/inference/v1/generate" | "/invocations") => own.to_owned(),
@@ -74,36 +77,82 @@ async fn only_listed_paths_are_served_however_they_are_spelled() -> Result<()> {
 
 async fn refuses_paths_that_are_not_listed(front: PickerMode, stack: &Stack) -> Result<()> {
     for path in CLOSED {
-        for request in [echo::get(path, &[])?, echo::post(path, &[], echo::chat("x").to_string())?] {
+        for request in [
+            echo::get(path, &[])?,
+            echo::post(path, &[], echo::chat("x").to_string())?,
+        ] {
             let asked = format!("{front:?} {} {path}", request.method());
             let reply = stack.send(request).await?;
-            assert_eq!((reply.status, reply.header("content-type")), (404, "application/json"), "{asked}: {}", reply.text());
+            assert_eq!(
+                (reply.status, reply.header("content-type")),
+                (404, "application/json"),
+                "{asked}: {}",
+                reply.text()
+            );
             let message = "this gateway does not serve this path";
             let error = json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": 404}});
             assert_eq!(reply.json()?, error, "{asked}");
         }
     }
-    let anthropic = stack.send(echo::post("/v1/messages/batches", &[], "{}")?).await?;
-    assert_eq!((anthropic.status, &anthropic.json()?["error"]["type"]), (404, &json!("not_found_error")), "{front:?}");
+    let anthropic = stack
+        .send(echo::post("/v1/messages/batches", &[], "{}")?)
+        .await?;
+    assert_eq!(
+        (anthropic.status, &anthropic.json()?["error"]["type"]),
+        (404, &json!("not_found_error")),
+        "{front:?}"
+    );
     if front == PickerMode::Filter {
-        assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "no pick was made for these paths");
+        assert_eq!(
+            stack.envoy.picker_stat("switchpoint_picked_total").await?,
+            0,
+            "no pick was made for these paths"
+        );
     }
-    assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
+    assert_eq!(
+        stack
+            .envoy
+            .stat("cluster.inference-pool.upstream_rq_total")
+            .await?,
+        0,
+        "{front:?}: no request reached an engine"
+    );
     Ok(())
 }
 
-async fn serves_paths_that_are_read_and_models_and_health(front: PickerMode, stack: &Stack) -> Result<()> {
+async fn serves_paths_that_are_read_and_models_and_health(
+    front: PickerMode,
+    stack: &Stack,
+) -> Result<()> {
     for path in read_paths() {
-        let reply = stack.send(echo::post(&path, &[], echo::chat("x").to_string())?).await?;
+        let reply = stack
+            .send(echo::post(&path, &[], echo::chat("x").to_string())?)
+            .await?;
         assert_ne!(reply.status, 404, "{front:?} {path}: {}", reply.text());
     }
-    for path in ["/v1/models", "/v1/models/meta-llama/Llama-3", "/health", "/ping", "/v2/health/ready", "/switchpoint/ready"] {
+    for path in [
+        "/v1/models",
+        "/v1/models/meta-llama/Llama-3",
+        "/health",
+        "/ping",
+        "/v2/health/ready",
+        "/switchpoint/ready",
+    ] {
         let reply = stack.send(echo::get(path, &[])?).await?;
         assert_eq!(reply.status, 200, "{front:?} {path}: {}", reply.text());
     }
-    for (path, body) in [("/v1/rerank", "{}"), ("/v1/responses/resp_1/cancel", ""), ("/v2/models/demo/infer", "opaque")] {
+    for (path, body) in [
+        ("/v1/rerank", "{}"),
+        ("/v1/responses/resp_1/cancel", ""),
+        ("/v2/models/demo/infer", "opaque"),
+    ] {
         let reply = stack.send(echo::post(path, &[], body)?).await?;
-        assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!(body)), "{front:?} {path}: {}", reply.text());
+        assert_eq!(
+            (reply.status, &reply.json()?["body"]),
+            (200, &json!(body)),
+            "{front:?} {path}: {}",
+            reply.text()
+        );
     }
     Ok(())
 }
@@ -111,10 +160,23 @@ async fn serves_paths_that_are_read_and_models_and_health(front: PickerMode, sta
 async fn reads_a_chat_however_its_path_is_spelled(front: PickerMode, stack: &Stack) -> Result<()> {
     for path in SPELLINGS {
         let read = stack.send(echo::post(path, &[], "{")?).await?;
-        assert_eq!((read.status, &read.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?} {path}");
-        let reply = stack.send(echo::post(path, &[], echo::chat("x").to_string())?).await?;
-        let served = reply.json()?["path"].as_str().unwrap_or_default().to_owned();
-        assert_eq!((reply.status, served.split('?').next()), (200, Some("/v1/chat/completions")), "{front:?} {path}");
+        assert_eq!(
+            (read.status, &read.json()?["error"]["code"]),
+            (400, &json!("invalid_json")),
+            "{front:?} {path}"
+        );
+        let reply = stack
+            .send(echo::post(path, &[], echo::chat("x").to_string())?)
+            .await?;
+        let served = reply.json()?["path"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        assert_eq!(
+            (reply.status, served.split('?').next()),
+            (200, Some("/v1/chat/completions")),
+            "{front:?} {path}"
+        );
     }
     Ok(())
 }
@@ -133,11 +195,23 @@ async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<ClientReply>
 }
 
 async fn refuses_an_upgrade(front: PickerMode, stack: &Stack) -> Result<()> {
-    for path in ["/v1/chat/completions", "/v1/messages", "/generate", "/v1/rerank"] {
+    for path in [
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/generate",
+        "/v1/rerank",
+    ] {
         let reply = upgrade(stack, "POST", path).await?;
         assert_eq!(reply.status, 403, "{front:?} {path}: {}", reply.text());
     }
-    assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
+    assert_eq!(
+        stack
+            .envoy
+            .stat("cluster.inference-pool.upstream_rq_total")
+            .await?,
+        0,
+        "{front:?}: no request reached an engine"
+    );
     Ok(())
 }
 
@@ -153,8 +227,20 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
         });
         let stack = builder.start().await?;
         let reply = upgrade(&stack, "POST", "/v1/chat/completions").await?;
-        assert_eq!((reply.status, &reply.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?}: {}", reply.text());
-        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no request reached an engine");
+        assert_eq!(
+            (reply.status, &reply.json()?["error"]["code"]),
+            (400, &json!("invalid_json")),
+            "{front:?}: {}",
+            reply.text()
+        );
+        assert_eq!(
+            stack
+                .envoy
+                .stat("cluster.inference-pool.upstream_rq_total")
+                .await?,
+            0,
+            "{front:?}: no request reached an engine"
+        );
     }
     Ok(())
 }
@@ -162,7 +248,10 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
 /// A chat by HTTP/1.0, as nginx sends it by default.
 fn http_10(headers: &str, stream: bool) -> String {
     let body = json!({"model": "demo", "max_tokens": 4, "stream": stream, "messages": [{"role": "user", "content": "x"}]}).to_string();
-    format!("POST /v1/chat/completions HTTP/1.0\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "POST /v1/chat/completions HTTP/1.0\r\n{headers}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 #[tokio::test]
@@ -170,25 +259,48 @@ async fn clients_with_http_10_are_served() -> Result<()> {
     for front in PickerMode::ALL {
         let stack = Stack::builder().front(front).servers(2).start().await?;
         let mut raw = RawConnection::connect(stack.address()).await?;
-        raw.write(http_10("Host: x\r\nConnection: close\r\n", false)).await?;
+        raw.write(http_10("Host: x\r\nConnection: close\r\n", false))
+            .await?;
         let reply = raw.read_reply().await?;
-        assert_eq!((reply.status, &reply.json()?["object"]), (200, &json!("chat.completion")), "{front:?}");
-        assert_eq!(raw.read_to_end().await?, b"", "the connection ends with the reply");
+        assert_eq!(
+            (reply.status, &reply.json()?["object"]),
+            (200, &json!("chat.completion")),
+            "{front:?}"
+        );
+        assert_eq!(
+            raw.read_to_end().await?,
+            b"",
+            "the connection ends with the reply"
+        );
 
         let mut kept = RawConnection::connect(stack.address()).await?;
         for _ in 0..3 {
-            kept.write(http_10("Host: x\r\nConnection: keep-alive\r\n", false)).await?;
+            kept.write(http_10("Host: x\r\nConnection: keep-alive\r\n", false))
+                .await?;
             let reply = kept.read_reply().await?;
-            assert_eq!((reply.status, reply.header("connection")), (200, "keep-alive"), "{front:?}");
-            assert!(!reply.header("content-length").is_empty(), "the reply has a length");
+            assert_eq!(
+                (reply.status, reply.header("connection")),
+                (200, "keep-alive"),
+                "{front:?}"
+            );
+            assert!(
+                !reply.header("content-length").is_empty(),
+                "the reply has a length"
+            );
         }
         for headers in ["", "Host: x\r\n", "Host: x\r\nConnection: keep-alive\r\n"] {
             let mut raw = RawConnection::connect(stack.address()).await?;
             raw.write(http_10(headers, true)).await?;
             let text = String::from_utf8(raw.read_to_end().await?)?;
             let (head, events) = text.split_once("\r\n\r\n").ok_or("no head")?;
-            assert!(head.contains(" 200 ") && !head.contains("transfer-encoding"), "{front:?} {headers}: {head}");
-            assert!(events.starts_with("data: {") && events.ends_with("data: [DONE]\n\n"), "{front:?} {headers}: {events}");
+            assert!(
+                head.contains(" 200 ") && !head.contains("transfer-encoding"),
+                "{front:?} {headers}: {head}"
+            );
+            assert!(
+                events.starts_with("data: {") && events.ends_with("data: [DONE]\n\n"),
+                "{front:?} {headers}: {events}"
+            );
         }
     }
     Ok(())
@@ -199,8 +311,17 @@ fn both_files_list_the_same_paths() -> Result<()> {
     let listed = |front: PickerMode| {
         let mut config = testbed::envoy::EnvoyConfig::shipped(front.file())?;
         let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-        let routes = config.value().pointer(path).and_then(|routes| routes.as_array().cloned()).ok_or("no routes")?;
-        Ok::<_, Error>(routes.iter().map(|route| route["match"].to_string()).collect::<BTreeSet<_>>())
+        let routes = config
+            .value()
+            .pointer(path)
+            .and_then(|routes| routes.as_array().cloned())
+            .ok_or("no routes")?;
+        Ok::<_, Error>(
+            routes
+                .iter()
+                .map(|route| route["match"].to_string())
+                .collect::<BTreeSet<_>>(),
+        )
     };
     assert_eq!(listed(PickerMode::Filter)?, listed(PickerMode::ExtProc)?);
     Ok(())

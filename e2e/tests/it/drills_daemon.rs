@@ -19,7 +19,15 @@ use crate::{echo, transports};
 const LIMIT: Duration = Duration::from_secs(60);
 
 async fn connected(stack: &Stack, wanted: i64) -> Result<()> {
-    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == wanted, LIMIT).await.map(drop)
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == wanted,
+            LIMIT,
+        )
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -34,7 +42,11 @@ async fn a_partition_is_survived_by_calls() -> Result<()> {
 
 #[tokio::test]
 async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
-    let mut stack = transports::by("http").servers(4).concurrency(2).start().await?;
+    let mut stack = transports::by("http")
+        .servers(4)
+        .concurrency(2)
+        .start()
+        .await?;
     let load = LoadGenerator::start(stack.address(), 4);
     for round in 0..3 {
         stack.daemon()?.process().kill()?;
@@ -52,7 +64,12 @@ async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
 
 #[tokio::test]
 async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
-    let mut stack = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true})).start().await?;
+    let mut stack = Stack::builder()
+        .servers(4)
+        .concurrency(2)
+        .picker(json!({"explain": true}))
+        .start()
+        .await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let load = LoadGenerator::start(stack.address(), 4);
@@ -69,8 +86,18 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
     );
     // Block hashes have a new key now: old placements are unknown, new ones are found.
     let prompt = "A prompt to be found again. ".repeat(100);
-    let home = ExplainedDecision::ask(stack.address(), &prompt).await?.picked[0].clone();
-    let found = || async { (ExplainedDecision::ask(stack.address(), &prompt).await.ok()?.picked[0] == home).then_some(()) };
+    let home = ExplainedDecision::ask(stack.address(), &prompt)
+        .await?
+        .picked[0]
+        .clone();
+    let found = || async {
+        (ExplainedDecision::ask(stack.address(), &prompt)
+            .await
+            .ok()?
+            .picked[0]
+            == home)
+            .then_some(())
+    };
     wait_for(LIMIT, "a prompt to be found by its new hash", found).await?;
     load.goes_on(50, LIMIT).await?;
     ledger_metrics::close("daemon restarted with an empty memory", load, &stack).await?;
@@ -79,34 +106,84 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
 
 #[tokio::test]
 async fn a_daemon_of_another_version_in_its_place_is_not_obeyed() -> Result<()> {
-    let mut stack = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true})).start().await?;
+    let mut stack = Stack::builder()
+        .servers(4)
+        .concurrency(2)
+        .picker(json!({"explain": true}))
+        .start()
+        .await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let load = LoadGenerator::start(stack.address(), 4);
-    let hosts: Vec<_> = stack.servers.iter().map(testbed::model_server::ModelServer::addr).collect();
+    let hosts: Vec<_> = stack
+        .servers
+        .iter()
+        .map(testbed::model_server::ModelServer::addr)
+        .collect();
     stack.daemon()?.process().kill()?;
     let other = PlayedDaemon::start_at(stack.daemon()?.settings().state.address()).await?;
     for schema in [proto::SCHEMA + 1, proto::SCHEMA_MIN - 1] {
-        other.rehearse(schema, vec![message(Message::PoolUpdate(pool_update(u64::MAX, 1, &hosts[..1])))]);
+        other.rehearse(
+            schema,
+            vec![message(Message::PoolUpdate(pool_update(
+                u64::MAX,
+                1,
+                &hosts[..1],
+            )))],
+        );
         other.leave();
-        let streams = stack.envoy.picker_stat("switchpoint_state_streams_total").await?;
+        let streams = stack
+            .envoy
+            .picker_stat("switchpoint_state_streams_total")
+            .await?;
         // The proxy tries again and again.
-        stack.envoy.picker_stat_until("switchpoint_state_streams_total", |now| now >= streams + 2, LIMIT).await?;
-        assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 0, "{schema}");
+        stack
+            .envoy
+            .picker_stat_until(
+                "switchpoint_state_streams_total",
+                |now| now >= streams + 2,
+                LIMIT,
+            )
+            .await?;
+        assert_eq!(
+            stack
+                .envoy
+                .picker_stat("switchpoint_state_connected")
+                .await?,
+            0,
+            "{schema}"
+        );
         load.goes_on(50, LIMIT).await?;
-        let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
+        let known = ExplainedDecision::ask(stack.address(), "who is there?")
+            .await?
+            .endpoints();
         assert_eq!(
             known,
-            hosts[..3].iter().map(ToString::to_string).collect::<BTreeSet<_>>(),
+            hosts[..3]
+                .iter()
+                .map(ToString::to_string)
+                .collect::<BTreeSet<_>>(),
             "the proxy applies no message of version {schema}"
         );
     }
-    assert!(stack.envoy.process().stderr().contains("run both of one release"), "the log says what to do");
+    assert!(
+        stack
+            .envoy
+            .process()
+            .stderr()
+            .contains("run both of one release"),
+        "the log says what to do"
+    );
     drop(other);
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    ledger_metrics::close("daemon of a newer, then of an older message version", load, &stack).await?;
+    ledger_metrics::close(
+        "daemon of a newer, then of an older message version",
+        load,
+        &stack,
+    )
+    .await?;
     Ok(())
 }
 
@@ -121,7 +198,14 @@ fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
 
 /// The start time of the proxy's connection.
 async fn connection(stack: &Stack) -> Option<String> {
-    let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
+    let state = stack
+        .daemon
+        .as_ref()?
+        .admin("/debug/state")
+        .await
+        .ok()?
+        .json()
+        .ok()?;
     Some(state["proxies"][0]["since"].as_str()?.to_owned())
 }
 
@@ -130,8 +214,11 @@ mod slow {
     use super::*;
 
     #[tokio::test]
-    async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothing_back() -> Result<()> {
-        let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true, "lease_ms": 500}));
+    async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothing_back()
+    -> Result<()> {
+        let builder = Stack::builder()
+            .envoy_config(drill::envoy_config()?)
+            .picker(json!({"explain": true, "lease_ms": 500}));
         let mut stack = builder.servers(3).concurrency(2).start().await?;
         let first = connection(&stack).await.ok_or("a connection")?;
         let load = LoadGenerator::start(stack.address(), 4);
@@ -140,17 +227,47 @@ mod slow {
         // port with it. A worker's VM leads meanwhile.
         let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
         stack.daemon()?.settings().write_endpoints_file(&stalling)?;
-        let another = || async { connection(&stack).await.filter(|since| *since != first).map(drop) };
+        let another = || async {
+            connection(&stack)
+                .await
+                .filter(|since| *since != first)
+                .map(drop)
+        };
         wait_for(LIMIT, "another VM of the process to connect", another).await?;
         stack.set_pool(&[0, 1])?;
         pool_is(&stack, &[0, 1]).await?;
-        stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders >= 2, LIMIT).await?;
+        stack
+            .envoy
+            .picker_stat_until(
+                "switchpoint_state_leaders_total",
+                |leaders| leaders >= 2,
+                LIMIT,
+            )
+            .await?;
         load.goes_on(100, LIMIT).await?;
         pool_is(&stack, &[0, 1]).await?;
-        assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the VM did not stall");
+        assert!(
+            stack
+                .envoy
+                .process()
+                .stderr()
+                .contains("standing still, as told by a drill"),
+            "the VM did not stall"
+        );
         connected(&stack, 1).await?;
-        assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
-        ledger_metrics::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
+        assert_eq!(
+            stack
+                .post("/v1/chat/completions", &echo::chat("x"))
+                .await?
+                .status,
+            200
+        );
+        ledger_metrics::close(
+            "main-thread leader stalled 4 s beyond a lease of 0.5 s",
+            load,
+            &stack,
+        )
+        .await?;
         Ok(())
     }
 }

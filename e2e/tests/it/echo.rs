@@ -11,7 +11,11 @@ pub(crate) fn chat(prompt: &str) -> Value {
 }
 
 /// `POST path` with these headers, to be echoed.
-pub(crate) fn post(path: &str, headers: &[(&str, &str)], body: impl Into<hyper::body::Bytes>) -> Result<Request<Body>> {
+pub(crate) fn post(
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<hyper::body::Bytes>,
+) -> Result<Request<Body>> {
     request("POST", path, headers, client::full(body))
 }
 
@@ -20,8 +24,16 @@ pub(crate) fn get(path: &str, headers: &[(&str, &str)]) -> Result<Request<Body>>
     request("GET", path, headers, client::empty())
 }
 
-pub(crate) fn request(method: &str, path: &str, headers: &[(&str, &str)], body: Body) -> Result<Request<Body>> {
-    let mut request = Request::builder().method(method).uri(path).header("x-echo", "1");
+pub(crate) fn request(
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Body,
+) -> Result<Request<Body>> {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("x-echo", "1");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -31,13 +43,23 @@ pub(crate) fn request(method: &str, path: &str, headers: &[(&str, &str)], body: 
 /// Values of a header that the engine received.
 pub(crate) fn header<'a>(echo: &'a Value, name: &str) -> Vec<&'a str> {
     let pairs = echo["headers"].as_array().into_iter().flatten();
-    pairs.filter(|pair| pair[0] == name).filter_map(|pair| pair[1].as_str()).collect()
+    pairs
+        .filter(|pair| pair[0] == name)
+        .filter_map(|pair| pair[1].as_str())
+        .collect()
 }
 
 /// The ranked list that the engine received, from an echo.
 pub(crate) fn ranked(reply: &ClientReply) -> Result<Vec<String>> {
     let echo = reply.json()?;
     let list = header(&echo, "x-gateway-destination-endpoint");
-    let [list] = list[..] else { return Err(format!("not one destination: {list:?}, {} {}", reply.status, reply.text()).into()) };
+    let [list] = list[..] else {
+        return Err(format!(
+            "not one destination: {list:?}, {} {}",
+            reply.status,
+            reply.text()
+        )
+        .into());
+    };
     Ok(list.split(',').map(str::to_owned).collect())
 }

@@ -73,7 +73,12 @@ impl PageEngine {
     /// Listens on a loopback address that no other test uses, because the metrics port of an engine
     /// kind is fixed.
     async fn start(kind: EngineKind) -> Result<Self> {
-        let ip = format!("127.{}.{}.{}", 1 + rand::random::<u8>() % 254, rand::random::<u8>(), 1 + rand::random::<u8>() % 254);
+        let ip = format!(
+            "127.{}.{}.{}",
+            1 + rand::random::<u8>() % 254,
+            rand::random::<u8>(),
+            1 + rand::random::<u8>() % 254
+        );
         let api = TcpListener::bind((ip.as_str(), 0)).await?;
         let (address, queue) = (api.local_addr()?, Arc::new(AtomicUsize::new(0)));
         let metrics = match kind.port {
@@ -83,17 +88,26 @@ impl PageEngine {
         let (at_api, at_metrics) = (metrics.is_none(), Arc::clone(&queue));
         let reply = move |uri: Uri, is_page: bool| -> Response {
             if is_page && uri.path() == kind.path {
-                return kind.page.replace("QUEUE", &at_metrics.load(Ordering::Relaxed).to_string()).into_response();
+                return kind
+                    .page
+                    .replace("QUEUE", &at_metrics.load(Ordering::Relaxed).to_string())
+                    .into_response();
             }
             match uri.path() {
-                "/v1/chat/completions" => ([("x-served-by", address.to_string())], "{\"object\":\"chat.completion\"}").into_response(),
+                "/v1/chat/completions" => (
+                    [("x-served-by", address.to_string())],
+                    "{\"object\":\"chat.completion\"}",
+                )
+                    .into_response(),
                 // TensorRT-LLM serves JSON here, which is not Prometheus text.
                 "/metrics" => "[]".into_response(),
                 _ => StatusCode::NOT_FOUND.into_response(),
             }
         };
         for (listener, is_page) in [(Some(api), at_api), (metrics, true)] {
-            let (Some(listener), reply) = (listener, reply.clone()) else { continue };
+            let (Some(listener), reply) = (listener, reply.clone()) else {
+                continue;
+            };
             let app = Router::new().fallback(move |uri: Uri| async move { reply(uri, is_page) });
             tokio::spawn(async move { axum::serve(listener, app).await });
         }
@@ -102,19 +116,29 @@ impl PageEngine {
 }
 
 async fn picks_follow_the_queue(kind: EngineKind) -> Result<()> {
-    let engines = [PageEngine::start(kind).await?, PageEngine::start(kind).await?];
+    let engines = [
+        PageEngine::start(kind).await?,
+        PageEngine::start(kind).await?,
+    ];
     let folder = tempfile::tempdir()?;
     let rows = engines.iter().enumerate().map(|(at, engine)| {
         let address = engine.address;
         json!({"name": format!("engine-{at}"), "address": address.ip().to_string(), "port": address.port(),
                "labels": {"llm-d.ai/engine-type": kind.label}})
     });
-    std::fs::write(folder.path().join("endpoints.yaml"), json!({"endpoints": rows.collect::<Vec<_>>()}).to_string())?;
+    std::fs::write(
+        folder.path().join("endpoints.yaml"),
+        json!({"endpoints": rows.collect::<Vec<_>>()}).to_string(),
+    )?;
     let config = scorers::write(&[("queue-scorer".to_owned(), 1)], folder.path())?;
     let pools = json!({"pools": [{"name": "default", "endpointsFile": folder.path().join("endpoints.yaml"), "config": config}]});
     std::fs::write(folder.path().join("pools.json"), pools.to_string())?;
     let pools = folder.path().join("pools.json").display().to_string();
-    let stack = Stack::builder().servers(0).daemon_arguments(&["--pools", &pools]).start().await?;
+    let stack = Stack::builder()
+        .servers(0)
+        .daemon_arguments(&["--pools", &pools])
+        .start()
+        .await?;
     let daemon = stack.daemon.as_ref().ok_or("a daemon")?;
 
     for (busy, free) in [(1, 0), (0, 1), (1, 0)] {
@@ -129,11 +153,23 @@ async fn picks_follow_the_queue(kind: EngineKind) -> Result<()> {
             }
             Some(())
         };
-        wait_for(LIMIT, &format!("{}: only picks of {free}, whose queue is empty", kind.label), follows).await?;
+        wait_for(
+            LIMIT,
+            &format!("{}: only picks of {free}, whose queue is empty", kind.label),
+            follows,
+        )
+        .await?;
     }
     for row in daemon.endpoints().await? {
         let metrics = &row["metrics"];
-        assert_eq!((&metrics["running_requests"], &metrics["kv_cache_utilization"]), (&json!(2.0), &json!(0.25)), "{row}");
+        assert_eq!(
+            (
+                &metrics["running_requests"],
+                &metrics["kv_cache_utilization"]
+            ),
+            (&json!(2.0), &json!(0.25)),
+            "{row}"
+        );
     }
     Ok(())
 }

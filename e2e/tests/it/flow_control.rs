@@ -29,8 +29,16 @@ const WAVE: usize = 10;
 const TOKENS: u32 = 100;
 
 /// Sends a request. Returns the reply and its turn among all replies.
-fn ask(stack: &Stack, objective: &'static str, turns: &Arc<AtomicUsize>) -> Result<JoinHandle<Result<(ClientReply, usize)>>> {
-    let (address, turns, request) = (stack.address(), Arc::clone(turns), held_requests::request(objective, TOKENS)?);
+fn ask(
+    stack: &Stack,
+    objective: &'static str,
+    turns: &Arc<AtomicUsize>,
+) -> Result<JoinHandle<Result<(ClientReply, usize)>>> {
+    let (address, turns, request) = (
+        stack.address(),
+        Arc::clone(turns),
+        held_requests::request(objective, TOKENS)?,
+    );
     Ok(tokio::spawn(async move {
         let reply = client::send(address, request).await?;
         Ok((reply, turns.fetch_add(1, Ordering::Relaxed)))
@@ -38,14 +46,21 @@ fn ask(stack: &Stack, objective: &'static str, turns: &Arc<AtomicUsize>) -> Resu
 }
 
 async fn stack(front: PickerMode, folder: &std::path::Path) -> Result<Stack> {
-    held_requests::builder(front, folder, &held_requests::slow_engine())?.start().await
+    held_requests::builder(front, folder, &held_requests::slow_engine())?
+        .start()
+        .await
 }
 
 /// The output tokens of a request that is held for long enough to be seen on the daemon's page.
 const LONG: u32 = 400;
 
 async fn until_held(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
-    let held = || async { held_requests::held(stack).await.filter(|held| enough(*held)).map(|_| ()) };
+    let held = || async {
+        held_requests::held(stack)
+            .await
+            .filter(|held| enough(*held))
+            .map(|_| ())
+    };
     wait_for(LIMIT, "requests to be held", held).await
 }
 
@@ -54,31 +69,57 @@ async fn chat_passes_a_batch_wave_and_nothing_is_lost_without_the_daemon() -> Re
     let folder = tempfile::tempdir()?;
     let mut stack = stack(PickerMode::Filter, folder.path()).await?;
     let turns = Arc::new(AtomicUsize::new(0));
-    let mut wave = (0..WAVE).map(|_| ask(&stack, "batch", &turns)).collect::<Result<Vec<_>>>()?;
+    let mut wave = (0..WAVE)
+        .map(|_| ask(&stack, "batch", &turns))
+        .collect::<Result<Vec<_>>>()?;
     let held = (WAVE - SEATS as usize) as i64;
-    stack.envoy.picker_stat_until("switchpoint_held_total", |count| count >= held, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until("switchpoint_held_total", |count| count >= held, LIMIT)
+        .await?;
     let chat = ask(&stack, "chat", &turns)?;
-    stack.envoy.picker_stat_until("switchpoint_held_total", |count| count > held, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until("switchpoint_held_total", |count| count > held, LIMIT)
+        .await?;
     // A client that leaves, and a daemon that dies, while requests wait.
     wave.pop().into_iter().for_each(|request| request.abort());
     stack.daemon()?.process().kill()?;
     let (reply, turn) = chat.await??;
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert!(turn <= WAVE / 2, "chat was answered after {turn} requests that came earlier");
+    assert!(
+        turn <= WAVE / 2,
+        "chat was answered after {turn} requests that came earlier"
+    );
     for request in wave {
         let (reply, _) = request.await??;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    assert_eq!(turns.load(Ordering::Relaxed), WAVE, "all but the client that left");
+    assert_eq!(
+        turns.load(Ordering::Relaxed),
+        WAVE,
+        "all but the client that left"
+    );
     stack.daemon()?.start_again()?;
     let counted = || async {
         let ended = |outcome| held_requests::ended(&stack, outcome);
-        let found = (held_requests::held(&stack).await?, ended("Dispatched").await?, ended("EvictedContextCancelled").await?);
+        let found = (
+            held_requests::held(&stack).await?,
+            ended("Dispatched").await?,
+            ended("EvictedContextCancelled").await?,
+        );
         (found == (0, WAVE as u64, 1)).then_some(())
     };
     wait_for(LIMIT, "the counters of the queues to end at zero", counted).await?;
     let (reply, _) = ask(&stack, "batch", &turns)?.await??;
-    assert_eq!((reply.status, stack.envoy.picker_stat("switchpoint_held_total").await?), (200, held + 1), "an idle pool holds nothing");
+    assert_eq!(
+        (
+            reply.status,
+            stack.envoy.picker_stat("switchpoint_held_total").await?
+        ),
+        (200, held + 1),
+        "an idle pool holds nothing"
+    );
     Ok(())
 }
 
@@ -87,11 +128,16 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let stack = stack(PickerMode::ExtProc, folder.path()).await?;
     let turns = Arc::new(AtomicUsize::new(0));
-    let wave = (0..WAVE).map(|_| ask(&stack, "batch", &turns)).collect::<Result<Vec<_>>>()?;
+    let wave = (0..WAVE)
+        .map(|_| ask(&stack, "batch", &turns))
+        .collect::<Result<Vec<_>>>()?;
     until_held(&stack, |held| held > 2).await?;
     let (reply, turn) = ask(&stack, "chat", &turns)?.await??;
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert!(turn < WAVE - 1, "chat was answered after {turn} requests that came earlier");
+    assert!(
+        turn < WAVE - 1,
+        "chat was answered after {turn} requests that came earlier"
+    );
     for request in wave {
         let (reply, _) = request.await??;
         assert_eq!(reply.status, 200, "{}", reply.text());
@@ -102,30 +148,56 @@ async fn chat_passes_a_batch_wave_through_the_ext_proc_server() -> Result<()> {
 /// First a pool that scales from zero loses its endpoint and gets it back, then flow control is
 /// turned off.
 #[tokio::test]
-async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_ends() -> Result<()> {
+async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_ends() -> Result<()>
+{
     let folder = tempfile::tempdir()?;
-    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let builder = held_requests::builder(
+        PickerMode::Filter,
+        folder.path(),
+        &held_requests::slow_engine(),
+    )?;
     let picker = held_requests::picker(Some(SEATS)) + "  noEndpointRequestTTL: 120s\n";
     std::fs::write(folder.path().join("picker.yaml"), picker)?;
     let mut stack = builder.start().await?;
     let wave = held_requests::send(&stack, 6, "batch", LONG)?;
     until_held(&stack, |held| held == 4).await?;
     let rows = held_requests::queues(&stack).await.ok_or("no queues")?;
-    let waits = rows.iter().any(|row| row["priority"] == -10 && row["oldest"]["full"].is_string());
+    let waits = rows
+        .iter()
+        .any(|row| row["priority"] == -10 && row["oldest"]["full"].is_string());
     assert!(waits, "the page says which endpoint has no room: {rows:?}");
     let request = held_requests::request("batch", LONG)?;
     let (mut head, body) = request.into_parts();
     head.headers.insert("x-request-id", "find-me".parse()?);
-    let asked = tokio::spawn(client::send(stack.address(), Request::from_parts(head, body)));
+    let asked = tokio::spawn(client::send(
+        stack.address(),
+        Request::from_parts(head, body),
+    ));
     let found = || async {
-        let page = stack.daemon.as_ref()?.admin("/debug/queues?request=find-me").await.ok()?.json().ok()?;
+        let page = stack
+            .daemon
+            .as_ref()?
+            .admin("/debug/queues?request=find-me")
+            .await
+            .ok()?
+            .json()
+            .ok()?;
         let row = page["requests"].as_array()?.first()?.clone();
         (row["priority"] == -10 && row["ms"].is_u64() && row["full"].is_string()).then_some(())
     };
     wait_for(LIMIT, "the held request to be found by its id", found).await?;
     asked.abort();
     stack.set_pool(&[])?;
-    let empty = || async { stack.daemon.as_ref()?.endpoints().await.ok().filter(Vec::is_empty).map(|_| ()) };
+    let empty = || async {
+        stack
+            .daemon
+            .as_ref()?
+            .endpoints()
+            .await
+            .ok()
+            .filter(Vec::is_empty)
+            .map(|_| ())
+    };
     wait_for(LIMIT, "the daemon to have no endpoint", empty).await?;
     let later = held_requests::send(&stack, 1, "chat", TOKENS)?;
     until_held(&stack, |held| held > 1).await?;
@@ -147,6 +219,9 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
         }
     }
     // On a busy machine the engine may end a request before the proxy has the new configuration.
-    assert!(served >= 2 && refused > 0, "{served} served, {refused} refused");
+    assert!(
+        served >= 2 && refused > 0,
+        "{served} served, {refused} refused"
+    );
     Ok(())
 }

@@ -38,10 +38,16 @@ impl GrpcServer {
                 let noted = Arc::clone(&noted);
                 let service = service_fn(move |request| answer(request, Arc::clone(&noted)));
                 // hyper rejects a client that does not speak HTTP/2.
-                tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+                tokio::spawn(
+                    http2::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(stream), service),
+                );
             }
         });
-        Ok(Self { address, requests: came })
+        Ok(Self {
+            address,
+            requests: came,
+        })
     }
 
     fn came(&self) -> Vec<(String, Version, Bytes)> {
@@ -49,19 +55,39 @@ impl GrpcServer {
     }
 }
 
-async fn answer(request: Request<Incoming>, came: ReceivedRequests) -> std::result::Result<Response<Body>, Infallible> {
+async fn answer(
+    request: Request<Incoming>,
+    came: ReceivedRequests,
+) -> std::result::Result<Response<Body>, Infallible> {
     let (path, version) = (request.uri().path().to_owned(), request.version());
-    let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    came.lock().expect("no panic before").push((path, version, body));
-    let trailers = HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
-    let mut reply = Response::new(frames(vec![Frame::data(framed(b"message").into()), Frame::trailers(trailers)]));
-    reply.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    let body = request
+        .into_body()
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
+    came.lock()
+        .expect("no panic before")
+        .push((path, version, body));
+    let trailers = HeaderMap::from_iter([(
+        http::HeaderName::from_static("grpc-status"),
+        HeaderValue::from_static("0"),
+    )]);
+    let mut reply = Response::new(frames(vec![
+        Frame::data(framed(b"message").into()),
+        Frame::trailers(trailers),
+    ]));
+    reply
+        .headers_mut()
+        .insert("content-type", HeaderValue::from_static("application/grpc"));
     Ok(reply)
 }
 
 /// A gRPC frame.
 fn framed(message: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(message.len()).expect("a short message").to_be_bytes();
+    let length = u32::try_from(message.len())
+        .expect("a short message")
+        .to_be_bytes();
     [&[0][..], &length, message].concat()
 }
 
@@ -75,13 +101,25 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
 /// A chat request of Vertex AI's gRPC API.
 fn vertex_chat(json: &str) -> Vec<u8> {
     let http_body = [field(1, b"application/json"), field(2, json.as_bytes())].concat();
-    framed(&[field(1, b"projects/p/locations/l/endpoints/e"), field(2, &http_body)].concat())
+    framed(
+        &[
+            field(1, b"projects/p/locations/l/endpoints/e"),
+            field(2, &http_body),
+        ]
+        .concat(),
+    )
 }
 
 /// The edit of Envoy's configuration that `h2c.yaml` describes.
 fn by_h2c(config: &mut Value) {
-    let fragment = EnvoyConfig::shipped("h2c.yaml").expect("a shipped file").value().clone();
-    let cluster = config.pointer_mut("/static_resources/clusters/0").and_then(Value::as_object_mut).expect("the pool's cluster");
+    let fragment = EnvoyConfig::shipped("h2c.yaml")
+        .expect("a shipped file")
+        .value()
+        .clone();
+    let cluster = config
+        .pointer_mut("/static_resources/clusters/0")
+        .and_then(Value::as_object_mut)
+        .expect("the pool's cluster");
     assert_eq!(cluster["name"], "inference-pool");
     cluster.extend(fragment.as_object().expect("keys of a cluster").clone());
 }
@@ -99,26 +137,49 @@ fn with_parser(folder: &Path, parser: &str) -> Result<String> {
 
 /// Sends one message to `path` with this parser; returns the reply and the requests that the server
 /// received.
-async fn sent(parser: &str, path: &str, message: Vec<u8>) -> Result<(ClientReply, Vec<(String, Version, Bytes)>)> {
+async fn sent(
+    parser: &str,
+    path: &str,
+    message: Vec<u8>,
+) -> Result<(ClientReply, Vec<(String, Version, Bytes)>)> {
     let (server, folder) = (GrpcServer::start().await?, tempfile::tempdir()?);
     let config = with_parser(folder.path(), parser)?;
-    let stack = Stack::builder().servers(0).stranger(server.address).envoy_config(by_h2c).picker(json!({"explain": true}));
-    let stack = stack.daemon_arguments(&["--config", &config]).start().await?;
-    let request =
-        Request::post(path).header("content-type", "application/grpc").header("te", "trailers").header("x-switchpoint-explain", "1");
-    let reply = Http2Client::connect(stack.address()).await?.send(request.body(full(message))?).await?;
+    let stack = Stack::builder()
+        .servers(0)
+        .stranger(server.address)
+        .envoy_config(by_h2c)
+        .picker(json!({"explain": true}));
+    let stack = stack
+        .daemon_arguments(&["--config", &config])
+        .start()
+        .await?;
+    let request = Request::post(path)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("x-switchpoint-explain", "1");
+    let reply = Http2Client::connect(stack.address())
+        .await?
+        .send(request.body(full(message))?)
+        .await?;
     Ok((reply, server.came()))
 }
 
 fn is_whole(reply: &ClientReply) -> bool {
-    let status = reply.trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
-    reply.status == 200 && reply.body == framed(b"message") && status.is_some_and(|status| status == "0")
+    let status = reply
+        .trailers
+        .as_ref()
+        .and_then(|trailers| trailers.get("grpc-status"));
+    reply.status == 200
+        && reply.body == framed(b"message")
+        && status.is_some_and(|status| status == "0")
 }
 
 fn prompt_tokens(reply: &ClientReply) -> Result<u64> {
     let decision: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
     let predicted = &decision["candidates"][0]["predicted"];
-    predicted["uncached_tokens"].as_u64().ok_or_else(|| format!("no prompt in {decision}").into())
+    predicted["uncached_tokens"]
+        .as_u64()
+        .ok_or_else(|| format!("no prompt in {decision}").into())
 }
 
 #[tokio::test]
@@ -128,20 +189,37 @@ async fn a_grpc_chat_of_vertex_ai_is_read_and_goes_on_by_h2c() -> Result<()> {
     let message = vertex_chat(&chat.to_string());
     let (reply, came) = sent("vertexai-parser", path, message.clone()).await?;
     assert!(is_whole(&reply), "{reply:?}");
-    assert_eq!(came, [(path.to_owned(), Version::HTTP_2, Bytes::from(message))], "the message arrives unchanged");
-    assert!(prompt_tokens(&reply)? > 200, "the prompt is counted: {}", reply.header("x-switchpoint-decision"));
+    assert_eq!(
+        came,
+        [(path.to_owned(), Version::HTTP_2, Bytes::from(message))],
+        "the message arrives unchanged"
+    );
+    assert!(
+        prompt_tokens(&reply)? > 200,
+        "the prompt is counted: {}",
+        reply.header("x-switchpoint-decision")
+    );
 
     let (wrong, came) = sent("vertexai-parser", path, vertex_chat("{no JSON")).await?;
-    assert!(!is_whole(&wrong) && came.is_empty(), "an unreadable message is a client error: {wrong:?}");
+    assert!(
+        !is_whole(&wrong) && came.is_empty(),
+        "an unreadable message is a client error: {wrong:?}"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_grpc_request_of_vllm_goes_on_unread_by_h2c() -> Result<()> {
-    let (path, message) = ("/vllm.grpc.engine.VllmEngine/Generate", framed(&field(1, b"request-1")));
+    let (path, message) = (
+        "/vllm.grpc.engine.VllmEngine/Generate",
+        framed(&field(1, b"request-1")),
+    );
     let (reply, came) = sent("vllmgrpc-parser", path, message.clone()).await?;
     assert!(is_whole(&reply), "{reply:?}");
-    assert_eq!(came, [(path.to_owned(), Version::HTTP_2, Bytes::from(message))]);
+    assert_eq!(
+        came,
+        [(path.to_owned(), Version::HTTP_2, Bytes::from(message))]
+    );
     assert_eq!(prompt_tokens(&reply)?, 0);
     Ok(())
 }

@@ -122,7 +122,11 @@ impl EndpointLoadRow {
     }
 
     fn lies(&self) -> MetricOverrides {
-        let adapters = if let Self::Adapters(.., adapters) = self { adapters.join(", ") } else { String::new() };
+        let adapters = if let Self::Adapters(.., adapters) = self {
+            adapters.join(", ")
+        } else {
+            String::new()
+        };
         let told = [
             ("num_requests_waiting", self.queue().to_string()),
             ("kv_cache_usage_perc", self.kv().to_string()),
@@ -138,19 +142,40 @@ struct HermeticStack {
 }
 
 impl HermeticStack {
-    async fn new(front: PickerMode, configured: HermeticConfig) -> Result<(Self, tempfile::TempDir)> {
+    async fn new(
+        front: PickerMode,
+        configured: HermeticConfig,
+    ) -> Result<(Self, tempfile::TempDir)> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("config.yaml");
-        let config = if configured == HermeticConfig::Default { DEFAULT } else { PASSTHROUGH };
-        std::fs::write(&file, format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig{config}"))?;
+        let config = if configured == HermeticConfig::Default {
+            DEFAULT
+        } else {
+            PASSTHROUGH
+        };
+        std::fs::write(
+            &file,
+            format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig{config}"),
+        )?;
         let objects = folder.path().join("objects");
         std::fs::create_dir(&objects)?;
         std::fs::write(objects.join("rewrites.yaml"), OBJECTS)?;
         let text = |path: &std::path::Path| path.display().to_string();
-        let arguments = ["--config", &text(&file), "--objects", &text(&objects), "--scrape-interval", "50ms"];
+        let arguments = [
+            "--config",
+            &text(&file),
+            "--objects",
+            &text(&objects),
+            "--scrape-interval",
+            "50ms",
+        ];
         let server = ModelServerOptions {
-            models: ["demo", "my-model", "direct-model", "model-after-rewrite"].map(str::to_owned).into(),
-            loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"].map(str::to_owned).into(),
+            models: ["demo", "my-model", "direct-model", "model-after-rewrite"]
+                .map(str::to_owned)
+                .into(),
+            loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"]
+                .map(str::to_owned)
+                .into(),
             max_lora: 2,
             speed: 0.0,
             // Cuts names and events in the middle.
@@ -164,7 +189,12 @@ impl HermeticStack {
             .filter_before_picker(subset_hint_filter())
             .picker(json!({"explain": true}))
             .start();
-        Ok((Self { stack: stack.await? }, folder))
+        Ok((
+            Self {
+                stack: stack.await?,
+            },
+            folder,
+        ))
     }
 
     /// Sets the loads of the endpoints and waits until the picker uses them.
@@ -176,15 +206,23 @@ impl HermeticStack {
         self.stack.set_pool(&indices)?;
         let stack = &self.stack;
         let servers: Vec<&ModelServer> = stack.servers.iter().take(rows.len()).collect();
-        let expected: BTreeMap<String, i64> =
-            servers.iter().zip(rows).map(|(server, row)| (server.addr().to_string(), permille(1.0 - row.kv()))).collect();
+        let expected: BTreeMap<String, i64> = servers
+            .iter()
+            .zip(rows)
+            .map(|(server, row)| (server.addr().to_string(), permille(1.0 - row.kv())))
+            .collect();
         let seen = || async {
             if rows.is_empty() {
                 return (stack.get("/v1/models").await.ok()?.status == 503).then_some(());
             }
-            let decision = ExplainedDecision::ask(stack.address(), "how full are you?").await.ok()?;
+            let decision = ExplainedDecision::ask(stack.address(), "how full are you?")
+                .await
+                .ok()?;
             let scores = decision.scores("kv-cache-utilization-scorer");
-            let scores: BTreeMap<String, i64> = scores.into_iter().map(|(endpoint, score)| (endpoint, permille(score))).collect();
+            let scores: BTreeMap<String, i64> = scores
+                .into_iter()
+                .map(|(endpoint, score)| (endpoint, permille(score)))
+                .collect();
             (scores == expected).then_some(())
         };
         wait_for(LIMIT, &format!("the picker to use {rows:?}"), seen).await
@@ -192,32 +230,78 @@ impl HermeticStack {
 
     async fn send(&self, request: &HermeticRequest) -> Result<ClientReply> {
         let hint = request.subset.as_ref().map(|subset| {
-            let addresses: Vec<String> = subset.iter().filter_map(|i| self.stack.servers.get(*i)).map(|s| s.addr().to_string()).collect();
-            if addresses.is_empty() { "192.0.2.99:8000".to_owned() } else { addresses.join(",") }
+            let addresses: Vec<String> = subset
+                .iter()
+                .filter_map(|i| self.stack.servers.get(*i))
+                .map(|s| s.addr().to_string())
+                .collect();
+            if addresses.is_empty() {
+                "192.0.2.99:8000".to_owned()
+            } else {
+                addresses.join(",")
+            }
         });
-        let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let headers: Vec<(&str, &str)> = hint.iter().map(|hint| ("x-test-subset-list", hint.as_str())).chain(given).collect();
+        let given = request
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()));
+        let headers: Vec<(&str, &str)> = hint
+            .iter()
+            .map(|hint| ("x-test-subset-list", hint.as_str()))
+            .chain(given)
+            .collect();
         let request = match request {
             HermeticRequest { get: true, .. } => echo::get("/v1/models", &headers)?,
-            HermeticRequest { raw: Some(parts), .. } => {
-                let frames = parts.iter().map(|part| Frame::data(Bytes::from(part.clone()))).collect();
-                echo::request("POST", "/v1/completions", &headers, client::frames(frames).boxed())?
+            HermeticRequest {
+                raw: Some(parts), ..
+            } => {
+                let frames = parts
+                    .iter()
+                    .map(|part| Frame::data(Bytes::from(part.clone())))
+                    .collect();
+                echo::request(
+                    "POST",
+                    "/v1/completions",
+                    &headers,
+                    client::frames(frames).boxed(),
+                )?
             }
-            HermeticRequest { infer: true, body, .. } => {
+            HermeticRequest {
+                infer: true, body, ..
+            } => {
                 let body = body.clone().unwrap_or_default().to_string();
                 http::Request::post("/v1/completions").body(client::full(body))?
             }
-            HermeticRequest { body, .. } => echo::post("/v1/completions", &headers, body.clone().unwrap_or_default().to_string())?,
+            HermeticRequest { body, .. } => echo::post(
+                "/v1/completions",
+                &headers,
+                body.clone().unwrap_or_default().to_string(),
+            )?,
         };
         self.stack.send(request).await
     }
 
     /// Output tokens of all models, from the daemon's metrics.
     async fn output_tokens(&self) -> Result<u64> {
-        let page = self.stack.daemon.as_ref().ok_or("no daemon")?.admin("/metrics").await?.text();
-        let sums = page.lines().filter(|line| line.starts_with("llm_d_epp_request_output_tokens_sum"));
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
-        let sum = sums.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64;
+        let page = self
+            .stack
+            .daemon
+            .as_ref()
+            .ok_or("no daemon")?
+            .admin("/metrics")
+            .await?
+            .text();
+        let sums = page
+            .lines()
+            .filter(|line| line.starts_with("llm_d_epp_request_output_tokens_sum"));
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count"
+        )]
+        let sum = sums
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum::<f64>() as u64;
         Ok(sum)
     }
 
@@ -235,14 +319,29 @@ impl HermeticStack {
     }
 
     fn check(&self, case: &HermeticCase, reply: &ClientReply) -> Result<()> {
-        let HermeticExpectation { to, body_as_sent, body, model, events_of, status, code, dropped, completion_tokens: _ } = &case.expect;
+        let HermeticExpectation {
+            to,
+            body_as_sent,
+            body,
+            model,
+            events_of,
+            status,
+            code,
+            dropped,
+            completion_tokens: _,
+        } = &case.expect;
         let said = || format!("{}: {} {}", case.case, reply.status, reply.text());
         assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
         if let Some(code) = code {
             assert_eq!(reply.json()?["error"]["code"], **code, "{}", said());
         }
         if let Some(reason) = dropped {
-            assert_eq!(reply.header("x-llm-d-request-dropped-reason"), reason, "{}", said());
+            assert_eq!(
+                reply.header("x-llm-d-request-dropped-reason"),
+                reason,
+                "{}",
+                said()
+            );
         }
         if let Some(to) = to {
             assert_eq!(self.stack.server_of(reply)?, *to, "{}", said());
@@ -255,13 +354,24 @@ impl HermeticStack {
         }
         if let Some(model) = events_of {
             let text = reply.text();
-            let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+            let events = text.lines().filter_map(|line| {
+                serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok()
+            });
             let models: Vec<Value> = events.map(|event| event["model"].clone()).collect();
-            assert!(models.len() > 2 && models.iter().all(|said| *said == **model), "{}", said());
+            assert!(
+                models.len() > 2 && models.iter().all(|said| *said == **model),
+                "{}",
+                said()
+            );
             assert!(text.ends_with("data: [DONE]\n\n"), "{}", said());
         }
         if *body_as_sent {
-            let sent = case.request.raw.as_ref().map(|parts| parts.concat()).unwrap_or_default();
+            let sent = case
+                .request
+                .raw
+                .as_ref()
+                .map(|parts| parts.concat())
+                .unwrap_or_default();
             assert_eq!(reply.json()?["body"], sent, "{}", said());
         }
         Ok(())
@@ -277,7 +387,11 @@ fn permille(share: f64) -> i64 {
 
 /// Loads that no case uses, so that the loads of the next case are seen as a change.
 fn between() -> Vec<EndpointLoadRow> {
-    vec![EndpointLoadRow::Plain(0.0, 0.55), EndpointLoadRow::Plain(0.0, 0.56), EndpointLoadRow::Plain(0.0, 0.57)]
+    vec![
+        EndpointLoadRow::Plain(0.0, 0.55),
+        EndpointLoadRow::Plain(0.0, 0.56),
+        EndpointLoadRow::Plain(0.0, 0.57),
+    ]
 }
 
 async fn all_of(front: PickerMode, configured: HermeticConfig) -> Result<()> {
@@ -287,14 +401,23 @@ async fn all_of(front: PickerMode, configured: HermeticConfig) -> Result<()> {
     for case in cases.iter().filter(|case| case.config == configured) {
         world.becomes(&between()).await?;
         world.becomes(&case.endpoints).await?;
-        let before = if case.expect.completion_tokens.is_some() { world.settled_output_tokens().await? } else { 0 };
+        let before = if case.expect.completion_tokens.is_some() {
+            world.settled_output_tokens().await?
+        } else {
+            0
+        };
         for _ in 0..TIMES {
             world.check(case, &world.send(&case.request).await?)?;
         }
         if let Some(tokens) = case.expect.completion_tokens {
             let grown = before + tokens * TIMES as u64;
             let counted = || async { (world.output_tokens().await.ok()? == grown).then_some(()) };
-            wait_for(LIMIT, &format!("{grown} output tokens in the metrics"), counted).await?;
+            wait_for(
+                LIMIT,
+                &format!("{grown} output tokens in the metrics"),
+                counted,
+            )
+            .await?;
         }
         run += 1;
     }

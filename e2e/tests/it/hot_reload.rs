@@ -45,7 +45,10 @@ struct ConfigMapMount {
 
 impl ConfigMapMount {
     fn new(text: &str) -> Result<Self> {
-        let mut mounted = Self { folder: tempfile::tempdir()?, version: 0 };
+        let mut mounted = Self {
+            folder: tempfile::tempdir()?,
+            version: 0,
+        };
         mounted.swap(text)?;
         symlink("..data/config.yaml", mounted.file())?;
         Ok(mounted)
@@ -84,16 +87,34 @@ impl ConfigMapMount {
 fn endpoints(stack: &Stack) -> String {
     let row = |(i, server): (usize, &testbed::model_server::ModelServer)| {
         let address = server.addr();
-        format!("- {{name: server-{i}, address: {}, port: {}, labels: {{server: '{i}'}}}}\n", address.ip(), address.port())
+        format!(
+            "- {{name: server-{i}, address: {}, port: {}, labels: {{server: '{i}'}}}}\n",
+            address.ip(),
+            address.port()
+        )
     };
-    format!("endpoints:\n{}", stack.servers.iter().enumerate().map(row).collect::<String>())
+    format!(
+        "endpoints:\n{}",
+        stack
+            .servers
+            .iter()
+            .enumerate()
+            .map(row)
+            .collect::<String>()
+    )
 }
 
 async fn start(config: &Path) -> Result<Stack> {
     let config = config.to_str().ok_or("a path of text")?;
     let arguments = ["--config", config];
     // No pick may be made before the endpoints have their labels, which the code below sets.
-    let mut stack = Stack::builder().servers(2).concurrency(4).daemon_arguments(&arguments).without_waiting().start().await?;
+    let mut stack = Stack::builder()
+        .servers(2)
+        .concurrency(4)
+        .daemon_arguments(&arguments)
+        .without_waiting()
+        .start()
+        .await?;
     let text = endpoints(&stack);
     stack.daemon()?.settings().write_endpoints_file(&text)?;
     stack.wait_until_ready().await?;
@@ -107,20 +128,43 @@ async fn start(config: &Path) -> Result<Stack> {
 async fn picks(stack: &Stack) -> Result<Vec<usize>> {
     let mut picks = Vec::new();
     for _ in 0..2 * WORKERS {
-        picks.push(stack.server_of(&stack.post("/v1/chat/completions", &echo::chat("who?")).await?)?);
+        picks.push(
+            stack.server_of(
+                &stack
+                    .post("/v1/chat/completions", &echo::chat("who?"))
+                    .await?,
+            )?,
+        );
     }
     Ok(picks)
 }
 
 async fn until_all_go_to(stack: &Stack, server: usize) -> Result<Duration> {
     let began = Instant::now();
-    let all = || async { picks(stack).await.ok()?.iter().all(|pick| *pick == server).then_some(()) };
-    wait_for(IN_FORCE_LIMIT, &format!("every worker to pick server {server}"), all).await?;
+    let all = || async {
+        picks(stack)
+            .await
+            .ok()?
+            .iter()
+            .all(|pick| *pick == server)
+            .then_some(())
+    };
+    wait_for(
+        IN_FORCE_LIMIT,
+        &format!("every worker to pick server {server}"),
+        all,
+    )
+    .await?;
     Ok(began.elapsed())
 }
 
 async fn debug_config(stack: &Stack) -> Result<Value> {
-    let reply = stack.daemon.as_ref().ok_or("no daemon")?.admin("/debug/config").await?;
+    let reply = stack
+        .daemon
+        .as_ref()
+        .ok_or("no daemon")?
+        .admin("/debug/config")
+        .await?;
     Ok(reply.json()?["pools"][0].clone())
 }
 
@@ -130,14 +174,25 @@ async fn picks_follow_the_file_and_no_request_is_lost() -> Result<()> {
     let stack = start(&mounted.file()).await?;
     let load = LoadGenerator::start(stack.address(), 6);
     for round in 1..=10 {
-        let way = [WriteMethod::Rename, WriteMethod::InPlace, WriteMethod::Symlink][round % 3];
+        let way = [
+            WriteMethod::Rename,
+            WriteMethod::InPlace,
+            WriteMethod::Symlink,
+        ][round % 3];
         mounted.write(way, &only(round % 2))?;
         until_all_go_to(&stack, round % 2).await?;
         // Once applied it stays: no worker goes back to an earlier configuration.
-        assert!(picks(&stack).await?.iter().all(|pick| *pick == round % 2), "round {round}, {way:?}");
+        assert!(
+            picks(&stack).await?.iter().all(|pick| *pick == round % 2),
+            "round {round}, {way:?}"
+        );
     }
     let config = debug_config(&stack).await?;
-    assert_eq!((&config["error"], config["taken"].as_u64()), (&Value::Null, Some(11)), "{config}");
+    assert_eq!(
+        (&config["error"], config["taken"].as_u64()),
+        (&Value::Null, Some(11)),
+        "{config}"
+    );
     load.stop().await?.check_all_served()
 }
 
@@ -153,31 +208,56 @@ async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
             "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scoer\n",
             "did you mean \\\"queue-scorer\\\"?",
         ),
-        ("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: topology-affinity-scorer\n", "refused"),
+        (
+            "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: topology-affinity-scorer\n",
+            "refused",
+        ),
     ];
     for (round, (text, why)) in drills.iter().enumerate() {
         mounted.write(WriteMethod::Rename, text)?;
         let told = || async {
             let config = debug_config(&stack).await.ok()?;
-            config["error"]["message"].to_string().contains(why).then_some(config)
+            config["error"]["message"]
+                .to_string()
+                .contains(why)
+                .then_some(config)
         };
         let config = wait_for(LIMIT, &format!("/debug/config to say {why}"), told).await?;
-        assert_eq!((&config["pipeline"], &config["since"]), (&good["pipeline"], &good["since"]), "the last good configuration stays");
+        assert_eq!(
+            (&config["pipeline"], &config["since"]),
+            (&good["pipeline"], &good["since"]),
+            "the last good configuration stays"
+        );
         assert_eq!(config["refused"], round + 1);
         assert_eq!(picks(&stack).await?, [0; 8]);
     }
     let page = stack.daemon()?.admin("/metrics").await?.text();
-    assert!(page.contains("switchpoint_config_last_reload_successful{pool=\"default\"} 0"), "{page}");
-    assert!(page.contains("switchpoint_config_reloads_total{pool=\"default\",result=\"failure\"} 3"), "{page}");
+    assert!(
+        page.contains("switchpoint_config_last_reload_successful{pool=\"default\"} 0"),
+        "{page}"
+    );
+    assert!(
+        page.contains("switchpoint_config_reloads_total{pool=\"default\",result=\"failure\"} 3"),
+        "{page}"
+    );
     let log = stack.daemon()?.process().stderr();
-    assert!(log.contains("configuration cannot be used; the last good one stays") && log.contains("queue-scoer"), "{log}");
+    assert!(
+        log.contains("configuration cannot be used; the last good one stays")
+            && log.contains("queue-scoer"),
+        "{log}"
+    );
 
     mounted.write(WriteMethod::Rename, &only(1))?;
     until_all_go_to(&stack, 1).await?;
     let mended = debug_config(&stack).await?;
     assert_eq!(mended["error"], Value::Null);
     assert_ne!(mended["since"], good["since"]);
-    let page = client::get(stack.daemon()?.settings().admin.address(), "/metrics").await?.text();
-    assert!(page.contains("switchpoint_config_last_reload_successful{pool=\"default\"} 1"), "{page}");
+    let page = client::get(stack.daemon()?.settings().admin.address(), "/metrics")
+        .await?
+        .text();
+    assert!(
+        page.contains("switchpoint_config_last_reload_successful{pool=\"default\"} 1"),
+        "{page}"
+    );
     load.stop().await?.check_all_served()
 }

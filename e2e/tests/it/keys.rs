@@ -25,8 +25,17 @@ async fn keys(stack: &Stack) -> Result<i64> {
 
 /// Sends `prompts` new prompts of about `bytes` bytes each, over all workers.
 async fn ask(stack: &Stack, salt: &str, prompts: usize, bytes: usize) -> Result<()> {
-    let prompt = |number: usize| echo::chat(&format!("{salt} {number} {}", "and so on ".repeat(bytes / 10)));
-    for reply in join_all((0..prompts).map(async |number| stack.post("/v1/chat/completions", &prompt(number)).await)).await {
+    let prompt = |number: usize| {
+        echo::chat(&format!(
+            "{salt} {number} {}",
+            "and so on ".repeat(bytes / 10)
+        ))
+    };
+    for reply in join_all(
+        (0..prompts).map(async |number| stack.post("/v1/chat/completions", &prompt(number)).await),
+    )
+    .await
+    {
         assert_eq!(reply?.status, 200);
     }
     Ok(())
@@ -34,16 +43,28 @@ async fn ask(stack: &Stack, salt: &str, prompts: usize, bytes: usize) -> Result<
 
 #[tokio::test]
 async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
-    let mut stack = Stack::builder().envoy_config(drill::envoy_config()?).servers(4).concurrency(2).start().await?;
+    let mut stack = Stack::builder()
+        .envoy_config(drill::envoy_config()?)
+        .servers(4)
+        .concurrency(2)
+        .start()
+        .await?;
     // Long prompts fill the placement rings of both workers; many prompts fill the observation
     // rings.
     let (began, mut full, mut rounds_without) = (Instant::now(), keys(&stack).await?, 0);
     while rounds_without < 3 {
-        assert!(began.elapsed() < LIMIT, "the number of keys still grows: {full}");
+        assert!(
+            began.elapsed() < LIMIT,
+            "the number of keys still grows: {full}"
+        );
         ask(&stack, &format!("{:?}", began.elapsed()), 8, 500_000).await?;
         ask(&stack, &format!("{:?}", began.elapsed()), 150, 300).await?;
         let before = std::mem::replace(&mut full, keys(&stack).await?);
-        rounds_without = if full == before { rounds_without + 1 } else { 0 };
+        rounds_without = if full == before {
+            rounds_without + 1
+        } else {
+            0
+        };
     }
     assert!((100..KEYS_MAX).contains(&full), "{full} keys");
     // Other endpoints, other generations, other prompts and other clients.

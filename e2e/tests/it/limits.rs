@@ -38,7 +38,9 @@ async fn frame(raw: &mut RawConnection) -> Result<(u8, u32, Vec<u8>)> {
 }
 
 fn number(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+    bytes
+        .iter()
+        .fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
 
 #[tokio::test]
@@ -50,14 +52,22 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
     while stream_window.is_none() || connection_window == 65_535 {
         match frame(&mut raw).await? {
             (SETTINGS, 0, payload) => {
-                let value = |id| payload.chunks(6).find(|setting| number(&setting[..2]) == id).map(|setting| number(&setting[2..]));
+                let value = |id| {
+                    payload
+                        .chunks(6)
+                        .find(|setting| number(&setting[..2]) == id)
+                        .map(|setting| number(&setting[2..]))
+                };
                 (streams, stream_window) = (streams.or(value(3)), stream_window.or(value(4)));
             }
             (WINDOW_UPDATE, 0, payload) => connection_window += number(&payload),
             _ => {}
         }
     }
-    assert_eq!((streams, stream_window, connection_window), (Some(1_000), Some(1 << 20), 16 << 20));
+    assert_eq!(
+        (streams, stream_window, connection_window),
+        (Some(1_000), Some(1 << 20), 16 << 20)
+    );
     Ok(())
 }
 
@@ -72,7 +82,10 @@ const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
 
 async fn offering() -> Result<(RawEngine, Stack)> {
     let engine = RawEngine::start(|mut stream| async move {
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", OFFERED_MIB << 20);
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
+            OFFERED_MIB << 20
+        );
         let _ = stream.write_all(head.as_bytes()).await; // if the connection is closed, the loop below ends
         let piece = vec![b'x'; 1 << 20];
         for _ in 0..OFFERED_MIB {
@@ -82,14 +95,24 @@ async fn offering() -> Result<(RawEngine, Stack)> {
         }
     });
     let engine = engine.await?;
-    let stack = Stack::builder().servers(0).stranger(engine.address()).start().await?;
+    let stack = Stack::builder()
+        .servers(0)
+        .stranger(engine.address())
+        .start()
+        .await?;
     Ok((engine, stack))
 }
 
 /// Waits until Envoy stops reading from the engine, and returns the number of bytes it has read.
 async fn held(stack: &Stack) -> Result<i64> {
-    let paused =
-        || async { stack.envoy.stat("cluster.inference-pool.upstream_flow_control_paused_reading_total").await.ok().filter(|n| *n > 0) };
+    let paused = || async {
+        stack
+            .envoy
+            .stat("cluster.inference-pool.upstream_flow_control_paused_reading_total")
+            .await
+            .ok()
+            .filter(|n| *n > 0)
+    };
     wait_for(LIMIT, "Envoy to pause reading the reply", paused).await?;
     let mut before = -1;
     loop {
@@ -106,11 +129,18 @@ async fn held(stack: &Stack) -> Result<i64> {
 async fn a_client_that_does_not_read_holds_back_the_engine() -> Result<()> {
     let (_engine, stack) = offering().await?;
     let mut raw = RawConnection::connect(stack.address()).await?;
-    raw.write("GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    raw.write("GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await?;
     let held = held(&stack).await?;
-    assert!((1..HELD_BYTES_MAX).contains(&held), "{held} bytes of {OFFERED_MIB} MiB");
+    assert!(
+        (1..HELD_BYTES_MAX).contains(&held),
+        "{held} bytes of {OFFERED_MIB} MiB"
+    );
     raw.read_exactly(32 << 20).await?;
-    assert!(stack.envoy.stat(RECEIVED).await? > 32 << 20, "the reply goes on when the client reads again");
+    assert!(
+        stack.envoy.stat(RECEIVED).await? > 32 << 20,
+        "the reply goes on when the client reads again"
+    );
     Ok(())
 }
 
@@ -120,13 +150,31 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
     // HEADERS frame of stream 1, the whole request: GET http /v1/models, authority "x", by HPACK's static table.
-    raw.write(b"\0\0\x11\x01\x05\0\0\0\x01\x82\x86\x04\x0a/v1/models\x41\x01x").await?;
+    raw.write(b"\0\0\x11\x01\x05\0\0\0\x01\x82\x86\x04\x0a/v1/models\x41\x01x")
+        .await?;
     let first = held(&stack).await?;
-    assert!((65_535..HELD_BYTES_MAX).contains(&first), "{first} bytes of {OFFERED_MIB} MiB");
+    assert!(
+        (65_535..HELD_BYTES_MAX).contains(&first),
+        "{first} bytes of {OFFERED_MIB} MiB"
+    );
     for stream in [0, 1] {
-        raw.write([&[0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, stream][..], &(64_u32 << 20).to_be_bytes()].concat()).await?;
+        raw.write(
+            [
+                &[0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, stream][..],
+                &(64_u32 << 20).to_be_bytes(),
+            ]
+            .concat(),
+        )
+        .await?;
     }
-    let more = || async { stack.envoy.stat(RECEIVED).await.ok().filter(|received| *received > first + (1 << 20)) };
+    let more = || async {
+        stack
+            .envoy
+            .stat(RECEIVED)
+            .await
+            .ok()
+            .filter(|received| *received > first + (1 << 20))
+    };
     wait_for(LIMIT, "more bytes after the window opens", more).await?;
     Ok(())
 }
@@ -135,25 +183,51 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
 
 /// An edit of the overload manager: sets `key` to `value` in the monitor whose name ends with
 /// `name`.
-fn monitor(name: &'static str, key: &'static str, value: u64) -> impl Fn(&mut Value) + Send + 'static {
+fn monitor(
+    name: &'static str,
+    key: &'static str,
+    value: u64,
+) -> impl Fn(&mut Value) + Send + 'static {
     move |config| {
-        let monitors = config.pointer_mut("/overload_manager/resource_monitors").and_then(Value::as_array_mut).expect("monitors");
-        let monitor = monitors.iter_mut().find(|monitor| monitor["name"].as_str().is_some_and(|n| n.ends_with(name))).expect("the monitor");
-        let limit = monitor.pointer_mut("/typed_config").and_then(|config| config.get_mut(key)).expect("its limit");
+        let monitors = config
+            .pointer_mut("/overload_manager/resource_monitors")
+            .and_then(Value::as_array_mut)
+            .expect("monitors");
+        let monitor = monitors
+            .iter_mut()
+            .find(|monitor| monitor["name"].as_str().is_some_and(|n| n.ends_with(name)))
+            .expect("the monitor");
+        let limit = monitor
+            .pointer_mut("/typed_config")
+            .and_then(|config| config.get_mut(key))
+            .expect("its limit");
         *limit = json!(value);
     }
 }
 
 async fn overloaded(stack: &Stack, wanted: bool) -> Result<()> {
     let name = "overload.envoy.overload_actions.stop_accepting_requests.active";
-    let look = || async { stack.envoy.stat(name).await.ok().filter(|active| (*active == 1) == wanted) };
-    wait_for(LIMIT, &format!("{name}: {wanted}"), look).await.map(drop)
+    let look = || async {
+        stack
+            .envoy
+            .stat(name)
+            .await
+            .ok()
+            .filter(|active| (*active == 1) == wanted)
+    };
+    wait_for(LIMIT, &format!("{name}: {wanted}"), look)
+        .await
+        .map(drop)
 }
 
 /// Uploads `bytes` bytes of a larger prompt, and keeps the connection open.
 async fn unfinished(stack: &Stack, bytes: usize) -> Result<RawConnection> {
     let mut raw = RawConnection::connect(stack.address()).await?;
-    raw.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", bytes + 1)).await?;
+    raw.write(format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+        bytes + 1
+    ))
+    .await?;
     raw.write(vec![b' '; bytes]).await?;
     Ok(raw)
 }
@@ -162,9 +236,16 @@ async fn unfinished(stack: &Stack, bytes: usize) -> Result<RawConnection> {
 async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     const HEAP_BYTES_MAX: u64 = 192 << 20;
     const BODY_BYTES: usize = 20 << 20;
-    let stack = Stack::builder().servers(1).envoy_config(monitor("fixed_heap", "max_heap_size_bytes", HEAP_BYTES_MAX)).start().await?;
+    let stack = Stack::builder()
+        .servers(1)
+        .envoy_config(monitor("fixed_heap", "max_heap_size_bytes", HEAP_BYTES_MAX))
+        .start()
+        .await?;
     let question = echo::chat("is there room?");
-    assert_eq!(stack.post("/v1/chat/completions", &question).await?.status, 200);
+    assert_eq!(
+        stack.post("/v1/chat/completions", &question).await?.status,
+        200
+    );
     // Bodies that together fill the limit cannot all be held: the last may be refused already.
     let mut uploads = Vec::new();
     for _ in 0..HEAP_BYTES_MAX as usize / BODY_BYTES {
@@ -173,33 +254,82 @@ async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
     overloaded(&stack, true).await?;
     let openai = stack.post("/v1/chat/completions", &question).await?;
     let message = "the gateway is overloaded; retry later";
-    assert_eq!((openai.status, &openai.json()?["error"]["message"]), (503, &json!(message)));
+    assert_eq!(
+        (openai.status, &openai.json()?["error"]["message"]),
+        (503, &json!(message))
+    );
     let anthropic = stack.post("/v1/messages", &question).await?;
     assert_eq!(anthropic.status, 503);
-    assert_eq!(anthropic.json()?, json!({"type": "error", "error": {"type": "overloaded_error", "message": message}}));
-    assert!(stack.envoy.stat("http.ingress.downstream_rq_overload_close").await? >= 2, "refusals are counted");
-    let shrunk = || async { stack.envoy.stat("overload.envoy.overload_actions.shrink_heap.shrink_count").await.ok().filter(|n| *n > 0) };
-    wait_for(LIMIT, "Envoy to give free memory back, which it does every 10 s", shrunk).await?;
+    assert_eq!(
+        anthropic.json()?,
+        json!({"type": "error", "error": {"type": "overloaded_error", "message": message}})
+    );
+    assert!(
+        stack
+            .envoy
+            .stat("http.ingress.downstream_rq_overload_close")
+            .await?
+            >= 2,
+        "refusals are counted"
+    );
+    let shrunk = || async {
+        stack
+            .envoy
+            .stat("overload.envoy.overload_actions.shrink_heap.shrink_count")
+            .await
+            .ok()
+            .filter(|n| *n > 0)
+    };
+    wait_for(
+        LIMIT,
+        "Envoy to give free memory back, which it does every 10 s",
+        shrunk,
+    )
+    .await?;
 
     drop(uploads);
     overloaded(&stack, false).await?;
-    assert_eq!(stack.post("/v1/chat/completions", &question).await?.status, 200);
+    assert_eq!(
+        stack.post("/v1/chat/completions", &question).await?.status,
+        200
+    );
     Ok(())
 }
 
 /// Sends a request on a connection that stays open; an error if Envoy closes the connection.
 async fn ask(raw: &mut RawConnection) -> Result<ClientReply> {
-    raw.write("GET /switchpoint/ready HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    raw.write("GET /switchpoint/ready HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await?;
     raw.read_reply().await
 }
 
 #[tokio::test]
 async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> Result<()> {
     const CONNECTIONS_MAX: usize = 8;
-    let edit = monitor("downstream_max_connections", "max_active_downstream_connections", CONNECTIONS_MAX as u64);
-    let stack = Stack::builder().servers(1).envoy_config(edit).start().await?;
-    let active = || async { stack.envoy.stat("http.ingress.downstream_cx_active").await.ok().filter(|active| *active == 0) };
-    wait_for(LIMIT, "the connections of the start-up checks to end", active).await?;
+    let edit = monitor(
+        "downstream_max_connections",
+        "max_active_downstream_connections",
+        CONNECTIONS_MAX as u64,
+    );
+    let stack = Stack::builder()
+        .servers(1)
+        .envoy_config(edit)
+        .start()
+        .await?;
+    let active = || async {
+        stack
+            .envoy
+            .stat("http.ingress.downstream_cx_active")
+            .await
+            .ok()
+            .filter(|active| *active == 0)
+    };
+    wait_for(
+        LIMIT,
+        "the connections of the start-up checks to end",
+        active,
+    )
+    .await?;
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS_MAX {
         let mut raw = RawConnection::connect(stack.address()).await?;
@@ -207,15 +337,28 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
         open.push(raw);
     }
     let mut beyond = RawConnection::connect(stack.address()).await?;
-    assert!(ask(&mut beyond).await.is_err(), "the connection beyond the limit is closed");
-    let name = format!("listener.{}.downstream_global_cx_overflow", stack.address().to_string().replace(':', "_"));
-    assert!(stack.envoy.stat(&name).await? >= 1, "the overflow is counted, and the admin page still answers");
+    assert!(
+        ask(&mut beyond).await.is_err(),
+        "the connection beyond the limit is closed"
+    );
+    let name = format!(
+        "listener.{}.downstream_global_cx_overflow",
+        stack.address().to_string().replace(':', "_")
+    );
+    assert!(
+        stack.envoy.stat(&name).await? >= 1,
+        "the overflow is counted, and the admin page still answers"
+    );
     for raw in &mut open {
         assert_eq!(ask(raw).await?.status, 200, "open connections stay open");
     }
     drop(open);
     wait_for(LIMIT, "room for a new connection", || async {
-        stack.get("/switchpoint/ready").await.ok().filter(|reply| reply.status == 200)
+        stack
+            .get("/switchpoint/ready")
+            .await
+            .ok()
+            .filter(|reply| reply.status == 200)
     })
     .await?;
     Ok(())
@@ -240,7 +383,11 @@ pub(crate) const GIB: usize = 1 << 30;
 pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
     const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
     let mut mib = Vec::with_capacity(64 << 10);
-    Compress::new(Compression::best(), false).compress_vec(&[b' '; 1 << 20], &mut mib, FlushCompress::Full)?;
+    Compress::new(Compression::best(), false).compress_vec(
+        &[b' '; 1 << 20],
+        &mut mib,
+        FlushCompress::Full,
+    )?;
     Ok([&HEADER[..], &mib.repeat(bytes >> 20)].concat())
 }
 
@@ -251,20 +398,45 @@ fn zstd(bytes: usize) -> Vec<u8> {
     const RUN: u32 = 1;
     let blocks = u32::try_from(bytes).unwrap_or(u32::MAX) / BLOCK;
     let header = [0x28, 0xb5, 0x2f, 0xfd, 0, (17 - 10) << 3]; // unknown size, a window of 2^17 bytes
-    let block = |index| [&(BLOCK << 3 | RUN << 1 | u32::from(index + 1 == blocks)).to_le_bytes()[..3], b" "].concat();
-    header.into_iter().chain((0..blocks).flat_map(block)).collect()
+    let block = |index| {
+        [
+            &(BLOCK << 3 | RUN << 1 | u32::from(index + 1 == blocks)).to_le_bytes()[..3],
+            b" ",
+        ]
+        .concat()
+    };
+    header
+        .into_iter()
+        .chain((0..blocks).flat_map(block))
+        .collect()
 }
 
 /// Removes `unzstd` from the shipped configuration for Envoy before 1.40, as the comment in the
 /// shipped file requires: those versions inflate zstd without bounds.
 fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
-    let said = String::from_utf8(Command::new(EnvoyProcess::binary()).arg("--version").output()?.stdout)?;
+    let said = String::from_utf8(
+        Command::new(EnvoyProcess::binary())
+            .arg("--version")
+            .output()?
+            .stdout,
+    )?;
     // `.../envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL`
-    let version = said.split_once("version: ").and_then(|(_, parts)| parts.split('/').nth(1)).ok_or("no version")?;
-    let minor: u32 = version.split('.').nth(1).ok_or("no minor version")?.parse()?;
+    let version = said
+        .split_once("version: ")
+        .and_then(|(_, parts)| parts.split('/').nth(1))
+        .ok_or("no version")?;
+    let minor: u32 = version
+        .split('.')
+        .nth(1)
+        .ok_or("no minor version")?
+        .parse()?;
     Ok(move |config: &mut Value| {
-        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-        let filters = config.pointer_mut(path).and_then(Value::as_array_mut).expect("the HTTP filters");
+        let path =
+            "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+        let filters = config
+            .pointer_mut(path)
+            .and_then(Value::as_array_mut)
+            .expect("the HTTP filters");
         filters.retain(|filter| minor >= 40 || filter["name"] != "unzstd");
     })
 }
@@ -272,7 +444,12 @@ fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
 /// A line of `/proc/<pid>/status` in KiB.
 pub(crate) fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", stack.envoy.process().id()))?;
-    let value = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB"));
+    let value = status.lines().find_map(|text| {
+        text.strip_prefix(line)?
+            .strip_prefix(':')?
+            .trim()
+            .strip_suffix(" kB")
+    });
     Ok(value.ok_or_else(|| format!("no {line}"))?.trim().parse()?)
 }
 
@@ -285,7 +462,12 @@ mod slow {
     #[tokio::test]
     async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
         let (gzip, zstd) = (gzip(GIB)?, zstd(GIB));
-        assert!(gzip.len() < 2 << 20 && zstd.len() < 64 << 10, "{} and {} bytes", gzip.len(), zstd.len());
+        assert!(
+            gzip.len() < 2 << 20 && zstd.len() < 64 << 10,
+            "{} and {} bytes",
+            gzip.len(),
+            zstd.len()
+        );
         let layered = {
             let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
             encoder.write_all(&zstd)?;
@@ -297,22 +479,61 @@ mod slow {
             ("zstd", "zstd", &zstd, [400, 413]),
             ("zstd in gzip", "gzip, zstd", &layered, [400, 413]),
         ] {
-            let mut stack = Stack::builder().servers(1).envoy_config(fit_for_bombs()?).start().await?;
+            let mut stack = Stack::builder()
+                .servers(1)
+                .envoy_config(fit_for_bombs()?)
+                .start()
+                .await?;
             let before = memory_kib(&mut stack, "VmRSS")?;
-            let request = || echo::post("/v1/chat/completions", &[("content-encoding", encoding)], bomb.clone());
+            let request = || {
+                echo::post(
+                    "/v1/chat/completions",
+                    &[("content-encoding", encoding)],
+                    bomb.clone(),
+                )
+            };
             for _ in 0..3 {
                 let http1 = stack.send(request()?).await?;
-                assert!(statuses.contains(&http1.status), "{what}: {} {}", http1.status, http1.text());
-                let http2 = Http2Client::connect(stack.address()).await?.send(request()?).await?;
-                assert!(statuses.contains(&http2.status), "{what}: {} {}", http2.status, http2.text());
+                assert!(
+                    statuses.contains(&http1.status),
+                    "{what}: {} {}",
+                    http1.status,
+                    http1.text()
+                );
+                let http2 = Http2Client::connect(stack.address())
+                    .await?
+                    .send(request()?)
+                    .await?;
+                assert!(
+                    statuses.contains(&http2.status),
+                    "{what}: {} {}",
+                    http2.status,
+                    http2.text()
+                );
             }
-            for reply in join_all((0..BOMBS_AT_ONCE).map(async |_| stack.send(request()?).await)).await {
+            for reply in
+                join_all((0..BOMBS_AT_ONCE).map(async |_| stack.send(request()?).await)).await
+            {
                 let reply = reply?;
-                assert!(statuses.contains(&reply.status), "{what}, many at once: {} {}", reply.status, reply.text());
+                assert!(
+                    statuses.contains(&reply.status),
+                    "{what}, many at once: {} {}",
+                    reply.status,
+                    reply.text()
+                );
             }
             let growth = memory_kib(&mut stack, "VmHWM")?.saturating_sub(before);
-            assert!(growth < GROWTH_KIB_MAX, "{what}: memory was {before} KiB and grew by at most {growth} KiB");
-            assert_eq!(stack.post("/v1/chat/completions", &echo::chat("still there?")).await?.status, 200);
+            assert!(
+                growth < GROWTH_KIB_MAX,
+                "{what}: memory was {before} KiB and grew by at most {growth} KiB"
+            );
+            assert_eq!(
+                stack
+                    .post("/v1/chat/completions", &echo::chat("still there?"))
+                    .await?
+                    .status,
+                200
+            );
         }
         Ok(())
     }

@@ -16,8 +16,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Cuts the link for this time; meanwhile one endpoint leaves and another joins.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
     let cable = CuttableLink::lay().await?;
-    let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
-    let builder = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true, "state": state}));
+    let state =
+        json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
+    let builder = Stack::builder()
+        .servers(4)
+        .concurrency(2)
+        .picker(json!({"explain": true, "state": state}));
     let mut stack = builder.cable(&cable).start().await?;
     cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
@@ -27,17 +31,41 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
     let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
     cable.cut();
-    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == 0,
+            LIMIT,
+        )
+        .await?;
     stack.set_pool(&[1, 2, 3])?;
     tokio::time::sleep(time).await; // the drill is about this length
     load.goes_on(50, LIMIT).await?;
-    let known = ExplainedDecision::ask(stack.address(), "who is there?").await?.endpoints();
-    assert!(known.contains(&stack.servers[0].addr().to_string()), "the proxy knows no change during the partition: {known:?}");
+    let known = ExplainedDecision::ask(stack.address(), "who is there?")
+        .await?
+        .endpoints();
+    assert!(
+        known.contains(&stack.servers[0].addr().to_string()),
+        "the proxy knows no change during the partition: {known:?}"
+    );
 
     cable.mend();
-    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == 1,
+            LIMIT,
+        )
+        .await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    ledger_metrics::close(&format!("daemon cut off for {time:?}, by {transport}"), load, &stack).await?;
+    ledger_metrics::close(
+        &format!("daemon cut off for {time:?}, by {transport}"),
+        load,
+        &stack,
+    )
+    .await?;
     Ok(())
 }

@@ -63,8 +63,15 @@ struct FrontExpectation {
 fn log_metadata(config: &mut Value) {
     let format = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0/typed_config/log_format/json_format";
     if let Some(fields) = config.pointer_mut(format).and_then(Value::as_object_mut) {
-        for key in ["x-gateway-destination-endpoint", "x-gateway-destination-endpoint-fallback", "x-gateway-destination-endpoint-served"] {
-            fields.insert(format!("lb:{key}"), format!("%DYNAMIC_METADATA(envoy.lb:{key})%").into());
+        for key in [
+            "x-gateway-destination-endpoint",
+            "x-gateway-destination-endpoint-fallback",
+            "x-gateway-destination-endpoint-served",
+        ] {
+            fields.insert(
+                format!("lb:{key}"),
+                format!("%DYNAMIC_METADATA(envoy.lb:{key})%").into(),
+            );
         }
     }
 }
@@ -81,13 +88,31 @@ impl FrontCase {
     }
 
     async fn send(&self, stack: &Stack, id: &str, body: &str) -> Result<ClientReply> {
-        let named =
-            |text: &str| (0..3).fold(text.to_owned(), |text, i| text.replace(&format!("@{i}"), &stack.servers[i].addr().to_string()));
-        let mut headers: Vec<(&str, String)> = self.headers.iter().map(|(name, value)| (name.as_str(), named(value))).collect();
-        headers.extend(self.subset.iter().map(|hint| ("x-test-subset", named(hint))));
-        headers.extend(self.subset_list.iter().map(|hint| ("x-test-subset-list", named(hint))));
+        let named = |text: &str| {
+            (0..3).fold(text.to_owned(), |text, i| {
+                text.replace(&format!("@{i}"), &stack.servers[i].addr().to_string())
+            })
+        };
+        let mut headers: Vec<(&str, String)> = self
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), named(value)))
+            .collect();
+        headers.extend(
+            self.subset
+                .iter()
+                .map(|hint| ("x-test-subset", named(hint))),
+        );
+        headers.extend(
+            self.subset_list
+                .iter()
+                .map(|hint| ("x-test-subset-list", named(hint))),
+        );
         headers.push(("x-request-id", id.to_owned()));
-        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let headers: Vec<(&str, &str)> = headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
         let request = match (&self.get, &self.post) {
             (Some(path), None) => echo::get(path, &headers)?,
             (None, Some(path)) => echo::post(path, &headers, body.to_owned())?,
@@ -99,41 +124,105 @@ impl FrontCase {
     async fn check(&self, front: PickerMode, stack: &Stack, id: &str) -> Result<()> {
         let sent = self.body();
         let reply = self.send(stack, id, &sent).await?;
-        let FrontExpectation { from, served, absent, present, status, code, kind, dropped } = &self.expect;
+        let FrontExpectation {
+            from,
+            served,
+            absent,
+            present,
+            status,
+            code,
+            kind,
+            dropped,
+        } = &self.expect;
         let text = reply.text();
-        let said = || format!("{front:?}, {}: {}: {} {}", self.clause, self.case, reply.status, text.get(..400).unwrap_or(&text));
+        let said = || {
+            format!(
+                "{front:?}, {}: {}: {} {}",
+                self.clause,
+                self.case,
+                reply.status,
+                text.get(..400).unwrap_or(&text)
+            )
+        };
         assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
         if let Some(code) = code {
             assert_eq!(reply.json()?["error"]["code"], **code, "{}", said());
         }
         if let Some(kind) = kind {
             let body = reply.json()?;
-            assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!(kind)), "{}", said());
+            assert_eq!(
+                (&body["type"], &body["error"]["type"]),
+                (&json!("error"), &json!(kind)),
+                "{}",
+                said()
+            );
         }
         if let Some(reason) = dropped {
-            assert_eq!(reply.header("x-llm-d-request-dropped-reason"), reason, "{}", said());
+            assert_eq!(
+                reply.header("x-llm-d-request-dropped-reason"),
+                reason,
+                "{}",
+                said()
+            );
         }
         if reply.status != 200 {
             return Ok(());
         }
         let (ranked, body) = (echo::ranked(&reply)?, reply.json()?);
-        let addresses = |indices: &BTreeSet<usize>| indices.iter().map(|i| stack.servers[*i].addr().to_string()).collect::<BTreeSet<_>>();
+        let addresses = |indices: &BTreeSet<usize>| {
+            indices
+                .iter()
+                .map(|i| stack.servers[*i].addr().to_string())
+                .collect::<BTreeSet<_>>()
+        };
         if let Some(from) = from {
-            assert_eq!(ranked.iter().cloned().collect::<BTreeSet<_>>(), addresses(from), "{}", said());
+            assert_eq!(
+                ranked.iter().cloned().collect::<BTreeSet<_>>(),
+                addresses(from),
+                "{}",
+                said()
+            );
         }
         if let Some(served) = served {
             assert_eq!(stack.server_of(&reply)?, *served, "{}", said());
         }
-        assert!(absent.iter().all(|name| echo::header(&body, name).is_empty()), "{}", said());
-        assert!(present.iter().all(|name| !echo::header(&body, name).is_empty()), "{}", said());
+        assert!(
+            absent
+                .iter()
+                .all(|name| echo::header(&body, name).is_empty()),
+            "{}",
+            said()
+        );
+        assert!(
+            present
+                .iter()
+                .all(|name| !echo::header(&body, name).is_empty()),
+            "{}",
+            said()
+        );
         if self.post.is_some() {
             assert_eq!(body["body_bytes"], sent.len(), "{}", said());
             assert!(body["body"].is_null() || body["body"] == sent, "{}", said());
         }
         let line = stack.envoy.access_log_of(id, LIMIT).await?;
-        assert_eq!(line["lb:x-gateway-destination-endpoint"], ranked.join(","), "{}", said());
-        assert_eq!(line["lb:x-gateway-destination-endpoint-served"], reply.header("x-served-by"), "{}", said());
-        assert_eq!(line["lb:x-gateway-destination-endpoint-fallback"], Value::Null, "{}", said());
+        assert_eq!(
+            line["lb:x-gateway-destination-endpoint"],
+            ranked.join(","),
+            "{}",
+            said()
+        );
+        assert_eq!(
+            line["lb:x-gateway-destination-endpoint-served"],
+            reply.header("x-served-by"),
+            "{}",
+            said()
+        );
+        assert_eq!(
+            line["lb:x-gateway-destination-endpoint-fallback"],
+            Value::Null,
+            "{}",
+            said()
+        );
         Ok(())
     }
 }
@@ -144,11 +233,15 @@ async fn protocol(front: PickerMode) -> Result<()> {
 }
 
 async fn play(front: PickerMode, builder: StackBuilder, cases: &[FrontCase]) -> Result<()> {
-    let builder = builder.servers(3).filter_before_picker(subset_hint_filter());
+    let builder = builder
+        .servers(3)
+        .filter_before_picker(subset_hint_filter());
     let stack = builder.envoy_config(log_metadata).start().await?;
     for (index, case) in cases.iter().enumerate() {
         if let Some(index) = case.refuses {
-            stack.servers[index].fault(ServerFault::new(FaultMode::Refuse)).await;
+            stack.servers[index]
+                .fault(ServerFault::new(FaultMode::Refuse))
+                .await;
         }
         case.check(front, &stack, &format!("case-{index}")).await?;
     }
@@ -165,14 +258,24 @@ async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> 
     // All cases except those that need the picker to read the body.
     let mut cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
     cases.retain(|case| case.clause != "bodies" || case.expect.status.is_none());
-    play(PickerMode::Filter, Stack::builder().picker(json!({"decide_at": "headers"})), &cases).await
+    play(
+        PickerMode::Filter,
+        Stack::builder().picker(json!({"decide_at": "headers"})),
+        &cases,
+    )
+    .await
 }
 
-const FILTERS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+const FILTERS: &str =
+    "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
 
 /// Takes the permission to hold headers from the filter, as Istio's WasmPlugin does.
 pub fn forbid_to_hold_headers(config: &mut Value) {
-    let filters = config.pointer_mut(FILTERS).and_then(Value::as_array_mut).into_iter().flatten();
+    let filters = config
+        .pointer_mut(FILTERS)
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten();
     for filter in filters.filter(|filter| filter["name"] == "switchpoint") {
         filter["typed_config"]["config"]["allow_on_headers_stop_iteration"] = json!(false);
     }
@@ -182,11 +285,26 @@ pub fn forbid_to_hold_headers(config: &mut Value) {
 fn hold_after_the_picker(config: &mut Value) {
     forbid_to_hold_headers(config);
     let objects = manifests::read("istio/wasmplugin.yaml").expect("the shipped file");
-    let patches = &manifests::only(&objects, "EnvoyFilter").expect("an EnvoyFilter")["spec"]["configPatches"];
-    let filters = config.pointer_mut(FILTERS).and_then(Value::as_array_mut).expect("filters");
-    let mut at = filters.iter().position(|filter| filter["name"] == "switchpoint").expect("the picker");
-    for filter in patches.as_array().into_iter().flatten().map(|patch| &patch["patch"]["value"]) {
-        if ["hold", "picked_headers"].iter().any(|name| filter["name"] == *name) {
+    let patches =
+        &manifests::only(&objects, "EnvoyFilter").expect("an EnvoyFilter")["spec"]["configPatches"];
+    let filters = config
+        .pointer_mut(FILTERS)
+        .and_then(Value::as_array_mut)
+        .expect("filters");
+    let mut at = filters
+        .iter()
+        .position(|filter| filter["name"] == "switchpoint")
+        .expect("the picker");
+    for filter in patches
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|patch| &patch["patch"]["value"])
+    {
+        if ["hold", "picked_headers"]
+            .iter()
+            .any(|name| filter["name"] == *name)
+        {
             at += 1;
             filters.insert(at, filter.clone());
         }
@@ -196,7 +314,9 @@ fn hold_after_the_picker(config: &mut Value) {
 #[tokio::test]
 async fn the_protocol_by_the_filter_whose_requests_a_buffer_filter_holds() -> Result<()> {
     let cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
-    let builder = Stack::builder().picker(json!({"hold_headers": false})).envoy_config(hold_after_the_picker);
+    let builder = Stack::builder()
+        .picker(json!({"hold_headers": false}))
+        .envoy_config(hold_after_the_picker);
     play(PickerMode::Filter, builder, &cases).await
 }
 
@@ -206,11 +326,26 @@ async fn the_protocol_by_the_filter_whose_requests_a_buffer_filter_holds() -> Re
 async fn a_filter_that_may_not_hold_headers_gets_no_body() -> Result<()> {
     let short = |config: &mut Value| {
         forbid_to_hold_headers(config);
-        config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["stream_idle_timeout"] = json!("1s");
+        config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+            ["stream_idle_timeout"] = json!("1s");
     };
-    let stack = Stack::builder().servers(1).envoy_config(short).start().await?;
-    assert_eq!(stack.get("/v1/models").await?.status, 200, "nothing to hold");
-    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 504);
+    let stack = Stack::builder()
+        .servers(1)
+        .envoy_config(short)
+        .start()
+        .await?;
+    assert_eq!(
+        stack.get("/v1/models").await?.status,
+        200,
+        "nothing to hold"
+    );
+    assert_eq!(
+        stack
+            .post("/v1/chat/completions", &echo::chat("x"))
+            .await?
+            .status,
+        504
+    );
     Ok(())
 }
 
@@ -219,25 +354,42 @@ async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
     for front in PickerMode::ALL {
         let builder = Stack::builder().front(front).servers(2);
         let builder = match front {
-            PickerMode::Filter => builder.picker(json!({"decide_at": "headers", "model_header": "x-model"})),
-            PickerMode::ExtProc => {
-                builder.envoy_config(modes("NONE", "STREAMED", false)).daemon_arguments(&["--ext-proc-model-header", "x-model"])
+            PickerMode::Filter => {
+                builder.picker(json!({"decide_at": "headers", "model_header": "x-model"}))
             }
+            PickerMode::ExtProc => builder
+                .envoy_config(modes("NONE", "STREAMED", false))
+                .daemon_arguments(&["--ext-proc-model-header", "x-model"]),
         };
         let folder = tempfile::tempdir()?;
         let model = "{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceModel, metadata: {name: demo}, \
                      spec: {modelName: demo, criticality: Standard, poolRef: {name: default}}}";
         std::fs::write(folder.path().join("models.yaml"), model)?;
-        let stack = builder.daemon_arguments(&["--objects", &folder.path().display().to_string()]).start().await?;
+        let stack = builder
+            .daemon_arguments(&["--objects", &folder.path().display().to_string()])
+            .start()
+            .await?;
         let ask = |model: &'static str| {
-            let request = echo::post("/v1/chat/completions", &[("x-model", model)], echo::chat("x").to_string());
+            let request = echo::post(
+                "/v1/chat/completions",
+                &[("x-model", model)],
+                echo::chat("x").to_string(),
+            );
             async { stack.send(request?).await }
         };
         let unknown = ask("unheard-of").await?;
-        assert_eq!((unknown.status, &unknown.json()?["error"]["code"]), (404, &json!("model_not_found")), "{front:?}: {}", unknown.text());
+        assert_eq!(
+            (unknown.status, &unknown.json()?["error"]["code"]),
+            (404, &json!("model_not_found")),
+            "{front:?}: {}",
+            unknown.text()
+        );
         assert_eq!(ask("demo").await?.status, 200, "{front:?}");
         assert_eq!(
-            stack.post("/v1/chat/completions", &echo::chat("x")).await?.status,
+            stack
+                .post("/v1/chat/completions", &echo::chat("x"))
+                .await?
+                .status,
             200,
             "{front:?}: without the header the model is unknown"
         );
@@ -274,16 +426,55 @@ async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
     for front in PickerMode::ALL {
         let mut stack = Stack::builder().front(front).servers(1).start().await?;
         stack.set_pool(&[])?;
-        let empty = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 503) };
+        let empty = || async {
+            stack
+                .post("/v1/chat/completions", &echo::chat("x"))
+                .await
+                .ok()
+                .filter(|reply| reply.status == 503)
+        };
         let reply = wait_for(LIMIT, "the pool to be empty", empty).await?;
-        assert_eq!(reply.json()?["error"]["code"], "no_ready_endpoint", "{front:?}: {}", reply.text());
-        assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints", "{front:?}");
-        let anthropic = stack.post("/v1/messages", &json!({"model": "demo", "max_tokens": 1, "messages": []})).await?;
-        assert_eq!((anthropic.status, &anthropic.json()?["type"]), (503, &json!("error")), "{front:?}: {}", anthropic.text());
-        assert_eq!(stack.get("/v1/models").await?.status, 503, "{front:?}: also without a body");
-        assert_eq!(stack.get("/switchpoint/ready").await?.status, 200, "{front:?}: an empty pool is a known state");
+        assert_eq!(
+            reply.json()?["error"]["code"],
+            "no_ready_endpoint",
+            "{front:?}: {}",
+            reply.text()
+        );
+        assert_eq!(
+            reply.header("x-llm-d-request-dropped-reason"),
+            "rejected-no-endpoints",
+            "{front:?}"
+        );
+        let anthropic = stack
+            .post(
+                "/v1/messages",
+                &json!({"model": "demo", "max_tokens": 1, "messages": []}),
+            )
+            .await?;
+        assert_eq!(
+            (anthropic.status, &anthropic.json()?["type"]),
+            (503, &json!("error")),
+            "{front:?}: {}",
+            anthropic.text()
+        );
+        assert_eq!(
+            stack.get("/v1/models").await?.status,
+            503,
+            "{front:?}: also without a body"
+        );
+        assert_eq!(
+            stack.get("/switchpoint/ready").await?.status,
+            200,
+            "{front:?}: an empty pool is a known state"
+        );
         stack.set_pool(&[0])?;
-        let again = || async { stack.get("/v1/models").await.ok().filter(|reply| reply.status == 200) };
+        let again = || async {
+            stack
+                .get("/v1/models")
+                .await
+                .ok()
+                .filter(|reply| reply.status == 200)
+        };
         wait_for(LIMIT, "the endpoint to be back", again).await?;
     }
     Ok(())
@@ -292,17 +483,39 @@ async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
 #[tokio::test]
 async fn one_destination_where_the_older_text_is_read() -> Result<()> {
     for front in PickerMode::ALL {
-        let builder = Stack::builder().front(front).servers(3).picker(json!({"destination_format": "single"}));
+        let builder = Stack::builder()
+            .front(front)
+            .servers(3)
+            .picker(json!({"destination_format": "single"}));
         let stack = builder.envoy_config(log_metadata).start().await?;
-        let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", "old")], echo::chat("hi").to_string())?).await?;
+        let reply = stack
+            .send(echo::post(
+                "/v1/chat/completions",
+                &[("x-request-id", "old")],
+                echo::chat("hi").to_string(),
+            )?)
+            .await?;
         let echo = reply.json()?;
-        let [destination] = echo::header(&echo, "x-gateway-destination-endpoint")[..] else { return Err(echo.to_string().into()) };
-        let [fallback] = echo::header(&echo, "x-gateway-destination-endpoint-fallback")[..] else { return Err(echo.to_string().into()) };
-        assert!(!destination.contains(',') && !fallback.contains(',') && destination != fallback, "{front:?} {destination} {fallback}");
+        let [destination] = echo::header(&echo, "x-gateway-destination-endpoint")[..] else {
+            return Err(echo.to_string().into());
+        };
+        let [fallback] = echo::header(&echo, "x-gateway-destination-endpoint-fallback")[..] else {
+            return Err(echo.to_string().into());
+        };
+        assert!(
+            !destination.contains(',') && !fallback.contains(',') && destination != fallback,
+            "{front:?} {destination} {fallback}"
+        );
         assert_eq!(reply.header("x-served-by"), destination, "{front:?}");
         let line = stack.envoy.access_log_of("old", LIMIT).await?;
-        assert_eq!(line["lb:x-gateway-destination-endpoint"], destination, "{front:?}");
-        assert_eq!(line["lb:x-gateway-destination-endpoint-fallback"], fallback, "{front:?}");
+        assert_eq!(
+            line["lb:x-gateway-destination-endpoint"], destination,
+            "{front:?}"
+        );
+        assert_eq!(
+            line["lb:x-gateway-destination-endpoint-fallback"], fallback,
+            "{front:?}"
+        );
     }
     Ok(())
 }
@@ -316,14 +529,28 @@ fn ext_proc() -> StackBuilder {
 /// The ext_proc filter that calls the daemon.
 fn asking(config: &mut Value) -> Option<&mut Value> {
     let filters = config.pointer_mut(FILTERS)?.as_array_mut()?;
-    Some(&mut filters.iter_mut().find(|filter| filter["name"] == "switchpoint")?["typed_config"])
+    Some(
+        &mut filters
+            .iter_mut()
+            .find(|filter| filter["name"] == "switchpoint")?["typed_config"],
+    )
 }
 
 /// Sets other body modes than the shipped file's, as other gateways use them.
-fn modes(request: &'static str, response: &'static str, early: bool) -> impl Fn(&mut Value) + Send + 'static {
+fn modes(
+    request: &'static str,
+    response: &'static str,
+    early: bool,
+) -> impl Fn(&mut Value) + Send + 'static {
     move |config| {
         let Some(asking) = asking(config) else { return };
-        let trailers = |mode| if mode == "FULL_DUPLEX_STREAMED" { "SEND" } else { "SKIP" };
+        let trailers = |mode| {
+            if mode == "FULL_DUPLEX_STREAMED" {
+                "SEND"
+            } else {
+                "SKIP"
+            }
+        };
         asking["processing_mode"] = json!({
             "request_body_mode": request, "request_trailer_mode": trailers(request),
             "response_body_mode": response, "response_trailer_mode": trailers(response),
@@ -340,17 +567,33 @@ fn streamed(model: &str, tokens: u32) -> Value {
 /// Opens a stream of this many tokens.
 async fn stream(address: SocketAddr, tokens: u32) -> Result<EventStream> {
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
-    Ok(EventStream::new(client::start(address, request.body(client::full(streamed("demo", tokens).to_string()))?).await?))
+    Ok(EventStream::new(
+        client::start(
+            address,
+            request.body(client::full(streamed("demo", tokens).to_string()))?,
+        )
+        .await?,
+    ))
 }
 
 /// A server that pauses before each write of a stream.
 fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
-    ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
+    ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms,
+        ..ModelServerOptions::default()
+    }
 }
 
 async fn in_flight(stack: &Stack) -> Option<u64> {
     let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
-    Some(endpoints.iter().filter_map(|endpoint| endpoint["in_flight"].as_u64()).sum())
+    Some(
+        endpoints
+            .iter()
+            .filter_map(|endpoint| endpoint["in_flight"].as_u64())
+            .sum(),
+    )
 }
 
 async fn until_in_flight(stack: &Stack, wanted: u64) -> Result<()> {
@@ -360,43 +603,108 @@ async fn until_in_flight(stack: &Stack, wanted: u64) -> Result<()> {
 
 /// Small, large, streamed and rewritten exchanges in one combination of body modes. `read`: the
 /// picker sees the request body before the decision.
-async fn in_modes(request: &'static str, response: &'static str, early: bool, read: bool) -> Result<()> {
+async fn in_modes(
+    request: &'static str,
+    response: &'static str,
+    early: bool,
+    read: bool,
+) -> Result<()> {
     let what = format!("{request} {early}, {response}");
-    let (builder, _folder) = with_objects(ext_proc().servers(2).envoy_config(modes(request, response, early)))?;
+    let (builder, _folder) = with_objects(
+        ext_proc()
+            .servers(2)
+            .envoy_config(modes(request, response, early)),
+    )?;
     let stack = builder.start().await?;
     for bytes in [10, 400_000] {
         let body = echo::chat(&"lorem ".repeat(bytes / 6)).to_string();
-        let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
-        assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "{what}: {}", reply.text());
+        let reply = stack
+            .send(echo::post("/v1/chat/completions", &[], body.clone())?)
+            .await?;
+        assert_eq!(
+            (reply.status, &reply.json()?["body_bytes"]),
+            (200, &json!(body.len())),
+            "{what}: {}",
+            reply.text()
+        );
         assert_eq!(echo::ranked(&reply)?.len(), 2, "{what}");
-        let opaque = stack.send(echo::post("/v1/rerank", &[], body.clone())?).await?;
-        assert_eq!((opaque.status, &opaque.json()?["body_bytes"]), (200, &json!(body.len())), "{what}: {}", opaque.text());
+        let opaque = stack
+            .send(echo::post("/v1/rerank", &[], body.clone())?)
+            .await?;
+        assert_eq!(
+            (opaque.status, &opaque.json()?["body_bytes"]),
+            (200, &json!(body.len())),
+            "{what}: {}",
+            opaque.text()
+        );
     }
     assert_eq!(stack.get("/v1/models").await?.status, 200, "{what}");
-    let whole = stack.post("/v1/chat/completions", &echo::chat("whole")).await?;
-    assert_eq!((whole.status, &whole.json()?["model"]), (200, &json!("demo")), "{what}: {}", whole.text());
-    let events = stack.post("/v1/chat/completions", &streamed("demo", 20)).await?;
-    assert!(events.status == 200 && events.text().ends_with("data: [DONE]\n\n"), "{what}: {}", events.text());
-    let direct = client::post(stack.servers[0].addr(), "/v1/chat/completions", streamed("demo", 20).to_string()).await?;
+    let whole = stack
+        .post("/v1/chat/completions", &echo::chat("whole"))
+        .await?;
+    assert_eq!(
+        (whole.status, &whole.json()?["model"]),
+        (200, &json!("demo")),
+        "{what}: {}",
+        whole.text()
+    );
+    let events = stack
+        .post("/v1/chat/completions", &streamed("demo", 20))
+        .await?;
+    assert!(
+        events.status == 200 && events.text().ends_with("data: [DONE]\n\n"),
+        "{what}: {}",
+        events.text()
+    );
+    let direct = client::post(
+        stack.servers[0].addr(),
+        "/v1/chat/completions",
+        streamed("demo", 20).to_string(),
+    )
+    .await?;
     let contents = |reply: &ClientReply| reply.text().matches("\"content\"").count();
     assert_eq!(contents(&events), contents(&direct), "{what}");
 
     let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
     let mut renamed = echo::chat("x");
     renamed["model"] = "alias".into();
-    let plain = stack.send(echo::post("/v1/chat/completions", &[], renamed.to_string())?).await?;
+    let plain = stack
+        .send(echo::post(
+            "/v1/chat/completions",
+            &[],
+            renamed.to_string(),
+        )?)
+        .await?;
     if read {
-        assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{what}: {}", bad.text());
-        assert_eq!(plain.json()?["body"], renamed.to_string().replace("alias", "demo"), "{what}");
+        assert_eq!(
+            (bad.status, &bad.json()?["error"]["code"]),
+            (400, &json!("invalid_json")),
+            "{what}: {}",
+            bad.text()
+        );
+        assert_eq!(
+            plain.json()?["body"],
+            renamed.to_string().replace("alias", "demo"),
+            "{what}"
+        );
     } else {
-        assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{what}: the engine judges the body: {}", bad.text());
+        assert_ne!(
+            bad.json()?["error"]["code"],
+            "invalid_json",
+            "{what}: the engine judges the body: {}",
+            bad.text()
+        );
         assert_eq!(plain.json()?["body"], renamed.to_string(), "{what}");
     }
     if read && response != "NONE" {
         for body in [renamed.clone(), streamed("alias", 5)] {
             let reply = stack.post("/v1/chat/completions", &body).await?;
             assert_eq!(reply.status, 200, "{what}: {}", reply.text());
-            assert!(reply.text().contains(r#""model":"alias""#) && !reply.text().contains("demo"), "{what}: {}", reply.text());
+            assert!(
+                reply.text().contains(r#""model":"alias""#) && !reply.text().contains("demo"),
+                "{what}: {}",
+                reply.text()
+            );
         }
     }
     until_in_flight(&stack, 0).await
@@ -435,21 +743,43 @@ async fn bodies_not_shown() -> Result<()> {
 /// `objectives` has this for the filter.
 #[tokio::test]
 async fn a_full_pool_sheds() -> Result<()> {
-    let (builder, _folder) = with_objects(ext_proc().servers(2).picker(json!({"objective_header": "trust"})))?;
+    let (builder, _folder) = with_objects(
+        ext_proc()
+            .servers(2)
+            .picker(json!({"objective_header": "trust"})),
+    )?;
     let stack = builder.start().await?;
     let ask = |objective: &'static str| {
-        let request = echo::post("/v1/chat/completions", &[("x-llm-d-inference-objective", objective)], echo::chat("x").to_string());
+        let request = echo::post(
+            "/v1/chat/completions",
+            &[("x-llm-d-inference-objective", objective)],
+            echo::chat("x").to_string(),
+        );
         async { stack.send(request?).await }
     };
     assert_eq!(ask("batch").await?.status, 200, "the pool has room");
-    stack
-        .servers
-        .iter()
-        .for_each(|server| server.override_metrics(MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
-    let shed = wait_for(LIMIT, "the pool to be full", || async { ask("batch").await.ok().filter(|reply| reply.status != 200) }).await?;
-    assert_eq!((shed.status, shed.header("x-llm-d-request-dropped-reason")), (429, "rejected-saturated"), "{}", shed.text());
+    stack.servers.iter().for_each(|server| {
+        server.override_metrics(MetricOverrides::from([(
+            "num_requests_waiting".to_owned(),
+            "50".to_owned(),
+        )]))
+    });
+    let shed = wait_for(LIMIT, "the pool to be full", || async {
+        ask("batch").await.ok().filter(|reply| reply.status != 200)
+    })
+    .await?;
+    assert_eq!(
+        (shed.status, shed.header("x-llm-d-request-dropped-reason")),
+        (429, "rejected-saturated"),
+        "{}",
+        shed.text()
+    );
     assert_eq!(shed.header("retry-after"), "1");
-    assert_eq!(ask("unheard-of").await?.status, 200, "only sheddable requests are shed");
+    assert_eq!(
+        ask("unheard-of").await?.status,
+        200,
+        "only sheddable requests are shed"
+    );
     Ok(())
 }
 
@@ -461,37 +791,63 @@ async fn one_that_looks_on_changes_nothing() -> Result<()> {
             asking["observability_mode"] = true.into();
         }
     };
-    let stack = ext_proc().servers(1).envoy_config(observe).without_waiting().start().await?;
+    let stack = ext_proc()
+        .servers(1)
+        .envoy_config(observe)
+        .without_waiting()
+        .start()
+        .await?;
     let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
-    assert_eq!(reply.status, 503, "in observability mode no destination is set: {}", reply.text());
+    assert_eq!(
+        reply.status,
+        503,
+        "in observability mode no destination is set: {}",
+        reply.text()
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() -> Result<()> {
     let stack = ext_proc().servers_like(1, &slow(50)).start().await?;
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let head =
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     // While the body is being sent.
     let mut raw = RawConnection::connect(stack.address()).await?;
-    raw.write(format!("{head}content-length: 1000\r\n\r\n{{\"model\":")).await?;
+    raw.write(format!("{head}content-length: 1000\r\n\r\n{{\"model\":"))
+        .await?;
     tokio::time::sleep(Duration::from_millis(100)).await;
     drop(raw);
     // Before the engine answers.
-    stack.servers[0].fault(ServerFault::new(FaultMode::Hang)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Hang))
+        .await;
     let body = echo::chat("x").to_string();
     let mut raw = RawConnection::connect(stack.address()).await?;
-    raw.write(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await?;
+    raw.write(format!(
+        "{head}content-length: {}\r\n\r\n{body}",
+        body.len()
+    ))
+    .await?;
     until_in_flight(&stack, 1).await?;
     drop(raw);
     until_in_flight(&stack, 0).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::None)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::None))
+        .await;
     // While the engine streams.
     let mut events = stream(stack.address(), 500).await?;
     assert!(events.next().await?.is_some());
     until_in_flight(&stack, 1).await?;
     drop(events);
     until_in_flight(&stack, 0).await?;
-    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("after all")).await?.status, 200);
+    assert_eq!(
+        stack
+            .post("/v1/chat/completions", &echo::chat("after all"))
+            .await?
+            .status,
+        200
+    );
     until_in_flight(&stack, 0).await
 }
 
@@ -502,18 +858,42 @@ async fn a_daemon_that_dies_cuts_no_reply_and_refuses_until_it_is_back() -> Resu
         let mut events = stream(stack.address(), 60).await?;
         assert!(events.next().await?.is_some());
         let process = stack.daemon()?.process();
-        let _ended = if graceful { process.stop(LIMIT).await? } else { process.kill()? };
-        let refused = || async { stack.get("/v1/models").await.ok().filter(|reply| reply.status == 503) };
+        let _ended = if graceful {
+            process.stop(LIMIT).await?
+        } else {
+            process.kill()?
+        };
+        let refused = || async {
+            stack
+                .get("/v1/models")
+                .await
+                .ok()
+                .filter(|reply| reply.status == 503)
+        };
         let refused = wait_for(LIMIT, "a refusal", refused).await?;
-        assert_eq!(refused.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints", "{}", refused.text());
+        assert_eq!(
+            refused.header("x-llm-d-request-dropped-reason"),
+            "rejected-no-endpoints",
+            "{}",
+            refused.text()
+        );
         let (mut tokens, mut done) = (1, false);
         while let Some(event) = events.next().await? {
             tokens += usize::from(event.data.contains("\"content\""));
             done |= event.data == "[DONE]";
         }
-        assert!(done && tokens >= 60, "graceful {graceful}: {tokens} tokens, ended normally: {done}");
+        assert!(
+            done && tokens >= 60,
+            "graceful {graceful}: {tokens} tokens, ended normally: {done}"
+        );
         stack.daemon()?.start_again()?;
-        let back = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 200) };
+        let back = || async {
+            stack
+                .post("/v1/chat/completions", &echo::chat("x"))
+                .await
+                .ok()
+                .filter(|reply| reply.status == 200)
+        };
         wait_for(LIMIT, "the daemon to be back", back).await?;
     }
     Ok(())

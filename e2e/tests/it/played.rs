@@ -12,7 +12,10 @@ use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
 use proto::{PoolState, encode_metrics, encode_pool_update};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Generation, PipelineSpec, PluginSpec, Readiness, Slot,
+    Version,
+};
 use serde_json::{Value, json};
 use testbed::ports::ReservedPort;
 use testbed::{Result, wait_for};
@@ -61,27 +64,41 @@ impl PlayedDaemon {
 
     /// Starts at the address of another daemon, without messages after the Welcome.
     pub(crate) async fn start_at(address: SocketAddr) -> Result<Self> {
-        let stage = Arc::new(PlayedState { schema: proto::SCHEMA.into(), ..PlayedState::default() });
+        let stage = Arc::new(PlayedState {
+            schema: proto::SCHEMA.into(),
+            ..PlayedState::default()
+        });
         let listener = tokio::net::TcpListener::bind(address).await?;
         // No size limit, so that tests can send messages that are too large.
-        let service = StateServiceServer::new(PlayedService(stage.clone())).max_encoding_message_size(usize::MAX);
+        let service = StateServiceServer::new(PlayedService(stage.clone()))
+            .max_encoding_message_size(usize::MAX);
         let server = tonic::transport::Server::builder().add_service(service);
         // With a shutdown signal that never comes, connections end when the task is aborted.
-        let server = server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), std::future::pending());
+        let server = server
+            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), std::future::pending());
         let task = tokio::spawn(async move {
             let _ = server.await; // runs until the test ends
         });
-        Ok(Self { stage, address, port: None, task })
+        Ok(Self {
+            stage,
+            address,
+            port: None,
+            task,
+        })
     }
 
     /// An edit of the shipped configuration: state comes from this daemon, and Envoy knows `hosts`
     /// without it.
-    pub(crate) fn envoy_config(&self, hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
+    pub(crate) fn envoy_config(
+        &self,
+        hosts: &[SocketAddr],
+    ) -> impl Fn(&mut Value) + Send + 'static {
         let (hosts, port) = (known_hosts(hosts), self.address.port());
         move |config| {
             hosts(config);
             let state = config.pointer_mut("/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address");
-            *state.expect("the cluster of the daemon") = json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+            *state.expect("the cluster of the daemon") =
+                json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
         }
     }
 
@@ -94,7 +111,10 @@ impl PlayedDaemon {
     /// Sends a message on the newest stream.
     pub(crate) fn say(&self, message: state::DaemonMessage) -> Result<()> {
         let lines = lock(&self.stage.lines);
-        Ok(lines.as_ref().ok_or("no stream is open")?.send(Ok(message))?)
+        Ok(lines
+            .as_ref()
+            .ok_or("no stream is open")?
+            .send(Ok(message))?)
     }
 
     /// Ends the newest stream with an error.
@@ -105,8 +125,15 @@ impl PlayedDaemon {
     }
 
     /// Waits for a message from a proxy that satisfies `pick`, from the first message on.
-    pub(crate) async fn hear<T>(&self, what: &str, pick: impl Fn(&proxy_message::Message) -> Option<T>) -> Result<T> {
-        wait_for(LIMIT, what, || async { lock(&self.stage.received).iter().find_map(&pick) }).await
+    pub(crate) async fn hear<T>(
+        &self,
+        what: &str,
+        pick: impl Fn(&proxy_message::Message) -> Option<T>,
+    ) -> Result<T> {
+        wait_for(LIMIT, what, || async {
+            lock(&self.stage.received).iter().find_map(&pick)
+        })
+        .await
     }
 
     /// All messages received so far.
@@ -128,18 +155,31 @@ struct PlayedService(Arc<PlayedState>);
 impl StateService for PlayedService {
     type StreamStream = Pin<Box<dyn Stream<Item = Result<state::DaemonMessage, Status>> + Send>>;
 
-    async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
+    async fn stream(
+        &self,
+        request: Request<Streaming<state::ProxyMessage>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
         let (stage, mut inbound) = (self.0.clone(), request.into_inner());
         let (lines, told) = mpsc::unbounded_channel();
         let schema = stage.schema.load(Ordering::Relaxed);
-        let welcome = state::Welcome { schema, release: "played".to_owned(), unknown_pools: Vec::new() };
+        let welcome = state::Welcome {
+            schema,
+            release: "played".to_owned(),
+            unknown_pools: Vec::new(),
+        };
         let opening = lock(&stage.opening).clone();
-        for message in [message(daemon_message::Message::Welcome(welcome))].into_iter().chain(opening) {
+        for message in [message(daemon_message::Message::Welcome(welcome))]
+            .into_iter()
+            .chain(opening)
+        {
             let _ = lines.send(Ok(message)); // the receiver still exists
         }
         *lock(&stage.lines) = Some(lines);
         tokio::spawn(async move {
-            while let Some(Ok(state::ProxyMessage { message: Some(message) })) = inbound.next().await {
+            while let Some(Ok(state::ProxyMessage {
+                message: Some(message),
+            })) = inbound.next().await
+            {
                 lock(&stage.received).push(message);
             }
         });
@@ -154,13 +194,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === Messages ===
 
 pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage {
-    state::DaemonMessage { message: Some(message) }
+    state::DaemonMessage {
+        message: Some(message),
+    }
 }
 
 /// A pool update of the pool `default` as the daemon would send it, scored by queue length.
 pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::PoolUpdate {
     let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
-        id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+        id: EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        },
         name: format!("server-{slot}").into(),
         address: address.to_string().into(),
         readiness: Readiness::Ready,
@@ -174,7 +219,11 @@ pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> sta
         version: Version { term, sequence },
         endpoints: &endpoints,
         objects: &ObjectsSpec::default(),
-        pipeline: &PipelineSpec::of_one_profile("default", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], 3),
+        pipeline: &PipelineSpec::of_one_profile(
+            "default",
+            vec![(PluginSpec::of_type("queue-scorer"), 1.0)],
+            3,
+        ),
         hash_secret: 1,
         staleness_max_ms: 600_000,
     })
@@ -190,8 +239,16 @@ pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) ->
         kv_blocks: Some(1_000),
         ..EndpointMetrics::default()
     };
-    let version = Version { term: pool_update.0, sequence: pool_update.1 };
-    encode_metrics("default", version, sequence, &queues.iter().map(metrics).collect::<Vec<_>>())
+    let version = Version {
+        term: pool_update.0,
+        sequence: pool_update.1,
+    };
+    encode_metrics(
+        "default",
+        version,
+        sequence,
+        &queues.iter().map(metrics).collect::<Vec<_>>(),
+    )
 }
 
 /// An edit of the shipped configuration: Envoy knows these hosts from another source than the
@@ -205,9 +262,15 @@ pub(crate) fn known_hosts(hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 
     };
     let hosts: Vec<Value> = hosts.iter().map(host).collect();
     move |config| {
-        let cluster = config.pointer_mut("/static_resources/clusters/0").and_then(Value::as_object_mut).expect("the pool's cluster");
+        let cluster = config
+            .pointer_mut("/static_resources/clusters/0")
+            .and_then(Value::as_object_mut)
+            .expect("the pool's cluster");
         cluster.remove("eds_cluster_config");
         cluster.insert("type".to_owned(), json!("STATIC"));
-        cluster.insert("load_assignment".to_owned(), json!({"cluster_name": "inference-pool", "endpoints": [{"lb_endpoints": hosts}]}));
+        cluster.insert(
+            "load_assignment".to_owned(),
+            json!({"cluster_name": "inference-pool", "endpoints": [{"lb_endpoints": hosts}]}),
+        );
     }
 }

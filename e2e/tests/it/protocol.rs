@@ -15,15 +15,26 @@ async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
         let text = config
             .to_string()
             .replace("envoy.lb.subset_hint\\\"", "my.ns\\\"")
-            .replace("x-gateway-destination-endpoint-subset\\\", value", "my-key\\\", value");
+            .replace(
+                "x-gateway-destination-endpoint-subset\\\", value",
+                "my-key\\\", value",
+            );
         if let Ok(changed) = serde_json::from_str(&text) {
             *config = changed;
         }
     }
-    let hinted = Stack::builder().servers(3).filter_before_picker(subset_hint_filter());
-    let stack = hinted.picker(json!({"subset_namespace": "my.ns", "subset_key": "my-key"})).envoy_config(other_names).start().await?;
+    let hinted = Stack::builder()
+        .servers(3)
+        .filter_before_picker(subset_hint_filter());
+    let stack = hinted
+        .picker(json!({"subset_namespace": "my.ns", "subset_key": "my-key"}))
+        .envoy_config(other_names)
+        .start()
+        .await?;
     let only = stack.servers[2].addr().to_string();
-    let reply = stack.send(echo::get("/v1/models", &[("x-test-subset-list", &only)])?).await?;
+    let reply = stack
+        .send(echo::get("/v1/models", &[("x-test-subset-list", &only)])?)
+        .await?;
     assert_eq!(echo::ranked(&reply)?, [only]);
     Ok(())
 }
@@ -36,9 +47,14 @@ async fn upgrades_and_connect_do_not_hang() -> Result<()> {
     let reply = raw.read_reply().await?;
     assert!(reply.status > 0, "the upgrade gets an answer");
     let mut raw = testbed::client::RawConnection::connect(stack.address()).await?;
-    raw.write("CONNECT example:443 HTTP/1.1\r\nhost: example:443\r\n\r\n").await?;
+    raw.write("CONNECT example:443 HTTP/1.1\r\nhost: example:443\r\n\r\n")
+        .await?;
     let reply = raw.read_reply().await?;
-    assert!((400..600).contains(&reply.status), "CONNECT has no route and is refused at once: {}", reply.status);
+    assert!(
+        (400..600).contains(&reply.status),
+        "CONNECT has no route and is refused at once: {}",
+        reply.status
+    );
     Ok(())
 }
 
@@ -46,14 +62,28 @@ async fn upgrades_and_connect_do_not_hang() -> Result<()> {
 async fn reasons_are_given_only_if_allowed() -> Result<()> {
     let ask = || echo::get("/v1/models", &[("x-switchpoint-explain", "1")]);
     let stack = Stack::start(2).await?;
-    assert_eq!(stack.send(ask()?).await?.header("x-switchpoint-decision"), "", "not by default");
+    assert_eq!(
+        stack.send(ask()?).await?.header("x-switchpoint-decision"),
+        "",
+        "not by default"
+    );
     drop(stack);
-    let stack = Stack::builder().servers(2).picker(json!({"explain": true})).start().await?;
+    let stack = Stack::builder()
+        .servers(2)
+        .picker(json!({"explain": true}))
+        .start()
+        .await?;
     let reply = stack.send(ask()?).await?;
     let decision: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
     assert_eq!(decision["picked"], json!(echo::ranked(&reply)?));
     assert_eq!(decision["candidates"].as_array().map(Vec::len), Some(2));
-    let silent = stack.send(Request::get("/v1/models").body(testbed::client::empty())?).await?;
-    assert_eq!(silent.header("x-switchpoint-decision"), "", "only on request");
+    let silent = stack
+        .send(Request::get("/v1/models").body(testbed::client::empty())?)
+        .await?;
+    assert_eq!(
+        silent.header("x-switchpoint-decision"),
+        "",
+        "only on request"
+    );
     Ok(())
 }

@@ -19,10 +19,21 @@ async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
     for attempt in 0..100 {
         let id = format!("{tag}-{attempt}");
         let body = echo::chat(&format!("{id} is not like any other prompt")).to_string();
-        let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", &id)], body)?).await?;
+        let reply = stack
+            .send(echo::post(
+                "/v1/chat/completions",
+                &[("x-request-id", &id)],
+                body,
+            )?)
+            .await?;
         let line = stack.envoy.access_log_of(&id, LIMIT).await?;
-        if line["destination"].as_str().is_some_and(|list| list.starts_with(&wanted)) {
-            return Ok(json!({"status": reply.status, "line": line, "body": reply.text(), "by": reply.header("x-served-by")}));
+        if line["destination"]
+            .as_str()
+            .is_some_and(|list| list.starts_with(&wanted))
+        {
+            return Ok(
+                json!({"status": reply.status, "line": line, "body": reply.text(), "by": reply.header("x-served-by")}),
+            );
         }
         assert_eq!(reply.status, 200, "an endpoint without a fault serves");
     }
@@ -31,17 +42,31 @@ async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
 
 #[tokio::test]
 async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
-    let modes = [FaultMode::Refuse, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status];
+    let modes = [
+        FaultMode::Refuse,
+        FaultMode::ResetBeforeHeaders,
+        FaultMode::ResetMidHeaders,
+        FaultMode::Status,
+    ];
     // Each fault has an engine of its own: one that has failed is ejected for a while.
     let stack = Stack::start(modes.len() + 1).await?;
     for (index, mode) in modes.into_iter().enumerate() {
         stack.servers[index].fault(ServerFault::new(mode)).await;
         let seen = picked_first(&stack, index, &format!("early-{index}")).await?;
-        stack.servers[index].fault(ServerFault::new(FaultMode::None)).await;
-        let list: Vec<&str> = seen["line"]["destination"].as_str().unwrap_or_default().split(',').collect();
+        stack.servers[index]
+            .fault(ServerFault::new(FaultMode::None))
+            .await;
+        let list: Vec<&str> = seen["line"]["destination"]
+            .as_str()
+            .unwrap_or_default()
+            .split(',')
+            .collect();
         assert_eq!(seen["status"], 200, "{mode:?}: {seen}");
         assert_eq!(seen["line"]["attempts"], 2, "{mode:?}: {seen}");
-        assert_eq!(seen["by"], list[1], "{mode:?}: the second of the list serves: {seen}");
+        assert_eq!(
+            seen["by"], list[1],
+            "{mode:?}: the second of the list serves: {seen}"
+        );
         assert_eq!(seen["line"]["endpoint"], list[1], "{mode:?}");
     }
     Ok(())
@@ -50,11 +75,22 @@ async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
 #[tokio::test]
 async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
     let stack = Stack::start(3).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
-    stack.servers[1].fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Refuse))
+        .await;
+    stack.servers[1]
+        .fault(ServerFault::new(FaultMode::ResetBeforeHeaders))
+        .await;
     for i in 0..30 {
-        let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("{i} prompts"))).await?;
-        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 2), "{}", reply.text());
+        let reply = stack
+            .post("/v1/chat/completions", &echo::chat(&format!("{i} prompts")))
+            .await?;
+        assert_eq!(
+            (reply.status, stack.server_of(&reply)?),
+            (200, 2),
+            "{}",
+            reply.text()
+        );
     }
     Ok(())
 }
@@ -62,7 +98,9 @@ async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
 #[tokio::test]
 async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
     let stack = Stack::start(3).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Refuse))
+        .await;
     picked_first(&stack, 0, "fails").await?;
     let failed = stack.servers[0].addr().to_string();
     // No request goes to the endpoint within the second of its ejection.
@@ -71,7 +109,9 @@ async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
         let reply = stack.send(echo::get("/v1/models", &[])?).await?;
         assert!(!echo::ranked(&reply)?.contains(&failed), "ejected");
     }
-    stack.servers[0].fault(ServerFault::new(FaultMode::None)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::None))
+        .await;
     let seen = picked_first_after(&stack, 0).await?;
     assert_eq!(seen, stack.servers[0].addr().to_string());
     Ok(())
@@ -90,11 +130,22 @@ async fn picked_first_after(stack: &Stack, index: usize) -> Result<String> {
 async fn the_engines_own_503_reaches_the_client_when_no_endpoint_is_left() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        let fault = ServerFault { body: Some(r#"{"mine":true}"#.into()), retry_after: Some(7), ..ServerFault::new(FaultMode::Status) };
+        let fault = ServerFault {
+            body: Some(r#"{"mine":true}"#.into()),
+            retry_after: Some(7),
+            ..ServerFault::new(FaultMode::Status)
+        };
         server.fault(fault).await;
     }
     let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
-    assert_eq!((reply.status, reply.text().as_str(), reply.header("retry-after")), (503, r#"{"mine":true}"#, "7"));
+    assert_eq!(
+        (
+            reply.status,
+            reply.text().as_str(),
+            reply.header("retry-after")
+        ),
+        (503, r#"{"mine":true}"#, "7")
+    );
     Ok(())
 }
 
@@ -102,23 +153,45 @@ async fn the_engines_own_503_reaches_the_client_when_no_endpoint_is_left() -> Re
 async fn a_429_of_an_engine_is_the_clients_to_see() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(ServerFault { status: Some(429), retry_after: Some(3), ..ServerFault::new(FaultMode::Status) }).await;
+        server
+            .fault(ServerFault {
+                status: Some(429),
+                retry_after: Some(3),
+                ..ServerFault::new(FaultMode::Status)
+            })
+            .await;
     }
     let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
-    assert_eq!((reply.status, reply.header("retry-after")), (429, "3"), "not retried: {}", reply.text());
+    assert_eq!(
+        (reply.status, reply.header("retry-after")),
+        (429, "3"),
+        "not retried: {}",
+        reply.text()
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Result<()> {
-    let stack = Stack::builder().servers(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::Hang)).await;
+    let stack = Stack::builder()
+        .servers(2)
+        .picker(json!({"per_try_timeout_ms": 300}))
+        .start()
+        .await?;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Hang))
+        .await;
     let mut streamed = echo::chat("x");
     streamed["stream"] = true.into();
     for i in 0..6 {
         streamed["messages"][0]["content"] = format!("{i}").into();
         let reply = stack.post("/v1/chat/completions", &streamed).await?;
-        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 1), "{}", reply.text());
+        assert_eq!(
+            (reply.status, stack.server_of(&reply)?),
+            (200, 1),
+            "{}",
+            reply.text()
+        );
     }
     Ok(())
 }
@@ -126,11 +199,18 @@ async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Resul
 #[tokio::test]
 async fn a_large_body_is_sent_again_whole() -> Result<()> {
     let stack = Stack::start(2).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::Status)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Status))
+        .await;
     for i in 0..4 {
         let body = echo::chat(&format!("{i} {}", "lorem ipsum ".repeat(200_000))).to_string();
-        let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
-        assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())));
+        let reply = stack
+            .send(echo::post("/v1/chat/completions", &[], body.clone())?)
+            .await?;
+        assert_eq!(
+            (reply.status, &reply.json()?["body_bytes"]),
+            (200, &json!(body.len()))
+        );
         assert_eq!(stack.server_of(&reply)?, 1);
     }
     Ok(())
@@ -142,13 +222,24 @@ async fn a_large_body_is_sent_again_whole() -> Result<()> {
 async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() -> Result<()> {
     let stack = Stack::start(2).await?;
     for server in &stack.servers {
-        server.fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
+        server
+            .fault(ServerFault::new(FaultMode::ResetBeforeHeaders))
+            .await;
     }
     let long = echo::chat(&"lorem ipsum ".repeat(200_000)).to_string();
-    for (path, body) in [("/v1/chat/completions", long), ("/v1/images/edits", "{}".to_owned())] {
-        let reply = stack.send(echo::post(path, &[("x-request-id", path)], body)?).await?;
+    for (path, body) in [
+        ("/v1/chat/completions", long),
+        ("/v1/images/edits", "{}".to_owned()),
+    ] {
+        let reply = stack
+            .send(echo::post(path, &[("x-request-id", path)], body)?)
+            .await?;
         assert_eq!(reply.status, 503, "{path}: {}", reply.text());
-        assert_eq!(stack.envoy.access_log_of(path, LIMIT).await?["attempts"], 1, "{path}");
+        assert_eq!(
+            stack.envoy.access_log_of(path, LIMIT).await?["attempts"],
+            1,
+            "{path}"
+        );
     }
     Ok(())
 }
@@ -156,9 +247,14 @@ async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() 
 #[tokio::test]
 async fn many_at_once_survive_one_dead_engine() -> Result<()> {
     let stack = Stack::builder().servers(3).concurrency(4).start().await?;
-    stack.servers[1].fault(ServerFault::new(FaultMode::Refuse)).await;
+    stack.servers[1]
+        .fault(ServerFault::new(FaultMode::Refuse))
+        .await;
     let requests = (0..120).map(|i| {
-        let (address, body) = (stack.address(), echo::chat(&format!("{i} of many")).to_string());
+        let (address, body) = (
+            stack.address(),
+            echo::chat(&format!("{i} of many")).to_string(),
+        );
         async move { testbed::client::post(address, "/v1/chat/completions", body).await }
     });
     for reply in futures::future::join_all(requests).await {
@@ -179,13 +275,24 @@ async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
         raw.write("POST /v2/models/demo/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n")
             .await?;
         let reply = raw.read_reply().await?;
-        assert_eq!(reply.status, 400, "Envoy's own reply, after a host was chosen: {}", reply.text());
+        assert_eq!(
+            reply.status,
+            400,
+            "Envoy's own reply, after a host was chosen: {}",
+            reply.text()
+        );
     }
     for server in &stack.servers {
         server.fault(ServerFault::new(FaultMode::None)).await;
     }
     let reply = stack.send(echo::get("/v1/models", &[])?).await?;
     assert_eq!(echo::ranked(&reply)?.len(), 2, "no endpoint is ejected");
-    assert_eq!(stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?, 0);
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_failed_attempts_total")
+            .await?,
+        0
+    );
     Ok(())
 }

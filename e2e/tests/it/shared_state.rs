@@ -33,9 +33,16 @@ async fn warm(stack: &Stack) -> Result<()> {
 /// The number of attempts that a refusing endpoint costs within its first ejection, over all
 /// workers.
 async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
-    let stack = Stack::builder().servers(4).concurrency(WORKERS).picker(json!({"sharing": sharing})).start().await?;
+    let stack = Stack::builder()
+        .servers(4)
+        .concurrency(WORKERS)
+        .picker(json!({"sharing": sharing}))
+        .start()
+        .await?;
     warm(&stack).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Refuse))
+        .await;
     let failed = || stack.envoy.picker_stat("switchpoint_failed_attempts_total");
     while failed().await? == 0 {
         assert_eq!(stack.get("/v1/models").await?.status, 200);
@@ -60,7 +67,10 @@ async fn what_fails_at_one_worker_costs_no_other_a_try() -> Result<()> {
 
 #[tokio::test]
 async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> {
-    assert!(attempts_at_a_dead_endpoint(false).await? > 1, "the test above would not notice missing sharing");
+    assert!(
+        attempts_at_a_dead_endpoint(false).await? > 1,
+        "the test above would not notice missing sharing"
+    );
     Ok(())
 }
 
@@ -80,7 +90,10 @@ async fn check_spread(shape: FleetShape) -> Result<()> {
         fullest.push(fleet.burst(seed).await?);
     }
     fullest.sort_unstable();
-    assert!(fullest[BURSTS / 2] <= BURST_MAX, "{shape:?}: {fullest:?} of {BURST} at one of {BURST_SERVERS}");
+    assert!(
+        fullest[BURSTS / 2] <= BURST_MAX,
+        "{shape:?}: {fullest:?} of {BURST} at one of {BURST_SERVERS}"
+    );
     Ok(())
 }
 
@@ -99,32 +112,70 @@ async fn check_pile(shape: FleetShape) -> Result<()> {
 
 #[tokio::test]
 async fn a_burst_of_cold_prompts_is_spread_over_all_by_all_workers() -> Result<()> {
-    check_spread(FleetShape { proxies: 1, workers: 4 }).await?;
-    check_spread(FleetShape { proxies: 1, workers: 16 }).await
+    check_spread(FleetShape {
+        proxies: 1,
+        workers: 4,
+    })
+    .await?;
+    check_spread(FleetShape {
+        proxies: 1,
+        workers: 16,
+    })
+    .await
 }
 
 #[tokio::test]
 async fn without_sharing_a_burst_piles_up() -> Result<()> {
-    check_pile(FleetShape { proxies: 1, workers: 8 }).await
+    check_pile(FleetShape {
+        proxies: 1,
+        workers: 8,
+    })
+    .await
 }
 
 #[tokio::test]
 async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
-    let stack = Stack::builder().servers(6).concurrency(WORKERS).start().await?;
+    let stack = Stack::builder()
+        .servers(6)
+        .concurrency(WORKERS)
+        .start()
+        .await?;
     warm(&stack).await?;
     for round in 0..10 {
         // The engines answer at once, so the learned cost of a token is at its minimum. The prompt
         // must be long enough that its cached prefix is worth more than 1 ms, the difference that
         // counts as equal.
-        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(800));
-        let first = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
+        let prompt = format!(
+            "{round} conversations. {}",
+            "They go on and on. ".repeat(800)
+        );
+        let first = stack.server_of(
+            &stack
+                .post("/v1/chat/completions", &echo::chat(&prompt))
+                .await?,
+        )?;
         tokio::time::sleep(Duration::from_millis(10)).await;
         for turn in 0..12 {
-            let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("{prompt} {turn}"))).await?;
-            assert_eq!(stack.server_of(&reply)?, first, "round {round}, turn {turn}");
+            let reply = stack
+                .post(
+                    "/v1/chat/completions",
+                    &echo::chat(&format!("{prompt} {turn}")),
+                )
+                .await?;
+            assert_eq!(
+                stack.server_of(&reply)?,
+                first,
+                "round {round}, turn {turn}"
+            );
         }
     }
-    assert_eq!(stack.envoy.picker_stat("switchpoint_placements_lost_total").await?, 0);
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_placements_lost_total")
+            .await?,
+        0
+    );
     Ok(())
 }
 
@@ -148,25 +199,46 @@ schedulingProfiles:
 fn asked(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
     std::fs::write(config.path(), ASKED)?;
     let path = config.path().to_str().ok_or("no path")?;
-    Ok(Stack::builder().picker(json!({"explain": true})).daemon_arguments(&["--config", path]))
+    Ok(Stack::builder()
+        .picker(json!({"explain": true}))
+        .daemon_arguments(&["--config", path]))
 }
 
 #[tokio::test]
 async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
-    let fleet =
-        Fleet::start(FleetShape { proxies: 2, workers: 1 }, true, 4, &ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() })
-            .await?;
+    let fleet = Fleet::start(
+        FleetShape {
+            proxies: 2,
+            workers: 1,
+        },
+        true,
+        4,
+        &ModelServerOptions {
+            speed: 0.0,
+            ..ModelServerOptions::default()
+        },
+    )
+    .await?;
     let [one, two] = [&fleet.stack.envoy, &fleet.seconds[0].envoy];
     let failed = "switchpoint_failed_attempts_total";
-    fleet.stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
+    fleet.stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Refuse))
+        .await;
     while one.picker_stat(failed).await? == 0 {
-        assert_eq!(testbed::client::get(one.listener(), "/v1/models").await?.status, 200);
+        assert_eq!(
+            testbed::client::get(one.listener(), "/v1/models")
+                .await?
+                .status,
+            200
+        );
     }
     // The other proxy learns of the failure within 20 ms; the ejection lasts a second.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let end = Instant::now() + Duration::from_millis(400);
     while Instant::now() < end {
-        for reply in join_all((0..8).map(|_| testbed::client::get(two.listener(), "/v1/models"))).await {
+        for reply in
+            join_all((0..8).map(|_| testbed::client::get(two.listener(), "/v1/models"))).await
+        {
             assert_eq!(reply?.status, 200);
         }
     }
@@ -180,13 +252,25 @@ async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent(
     let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
     let outsider = SimulatedPeer::join(&mut stack).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
-    let (decision, reported) = report_until_seen(&stack, &outsider, 0, "active-request-scorer").await?;
-    let (address, scores) = (stack.servers[0].addr().to_string(), decision.scores("active-request-scorer"));
-    assert!(scores.iter().all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)), "{scores:?}");
+    let (decision, reported) =
+        report_until_seen(&stack, &outsider, 0, "active-request-scorer").await?;
+    let (address, scores) = (
+        stack.servers[0].addr().to_string(),
+        decision.scores("active-request-scorer"),
+    );
+    assert!(
+        scores
+            .iter()
+            .all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)),
+        "{scores:?}"
+    );
     // The simulated proxy stays connected and sends nothing more.
     tells_apart(&stack, "active-request-scorer", false).await?;
     let silent = reported.elapsed();
-    assert!(silent > Duration::from_millis(1_000), "the load of a silent proxy counts for two seconds: {silent:?}");
+    assert!(
+        silent > Duration::from_millis(1_000),
+        "the load of a silent proxy counts for two seconds: {silent:?}"
+    );
     report_until_seen(&stack, &outsider, 1, "active-request-scorer").await?;
     outsider.tell(1, 0).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
@@ -196,8 +280,14 @@ async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent(
 /// The product promises 20 ms for load and 100 ms for placements; ten times that is allowed on a
 /// busy machine. Prints the measured delays.
 #[tokio::test]
-async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()> {
-    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..ModelServerOptions::default() };
+async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()>
+{
+    let slow = ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms: 300,
+        ..ModelServerOptions::default()
+    };
     let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
     let mut outsider = SimulatedPeer::join(&mut stack).await?;
     // From now on the proxy knows that it has a peer.
@@ -208,7 +298,10 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
     for round in 0..10 {
         let prompt = format!("{round} times: {}", format!("{secret}. ").repeat(100));
         let body = json!({"model": "demo", "max_tokens": 1, "stream": true, "messages": [{"role": "user", "content": prompt}]});
-        let (asked, heard) = tokio::join!(stack.post("/v1/chat/completions", &body), outsider.hear_until(1));
+        let (asked, heard) = tokio::join!(
+            stack.post("/v1/chat/completions", &body),
+            outsider.hear_until(1)
+        );
         assert_eq!(asked?.status, 200);
         let (delay, placements) = heard?;
         placed += placements;
@@ -220,8 +313,15 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
     assert!(delays[4] < Duration::from_millis(200), "{delays:?}");
     assert!(placed >= 10, "placements of ten prompts arrived: {placed}");
     let words: Vec<&[u8]> = secret.as_bytes().windows(6).collect();
-    let told = |bytes: &[u8]| words.iter().any(|word| memchr::memmem::find(bytes, word).is_some());
-    assert!(told(format!("a {secret} is found").as_bytes()), "the search must be able to find the secret");
+    let told = |bytes: &[u8]| {
+        words
+            .iter()
+            .any(|word| memchr::memmem::find(bytes, word).is_some())
+    };
+    assert!(
+        told(format!("a {secret} is found").as_bytes()),
+        "the search must be able to find the secret"
+    );
     assert!(!outsider.received.iter().any(|bytes| told(bytes)));
     Ok(())
 }
@@ -237,13 +337,21 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
     let mut placed = vec![Vec::new(); stack.servers.len()];
     for number in 0..12 {
         let prompt = format!("{number} {}", "times there was a prompt. ".repeat(100));
-        let server = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
+        let server = stack.server_of(
+            &stack
+                .post("/v1/chat/completions", &echo::chat(&prompt))
+                .await?,
+        )?;
         placed[server].push(prompt);
     }
-    let server = (0..placed.len()).max_by_key(|server| placed[*server].len()).ok_or("no server")?;
+    let server = (0..placed.len())
+        .max_by_key(|server| placed[*server].len())
+        .ok_or("no server")?;
     let (prompts, address) = (&placed[server], stack.servers[server].addr().to_string());
     let held = async |proxy: usize, prompt: &String| -> Result<bool> {
-        let scores = ExplainedDecision::ask(proxies[proxy], prompt).await?.scores("prefix-cache-scorer");
+        let scores = ExplainedDecision::ask(proxies[proxy], prompt)
+            .await?
+            .scores("prefix-cache-scorer");
         Ok(scores.get(&address).is_some_and(|score| *score > 0.5))
     };
     for (number, prompt) in prompts.iter().enumerate() {
@@ -254,14 +362,21 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
     let daemon = stack.daemon()?;
     let noticed = || async {
         let page = daemon.admin("/metrics").await.ok()?.text();
-        let mut restarts = page.lines().filter(|line| line.starts_with("switchpoint_endpoint_restarts_total"));
+        let mut restarts = page
+            .lines()
+            .filter(|line| line.starts_with("switchpoint_endpoint_restarts_total"));
         restarts.any(|line| line.ends_with(" 1")).then_some(())
     };
     wait_for(outsider::LIMIT, "a scrape to report the restart", noticed).await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
     // Ask for each prompt only once, because a pick places the prompt again.
     for (number, prompt) in prompts.iter().enumerate() {
-        assert!(!held(number % 2, prompt).await?, "proxy {} still counts prompt {number} of {} as cached", number % 2, prompts.len());
+        assert!(
+            !held(number % 2, prompt).await?,
+            "proxy {} still counts prompt {number} of {} as cached",
+            number % 2,
+            prompts.len()
+        );
     }
     Ok(())
 }
@@ -276,14 +391,38 @@ mod slow {
     async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
         let outcome = |shape, sharing| async move {
             let fleet = Fleet::start(shape, sharing, 6, &ModelServerOptions::default()).await?;
-            let conversations = ConversationPlan { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
+            let conversations = ConversationPlan {
+                count: 24,
+                turns: 4,
+                begin_within: Duration::from_secs(3),
+                seed: 1,
+            };
             fleet.converse(conversations).await
         };
-        let (one, four) = (outcome(FleetShape::ONE, true).await?, outcome(FleetShape::FOUR_WORKERS, true).await?);
-        let (two, alone) = (outcome(FleetShape::TWO_BY_TWO, true).await?, outcome(FleetShape { proxies: 2, workers: 4 }, false).await?);
+        let (one, four) = (
+            outcome(FleetShape::ONE, true).await?,
+            outcome(FleetShape::FOUR_WORKERS, true).await?,
+        );
+        let (two, alone) = (
+            outcome(FleetShape::TWO_BY_TWO, true).await?,
+            outcome(
+                FleetShape {
+                    proxies: 2,
+                    workers: 4,
+                },
+                false,
+            )
+            .await?,
+        );
         println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
-        assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
-        assert!(one.hit_rate - alone.hit_rate > 0.05, "without sharing the hit rate must be lower: {one:?} {alone:?}");
+        assert!(
+            one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05,
+            "{one:?} {four:?} {two:?}"
+        );
+        assert!(
+            one.hit_rate - alone.hit_rate > 0.05,
+            "without sharing the hit rate must be lower: {one:?} {alone:?}"
+        );
         Ok(())
     }
 
@@ -291,33 +430,67 @@ mod slow {
     /// the median of three bursts was once 6.
     #[tokio::test]
     async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
-        check_spread(FleetShape { proxies: 2, workers: 2 }).await?;
-        check_spread(FleetShape { proxies: 2, workers: 4 }).await
+        check_spread(FleetShape {
+            proxies: 2,
+            workers: 2,
+        })
+        .await?;
+        check_spread(FleetShape {
+            proxies: 2,
+            workers: 4,
+        })
+        .await
     }
 
     #[tokio::test]
     async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
-        check_pile(FleetShape { proxies: 2, workers: 4 }).await
+        check_pile(FleetShape {
+            proxies: 2,
+            workers: 4,
+        })
+        .await
     }
 
     /// Counts on a placement that reaches another proxy within 2 s. `make test` checks without a
     /// time that it does (`a_cold_restart_at_the_same_address_loses_all_affinity_at_once`).
     #[tokio::test]
     async fn what_one_proxy_placed_another_finds() -> Result<()> {
-        let fleet = Fleet::start(FleetShape::TWO_BY_TWO, true, 6, &ModelServerOptions::default()).await?;
+        let fleet = Fleet::start(
+            FleetShape::TWO_BY_TWO,
+            true,
+            6,
+            &ModelServerOptions::default(),
+        )
+        .await?;
         let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
         let post = |address, prompt: String| async move {
-            testbed::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+            testbed::client::post(
+                address,
+                "/v1/chat/completions",
+                echo::chat(&prompt).to_string(),
+            )
+            .await
         };
         for round in 0..8 {
-            let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
-            let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
+            let prompt = format!(
+                "{round} conversations. {}",
+                "They go on and on. ".repeat(200)
+            );
+            let (first, then) = if round % 2 == 0 {
+                (one, two)
+            } else {
+                (two, one)
+            };
             let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
             // Twenty times the promised time.
             tokio::time::sleep(Duration::from_secs(2)).await;
             for turn in 0..6 {
                 let reply = post(then, format!("{prompt} {turn}")).await?;
-                assert_eq!(fleet.stack.server_of(&reply)?, server, "round {round}, turn {turn}");
+                assert_eq!(
+                    fleet.stack.server_of(&reply)?,
+                    server,
+                    "round {round}, turn {turn}"
+                );
             }
         }
         Ok(())

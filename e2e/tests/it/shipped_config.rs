@@ -19,7 +19,9 @@ use crate::engine::{self, RawEngine};
 
 /// The configuration that Envoy runs with, as one tree.
 async fn running(stack: &Stack) -> Result<Value> {
-    Ok(serde_json::from_str(&stack.envoy.admin_page("/config_dump").await?)?)
+    Ok(serde_json::from_str(
+        &stack.envoy.admin_page("/config_dump").await?,
+    )?)
 }
 
 /// All values of a key in the tree.
@@ -27,7 +29,9 @@ fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
     match tree {
         Value::Object(fields) => {
             let here = fields.get(key);
-            here.into_iter().chain(fields.values().flat_map(|value| values(value, key))).collect()
+            here.into_iter()
+                .chain(fields.values().flat_map(|value| values(value, key)))
+                .collect()
         }
         Value::Array(items) => items.iter().flat_map(|item| values(item, key)).collect(),
         _ => Vec::new(),
@@ -37,8 +41,15 @@ fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
 #[test]
 fn the_file_is_valid_as_it_stands() -> Result<()> {
     let mut validate = Command::new(EnvoyProcess::binary());
-    let output = validate.current_dir(root()).args(["--mode", "validate", "-c", "envoy-config/standalone.yaml"]).output()?;
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = validate
+        .current_dir(root())
+        .args(["--mode", "validate", "-c", "envoy-config/standalone.yaml"])
+        .output()?;
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 
@@ -56,18 +67,34 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         ("max_requests", json!(1_000_000)),
         ("max_pending_requests", json!(1_000_000)),
         ("max_connections", json!(1_000_000)),
-        ("retry_back_off", json!({"base_interval": "0.005s", "max_interval": "0.020s"})),
+        (
+            "retry_back_off",
+            json!({"base_interval": "0.005s", "max_interval": "0.020s"}),
+        ),
         ("failure_policy", json!("FAIL_RELOAD")),
-        ("reload_config", json!({"backoff": {"base_interval": "0.010s"}})),
+        (
+            "reload_config",
+            json!({"backoff": {"base_interval": "0.010s"}}),
+        ),
         ("allow_on_headers_stop_iteration", json!(true)),
-        ("connection_keepalive", json!({"interval": "10s", "timeout": "5s"})),
+        (
+            "connection_keepalive",
+            json!({"interval": "10s", "timeout": "5s"}),
+        ),
     ] {
         let found = values(&tree, key);
         assert!(found.contains(&&expected), "{key}: {found:?}");
     }
-    assert!(values(&tree, "timeout").contains(&&json!("0s")), "the route has no timeout");
+    assert!(
+        values(&tree, "timeout").contains(&&json!("0s")),
+        "the route has no timeout"
+    );
     let monitors = stack.envoy.stats("^overload\\..*pressure$").await?;
-    assert_eq!(monitors.len(), 2, "memory and connections are monitored: {monitors:?}");
+    assert_eq!(
+        monitors.len(),
+        2,
+        "memory and connections are monitored: {monitors:?}"
+    );
     Ok(())
 }
 
@@ -94,7 +121,11 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
         let body = json!({"model": "demo", "messages": []}).to_string();
         let reply = stack.send(request.body(client::full(body))?).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());
-        assert!(!reply.text().contains(elsewhere), "{path}: {}", reply.text());
+        assert!(
+            !reply.text().contains(elsewhere),
+            "{path}: {}",
+            reply.text()
+        );
     }
     Ok(())
 }
@@ -102,57 +133,116 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
 #[tokio::test]
 async fn a_client_cannot_order_retries() -> Result<()> {
     let stack = Stack::start(1).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::Status)).await;
-    let request = Request::get("/v1/models").header("x-envoy-retry-on", "5xx").header("x-envoy-max-retries", "5");
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::Status))
+        .await;
+    let request = Request::get("/v1/models")
+        .header("x-envoy-retry-on", "5xx")
+        .header("x-envoy-max-retries", "5");
     // As if a trusted proxy were in front.
-    let request = request.header("x-forwarded-for", "10.0.0.1").header("x-request-id", "retries");
+    let request = request
+        .header("x-forwarded-for", "10.0.0.1")
+        .header("x-request-id", "retries");
     let reply = stack.send(request.body(client::empty())?).await?;
-    assert_eq!(reply.status, 503, "the engine's own reply: {}", reply.text());
-    let line = stack.envoy.access_log_of("retries", Duration::from_secs(5)).await?;
-    assert_eq!(line["attempts"], 1, "a ranked list of one endpoint is tried once");
+    assert_eq!(
+        reply.status,
+        503,
+        "the engine's own reply: {}",
+        reply.text()
+    );
+    let line = stack
+        .envoy
+        .access_log_of("retries", Duration::from_secs(5))
+        .await?;
+    assert_eq!(
+        line["attempts"], 1,
+        "a ranked list of one endpoint is tried once"
+    );
     Ok(())
 }
 
 /// The line that samples the access log, which the shipped files have as a comment.
 fn commented_sampling(file: &str) -> Result<Value> {
     let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
-    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix("# filter: "));
-    Ok(serde_saphyr::from_str(lines.next().ok_or("no line that samples the access log")?)?)
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("# filter: "));
+    Ok(serde_saphyr::from_str(
+        lines.next().ok_or("no line that samples the access log")?,
+    )?)
 }
 
 #[tokio::test]
 async fn a_sampled_access_log_still_has_every_failure() -> Result<()> {
     let mut sampling = commented_sampling("standalone.yaml")?;
     assert_eq!(sampling, commented_sampling("ext_proc.yaml")?);
-    *sampling.pointer_mut("/or_filter/filters/0/runtime_filter/percent_sampled/numerator").ok_or("no percentage")? = json!(0);
+    *sampling
+        .pointer_mut("/or_filter/filters/0/runtime_filter/percent_sampled/numerator")
+        .ok_or("no percentage")? = json!(0);
     let sampled = move |config: &mut Value| {
-        let log = config.pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0");
+        let log = config.pointer_mut(
+            "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/access_log/0",
+        );
         log.expect("the access log")["filter"] = sampling.clone();
     };
-    let stack = Stack::builder().servers(1).envoy_config(sampled).start().await?;
+    let stack = Stack::builder()
+        .servers(1)
+        .envoy_config(sampled)
+        .start()
+        .await?;
     for (path, id, status) in [("/v1/models", "fine", 200), ("/unknown", "failed", 404)] {
         let request = Request::get(path).header("x-request-id", id);
-        assert_eq!(stack.send(request.body(client::empty())?).await?.status, status, "{path}");
+        assert_eq!(
+            stack.send(request.body(client::empty())?).await?.status,
+            status,
+            "{path}"
+        );
     }
-    stack.envoy.access_log_of("failed", Duration::from_secs(10)).await?;
-    assert_eq!(stack.envoy.access_log().iter().filter(|line| line["request_id"] == "fine").count(), 0, "at 0 % no success is logged");
+    stack
+        .envoy
+        .access_log_of("failed", Duration::from_secs(10))
+        .await?;
+    assert_eq!(
+        stack
+            .envoy
+            .access_log()
+            .iter()
+            .filter(|line| line["request_id"] == "fine")
+            .count(),
+        0,
+        "at 0 % no success is logged"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
     let stack = Stack::start(1).await?;
-    stack.servers[0].fault(ServerFault::new(FaultMode::ResetBeforeHeaders)).await;
+    stack.servers[0]
+        .fault(ServerFault::new(FaultMode::ResetBeforeHeaders))
+        .await;
     let body = json!({"model": "demo", "max_tokens": 1, "messages": []});
     let openai = stack.post("/v1/chat/completions", &body).await?;
-    assert_eq!((openai.status, openai.header("content-type")), (503, "application/json"));
+    assert_eq!(
+        (openai.status, openai.header("content-type")),
+        (503, "application/json")
+    );
     let message = "the model server failed before it answered; retry";
-    assert_eq!(openai.json()?, json!({"error": {"message": message, "type": "service_unavailable", "param": null, "code": 503}}));
+    assert_eq!(
+        openai.json()?,
+        json!({"error": {"message": message, "type": "service_unavailable", "param": null, "code": 503}})
+    );
     let anthropic = stack.post("/v1/messages", &body).await?;
     assert_eq!(anthropic.status, 503);
-    assert_eq!(anthropic.json()?, json!({"type": "error", "error": {"type": "api_error", "message": message}}));
+    assert_eq!(
+        anthropic.json()?,
+        json!({"type": "error", "error": {"type": "api_error", "message": message}})
+    );
     for reply in [openai, anthropic] {
-        assert!(!reply.headers.contains_key("x-llm-d-request-dropped-reason"), "nothing was dropped");
+        assert!(
+            !reply.headers.contains_key("x-llm-d-request-dropped-reason"),
+            "nothing was dropped"
+        );
     }
     Ok(())
 }
@@ -161,10 +251,20 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
     // No client header can do this, so a filter behind the picker does: it sets a destination that
     // is not in the pool.
-    let stack = Stack::builder().servers(2).envoy_config(overwrite_destination).start().await?;
+    let stack = Stack::builder()
+        .servers(2)
+        .envoy_config(overwrite_destination)
+        .start()
+        .await?;
     let reply = stack.get("/v1/models").await?;
-    assert_eq!((reply.status, reply.header("x-llm-d-request-dropped-reason")), (503, "rejected-no-endpoints"));
-    assert_eq!(reply.json()?["error"]["message"], "no model server can take this request now");
+    assert_eq!(
+        (reply.status, reply.header("x-llm-d-request-dropped-reason")),
+        (503, "rejected-no-endpoints")
+    );
+    assert_eq!(
+        reply.json()?["error"]["message"],
+        "no model server can take this request now"
+    );
     Ok(())
 }
 
@@ -179,7 +279,9 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
         async move {
             let mut answered = 0;
             let closed = loop {
-                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await; // if the connection is closed, the next read notices
+                let _ = stream
+                    .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                    .await; // if the connection is closed, the next read notices
                 answered += 1;
                 match tokio::time::timeout(UVICORN, engine::head(&mut stream)).await {
                     Ok(Some(_)) => {}
@@ -191,13 +293,20 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
         }
     });
     let engine = engine.await?;
-    let stack = Stack::builder().servers(0).stranger(engine.address()).start().await?;
+    let stack = Stack::builder()
+        .servers(0)
+        .stranger(engine.address())
+        .start()
+        .await?;
     for _ in 0..3 {
         assert_eq!(stack.get("/v1/models").await?.text(), "ok");
     }
     let (answered, closed) = tells.recv().await.ok_or("the engine is gone")?;
     assert_eq!(answered, 3, "the connection was reused");
-    assert!(closed, "Envoy closed the connection before {UVICORN:?} had passed");
+    assert!(
+        closed,
+        "Envoy closed the connection before {UVICORN:?} had passed"
+    );
     Ok(())
 }
 
@@ -210,30 +319,63 @@ async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Res
     let socket = TcpSocket::new_v4()?;
     socket.bind(port.address())?;
     let _listener = socket.listen(1)?;
-    let _full = [TcpStream::connect(port.address()).await?, TcpStream::connect(port.address()).await?];
-    let stack = Stack::builder().servers(1).stranger(port.address()).start().await?;
+    let _full = [
+        TcpStream::connect(port.address()).await?,
+        TcpStream::connect(port.address()).await?,
+    ];
+    let stack = Stack::builder()
+        .servers(1)
+        .stranger(port.address())
+        .start()
+        .await?;
     let mut left = None;
     for prompt in 0..50 {
         let (id, asked) = (format!("hole-{prompt}"), Instant::now());
         let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": id}]}).to_string();
-        let reply = stack.send(Request::post("/v1/chat/completions").header("x-request-id", &id).body(client::full(body))?).await?;
+        let reply = stack
+            .send(
+                Request::post("/v1/chat/completions")
+                    .header("x-request-id", &id)
+                    .body(client::full(body))?,
+            )
+            .await?;
         let took = asked.elapsed();
-        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 0), "{}", reply.text());
+        assert_eq!(
+            (reply.status, stack.server_of(&reply)?),
+            (200, 0),
+            "{}",
+            reply.text()
+        );
         if stack.envoy.access_log_of(&id, DEFAULT).await?["attempts"] == 2 {
             left = Some(took);
             break;
         }
     }
     let took = left.ok_or("the endpoint was never picked first")?;
-    assert!(took < DEFAULT, "shorter than Envoy's default of {DEFAULT:?}: {took:?}");
-    assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_cx_connect_timeout").await?, 1);
+    assert!(
+        took < DEFAULT,
+        "shorter than Envoy's default of {DEFAULT:?}: {took:?}"
+    );
+    assert_eq!(
+        stack
+            .envoy
+            .stat("cluster.inference-pool.upstream_cx_connect_timeout")
+            .await?,
+        1
+    );
     Ok(())
 }
 
 fn overwrite_destination(config: &mut Value) {
     let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-    let filters = config.pointer_mut(path).and_then(Value::as_array_mut).expect("the HTTP filters");
-    let picker = filters.iter().position(|filter| filter["name"] == "switchpoint").expect("the picker");
+    let filters = config
+        .pointer_mut(path)
+        .and_then(Value::as_array_mut)
+        .expect("the HTTP filters");
+    let picker = filters
+        .iter()
+        .position(|filter| filter["name"] == "switchpoint")
+        .expect("the picker");
     let set = json!({
         "header": {"key": "x-gateway-destination-endpoint", "value": "127.0.0.1:9"},
         "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
@@ -258,20 +400,41 @@ async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     encoder.write_all(text.as_bytes())?;
     let gzip = encoder.finish()?;
     assert!(gzip.len() * 500 < text.len(), "{} bytes", gzip.len());
-    let request = Request::post("/v1/chat/completions").header("content-encoding", "gzip").header("x-echo", "1");
+    let request = Request::post("/v1/chat/completions")
+        .header("content-encoding", "gzip")
+        .header("x-echo", "1");
     let reply = stack.send(request.body(client::full(gzip))?).await?;
     let echo = reply.json()?;
-    assert_eq!((reply.status, &echo["body_bytes"]), (200, &json!(text.len())), "{}", reply.text());
-    let names = echo["headers"].as_array().into_iter().flatten().filter_map(|pair| pair[0].as_str()).collect::<Vec<_>>();
+    assert_eq!(
+        (reply.status, &echo["body_bytes"]),
+        (200, &json!(text.len())),
+        "{}",
+        reply.text()
+    );
+    let names = echo["headers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|pair| pair[0].as_str())
+        .collect::<Vec<_>>();
     assert!(!names.contains(&"content-encoding"), "{names:?}");
-    assert!(names.contains(&"x-gateway-destination-endpoint"), "picked: {names:?}");
+    assert!(
+        names.contains(&"x-gateway-destination-endpoint"),
+        "picked: {names:?}"
+    );
 
     // Envoy cuts off what inflates more; the rest is invalid JSON, which reaches no engine.
-    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
+    let text =
+        json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]})
+            .to_string();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(text.as_bytes())?;
-    let request = Request::post("/v1/chat/completions").header("content-encoding", "gzip").header("x-echo", "1");
-    let reply = stack.send(request.body(client::full(encoder.finish()?))?).await?;
+    let request = Request::post("/v1/chat/completions")
+        .header("content-encoding", "gzip")
+        .header("x-echo", "1");
+    let reply = stack
+        .send(request.body(client::full(encoder.finish()?))?)
+        .await?;
     assert_eq!(reply.status, 400, "{}", reply.text());
     Ok(())
 }

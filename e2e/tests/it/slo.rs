@@ -19,18 +19,33 @@ use tokio::task::JoinHandle;
 /// Longest wait for learning from live traffic.
 const LIMIT: Duration = Duration::from_secs(60);
 
-const LOOSE: [(&str, &str); 3] = [("x-slo-ttft-ms", "60000"), ("x-slo-tpot-ms", "5000"), ("PredictionBasedRouting", "true")];
+const LOOSE: [(&str, &str); 3] = [
+    ("x-slo-ttft-ms", "60000"),
+    ("x-slo-tpot-ms", "5000"),
+    ("PredictionBasedRouting", "true"),
+];
 
 fn engine() -> ModelServerOptions {
-    ModelServerOptions { models: vec!["demo".to_owned()], speed: 2.0, ..ModelServerOptions::default() }
+    ModelServerOptions {
+        models: vec!["demo".to_owned()],
+        speed: 2.0,
+        ..ModelServerOptions::default()
+    }
 }
 
 /// The proposal's example, including its environment variable.
 fn by_example(builder: StackBuilder) -> Result<StackBuilder> {
     let file = example();
-    let arguments = ["--latency-prediction", "--config", file.to_str().ok_or("a path of text")?];
+    let arguments = [
+        "--latency-prediction",
+        "--config",
+        file.to_str().ok_or("a path of text")?,
+    ];
     let picker = json!({"explain": true, "objective_header": "trust"});
-    Ok(builder.picker(picker).daemon_arguments(&arguments).daemon_environment("HEADROOM_SELECTION_STRATEGY", "highest"))
+    Ok(builder
+        .picker(picker)
+        .daemon_arguments(&arguments)
+        .daemon_environment("HEADROOM_SELECTION_STRATEGY", "highest"))
 }
 
 /// Sends requests of all lengths until the daemon has a latency model that predicts.
@@ -38,10 +53,14 @@ async fn learn(stack: &Stack) -> Result<()> {
     let learned = predicts(stack, LIMIT);
     let traffic = async {
         for round in 0_u32.. {
-            let prompts =
-                (0..8).map(|at| format!("{round} {at} ") + &"words ".repeat(20 + usize::try_from((round * 8 + at) % 97).unwrap_or(0) * 5));
-            let replies =
-                join_all(prompts.map(|prompt| async move { client::send(stack.address(), chat(&prompt, 6, &LOOSE)?).await })).await;
+            let prompts = (0..8).map(|at| {
+                format!("{round} {at} ")
+                    + &"words ".repeat(20 + usize::try_from((round * 8 + at) % 97).unwrap_or(0) * 5)
+            });
+            let replies = join_all(prompts.map(|prompt| async move {
+                client::send(stack.address(), chat(&prompt, 6, &LOOSE)?).await
+            }))
+            .await;
             for reply in replies {
                 assert_eq!(reply?.status, 200);
             }
@@ -56,7 +75,9 @@ async fn learn(stack: &Stack) -> Result<()> {
 
 /// The decision that the picker reports in its reply.
 fn reasons(reply: &ClientReply) -> Result<Value> {
-    Ok(serde_json::from_str(reply.header("x-switchpoint-decision"))?)
+    Ok(serde_json::from_str(
+        reply.header("x-switchpoint-decision"),
+    )?)
 }
 
 async fn asked(stack: &Stack, headers: &[(&str, &str)]) -> Result<ClientReply> {
@@ -70,32 +91,72 @@ fn message(reply: &ClientReply) -> Result<String> {
 
 #[tokio::test]
 async fn the_proposals_example_runs_as_it_is() -> Result<()> {
-    let stack = by_example(Stack::builder().servers_like(2, &engine()))?.start().await?;
-    let config = stack.daemon.as_ref().ok_or("a daemon")?.admin("/debug/config").await?.text();
-    assert!(config.contains("highest"), "the environment's strategy: {config}");
+    let stack = by_example(Stack::builder().servers_like(2, &engine()))?
+        .start()
+        .await?;
+    let config = stack
+        .daemon
+        .as_ref()
+        .ok_or("a daemon")?
+        .admin("/debug/config")
+        .await?
+        .text();
+    assert!(
+        config.contains("highest"),
+        "the environment's strategy: {config}"
+    );
 
     let missing = asked(&stack, &[("PredictionBasedRouting", "true")]).await?;
-    assert!(missing.status == 400 && message(&missing)?.contains("x-slo-ttft-ms"), "{}", missing.text());
-    for (header, value) in [("x-slo-ttft-ms", "0"), ("x-llm-d-slo-tpot-ms", "NaN"), ("PredictionBasedRouting", "perhaps")] {
+    assert!(
+        missing.status == 400 && message(&missing)?.contains("x-slo-ttft-ms"),
+        "{}",
+        missing.text()
+    );
+    for (header, value) in [
+        ("x-slo-ttft-ms", "0"),
+        ("x-llm-d-slo-tpot-ms", "NaN"),
+        ("PredictionBasedRouting", "perhaps"),
+    ] {
         let wrong = asked(&stack, &[("x-slo-tpot-ms", "50"), (header, value)]).await?;
-        assert!(wrong.status == 400 && message(&wrong)?.contains(&header.to_lowercase()), "{header}: {}", wrong.text());
+        assert!(
+            wrong.status == 400 && message(&wrong)?.contains(&header.to_lowercase()),
+            "{header}: {}",
+            wrong.text()
+        );
     }
     let slo = ("x-slo-ttft-ms", "60000");
     let by_weights = asked(&stack, &[slo]).await?;
-    assert_eq!((by_weights.status, &reasons(&by_weights)?["profile"]), (200, &json!("default")), "{}", by_weights.text());
+    assert_eq!(
+        (by_weights.status, &reasons(&by_weights)?["profile"]),
+        (200, &json!("default")),
+        "{}",
+        by_weights.text()
+    );
     let cold = asked(&stack, &[slo, ("predictionbasedrouting", "True")]).await?;
-    assert_eq!((cold.status, &reasons(&cold)?["profile"]), (200, &json!("slo")));
-    assert_eq!(stack.get("/v1/models").await?.status, 200, "a request without inference needs no SLO");
+    assert_eq!(
+        (cold.status, &reasons(&cold)?["profile"]),
+        (200, &json!("slo"))
+    );
+    assert_eq!(
+        stack.get("/v1/models").await?.status,
+        200,
+        "a request without inference needs no SLO"
+    );
 
     learn(&stack).await?;
     let predicted = wait_for(LIMIT, "the proxy to predict", || async {
         let reasons = reasons(&asked(&stack, &LOOSE).await.ok()?).ok()?;
-        reasons["candidates"][0]["predicted"]["tpot"]["headroom_ms"].as_f64().map(|_| reasons)
+        reasons["candidates"][0]["predicted"]["tpot"]["headroom_ms"]
+            .as_f64()
+            .map(|_| reasons)
     })
     .await?;
     for candidate in predicted["candidates"].as_array().ok_or("candidates")? {
         let predicted = &candidate["predicted"];
-        assert!(predicted["ttft"]["ms"].as_f64() > Some(0.0) && predicted["valid"] == json!(true), "{candidate}");
+        assert!(
+            predicted["ttft"]["ms"].as_f64() > Some(0.0) && predicted["valid"] == json!(true),
+            "{candidate}"
+        );
     }
     Ok(())
 }
@@ -108,9 +169,15 @@ async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result
             "model": "demo", "max_tokens": 4_000, "ignore_eos": true, "stream": true,
             "messages": [{"role": "user", "content": format!("stream {at}")}],
         });
-        let request =
-            headers.iter().fold(http::Request::post("/v1/chat/completions"), |request, (name, value)| request.header(*name, *value));
-        let response = client::start(stack.address(), request.body(client::full(asked.to_string()))?).await?;
+        let request = headers.iter().fold(
+            http::Request::post("/v1/chat/completions"),
+            |request, (name, value)| request.header(*name, *value),
+        );
+        let response = client::start(
+            stack.address(),
+            request.body(client::full(asked.to_string()))?,
+        )
+        .await?;
         assert_eq!(response.status(), 200);
         let mut events = EventStream::new(response);
         events.next().await?;
@@ -120,11 +187,16 @@ async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result
 }
 
 #[tokio::test]
-async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request_ends() -> Result<()> {
-    let stack = by_example(Stack::builder().servers_like(1, &engine()))?.start().await?;
+async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request_ends() -> Result<()>
+{
+    let stack = by_example(Stack::builder().servers_like(1, &engine()))?
+        .start()
+        .await?;
     learn(&stack).await?;
     let other = SecondEnvoy::start(&stack, "another", 1).await?;
-    let limit = |reply: &ClientReply| -> Result<Value> { Ok(reasons(reply)?["candidates"][0]["predicted"]["tpot"].clone()) };
+    let limit = |reply: &ClientReply| -> Result<Value> {
+        Ok(reasons(reply)?["candidates"][0]["predicted"]["tpot"].clone())
+    };
     let ask = || async {
         let headers = [LOOSE.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
         client::send(other.envoy.listener(), chat("hello", 2, &headers)?).await
@@ -143,8 +215,17 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
     tokio::time::sleep(Duration::from_millis(200)).await;
     told("others there", 1234.0).await?;
     // But a request with such an SLO is shed if it is not critical.
-    let shed = asked(&stack, &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")]).await?;
-    assert_eq!((shed.status, &shed.json()?["error"]["code"]), (429, &json!("slo_unattainable")), "{}", shed.text());
+    let shed = asked(
+        &stack,
+        &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")],
+    )
+    .await?;
+    assert_eq!(
+        (shed.status, &shed.json()?["error"]["code"]),
+        (429, &json!("slo_unattainable")),
+        "{}",
+        shed.text()
+    );
     drop(open);
     told("the request", 5000.0).await?;
     drop(greedy);
@@ -153,7 +234,9 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
 
 #[tokio::test]
 async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> {
-    let stack = by_example(Stack::builder().servers_like(1, &engine()).concurrency(4))?.start().await?;
+    let stack = by_example(Stack::builder().servers_like(1, &engine()).concurrency(4))?
+        .start()
+        .await?;
     learn(&stack).await?;
     let limit_ms = || async {
         let reply = asked(&stack, &LOOSE).await.ok()?;
@@ -167,9 +250,16 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> 
         assert_eq!(limit_ms().await, Some(1234.0), "question {at}");
     }
     drop(open);
-    wait_for(LIMIT, "the stream to be forgotten", || async { (limit_ms().await == Some(5000.0)).then_some(()) }).await?;
+    wait_for(LIMIT, "the stream to be forgotten", || async {
+        (limit_ms().await == Some(5000.0)).then_some(())
+    })
+    .await?;
     for at in 0..40 {
-        assert_eq!(limit_ms().await, Some(5000.0), "question {at}, without other requests");
+        assert_eq!(
+            limit_ms().await,
+            Some(5000.0),
+            "question {at}, without other requests"
+        );
     }
     Ok(())
 }
@@ -180,7 +270,10 @@ fn objectives(rows: &[(&str, i32)]) -> Result<tempfile::TempDir> {
     for (name, priority) in rows {
         let objective = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
                                "spec": {"priority": priority, "poolRef": {"name": "default"}}});
-        std::fs::write(folder.path().join(format!("{name}.json")), objective.to_string())?;
+        std::fs::write(
+            folder.path().join(format!("{name}.json")),
+            objective.to_string(),
+        )?;
     }
     Ok(folder)
 }
@@ -196,7 +289,10 @@ async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Res
             let predicted = &candidate["predicted"];
             predicted["tpot"]["headroom_ms"].is_number() && predicted["valid"] == json!(valid)
         };
-        reasons["candidates"].as_array().filter(|candidates| candidates.iter().all(of)).map(drop)
+        reasons["candidates"]
+            .as_array()
+            .filter(|candidates| candidates.iter().all(of))
+            .map(drop)
     };
     wait_for(LIMIT, "the proxy to predict", all).await
 }
@@ -204,9 +300,17 @@ async fn predicting(stack: &Stack, headers: &[(&str, &str)], valid: bool) -> Res
 /// The number of requests of a priority with this outcome, from the daemon's metrics.
 async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
-    let is_row = |line: &&str| line.starts_with("switchpoint_slo_requests_total{") && line.contains(&format!("outcome=\"{outcome}\""));
-    let rows = page.lines().filter(is_row).filter(|line| line.contains(&format!("priority=\"{priority}\"")));
-    rows.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).map(|count| count.map(|count| count as u64)).sum()
+    let is_row = |line: &&str| {
+        line.starts_with("switchpoint_slo_requests_total{")
+            && line.contains(&format!("outcome=\"{outcome}\""))
+    };
+    let rows = page
+        .lines()
+        .filter(is_row)
+        .filter(|line| line.contains(&format!("priority=\"{priority}\"")));
+    rows.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .map(|count| count.map(|count| count as u64))
+        .sum()
 }
 
 /// No server can send a first token within 0.1 ms, and none is idle, so the result does not depend
@@ -214,32 +318,76 @@ async fn counted(stack: &Stack, priority: &str, outcome: &str) -> Option<u64> {
 #[tokio::test]
 async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() -> Result<()> {
     const ROUNDS: u64 = 10;
-    let folder = objectives(&[("critical", 1), ("standard", 0), ("batch", -1), ("probe", 2)])?;
-    let slow = ModelServerOptions { slowdown: 3.0, ..engine() };
+    let folder = objectives(&[
+        ("critical", 1),
+        ("standard", 0),
+        ("batch", -1),
+        ("probe", 2),
+    ])?;
+    let slow = ModelServerOptions {
+        slowdown: 3.0,
+        ..engine()
+    };
     let arguments = ["--objects", &folder.path().display().to_string()];
-    let builder = Stack::builder().servers_like(1, &engine()).more_servers_like(1, &slow).daemon_arguments(&arguments);
+    let builder = Stack::builder()
+        .servers_like(1, &engine())
+        .more_servers_like(1, &slow)
+        .daemon_arguments(&arguments);
     let stack = by_example(builder)?.start().await?;
     learn(&stack).await?;
-    let open = busy(&stack, &[("x-slo-tpot-ms", "5000"), ("x-llm-d-inference-objective", "probe")], 12).await?;
-    predicting(&stack, &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")], false).await?;
+    let open = busy(
+        &stack,
+        &[
+            ("x-slo-tpot-ms", "5000"),
+            ("x-llm-d-inference-objective", "probe"),
+        ],
+        12,
+    )
+    .await?;
+    predicting(
+        &stack,
+        &[("x-slo-tpot-ms", "0.1"), ("PredictionBasedRouting", "true")],
+        false,
+    )
+    .await?;
 
     let ask = |objective: &'static str, by_slo: &'static str| {
         let slo = [("x-slo-ttft-ms", "0.1"), ("x-slo-tpot-ms", "0.1")];
-        let headers = [("x-llm-d-inference-objective", objective), slo[0], slo[1], ("PredictionBasedRouting", by_slo)];
+        let headers = [
+            ("x-llm-d-inference-objective", objective),
+            slo[0],
+            slo[1],
+            ("PredictionBasedRouting", by_slo),
+        ];
         client_of(&stack, headers)
     };
     for round in 0..ROUNDS {
         for objective in ["standard", "batch"] {
             let shed = ask(objective, "true").await?;
-            assert_eq!((shed.status, &shed.json()?["error"]["code"]), (429, &json!("slo_unattainable")), "{round} {objective}");
+            assert_eq!(
+                (shed.status, &shed.json()?["error"]["code"]),
+                (429, &json!("slo_unattainable")),
+                "{round} {objective}"
+            );
         }
         for (objective, by_slo) in [("critical", "true"), ("batch", "false")] {
-            assert_eq!(ask(objective, by_slo).await?.status, 200, "{round}: {objective} requests are served, although they are late");
+            assert_eq!(
+                ask(objective, by_slo).await?.status,
+                200,
+                "{round}: {objective} requests are served, although they are late"
+            );
         }
     }
     let told = || async {
-        let shed = [counted(&stack, "0", "shed").await?, counted(&stack, "-1", "shed").await?, counted(&stack, "1", "shed").await?];
-        let missed = [counted(&stack, "1", "missed").await?, counted(&stack, "-1", "missed").await?];
+        let shed = [
+            counted(&stack, "0", "shed").await?,
+            counted(&stack, "-1", "shed").await?,
+            counted(&stack, "1", "shed").await?,
+        ];
+        let missed = [
+            counted(&stack, "1", "missed").await?,
+            counted(&stack, "-1", "missed").await?,
+        ];
         (shed == [ROUNDS, ROUNDS, 0] && missed == [ROUNDS, ROUNDS]).then_some(())
     };
     wait_for(LIMIT, "the daemon to count each of them", told).await?;
@@ -261,28 +409,47 @@ struct PredictedTraffic {
 
 impl PredictedTraffic {
     fn start(address: SocketAddr) -> Self {
-        let (served, unpredicted) = (Arc::<AtomicU64>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let (served, unpredicted) = (
+            Arc::<AtomicU64>::default(),
+            Arc::<Mutex<Vec<String>>>::default(),
+        );
         let (count, failures) = (Arc::clone(&served), Arc::clone(&unpredicted));
         let task = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(PREDICTED_TRAFFIC_PAUSE).await;
                 match predicted_at(address).await {
                     Ok(None) => drop(count.fetch_add(1, Ordering::Relaxed)),
-                    Ok(Some(reasons)) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(reasons),
-                    Err(error) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(error.to_string()),
+                    Ok(Some(reasons)) => failures
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(reasons),
+                    Err(error) => failures
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(error.to_string()),
                 }
             }
         });
-        Self { served, unpredicted, task }
+        Self {
+            served,
+            unpredicted,
+            task,
+        }
     }
 
     async fn goes_on(&self, requests: u64) -> Result<()> {
         let enough = self.served.load(Ordering::Relaxed) + requests;
-        wait_for(LIMIT, "further requests", || async { (self.served.load(Ordering::Relaxed) >= enough).then_some(()) }).await
+        wait_for(LIMIT, "further requests", || async {
+            (self.served.load(Ordering::Relaxed) >= enough).then_some(())
+        })
+        .await
     }
 
     fn unpredicted(&self) -> Vec<String> {
-        self.unpredicted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.unpredicted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -297,8 +464,12 @@ async fn predicted_at(address: SocketAddr) -> Result<Option<String>> {
     let headers = [LOOSE.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
     let reply = client::send(address, chat("hello", 2, &headers)?).await?;
     let reasons = reasons(&reply)?;
-    let is_predicted = |candidate: &Value| candidate["predicted"]["tpot"]["headroom_ms"].is_number();
-    let all = reply.status == 200 && reasons["candidates"].as_array().is_some_and(|all| !all.is_empty() && all.iter().all(is_predicted));
+    let is_predicted =
+        |candidate: &Value| candidate["predicted"]["tpot"]["headroom_ms"].is_number();
+    let all = reply.status == 200
+        && reasons["candidates"]
+            .as_array()
+            .is_some_and(|all| !all.is_empty() && all.iter().all(is_predicted));
     Ok((!all).then(|| format!("{}: {reasons}", reply.status)))
 }
 
@@ -306,40 +477,89 @@ async fn predicted_at(address: SocketAddr) -> Result<Option<String>> {
 /// daemon that knows nothing.
 #[tokio::test]
 async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
-    let mut stack = by_example(Stack::builder().servers_like(2, &engine()).concurrency(2))?.start().await?;
+    let mut stack = by_example(Stack::builder().servers_like(2, &engine()).concurrency(2))?
+        .start()
+        .await?;
     learn(&stack).await?;
     predicting(&stack, &LOOSE, true).await?;
-    let model = |page: &Value| page["pools"][0]["step"]["decode"][0].as_f64().unwrap_or_default();
+    let model = |page: &Value| {
+        page["pools"][0]["step"]["decode"][0]
+            .as_f64()
+            .unwrap_or_default()
+    };
     let page = |stack: &Stack| {
-        let asked = stack.daemon.as_ref().map(|daemon| daemon.settings().admin.address());
+        let asked = stack
+            .daemon
+            .as_ref()
+            .map(|daemon| daemon.settings().admin.address());
         async move { client::get(asked?, "/debug/model").await.ok()?.json().ok() }
     };
     let before = model(&page(&stack).await.ok_or("the daemon's page")?);
     let traffic = PredictedTraffic::start(stack.address());
-    for (round, restarted) in ["the same daemon", "another daemon"].into_iter().enumerate() {
+    for (round, restarted) in ["the same daemon", "another daemon"]
+        .into_iter()
+        .enumerate()
+    {
         traffic.goes_on(10).await?;
         stack.daemon()?.process().kill()?;
-        stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+        stack
+            .envoy
+            .picker_stat_until(
+                "switchpoint_state_connected",
+                |connected| connected == 0,
+                LIMIT,
+            )
+            .await?;
         if restarted == "another daemon" {
             std::fs::remove_file(stack.folder().join("snapshot"))?;
         }
         traffic.goes_on(10).await?;
         stack.daemon()?.start_again()?;
-        let leads = || async { stack.daemon.as_ref()?.admin("/debug/model").await.ok().map(drop) };
+        let leads = || async {
+            stack
+                .daemon
+                .as_ref()?
+                .admin("/debug/model")
+                .await
+                .ok()
+                .map(drop)
+        };
         wait_for(LIMIT, "the daemon to answer", leads).await?;
-        stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+        stack
+            .envoy
+            .picker_stat_until(
+                "switchpoint_state_connected",
+                |connected| connected == 1,
+                LIMIT,
+            )
+            .await?;
         let began = Instant::now();
         predicts(&stack, LIMIT).await?;
         // It cannot have learned them itself: a model of its own takes more requests.
         let known = page(&stack).await.ok_or("the daemon's page")?;
-        println!("drill {restarted}: it has a proxy's models {} ms after the proxy connected", began.elapsed().as_millis());
-        let learned = known["pools"][0]["observations"]["learned"].as_u64().ok_or("a count")?;
+        println!(
+            "drill {restarted}: it has a proxy's models {} ms after the proxy connected",
+            began.elapsed().as_millis()
+        );
+        let learned = known["pools"][0]["observations"]["learned"]
+            .as_u64()
+            .ok_or("a count")?;
         assert!(learned < 64, "after {learned} observations");
-        assert!((model(&known) / before - 1.0).abs() < 0.3, "a decode step: {before} ms, then {}", model(&known));
+        assert!(
+            (model(&known) / before - 1.0).abs() < 0.3,
+            "a decode step: {before} ms, then {}",
+            model(&known)
+        );
         // A proxy that starts now predicts too.
         let fresh = SecondEnvoy::start(&stack, &format!("fresh-{round}"), 1).await?;
-        wait_for(LIMIT, "a new proxy to predict", || async { predicted_at(fresh.envoy.listener()).await.ok()?.is_none().then_some(()) })
-            .await?;
+        wait_for(LIMIT, "a new proxy to predict", || async {
+            predicted_at(fresh.envoy.listener())
+                .await
+                .ok()?
+                .is_none()
+                .then_some(())
+        })
+        .await?;
         traffic.goes_on(20).await?;
     }
     assert_eq!(traffic.unpredicted(), [""; 0]);
@@ -351,29 +571,79 @@ async fn client_of(stack: &Stack, headers: [(&str, &str); 4]) -> Result<ClientRe
 }
 
 #[tokio::test]
-async fn the_daemon_shows_running_requests_with_an_slo_by_their_own_ids_until_they_end() -> Result<()> {
-    let stack = by_example(Stack::builder().servers_like(1, &engine()))?.start().await?;
+async fn the_daemon_shows_running_requests_with_an_slo_by_their_own_ids_until_they_end()
+-> Result<()> {
+    let stack = by_example(Stack::builder().servers_like(1, &engine()))?
+        .start()
+        .await?;
     learn(&stack).await?;
     predicting(&stack, &LOOSE, true).await?;
-    let open = busy(&stack, &[("x-slo-tpot-ms", "1234"), ("x-request-id", "the-clients-own")], 1).await?;
+    let open = busy(
+        &stack,
+        &[
+            ("x-slo-tpot-ms", "1234"),
+            ("x-request-id", "the-clients-own"),
+        ],
+        1,
+    )
+    .await?;
     let running = || async {
-        let page = stack.daemon.as_ref()?.admin("/debug/running").await.ok()?.json().ok()?;
+        let page = stack
+            .daemon
+            .as_ref()?
+            .admin("/debug/running")
+            .await
+            .ok()?
+            .json()
+            .ok()?;
         let queues = page["queues"].as_array()?.clone();
-        Some(queues.into_iter().flat_map(|queue| queue["running"].as_array().cloned().unwrap_or_default()).collect::<Vec<Value>>())
+        Some(
+            queues
+                .into_iter()
+                .flat_map(|queue| queue["running"].as_array().cloned().unwrap_or_default())
+                .collect::<Vec<Value>>(),
+        )
     };
     let shown = wait_for(LIMIT, "the request to be shown", || async {
-        running().await?.into_iter().find(|row| row["tpot_slo_us"] == json!(1_234_000) && row["tpots_ms"] != json!([]))
+        running()
+            .await?
+            .into_iter()
+            .find(|row| row["tpot_slo_us"] == json!(1_234_000) && row["tpots_ms"] != json!([]))
     })
     .await?;
     assert_eq!(shown["request"], "the-clients-own");
-    assert!(shown["ttft_ms"].as_f64() > Some(0.0) && shown["predicted"].as_array().is_some_and(|four| four.len() == 4), "{shown}");
+    assert!(
+        shown["ttft_ms"].as_f64() > Some(0.0)
+            && shown["predicted"]
+                .as_array()
+                .is_some_and(|four| four.len() == 4),
+        "{shown}"
+    );
     drop(open);
-    wait_for(LIMIT, "the ended request to be removed", || async { running().await?.is_empty().then_some(()) }).await?;
+    wait_for(LIMIT, "the ended request to be removed", || async {
+        running().await?.is_empty().then_some(())
+    })
+    .await?;
 
-    let metrics = stack.daemon.as_ref().ok_or("a daemon")?.admin("/metrics").await?.text();
-    for name in ["predicted_seconds", "actual_seconds", "actual_to_predicted_ratio"] {
-        let count = metrics.lines().find(|line| line.starts_with(&format!("switchpoint_latency_{name}_count")) && line.contains("ttft"));
-        assert!(count.is_some_and(|line| !line.ends_with(" 0")), "{name}: {count:?}");
+    let metrics = stack
+        .daemon
+        .as_ref()
+        .ok_or("a daemon")?
+        .admin("/metrics")
+        .await?
+        .text();
+    for name in [
+        "predicted_seconds",
+        "actual_seconds",
+        "actual_to_predicted_ratio",
+    ] {
+        let count = metrics.lines().find(|line| {
+            line.starts_with(&format!("switchpoint_latency_{name}_count")) && line.contains("ttft")
+        });
+        assert!(
+            count.is_some_and(|line| !line.ends_with(" 0")),
+            "{name}: {count:?}"
+        );
     }
     Ok(())
 }

@@ -17,7 +17,10 @@ const SERVERS: usize = 4;
 
 async fn respond(stack: &Stack, more: &Value) -> Result<ClientReply> {
     let mut body = json!({"model": "demo", "input": "hello", "max_output_tokens": 4});
-    more.as_object().into_iter().flatten().for_each(|(key, value)| body[key] = value.clone());
+    more.as_object()
+        .into_iter()
+        .flatten()
+        .for_each(|(key, value)| body[key] = value.clone());
     let reply = stack.post("/v1/responses", &body).await?;
     assert_eq!(reply.status, 200, "{}", reply.text());
     Ok(reply)
@@ -26,9 +29,16 @@ async fn respond(stack: &Stack, more: &Value) -> Result<ClientReply> {
 /// The id in a reply, streamed or not.
 fn id(reply: &ClientReply) -> Result<String> {
     let text = reply.text();
-    let json = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or(&text);
+    let json = text
+        .lines()
+        .find_map(|line| line.strip_prefix("data: "))
+        .unwrap_or(&text);
     let value: Value = serde_json::from_str(json)?;
-    Ok(value["id"].as_str().or(value["response"]["id"].as_str()).ok_or("no id")?.to_owned())
+    Ok(value["id"]
+        .as_str()
+        .or(value["response"]["id"].as_str())
+        .ok_or("no id")?
+        .to_owned())
 }
 
 /// Checks that all that follows the response goes to the endpoint that made it.
@@ -36,10 +46,22 @@ async fn followed_up(stack: &Stack, id: &str, by: &str) -> Result<()> {
     for _ in 0..3 {
         let reply = respond(stack, &json!({"previous_response_id": id, "stream": false})).await?;
         assert_eq!(reply.header("x-served-by"), by, "{id}");
-        for (method, path) in [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")] {
-            let request = Request::builder().method(method).uri(format!("/v1/responses/{id}{path}")).body(empty())?;
+        for (method, path) in [
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/cancel"),
+            ("GET", "/input_items"),
+        ] {
+            let request = Request::builder()
+                .method(method)
+                .uri(format!("/v1/responses/{id}{path}"))
+                .body(empty())?;
             let reply = stack.send(request).await?;
-            assert_eq!((reply.status, reply.header("x-served-by")), (200, by), "{method} {id}{path}");
+            assert_eq!(
+                (reply.status, reply.header("x-served-by")),
+                (200, by),
+                "{method} {id}{path}"
+            );
         }
     }
     Ok(())
@@ -48,7 +70,12 @@ async fn followed_up(stack: &Stack, id: &str, by: &str) -> Result<()> {
 #[tokio::test]
 async fn what_follows_a_response_goes_to_the_engine_that_made_it() -> Result<()> {
     for front in PickerMode::ALL {
-        let stack = Stack::builder().front(front).servers(SERVERS).concurrency(2).start().await?;
+        let stack = Stack::builder()
+            .front(front)
+            .servers(SERVERS)
+            .concurrency(2)
+            .start()
+            .await?;
         let mut made = Vec::new();
         for stream in [false, true, false, true, false, true] {
             let reply = respond(&stack, &json!({"stream": stream})).await?;
@@ -72,7 +99,11 @@ async fn another_proxy_knows_it_too_and_an_engine_that_is_gone_is_not_waited_for
     let reply = respond(&stack, &json!({})).await?;
     let (id, by) = (id(&reply)?, reply.header("x-served-by").to_owned());
     let body = json!({"model": "demo", "input": "more", "previous_response_id": id}).to_string();
-    let post = || async { client::post(second.envoy.listener(), "/v1/responses", body.clone()).await.ok() };
+    let post = || async {
+        client::post(second.envoy.listener(), "/v1/responses", body.clone())
+            .await
+            .ok()
+    };
     let together = || async {
         for _ in 0..8 {
             if post().await?.header("x-served-by") != by {
@@ -82,7 +113,11 @@ async fn another_proxy_knows_it_too_and_an_engine_that_is_gone_is_not_waited_for
         Some(())
     };
     wait_for(LIMIT, "the second proxy to know the response", together).await?;
-    let at = stack.servers.iter().position(|server| server.addr().to_string() == by).ok_or("no server")?;
+    let at = stack
+        .servers
+        .iter()
+        .position(|server| server.addr().to_string() == by)
+        .ok_or("no server")?;
     drop(stack.servers.remove(at));
     let elsewhere = || async { post().await.filter(|reply| reply.status == 200).map(drop) };
     wait_for(LIMIT, "another engine to get it", elsewhere).await

@@ -19,7 +19,12 @@ pub(crate) struct RunningStream {
 
 /// A server that pauses this long between two events.
 pub(crate) fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
-    ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
+    ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms,
+        ..ModelServerOptions::default()
+    }
 }
 
 /// A request for a stream of this many events; `tag` makes its prompt unique.
@@ -29,12 +34,27 @@ pub(crate) fn chat(tag: &str, tokens: u32) -> Value {
 
 pub(crate) fn request(tag: &str, tokens: u32) -> Result<Request<client::Body>> {
     // The SLO cannot be missed; it checks that the proxy forgets it at the end.
-    Ok(Request::post("/v1/chat/completions").header("x-slo-tpot-ms", "60000").body(client::full(chat(tag, tokens).to_string()))?)
+    Ok(Request::post("/v1/chat/completions")
+        .header("x-slo-tpot-ms", "60000")
+        .body(client::full(chat(tag, tokens).to_string()))?)
 }
 
-async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool) -> Result<RunningStream> {
-    let response = if http2 { Http2Client::connect(address).await?.start(request).await? } else { client::start(address, request).await? };
-    let by = response.headers().get("x-served-by").ok_or_else(|| format!("not served: {}", response.status()))?.to_str()?.to_owned();
+async fn begin(
+    address: SocketAddr,
+    request: Request<client::Body>,
+    http2: bool,
+) -> Result<RunningStream> {
+    let response = if http2 {
+        Http2Client::connect(address).await?.start(request).await?
+    } else {
+        client::start(address, request).await?
+    };
+    let by = response
+        .headers()
+        .get("x-served-by")
+        .ok_or_else(|| format!("not served: {}", response.status()))?
+        .to_str()?
+        .to_owned();
     let mut events = EventStream::new(response);
     events.next().await?.ok_or("no event")?;
     Ok(RunningStream { by, events })
@@ -42,11 +62,25 @@ async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool)
 
 /// Opens this many streams, each on its own connection and every second one by HTTP/2; returns when
 /// all have begun.
-pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Result<Vec<RunningStream>> {
+pub(crate) async fn open(
+    address: SocketAddr,
+    count: usize,
+    tokens: u32,
+) -> Result<Vec<RunningStream>> {
     static NUMBERS: AtomicUsize = AtomicUsize::new(0);
     let all = (0..count).map(|i| {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        async move { begin(address, request(&format!("{number} is the number of this stream and of no other"), tokens)?, i % 2 == 1).await }
+        async move {
+            begin(
+                address,
+                request(
+                    &format!("{number} is the number of this stream and of no other"),
+                    tokens,
+                )?,
+                i % 2 == 1,
+            )
+            .await
+        }
     });
     join_all(all).await.into_iter().collect()
 }
@@ -55,7 +89,12 @@ pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Resu
 /// error.
 pub(crate) async fn ends(streams: Vec<RunningStream>) -> (usize, usize) {
     let ends = join_all(streams.into_iter().map(|running| running.events.rest())).await;
-    let whole =
-        ends.iter().filter(|end| end.as_ref().is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))).count();
+    let whole = ends
+        .iter()
+        .filter(|end| {
+            end.as_ref()
+                .is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))
+        })
+        .count();
     (whole, ends.len() - whole)
 }

@@ -22,14 +22,26 @@ fn trappable() -> Result<StackBuilder> {
 
 /// Makes the worker that gets this connection trap.
 async fn trap(stack: &Stack) -> Result<ClientReply> {
-    stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await
+    stack
+        .send(echo::post(
+            "/v1/chat/completions",
+            &[(drill::TRAP, "1")],
+            echo::chat("trap").to_string(),
+        )?)
+        .await
 }
 
 #[test]
 fn the_shipped_module_has_no_drill_in_it() -> Result<()> {
-    let contains = |module: Vec<u8>| memchr::memmem::find(&module, drill::TRAP.as_bytes()).is_some();
-    assert!(contains(std::fs::read(drill::module()?)?), "the test build contains the word, so the search can find it");
-    assert!(!contains(std::fs::read(root().join("target/wasm32-wasip1/release/switchpoint.wasm"))?));
+    let contains =
+        |module: Vec<u8>| memchr::memmem::find(&module, drill::TRAP.as_bytes()).is_some();
+    assert!(
+        contains(std::fs::read(drill::module()?)?),
+        "the test build contains the word, so the search can find it"
+    );
+    assert!(!contains(std::fs::read(
+        root().join("target/wasm32-wasip1/release/switchpoint.wasm")
+    )?));
     Ok(())
 }
 
@@ -43,10 +55,15 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
     for _ in 0..TRAPS {
         let reply = trap(&stack).await?;
-        assert_eq!((reply.status, &reply.json()?["error"]["message"]), (503, &json!("the endpoint picker failed; retry")));
+        assert_eq!(
+            (reply.status, &reply.json()?["error"]["message"]),
+            (503, &json!("the endpoint picker failed; retry"))
+        );
         load.goes_on(100, LIMIT).await?;
     }
-    let outcome = ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap).await?;
+    let outcome =
+        ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap)
+            .await?;
     let failed = outcome.failures.len();
     // At most the requests that each client had at that worker at that moment, or while the VM
     // recovered. Envoy's log also has those that trapped.
@@ -62,11 +79,20 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
         "no request waited: the new VM read its state from shared data"
     );
     assert_eq!(
-        stack.envoy.picker_stat("switchpoint_state_leaders_total").await?,
+        stack
+            .envoy
+            .picker_stat("switchpoint_state_leaders_total")
+            .await?,
         1,
         "the leader is the main thread's VM, which serves no requests and did not trap"
     );
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_state_connected")
+            .await?,
+        1
+    );
     Ok(())
 }
 
@@ -79,7 +105,15 @@ async fn a_worker_heals_long_before_envoys_default() -> Result<()> {
     for _ in 0..5 {
         assert_eq!(trap(&stack).await?.status, 503);
         let began = Instant::now();
-        let served = || async { (stack.post("/v1/chat/completions", &echo::chat("well again?")).await.ok()?.status == 200).then_some(()) };
+        let served = || async {
+            (stack
+                .post("/v1/chat/completions", &echo::chat("well again?"))
+                .await
+                .ok()?
+                .status
+                == 200)
+                .then_some(())
+        };
         wait_for(LIMIT, "the worker to heal", served).await?;
         times.push(began.elapsed());
     }
@@ -90,23 +124,40 @@ async fn a_worker_heals_long_before_envoys_default() -> Result<()> {
 
 #[tokio::test]
 async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine() -> Result<()> {
-    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..ModelServerOptions::default() };
+    let slow = ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms: 100,
+        ..ModelServerOptions::default()
+    };
     let stack = trappable()?.servers_like(2, &slow).start().await?;
     let chat = json!({"model": "demo", "stream": true, "max_tokens": 1_000, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
-    let request = || Ok::<_, testbed::Error>(Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?);
+    let request = || {
+        Ok::<_, testbed::Error>(
+            Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?,
+        )
+    };
     let connection = Http2Client::connect(stack.address()).await?;
-    let (mut one, mut two) =
-        (EventStream::new(client::start(stack.address(), request()?).await?), EventStream::new(connection.start(request()?).await?));
+    let (mut one, mut two) = (
+        EventStream::new(client::start(stack.address(), request()?).await?),
+        EventStream::new(connection.start(request()?).await?),
+    );
     one.next().await?.ok_or("the stream begins")?;
     two.next().await?.ok_or("the stream begins")?;
 
     assert_eq!(trap(&stack).await?.status, 503);
     let (one, two) = tokio::join!(one.rest(), two.rest());
-    assert!(one.is_err() && two.is_err(), "the clients see that the streams broke: {one:?} {two:?}");
+    assert!(
+        one.is_err() && two.is_err(),
+        "the clients see that the streams broke: {one:?} {two:?}"
+    );
     // The VM that counted these requests is gone, and its in-flight count with it.
     let idle = || async {
         let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
-        endpoints.iter().all(|endpoint| endpoint["in_flight"] == 0).then_some(())
+        endpoints
+            .iter()
+            .all(|endpoint| endpoint["in_flight"] == 0)
+            .then_some(())
     };
     wait_for(LIMIT, "the daemon to report no requests in flight", idle).await?;
     for _ in 0..10 {
@@ -118,10 +169,18 @@ async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine(
 #[tokio::test]
 async fn streams_of_other_workers_notice_nothing() -> Result<()> {
     const STREAMS: usize = 12;
-    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..ModelServerOptions::default() };
-    let stack = trappable()?.servers_like(2, &slow).concurrency(4).start().await?;
-    let chat =
-        json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
+    let slow = ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms: 50,
+        ..ModelServerOptions::default()
+    };
+    let stack = trappable()?
+        .servers_like(2, &slow)
+        .concurrency(4)
+        .start()
+        .await?;
+    let chat = json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
     let mut streams = Vec::new();
     for _ in 0..STREAMS {
         let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
@@ -131,8 +190,13 @@ async fn streams_of_other_workers_notice_nothing() -> Result<()> {
     }
     assert_eq!(trap(&stack).await?.status, 503);
     let ends = futures::future::join_all(streams.into_iter().map(EventStream::rest)).await;
-    let whole =
-        ends.iter().filter(|end| end.as_ref().is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))).count();
+    let whole = ends
+        .iter()
+        .filter(|end| {
+            end.as_ref()
+                .is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))
+        })
+        .count();
     // The kernel spreads connections over the four workers; all twelve go to one with a chance of
     // one in four million.
     assert!(whole > 0, "streams of the other workers end normally");

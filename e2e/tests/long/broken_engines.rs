@@ -15,15 +15,29 @@ const MENDED_LIMIT: Duration = Duration::from_secs(100);
 const SHARE_MAX: f64 = 0.02;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_engine_gets_next_to_no_traffic_behind_one_worker_two_and_two_proxies() -> Result<()> {
+async fn a_broken_engine_gets_next_to_no_traffic_behind_one_worker_two_and_two_proxies()
+-> Result<()> {
     for (workers, proxies) in [(1, 1), (2, 1), (2, 2)] {
         let pools = BrokenPools::start(workers).await?;
-        let second = if proxies == 2 { Some(SecondEnvoy::start(&pools.world().stack, "second", workers).await?) } else { None };
+        let second = if proxies == 2 {
+            Some(SecondEnvoy::start(&pools.world().stack, "second", workers).await?)
+        } else {
+            None
+        };
         let first = [pools.world().stack.address()];
-        let addresses: Vec<SocketAddr> = first.into_iter().chain(second.as_ref().map(|second| second.envoy.listener())).collect();
+        let addresses: Vec<SocketAddr> = first
+            .into_iter()
+            .chain(second.as_ref().map(|second| second.envoy.listener()))
+            .collect();
         for sent in pools.count(&addresses).await {
-            println!("{workers} workers, {proxies} proxies, {}: {:?}", sent.fault, sent.requests);
-            assert!(sent.share_of_broken() <= SHARE_MAX, "{workers} workers, {proxies} proxies: {sent:?}");
+            println!(
+                "{workers} workers, {proxies} proxies, {}: {:?}",
+                sent.fault, sent.requests
+            );
+            assert!(
+                sent.share_of_broken() <= SHARE_MAX,
+                "{workers} workers, {proxies} proxies: {sent:?}"
+            );
         }
         pools.mend(MENDED_LIMIT).await?;
     }

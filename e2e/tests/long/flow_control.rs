@@ -24,7 +24,12 @@ const WAVE: usize = 8;
 const TOKENS: u32 = 400;
 
 async fn until_held(stack: &Stack, enough: impl Fn(u64) -> bool) -> Result<()> {
-    let held = || async { held_requests::held(stack).await.filter(|held| enough(*held)).map(|_| ()) };
+    let held = || async {
+        held_requests::held(stack)
+            .await
+            .filter(|held| enough(*held))
+            .map(|_| ())
+    };
     wait_for(LIMIT, "requests to be held", held).await
 }
 
@@ -39,7 +44,11 @@ async fn all_served(requests: Vec<JoinHandle<Result<ClientReply>>>) -> Result<()
 #[tokio::test]
 async fn a_proxy_that_drains_serves_what_it_holds() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let builder = held_requests::builder(
+        PickerMode::Filter,
+        folder.path(),
+        &held_requests::slow_engine(),
+    )?;
     let mut stack = builder.start_script(30).start().await?;
     let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
     until_held(&stack, |held| held > 2).await?;
@@ -56,18 +65,41 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
     let base_id = base.number().to_string();
     let arguments = |epoch: &str| -> Vec<String> {
         let times = ["--drain-time-s", "3", "--parent-shutdown-time-s", "60"];
-        ["--base-id", &base_id, "--restart-epoch", epoch].into_iter().chain(times).map(str::to_owned).collect()
+        ["--base-id", &base_id, "--restart-epoch", epoch]
+            .into_iter()
+            .chain(times)
+            .map(str::to_owned)
+            .collect()
     };
     let first = arguments("0");
     let first: Vec<&str> = first.iter().map(String::as_str).collect();
-    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
-    let mut stack = builder.hot_restart().envoy_arguments(&first).start().await?;
+    let builder = held_requests::builder(
+        PickerMode::Filter,
+        folder.path(),
+        &held_requests::slow_engine(),
+    )?;
+    let mut stack = builder
+        .hot_restart()
+        .envoy_arguments(&first)
+        .start()
+        .await?;
     let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
     until_held(&stack, |held| held > 2).await?;
-    let options = EnvoyOptions { concurrency: 1, arguments: arguments("1"), hot_restart: true, ..EnvoyOptions::default() };
+    let options = EnvoyOptions {
+        concurrency: 1,
+        arguments: arguments("1"),
+        hot_restart: true,
+        ..EnvoyOptions::default()
+    };
     let config = EnvoyConfig::read(&stack.folder().join("envoy.json"))?;
     let second_folder = tempfile::tempdir()?;
-    let second = EnvoyProcess::start(&config, stack.envoy.listener(), stack.envoy.admin(), &options, second_folder.path())?;
+    let second = EnvoyProcess::start(
+        &config,
+        stack.envoy.listener(),
+        stack.envoy.admin(),
+        &options,
+        second_folder.path(),
+    )?;
     all_served(wave).await?;
     let first = std::mem::replace(&mut stack.envoy, second);
     drop(first); // every request is answered
@@ -79,15 +111,28 @@ async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
 #[tokio::test]
 async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let builder = held_requests::builder(PickerMode::Filter, folder.path(), &held_requests::slow_engine())?;
+    let builder = held_requests::builder(
+        PickerMode::Filter,
+        folder.path(),
+        &held_requests::slow_engine(),
+    )?;
     let shorter = |config: &mut Value| {
-        let manager = config.pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config");
-        manager.into_iter().for_each(|manager| manager["stream_idle_timeout"] = json!("20s"));
+        let manager = config
+            .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config");
+        manager
+            .into_iter()
+            .for_each(|manager| manager["stream_idle_timeout"] = json!("20s"));
     };
-    let stack = builder.envoy_config(drill::envoy_config()?).envoy_config(shorter).start().await?;
+    let stack = builder
+        .envoy_config(drill::envoy_config()?)
+        .envoy_config(shorter)
+        .start()
+        .await?;
     let wave = held_requests::send(&stack, WAVE, "batch", TOKENS)?;
     until_held(&stack, |held| held > 2).await?;
-    let poison = Request::post("/v1/chat/completions").header(drill::TRAP, "1").body(client::full("{}"))?;
+    let poison = Request::post("/v1/chat/completions")
+        .header(drill::TRAP, "1")
+        .body(client::full("{}"))?;
     assert_eq!(stack.send(poison).await?.status, 503);
     let mut answers = BTreeMap::<String, usize>::new();
     for request in wave {
@@ -98,11 +143,26 @@ async fn what_a_vm_held_that_trapped_is_answered_by_the_idle_timeout() -> Result
         };
         *answers.entry(answer).or_default() += 1;
     }
-    let answered = ["503", "cut off", "200"].iter().filter_map(|answer| answers.get(*answer)).sum::<usize>();
-    assert!(answered == WAVE && answers.get("503").is_some_and(|lost| *lost > 2), "{answers:?}");
-    note("a VM traps while it holds requests", &format!("{answers:?}, with a stream_idle_timeout of 20 s"));
-    let served =
-        || async { stack.send(held_requests::request("chat", 1).ok()?).await.ok().filter(|reply| reply.status == 200).map(|_| ()) };
+    let answered = ["503", "cut off", "200"]
+        .iter()
+        .filter_map(|answer| answers.get(*answer))
+        .sum::<usize>();
+    assert!(
+        answered == WAVE && answers.get("503").is_some_and(|lost| *lost > 2),
+        "{answers:?}"
+    );
+    note(
+        "a VM traps while it holds requests",
+        &format!("{answers:?}, with a stream_idle_timeout of 20 s"),
+    );
+    let served = || async {
+        stack
+            .send(held_requests::request("chat", 1).ok()?)
+            .await
+            .ok()
+            .filter(|reply| reply.status == 200)
+            .map(|_| ())
+    };
     wait_for(LIMIT, "the next VM to serve", served).await?;
     until_held(&stack, |held| held == 0).await
 }
@@ -112,11 +172,17 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
     const HELD: usize = 10_000;
     const CONNECTIONS: usize = 20;
     let folder = tempfile::tempdir()?;
-    let engine = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..ModelServerOptions::default() };
-    let mut stack = held_requests::builder(PickerMode::Filter, folder.path(), &engine)?.start().await?;
+    let engine = ModelServerOptions {
+        models: vec!["demo".into()],
+        speed: 0.0,
+        chunk_delay_ms: 100,
+        ..ModelServerOptions::default()
+    };
+    let mut stack = held_requests::builder(PickerMode::Filter, folder.path(), &engine)?
+        .start()
+        .await?;
     // Two streams fill the engine for longer than the test takes.
-    let chat =
-        json!({"model": "demo", "stream": true, "max_tokens": 3_000, "ignore_eos": true, "messages": [{"role": "user", "content": "x"}]});
+    let chat = json!({"model": "demo", "stream": true, "max_tokens": 3_000, "ignore_eos": true, "messages": [{"role": "user", "content": "x"}]});
     let mut streams = Vec::new();
     for _ in 0..SEATS {
         let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
@@ -129,8 +195,13 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
     for _ in 0..CONNECTIONS {
         let client = std::sync::Arc::new(Http2Client::connect(stack.address()).await?);
         for _ in 0..HELD / CONNECTIONS {
-            let (client, request) = (std::sync::Arc::clone(&client), held_requests::request("batch", 1)?);
-            requests.push(tokio::spawn(async move { ClientReply::read(client.start_within(request, LIMIT).await?).await }));
+            let (client, request) = (
+                std::sync::Arc::clone(&client),
+                held_requests::request("batch", 1)?,
+            );
+            requests.push(tokio::spawn(async move {
+                ClientReply::read(client.start_within(request, LIMIT).await?).await
+            }));
         }
     }
     until_held(&stack, |held| held == HELD as u64).await?;
@@ -139,8 +210,13 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
     all_served(requests).await?;
     drop(streams);
     until_held(&stack, |held| held == 0).await?;
-    let dispatched = held_requests::ended(&stack, "Dispatched").await.ok_or("no queues")?;
+    let dispatched = held_requests::ended(&stack, "Dispatched")
+        .await
+        .ok_or("no queues")?;
     assert_eq!(dispatched, HELD as u64 + u64::from(SEATS));
-    note("10,000 requests held", &format!("all served; {each} bytes of Envoy for each while held"));
+    note(
+        "10,000 requests held",
+        &format!("all served; {each} bytes of Envoy for each while held"),
+    );
     Ok(())
 }

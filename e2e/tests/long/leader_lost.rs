@@ -19,7 +19,9 @@ use testbed::{Result, drill, wait_for};
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn trappable() -> Result<StackBuilder> {
-    Ok(Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true})))
+    Ok(Stack::builder()
+        .envoy_config(drill::envoy_config()?)
+        .picker(json!({"explain": true})))
 }
 
 /// An endpoints file with these servers; each has the label `note`.
@@ -39,14 +41,51 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     // but the same content.
     let poison = labelled(&stack, &[0, 1], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
-    stack.envoy.picker_stat_until("switchpoint_state_crash_guarded_total", |poisoned| poisoned == 1, LIMIT).await?;
-    stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
-    let refused = stack.envoy.picker_stat("switchpoint_state_refused_total").await?;
-    stack.envoy.picker_stat_until("switchpoint_state_refused_total", |now| now > refused, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_crash_guarded_total",
+            |poisoned| poisoned == 1,
+            LIMIT,
+        )
+        .await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_leaders_total",
+            |leaders| leaders == 2,
+            LIMIT,
+        )
+        .await?;
+    let refused = stack
+        .envoy
+        .picker_stat("switchpoint_state_refused_total")
+        .await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_refused_total",
+            |now| now > refused,
+            LIMIT,
+        )
+        .await?;
     pool_is(&stack, &[0, 1, 2]).await?;
     load.goes_on(200, LIMIT).await?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_crash_guarded_total").await?, 1, "once");
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 2);
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_state_crash_guarded_total")
+            .await?,
+        1,
+        "once"
+    );
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_state_leaders_total")
+            .await?,
+        2
+    );
     // The main thread's VM, which was lost, serves no requests, so no client noticed.
     ledger_metrics::close("a message that traps its decoder", load, &stack).await?;
 
@@ -62,37 +101,79 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     // First lose the main thread's VM, as above, so that a worker's VM becomes the leader.
     let poison = labelled(&stack, &[0, 1, 2], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
-    stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_leaders_total",
+            |leaders| leaders == 2,
+            LIMIT,
+        )
+        .await?;
     stack.set_pool(&[0, 1, 2])?;
-    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == 1,
+            LIMIT,
+        )
+        .await?;
 
     // Now trap the worker that happens to get the connection, until that worker was the leader.
     let load = LoadGenerator::start(stack.address(), CLIENTS);
     let traps = Cell::new(0);
     let replaced = || async {
         traps.set(traps.get() + 1);
-        let request = Request::post("/v1/chat/completions").header(drill::TRAP, "1").body(client::full("{}")).ok()?;
+        let request = Request::post("/v1/chat/completions")
+            .header(drill::TRAP, "1")
+            .body(client::full("{}"))
+            .ok()?;
         stack.send(request).await.ok()?;
         tokio::time::sleep(Duration::from_millis(500)).await;
-        (stack.envoy.picker_stat("switchpoint_state_leaders_total").await.ok()? > 2).then_some(())
+        (stack
+            .envoy
+            .picker_stat("switchpoint_state_leaders_total")
+            .await
+            .ok()?
+            > 2)
+        .then_some(())
     };
     wait_for(LIMIT, "a leader to be lost and replaced", replaced).await?;
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
-    let outcome = ledger_metrics::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
+    let outcome =
+        ledger_metrics::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
     let (failed, traps) = (outcome.failures.len(), traps.get());
-    assert!(failed <= CLIENTS * traps, "{traps} traps: {:?}", outcome.failures);
+    assert!(
+        failed <= CLIENTS * traps,
+        "{traps} traps: {:?}",
+        outcome.failures
+    );
     ledger_metrics::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
-    ledger_metrics::note("leader lost", &format!("{traps} traps until the leader was hit"));
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
+    ledger_metrics::note(
+        "leader lost",
+        &format!("{traps} traps until the leader was hit"),
+    );
+    assert_eq!(
+        stack
+            .envoy
+            .picker_stat("switchpoint_state_connected")
+            .await?,
+        1
+    );
     Ok(())
 }
 
 /// As when a machine sleeps: leases run out and streams time out while no process can notice.
 #[tokio::test]
 async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
-    let mut stack = Stack::builder().servers(3).concurrency(4).picker(json!({"explain": true})).start().await?;
+    let mut stack = Stack::builder()
+        .servers(3)
+        .concurrency(4)
+        .picker(json!({"explain": true}))
+        .start()
+        .await?;
     stack.envoy.process().signal(Signal::STOP)?;
     stack.set_pool(&[0, 1])?;
     tokio::time::sleep(Duration::from_secs(8)).await;
@@ -103,6 +184,13 @@ async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
     ledger_metrics::close("Envoy stopped for 8 s by SIGSTOP", load, &stack).await?;
-    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until(
+            "switchpoint_state_connected",
+            |connected| connected == 1,
+            LIMIT,
+        )
+        .await?;
     Ok(())
 }

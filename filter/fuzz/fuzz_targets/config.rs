@@ -13,13 +13,22 @@ fuzz_target!(|bytes: &[u8]| {
             for (i, pool) in config.pools.iter().enumerate() {
                 assert!(!pool.name.is_empty() && pool.clusters.len() <= CLUSTERS_MAX);
                 assert_eq!(config.pool_named(pool.name.as_bytes()), Some(i));
-                assert!(pool.clusters.iter().all(|c| config.pool_of_cluster(c.as_bytes()) == Some(i)));
+                assert!(
+                    pool.clusters
+                        .iter()
+                        .all(|c| config.pool_of_cluster(c.as_bytes()) == Some(i))
+                );
             }
             assert!(config.settings.ready_path.starts_with('/') && config.lease_ms >= 500);
         }
         // The name of an unknown field may be empty.
-        Err(invalid) => assert!(!invalid.must.is_empty() && (!invalid.field.is_empty() || invalid.must.starts_with("left out"))),
+        Err(invalid) => assert!(
+            !invalid.must.is_empty()
+                && (!invalid.field.is_empty() || invalid.must.starts_with("left out"))
+        ),
     }
-    let held: usize = HeaderPairs::new(bytes).map(|(name, value)| name.len() + value.len() + 10).sum();
+    let held: usize = HeaderPairs::new(bytes)
+        .map(|(name, value)| name.len() + value.len() + 10)
+        .sum();
     assert!(held <= bytes.len());
 });

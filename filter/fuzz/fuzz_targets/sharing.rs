@@ -64,7 +64,15 @@ enum SharingEvent {
     },
 }
 
-const KEYS: [&str; 7] = ["row/0", "row/1", "row/2", "row/outside", "ring/0/1", "ring/1/1", "ring/1/2"];
+const KEYS: [&str; 7] = [
+    "row/0",
+    "row/1",
+    "row/2",
+    "row/outside",
+    "ring/0/1",
+    "ring/1/1",
+    "ring/1/2",
+];
 const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
 const PROMPTS: [usize; 4] = [0, 30, 300, 3_000];
 
@@ -78,15 +86,33 @@ struct World {
 impl World {
     fn new() -> Self {
         let host = FakeHost::new();
-        let config = Rc::new(FilterConfig::parse(br#"{"pools": [{"name": "default"}], "prefix_entries": 512}"#).unwrap());
+        let config = Rc::new(
+            FilterConfig::parse(br#"{"pools": [{"name": "default"}], "prefix_entries": 512}"#)
+                .unwrap(),
+        );
         let vms = [vm(&host, &config), vm(&host, &config)];
-        Self { host, config, vms, streams: Vec::new() }
+        Self {
+            host,
+            config,
+            vms,
+            streams: Vec::new(),
+        }
     }
 
     fn pool_update(&self, endpoints: u8, sequence: u8) {
-        let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
-        let pool_update = pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
-        let _ = SharedSnapshotStore::new("default").publish_pool_update(&self.host, 1, version, &pool_update, self.host.now());
+        let version = scheduler::Version {
+            term: 1,
+            sequence: u64::from(sequence),
+        };
+        let pool_update =
+            pool_update_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
+        let _ = SharedSnapshotStore::new("default").publish_pool_update(
+            &self.host,
+            1,
+            version,
+            &pool_update,
+            self.host.now(),
+        );
         for vm in &self.vms {
             let replica = vm.borrow().replica("default").unwrap();
             replica.borrow_mut().refresh(&self.host).unwrap();
@@ -96,10 +122,22 @@ impl World {
     fn request(&mut self, vm: usize, prompt: u8) {
         let prompt = "many words ".repeat(PROMPTS[usize::from(prompt) % 4]);
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-        *self.host.http.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
-        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+        *self.host.http.request.borrow_mut() = vec![
+            (":method".into(), "POST".into()),
+            (":path".into(), "/v1/completions".into()),
+        ];
+        self.host
+            .http
+            .buffers
+            .borrow_mut()
+            .insert(BodyBuffer::RequestBody as u32, body.clone().into());
         let id = 10 + self.streams.len() as u32;
-        let mut stream = HttpStreamContext::new(id, self.host.clone(), Rc::clone(&self.vms[vm]), Rc::clone(&self.config));
+        let mut stream = HttpStreamContext::new(
+            id,
+            self.host.clone(),
+            Rc::clone(&self.vms[vm]),
+            Rc::clone(&self.config),
+        );
         let _ = stream.on_http_request_headers(2, false);
         let _ = stream.on_http_request_body(body.len(), true);
         self.streams.push((vm, stream));
@@ -107,12 +145,24 @@ impl World {
 
     fn answered(&mut self, stream: u8, details: u8, upstream: u8) {
         let count = self.streams.len().max(1);
-        let Some((_, stream)) = self.streams.get_mut(usize::from(stream) % count) else { return };
-        let details = ["via_upstream", "upstream_reset_before_response_started{}", ""][usize::from(details) % 3];
+        let Some((_, stream)) = self.streams.get_mut(usize::from(stream) % count) else {
+            return;
+        };
+        let details = [
+            "via_upstream",
+            "upstream_reset_before_response_started{}",
+            "",
+        ][usize::from(details) % 3];
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
-        properties.insert("upstream.address".into(), ADDRESSES[usize::from(upstream) % 3].into());
-        properties.insert("upstream.request_attempt_count".into(), 3_u64.to_le_bytes().into());
+        properties.insert(
+            "upstream.address".into(),
+            ADDRESSES[usize::from(upstream) % 3].into(),
+        );
+        properties.insert(
+            "upstream.request_attempt_count".into(),
+            3_u64.to_le_bytes().into(),
+        );
         drop(properties);
         *self.host.http.response.borrow_mut() = vec![(":status".into(), "200".into())];
         let _ = stream.on_http_response_headers(1, false);
@@ -126,7 +176,10 @@ fn vm(host: &FakeHost, config: &Rc<FilterConfig>) -> Rc<RefCell<VmState<FakeHost
 }
 
 fn key(key: u8) -> String {
-    format!("switchpoint/1/pool/default/{}", KEYS[usize::from(key) % KEYS.len()])
+    format!(
+        "switchpoint/1/pool/default/{}",
+        KEYS[usize::from(key) % KEYS.len()]
+    )
 }
 
 fuzz_target!(|events: Vec<SharingEvent>| {
@@ -140,32 +193,71 @@ fuzz_target!(|events: Vec<SharingEvent>| {
             SharingEvent::Tick { vm } => drop(world.vms[usize::from(vm)].borrow_mut().tick(1)),
             SharingEvent::Pass { ms } => world.host.pass_ms(u64::from(ms)),
             SharingEvent::Request { vm, prompt } => world.request(usize::from(vm), prompt),
-            SharingEvent::Answered { stream, details, upstream } => world.answered(stream, details, upstream),
+            SharingEvent::Answered {
+                stream,
+                details,
+                upstream,
+            } => world.answered(stream, details, upstream),
             SharingEvent::Done { stream } if !world.streams.is_empty() => {
                 let at = usize::from(stream) % world.streams.len();
                 world.streams.swap_remove(at).1.on_done();
             }
             SharingEvent::Done { .. } => {}
-            SharingEvent::PoolUpdate { endpoints, sequence } => world.pool_update(endpoints, sequence),
-            SharingEvent::Garbage { key: at, bytes } => world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap(),
-            SharingEvent::Changed { key: at, at: byte, to } => {
+            SharingEvent::PoolUpdate {
+                endpoints,
+                sequence,
+            } => world.pool_update(endpoints, sequence),
+            SharingEvent::Garbage { key: at, bytes } => world
+                .host
+                .share(&key(at), &bytes, WriteCondition::Any)
+                .unwrap(),
+            SharingEvent::Changed {
+                key: at,
+                at: byte,
+                to,
+            } => {
                 let held = world.host.shared(&key(at)).unwrap();
-                if let Some(mut bytes) = held.map(|shared| shared.bytes).filter(|bytes| !bytes.is_empty()) {
+                if let Some(mut bytes) = held
+                    .map(|shared| shared.bytes)
+                    .filter(|bytes| !bytes.is_empty())
+                {
                     let byte = usize::from(byte) % bytes.len();
                     bytes[byte] = to;
-                    world.host.share(&key(at), &bytes, WriteCondition::Any).unwrap();
+                    world
+                        .host
+                        .share(&key(at), &bytes, WriteCondition::Any)
+                        .unwrap();
                 }
             }
-            SharingEvent::PeerLoad { proxies, row, slot, blocks } => {
-                let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(1) };
+            SharingEvent::PeerLoad {
+                proxies,
+                row,
+                slot,
+                blocks,
+            } => {
+                let endpoint = EndpointRef {
+                    slot: Slot(slot),
+                    generation: Generation(1),
+                };
                 let mut placements = Vec::new();
                 placements::push(&mut placements, endpoint, &blocks);
                 // Then add bytes that may be no placement.
                 placements.extend_from_slice(&row);
-                let peers = PeerLoad { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..PeerLoad::default() };
+                let peers = PeerLoad {
+                    pool: "default".into(),
+                    proxies: u32::from(proxies),
+                    row,
+                    placements,
+                    ..PeerLoad::default()
+                };
                 let bytes = encode(daemon_message::Message::PeerLoad(peers));
                 let (size, stream) = (bytes.len(), world.host.grpc.streams.borrow().len() as u32);
-                world.host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+                world
+                    .host
+                    .http
+                    .buffers
+                    .borrow_mut()
+                    .insert(BodyBuffer::StreamMessage as u32, bytes);
                 drop(world.vms[0].borrow_mut().on_stream_message(1, stream, size));
             }
             SharingEvent::Replace { vm: which } => {

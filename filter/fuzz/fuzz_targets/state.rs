@@ -80,8 +80,11 @@ const ADDRESSES: [&str; 4] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:1", "not an 
 
 /// Makes a VM that is connected by HTTP calls or by a stream.
 fn vm(host: &FakeHost, calls: bool) -> VmState<FakeHost> {
-    let config: &[u8] =
-        if calls { br#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"# } else { br#"{"pools": [{"name": "default"}]}"# };
+    let config: &[u8] = if calls {
+        br#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"#
+    } else {
+        br#"{"pools": [{"name": "default"}]}"#
+    };
     let mut vm = VmState::new(host.clone());
     vm.configure(1, Rc::new(FilterConfig::parse(config).unwrap()));
     vm
@@ -91,15 +94,24 @@ fn answer(status: u8, raw: Option<Vec<u8>>, pool_updates: &[(u8, u8, u8)]) -> Ca
     let mut body = raw.unwrap_or_default();
     for (term, sequence, endpoints) in pool_updates.iter().take(4) {
         let addresses = &ADDRESSES[..usize::from(*endpoints) % 5];
-        proto::frames::push(&mut body, &pool_update_message("default", scheduler_version(*term, *sequence), addresses));
+        proto::frames::push(
+            &mut body,
+            &pool_update_message("default", scheduler_version(*term, *sequence), addresses),
+        );
     }
     let status = [Some(&b"200"[..]), Some(b"503"), Some(b"\xff"), None][usize::from(status) % 4];
-    CallResponse { status: status.map(<[u8]>::to_vec), body }
+    CallResponse {
+        status: status.map(<[u8]>::to_vec),
+        body,
+    }
 }
 
 fn message(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) {
     let (size, stream) = (bytes.len(), host.grpc.streams.borrow().len() as u32);
-    host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+    host.http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::StreamMessage as u32, bytes);
     vm.on_stream_message(1, stream, size);
 }
 
@@ -114,16 +126,40 @@ fuzz_target!(|events: Vec<StateEvent>| {
             StateEvent::Tick { vm } => drop(vms[usize::from(vm)].tick(1)),
             StateEvent::Pass { ms } => host.pass_ms(u64::from(ms)),
             StateEvent::Raw { vm, bytes } => message(&host, &mut vms[usize::from(vm)], bytes),
-            StateEvent::PoolUpdate { vm, term, sequence, endpoints } => {
+            StateEvent::PoolUpdate {
+                vm,
+                term,
+                sequence,
+                endpoints,
+            } => {
                 let addresses = &ADDRESSES[..usize::from(endpoints) % 5];
-                message(&host, &mut vms[usize::from(vm)], pool_update_message("default", version(term, sequence), addresses));
-            }
-            StateEvent::Metrics { vm, term, sequence, pool_update, queues } => {
-                let queues: Vec<f32> = queues.iter().take(4).map(|q| if *q == 255 { f32::NAN } else { f32::from(*q) }).collect();
                 message(
                     &host,
                     &mut vms[usize::from(vm)],
-                    metrics_message("default", version(term, pool_update), u64::from(sequence), &queues),
+                    pool_update_message("default", version(term, sequence), addresses),
+                );
+            }
+            StateEvent::Metrics {
+                vm,
+                term,
+                sequence,
+                pool_update,
+                queues,
+            } => {
+                let queues: Vec<f32> = queues
+                    .iter()
+                    .take(4)
+                    .map(|q| if *q == 255 { f32::NAN } else { f32::from(*q) })
+                    .collect();
+                message(
+                    &host,
+                    &mut vms[usize::from(vm)],
+                    metrics_message(
+                        "default",
+                        version(term, pool_update),
+                        u64::from(sequence),
+                        &queues,
+                    ),
                 );
             }
             StateEvent::Closed { vm } => {
@@ -132,9 +168,20 @@ fuzz_target!(|events: Vec<StateEvent>| {
                     vms[usize::from(vm)].on_stream_closed(1, stream, "gone");
                 }
             }
-            StateEvent::Answered { vm, back, status, raw, pool_updates } => {
-                let call = (host.grpc.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
-                drop(vms[usize::from(vm)].on_call_response(1, call, answer(status, raw, &pool_updates)));
+            StateEvent::Answered {
+                vm,
+                back,
+                status,
+                raw,
+                pool_updates,
+            } => {
+                let call =
+                    (host.grpc.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
+                drop(vms[usize::from(vm)].on_call_response(
+                    1,
+                    call,
+                    answer(status, raw, &pool_updates),
+                ));
             }
             StateEvent::Wake { vm, queue } => {
                 let queues = host.queues.borrow().len() as u32;
@@ -148,7 +195,12 @@ fuzz_target!(|events: Vec<StateEvent>| {
             }
             StateEvent::Garbage { key, bytes } => {
                 ours_alone = false;
-                host.share(KEYS[usize::from(key) % KEYS.len()], &bytes, WriteCondition::Any).unwrap();
+                host.share(
+                    KEYS[usize::from(key) % KEYS.len()],
+                    &bytes,
+                    WriteCondition::Any,
+                )
+                .unwrap();
             }
         }
         for (vm, newest) in vms.iter().zip(&mut newest) {
@@ -160,5 +212,8 @@ fuzz_target!(|events: Vec<StateEvent>| {
 });
 
 fn scheduler_version(term: u8, sequence: u8) -> scheduler::Version {
-    scheduler::Version { term: u64::from(term % 3), sequence: u64::from(sequence) }
+    scheduler::Version {
+        term: u64::from(term % 3),
+        sequence: u64::from(sequence),
+    }
 }

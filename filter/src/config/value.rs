@@ -40,23 +40,34 @@ pub fn parse(json: &[u8]) -> Result<ConfigValue, JsonError> {
 
 fn read(reader: &mut JsonReader<'_>, json: &[u8], depth: u32) -> Result<ConfigValue, JsonError> {
     match reader.peek()? {
-        JsonKind::String => Ok(reader.string()?.map_or(ConfigValue::Other, |text| ConfigValue::Text(text.text().into_owned()))),
-        JsonKind::Boolean => Ok(reader.boolean()?.map_or(ConfigValue::Other, ConfigValue::Flag)),
+        JsonKind::String => Ok(reader.string()?.map_or(ConfigValue::Other, |text| {
+            ConfigValue::Text(text.text().into_owned())
+        })),
+        JsonKind::Boolean => Ok(reader
+            .boolean()?
+            .map_or(ConfigValue::Other, ConfigValue::Flag)),
         JsonKind::Array if depth < DEPTH_MAX => {
             let mut items = Vec::new();
-            reader.elements(|reader| read(reader, json, depth.saturating_add(1)).map(|item| items.push(item)))?;
+            reader.elements(|reader| {
+                read(reader, json, depth.saturating_add(1)).map(|item| items.push(item))
+            })?;
             Ok(ConfigValue::List(items))
         }
         JsonKind::Object if depth < DEPTH_MAX => {
             let mut fields = ConfigFields::default();
             reader.members(|reader, name| {
-                read(reader, json, depth.saturating_add(1)).map(|value| fields.put(name.text().into_owned(), value))
+                read(reader, json, depth.saturating_add(1))
+                    .map(|value| fields.put(name.text().into_owned(), value))
             })?;
             Ok(ConfigValue::Object(fields))
         }
         _ => {
-            let text = json.get(reader.skip()?).and_then(|bytes| std::str::from_utf8(bytes).ok());
-            Ok(text.and_then(|text| text.parse().ok()).map_or(ConfigValue::Other, ConfigValue::Number))
+            let text = json
+                .get(reader.skip()?)
+                .and_then(|bytes| std::str::from_utf8(bytes).ok());
+            Ok(text
+                .and_then(|text| text.parse().ok())
+                .map_or(ConfigValue::Other, ConfigValue::Number))
         }
     }
 }
@@ -88,20 +99,32 @@ mod tests {
 
     #[test]
     fn reads_what_a_configuration_has() {
-        let Ok(ConfigValue::Object(mut fields)) =
-            parse(br#" {"n": 7, "t": "a\u0062", "f": true, "l": [1, -1, 1.5, null], "n": 8, "o": {}} "#)
-        else {
+        let Ok(ConfigValue::Object(mut fields)) = parse(
+            br#" {"n": 7, "t": "a\u0062", "f": true, "l": [1, -1, 1.5, null], "n": 8, "o": {}} "#,
+        ) else {
             panic!()
         };
         assert_eq!(fields.left(), Some("f"));
-        assert_eq!(fields.remove("n"), Some(ConfigValue::Number(8)), "the last of two counts");
+        assert_eq!(
+            fields.remove("n"),
+            Some(ConfigValue::Number(8)),
+            "the last of two counts"
+        );
         assert_eq!(fields.remove("t"), Some(ConfigValue::Text("ab".into())));
         assert_eq!(fields.remove("f"), Some(ConfigValue::Flag(true)));
         assert_eq!(
             fields.remove("l"),
-            Some(ConfigValue::List(vec![ConfigValue::Number(1), ConfigValue::Other, ConfigValue::Other, ConfigValue::Other]))
+            Some(ConfigValue::List(vec![
+                ConfigValue::Number(1),
+                ConfigValue::Other,
+                ConfigValue::Other,
+                ConfigValue::Other
+            ]))
         );
-        assert_eq!(fields.remove("o"), Some(ConfigValue::Object(ConfigFields::default())));
+        assert_eq!(
+            fields.remove("o"),
+            Some(ConfigValue::Object(ConfigFields::default()))
+        );
         assert_eq!((fields.remove("x"), fields.left()), (None, None));
     }
 
@@ -110,7 +133,8 @@ mod tests {
         for bad in ["", "{", "{} x", "[1,]", "'a'"] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");
         }
-        let deep = |depth: usize| parse(format!("{}{}", "[".repeat(depth), "]".repeat(depth)).as_bytes());
+        let deep =
+            |depth: usize| parse(format!("{}{}", "[".repeat(depth), "]".repeat(depth)).as_bytes());
         assert!(matches!(deep(100), Ok(ConfigValue::List(_))));
         assert!(deep(100_000).is_err());
     }

@@ -10,8 +10,9 @@ use std::rc::{Rc, Weak};
 
 use exchange::usage::TokenUsage;
 use exchange::{
-    BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestDriver,
-    RequestFlow, RequestHost, ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply, trace,
+    BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse,
+    RequestChanges, RequestCount, RequestDriver, RequestFlow, RequestHost, ResponseHead,
+    ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply, trace,
 };
 
 use crate::config::FilterConfig;
@@ -36,7 +37,13 @@ const BAND: &str = "switchpoint_band";
 const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
 
 /// Where a route may name its pool, for routes that share a cluster.
-const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "switchpoint", "pool"];
+const ROUTE_POOL: [&str; 5] = [
+    "xds",
+    "route_metadata",
+    "filter_metadata",
+    "switchpoint",
+    "pool",
+];
 
 /// One stream.
 pub struct HttpStream<H: Host>(RefCell<StreamParts<H>>);
@@ -70,7 +77,12 @@ struct FilterHost<H: Host> {
 
 impl<H: Host> HttpStream<H> {
     /// Makes a stream for the proxy's context `id`.
-    pub fn new(id: u32, proxy: H, vm: Rc<RefCell<VmState<H>>>, config: Rc<FilterConfig>) -> Rc<Self> {
+    pub fn new(
+        id: u32,
+        proxy: H,
+        vm: Rc<RefCell<VmState<H>>>,
+        config: Rc<FilterConfig>,
+    ) -> Rc<Self> {
         let metrics = vm.borrow().metrics();
         Rc::new_cyclic(|stream: &Weak<Self>| {
             let host = FilterHost {
@@ -86,7 +98,10 @@ impl<H: Host> HttpStream<H> {
                 #[cfg(feature = "drill")]
                 watch: std::cell::Cell::new(None),
             };
-            Self(RefCell::new(StreamParts { driver: RequestDriver::default(), host }))
+            Self(RefCell::new(StreamParts {
+                driver: RequestDriver::default(),
+                host,
+            }))
         })
     }
 
@@ -94,22 +109,44 @@ impl<H: Host> HttpStream<H> {
     pub fn request_headers(&self, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.vm.borrow_mut().mark_serving();
-        let bytes = host.proxy.headers(HeaderMap::Request).unwrap_or_else(|e| host.failed("request headers", e));
+        let bytes = host
+            .proxy
+            .headers(HeaderMap::Request)
+            .unwrap_or_else(|e| host.failed("request headers", e));
         #[cfg(feature = "drill")]
         crate::drill::obey(&bytes);
         #[cfg(feature = "drill")]
         if let Some(cost) = crate::sharing_cost::cost(&host.proxy, &bytes) {
-            return driver.answer(host, LocalReply { status: 200, headers: Vec::new(), body: cost.into_bytes() });
+            return driver.answer(
+                host,
+                LocalReply {
+                    status: 200,
+                    headers: Vec::new(),
+                    body: cost.into_bytes(),
+                },
+            );
         }
         host.strip_headers(&bytes);
         let flow = driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream);
-        if host.config.hold_headers || !driver.awaits_body() { flow } else { host.let_headers_go() }
+        if host.config.hold_headers || !driver.awaits_body() {
+            flow
+        } else {
+            host.let_headers_go()
+        }
     }
 
     /// Handles a piece of the request body, which is `size` bytes long so far.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> RequestFlow {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
-        driver.request_body(host, size, if end_of_stream { BodyProgress::Whole } else { BodyProgress::Partial })
+        driver.request_body(
+            host,
+            size,
+            if end_of_stream {
+                BodyProgress::Whole
+            } else {
+                BodyProgress::Partial
+            },
+        )
     }
 
     /// Handles the request trailers.
@@ -124,14 +161,20 @@ impl<H: Host> HttpStream<H> {
         if !driver.is_routed() {
             return RequestFlow::Go;
         }
-        let bytes = host.proxy.headers(HeaderMap::Response).unwrap_or_else(|e| host.failed("response headers", e));
+        let bytes = host
+            .proxy
+            .headers(HeaderMap::Response)
+            .unwrap_or_else(|e| host.failed("response headers", e));
         // Reading a property costs as much as reading all headers, so a property is read only if it
         // can have new information. Only responses from upstream have this header (if Envoy is
         // configured to leave it out, the property is read). And if the first endpoint of the list
         // answered, no other endpoint failed before it.
         let from_upstream = HeaderPairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
-        let origin =
-            if from_upstream { ResponseOrigin::Upstream } else { ResponseOrigin::of_details(&host.text(&["response", "code_details"])) };
+        let origin = if from_upstream {
+            ResponseOrigin::Upstream
+        } else {
+            ResponseOrigin::of_details(&host.text(&["response", "code_details"]))
+        };
         let upstream = host.text(&["upstream", "address"]);
         let first = origin == ResponseOrigin::Upstream && driver.is_first_endpoint(&upstream);
         let head = ResponseHead {
@@ -179,7 +222,9 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
         }
         let now = host.proxy.now();
         if driver.resume(host, now) == RequestFlow::Go && is_held {
-            host.proxy.resume_request().unwrap_or_else(|e| host.failed("a resumption", e));
+            host.proxy
+                .resume_request()
+                .unwrap_or_else(|e| host.failed("a resumption", e));
         }
     }
 }
@@ -209,19 +254,33 @@ impl<H: Host> RequestHost for FilterHost<H> {
         let reply = ready_reply(ready);
         match vm.without_vm_slot() {
             0 => reply,
-            vms => LocalReply { body: format!(r#"{{"ready":{ready},"vms_without_slot":{vms}}}"#).into_bytes(), ..reply },
+            vms => LocalReply {
+                body: format!(r#"{{"ready":{ready},"vms_without_slot":{vms}}}"#).into_bytes(),
+                ..reply
+            },
         }
     }
 
     fn find_pool(&mut self) -> Option<Self::Pool> {
         let config = &self.config;
-        let by_cluster = || config.knows_clusters().then(|| config.pool_of_cluster(&self.text(&["xds", "cluster_name"]))).flatten();
+        let by_cluster = || {
+            config
+                .knows_clusters()
+                .then(|| config.pool_of_cluster(&self.text(&["xds", "cluster_name"])))
+                .flatten()
+        };
         let by_route = || config.pool_named(&self.text(&ROUTE_POOL));
         let position = config.only_pool().or_else(by_cluster).or_else(by_route)?;
         self.vm.borrow().replica(&config.pools.get(position)?.name)
     }
 
-    fn with_pool<R>(&self, replica: &Self::Pool, usage: PoolUse, now: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R {
+    fn with_pool<R>(
+        &self,
+        replica: &Self::Pool,
+        usage: PoolUse,
+        now: Timestamp,
+        act: impl FnOnce(&mut ManagedPool) -> R,
+    ) -> R {
         let replica = &mut *replica.borrow_mut();
         self.before(replica, usage, now);
         let changes = replica.pool.changes();
@@ -233,8 +292,16 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn subset_hint(&self) -> Option<Cow<'_, [u8]>> {
         let settings = &self.config.settings;
-        let path = ["metadata", "filter_metadata", settings.subset.namespace.as_str(), settings.subset.key.as_str()];
-        self.proxy.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e))).map(Cow::Owned)
+        let path = [
+            "metadata",
+            "filter_metadata",
+            settings.subset.namespace.as_str(),
+            settings.subset.key.as_str(),
+        ];
+        self.proxy
+            .property(&path)
+            .unwrap_or_else(|e| Some(self.failed("the subset hint", e)))
+            .map(Cow::Owned)
     }
 
     fn flow_id(&self) -> Option<Cow<'_, [u8]>> {
@@ -242,22 +309,41 @@ impl<H: Host> RequestHost for FilterHost<H> {
         if settings.namespace.is_empty() {
             return None;
         }
-        let path: Vec<&str> =
-            ["metadata", "filter_metadata", settings.namespace.as_str()].into_iter().chain(settings.key.split('/')).collect();
-        self.proxy.property(&path).unwrap_or_else(|e| Some(self.failed("the fairness id", e))).map(Cow::Owned)
+        let path: Vec<&str> = ["metadata", "filter_metadata", settings.namespace.as_str()]
+            .into_iter()
+            .chain(settings.key.split('/'))
+            .collect();
+        self.proxy
+            .property(&path)
+            .unwrap_or_else(|e| Some(self.failed("the fairness id", e)))
+            .map(Cow::Owned)
     }
 
     fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
-        self.bytes(BodyBuffer::RequestBody, start, size, "a piece of the request body").into()
+        self.bytes(
+            BodyBuffer::RequestBody,
+            start,
+            size,
+            "a piece of the request body",
+        )
+        .into()
     }
 
     fn take_body(&mut self, size: usize) -> Vec<u8> {
         self.bytes(BodyBuffer::RequestBody, 0, size, "the request body")
     }
 
-    fn forward(&mut self, forward: RequestChanges, body: Option<Vec<u8>>) -> Result<(), RewriteError> {
+    fn forward(
+        &mut self,
+        forward: RequestChanges,
+        body: Option<Vec<u8>>,
+    ) -> Result<(), RewriteError> {
         if let Some((splice, body)) = forward.body.zip(body)
-            && let Err(error) = self.proxy.buffer_replace(BodyBuffer::RequestBody, splice.range.end, &splice.beginning(body))
+            && let Err(error) = self.proxy.buffer_replace(
+                BodyBuffer::RequestBody,
+                splice.range.end,
+                &splice.beginning(body),
+            )
         {
             self.failed::<()>("another model name", error);
             return Err(RewriteError);
@@ -266,7 +352,8 @@ impl<H: Host> RequestHost for FilterHost<H> {
             let set = if self.headers_went_on {
                 self.proxy.property_set(name, value.as_bytes())
             } else {
-                self.proxy.header_set(HeaderMap::Request, name, value.as_bytes())
+                self.proxy
+                    .header_set(HeaderMap::Request, name, value.as_bytes())
             };
             set.unwrap_or_else(|e| self.failed("a request header", e));
         }
@@ -274,12 +361,20 @@ impl<H: Host> RequestHost for FilterHost<H> {
     }
 
     fn reply(&mut self, reply: LocalReply) {
-        let headers: Vec<(&str, &str)> = reply.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        self.proxy.reply(reply.status, &pairs::serialize(&headers), &reply.body).unwrap_or_else(|e| self.failed("a reply", e));
+        let headers: Vec<(&str, &str)> = reply
+            .headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        self.proxy
+            .reply(reply.status, &pairs::serialize(&headers), &reply.body)
+            .unwrap_or_else(|e| self.failed("a reply", e));
     }
 
     fn park(&mut self, replica: &Self::Pool, deadline: Timestamp) -> bool {
-        self.vm.borrow_mut().park(deadline, Rc::clone(replica), self.stream.clone())
+        self.vm
+            .borrow_mut()
+            .park(deadline, Rc::clone(replica), self.stream.clone())
     }
 
     fn hold(&mut self, replica: &Self::Pool, number: u64) {
@@ -289,7 +384,9 @@ impl<H: Host> RequestHost for FilterHost<H> {
             let now = self.proxy.now();
             // If another VM wrote first, this one writes when it looks at the order soon.
             self.claim(replica, now);
-            self.vm.borrow().look_at_freed(&mut replica.borrow_mut(), now);
+            self.vm
+                .borrow()
+                .look_at_freed(&mut replica.borrow_mut(), now);
             self.release_held(replica);
         }
     }
@@ -311,7 +408,9 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn log_hold(&mut self, ms: u64, priority: i32) {
         for (name, value) in [(HELD_MS, ms.to_string()), (BAND, priority.to_string())] {
-            self.proxy.property_set(name, value.as_bytes()).unwrap_or_else(|e| self.failed("the time of a hold", e));
+            self.proxy
+                .property_set(name, value.as_bytes())
+                .unwrap_or_else(|e| self.failed("the time of a hold", e));
         }
     }
 
@@ -330,17 +429,23 @@ impl<H: Host> RequestHost for FilterHost<H> {
     }
 
     fn resume_after(&mut self, replica: &Self::Pool, at: Timestamp) {
-        self.vm.borrow_mut().retry_after(at, Rc::clone(replica), self.stream.clone());
+        self.vm
+            .borrow_mut()
+            .retry_after(at, Rc::clone(replica), self.stream.clone());
     }
 
     fn log_decision(&mut self, record: &str) {
-        self.proxy.property_set(RECORD, record.as_bytes()).unwrap_or_else(|e| self.failed("the record of a decision", e));
+        self.proxy
+            .property_set(RECORD, record.as_bytes())
+            .unwrap_or_else(|e| self.failed("the record of a decision", e));
     }
 
     fn count(&mut self, replica: Option<&Self::Pool>, counted: RequestCount) {
         let stat = match counted {
             RequestCount::Picked { us } => {
-                replica.into_iter().for_each(|replica| replica.borrow_mut().record_pick_time(us));
+                replica
+                    .into_iter()
+                    .for_each(|replica| replica.borrow_mut().record_pick_time(us));
                 self.metrics.record(Stat::PickUs, us);
                 return self.metrics.collect(Stat::Picked, 1);
             }
@@ -355,10 +460,14 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn send_response_headers(&mut self, step: ResponseStep) {
         for name in step.remove {
-            self.proxy.header_remove(HeaderMap::Response, name).unwrap_or_else(|e| self.failed("a response header", e));
+            self.proxy
+                .header_remove(HeaderMap::Response, name)
+                .unwrap_or_else(|e| self.failed("a response header", e));
         }
         for (name, value) in &step.set {
-            self.proxy.header_set(HeaderMap::Response, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a response header", e));
+            self.proxy
+                .header_set(HeaderMap::Response, name, value.as_bytes())
+                .unwrap_or_else(|e| self.failed("a response header", e));
         }
     }
 
@@ -369,10 +478,17 @@ impl<H: Host> RequestHost for FilterHost<H> {
 
     fn send_response_body(&mut self, _: Vec<u8>, restored: Option<&[u8]>, held: bool) {
         let Some(restored) = restored else { return };
-        match self.proxy.buffer_replace(BodyBuffer::ResponseBody, self.response_bytes, restored) {
+        match self
+            .proxy
+            .buffer_replace(BodyBuffer::ResponseBody, self.response_bytes, restored)
+        {
             Ok(()) if held => self
                 .proxy
-                .header_set(HeaderMap::Response, headers::CONTENT_LENGTH, restored.len().to_string().as_bytes())
+                .header_set(
+                    HeaderMap::Response,
+                    headers::CONTENT_LENGTH,
+                    restored.len().to_string().as_bytes(),
+                )
                 .unwrap_or_else(|e| self.failed("a response header", e)),
             Ok(()) => {}
             Err(error) => self.failed("the client's model name", error),
@@ -382,11 +498,13 @@ impl<H: Host> RequestHost for FilterHost<H> {
     fn append_response(&mut self, _: &[u8]) {}
 
     fn endpoint_broke_off(&mut self) -> bool {
-        ResponseOrigin::of_details(&self.text(&["response", "code_details"])) == ResponseOrigin::Lost
+        ResponseOrigin::of_details(&self.text(&["response", "code_details"]))
+            == ResponseOrigin::Lost
     }
 
     fn ended(&mut self, outcome: &ExchangeOutcome) {
-        self.metrics.add(Stat::FailedAttempts, outcome.failed_attempts);
+        self.metrics
+            .add(Stat::FailedAttempts, outcome.failed_attempts);
         if let Some(ttft_ms) = outcome.ttft_ms {
             self.metrics.record(Stat::TtftMs, ttft_ms);
         }
@@ -401,7 +519,9 @@ impl<H: Host> FilterHost<H> {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
             #[cfg(feature = "drill")]
             let watch = crate::sharing_cost::DrillTimer::of(&self.proxy);
-            self.vm.borrow().receive_loads(replica, now, SharingOccasion::Pick);
+            self.vm
+                .borrow()
+                .receive_loads(replica, now, SharingOccasion::Pick);
             self.vm.borrow().read_order(replica, now);
             #[cfg(feature = "drill")]
             self.watch.set(Some(watch.paused(&self.proxy)));
@@ -419,7 +539,9 @@ impl<H: Host> FilterHost<H> {
                 let watch = self.watch.take().map(|watch| watch.resumed(&self.proxy));
                 vm.publish_load(replica, now, SharingOccasion::Pick);
                 #[cfg(feature = "drill")]
-                watch.into_iter().for_each(|watch| watch.paused(&self.proxy).done());
+                watch
+                    .into_iter()
+                    .for_each(|watch| watch.paused(&self.proxy).done());
             }
             // Most pieces bring only a further token, which is not published. Changes by the last
             // piece are published by the end of the stream, which follows at once.
@@ -438,21 +560,33 @@ impl<H: Host> FilterHost<H> {
     fn bytes(&self, buffer: BodyBuffer, start: usize, size: usize, what: &str) -> Vec<u8> {
         match size {
             0 => Vec::new(),
-            size => self.proxy.buffer(buffer, start, size).unwrap_or_else(|e| self.failed(what, e)),
+            size => self
+                .proxy
+                .buffer(buffer, start, size)
+                .unwrap_or_else(|e| self.failed(what, e)),
         }
     }
 
     fn count_tokens(&self, usage: TokenUsage) {
-        let completion = if usage.estimated { Stat::EstimatedTokens } else { Stat::CompletionTokens };
-        self.metrics.collect(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
-        self.metrics.collect(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
-        self.metrics.collect(completion, usage.completion_tokens.unwrap_or(0));
+        let completion = if usage.estimated {
+            Stat::EstimatedTokens
+        } else {
+            Stat::CompletionTokens
+        };
+        self.metrics
+            .collect(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
+        self.metrics
+            .collect(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
+        self.metrics
+            .collect(completion, usage.completion_tokens.unwrap_or(0));
     }
 
     /// Sets a property that a tag of the proxy's span shows.
     fn tag(&self, name: &str, value: &str) {
         let name = ["switchpoint_", name].concat();
-        self.proxy.property_set(&name, value.as_bytes()).unwrap_or_else(|e| self.failed("a tag", e));
+        self.proxy
+            .property_set(&name, value.as_bytes())
+            .unwrap_or_else(|e| self.failed("a tag", e));
     }
 
     /// Lets the headers go on to the buffer filter after this one. That filter writes the length of
@@ -460,7 +594,9 @@ impl<H: Host> FilterHost<H> {
     /// [`Self::forward`] sets.
     fn let_headers_go(&mut self) -> RequestFlow {
         self.headers_went_on = true;
-        self.proxy.header_remove(HeaderMap::Request, headers::CONTENT_LENGTH).unwrap_or_else(|e| self.failed("the length", e));
+        self.proxy
+            .header_remove(HeaderMap::Request, headers::CONTENT_LENGTH)
+            .unwrap_or_else(|e| self.failed("the length", e));
         RequestFlow::Go
     }
 
@@ -469,19 +605,27 @@ impl<H: Host> FilterHost<H> {
         let settings = &self.config.settings;
         for (name, _) in HeaderPairs::new(bytes).filter(|(name, _)| settings.removes(name)) {
             let name = String::from_utf8_lossy(name);
-            self.proxy.header_remove(HeaderMap::Request, &name).unwrap_or_else(|e| self.failed("a client's header", e));
+            self.proxy
+                .header_remove(HeaderMap::Request, &name)
+                .unwrap_or_else(|e| self.failed("a client's header", e));
         }
     }
 
     /// The number of attempts that the proxy made.
     fn attempt_count(&self) -> u32 {
-        let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let attempts = self
+            .text(&["upstream", "request_attempt_count"])
+            .first_chunk()
+            .map_or(0, |bytes| u64::from_le_bytes(*bytes));
         u32::try_from(attempts).unwrap_or(u32::MAX)
     }
 
     /// Returns a property; empty if it does not exist.
     fn text(&self, path: &[&str]) -> Vec<u8> {
-        self.proxy.property(path).unwrap_or_else(|e| self.failed("a property", e)).unwrap_or_default()
+        self.proxy
+            .property(path)
+            .unwrap_or_else(|e| self.failed("a property", e))
+            .unwrap_or_default()
     }
 
     /// Counts a call that the proxy refused, and returns the default value.

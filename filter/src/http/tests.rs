@@ -26,11 +26,19 @@ struct HttpWorld {
 
 impl HttpWorld {
     fn new(config: &str) -> Self {
-        let (host, config) = (FakeHost::new(), Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()));
+        let (host, config) = (
+            FakeHost::new(),
+            Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()),
+        );
         let mut vm = VmState::new(host.clone());
         vm.configure(1, Rc::clone(&config));
         let vm = Rc::new(RefCell::new(vm));
-        Self { host, vm, config, streams: std::cell::Cell::new(10) }
+        Self {
+            host,
+            vm,
+            config,
+            streams: std::cell::Cell::new(10),
+        }
     }
 
     /// Makes a proxy with one pool of two endpoints.
@@ -41,7 +49,10 @@ impl HttpWorld {
     }
 
     fn state(&self, pool: &str) {
-        let version = Version { term: 1, sequence: 1 };
+        let version = Version {
+            term: 1,
+            sequence: 1,
+        };
         let replica = self.vm.borrow().replica(pool).unwrap();
         let pool_update = pool_update_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
         crate::state::snapshot_store::SharedSnapshotStore::new(&replica.borrow().name)
@@ -52,34 +63,71 @@ impl HttpWorld {
 
     fn stream(&self) -> HttpStreamContext<FakeHost> {
         self.streams.set(self.streams.get() + 1);
-        HttpStreamContext::new(self.streams.get(), self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))
+        HttpStreamContext::new(
+            self.streams.get(),
+            self.host.clone(),
+            Rc::clone(&self.vm),
+            Rc::clone(&self.config),
+        )
     }
 
     /// Begins a stream with these request headers.
-    fn headers(&self, headers: &[(&str, &str)], end: bool) -> (HttpStreamContext<FakeHost>, Action) {
-        *self.host.http.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+    fn headers(
+        &self,
+        headers: &[(&str, &str)],
+        end: bool,
+    ) -> (HttpStreamContext<FakeHost>, Action) {
+        *self.host.http.request.borrow_mut() = headers
+            .iter()
+            .map(|(n, v)| ((*n).into(), (*v).into()))
+            .collect();
         let mut stream = self.stream();
         let action = stream.on_http_request_headers(headers.len(), end);
         (stream, action)
     }
 
     fn post(&self, path: &str) -> (HttpStreamContext<FakeHost>, Action) {
-        self.headers(&[(":method", "POST"), (":path", path), ("content-type", "application/json")], false)
+        self.headers(
+            &[
+                (":method", "POST"),
+                (":path", path),
+                ("content-type", "application/json"),
+            ],
+            false,
+        )
     }
 
     /// Delivers the whole body, then the callback that ends it, as with HTTP/1.
     fn body(&self, stream: &mut HttpStreamContext<FakeHost>, body: &str) -> Action {
-        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
-        assert_eq!(stream.on_http_request_body(body.len(), false), Action::Pause);
+        self.host
+            .http
+            .buffers
+            .borrow_mut()
+            .insert(BodyBuffer::RequestBody as u32, body.into());
+        assert_eq!(
+            stream.on_http_request_body(body.len(), false),
+            Action::Pause
+        );
         stream.on_http_request_body(body.len(), true)
     }
 
-    fn respond(&self, stream: &mut HttpStreamContext<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) -> Action {
-        *self.host.http.response.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+    fn respond(
+        &self,
+        stream: &mut HttpStreamContext<FakeHost>,
+        details: &str,
+        upstream: &str,
+        headers: &[(&str, &str)],
+    ) -> Action {
+        *self.host.http.response.borrow_mut() = headers
+            .iter()
+            .map(|(n, v)| ((*n).into(), (*v).into()))
+            .collect();
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
         properties.insert("upstream.address".into(), upstream.into());
-        properties.entry("upstream.request_attempt_count".into()).or_insert(1_u64.to_le_bytes().into());
+        properties
+            .entry("upstream.request_attempt_count".into())
+            .or_insert(1_u64.to_le_bytes().into());
         drop(properties);
         stream.on_http_response_headers(headers.len(), false)
     }
@@ -90,24 +138,50 @@ impl HttpWorld {
     }
 
     /// Delivers a piece of the response body. Returns the bytes that go on in its place.
-    fn piece(&self, stream: &mut HttpStreamContext<FakeHost>, piece: &str, last: bool) -> (String, Action) {
-        self.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, piece.into());
+    fn piece(
+        &self,
+        stream: &mut HttpStreamContext<FakeHost>,
+        piece: &str,
+        last: bool,
+    ) -> (String, Action) {
+        self.host
+            .http
+            .buffers
+            .borrow_mut()
+            .insert(BodyBuffer::ResponseBody as u32, piece.into());
         let action = stream.on_http_response_body(piece.len(), last);
         (self.buffer(BodyBuffer::ResponseBody), action)
     }
 
     fn response_header(&self, name: &str) -> Option<String> {
-        self.host.http.response.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+        self.host
+            .http
+            .response
+            .borrow()
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, v)| v.clone())
     }
 
     fn request_header(&self, name: &str) -> Option<String> {
-        self.host.http.request.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+        self.host
+            .http
+            .request
+            .borrow()
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, v)| v.clone())
     }
 
     fn in_flight(&self) -> u32 {
         let replica = self.vm.borrow().replica("default").unwrap();
         let replica = replica.borrow();
-        replica.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
+        replica
+            .pool
+            .in_flight()
+            .rows()
+            .map(|(_, load)| load.requests)
+            .sum()
     }
 }
 
@@ -125,11 +199,28 @@ fn a_chat_request_is_held_picked_and_released() {
         &mut stream,
         "via_upstream",
         first,
-        &[(":status", "200"), ("content-type", "text/event-stream"), ("endpoint-load-metrics", "x")],
+        &[
+            (":status", "200"),
+            ("content-type", "text/event-stream"),
+            ("endpoint-load-metrics", "x"),
+        ],
     );
-    assert!(world.host.http.response.borrow().iter().all(|(n, _)| n != "endpoint-load-metrics"));
+    assert!(
+        world
+            .host
+            .http
+            .response
+            .borrow()
+            .iter()
+            .all(|(n, _)| n != "endpoint-load-metrics")
+    );
     let event = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::ResponseBody as u32, event.into());
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::ResponseBody as u32, event.into());
     world.host.pass_ms(30);
     stream.on_http_response_body(event.len(), false);
     stream.on_http_response_body(0, true);
@@ -151,12 +242,26 @@ fn headers_that_the_filter_may_not_hold_go_on_and_properties_say_what_to_set() {
     let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "hold_headers": false}"#);
     world.state("default");
     let length = CHAT.len().to_string();
-    let chat = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-length", length.as_str())];
+    let chat = [
+        (":method", "POST"),
+        (":path", "/v1/chat/completions"),
+        ("content-length", length.as_str()),
+    ];
     let (mut stream, action) = world.headers(&chat, false);
-    assert_eq!((action, world.request_header("content-length")), (Action::Continue, None));
+    assert_eq!(
+        (action, world.request_header("content-length")),
+        (Action::Continue, None)
+    );
     assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
     assert_eq!(world.request_header(DESTINATION), None, "they went on");
-    let property = |name: &str| world.host.properties.borrow().get(name).map(|value| String::from_utf8(value.clone()).unwrap());
+    let property = |name: &str| {
+        world
+            .host
+            .properties
+            .borrow()
+            .get(name)
+            .map(|value| String::from_utf8(value.clone()).unwrap())
+    };
     assert_eq!(property(DESTINATION).unwrap().split(',').count(), 2);
     assert_eq!(property("x-envoy-max-retries").as_deref(), Some("1"));
     stream.on_done();
@@ -164,11 +269,21 @@ fn headers_that_the_filter_may_not_hold_go_on_and_properties_say_what_to_set() {
     let (mut stream, _) = world.headers(&chat, false);
     assert_eq!(world.body(&mut stream, "{"), Action::Pause, "refused");
     stream.on_done();
-    let (_, action) = world.headers(&[(":method", "POST"), (":path", "/v1/completions"), ("content-length", "999999999")], false);
+    let (_, action) = world.headers(
+        &[
+            (":method", "POST"),
+            (":path", "/v1/completions"),
+            ("content-length", "999999999"),
+        ],
+        false,
+    );
     assert_eq!(action, Action::Pause, "answered at the headers");
     let (_, action) = world.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
     assert_eq!(action, Action::Continue);
-    assert!(world.request_header(DESTINATION).is_some(), "decided at the headers");
+    assert!(
+        world.request_header(DESTINATION).is_some(),
+        "decided at the headers"
+    );
 }
 
 const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
@@ -177,7 +292,12 @@ const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"al
 fn renamed(world: &HttpWorld) -> HttpStreamContext<FakeHost> {
     let length = ALIAS.len().to_string();
     let (mut stream, _) = world.headers(
-        &[(":method", "POST"), (":path", "/v1/chat/completions"), ("content-length", &length), ("accept-encoding", "gzip")],
+        &[
+            (":method", "POST"),
+            (":path", "/v1/chat/completions"),
+            ("content-length", &length),
+            ("accept-encoding", "gzip"),
+        ],
         false,
     );
     assert_eq!(world.body(&mut stream, ALIAS), Action::Continue);
@@ -190,41 +310,101 @@ fn a_model_sent_under_another_name_has_its_own_in_the_reply() {
     let mut stream = renamed(&world);
     let sent = ALIAS.replacen("alias", "served", 1);
     assert_eq!(world.buffer(BodyBuffer::RequestBody), sent);
-    assert_eq!(world.request_header("content-length"), Some(sent.len().to_string()));
-    assert_eq!(world.request_header("accept-encoding").as_deref(), Some("identity"));
-    world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &[(":status", "200"), ("content-type", "text/event-stream")]);
-    assert_eq!(world.piece(&mut stream, "data: {\"model\":\"ser", false), ("data: {\"model\":".to_owned(), Action::Continue));
-    assert_eq!(world.piece(&mut stream, "ved\",\"x\":1}\n\n", false), ("\"alias\",\"x\":1}\n\n".to_owned(), Action::Continue));
-    assert_eq!(world.piece(&mut stream, "data: {\"model\":\"se", false), ("data: {\"model\":".to_owned(), Action::Continue));
-    assert_eq!(world.piece(&mut stream, "", true), ("\"se".to_owned(), Action::Continue), "cut off by the engine");
+    assert_eq!(
+        world.request_header("content-length"),
+        Some(sent.len().to_string())
+    );
+    assert_eq!(
+        world.request_header("accept-encoding").as_deref(),
+        Some("identity")
+    );
+    world.respond(
+        &mut stream,
+        "via_upstream",
+        "10.0.0.1:8000",
+        &[(":status", "200"), ("content-type", "text/event-stream")],
+    );
+    assert_eq!(
+        world.piece(&mut stream, "data: {\"model\":\"ser", false),
+        ("data: {\"model\":".to_owned(), Action::Continue)
+    );
+    assert_eq!(
+        world.piece(&mut stream, "ved\",\"x\":1}\n\n", false),
+        ("\"alias\",\"x\":1}\n\n".to_owned(), Action::Continue)
+    );
+    assert_eq!(
+        world.piece(&mut stream, "data: {\"model\":\"se", false),
+        ("data: {\"model\":".to_owned(), Action::Continue)
+    );
+    assert_eq!(
+        world.piece(&mut stream, "", true),
+        ("\"se".to_owned(), Action::Continue),
+        "cut off by the engine"
+    );
     stream.on_done();
-    assert_eq!((world.in_flight(), world.host.metric_value("switchpoint_host_errors_total")), (0, 0));
+    assert_eq!(
+        (
+            world.in_flight(),
+            world.host.metric_value("switchpoint_host_errors_total")
+        ),
+        (0, 0)
+    );
 }
 
 #[test]
 fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
     let world = HttpWorld::ready();
-    let answer = [(":status", "200"), ("content-type", "application/json"), ("content-length", "31")];
+    let answer = [
+        (":status", "200"),
+        ("content-type", "application/json"),
+        ("content-length", "31"),
+    ];
     for trailers in [false, true] {
         let mut stream = renamed(&world);
-        assert_eq!(world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &answer), Action::Pause);
+        assert_eq!(
+            world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &answer),
+            Action::Pause
+        );
         let body = r#"{"id":"1","model":"served"}    "#;
-        assert_eq!(world.piece(&mut stream, r#"{"id":"1","model":"s"#, false).1, Action::Pause);
+        assert_eq!(
+            world.piece(&mut stream, r#"{"id":"1","model":"s"#, false).1,
+            Action::Pause
+        );
         let restored = body.replace("served", "alias");
         if trailers {
-            assert_eq!(world.piece(&mut stream, body, false), (body.to_owned(), Action::Pause));
+            assert_eq!(
+                world.piece(&mut stream, body, false),
+                (body.to_owned(), Action::Pause)
+            );
             assert_eq!(stream.on_http_response_trailers(1), Action::Continue);
             assert_eq!(world.buffer(BodyBuffer::ResponseBody), restored);
         } else {
-            assert_eq!(world.piece(&mut stream, body, true), (restored, Action::Continue));
+            assert_eq!(
+                world.piece(&mut stream, body, true),
+                (restored, Action::Continue)
+            );
         }
-        assert_eq!(world.response_header("content-length").as_deref(), Some("30"));
+        assert_eq!(
+            world.response_header("content-length").as_deref(),
+            Some("30")
+        );
         stream.on_done();
     }
     let mut stream = renamed(&world);
-    let long = [(":status", "200"), ("content-type", "application/json"), ("content-length", "100000")];
-    assert_eq!(world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &long), Action::Continue);
-    assert_eq!(world.response_header("content-length"), None, "the reply is too long to be held, so it goes on as it comes");
+    let long = [
+        (":status", "200"),
+        ("content-type", "application/json"),
+        ("content-length", "100000"),
+    ];
+    assert_eq!(
+        world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &long),
+        Action::Continue
+    );
+    assert_eq!(
+        world.response_header("content-length"),
+        None,
+        "the reply is too long to be held, so it goes on as it comes"
+    );
     stream.on_done();
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
 }
@@ -236,19 +416,35 @@ fn a_proxy_that_does_not_let_a_body_be_changed_sends_none_under_a_wrong_name() {
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, ALIAS), Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 500 "));
-    assert_eq!((world.in_flight(), world.request_header(DESTINATION)), (0, None));
+    assert_eq!(
+        (world.in_flight(), world.request_header(DESTINATION)),
+        (0, None)
+    );
 
     world.host.http.read_only.set(false);
     let mut stream = renamed(&world);
     world.host.http.read_only.set(true);
-    world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &[(":status", "200"), ("content-length", "18")]);
-    assert_eq!(world.piece(&mut stream, r#"{"model":"served"}"#, true), (r#"{"model":"served"}"#.to_owned(), Action::Continue));
-    assert_eq!(world.response_header("content-length").as_deref(), Some("18"), "unchanged as its body");
+    world.respond(
+        &mut stream,
+        "via_upstream",
+        "10.0.0.1:8000",
+        &[(":status", "200"), ("content-length", "18")],
+    );
+    assert_eq!(
+        world.piece(&mut stream, r#"{"model":"served"}"#, true),
+        (r#"{"model":"served"}"#.to_owned(), Action::Continue)
+    );
+    assert_eq!(
+        world.response_header("content-length").as_deref(),
+        Some("18"),
+        "unchanged as its body"
+    );
 }
 
 #[test]
 fn every_control_header_of_a_client_is_removed() {
-    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "destination_header": "x-mine"}"#);
+    let world =
+        HttpWorld::new(r#"{"pools": [{"name": "default"}], "destination_header": "x-mine"}"#);
     world.state("default");
     let forged = [
         (":method", "GET"),
@@ -260,7 +456,17 @@ fn every_control_header_of_a_client_is_removed() {
     ];
     let (_, action) = world.headers(&forged, true);
     assert_eq!(action, Action::Continue);
-    assert!(world.host.http.request.borrow().iter().all(|(_, v)| !v.contains("6.6.6.6")), "{:?}", world.host.http.request.borrow());
+    assert!(
+        world
+            .host
+            .http
+            .request
+            .borrow()
+            .iter()
+            .all(|(_, v)| !v.contains("6.6.6.6")),
+        "{:?}",
+        world.host.http.request.borrow()
+    );
     assert!(world.request_header("x-mine").unwrap().contains("10.0.0."));
 }
 
@@ -269,13 +475,24 @@ fn requests_without_a_body_upgrades_and_unknown_paths_are_decided_at_their_heade
     let world = HttpWorld::ready();
     for (headers, end) in [
         (&[(":method", "GET"), (":path", "/v1/models")][..], true),
-        (&[(":method", "GET"), (":path", "/v1/realtime"), ("upgrade", "websocket")], false),
+        (
+            &[
+                (":method", "GET"),
+                (":path", "/v1/realtime"),
+                ("upgrade", "websocket"),
+            ],
+            false,
+        ),
         (&[(":method", "POST"), (":path", "/pictures")], false),
     ] {
         let (mut stream, action) = world.headers(headers, end);
         assert_eq!(action, Action::Continue, "{headers:?}");
         assert!(world.request_header(DESTINATION).is_some(), "{headers:?}");
-        assert_eq!(stream.on_http_request_body(10, true), Action::Continue, "its body flows by");
+        assert_eq!(
+            stream.on_http_request_body(10, true),
+            Action::Continue,
+            "its body flows by"
+        );
         stream.on_done();
     }
 }
@@ -283,10 +500,27 @@ fn requests_without_a_body_upgrades_and_unknown_paths_are_decided_at_their_heade
 #[test]
 fn what_is_read_is_refused_where_its_body_would_have_no_end() {
     let world = HttpWorld::ready();
-    for header in [("upgrade", "websocket"), ("content-type", "application/grpc")] {
-        let (mut stream, action) = world.headers(&[(":method", "POST"), (":path", "/v1/chat/%63ompletions"), header], false);
+    for header in [
+        ("upgrade", "websocket"),
+        ("content-type", "application/grpc"),
+    ] {
+        let (mut stream, action) = world.headers(
+            &[
+                (":method", "POST"),
+                (":path", "/v1/chat/%63ompletions"),
+                header,
+            ],
+            false,
+        );
         assert_eq!(action, Action::Pause, "{header:?}");
-        assert!(world.host.take_log().iter().any(|line| line.starts_with("reply 400 ")), "{header:?}");
+        assert!(
+            world
+                .host
+                .take_log()
+                .iter()
+                .any(|line| line.starts_with("reply 400 ")),
+            "{header:?}"
+        );
         assert!(world.request_header(DESTINATION).is_none(), "{header:?}");
         stream.on_done();
     }
@@ -313,24 +547,52 @@ fn a_body_in_a_coding_that_is_left_is_415_with_its_name() {
             let (mut stream, _) = world.headers(&headers, false);
             let body = encoded.to_owned() + &" ".repeat(spaces);
             for end in [body.len() / 2, body.len()] {
-                world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.as_bytes()[..end].into());
-                assert_eq!(stream.on_http_request_body(end, end == body.len()), Action::Pause);
+                world.host.http.buffers.borrow_mut().insert(
+                    BodyBuffer::RequestBody as u32,
+                    body.as_bytes()[..end].into(),
+                );
+                assert_eq!(
+                    stream.on_http_request_body(end, end == body.len()),
+                    Action::Pause
+                );
             }
             let log = world.host.take_log();
-            let said = format!("content-encoding \\\"{named}\\\" is not read here; send the body without it");
-            assert!(log.iter().any(|line| line.starts_with("reply 415 ") && line.contains(&said)), "{values:?}: {log:?}");
+            let said = format!(
+                "content-encoding \\\"{named}\\\" is not read here; send the body without it"
+            );
+            assert!(
+                log.iter()
+                    .any(|line| line.starts_with("reply 415 ") && line.contains(&said)),
+                "{values:?}: {log:?}"
+            );
         }
     }
     for none in ["identity", "Identity", ""] {
         let world = HttpWorld::ready();
-        let headers = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-encoding", none)];
+        let headers = [
+            (":method", "POST"),
+            (":path", "/v1/chat/completions"),
+            ("content-encoding", none),
+        ];
         for (body, status) in [(CHAT, None), ("{]", Some("reply 400 "))] {
             let (mut stream, _) = world.headers(&headers, false);
-            world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
+            world
+                .host
+                .http
+                .buffers
+                .borrow_mut()
+                .insert(BodyBuffer::RequestBody as u32, body.into());
             let _ = stream.on_http_request_body(body.len(), true);
             let log = world.host.take_log();
-            assert_eq!(log.iter().any(|line| line.starts_with("reply ")), status.is_some(), "{none:?}: {log:?}");
-            assert!(status.is_none_or(|status| log.iter().any(|line| line.starts_with(status))), "{none:?}: {log:?}");
+            assert_eq!(
+                log.iter().any(|line| line.starts_with("reply ")),
+                status.is_some(),
+                "{none:?}: {log:?}"
+            );
+            assert!(
+                status.is_none_or(|status| log.iter().any(|line| line.starts_with(status))),
+                "{none:?}: {log:?}"
+            );
         }
     }
 }
@@ -339,14 +601,26 @@ fn a_body_in_a_coding_that_is_left_is_415_with_its_name() {
 fn trailers_end_a_body_and_an_empty_one_too() {
     let world = HttpWorld::ready();
     let (mut stream, _) = world.post("/v1/chat/completions");
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, CHAT.into());
-    assert_eq!(stream.on_http_request_body(CHAT.len(), false), Action::Pause);
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::RequestBody as u32, CHAT.into());
+    assert_eq!(
+        stream.on_http_request_body(CHAT.len(), false),
+        Action::Pause
+    );
     assert_eq!(stream.on_http_request_trailers(1), Action::Continue);
     assert!(world.request_header(DESTINATION).is_some());
 
     world.host.take_log();
     let (mut stream, _) = world.post("/v1/chat/completions");
-    assert_eq!(stream.on_http_request_trailers(1), Action::Pause, "headers and trailers alone: no body callback ever comes");
+    assert_eq!(
+        stream.on_http_request_trailers(1),
+        Action::Pause,
+        "headers and trailers alone: no body callback ever comes"
+    );
     assert!(world.host.take_log()[0].starts_with("reply 400 "));
 }
 
@@ -354,33 +628,59 @@ fn trailers_end_a_body_and_an_empty_one_too() {
 fn a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known() {
     let world = HttpWorld::new(r#"{"pools": [{"name": "default"}], "body_limit_bytes": 1024}"#);
     world.state("default");
-    let declared = [(":method", "POST"), (":path", "/v1/completions"), ("content-length", "1025")];
+    let declared = [
+        (":method", "POST"),
+        (":path", "/v1/completions"),
+        ("content-length", "1025"),
+    ];
     let (mut stream, action) = world.headers(&declared, false);
     assert_eq!(action, Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 413 "));
-    assert_eq!(stream.on_http_request_body(1, true), Action::Pause, "it is answered, so nothing goes on");
+    assert_eq!(
+        stream.on_http_request_body(1, true),
+        Action::Pause,
+        "it is answered, so nothing goes on"
+    );
     let (mut stream, _) = world.post("/v1/completions");
     assert_eq!(stream.on_http_request_body(1024, false), Action::Pause);
     assert_eq!(world.host.take_log(), [""; 0]);
     assert_eq!(stream.on_http_request_body(1025, false), Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 413 "));
-    assert_eq!(world.host.metric_value("switchpoint_refused_invalid_total"), 2);
+    assert_eq!(
+        world.host.metric_value("switchpoint_refused_invalid_total"),
+        2
+    );
 }
 
 #[test]
 fn a_hint_that_allows_nobody_is_a_503() {
     let world = HttpWorld::ready();
-    let hint = "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";
-    world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.9:1".to_vec());
+    let hint =
+        "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";
+    world
+        .host
+        .properties
+        .borrow_mut()
+        .insert(hint.into(), b"10.0.0.9:1".to_vec());
     let (_, action) = world.headers(&[(":method", "GET"), (":path", "/")], true);
     assert_eq!(action, Action::Pause);
     assert!(world.host.take_log()[0].starts_with("reply 503 "));
-    world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.2:8000".to_vec());
+    world
+        .host
+        .properties
+        .borrow_mut()
+        .insert(hint.into(), b"10.0.0.2:8000".to_vec());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
-    assert_eq!(world.request_header(DESTINATION).as_deref(), Some("10.0.0.2:8000"));
+    assert_eq!(
+        world.request_header(DESTINATION).as_deref(),
+        Some("10.0.0.2:8000")
+    );
     world.host.faults.unreadable.borrow_mut().push(hint.into());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
-    assert!(world.host.take_log()[0].starts_with("reply 503 "), "a hint that cannot be read allows no endpoint");
+    assert!(
+        world.host.take_log()[0].starts_with("reply 503 "),
+        "a hint that cannot be read allows no endpoint"
+    );
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 1);
 }
 
@@ -393,9 +693,19 @@ fn routes_leader_to_their_pools_and_others_pass() {
         let mut properties = world.host.properties.borrow_mut();
         properties.clear();
         properties.insert("xds.cluster_name".into(), cluster.into());
-        properties.insert("xds.route_metadata.filter_metadata.switchpoint.pool".into(), pool.into());
+        properties.insert(
+            "xds.route_metadata.filter_metadata.switchpoint.pool".into(),
+            pool.into(),
+        );
         drop(properties);
-        let (_, action) = world.headers(&[(":method", "GET"), (":path", "/"), (DESTINATION, "6.6.6.6:1")], true);
+        let (_, action) = world.headers(
+            &[
+                (":method", "GET"),
+                (":path", "/"),
+                (DESTINATION, "6.6.6.6:1"),
+            ],
+            true,
+        );
         assert_eq!(action, Action::Continue);
         world.request_header(DESTINATION).is_some()
     };
@@ -408,7 +718,10 @@ fn routes_leader_to_their_pools_and_others_pass() {
 fn the_ready_path_tells_of_all_pools() {
     let world = HttpWorld::new(r#"{"pools": [{"name": "a"}, {"name": "b"}]}"#);
     let ask = || {
-        let (_, action) = world.headers(&[(":method", "GET"), (":path", "/switchpoint/ready?x")], true);
+        let (_, action) = world.headers(
+            &[(":method", "GET"), (":path", "/switchpoint/ready?x")],
+            true,
+        );
         assert_eq!(action, Action::Pause);
         world.host.take_log().remove(0)
     };
@@ -419,7 +732,12 @@ fn the_ready_path_tells_of_all_pools() {
     // With more workers than VM slots, the VM serves requests too, and the ready reply has the
     // number.
     for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
-        let row = proto::shared_data::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
+        let row = proto::shared_data::VmEntry {
+            vm: 1_000 + vm_slot,
+            heartbeat: world.host.now(),
+            queue: 0,
+            serves: true,
+        };
         crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
     // A VM that serves requests leaves a free lease to the other VMs for a while.
@@ -429,8 +747,16 @@ fn the_ready_path_tells_of_all_pools() {
     }
     world.host.take_log();
     assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_slot":3}"#);
-    assert_eq!(world.host.metric_value("switchpoint_vms_without_vm_slot"), 3);
-    assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
+    assert_eq!(
+        world.host.metric_value("switchpoint_vms_without_vm_slot"),
+        3
+    );
+    assert_eq!(
+        world
+            .host
+            .metric_value("switchpoint_refused_unavailable_total"),
+        0
+    );
 }
 
 /// In a retried request, a property names the endpoint that failed. No property is read if the
@@ -438,17 +764,36 @@ fn the_ready_path_tells_of_all_pools() {
 #[test]
 fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
     const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");
-    for (headers, details) in [(vec![(":status", "200"), FROM_UPSTREAM], "not to be asked"), (vec![(":status", "200")], "via_upstream")] {
+    for (headers, details) in [
+        (vec![(":status", "200"), FROM_UPSTREAM], "not to be asked"),
+        (vec![(":status", "200")], "via_upstream"),
+    ] {
         for (place, failed) in [(0, 0), (1, 1)] {
             let world = HttpWorld::ready();
             let (mut stream, _) = world.post("/v1/chat/completions");
             assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
-            let list = world.host.http.request.borrow().iter().find(|(name, _)| name == DESTINATION).unwrap().1.clone();
+            let list = world
+                .host
+                .http
+                .request
+                .borrow()
+                .iter()
+                .find(|(name, _)| name == DESTINATION)
+                .unwrap()
+                .1
+                .clone();
             let upstream = list.split(',').nth(place).unwrap().to_owned();
-            world.host.properties.borrow_mut().insert("upstream.request_attempt_count".into(), (place as u64 + 1).to_le_bytes().into());
+            world.host.properties.borrow_mut().insert(
+                "upstream.request_attempt_count".into(),
+                (place as u64 + 1).to_le_bytes().into(),
+            );
             world.respond(&mut stream, details, &upstream, &headers);
             assert!(stream.on_done());
-            assert_eq!(world.host.metric_value("switchpoint_failed_attempts_total"), failed, "{details}: {place}");
+            assert_eq!(
+                world.host.metric_value("switchpoint_failed_attempts_total"),
+                failed,
+                "{details}: {place}"
+            );
         }
     }
 }

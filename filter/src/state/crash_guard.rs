@@ -35,7 +35,9 @@ impl CrashGuard {
     /// the last leader was lost while it decoded a message.
     #[must_use]
     pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
-        let mut crash_guard = Self { record: CrashRecord::from_bytes(&read(host, KEY)) };
+        let mut crash_guard = Self {
+            record: CrashRecord::from_bytes(&read(host, KEY)),
+        };
         let mark = DecodingMark::from_bytes(&read(host, MARK)).filter(|mark| mark.vm != vm);
         if let Some(mark) = mark {
             crash_guard.record_crash(host, mark.digest, now);
@@ -48,18 +50,31 @@ impl CrashGuard {
     #[must_use]
     pub fn pause_ends(&self) -> Timestamp {
         match u32::try_from(self.record.digests.len()) {
-            Ok(losses @ 1..) => self.record.lost_at.plus_ms(PAUSE_MS << losses.saturating_sub(1).min(16)),
+            Ok(losses @ 1..) => self
+                .record
+                .lost_at
+                .plus_ms(PAUSE_MS << losses.saturating_sub(1).min(16)),
             _ => Timestamp(0),
         }
     }
 
     /// Decodes a message under the mark; `None` if the message crashed a VM before.
-    pub fn decode_guarded<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
+    pub fn decode_guarded<H: Host, T>(
+        &self,
+        host: &H,
+        vm: u64,
+        message: &[u8],
+        decode: impl FnOnce() -> T,
+    ) -> Option<T> {
         let digest = content(message);
         if self.record.digests.contains(&digest) {
             return None;
         }
-        let _ = host.share(MARK, &DecodingMark { vm, digest }.to_bytes(), WriteCondition::Any);
+        let _ = host.share(
+            MARK,
+            &DecodingMark { vm, digest }.to_bytes(),
+            WriteCondition::Any,
+        );
         let decoded = decode();
         let _ = host.share(MARK, &[], WriteCondition::Any);
         Some(decoded)
@@ -75,7 +90,11 @@ impl CrashGuard {
 }
 
 fn read<H: Host>(host: &H, key: &str) -> Vec<u8> {
-    host.shared(key).ok().flatten().map(|shared| shared.bytes).unwrap_or_default()
+    host.shared(key)
+        .ok()
+        .flatten()
+        .map(|shared| shared.bytes)
+        .unwrap_or_default()
 }
 
 /// Returns a digest of a message without its [`VOLATILE`] fields. If the bytes are no message,
@@ -104,7 +123,10 @@ fn collect(mut bytes: &[u8], path: &mut Vec<u32>, lasting: &mut Vec<u8>) -> Opti
         };
         bytes = rest;
         path.push(u32::try_from(tag >> 3).ok()?);
-        if VOLATILE.iter().any(|way| way.len() > path.len() && way.starts_with(path)) {
+        if VOLATILE
+            .iter()
+            .any(|way| way.len() > path.len() && way.starts_with(path))
+        {
             collect(value, path, lasting)?;
         } else if !VOLATILE.contains(&path.as_slice()) {
             lasting.extend_from_slice(&tag.to_le_bytes());
@@ -118,7 +140,13 @@ fn collect(mut bytes: &[u8], path: &mut Vec<u32>, lasting: &mut Vec<u8>) -> Opti
 fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let end = bytes.iter().take(10).position(|byte| byte & 0x80 == 0)?;
     let (digits, rest) = bytes.split_at_checked(end.checked_add(1)?)?;
-    Some((digits.iter().rev().fold(0, |value, digit| (value << 7) | u64::from(digit & 0x7f)), rest))
+    Some((
+        digits
+            .iter()
+            .rev()
+            .fold(0, |value, digit| (value << 7) | u64::from(digit & 0x7f)),
+        rest,
+    ))
 }
 
 /// Returns a digest that distinguishes messages: FNV-1a over words (the last word padded with
@@ -128,8 +156,13 @@ fn digest(bytes: &[u8]) -> u64 {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(PRIME).rotate_left(23);
     let (chunks, tail) = bytes.as_chunks::<{ proto::words::WORD }>();
-    let hash = chunks.iter().fold(BASIS, |hash, chunk| mix(hash, u64::from_le_bytes(*chunk)));
-    let last = tail.iter().rev().fold(0, |word, &byte| (word << 8) | u64::from(byte));
+    let hash = chunks
+        .iter()
+        .fold(BASIS, |hash, chunk| mix(hash, u64::from_le_bytes(*chunk)));
+    let last = tail
+        .iter()
+        .rev()
+        .fold(0, |word, &byte| (word << 8) | u64::from(byte));
     mix(mix(hash, last), bytes.len() as u64)
 }
 
@@ -150,11 +183,17 @@ mod tests {
         let host = FakeHost::new();
         let (first, lost) = CrashGuard::load(&host, 1, NOW);
         assert!(!lost);
-        assert_eq!(first.decode_guarded(&host, 1, &pool_update(1, "10.0.0.1:1"), || 1), Some(1));
+        assert_eq!(
+            first.decode_guarded(&host, 1, &pool_update(1, "10.0.0.1:1"), || 1),
+            Some(1)
+        );
         // The VM traps while it decodes: its mark at that moment stays.
         let mut mark = None;
-        first.decode_guarded(&host, 1, &pool_update(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
-        host.share(MARK, &mark.unwrap().bytes, WriteCondition::Any).unwrap();
+        first.decode_guarded(&host, 1, &pool_update(2, "10.6.6.6:1"), || {
+            mark = host.shared(MARK).unwrap()
+        });
+        host.share(MARK, &mark.unwrap().bytes, WriteCondition::Any)
+            .unwrap();
 
         let (second, lost) = CrashGuard::load(&host, 2, NOW);
         assert!(lost);
@@ -163,11 +202,18 @@ mod tests {
             None,
             "the daemon sends the content again as another version"
         );
-        assert_eq!(second.decode_guarded(&host, 2, &pool_update(4, "10.0.0.1:1"), || 1), Some(1));
+        assert_eq!(
+            second.decode_guarded(&host, 2, &pool_update(4, "10.0.0.1:1"), || 1),
+            Some(1)
+        );
 
         let (third, lost) = CrashGuard::load(&host, 3, NOW);
         assert!(!lost, "one loss is counted once");
-        assert_eq!(third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1), None, "the content stays refused");
+        assert_eq!(
+            third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1),
+            None,
+            "the content stays refused"
+        );
     }
 
     #[test]
@@ -175,16 +221,32 @@ mod tests {
         let host = FakeHost::new();
         assert_eq!(CrashGuard::load(&host, 1, NOW).0.pause_ends(), Timestamp(0));
         for (digest, seconds) in [(1_u64, 10), (2, 20), (3, 40)] {
-            host.share(MARK, &DecodingMark { vm: 1000, digest }.to_bytes(), WriteCondition::Any).unwrap();
-            assert_eq!(CrashGuard::load(&host, 1, NOW).0.pause_ends(), NOW.plus_ms(seconds * 1_000));
+            host.share(
+                MARK,
+                &DecodingMark { vm: 1000, digest }.to_bytes(),
+                WriteCondition::Any,
+            )
+            .unwrap();
+            assert_eq!(
+                CrashGuard::load(&host, 1, NOW).0.pause_ends(),
+                NOW.plus_ms(seconds * 1_000)
+            );
         }
     }
 
     #[test]
     fn what_differs_each_time_is_not_content() {
-        assert_eq!(content(&pool_update(1, "10.0.0.1:1")), content(&pool_update(99, "10.0.0.1:1")));
-        assert_ne!(content(&pool_update(1, "10.0.0.1:1")), content(&pool_update(1, "10.0.0.1:2")));
-        let metrics = |sequence, queue| metrics_message("p", Version { term: 1, sequence }, sequence, &[queue]);
+        assert_eq!(
+            content(&pool_update(1, "10.0.0.1:1")),
+            content(&pool_update(99, "10.0.0.1:1"))
+        );
+        assert_ne!(
+            content(&pool_update(1, "10.0.0.1:1")),
+            content(&pool_update(1, "10.0.0.1:2"))
+        );
+        let metrics = |sequence, queue| {
+            metrics_message("p", Version { term: 1, sequence }, sequence, &[queue])
+        };
         assert_eq!(content(&metrics(1, 5.0)), content(&metrics(9, 5.0)));
         assert_ne!(content(&metrics(1, 5.0)), content(&metrics(1, 6.0)));
         assert_eq!(content(b"\xff\xff"), digest(b"\xff\xff"));
@@ -193,7 +255,12 @@ mod tests {
     #[test]
     fn a_vm_that_leads_again_ignores_its_own_mark() {
         let host = FakeHost::new();
-        host.share(MARK, &DecodingMark { vm: 7, digest: 7 }.to_bytes(), WriteCondition::Any).unwrap();
+        host.share(
+            MARK,
+            &DecodingMark { vm: 7, digest: 7 }.to_bytes(),
+            WriteCondition::Any,
+        )
+        .unwrap();
         assert!(!CrashGuard::load(&host, 7, NOW).1);
     }
 
@@ -201,9 +268,17 @@ mod tests {
     fn memory_of_crash_guard_is_bounded() {
         let host = FakeHost::new();
         for digest in 1..100_u64 {
-            host.share(MARK, &DecodingMark { vm: 1000, digest }.to_bytes(), WriteCondition::Any).unwrap();
+            host.share(
+                MARK,
+                &DecodingMark { vm: 1000, digest }.to_bytes(),
+                WriteCondition::Any,
+            )
+            .unwrap();
             let (crash_guard, lost) = CrashGuard::load(&host, 1, NOW);
-            assert!(lost && crash_guard.record.digests.len() <= CRASH_DIGESTS_MAX && crash_guard.record.digests[0] == digest);
+            assert!(
+                lost && crash_guard.record.digests.len() <= CRASH_DIGESTS_MAX
+                    && crash_guard.record.digests[0] == digest
+            );
         }
     }
 

@@ -24,20 +24,36 @@ impl FlowOrder {
     /// Makes the order of `pool`, a name from the filter's configuration.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        Self { key: format!("switchpoint/1/pool/{pool}/held"), order: SharedOrder::default(), read: None }
+        Self {
+            key: format!("switchpoint/1/pool/{pool}/held"),
+            order: SharedOrder::default(),
+            read: None,
+        }
     }
 
     /// Reads the order. False if the proxy refuses.
     fn read<H: Host>(&mut self, host: &H) -> bool {
-        let Ok(shared) = host.shared(&self.key) else { return false };
-        let order = shared.as_ref().and_then(|shared| flow_order::read(&shared.bytes));
-        self.read = Some(shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token)));
+        let Ok(shared) = host.shared(&self.key) else {
+            return false;
+        };
+        let order = shared
+            .as_ref()
+            .and_then(|shared| flow_order::read(&shared.bytes));
+        self.read = Some(shared.map_or(WriteCondition::Absent, |shared| {
+            WriteCondition::Token(shared.token)
+        }));
         self.order = order.unwrap_or_default();
         true
     }
 
     /// Reads what the other VMs hold, before a request that may have to be held.
-    pub fn read_into<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: u64, now: Timestamp) {
+    pub fn read_into<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &mut ManagedPool,
+        vm: u64,
+        now: Timestamp,
+    ) {
         if self.read(host) {
             pool.read_order(&self.order, vm, now);
         }
@@ -45,18 +61,32 @@ impl FlowOrder {
 
     /// Sums up the requests that all VMs of the process hold, in the bytes that other proxies get.
     /// Makes no call if none holds any.
-    pub fn backlog<H: Host>(&mut self, host: &H, pool: &ManagedPool, vm: u64, now: Timestamp) -> Vec<u8> {
+    pub fn backlog<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &ManagedPool,
+        vm: u64,
+        now: Timestamp,
+    ) -> Vec<u8> {
         let mut sum = pool.queues().held_by_band();
         if !pool.queues().any_held() || !self.read(host) {
             return Vec::new();
         }
-        self.order.rivals(vm, now).for_each(|row| backlog::add(&mut sum, &row.bands));
+        self.order
+            .rivals(vm, now)
+            .for_each(|row| backlog::add(&mut sum, &row.bands));
         backlog::write(&sum)
     }
 
     /// Reads the order and decides on the next step of this VM, which may resume a request now or
     /// not.
-    pub fn turn<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, vm: (u64, bool), now: Timestamp) -> FlowTurn {
+    pub fn turn<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &mut ManagedPool,
+        vm: (u64, bool),
+        now: Timestamp,
+    ) -> FlowTurn {
         if self.read(host) {
             return pool.flow_turn(&mut self.order, vm, now);
         }
@@ -76,7 +106,10 @@ impl FlowOrder {
     pub fn write<H: Host>(&mut self, host: &H, pool: &mut ManagedPool) -> bool {
         let write = |expect| host.share(&self.key, &flow_order::write(&self.order), expect);
         // If the proxy refuses for another reason, this VM goes on without the others.
-        let is_first = self.read.take().is_some_and(|expect| write(expect) != Err(HostError::CONFLICT));
+        let is_first = self
+            .read
+            .take()
+            .is_some_and(|expect| write(expect) != Err(HostError::CONFLICT));
         pool.order_written(is_first);
         is_first
     }

@@ -33,7 +33,10 @@ impl<H: Host> VmState<H> {
     /// Wakes this VM, so that a root context resumes held requests. Without a VM slot, the next
     /// tick does.
     pub(super) fn wake_self(&mut self) {
-        if self.releasing == HeldRelease::Idle && self.vm_slot.slot.is_some() && self.vm_slot.queue != 0 {
+        if self.releasing == HeldRelease::Idle
+            && self.vm_slot.slot.is_some()
+            && self.vm_slot.queue != 0
+        {
             match self.host.queue_push(self.vm_slot.queue, HELD_WAKE) {
                 Ok(()) => self.releasing = HeldRelease::Woken,
                 Err(error) => self.host_error("a wake-up", error),
@@ -42,15 +45,27 @@ impl<H: Host> VmState<H> {
     }
 
     /// The next one of a pool: while VMs share an order, only if it is this VM's turn.
-    pub(super) fn next_held_of(&self, replica: &mut PoolReplica, now: Timestamp) -> Option<Rc<dyn ParkedRequest>> {
+    pub(super) fn next_held_of(
+        &self,
+        replica: &mut PoolReplica,
+        now: Timestamp,
+    ) -> Option<Rc<dyn ParkedRequest>> {
         replica.pool.look_at_freed(now);
-        let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return replica.next_held(now) };
+        let Some(me) = self
+            .vm_context()
+            .filter(|_| replica.pool.queues().is_shared())
+        else {
+            return replica.next_held(now);
+        };
         self.pass_asks(replica, now);
         for _ in 0..TURNS_MAX {
             if !replica.pool.queues().is_due() {
                 return None;
             }
-            match replica.flow_order.turn(&self.host, &mut replica.pool, (me.vm, true), now) {
+            match replica
+                .flow_order
+                .turn(&self.host, &mut replica.pool, (me.vm, true), now)
+            {
                 FlowTurn::Rest | FlowTurn::WakeSelf => return None,
                 FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return None,
                 FlowTurn::Write(_) => {}
@@ -69,13 +84,21 @@ impl<H: Host> VmState<H> {
     /// Takes the turn of this VM without resuming a request. False if a root context must: one of
     /// this VM is next.
     pub(super) fn pass_turn(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
-        let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) else { return false };
+        let Some(me) = self
+            .vm_context()
+            .filter(|_| replica.pool.queues().is_shared())
+        else {
+            return false;
+        };
         self.pass_asks(replica, now);
         for _ in 0..TURNS_MAX {
             if !replica.pool.queues().is_due() {
                 return true;
             }
-            match replica.flow_order.turn(&self.host, &mut replica.pool, (me.vm, false), now) {
+            match replica
+                .flow_order
+                .turn(&self.host, &mut replica.pool, (me.vm, false), now)
+            {
                 FlowTurn::Rest => return true,
                 FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return true,
                 FlowTurn::Write(_) => {}
@@ -99,13 +122,20 @@ impl<H: Host> VmState<H> {
     /// Writes the order, then wakes the other VM. False if another VM wrote meanwhile.
     fn write_order(&self, replica: &mut PoolReplica, wake: Option<u64>, now: Timestamp) -> bool {
         let is_written = replica.flow_order.write(&self.host, &mut replica.pool);
-        wake.filter(|_| is_written).into_iter().for_each(|vm| self.wake(vm, now));
+        wake.filter(|_| is_written)
+            .into_iter()
+            .for_each(|vm| self.wake(vm, now));
         is_written
     }
 
     /// Wakes another VM, which holds the request that goes next.
     fn wake(&self, vm: u64, now: Timestamp) {
-        let row = self.vm_slot.vm_table.alive(now).map(|(_, row)| row).find(|row| row.vm == vm && row.queue != 0);
+        let row = self
+            .vm_slot
+            .vm_table
+            .alive(now)
+            .map(|(_, row)| row)
+            .find(|row| row.vm == vm && row.queue != 0);
         if let Some(Err(error)) = row.map(|row| self.host.queue_push(row.queue, HELD_WAKE)) {
             self.host_error("a wake-up", error);
         }
@@ -114,25 +144,52 @@ impl<H: Host> VmState<H> {
     /// Asks other VMs for the room that requests here lack.
     fn pass_asks(&self, replica: &mut PoolReplica, now: Timestamp) {
         for ask in replica.pool.take_asks() {
-            let others = self.vm_slot.vm_table.alive(now).filter(|(_, row)| row.serves && row.vm != self.id).count();
-            self.pass_ask(&replica.name, ask, u32::try_from(others).unwrap_or(u32::MAX), now);
+            let others = self
+                .vm_slot
+                .vm_table
+                .alive(now)
+                .filter(|(_, row)| row.serves && row.vm != self.id)
+                .count();
+            self.pass_ask(
+                &replica.name,
+                ask,
+                u32::try_from(others).unwrap_or(u32::MAX),
+                now,
+            );
         }
     }
 
     /// Asks the next VM of the table for room. `left`: how many may still be asked.
     fn pass_ask(&self, pool: &str, ask: RoomAsk, left: u32, now: Timestamp) {
-        let Some(left) = left.checked_sub(1) else { return };
+        let Some(left) = left.checked_sub(1) else {
+            return;
+        };
         let own = self.vm_slot.slot;
-        let others = || self.vm_slot.vm_table.alive(now).filter(|(_, row)| row.serves && row.queue != 0 && row.vm != self.id);
-        let next = others().find(|(slot, _)| Some(*slot) > own).or_else(|| others().next());
-        let ask = |queue| self.host.queue_push(queue, &room_ask::write(pool, ask, left));
+        let others = || {
+            self.vm_slot
+                .vm_table
+                .alive(now)
+                .filter(|(_, row)| row.serves && row.queue != 0 && row.vm != self.id)
+        };
+        let next = others()
+            .find(|(slot, _)| Some(*slot) > own)
+            .or_else(|| others().next());
+        let ask = |queue| {
+            self.host
+                .queue_push(queue, &room_ask::write(pool, ask, left))
+        };
         if let Some(Err(error)) = next.map(|(_, row)| ask(row.queue)) {
             self.host_error("an ask for room", error);
         }
     }
 
     /// Another VM asks for room: gives a running request up, or asks the next VM.
-    pub(super) fn on_ask(&self, replica: &mut PoolReplica, (ask, left): (RoomAsk, u32), now: Timestamp) {
+    pub(super) fn on_ask(
+        &self,
+        replica: &mut PoolReplica,
+        (ask, left): (RoomAsk, u32),
+        now: Timestamp,
+    ) {
         // So this VM knows that the other one holds requests, and wakes it.
         self.receive_loads(replica, now, SharingOccasion::Claim);
         if !replica.pool.give_room(ask, now) {
@@ -142,14 +199,22 @@ impl<H: Host> VmState<H> {
 
     /// Reads what the other VMs hold, if one of them holds any.
     pub fn read_order(&self, replica: &mut PoolReplica, now: Timestamp) {
-        if let Some(me) = self.vm_context().filter(|_| replica.pool.queues().is_shared()) {
-            replica.flow_order.read_into(&self.host, &mut replica.pool, me.vm, now);
+        if let Some(me) = self
+            .vm_context()
+            .filter(|_| replica.pool.queues().is_shared())
+        {
+            replica
+                .flow_order
+                .read_into(&self.host, &mut replica.pool, me.vm, now);
         }
     }
 
     /// Writes what this VM holds, and the claim of a pick. False if another VM wrote meanwhile.
     pub fn claim(&self, replica: &mut PoolReplica, now: Timestamp) -> bool {
-        match self.vm_context().filter(|_| replica.pool.queues().has_flow_peers()) {
+        match self
+            .vm_context()
+            .filter(|_| replica.pool.queues().has_flow_peers())
+        {
             None => true,
             Some(me) => {
                 let wake = replica.flow_order.put(&mut replica.pool, me.vm, now);

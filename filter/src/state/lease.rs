@@ -48,16 +48,28 @@ impl LeaderElection {
     /// Makes the part of the VM `vm`.
     #[must_use]
     pub fn new(vm: u64) -> Self {
-        Self { vm, held_lease: None, free_since: None }
+        Self {
+            vm,
+            held_lease: None,
+            free_since: None,
+        }
     }
 
     /// Takes, renews or loses the lease, which lasts `term_ms` without renewal; `serves` is whether
     /// this VM has ever had a request. Returns the epoch while this VM leads.
-    pub fn poll<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
+    pub fn poll<H: Host>(
+        &mut self,
+        host: &H,
+        serves: bool,
+        term_ms: u64,
+        now: Timestamp,
+    ) -> Option<u64> {
         match self.held_lease {
             // More than two thirds of the term are left: nothing to do, and no other VM may take
             // it.
-            Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => Some(held.epoch),
+            Some(held) if held.until.ms_since(now) > term_ms.saturating_mul(2) / 3 => {
+                Some(held.epoch)
+            }
             _ => self.contend(host, serves, term_ms, now),
         }
     }
@@ -71,18 +83,26 @@ impl LeaderElection {
     /// Whether this VM has led for long enough to hand over.
     #[must_use]
     pub fn can_hand_over(&self, now: Timestamp) -> bool {
-        self.held_lease.is_some_and(|held| now.ms_since(held.since) >= DWELL_MS)
+        self.held_lease
+            .is_some_and(|held| now.ms_since(held.since) >= DWELL_MS)
     }
 
     /// Makes `successor` the leader, if this VM leads.
     pub fn hand_over<H: Host>(&mut self, host: &H, successor: u64, term_ms: u64, now: Timestamp) {
         let until = now.plus_ms(term_ms);
-        self.give_up(host, |record| LeaseValue { epoch: record.epoch.saturating_add(1), holder: successor, until });
+        self.give_up(host, |record| LeaseValue {
+            epoch: record.epoch.saturating_add(1),
+            holder: successor,
+            until,
+        });
     }
 
     /// Releases the lease, if this VM holds it.
     pub fn resign<H: Host>(&mut self, host: &H) {
-        self.give_up(host, |record| LeaseValue { until: Timestamp(0), ..record });
+        self.give_up(host, |record| LeaseValue {
+            until: Timestamp(0),
+            ..record
+        });
     }
 
     fn give_up<H: Host>(&mut self, host: &H, next: impl Fn(LeaseValue) -> LeaseValue) {
@@ -101,25 +121,56 @@ impl LeaderElection {
         }
     }
 
-    fn contend<H: Host>(&mut self, host: &H, serves: bool, term_ms: u64, now: Timestamp) -> Option<u64> {
+    fn contend<H: Host>(
+        &mut self,
+        host: &H,
+        serves: bool,
+        term_ms: u64,
+        now: Timestamp,
+    ) -> Option<u64> {
         for _ in 0..TRIES_MAX {
-            let Ok((record, expect)) = load(host) else { break };
+            let Ok((record, expect)) = load(host) else {
+                break;
+            };
             let mine = record.holder == self.vm && record.until > now;
             if !mine && !self.can_take(record, serves, now) {
                 self.held_lease = None;
                 return None;
             }
-            let epoch = if mine { record.epoch } else { record.epoch.saturating_add(1) };
+            let epoch = if mine {
+                record.epoch
+            } else {
+                record.epoch.saturating_add(1)
+            };
             let until = now.plus_ms(term_ms);
-            if store(host, LeaseValue { epoch, holder: self.vm, until }, expect).is_ok() {
-                let since = self.held_lease.filter(|held| held.epoch == epoch).map_or(now, |held| held.since);
-                self.held_lease = Some(HeldLease { epoch, since, until });
+            if store(
+                host,
+                LeaseValue {
+                    epoch,
+                    holder: self.vm,
+                    until,
+                },
+                expect,
+            )
+            .is_ok()
+            {
+                let since = self
+                    .held_lease
+                    .filter(|held| held.epoch == epoch)
+                    .map_or(now, |held| held.since);
+                self.held_lease = Some(HeldLease {
+                    epoch,
+                    since,
+                    until,
+                });
                 self.free_since = None;
                 return Some(epoch);
             }
         }
         // The host refused the call: a held lease stays valid until it expires.
-        self.held_lease.filter(|held| held.until > now).map(|held| held.epoch)
+        self.held_lease
+            .filter(|held| held.until > now)
+            .map(|held| held.epoch)
     }
 
     /// Whether this VM may take the lease `record` now.
@@ -138,7 +189,10 @@ impl LeaderElection {
 fn load<H: Host>(host: &H) -> Result<(LeaseValue, WriteCondition)> {
     Ok(match host.shared(KEY)? {
         None => (LeaseValue::default(), WriteCondition::Absent),
-        Some(shared) => (LeaseValue::from_bytes(&shared.bytes).unwrap_or_default(), WriteCondition::Token(shared.token)),
+        Some(shared) => (
+            LeaseValue::from_bytes(&shared.bytes).unwrap_or_default(),
+            WriteCondition::Token(shared.token),
+        ),
     })
 }
 
@@ -175,7 +229,10 @@ mod tests {
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(2_999)), None);
         assert_eq!(b.poll(&host, false, TERM, at(3_000)), Some(2));
-        assert!(!a.holds(at(3_000)), "the old leader sees it by its own clock");
+        assert!(
+            !a.holds(at(3_000)),
+            "the old leader sees it by its own clock"
+        );
         assert_eq!(a.poll(&host, false, TERM, at(3_100)), None);
     }
 
@@ -196,7 +253,11 @@ mod tests {
         let (mut worker, mut main) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(worker.poll(&host, true, TERM, at(0)), None);
         assert_eq!(worker.poll(&host, true, TERM, at(499)), None);
-        assert_eq!(worker.poll(&host, true, TERM, at(500)), Some(1), "no other VM took it");
+        assert_eq!(
+            worker.poll(&host, true, TERM, at(500)),
+            Some(1),
+            "no other VM took it"
+        );
         worker.resign(&host);
         assert_eq!(main.poll(&host, false, TERM, at(501)), Some(2));
     }
@@ -204,7 +265,11 @@ mod tests {
     #[test]
     fn handing_over_names_the_next_leader() {
         let host = FakeHost::new();
-        let (mut worker, mut main, mut other) = (LeaderElection::new(1), LeaderElection::new(2), LeaderElection::new(3));
+        let (mut worker, mut main, mut other) = (
+            LeaderElection::new(1),
+            LeaderElection::new(2),
+            LeaderElection::new(3),
+        );
         assert_eq!(worker.poll(&host, false, TERM, at(0)), Some(1));
         assert!(!worker.can_hand_over(at(9_999)) && worker.can_hand_over(at(10_000)));
         worker.hand_over(&host, 2, TERM, at(10_000));
@@ -229,6 +294,9 @@ mod tests {
     fn garbage_in_the_value_is_a_free_lease() {
         let host = FakeHost::new();
         host.share(KEY, b"not ours", WriteCondition::Any).unwrap();
-        assert_eq!(LeaderElection::new(1).poll(&host, false, TERM, at(0)), Some(1));
+        assert_eq!(
+            LeaderElection::new(1).poll(&host, false, TERM, at(0)),
+            Some(1)
+        );
     }
 }

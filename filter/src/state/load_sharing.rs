@@ -159,8 +159,14 @@ impl LoadSharing {
                 holds: false,
             },
             peers: Vec::new(),
-            outside: PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"), PeerReport::of_proxies()),
-            outside_held: (Vec::new(), format!("switchpoint/1/pool/{pool}/held/outside")),
+            outside: PeerVm::new(
+                format!("switchpoint/1/pool/{pool}/row/outside"),
+                PeerReport::of_proxies(),
+            ),
+            outside_held: (
+                Vec::new(),
+                format!("switchpoint/1/pool/{pool}/held/outside"),
+            ),
             picking: 0,
             read: ReadTimes::default(),
             lost_at: None,
@@ -175,7 +181,14 @@ impl LoadSharing {
 
     /// Publishes this VM's changes since the last time. At a tick, it also publishes an unchanged
     /// load, so that the load does not expire.
-    pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
+    pub fn publish<H: Host>(
+        &mut self,
+        host: &H,
+        me: VmContext<'_>,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+        moment: SharingOccasion,
+    ) {
         let changes = pool.changes();
         let holds = pool.queues().held() > 0;
         let must_stay = moment == SharingOccasion::Tick && (holds || !self.own.report.is_idle());
@@ -189,13 +202,24 @@ impl LoadSharing {
         self.set_vm_slot(me);
         let own = &mut self.own;
         for placement in pool.take_placements() {
-            own.ring.append(host, placement.endpoint, &placement.blocks, placement.known);
+            own.ring
+                .append(host, placement.endpoint, &placement.blocks, placement.known);
         }
         own.ring.flush(host);
         if let Some((_, key)) = &own.place {
-            let head = LoadReportHead { vm: me.vm, written: now, ring: own.ring.position().to_marked_word(holds) };
+            let head = LoadReportHead {
+                vm: me.vm,
+                written: now,
+                ring: own.ring.position().to_marked_word(holds),
+            };
             // If the host refuses, the next change or tick publishes it.
-            let is_published = host.share(key, pool.write_load_report(&mut own.report, head), WriteCondition::Any).is_ok();
+            let is_published = host
+                .share(
+                    key,
+                    pool.write_load_report(&mut own.report, head),
+                    WriteCondition::Any,
+                )
+                .is_ok();
             own.changes = is_published.then_some(changes).or(own.changes);
             own.ring_position = own.ring.position();
             own.holds = holds;
@@ -204,7 +228,14 @@ impl LoadSharing {
 
     /// Forwards the reports of the other proxies, with their age, to all VMs; [`Self::publish`]
     /// must follow. Only the leader calls it.
-    pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, mut peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
+    pub fn forward_peers<H: Host>(
+        &mut self,
+        host: &H,
+        me: VmContext<'_>,
+        mut peers: state::PeerLoad,
+        delay_us: u32,
+        now: Timestamp,
+    ) {
         let in_place_of_ring = RemotePeers::of_message(&peers, delay_us).to_word();
         if !peers.backlog.is_empty() {
             // The word has a mark that says that this is to be read.
@@ -227,14 +258,19 @@ impl LoadSharing {
     /// of a VM's ring were lost recently.
     #[must_use]
     pub fn are_peers_unreachable(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> bool {
-        self.alone_of(metrics_at, now) > 0 || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
+        self.alone_of(metrics_at, now) > 0
+            || self.lost_at.is_some_and(|at| !is_long_since(Some(at), now))
     }
 
     /// The number of proxies last known, if nothing is received from the others; otherwise 0.
     pub fn alone_of(&self, metrics_at: Option<Timestamp>, now: Timestamp) -> u32 {
         let reported_at = self.outside.report().head().written;
         let proxies = self.remote_peers().proxies;
-        if proxies > 1 && is_long_since(metrics_at, now) && is_long_since(Some(reported_at), now) { proxies } else { 0 }
+        if proxies > 1 && is_long_since(metrics_at, now) && is_long_since(Some(reported_at), now) {
+            proxies
+        } else {
+            0
+        }
     }
 
     /// The reports of the other VMs of this process, as last read.
@@ -244,9 +280,18 @@ impl LoadSharing {
 
     /// The ring positions of all VMs, this one included: VM slot, VM, position.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
-        let ring = |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.report.writer(), peer.ring_position());
-        let own = self.own.place.as_ref().map(|(vm_slot, _)| (*vm_slot, self.own.ring.vm(), self.own.ring.position()));
-        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.report.is_from_writer()).map(ring).chain(own)
+        let ring =
+            |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.report.writer(), peer.ring_position());
+        let own = self
+            .own
+            .place
+            .as_ref()
+            .map(|(vm_slot, _)| (*vm_slot, self.own.ring.vm(), self.own.ring.position()));
+        (0_u16..)
+            .zip(&self.peers)
+            .filter(|(_, peer)| peer.report.is_from_writer())
+            .map(ring)
+            .chain(own)
     }
 
     /// What is known about the other proxies.
@@ -264,24 +309,49 @@ impl LoadSharing {
         now: Timestamp,
         moment: SharingOccasion,
     ) -> u32 {
-        let due = |at: Option<Timestamp>, ms: u64| moment == SharingOccasion::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
+        let due = |at: Option<Timestamp>, ms: u64| {
+            moment == SharingOccasion::Tick || at.is_none_or(|at| now.ms_since(at) >= ms)
+        };
         let spread_ms = self.picking / ROWS_A_MS;
-        let (rows_ms, rings_ms) =
-            if moment == SharingOccasion::End { (ROWS_AT_END_MS, RINGS_AT_END_MS) } else { (ROWS_MS, RINGS_AT_PICK_MS) };
+        let (rows_ms, rings_ms) = if moment == SharingOccasion::End {
+            (ROWS_AT_END_MS, RINGS_AT_END_MS)
+        } else {
+            (ROWS_MS, RINGS_AT_PICK_MS)
+        };
         let rings = due(self.read.rings, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
-        if rings || moment == SharingOccasion::Claim || due(self.read.reports, rows_ms.max(spread_ms)) {
+        if rings
+            || moment == SharingOccasion::Claim
+            || due(self.read.reports, rows_ms.max(spread_ms))
+        {
             self.read.reports = Some(now);
             // Without other proxies, this only has to notice when one appears.
-            let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
+            let slow_ms = if self.remote_peers().proxies > 1 {
+                SLOW_ROWS_MS
+            } else {
+                RINGS_AT_PICK_MS
+            };
             let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
             if slow {
                 self.read.slow_reports = Some(now);
             }
             let claims = moment == SharingOccasion::Claim;
             let outside = slow || (claims && self.remote_peers().proxies > 1);
-            self.receive_load_reports(host, me, pool, now, SlowReports { idle: slow || claims, outside });
+            self.receive_load_reports(
+                host,
+                me,
+                pool,
+                now,
+                SlowReports {
+                    idle: slow || claims,
+                    outside,
+                },
+            );
         }
-        if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
+        if rings {
+            self.receive_placements(host, pool, now, moment)
+        } else {
+            0
+        }
     }
 
     /// Drops the load of the other VMs, because this VM no longer shares, or has no VM slot.
@@ -305,14 +375,26 @@ impl LoadSharing {
     }
 
     fn set_vm_slot(&mut self, me: VmContext<'_>) {
-        if self.own.place.as_ref().is_none_or(|(vm_slot, _)| *vm_slot != me.vm_slot) {
+        if self
+            .own
+            .place
+            .as_ref()
+            .is_none_or(|(vm_slot, _)| *vm_slot != me.vm_slot)
+        {
             self.own.place = Some((me.vm_slot, key(&self.pool, me.vm_slot)));
         }
         self.own.ring.set_vm_slot(me.vm, me.vm_slot);
     }
 
     /// Reads the reports of VMs that pick, and the `slow` ones that are due.
-    fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: SlowReports) {
+    fn receive_load_reports<H: Host>(
+        &mut self,
+        host: &H,
+        me: VmContext<'_>,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+        slow: SlowReports,
+    ) {
         for peer in &mut self.peers {
             peer.report.set_writer(0);
         }
@@ -320,7 +402,10 @@ impl LoadSharing {
         for (vm_slot, row) in me.vm_table.alive(now).filter(|(_, row)| row.vm != me.vm) {
             while self.peers.len() <= usize::from(vm_slot) {
                 let vm_slot = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
-                self.peers.push(PeerVm::new(key(&self.pool, vm_slot), PeerReport::of_vm(ROW_EXPIRY_MS)));
+                self.peers.push(PeerVm::new(
+                    key(&self.pool, vm_slot),
+                    PeerReport::of_vm(ROW_EXPIRY_MS),
+                ));
             }
             self.picking = self.picking.saturating_add(u64::from(row.serves));
             if let Some(peer) = self.peers.get_mut(usize::from(vm_slot)) {
@@ -336,10 +421,19 @@ impl LoadSharing {
         slos |= self.outside.receive(host, pool, now, slow.outside);
         let is_news = self.outside.token != read_before;
         self.receive_backlog(host, pool, is_news, now);
-        let holds = |peer: &PeerVm| peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring);
-        pool.set_flow_peers(self.picking > 0 || self.remote_peers().proxies > 1, self.peers.iter().any(holds));
+        let holds = |peer: &PeerVm| {
+            peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring)
+        };
+        pool.set_flow_peers(
+            self.picking > 0 || self.remote_peers().proxies > 1,
+            self.peers.iter().any(holds),
+        );
         let outside = self.remote_peers();
-        let stands_for = if self.outside.report.is_current(now) { outside.active } else { 0 };
+        let stands_for = if self.outside.report.is_current(now) {
+            outside.active
+        } else {
+            0
+        };
         pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
         let reports = self.peers.iter().chain([&self.outside]).map(PeerVm::report);
         if !std::mem::replace(&mut self.summed, true) {
@@ -350,7 +444,13 @@ impl LoadSharing {
     }
 
     /// Reads the requests that the other proxies hold.
-    fn receive_backlog<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, is_news: bool, now: Timestamp) {
+    fn receive_backlog<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &mut ManagedPool,
+        is_news: bool,
+        now: Timestamp,
+    ) {
         let outside = self.remote_peers();
         let (bands, key) = &mut self.outside_held;
         if !outside.holds || !self.outside.report.is_current(now) {
@@ -359,12 +459,26 @@ impl LoadSharing {
             }
             bands.clear();
         } else if is_news {
-            *bands = host.shared(key).ok().flatten().map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
+            *bands = host
+                .shared(key)
+                .ok()
+                .flatten()
+                .map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
         }
-        pool.set_outside(bands, self.outside.report().requests(), u64::from(outside.delay_us));
+        pool.set_outside(
+            bands,
+            self.outside.report().requests(),
+            u64::from(outside.delay_us),
+        );
     }
 
-    fn receive_placements<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) -> u32 {
+    fn receive_placements<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+        moment: SharingOccasion,
+    ) -> u32 {
         let blocks = match moment {
             SharingOccasion::Pick | SharingOccasion::Claim => BLOCKS_AT_PICK,
             SharingOccasion::End => BLOCKS_AT_END,
@@ -374,10 +488,16 @@ impl LoadSharing {
         for (vm_slot, peer) in (0_u16..).zip(&mut self.peers) {
             if peer.report.is_from_writer() {
                 let end = peer.ring_position();
-                all &= peer.ring.read(host, (&self.pool, vm_slot, peer.report.writer()), end, &mut budget, |record| {
-                    pool.record_peer_placement(record.endpoint, record.blocks, now);
-                    record.blocks.len()
-                });
+                all &= peer.ring.read(
+                    host,
+                    (&self.pool, vm_slot, peer.report.writer()),
+                    end,
+                    &mut budget,
+                    |record| {
+                        pool.record_peer_placement(record.endpoint, record.blocks, now);
+                        record.blocks.len()
+                    },
+                );
             }
         }
         if all {
@@ -403,7 +523,13 @@ fn key(pool: &str, vm_slot: u16) -> String {
 
 impl PeerVm {
     fn new(key: String, report: PeerReport) -> Self {
-        Self { key, token: None, report, serves: false, ring: PlacementRingReader::default() }
+        Self {
+            key,
+            token: None,
+            report,
+            serves: false,
+            ring: PlacementRingReader::default(),
+        }
     }
 
     fn report(&self) -> &PeerLoadReport {
@@ -416,10 +542,21 @@ impl PeerVm {
 
     /// Reads the report if it was written since the last time. The report of a VM that does not
     /// pick is read only if `slow`. Returns whether SLOs must be computed again.
-    fn receive<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, slow: bool) -> bool {
+    fn receive<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+        slow: bool,
+    ) -> bool {
         let writer = self.report.writer();
-        let is_slow = writer == LoadReportHead::OUTSIDE || (!self.serves && self.token.is_some() && self.report().is_idle());
-        let shared = if writer == 0 || (is_slow && !slow) { None } else { host.shared(&self.key).ok().flatten() };
+        let is_slow = writer == LoadReportHead::OUTSIDE
+            || (!self.serves && self.token.is_some() && self.report().is_idle());
+        let shared = if writer == 0 || (is_slow && !slow) {
+            None
+        } else {
+            host.shared(&self.key).ok().flatten()
+        };
         let mut slos = false;
         if let Some(shared) = shared.filter(|shared| self.token != Some(shared.token)) {
             self.token = Some(shared.token);

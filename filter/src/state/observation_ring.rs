@@ -32,7 +32,10 @@ pub struct ObservationRingReader {
 }
 
 fn key(pool: &str, vm_slot: u16, number: u64) -> String {
-    format!("switchpoint/1/pool/{pool}/observations/{vm_slot}/{}", number / SEGMENT_ROWS % SEGMENTS)
+    format!(
+        "switchpoint/1/pool/{pool}/observations/{vm_slot}/{}",
+        number / SEGMENT_ROWS % SEGMENTS
+    )
 }
 
 // === impl ObservationRingWriter ===
@@ -46,7 +49,11 @@ impl ObservationRingWriter {
         rows: impl IntoIterator<Item = [u8; OBSERVATION_BYTES]>,
     ) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
-            *self = Self { vm, vm_slot, ..Self::default() };
+            *self = Self {
+                vm,
+                vm_slot,
+                ..Self::default()
+            };
         }
         let before = self.next;
         for row in rows {
@@ -55,7 +62,11 @@ impl ObservationRingWriter {
                     self.flush(host, pool);
                 }
                 self.segment.clear();
-                SegmentHead { vm, number: self.next }.append(&mut self.segment);
+                SegmentHead {
+                    vm,
+                    number: self.next,
+                }
+                .append(&mut self.segment);
             }
             self.segment.extend_from_slice(&row);
             self.next = self.next.saturating_add(1);
@@ -67,7 +78,11 @@ impl ObservationRingWriter {
 
     fn flush<H: Host>(&self, host: &H, pool: &str) {
         // If the host refuses, the numbers have a gap.
-        let _ = host.share(&key(pool, self.vm_slot, self.next.saturating_sub(1)), &self.segment, WriteCondition::Any);
+        let _ = host.share(
+            &key(pool, self.vm_slot, self.next.saturating_sub(1)),
+            &self.segment,
+            WriteCondition::Any,
+        );
     }
 }
 
@@ -76,17 +91,29 @@ impl ObservationRingWriter {
 impl ObservationRingReader {
     /// Returns the observations that the VM `vm` in `vm_slot` wrote since the last time, at most
     /// the whole ring; `None` if there are none.
-    pub fn read<H: Host>(&mut self, host: &H, (pool, vm_slot, vm): (&str, u16, u64)) -> Option<state::Observations> {
+    pub fn read<H: Host>(
+        &mut self,
+        host: &H,
+        (pool, vm_slot, vm): (&str, u16, u64),
+    ) -> Option<state::Observations> {
         if self.vm != vm {
             *self = Self { vm, next: 0 };
         }
-        let mut message = state::Observations { pool: pool.to_owned(), vm_id: vm, first: self.next, rows: Vec::new() };
+        let mut message = state::Observations {
+            pool: pool.to_owned(),
+            vm_id: vm,
+            first: self.next,
+            rows: Vec::new(),
+        };
         // Twice around the ring: once to find the oldest segment, once to read.
         for _ in 0..SEGMENTS.saturating_mul(2) {
-            let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else { break };
+            let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else {
+                break;
+            };
             let begun = self.next.saturating_sub(self.next % SEGMENT_ROWS);
             if first > begun {
-                let oldest = first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
+                let oldest =
+                    first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
                 self.next = oldest.max(begun.saturating_add(SEGMENT_ROWS));
                 // Rows before the gap go into their own message, because the numbers in a message
                 // are consecutive.
@@ -96,8 +123,13 @@ impl ObservationRingReader {
                 message.first = self.next;
                 continue;
             }
-            let known = usize::try_from(self.next.saturating_sub(begun)).unwrap_or(usize::MAX).saturating_mul(OBSERVATION_BYTES);
-            let new = rows.get(known..).filter(|_| first == begun).unwrap_or_default();
+            let known = usize::try_from(self.next.saturating_sub(begun))
+                .unwrap_or(usize::MAX)
+                .saturating_mul(OBSERVATION_BYTES);
+            let new = rows
+                .get(known..)
+                .filter(|_| first == begun)
+                .unwrap_or_default();
             message.rows.extend_from_slice(new);
             let count = new.len().checked_div(OBSERVATION_BYTES).unwrap_or(0) as u64;
             self.next = self.next.saturating_add(count);
@@ -143,25 +175,46 @@ mod tests {
     fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
         let message = reader.read(host, AT)?;
         let rows = message.rows.as_chunks::<OBSERVATION_BYTES>().0;
-        Some((message.first, rows.iter().map(|row| u64::from_le_bytes(row[..8].try_into().unwrap())).collect()))
+        Some((
+            message.first,
+            rows.iter()
+                .map(|row| u64::from_le_bytes(row[..8].try_into().unwrap()))
+                .collect(),
+        ))
     }
 
     #[test]
     fn each_row_is_read_once_and_numbered() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+        let (host, mut writer, mut reader) = (
+            FakeHost::new(),
+            ObservationRingWriter::default(),
+            ObservationRingReader::default(),
+        );
         assert_eq!(read(&host, &mut reader), None);
         write(&host, &mut writer, 0..3);
         assert_eq!(read(&host, &mut reader), Some((0, vec![0, 1, 2])));
         assert_eq!(read(&host, &mut reader), None);
         write(&host, &mut writer, 3..100);
-        assert_eq!(read(&host, &mut reader), Some((3, (3..100).collect())), "over the ends of segments");
+        assert_eq!(
+            read(&host, &mut reader),
+            Some((3, (3..100).collect())),
+            "over the ends of segments"
+        );
         let mut late = ObservationRingReader::default();
-        assert_eq!(read(&host, &mut late), Some((0, (0..100).collect())), "a leader that has just begun");
+        assert_eq!(
+            read(&host, &mut late),
+            Some((0, (0..100).collect())),
+            "a leader that has just begun"
+        );
     }
 
     #[test]
     fn the_oldest_go_and_what_is_left_says_where_it_begins() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+        let (host, mut writer, mut reader) = (
+            FakeHost::new(),
+            ObservationRingWriter::default(),
+            ObservationRingReader::default(),
+        );
         write(&host, &mut writer, 0..10);
         read(&host, &mut reader);
         let room = SEGMENTS * SEGMENT_ROWS;
@@ -172,23 +225,45 @@ mod tests {
             got.extend(rows);
         }
         assert_eq!(got, (room..2 * room).collect::<Vec<_>>());
-        assert_eq!(host.shared.borrow().len() as u64, SEGMENTS, "a fixed set of names");
-        let largest = state::Observations { rows: vec![0; got.len() * OBSERVATION_BYTES], ..state::Observations::default() };
-        assert!(largest.rows.len() <= proto::observation::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
+        assert_eq!(
+            host.shared.borrow().len() as u64,
+            SEGMENTS,
+            "a fixed set of names"
+        );
+        let largest = state::Observations {
+            rows: vec![0; got.len() * OBSERVATION_BYTES],
+            ..state::Observations::default()
+        };
+        assert!(
+            largest.rows.len() <= proto::observation::OBSERVATIONS_MAX * OBSERVATION_BYTES,
+            "no message is more than the daemon takes"
+        );
     }
 
     #[test]
     fn another_vm_at_the_vm_slot_is_another_ring() {
-        let (host, mut old, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
+        let (host, mut old, mut reader) = (
+            FakeHost::new(),
+            ObservationRingWriter::default(),
+            ObservationRingReader::default(),
+        );
         write(&host, &mut old, 0..50);
         read(&host, &mut reader);
         let mut new = ObservationRingWriter::default();
         new.append(&host, ("p", 2, 8), [row(900)]);
         assert_eq!(
-            reader.read(&host, ("p", 2, 8)).map(|message| (message.vm_id, message.first, message.rows.len())),
+            reader.read(&host, ("p", 2, 8)).map(|message| (
+                message.vm_id,
+                message.first,
+                message.rows.len()
+            )),
             Some((8, 0, OBSERVATION_BYTES))
         );
-        assert_eq!(read(&host, &mut reader), None, "nothing of the VM that is gone");
+        assert_eq!(
+            read(&host, &mut reader),
+            None,
+            "nothing of the VM that is gone"
+        );
     }
 
     proptest! {

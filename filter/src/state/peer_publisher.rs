@@ -68,8 +68,14 @@ impl ReportDelay {
             return None;
         }
         let delay = u32::try_from(delay).unwrap_or(u32::MAX);
-        let mean = if self.mean_us == 0 { delay } else { self.mean_us };
-        self.mean_us = mean.saturating_sub(mean / DELAYS).saturating_add(delay / DELAYS);
+        let mean = if self.mean_us == 0 {
+            delay
+        } else {
+            self.mean_us
+        };
+        self.mean_us = mean
+            .saturating_sub(mean / DELAYS)
+            .saturating_add(delay / DELAYS);
         Some(delay)
     }
 }
@@ -94,7 +100,8 @@ impl PeerPublisher {
     #[must_use]
     pub fn tick_ms(&self, now: Timestamp) -> Option<u32> {
         let busy = now.ms_since(self.changed_at) < QUIET_MS;
-        self.has_peers().then_some(if busy { BUSY_TICK_MS } else { QUIET_TICK_MS })
+        self.has_peers()
+            .then_some(if busy { BUSY_TICK_MS } else { QUIET_TICK_MS })
     }
 
     /// Whether there is another proxy.
@@ -112,18 +119,33 @@ impl PeerPublisher {
         now: Timestamp,
     ) -> (Option<state::LoadReport>, u32) {
         let (name, pool, held) = pool;
-        let Some(snapshot) = pool.snapshot().filter(|_| self.has_peers()) else { return (None, 0) };
-        self.sum.reset(snapshot.endpoints().iter().map(|e| e.id).collect(), sharing.reports());
-        pool.in_flight().rows().for_each(|(endpoint, load)| self.sum.add(endpoint, load));
+        let Some(snapshot) = pool.snapshot().filter(|_| self.has_peers()) else {
+            return (None, 0);
+        };
+        self.sum.reset(
+            snapshot.endpoints().iter().map(|e| e.id).collect(),
+            sharing.reports(),
+        );
+        pool.in_flight()
+            .rows()
+            .for_each(|(endpoint, load)| self.sum.add(endpoint, load));
         let read_at = std::mem::replace(&mut self.read_at, now);
-        let row = self.sum.row(LoadReportHead::default(), sharing.reports(), pool.ejections());
+        let row = self.sum.row(
+            LoadReportHead::default(),
+            sharing.reports(),
+            pool.ejections(),
+        );
         let (placements, lost) = self.placements(host, name, sharing);
         let is_changed = row != self.row || held != self.held;
         let is_news = is_changed || !placements.is_empty();
         if is_news {
             self.changed_at = now;
         }
-        if !self.peers.is_due(is_news, row.len() == LoadReportHead::BYTES && held.is_empty(), now) {
+        if !self.peers.is_due(
+            is_news,
+            row.len() == LoadReportHead::BYTES && held.is_empty(),
+            now,
+        ) {
             return (None, lost);
         }
         self.row.clone_from(&row);
@@ -131,11 +153,25 @@ impl PeerPublisher {
         // The oldest change may be from right after the last reading. A repeated report has no
         // change, so it has no stamp.
         let stamp = if is_changed { read_at.0 } else { 0 };
-        (Some(self.peers.report(name, (row, placements), held, stamp, now)), lost)
+        (
+            Some(self.peers.report(name, (row, placements), held, stamp, now)),
+            lost,
+        )
     }
 
-    fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &LoadSharing) -> (Vec<u8>, u32) {
-        let (mut placements, mut budget) = (Vec::new(), ReadBudget { blocks: BLOCKS_MAX, gaps: 0 });
+    fn placements<H: Host>(
+        &mut self,
+        host: &H,
+        pool: &str,
+        sharing: &LoadSharing,
+    ) -> (Vec<u8>, u32) {
+        let (mut placements, mut budget) = (
+            Vec::new(),
+            ReadBudget {
+                blocks: BLOCKS_MAX,
+                gaps: 0,
+            },
+        );
         for (vm_slot, vm, end) in sharing.rings() {
             while self.published.len() <= usize::from(vm_slot) {
                 self.published.push(PlacementRingReader::default());

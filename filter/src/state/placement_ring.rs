@@ -7,7 +7,9 @@
 //! a gap is counted and skipped. Because its placements are missing here, this VM uses rendezvous
 //! endpoints for cold prompts for a while ([`super::load_sharing`]).
 
-use proto::shared_data::{PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead};
+use proto::shared_data::{
+    PlacementEntry, RECORD_BLOCKS_MAX, RingPosition, SEGMENT_HEAD_BYTES, SegmentHead,
+};
 use scheduler::EndpointRef;
 
 use crate::host::{Host, WriteCondition};
@@ -66,7 +68,10 @@ pub struct ReadBudget {
 }
 
 fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
-    format!("switchpoint/1/pool/{pool}/ring/{vm_slot}/{}", segment % SEGMENTS)
+    format!(
+        "switchpoint/1/pool/{pool}/ring/{vm_slot}/{}",
+        segment % SEGMENTS
+    )
 }
 
 // === impl PlacementRingWriter ===
@@ -75,7 +80,14 @@ impl PlacementRingWriter {
     /// Makes an empty ring for `pool`.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new(), is_unwritten: false }
+        Self {
+            pool: pool.into(),
+            vm: 0,
+            vm_slot: 0,
+            position: RingPosition::default(),
+            segment: Vec::new(),
+            is_unwritten: false,
+        }
     }
 
     /// Sets the VM and its VM slot, which name the keys for writing.
@@ -105,15 +117,29 @@ impl PlacementRingWriter {
     pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         let mut known = known as usize;
         // The pick is published even if the prompt was not read, because the order of picks counts.
-        for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
-            if self.segment.is_empty() || self.segment.len().saturating_add(PlacementEntry::bytes(piece.len())) > SEGMENT_BYTES_MAX {
+        for piece in blocks
+            .chunks(RECORD_BLOCKS_MAX)
+            .chain(blocks.is_empty().then_some(blocks))
+        {
+            if self.segment.is_empty()
+                || self
+                    .segment
+                    .len()
+                    .saturating_add(PlacementEntry::bytes(piece.len()))
+                    > SEGMENT_BYTES_MAX
+            {
                 self.flush(host);
                 self.begin();
             }
             let known_here = known.min(piece.len());
             known = known.saturating_sub(known_here);
             self.is_unwritten = true;
-            PlacementEntry::append(&mut self.segment, endpoint, piece, u32::try_from(known_here).unwrap_or(u32::MAX));
+            PlacementEntry::append(
+                &mut self.segment,
+                endpoint,
+                piece,
+                u32::try_from(known_here).unwrap_or(u32::MAX),
+            );
         }
     }
 
@@ -124,7 +150,9 @@ impl PlacementRingWriter {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
             // If the host refuses, the segment is a gap for the readers until the next flush.
             let key = key(&self.pool, self.vm_slot, self.position.segment);
-            self.is_unwritten = host.share(&key, &self.segment, WriteCondition::Any).is_err();
+            self.is_unwritten = host
+                .share(&key, &self.segment, WriteCondition::Any)
+                .is_err();
         }
     }
 
@@ -132,7 +160,11 @@ impl PlacementRingWriter {
         self.position.segment = self.position.segment.wrapping_add(1);
         self.segment.clear();
         self.is_unwritten = false;
-        SegmentHead { vm: self.vm, number: self.position.segment }.append(&mut self.segment);
+        SegmentHead {
+            vm: self.vm,
+            number: self.position.segment,
+        }
+        .append(&mut self.segment);
     }
 }
 
@@ -150,29 +182,56 @@ impl PlacementRingReader {
         budget: &mut ReadBudget,
         mut take: impl FnMut(PlacementRecord<'_>) -> usize,
     ) -> bool {
-        let oldest = end.segment.saturating_sub(SEGMENTS.saturating_sub(1)).max(1);
+        let oldest = end
+            .segment
+            .saturating_sub(SEGMENTS.saturating_sub(1))
+            .max(1);
         if self.vm != vm {
-            *self = Self { vm, at: RingPosition { segment: oldest, bytes: 0 }, met: end.segment };
+            *self = Self {
+                vm,
+                at: RingPosition {
+                    segment: oldest,
+                    bytes: 0,
+                },
+                met: end.segment,
+            };
         }
         if self.at.segment < oldest {
             let gaps = oldest.saturating_sub(self.at.segment.max(self.met));
-            budget.gaps = budget.gaps.saturating_add(u32::try_from(gaps).unwrap_or(u32::MAX));
-            self.at = RingPosition { segment: oldest, bytes: 0 };
+            budget.gaps = budget
+                .gaps
+                .saturating_add(u32::try_from(gaps).unwrap_or(u32::MAX));
+            self.at = RingPosition {
+                segment: oldest,
+                bytes: 0,
+            };
         }
         while self.at < end {
             if budget.blocks == 0 {
                 return false;
             }
             budget.blocks = budget.blocks.saturating_sub(LOOK_BLOCKS);
-            match self.segment(host, &key(pool, vm_slot, self.at.segment), budget, &mut take) {
+            match self.segment(
+                host,
+                &key(pool, vm_slot, self.at.segment),
+                budget,
+                &mut take,
+            ) {
                 Some(false) => return false,
                 Some(true) => {}
-                None => budget.gaps = budget.gaps.saturating_add(u32::from(self.at.segment >= self.met)),
+                None => {
+                    budget.gaps = budget
+                        .gaps
+                        .saturating_add(u32::from(self.at.segment >= self.met))
+                }
             }
             if self.at.segment >= end.segment {
                 self.at = self.at.max(end);
             } else {
-                self.at = RingPosition { segment: self.at.segment.saturating_add(1), bytes: 0 };
+                self.at = RingPosition {
+                    segment: self.at.segment.saturating_add(1),
+                    bytes: 0,
+                };
             }
         }
         true
@@ -189,7 +248,12 @@ impl PlacementRingReader {
     ) -> Option<bool> {
         let shared = host.shared(key).ok()??;
         let (head, _) = SegmentHead::split(&shared.bytes)?;
-        if head != (SegmentHead { vm: self.vm, number: self.at.segment }) {
+        if head
+            != (SegmentHead {
+                vm: self.vm,
+                number: self.at.segment,
+            })
+        {
             return None;
         }
         let begun = (self.at.bytes as usize).max(SEGMENT_HEAD_BYTES);
@@ -203,7 +267,11 @@ impl PlacementRingReader {
             blocks.clear();
             blocks.extend(entry.blocks.iter().map(|word| u64::from_le_bytes(*word)));
             let new = blocks.get(entry.known as usize..).unwrap_or_default();
-            let taken = take(PlacementRecord { endpoint: entry.endpoint, blocks: &blocks, new });
+            let taken = take(PlacementRecord {
+                endpoint: entry.endpoint,
+                blocks: &blocks,
+                new,
+            });
             budget.blocks = budget.blocks.saturating_sub(taken.max(1));
             rest = tail;
             self.at.bytes = u32::try_from(shared.bytes.len().saturating_sub(rest.len())).ok()?;
@@ -222,7 +290,10 @@ mod tests {
     const PLENTY: usize = 1 << 30;
 
     fn at(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(3) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(3),
+        }
     }
 
     fn writer() -> PlacementRingWriter {
@@ -237,7 +308,12 @@ mod tests {
     }
 
     /// Returns all new records and the number of gaps.
-    fn read(host: &FakeHost, reader: &mut PlacementRingReader, end: RingPosition, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
+    fn read(
+        host: &FakeHost,
+        reader: &mut PlacementRingReader,
+        end: RingPosition,
+        blocks: usize,
+    ) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
         let (mut budget, mut read) = (ReadBudget { blocks, gaps: 0 }, Vec::new());
         let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
             read.push((record.endpoint.slot.0, record.blocks.to_vec()));
@@ -259,29 +335,61 @@ mod tests {
         tell(&host, &mut writer, 2, &[20]);
         host.fail(&[]);
         writer.flush(&host);
-        let read = read(&host, &mut PlacementRingReader::default(), writer.position(), PLENTY);
-        assert_eq!(read, (vec![(1, vec![10]), (1, vec![11]), (2, vec![20])], 0, true));
+        let read = read(
+            &host,
+            &mut PlacementRingReader::default(),
+            writer.position(),
+            PLENTY,
+        );
+        assert_eq!(
+            read,
+            (vec![(1, vec![10]), (1, vec![11]), (2, vec![20])], 0, true)
+        );
         assert_eq!(host.writes.get(), 3);
     }
 
     #[test]
     fn each_placement_is_read_once_by_each_reader() {
-        let (host, mut writer, mut one, mut two) =
-            (FakeHost::new(), writer(), PlacementRingReader::default(), PlacementRingReader::default());
-        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![], 0, true));
+        let (host, mut writer, mut one, mut two) = (
+            FakeHost::new(),
+            writer(),
+            PlacementRingReader::default(),
+            PlacementRingReader::default(),
+        );
+        assert_eq!(
+            read(&host, &mut one, writer.position(), PLENTY),
+            (vec![], 0, true)
+        );
         tell(&host, &mut writer, 1, &[10, 11]);
-        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(1, vec![10, 11])], 0, true));
-        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![], 0, true));
+        assert_eq!(
+            read(&host, &mut one, writer.position(), PLENTY),
+            (vec![(1, vec![10, 11])], 0, true)
+        );
+        assert_eq!(
+            read(&host, &mut one, writer.position(), PLENTY),
+            (vec![], 0, true)
+        );
         tell(&host, &mut writer, 2, &[20]);
-        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(2, vec![20])], 0, true));
+        assert_eq!(
+            read(&host, &mut one, writer.position(), PLENTY),
+            (vec![(2, vec![20])], 0, true)
+        );
         tell(&host, &mut writer, 3, &[]);
-        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(3, vec![])], 0, true), "a prompt that is not read");
-        assert_eq!(read(&host, &mut two, writer.position(), PLENTY), (vec![(1, vec![10, 11]), (2, vec![20]), (3, vec![])], 0, true));
+        assert_eq!(
+            read(&host, &mut one, writer.position(), PLENTY),
+            (vec![(3, vec![])], 0, true),
+            "a prompt that is not read"
+        );
+        assert_eq!(
+            read(&host, &mut two, writer.position(), PLENTY),
+            (vec![(1, vec![10, 11]), (2, vec![20]), (3, vec![])], 0, true)
+        );
     }
 
     #[test]
     fn a_reader_that_is_too_slow_counts_what_it_lost_and_goes_on() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        let (host, mut writer, mut reader) =
+            (FakeHost::new(), writer(), PlacementRingReader::default());
         tell(&host, &mut writer, 1, &[1]);
         read(&host, &mut reader, writer.position(), PLENTY);
         // Each placement fills more than half of a segment.
@@ -293,43 +401,66 @@ mod tests {
         assert_eq!(got.last().map(|(_, blocks)| blocks[0]), Some(SEGMENTS + 8));
         let keys = host.shared.borrow().len() as u64;
         assert_eq!(keys, SEGMENTS, "a fixed set of names");
-        assert!(host.shared.borrow().values().all(|(bytes, _)| bytes.len() <= SEGMENT_BYTES_MAX));
+        assert!(
+            host.shared
+                .borrow()
+                .values()
+                .all(|(bytes, _)| bytes.len() <= SEGMENT_BYTES_MAX)
+        );
     }
 
     /// A busy ring reaches 2^32 segments within weeks.
     #[test]
     fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        let (host, mut writer, mut reader) =
+            (FakeHost::new(), writer(), PlacementRingReader::default());
         writer.position.segment = u64::from(u32::MAX) - 3;
         for i in 0..9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
             let position = RingPosition::of_word(writer.position().to_word());
             assert_eq!(position, writer.position());
-            assert_eq!(read(&host, &mut reader, position, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{position:?}");
+            assert_eq!(
+                read(&host, &mut reader, position, PLENTY),
+                (vec![(2, vec![i; 600])], 0, true),
+                "{position:?}"
+            );
         }
         assert!(writer.position().segment > u64::from(u32::MAX));
-        let full = RingPosition { segment: 1, bytes: u32::try_from(SEGMENT_BYTES_MAX).unwrap() };
+        let full = RingPosition {
+            segment: 1,
+            bytes: u32::try_from(SEGMENT_BYTES_MAX).unwrap(),
+        };
         assert_eq!(RingPosition::of_word(full.to_word()), full);
     }
 
     #[test]
     fn what_was_overwritten_before_a_reader_came_is_no_loss_of_its_own() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        let (host, mut writer, mut reader) =
+            (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..SEGMENTS + 9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (_, gaps, all) = read(&host, &mut reader, writer.position(), 600);
-        assert_eq!((gaps, all), (0, false), "it has read a part of the ring for the first time");
+        assert_eq!(
+            (gaps, all),
+            (0, false),
+            "it has read a part of the ring for the first time"
+        );
         for i in 0..SEGMENTS {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (_, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
-        assert_eq!((gaps, all), (1, true), "the segment that was the newest then");
+        assert_eq!(
+            (gaps, all),
+            (1, true),
+            "the segment that was the newest then"
+        );
     }
 
     #[test]
     fn a_budget_ends_a_reading_between_two_records_and_the_next_goes_on_there() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        let (host, mut writer, mut reader) =
+            (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..10 {
             tell(&host, &mut writer, 1, &[i; 100]);
         }
@@ -348,22 +479,43 @@ mod tests {
 
     #[test]
     fn what_was_known_before_is_told_apart_over_all_pieces() {
-        for (known, new) in [(0, 2_500), (999, 1_501), (1_000, 1_500), (2_100, 400), (2_500, 0), (9_000, 0)] {
-            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        for (known, new) in [
+            (0, 2_500),
+            (999, 1_501),
+            (1_000, 1_500),
+            (2_100, 400),
+            (2_500, 0),
+            (9_000, 0),
+        ] {
+            let (host, mut writer, mut reader) =
+                (FakeHost::new(), writer(), PlacementRingReader::default());
             writer.append(&host, at(1), &vec![5; 2_500], known);
             writer.flush(&host);
-            let (mut budget, mut counts) = (ReadBudget { blocks: PLENTY, gaps: 0 }, (0, 0));
-            reader.read(&host, ("p", 2, 7), writer.position(), &mut budget, |record| {
-                counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
-                record.blocks.len()
-            });
+            let (mut budget, mut counts) = (
+                ReadBudget {
+                    blocks: PLENTY,
+                    gaps: 0,
+                },
+                (0, 0),
+            );
+            reader.read(
+                &host,
+                ("p", 2, 7),
+                writer.position(),
+                &mut budget,
+                |record| {
+                    counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
+                    record.blocks.len()
+                },
+            );
             assert_eq!(counts, (2_500, new), "{known}");
         }
     }
 
     #[test]
     fn a_vm_slot_with_a_new_owner_is_a_new_ring() {
-        let (host, mut old, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
+        let (host, mut old, mut reader) =
+            (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..5 {
             tell(&host, &mut old, 1, &vec![i; 900]);
         }
@@ -372,7 +524,13 @@ mod tests {
         new.set_vm_slot(8, 2);
         new.append(&host, at(4), &[44], 0);
         new.flush(&host);
-        let (mut budget, mut read) = (ReadBudget { blocks: PLENTY, gaps: 0 }, Vec::new());
+        let (mut budget, mut read) = (
+            ReadBudget {
+                blocks: PLENTY,
+                gaps: 0,
+            },
+            Vec::new(),
+        );
         let mut take = |record: PlacementRecord<'_>| {
             read.push(record.endpoint.slot.0);
             record.blocks.len()
@@ -387,7 +545,10 @@ mod tests {
         for word in [u64::MAX, u64::MAX << 16, 1 << 16 | 9, 5 << 16 | 5] {
             let end = RingPosition::of_word(word);
             let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
-            assert_eq!((got.len(), u64::from(gaps) <= SEGMENTS, all), (0, true, true));
+            assert_eq!(
+                (got.len(), u64::from(gaps) <= SEGMENTS, all),
+                (0, true, true)
+            );
         }
     }
 

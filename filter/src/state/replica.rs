@@ -9,7 +9,10 @@ use std::ops::Deref;
 use std::rc::{Rc, Weak};
 
 use exchange::{ManagedPool, Timestamp};
-use pool_state::{Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation, RejectedMessage};
+use pool_state::{
+    Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation,
+    RejectedMessage,
+};
 use proto::shared_data::VmEntry;
 use proto::state::{self, daemon_message};
 use scheduler::Version;
@@ -98,7 +101,10 @@ impl FollowedStore {
 
     /// Returns the head, if it has changed since its messages were last read.
     fn changed_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
-        Ok(self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)))
+        Ok(self
+            .store
+            .read_head(host)?
+            .filter(|seen| self.head != Some(*seen)))
     }
 }
 
@@ -106,7 +112,12 @@ impl FollowedStore {
 
 impl HeldStreams {
     fn push(&mut self, number: u64, stream: Weak<dyn ParkedRequest>) {
-        if self.streams.len() >= self.alive.saturating_mul(2).saturating_add(ENDED_STREAMS_MAX) {
+        if self.streams.len()
+            >= self
+                .alive
+                .saturating_mul(2)
+                .saturating_add(ENDED_STREAMS_MAX)
+        {
             self.streams.retain(|(_, stream)| stream.strong_count() > 0);
             self.alive = self.streams.len();
         }
@@ -114,7 +125,10 @@ impl HeldStreams {
     }
 
     fn get(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
-        let at = self.streams.binary_search_by_key(&number, |(held, _)| *held).ok()?;
+        let at = self
+            .streams
+            .binary_search_by_key(&number, |(held, _)| *held)
+            .ok()?;
         self.streams.get(at)?.1.upgrade()
     }
 }
@@ -197,7 +211,12 @@ impl PoolReplica {
     /// Returns the version of the pool update in the store; `None` if there is none.
     #[must_use]
     pub fn stored_version<H: Host>(&self, host: &H) -> Option<Version> {
-        self.snapshots.store.read_head(host).ok().flatten().map(|seen| seen.head.version)
+        self.snapshots
+            .store
+            .read_head(host)
+            .ok()
+            .flatten()
+            .map(|seen| seen.head.version)
     }
 
     /// Returns the learned models in the store, as the leader received them.
@@ -229,14 +248,31 @@ impl PoolReplica {
         now: Timestamp,
     ) -> Result<(), PublishError> {
         match update {
-            DaemonUpdate::PoolUpdate(pool_update) => {
-                self.snapshots.store.publish_pool_update(host, epoch, pool_update.snapshot.version(), message, now)
+            DaemonUpdate::PoolUpdate(pool_update) => self.snapshots.store.publish_pool_update(
+                host,
+                epoch,
+                pool_update.snapshot.version(),
+                message,
+                now,
+            ),
+            DaemonUpdate::Metrics {
+                snapshot, sequence, ..
+            } => self.snapshots.store.publish_metrics(
+                host,
+                epoch,
+                (snapshot.version(), *sequence),
+                message,
+                now,
+            ),
+            DaemonUpdate::Learned(learned) => {
+                self.models
+                    .store
+                    .publish_pool_update(host, epoch, learned.version, message, now)
             }
-            DaemonUpdate::Metrics { snapshot, sequence, .. } => {
-                self.snapshots.store.publish_metrics(host, epoch, (snapshot.version(), *sequence), message, now)
-            }
-            DaemonUpdate::Learned(learned) => self.models.store.publish_pool_update(host, epoch, learned.version, message, now),
-            DaemonUpdate::Welcome(_) | DaemonUpdate::Peers(_) | DaemonUpdate::Outweighed(_) | DaemonUpdate::Nothing => Ok(()),
+            DaemonUpdate::Welcome(_)
+            | DaemonUpdate::Peers(_)
+            | DaemonUpdate::Outweighed(_)
+            | DaemonUpdate::Nothing => Ok(()),
         }
     }
 
@@ -257,7 +293,9 @@ impl PoolReplica {
     pub fn refresh<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
         let mut refreshed = RefreshOutcome::default();
         self.refresh_models(host, &mut refreshed)?;
-        let Some(seen) = self.snapshots.changed_head(host)? else { return Ok(refreshed) };
+        let Some(seen) = self.snapshots.changed_head(host)? else {
+            return Ok(refreshed);
+        };
         // A side that is being replaced is read again later. A side that cannot be decoded is not.
         let mut settled = true;
         if seen.head.version > self.version() {
@@ -266,7 +304,9 @@ impl PoolReplica {
                 Some(stored) => self.apply_stored(&stored, &mut refreshed),
             }
         }
-        if seen.head.version == self.version() && seen.head.metrics_sequence > self.applied.metrics_sequence() {
+        if seen.head.version == self.version()
+            && seen.head.metrics_sequence > self.applied.metrics_sequence()
+        {
             match self.snapshots.store.metrics(host, seen.head)? {
                 None => settled = false,
                 Some(stored) => self.apply_stored(&stored, &mut refreshed),
@@ -277,11 +317,19 @@ impl PoolReplica {
     }
 
     fn refresh_models<H: Host>(&mut self, host: &H, refreshed: &mut RefreshOutcome) -> Result<()> {
-        let Some(seen) = self.models.changed_head(host)? else { return Ok(()) };
+        let Some(seen) = self.models.changed_head(host)? else {
+            return Ok(());
+        };
         let is_newer = seen.head.version > self.applied.models();
-        let stored = if is_newer { self.models.store.pool_update(host, seen.head)? } else { None };
+        let stored = if is_newer {
+            self.models.store.pool_update(host, seen.head)?
+        } else {
+            None
+        };
         self.models.head = (stored.is_some() || !is_newer).then_some(seen);
-        stored.iter().for_each(|stored| self.apply_stored(stored, refreshed));
+        stored
+            .iter()
+            .for_each(|stored| self.apply_stored(stored, refreshed));
         Ok(())
     }
 
@@ -301,13 +349,24 @@ impl PoolReplica {
 
     /// Reads the observations of the process's VMs since the last time. Returns one message for
     /// each VM that has any.
-    pub fn read_observations<H: Host>(&mut self, host: &H, vm_table: &VmTable, now: Timestamp) -> Vec<state::Observations> {
-        let Self { name, observations: ObservationRings { readers, .. }, .. } = self;
+    pub fn read_observations<H: Host>(
+        &mut self,
+        host: &H,
+        vm_table: &VmTable,
+        now: Timestamp,
+    ) -> Vec<state::Observations> {
+        let Self {
+            name,
+            observations: ObservationRings { readers, .. },
+            ..
+        } = self;
         let read = |(vm_slot, row): (u16, VmEntry)| {
             while readers.len() <= usize::from(vm_slot) {
                 readers.push(ObservationRingReader::default());
             }
-            readers.get_mut(usize::from(vm_slot))?.read(host, (name, vm_slot, row.vm))
+            readers
+                .get_mut(usize::from(vm_slot))?
+                .read(host, (name, vm_slot, row.vm))
         };
         vm_table.alive(now).filter_map(read).collect()
     }
@@ -315,7 +374,11 @@ impl PoolReplica {
     /// Writes the observations of this VM for the leader.
     pub fn publish_observations<H: Host>(&mut self, host: &H, vm_slot: u16, vm: u64) {
         let (_, rows) = self.pool.take_observations();
-        self.observations.own.append(host, (&self.name, vm_slot, vm), rows.iter().map(EncodedObservation::to_bytes));
+        self.observations.own.append(
+            host,
+            (&self.name, vm_slot, vm),
+            rows.iter().map(EncodedObservation::to_bytes),
+        );
     }
 }
 
@@ -338,7 +401,14 @@ mod tests {
     use crate::fake::{FakeHost, metrics_message, pool_update_message};
 
     fn queues(replica: &PoolReplica) -> Vec<Option<f32>> {
-        replica.pool.snapshot().unwrap().metrics().iter().map(|m| m.queue_depth).collect()
+        replica
+            .pool
+            .snapshot()
+            .unwrap()
+            .metrics()
+            .iter()
+            .map(|m| m.queue_depth)
+            .collect()
     }
 
     #[test]
@@ -348,39 +418,113 @@ mod tests {
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
         assert!(!replica.has_state());
 
-        let v1 = Version { term: 3, sequence: 1 };
+        let v1 = Version {
+            term: 3,
+            sequence: 1,
+        };
         replica
             .snapshots
             .store
-            .publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now())
+            .publish_pool_update(
+                &host,
+                1,
+                v1,
+                &pool_update_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]),
+                host.now(),
+            )
             .unwrap();
-        replica.snapshots.store.publish_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, metrics: true, ..RefreshOutcome::default() });
-        assert_eq!((replica.version(), queues(&replica)), (v1, vec![Some(1.0), Some(2.0)]));
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default(), "nothing new");
+        replica
+            .snapshots
+            .store
+            .publish_metrics(
+                &host,
+                1,
+                (v1, 2),
+                &metrics_message("default", v1, 2, &[1.0, 2.0]),
+                host.now(),
+            )
+            .unwrap();
+        assert_eq!(
+            replica.refresh(&host).unwrap(),
+            RefreshOutcome {
+                pool_update: true,
+                metrics: true,
+                ..RefreshOutcome::default()
+            }
+        );
+        assert_eq!(
+            (replica.version(), queues(&replica)),
+            (v1, vec![Some(1.0), Some(2.0)])
+        );
+        assert_eq!(
+            replica.refresh(&host).unwrap(),
+            RefreshOutcome::default(),
+            "nothing new"
+        );
 
-        let v2 = Version { term: 3, sequence: 3 };
+        let v2 = Version {
+            term: 3,
+            sequence: 3,
+        };
         replica
             .snapshots
             .store
-            .publish_pool_update(&host, 1, v2, &pool_update_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]), host.now())
+            .publish_pool_update(
+                &host,
+                1,
+                v2,
+                &pool_update_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]),
+                host.now(),
+            )
             .unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, ..RefreshOutcome::default() });
-        assert_eq!(queues(&replica), [None, Some(2.0)], "an endpoint that stays keeps its metrics, a new one has none");
+        assert_eq!(
+            replica.refresh(&host).unwrap(),
+            RefreshOutcome {
+                pool_update: true,
+                ..RefreshOutcome::default()
+            }
+        );
+        assert_eq!(
+            queues(&replica),
+            [None, Some(2.0)],
+            "an endpoint that stays keeps its metrics, a new one has none"
+        );
     }
 
     #[test]
     fn an_unreadable_message_changes_nothing_and_is_read_once() {
         let host = FakeHost::new();
         let mut replica = PoolReplica::new("default", 1);
-        let v1 = Version { term: 3, sequence: 1 };
+        let v1 = Version {
+            term: 3,
+            sequence: 1,
+        };
         replica
             .snapshots
             .store
-            .publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1"]), host.now())
+            .publish_pool_update(
+                &host,
+                1,
+                v1,
+                &pool_update_message("default", v1, &["10.0.0.1:1"]),
+                host.now(),
+            )
             .unwrap();
         replica.refresh(&host).unwrap();
-        replica.snapshots.store.publish_pool_update(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
+        replica
+            .snapshots
+            .store
+            .publish_pool_update(
+                &host,
+                1,
+                Version {
+                    term: 3,
+                    sequence: 2,
+                },
+                b"\xff\xff",
+                host.now(),
+            )
+            .unwrap();
         assert!(replica.refresh(&host).unwrap().refused);
         assert_eq!(replica.version(), v1);
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());

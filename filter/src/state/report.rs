@@ -27,15 +27,29 @@ fn key(pool: &str, slot: u16) -> String {
 /// Writes this VM's row of a pool.
 pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &mut PoolReplica) {
     // If the host refuses, the row is written a second later.
-    let row = state::VmCounters { decision: replica.pool.take_sample(), ..row(vm, replica) };
-    let _ = host.share(&key(&replica.name, slot), &row.encode_to_vec(), WriteCondition::Any);
+    let row = state::VmCounters {
+        decision: replica.pool.take_sample(),
+        ..row(vm, replica)
+    };
+    let _ = host.share(
+        &key(&replica.name, slot),
+        &row.encode_to_vec(),
+        WriteCondition::Any,
+    );
 }
 
 /// Returns the rows of one pool from all running VMs, in as many reports as their size needs.
-pub fn gather<H: Host>(host: &H, pool: &str, vm_table: &VmTable, now: Timestamp) -> Vec<state::Report> {
+pub fn gather<H: Host>(
+    host: &H,
+    pool: &str,
+    vm_table: &VmTable,
+    now: Timestamp,
+) -> Vec<state::Report> {
     let (mut reports, mut open, mut bytes) = (Vec::new(), state::Report::default(), 0_usize);
     for (slot, _) in vm_table.alive(now) {
-        let Ok(Some(shared)) = host.shared(&key(pool, slot)) else { continue };
+        let Ok(Some(shared)) = host.shared(&key(pool, slot)) else {
+            continue;
+        };
         bytes = bytes.saturating_add(shared.bytes.len());
         open.counters.push(shared.bytes);
         if bytes >= REPORT_BYTES_MAX {
@@ -57,7 +71,11 @@ fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
         vm_id: vm,
         endpoints: endpoints(pool, counters),
         models: counters.models().iter().map(model).collect(),
-        dropped: counters.dropped().iter().map(|(reason, count)| count_of(reason, *count)).collect(),
+        dropped: counters
+            .dropped()
+            .iter()
+            .map(|(reason, count)| count_of(reason, *count))
+            .collect(),
         pick_us: Some(histogram(&replica.pick_us)),
         prefix_entries: prefixes.entries as u64,
         prefix_evictions: prefixes.evictions,
@@ -82,15 +100,22 @@ fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::Endpoint
         tracked: pool.in_flight().running(endpoint).len() as u64,
         ..state::EndpointCounters::default()
     };
-    let counted = counters.endpoints().iter().map(|c| state::EndpointCounters {
-        picked: c.picked,
-        served: c.served,
-        failed: c.failed,
-        ..row(c.endpoint, pool.in_flight().own(c.endpoint))
-    });
+    let counted = counters
+        .endpoints()
+        .iter()
+        .map(|c| state::EndpointCounters {
+            picked: c.picked,
+            served: c.served,
+            failed: c.failed,
+            ..row(c.endpoint, pool.in_flight().own(c.endpoint))
+        });
     // Endpoints that are gone, with the requests that are still in flight there.
     let is_gone = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
-    let gone = pool.in_flight().rows().filter(|(at, _)| is_gone(at)).map(|(at, load)| row(at, load));
+    let gone = pool
+        .in_flight()
+        .rows()
+        .filter(|(at, _)| is_gone(at))
+        .map(|(at, load)| row(at, load));
     counted.chain(gone).collect()
 }
 
@@ -100,7 +125,11 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
         target_model: m.label.target_model.to_string(),
         priority: m.label.priority,
         requests: m.requests,
-        errors: m.errors.iter().map(|(status, count)| count_of(&status.to_string(), *count)).collect(),
+        errors: m
+            .errors
+            .iter()
+            .map(|(status, count)| count_of(&status.to_string(), *count))
+            .collect(),
         duration_ms: Some(histogram(&m.duration_ms)),
         ttft_ms: Some(histogram(&m.ttft_ms)),
         tpot_ms: Some(histogram(&m.tpot_ms)),
@@ -123,19 +152,31 @@ fn band(b: &BandCounters) -> state::BandCounters {
         outcomes: b.outcomes.to_vec(),
         queue_ms: Some(histogram(&b.queue_ms)),
         oldest_ms: b.oldest.map_or(0, |oldest| oldest.ms),
-        full_slot: b.oldest.and_then(|oldest| oldest.full_at).map(|endpoint| endpoint.slot.0.into()),
-        full_generation: b.oldest.and_then(|oldest| oldest.full_at).map_or(0, |endpoint| endpoint.generation.0),
+        full_slot: b
+            .oldest
+            .and_then(|oldest| oldest.full_at)
+            .map(|endpoint| endpoint.slot.0.into()),
+        full_generation: b
+            .oldest
+            .and_then(|oldest| oldest.full_at)
+            .map_or(0, |endpoint| endpoint.generation.0),
         given_up: b.given_up,
         given_up_for: b.given_up_for,
     }
 }
 
 fn count_of(key: &str, count: u64) -> state::Count {
-    state::Count { key: key.to_owned(), count }
+    state::Count {
+        key: key.to_owned(),
+        count,
+    }
 }
 
 fn histogram(h: &CountHistogram) -> state::Histogram {
-    state::Histogram { counts: h.counts.to_vec(), sum: h.sum }
+    state::Histogram {
+        counts: h.counts.to_vec(),
+        sum: h.sum,
+    }
 }
 
 #[cfg(test)]
@@ -146,7 +187,10 @@ mod tests {
 
     #[test]
     fn buckets_mean_the_same_on_both_sides_of_the_wire() {
-        assert_eq!(proto::HISTOGRAM_BOUNDS, pool_state::DURATION_BOUNDS_MS.map(f64::from));
+        assert_eq!(
+            proto::HISTOGRAM_BOUNDS,
+            pool_state::DURATION_BOUNDS_MS.map(f64::from)
+        );
     }
 
     #[test]
@@ -154,19 +198,36 @@ mod tests {
         let host = FakeHost::new();
         let mut vm_table = VmTable::default();
         for vm in 1..=5 {
-            let row = VmEntry { vm, heartbeat: host.now(), queue: 0, serves: false };
+            let row = VmEntry {
+                vm,
+                heartbeat: host.now(),
+                queue: 0,
+                serves: false,
+            };
             vm_table = VmTable::write_heartbeat(&host, row).unwrap().1;
         }
         let mut replica = PoolReplica::new("p", 1);
         write(&host, 1, 0, &mut replica);
-        host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
+        host.share(
+            &key("p", 1),
+            &vec![0; REPORT_BYTES_MAX],
+            WriteCondition::Any,
+        )
+        .unwrap();
         host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
-        host.share(&key("p", 9), b"of no VM", WriteCondition::Any).unwrap();
+        host.share(&key("p", 9), b"of no VM", WriteCondition::Any)
+            .unwrap();
         let reports = gather(&host, "p", &vm_table, host.now());
-        assert_eq!(reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(
+            reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(),
+            [2, 1]
+        );
         let first = state::VmCounters::decode(reports[0].counters[0].as_slice()).unwrap();
         assert_eq!((first.pool.as_str(), first.vm_id), ("p", 1));
         host.pass_ms(10_000);
-        assert!(gather(&host, "p", &vm_table, host.now()).is_empty(), "the dead say nothing");
+        assert!(
+            gather(&host, "p", &vm_table, host.now()).is_empty(),
+            "the dead say nothing"
+        );
     }
 }

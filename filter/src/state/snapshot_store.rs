@@ -68,7 +68,11 @@ impl SharedSnapshotStore {
 
     fn with_prefix(at: &str) -> Self {
         let key = |name: &str| format!("{at}/{name}");
-        Self { head: key("head"), pool_update: [key("pool_update/a"), key("pool_update/b")], metrics: [key("metrics/a"), key("metrics/b")] }
+        Self {
+            head: key("head"),
+            pool_update: [key("pool_update/a"), key("pool_update/b")],
+            metrics: [key("metrics/a"), key("metrics/b")],
+        }
     }
 
     /// Makes the store of the learned models of `pool`. They have their own version and are stored
@@ -83,17 +87,28 @@ impl SharedSnapshotStore {
     /// # Errors
     /// The error of the host.
     pub fn read_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
-        Ok(host
-            .shared(&self.head)?
-            .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading { head, token: shared.token })))
+        Ok(host.shared(&self.head)?.and_then(|shared| {
+            SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading {
+                head,
+                token: shared.token,
+            })
+        }))
     }
 
     /// Returns the pool update that `head` names; `None` while it is being replaced.
     ///
     /// # Errors
     /// The error of the host.
-    pub fn pool_update<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
-        read_message(host, side(&self.pool_update, head.pool_update_side()), |s| s.version == head.version && s.metrics_sequence == 0)
+    pub fn pool_update<H: Host>(
+        &self,
+        host: &H,
+        head: SnapshotHead,
+    ) -> Result<Option<StoredMessage>> {
+        read_message(
+            host,
+            side(&self.pool_update, head.pool_update_side()),
+            |s| s.version == head.version && s.metrics_sequence == 0,
+        )
     }
 
     /// Returns the metrics that `head` names; `None` if it names none, or while they are being
@@ -105,7 +120,9 @@ impl SharedSnapshotStore {
         if head.metrics_sequence == 0 {
             return Ok(None);
         }
-        let named = |s: MessageStamp| s.version == head.version && s.metrics_sequence == head.metrics_sequence;
+        let named = |s: MessageStamp| {
+            s.version == head.version && s.metrics_sequence == head.metrics_sequence
+        };
         read_message(host, side(&self.metrics, head.metrics_side()), named)
     }
 
@@ -126,8 +143,18 @@ impl SharedSnapshotStore {
                 return Err(PublishError::NotNewer);
             }
             let head = old.unwrap_or_default().with_pool_update(epoch, version);
-            let stamp = MessageStamp { epoch, version, metrics_sequence: 0, received: now };
-            write_side(host, side(&self.pool_update, head.pool_update_side()), stamp, message)?;
+            let stamp = MessageStamp {
+                epoch,
+                version,
+                metrics_sequence: 0,
+                received: now,
+            };
+            write_side(
+                host,
+                side(&self.pool_update, head.pool_update_side()),
+                stamp,
+                message,
+            )?;
             Ok(head)
         })
     }
@@ -146,13 +173,25 @@ impl SharedSnapshotStore {
     ) -> Result<(), PublishError> {
         let (version, sequence) = named;
         self.publish(host, epoch, |old| {
-            let Some(old) = old.filter(|old| old.version == version) else { return Err(PublishError::OtherPoolUpdate) };
+            let Some(old) = old.filter(|old| old.version == version) else {
+                return Err(PublishError::OtherPoolUpdate);
+            };
             if old.metrics_sequence >= sequence {
                 return Err(PublishError::NotNewer);
             }
             let head = old.with_metrics(epoch, sequence);
-            let stamp = MessageStamp { epoch, version, metrics_sequence: sequence, received: now };
-            write_side(host, side(&self.metrics, head.metrics_side()), stamp, message)?;
+            let stamp = MessageStamp {
+                epoch,
+                version,
+                metrics_sequence: sequence,
+                received: now,
+            };
+            write_side(
+                host,
+                side(&self.metrics, head.metrics_side()),
+                stamp,
+                message,
+            )?;
             Ok(head)
         })
     }
@@ -165,7 +204,9 @@ impl SharedSnapshotStore {
     ) -> Result<(), PublishError> {
         for _ in 0..TRIES_MAX {
             let shared = host.shared(&self.head)?;
-            let old = shared.as_ref().and_then(|shared| SnapshotHead::from_bytes(&shared.bytes));
+            let old = shared
+                .as_ref()
+                .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes));
             if old.is_some_and(|old| old.epoch > epoch) {
                 return Err(PublishError::Superseded);
             }
@@ -180,18 +221,34 @@ impl SharedSnapshotStore {
 }
 
 /// Fills a side, unless a later leader has filled it.
-fn write_side<H: Host>(host: &H, key: &str, stamp: MessageStamp, message: &[u8]) -> Result<(), PublishError> {
+fn write_side<H: Host>(
+    host: &H,
+    key: &str,
+    stamp: MessageStamp,
+    message: &[u8],
+) -> Result<(), PublishError> {
     let shared = host.shared(key)?;
-    if shared.as_ref().and_then(|s| MessageStamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
+    if shared
+        .as_ref()
+        .and_then(|s| MessageStamp::split(&s.bytes))
+        .is_some_and(|(old, _)| old.epoch > stamp.epoch)
+    {
         return Err(PublishError::Superseded);
     }
     Ok(host.share(key, &stamp.before(message), expect(shared.as_ref()))?)
 }
 
-fn read_message<H: Host>(host: &H, key: &str, named: impl Fn(MessageStamp) -> bool) -> Result<Option<StoredMessage>> {
+fn read_message<H: Host>(
+    host: &H,
+    key: &str,
+    named: impl Fn(MessageStamp) -> bool,
+) -> Result<Option<StoredMessage>> {
     Ok(host.shared(key)?.and_then(|SharedValue { bytes, .. }| {
         let (stamp, _) = MessageStamp::split(&bytes)?;
-        named(stamp).then_some(StoredMessage { received: stamp.received, bytes })
+        named(stamp).then_some(StoredMessage {
+            received: stamp.received,
+            bytes,
+        })
     }))
 }
 
@@ -201,7 +258,9 @@ fn side(sides: &[String; 2], second: bool) -> &str {
 }
 
 fn expect(shared: Option<&SharedValue>) -> WriteCondition {
-    shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token))
+    shared.map_or(WriteCondition::Absent, |shared| {
+        WriteCondition::Token(shared.token)
+    })
 }
 
 // === impl StoredMessage ===
@@ -233,47 +292,97 @@ mod tests {
         Version { term, sequence }
     }
 
-    fn in_force(store: &SharedSnapshotStore, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
+    fn in_force(
+        store: &SharedSnapshotStore,
+        host: &FakeHost,
+    ) -> (Version, Vec<u8>, Option<Vec<u8>>) {
         let head = store.read_head(host).unwrap().unwrap().head;
         let pool_update = store.pool_update(host, head).unwrap().unwrap();
         let metrics = store.metrics(host, head).unwrap();
-        (head.version, pool_update.message().to_vec(), metrics.map(|m| m.message().to_vec()))
+        (
+            head.version,
+            pool_update.message().to_vec(),
+            metrics.map(|m| m.message().to_vec()),
+        )
     }
 
     #[test]
     fn what_is_put_up_is_read_whole() {
         let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
         assert_eq!(store.read_head(&host).unwrap(), None);
-        store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        store
+            .publish_pool_update(&host, 1, v(5, 1), b"one", NOW)
+            .unwrap();
         assert_eq!(in_force(&store, &host), (v(5, 1), b"one".to_vec(), None));
-        store.publish_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
-        store.publish_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
-        assert_eq!(in_force(&store, &host), (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec())));
-        store.publish_pool_update(&host, 1, v(5, 4), b"two", NOW).unwrap();
-        assert_eq!(in_force(&store, &host), (v(5, 4), b"two".to_vec(), None), "metrics are of their pool update");
+        store
+            .publish_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW)
+            .unwrap();
+        store
+            .publish_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW)
+            .unwrap();
+        assert_eq!(
+            in_force(&store, &host),
+            (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec()))
+        );
+        store
+            .publish_pool_update(&host, 1, v(5, 4), b"two", NOW)
+            .unwrap();
+        assert_eq!(
+            in_force(&store, &host),
+            (v(5, 4), b"two".to_vec(), None),
+            "metrics are of their pool update"
+        );
     }
 
     #[test]
     fn nothing_older_comes_back() {
         let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-        store.publish_pool_update(&host, 1, v(5, 9), b"new", NOW).unwrap();
+        store
+            .publish_pool_update(&host, 1, v(5, 9), b"new", NOW)
+            .unwrap();
         for old in [v(5, 9), v(5, 8), v(4, 99)] {
-            assert_eq!(store.publish_pool_update(&host, 1, old, b"old", NOW), Err(PublishError::NotNewer));
+            assert_eq!(
+                store.publish_pool_update(&host, 1, old, b"old", NOW),
+                Err(PublishError::NotNewer)
+            );
         }
-        store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
-        assert_eq!(store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(PublishError::NotNewer));
-        assert_eq!(store.publish_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(PublishError::OtherPoolUpdate));
-        store.publish_pool_update(&host, 1, v(6, 1), b"next life", NOW).unwrap();
-        assert_eq!(in_force(&store, &host), (v(6, 1), b"next life".to_vec(), None));
+        store
+            .publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW)
+            .unwrap();
+        assert_eq!(
+            store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW),
+            Err(PublishError::NotNewer)
+        );
+        assert_eq!(
+            store.publish_metrics(&host, 1, (v(5, 8), 11), b"m", NOW),
+            Err(PublishError::OtherPoolUpdate)
+        );
+        store
+            .publish_pool_update(&host, 1, v(6, 1), b"next life", NOW)
+            .unwrap();
+        assert_eq!(
+            in_force(&store, &host),
+            (v(6, 1), b"next life".to_vec(), None)
+        );
     }
 
     #[test]
     fn a_stalled_leader_rolls_nothing_back() {
         let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-        store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
-        store.publish_pool_update(&host, 2, v(5, 2), b"two", NOW).unwrap();
-        assert_eq!(store.publish_pool_update(&host, 1, v(5, 3), b"late", NOW), Err(PublishError::Superseded));
-        assert_eq!(store.publish_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(PublishError::Superseded));
+        store
+            .publish_pool_update(&host, 1, v(5, 1), b"one", NOW)
+            .unwrap();
+        store
+            .publish_pool_update(&host, 2, v(5, 2), b"two", NOW)
+            .unwrap();
+        assert_eq!(
+            store.publish_pool_update(&host, 1, v(5, 3), b"late", NOW),
+            Err(PublishError::Superseded)
+        );
+        assert_eq!(
+            store.publish_metrics(&host, 1, (v(5, 2), 3), b"late", NOW),
+            Err(PublishError::Superseded)
+        );
         assert_eq!(in_force(&store, &host), (v(5, 2), b"two".to_vec(), None));
     }
 
@@ -283,9 +392,15 @@ mod tests {
     fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
         for steps in 1..3 {
             let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-            store.publish_pool_update(&host, 1, v(5, 1), b"base", NOW).unwrap();
+            store
+                .publish_pool_update(&host, 1, v(5, 1), b"base", NOW)
+                .unwrap();
             let (rival_host, rival_store) = (host.clone(), store.clone());
-            let rival = move || rival_store.publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
+            let rival = move || {
+                rival_store
+                    .publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW)
+                    .unwrap()
+            };
             let outer = host.clone();
             if steps == 1 {
                 host.before_next_share(rival);
@@ -294,7 +409,11 @@ mod tests {
             }
             let late = store.publish_pool_update(&host, 1, v(5, 2), b"late", NOW);
             assert!(late.is_err(), "{steps}: {late:?}");
-            assert_eq!(in_force(&store, &host), (v(5, 3), b"rival".to_vec(), None), "{steps}");
+            assert_eq!(
+                in_force(&store, &host),
+                (v(5, 3), b"rival".to_vec(), None),
+                "{steps}"
+            );
         }
     }
 
@@ -302,10 +421,17 @@ mod tests {
     fn garbage_on_the_store_reads_as_nothing_and_is_replaced() {
         let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("p"));
         for key in ["head", "pool_update/a", "pool_update/b"] {
-            host.share(&format!("switchpoint/1/pool/p/{key}"), b"?", WriteCondition::Any).unwrap();
+            host.share(
+                &format!("switchpoint/1/pool/p/{key}"),
+                b"?",
+                WriteCondition::Any,
+            )
+            .unwrap();
         }
         assert_eq!(store.read_head(&host).unwrap(), None);
-        store.publish_pool_update(&host, 1, v(1, 1), b"one", NOW).unwrap();
+        store
+            .publish_pool_update(&host, 1, v(1, 1), b"one", NOW)
+            .unwrap();
         assert_eq!(in_force(&store, &host).1, b"one");
     }
 }

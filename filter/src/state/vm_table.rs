@@ -47,7 +47,10 @@ impl VmTable {
         for _ in 0..TRIES_MAX {
             let (mut vm_table, expect) = Self::load(host).ok()?;
             let vm_slot = vm_table.place(row);
-            if host.share(KEY, &VmEntry::write_table(&vm_table.rows), expect).is_ok() {
+            if host
+                .share(KEY, &VmEntry::write_table(&vm_table.rows), expect)
+                .is_ok()
+            {
                 return Some((vm_slot, vm_table));
             }
         }
@@ -61,13 +64,20 @@ impl VmTable {
 
     /// Returns the running VMs with a slot, by slot.
     pub fn alive(&self, now: Timestamp) -> impl Iterator<Item = (u16, VmEntry)> + '_ {
-        (0_u16..).zip(self.rows.iter().copied()).take(VM_SLOTS_MAX).filter(move |(_, row)| is_alive(row, now))
+        (0_u16..)
+            .zip(self.rows.iter().copied())
+            .take(VM_SLOTS_MAX)
+            .filter(move |(_, row)| is_alive(row, now))
     }
 
     /// The number of running VMs without a slot.
     #[must_use]
     pub fn without_vm_slot(&self, now: Timestamp) -> usize {
-        self.rows.iter().skip(VM_SLOTS_MAX).filter(|row| is_alive(row, now)).count()
+        self.rows
+            .iter()
+            .skip(VM_SLOTS_MAX)
+            .filter(|row| is_alive(row, now))
+            .count()
     }
 
     /// Enrols a VM in this copy of the table.
@@ -80,21 +90,37 @@ impl VmTable {
     #[cfg(test)]
     pub fn vm_slot(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
         let (mut vm_table, _) = Self::load(host).unwrap();
-        vm_table.rows.resize(vm_table.rows.len().max(usize::from(slot) + 1), VmEntry::default());
+        vm_table.rows.resize(
+            vm_table.rows.len().max(usize::from(slot) + 1),
+            VmEntry::default(),
+        );
         vm_table.rows[usize::from(slot)] = row;
-        host.share(KEY, &VmEntry::write_table(&vm_table.rows), WriteCondition::Any).unwrap();
+        host.share(
+            KEY,
+            &VmEntry::write_table(&vm_table.rows),
+            WriteCondition::Any,
+        )
+        .unwrap();
     }
 
     /// Puts `row` into its VM's slot, a free slot, or else a row without a slot. Returns its slot.
     fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let in_slot = enrolled.filter(|at| *at < VM_SLOTS_MAX);
-        let free = || self.rows.iter().position(|r| !is_alive(r, row.heartbeat)).unwrap_or(self.rows.len());
+        let free = || {
+            self.rows
+                .iter()
+                .position(|r| !is_alive(r, row.heartbeat))
+                .unwrap_or(self.rows.len())
+        };
         let at = in_slot.unwrap_or_else(|| free().min(enrolled.unwrap_or(ROWS_MAX)));
         if at >= ROWS_MAX {
             return None;
         }
-        if let Some(left) = enrolled.filter(|left| *left != at).and_then(|left| self.rows.get_mut(left)) {
+        if let Some(left) = enrolled
+            .filter(|left| *left != at)
+            .and_then(|left| self.rows.get_mut(left))
+        {
             *left = VmEntry::default();
         }
         if at == self.rows.len() {
@@ -107,7 +133,12 @@ impl VmTable {
     fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
         Ok(match host.shared(KEY)? {
             None => (Self::default(), WriteCondition::Absent),
-            Some(shared) => (Self { rows: VmEntry::read_table(&shared.bytes, ROWS_MAX) }, WriteCondition::Token(shared.token)),
+            Some(shared) => (
+                Self {
+                    rows: VmEntry::read_table(&shared.bytes, ROWS_MAX),
+                },
+                WriteCondition::Token(shared.token),
+            ),
         })
     }
 }
@@ -126,7 +157,12 @@ mod tests {
     }
 
     fn row(vm: u64, ms: u64) -> VmEntry {
-        VmEntry { vm, heartbeat: at(ms), queue: 7, serves: false }
+        VmEntry {
+            vm,
+            heartbeat: at(ms),
+            queue: 7,
+            serves: false,
+        }
     }
 
     fn slot(host: &FakeHost, row: VmEntry) -> Option<u16> {
@@ -136,10 +172,19 @@ mod tests {
     #[test]
     fn everyone_has_a_slot_of_their_own_and_keeps_it() {
         let host = FakeHost::new();
-        assert_eq!([1, 2, 3].map(|vm| slot(&host, row(vm, 0))), [Some(0), Some(1), Some(2)]);
+        assert_eq!(
+            [1, 2, 3].map(|vm| slot(&host, row(vm, 0))),
+            [Some(0), Some(1), Some(2)]
+        );
         assert_eq!(slot(&host, row(2, 1_000)), Some(1));
         let vm_table = VmTable::write_heartbeat(&host, row(1, 5_500)).unwrap().1;
-        assert_eq!(vm_table.alive(at(5_500)).map(|(s, r)| (s, r.vm)).collect::<Vec<_>>(), [(0, 1), (1, 2)]);
+        assert_eq!(
+            vm_table
+                .alive(at(5_500))
+                .map(|(s, r)| (s, r.vm))
+                .collect::<Vec<_>>(),
+            [(0, 1), (1, 2)]
+        );
     }
 
     #[test]
@@ -168,7 +213,13 @@ mod tests {
             assert_eq!(slot(&host, row(vm, 0)).map(u64::from), Some(vm - 1));
         }
         let vm_table = VmTable::read(&host).unwrap();
-        assert_eq!((vm_table.alive(at(0)).count(), vm_table.without_vm_slot(at(0))), (2 * 193, 0));
+        assert_eq!(
+            (
+                vm_table.alive(at(0)).count(),
+                vm_table.without_vm_slot(at(0))
+            ),
+            (2 * 193, 0)
+        );
         // VMs that are gone lose their slots, and new VMs take these.
         assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
     }
@@ -183,15 +234,33 @@ mod tests {
         assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 0))), [None, None]);
         assert_eq!(slot(&host, row(5, 10)), Some(4), "a VM keeps its slot");
         let vm_table = VmTable::read(&host).unwrap();
-        assert_eq!((vm_table.alive(at(10)).count(), vm_table.without_vm_slot(at(10))), (VM_SLOTS_MAX, 2));
+        assert_eq!(
+            (
+                vm_table.alive(at(10)).count(),
+                vm_table.without_vm_slot(at(10))
+            ),
+            (VM_SLOTS_MAX, 2)
+        );
         // VM 7 stops; the other VMs go on.
         for vm in (1..=last).filter(|vm| *vm != 7) {
             slot(&host, row(vm, 4_000));
         }
-        assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 4_000))), [None, None]);
-        assert_eq!([902, 901].map(|vm| slot(&host, row(vm, 5_000))), [Some(6), None]);
+        assert_eq!(
+            [901, 902].map(|vm| slot(&host, row(vm, 4_000))),
+            [None, None]
+        );
+        assert_eq!(
+            [902, 901].map(|vm| slot(&host, row(vm, 5_000))),
+            [Some(6), None]
+        );
         let vm_table = VmTable::read(&host).unwrap();
-        assert_eq!((vm_table.alive(at(5_000)).count(), vm_table.without_vm_slot(at(5_000))), (VM_SLOTS_MAX, 1));
+        assert_eq!(
+            (
+                vm_table.alive(at(5_000)).count(),
+                vm_table.without_vm_slot(at(5_000))
+            ),
+            (VM_SLOTS_MAX, 1)
+        );
     }
 
     #[test]
@@ -201,7 +270,10 @@ mod tests {
             slot(&host, row(vm, 0));
         }
         let vm_table = VmTable::read(&host).unwrap();
-        assert_eq!((vm_table.rows.len(), vm_table.without_vm_slot(at(0))), (ROWS_MAX, ROWS_MAX - VM_SLOTS_MAX));
+        assert_eq!(
+            (vm_table.rows.len(), vm_table.without_vm_slot(at(0))),
+            (ROWS_MAX, ROWS_MAX - VM_SLOTS_MAX)
+        );
     }
 
     #[test]
@@ -215,7 +287,8 @@ mod tests {
     #[test]
     fn garbage_in_the_table_is_survived() {
         let host = FakeHost::new();
-        host.share(KEY, &[0xff; 100_001], WriteCondition::Any).unwrap();
+        host.share(KEY, &[0xff; 100_001], WriteCondition::Any)
+            .unwrap();
         let (_, vm_table) = VmTable::write_heartbeat(&host, row(1, 0)).unwrap();
         assert!(vm_table.rows.len() <= ROWS_MAX);
     }

@@ -90,14 +90,28 @@ impl StateConnection {
     pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
         match config.transport {
             StateTransport::Grpc => host
-                .stream_open(&service(config), "switchpoint.state.v1.StateService", "Stream")
-                .map(|number| Self::Stream(GrpcStream { number, unacknowledged_bytes: 0 })),
+                .stream_open(
+                    &service(config),
+                    "switchpoint.state.v1.StateService",
+                    "Stream",
+                )
+                .map(|number| {
+                    Self::Stream(GrpcStream {
+                        number,
+                        unacknowledged_bytes: 0,
+                    })
+                }),
             StateTransport::Http => Ok(Self::Calls(HttpCalls::new(host.entropy()))),
         }
     }
 
     /// Sends a message. After an error, the connection can no longer be used.
-    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
+    pub fn send<H: Host>(
+        &mut self,
+        host: &H,
+        config: &StateConfig,
+        message: &[u8],
+    ) -> Result<(), ConnectionFailure> {
         match self {
             Self::Stream(stream) => stream.send(host, message),
             Self::Calls(calls) => calls.send(host, config, message),
@@ -112,7 +126,11 @@ impl StateConnection {
     }
 
     /// Makes the call that is due, if any.
-    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), ConnectionFailure> {
+    pub fn drive<H: Host>(
+        &mut self,
+        host: &H,
+        config: &StateConfig,
+    ) -> Result<(), ConnectionFailure> {
         match self {
             Self::Stream(_) => Ok(()),
             Self::Calls(calls) => calls.drive(host, config),
@@ -134,7 +152,11 @@ impl StateConnection {
     /// Returns the calls of the connection, if `call` is one of them.
     pub fn calls_with(&mut self, call: u32) -> Option<&mut HttpCalls> {
         match self {
-            Self::Calls(calls) if calls.send_call == Some(call) || calls.receive_call == Some(call) => Some(calls),
+            Self::Calls(calls)
+                if calls.send_call == Some(call) || calls.receive_call == Some(call) =>
+            {
+                Some(calls)
+            }
             _ => None,
         }
     }
@@ -165,7 +187,10 @@ impl fmt::Display for ConnectionFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(error) => write!(f, "cannot open it: {error}"),
-            Self::Full => write!(f, "it does not read: more than {WAITING_BYTES_MAX} bytes wait"),
+            Self::Full => write!(
+                f,
+                "it does not read: more than {WAITING_BYTES_MAX} bytes wait"
+            ),
         }
     }
 }
@@ -176,7 +201,9 @@ impl CallResponse {
     /// Reads the answer of the current callback.
     pub fn read<H: Host>(host: &H, size: usize) -> Self {
         let headers = host.headers(HeaderMap::Answer).unwrap_or_default();
-        let status = HeaderPairs::new(&headers).find(|(name, _)| *name == b":status").map(|(_, value)| value.to_vec());
+        let status = HeaderPairs::new(&headers)
+            .find(|(name, _)| *name == b":status")
+            .map(|(_, value)| value.to_vec());
         match host.buffer(BodyBuffer::Answer, 0, size) {
             Ok(body) => Self { status, body },
             Err(_) => Self::default(),
@@ -188,10 +215,21 @@ impl CallResponse {
 
 impl HttpCalls {
     fn new(session: u64) -> Self {
-        Self { session: format!("{session:016x}"), outbox: Vec::new(), send_call: None, receive_call: None, known: false }
+        Self {
+            session: format!("{session:016x}"),
+            outbox: Vec::new(),
+            send_call: None,
+            receive_call: None,
+            known: false,
+        }
     }
 
-    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
+    fn send<H: Host>(
+        &mut self,
+        host: &H,
+        config: &StateConfig,
+        message: &[u8],
+    ) -> Result<(), ConnectionFailure> {
         if self.outbox.len().saturating_add(message.len()) > WAITING_BYTES_MAX {
             return Err(ConnectionFailure::Full);
         }
@@ -211,30 +249,65 @@ impl HttpCalls {
         Ok(())
     }
 
-    fn call<H: Host>(&self, host: &H, config: &StateConfig, path: &str, body: &[u8]) -> Result<u32> {
-        let authority = if config.authority.is_empty() { &config.cluster } else { &config.authority };
-        let headers = [(":method", "POST"), (":path", path), (":authority", authority), (SESSION, &self.session)];
+    fn call<H: Host>(
+        &self,
+        host: &H,
+        config: &StateConfig,
+        path: &str,
+        body: &[u8],
+    ) -> Result<u32> {
+        let authority = if config.authority.is_empty() {
+            &config.cluster
+        } else {
+            &config.authority
+        };
+        let headers = [
+            (":method", "POST"),
+            (":path", path),
+            (":authority", authority),
+            (SESSION, &self.session),
+        ];
         host.call(&config.cluster, &headers, body, config.silence_max_ms)
     }
 
     /// Takes the answer to `call`. Returns the framed messages in it, and whether the next call may
     /// be made at once; or the reason why the connection has ended.
-    pub fn take_response(&mut self, call: u32, answer: CallResponse) -> Result<(Vec<u8>, bool), String> {
+    pub fn take_response(
+        &mut self,
+        call: u32,
+        answer: CallResponse,
+    ) -> Result<(Vec<u8>, bool), String> {
         let is_sent = self.send_call == Some(call);
-        let place = if is_sent { &mut self.send_call } else { &mut self.receive_call };
+        let place = if is_sent {
+            &mut self.send_call
+        } else {
+            &mut self.receive_call
+        };
         *place = None;
         match answer.status.as_deref() {
             Some(b"200") => {}
             None => return Err("it does not answer".to_owned()),
             Some(status) => {
-                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes.get(..200).unwrap_or(bytes)).trim_end().to_owned();
-                return Err(format!("it answers {}: {}", text(status), text(&answer.body)));
+                let text = |bytes: &[u8]| {
+                    String::from_utf8_lossy(bytes.get(..200).unwrap_or(bytes))
+                        .trim_end()
+                        .to_owned()
+                };
+                return Err(format!(
+                    "it answers {}: {}",
+                    text(status),
+                    text(&answer.body)
+                ));
             }
         }
         self.known = true;
         // If the daemon answers without a message, it is called again at the next tick.
         let goes_on = is_sent || !answer.body.is_empty();
-        Ok(if is_sent { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
+        Ok(if is_sent {
+            (Vec::new(), goes_on)
+        } else {
+            (answer.body, goes_on)
+        })
     }
 }
 
@@ -272,7 +345,11 @@ fn service(config: &StateConfig) -> String {
         max_receive_message_length: Option<u32>,
     }
     let (cluster_name, authority) = (config.cluster.clone(), config.authority.clone());
-    let envoy_grpc = Some(EnvoyGrpc { cluster_name, authority, max_receive_message_length: Some(RECEIVE_BYTES_MAX) });
+    let envoy_grpc = Some(EnvoyGrpc {
+        cluster_name,
+        authority,
+        max_receive_message_length: Some(RECEIVE_BYTES_MAX),
+    });
     String::from_utf8(GrpcService { envoy_grpc }.encode_to_vec()).unwrap_or_default()
 }
 
@@ -284,8 +361,16 @@ mod tests {
     #[test]
     fn a_call_takes_whole_messages_and_no_more_than_the_daemon_does() {
         let mut outbox = Vec::new();
-        let sizes = [MESSAGE_BYTES_MAX / 2, MESSAGE_BYTES_MAX / 2 - 8, 10, MESSAGE_BYTES_MAX + 1, 3];
-        sizes.iter().for_each(|size| frames::push(&mut outbox, &vec![7; *size]));
+        let sizes = [
+            MESSAGE_BYTES_MAX / 2,
+            MESSAGE_BYTES_MAX / 2 - 8,
+            10,
+            MESSAGE_BYTES_MAX + 1,
+            3,
+        ];
+        sizes
+            .iter()
+            .for_each(|size| frames::push(&mut outbox, &vec![7; *size]));
         let (mut rest, mut calls) = (outbox.as_slice(), Vec::new());
         while !rest.is_empty() {
             let (body, after) = first_call(rest);
@@ -303,8 +388,17 @@ mod tests {
             let mut state = FilterConfig::default().state;
             (state.cluster, state.authority) = ("c".repeat(cluster), "a".repeat(authority));
             let service = service(&state);
-            assert!(service.contains(&state.cluster) && service.len() > cluster + authority, "{service:?}");
-            assert!(service.as_bytes().windows(4).any(|w| w == [0xE1, 0x80, 0x80, 0x02]), "{service:?}");
+            assert!(
+                service.contains(&state.cluster) && service.len() > cluster + authority,
+                "{service:?}"
+            );
+            assert!(
+                service
+                    .as_bytes()
+                    .windows(4)
+                    .any(|w| w == [0xE1, 0x80, 0x80, 0x02]),
+                "{service:?}"
+            );
         }
     }
 }

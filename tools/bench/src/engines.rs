@@ -29,7 +29,11 @@ pub(crate) struct Args {
 pub(crate) async fn bench(args: Args) -> Result<()> {
     let mut rows = Vec::new();
     for (workers, proxies) in SHAPES.into_iter().take(args.shapes) {
-        let shape = MatrixShape { workers, proxies, seed: args.seed };
+        let shape = MatrixShape {
+            workers,
+            proxies,
+            seed: args.seed,
+        };
         let matrix = EngineMatrix::start(workers, args.seed).await?;
         let (second, addresses) = proxies_of(matrix.stack(), shape).await?;
         for found in matrix.measure(&addresses).await? {
@@ -37,7 +41,8 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
             rows.push(MatrixRow::of_engine(shape, &found));
         }
         drop((second, matrix));
-        let broken = BrokenPools::start_with(|builder| builder.concurrency(workers).quiet()).await?;
+        let broken =
+            BrokenPools::start_with(|builder| builder.concurrency(workers).quiet()).await?;
         let (_second, addresses) = proxies_of(&broken.world().stack, shape).await?;
         for sent in broken.count(&addresses).await {
             println!("{shape:?} {sent:?}");
@@ -47,8 +52,18 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     crate::write_result("engines", &rows)
 }
 
-async fn proxies_of(stack: &Stack, shape: MatrixShape) -> Result<(Option<SecondEnvoy>, Vec<SocketAddr>)> {
-    let second = if shape.proxies == 2 { Some(SecondEnvoy::start(stack, "second", shape.workers).await?) } else { None };
-    let addresses = [stack.address()].into_iter().chain(second.as_ref().map(|second| second.envoy.listener())).collect();
+async fn proxies_of(
+    stack: &Stack,
+    shape: MatrixShape,
+) -> Result<(Option<SecondEnvoy>, Vec<SocketAddr>)> {
+    let second = if shape.proxies == 2 {
+        Some(SecondEnvoy::start(stack, "second", shape.workers).await?)
+    } else {
+        None
+    };
+    let addresses = [stack.address()]
+        .into_iter()
+        .chain(second.as_ref().map(|second| second.envoy.listener()))
+        .collect();
     Ok((second, addresses))
 }

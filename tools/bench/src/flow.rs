@@ -39,7 +39,14 @@ const CHAT_AFTER: Duration = Duration::from_secs(4);
 /// Shares are those of this part of the wave: both tenants have requests held by then.
 const SHARES_AFTER: Duration = Duration::from_secs(8);
 
-const SHAPES: [FleetShape; 3] = [FleetShape::ONE, FleetShape::FOUR_WORKERS, FleetShape { proxies: 2, workers: 4 }];
+const SHAPES: [FleetShape; 3] = [
+    FleetShape::ONE,
+    FleetShape::FOUR_WORKERS,
+    FleetShape {
+        proxies: 2,
+        workers: 4,
+    },
+];
 
 const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -127,11 +134,19 @@ async fn waves(args: Args) -> Result<()> {
         runs[SHAPES.len()].push(WaveRun::of(SHAPES[2], args, seed, true).await?);
     }
     let shapes = SHAPES.into_iter().chain([SHAPES[2]]);
-    let rows: Vec<FlowRow> = shapes.zip(&runs).enumerate().map(|(at, (shape, runs))| row(shape, at == SHAPES.len(), runs, args)).collect();
+    let rows: Vec<FlowRow> = shapes
+        .zip(&runs)
+        .enumerate()
+        .map(|(at, (shape, runs))| row(shape, at == SHAPES.len(), runs, args))
+        .collect();
     println!("{}", table(&rows));
     write_result("flow", &rows)?;
     let failures: usize = rows.iter().map(|row| row.failures).sum();
-    if failures > 0 { Err(format!("{failures} requests failed").into()) } else { Ok(()) }
+    if failures > 0 {
+        Err(format!("{failures} requests failed").into())
+    } else {
+        Ok(())
+    }
 }
 
 /// One wave through one shape.
@@ -147,15 +162,25 @@ impl WaveRun {
     async fn of(shape: FleetShape, args: Args, seed: u64, kills: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut fleet = start(shape, args, folder.path()).await?;
-        let (wave, addresses, begun) = (Duration::from_secs(args.wave), fleet.addresses(), Instant::now());
-        let replays = CLASSES.iter().map(|class| replay_class(class, addresses.clone(), class.arrivals(wave, seed), begun));
+        let (wave, addresses, begun) = (
+            Duration::from_secs(args.wave),
+            fleet.addresses(),
+            Instant::now(),
+        );
+        let replays = CLASSES
+            .iter()
+            .map(|class| replay_class(class, addresses.clone(), class.arrivals(wave, seed), begun));
         let replays = tokio::spawn(try_join_all(replays.collect::<Vec<_>>()));
         if kills {
             tokio::time::sleep(WAVE_BEGINS + wave / 2).await;
             fleet.stack.daemon()?.process().kill()?;
         }
         let classes = replays.await??;
-        let mut held = fleet.stack.envoy.picker_stat("switchpoint_held_total").await?;
+        let mut held = fleet
+            .stack
+            .envoy
+            .picker_stat("switchpoint_held_total")
+            .await?;
         for second in &fleet.seconds {
             held += second.envoy.picker_stat("switchpoint_held_total").await?;
         }
@@ -169,26 +194,42 @@ impl WaveRun {
             run.failures(),
             quantile(&run.chat_ms(wave), 0.99),
             run.longest_chats(wave),
-            run.classes.iter().flatten().map(|seen| ms(seen.late)).fold(0.0, f64::max),
+            run.classes
+                .iter()
+                .flatten()
+                .map(|seen| ms(seen.late))
+                .fold(0.0, f64::max),
         );
         Ok(run)
     }
 
     fn failures(&self) -> usize {
-        self.classes.iter().flatten().filter(|seen| seen.status != 200 || seen.ttft.is_none()).count()
+        self.classes
+            .iter()
+            .flatten()
+            .filter(|seen| seen.status != 200 || seen.ttft.is_none())
+            .count()
     }
 
     /// Times to the first token of the chats that came while the wave lasted.
     fn chat_ms(&self, wave: Duration) -> Vec<f64> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
-        self.classes[0].iter().filter(in_wave).filter_map(|seen| seen.ttft.map(ms)).collect()
+        self.classes[0]
+            .iter()
+            .filter(in_wave)
+            .filter_map(|seen| seen.ttft.map(ms))
+            .collect()
     }
 
     /// When the five longest chats came, s, and their times to the first token, ms.
     fn longest_chats(&self, wave: Duration) -> Vec<(f64, f64)> {
         let in_wave = |seen: &&ReplayResult| (WAVE_BEGINS..WAVE_BEGINS + wave).contains(&seen.at);
         let time = |seen: &ReplayResult| Some((seen.at.as_secs_f64(), ms(seen.ttft?)));
-        let mut times: Vec<(f64, f64)> = self.classes[0].iter().filter(in_wave).filter_map(time).collect();
+        let mut times: Vec<(f64, f64)> = self.classes[0]
+            .iter()
+            .filter(in_wave)
+            .filter_map(time)
+            .collect();
         times.sort_by(|a, b| b.1.total_cmp(&a.1));
         times.truncate(5);
         times
@@ -198,7 +239,10 @@ impl WaveRun {
     /// token came in that time.
     fn tokens_per_s(&self, class: usize, wave: Duration) -> f64 {
         let part = WAVE_BEGINS + SHARES_AFTER..WAVE_BEGINS + wave;
-        let began = |seen: &&ReplayResult| seen.ttft.is_some_and(|ttft| part.contains(&(seen.at + seen.late + ttft)));
+        let began = |seen: &&ReplayResult| {
+            seen.ttft
+                .is_some_and(|ttft| part.contains(&(seen.at + seen.late + ttft)))
+        };
         let count = self.classes[class].iter().filter(began).count();
         CLASSES[class].tokens() * count as f64 / (part.end - part.start).as_secs_f64()
     }
@@ -213,11 +257,19 @@ async fn start(shape: FleetShape, args: Args, folder: &Path) -> Result<Fleet> {
     };
     let arguments = write_files(folder, CONFIG)?;
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let builder = Stack::builder().servers_like(SERVERS, &server).concurrency(shape.workers).daemon_arguments(&arguments);
+    let builder = Stack::builder()
+        .servers_like(SERVERS, &server)
+        .concurrency(shape.workers)
+        .daemon_arguments(&arguments);
     let trusted = json!({"objective_header": "trust", "fairness_header": "trust"});
-    let mut fleet = Fleet { stack: builder.picker(trusted).quiet().start().await?, seconds: Vec::new() };
+    let mut fleet = Fleet {
+        stack: builder.picker(trusted).quiet().start().await?,
+        seconds: Vec::new(),
+    };
     for proxy in 1..shape.proxies {
-        fleet.seconds.push(SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);
+        fleet.seconds.push(
+            SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?,
+        );
     }
     // After these requests every worker serves, and proxies know of each other.
     for address in fleet.addresses() {
@@ -235,9 +287,19 @@ fn write_files(folder: &Path, config: &str) -> Result<Vec<String>> {
         .to_string()
     };
     let (objects, file) = (folder.join("objects.yaml"), folder.join("picker.yaml"));
-    std::fs::write(&objects, [("chat", 10), ("batch", -10)].map(objective).join("\n---\n"))?;
+    std::fs::write(
+        &objects,
+        [("chat", 10), ("batch", -10)]
+            .map(objective)
+            .join("\n---\n"),
+    )?;
     std::fs::write(&file, config)?;
-    Ok(vec!["--objects".into(), objects.display().to_string(), "--config".into(), file.display().to_string()])
+    Ok(vec![
+        "--objects".into(),
+        objects.display().to_string(),
+        "--config".into(),
+        file.display().to_string(),
+    ])
 }
 
 /// Sends the requests of a class through all proxies in turn.
@@ -249,8 +311,18 @@ async fn replay_class(
 ) -> Result<Vec<ReplayResult>> {
     let progress = ReplayProgress::default();
     let replays = proxies.iter().enumerate().map(|(at, &target)| {
-        let mine: Vec<Arrival> = arrivals.iter().skip(at).step_by(proxies.len()).cloned().collect();
-        let plan = ReplayPlan { target, model: load::MODEL.into(), headers: class.headers(), rate: 1.0 };
+        let mine: Vec<Arrival> = arrivals
+            .iter()
+            .skip(at)
+            .step_by(proxies.len())
+            .cloned()
+            .collect();
+        let plan = ReplayPlan {
+            target,
+            model: load::MODEL.into(),
+            headers: class.headers(),
+            rate: 1.0,
+        };
         let progress = &progress;
         async move { replay::run_observed(&plan, &mine, begun, progress).await }
     });
@@ -261,7 +333,12 @@ async fn replay_class(
 fn row(shape: FleetShape, daemon_killed: bool, runs: &[WaveRun], args: Args) -> FlowRow {
     let wave = Duration::from_secs(args.wave);
     let chat: Vec<f64> = runs.iter().flat_map(|run| run.chat_ms(wave)).collect();
-    let rate = |class| runs.iter().map(|run| run.tokens_per_s(class, wave)).sum::<f64>() / runs.len() as f64;
+    let rate = |class| {
+        runs.iter()
+            .map(|run| run.tokens_per_s(class, wave))
+            .sum::<f64>()
+            / runs.len() as f64
+    };
     let rates = [rate(0), rate(1), rate(2)];
     FlowRow {
         proxies: shape.proxies,
@@ -273,7 +350,11 @@ fn row(shape: FleetShape, daemon_killed: bool, runs: &[WaveRun], args: Args) -> 
         load: CLASSES.iter().map(TrafficClass::offered).sum::<f64>() / rates.iter().sum::<f64>(),
         chat_p50_ms: quantile(&chat, 0.5),
         chat_p99_ms: quantile(&chat, 0.99),
-        tokens_per_s: CLASSES.iter().map(|class| class.name.to_owned()).zip(rates).collect(),
+        tokens_per_s: CLASSES
+            .iter()
+            .map(|class| class.name.to_owned())
+            .zip(rates)
+            .collect(),
         small_share: rates[2] / (rates[1] + rates[2]),
     }
 }
@@ -284,12 +365,27 @@ fn ms(time: Duration) -> f64 {
 
 fn table(rows: &[FlowRow]) -> Table {
     let mut table = Table::new();
-    let head = ["proxies x workers", "requests", "failed", "held", "load", "chat TTFT p50, ms", "p99", "of 1 x 1"];
-    table
-        .load_style(UTF8_FULL_CONDENSED)
-        .set_header(head.into_iter().chain(CLASSES.iter().map(|class| class.name)).chain(["small's share"]));
+    let head = [
+        "proxies x workers",
+        "requests",
+        "failed",
+        "held",
+        "load",
+        "chat TTFT p50, ms",
+        "p99",
+        "of 1 x 1",
+    ];
+    table.load_style(UTF8_FULL_CONDENSED).set_header(
+        head.into_iter()
+            .chain(CLASSES.iter().map(|class| class.name))
+            .chain(["small's share"]),
+    );
     for row in rows {
-        let killed = if row.daemon_killed { ", daemon killed" } else { "" };
+        let killed = if row.daemon_killed {
+            ", daemon killed"
+        } else {
+            ""
+        };
         let cells = [
             format!("{} x {}{killed}", row.proxies, row.workers),
             row.requests.to_string(),
@@ -300,8 +396,16 @@ fn table(rows: &[FlowRow]) -> Table {
             format!("{:.0}", row.chat_p99_ms),
             format!("{:.2}", row.chat_p99_ms / rows[0].chat_p99_ms),
         ];
-        let rates = row.tokens_per_s.iter().map(|(_, rate)| format!("{rate:.0} tokens/s"));
-        table.add_row(cells.into_iter().chain(rates).chain([format!("{:.3}", row.small_share)]));
+        let rates = row
+            .tokens_per_s
+            .iter()
+            .map(|(_, rate)| format!("{rate:.0} tokens/s"));
+        table.add_row(
+            cells
+                .into_iter()
+                .chain(rates)
+                .chain([format!("{:.3}", row.small_share)]),
+        );
     }
     table
 }

@@ -50,8 +50,24 @@ pub(crate) struct LoadFigures {
 
 impl LoadRun {
     /// Each of `connections` sends its next request by HTTP/1.1 when it has its answer.
-    pub(crate) fn closed_loop(target: SocketAddr, bodies: PathBuf, connections: usize, seconds: u32, processes: [u32; 2]) -> Self {
-        Self { target, bodies, connections, seconds, rate: None, http2: false, query: "", processes, headers: &[] }
+    pub(crate) fn closed_loop(
+        target: SocketAddr,
+        bodies: PathBuf,
+        connections: usize,
+        seconds: u32,
+        processes: [u32; 2],
+    ) -> Self {
+        Self {
+            target,
+            bodies,
+            connections,
+            seconds,
+            rate: None,
+            http2: false,
+            query: "",
+            processes,
+            headers: &[],
+        }
     }
 
     /// Runs `oha`. With one connection, `oha` and the processes are pinned to one core: without
@@ -61,16 +77,42 @@ impl LoadRun {
     /// # Errors
     /// If `oha` is missing or fails.
     pub(crate) async fn run(&self, folder: &Path) -> Result<LoadFigures> {
-        let cores = if self.connections == 1 && self.rate.is_none() { CORE.to_owned() } else { all_cores() };
+        let cores = if self.connections == 1 && self.rate.is_none() {
+            CORE.to_owned()
+        } else {
+            all_cores()
+        };
         for process in self.processes {
             pin(process, &cores).await?;
         }
         let file = folder.join("oha.json");
         let before = self.cpu()?;
         let mut command = Command::new("taskset");
-        command.args(["-c", &cores]).arg(root().join(".tools/bin/oha"));
-        command.args(["--no-tui", "--output-format", "json", "-m", "POST", "-T", "application/json", "-o"]).arg(&file);
-        command.args(["-c", &self.connections.to_string(), "-z", &format!("{}s", self.seconds), "-w", "-Z"]).arg(&self.bodies);
+        command
+            .args(["-c", &cores])
+            .arg(root().join(".tools/bin/oha"));
+        command
+            .args([
+                "--no-tui",
+                "--output-format",
+                "json",
+                "-m",
+                "POST",
+                "-T",
+                "application/json",
+                "-o",
+            ])
+            .arg(&file);
+        command
+            .args([
+                "-c",
+                &self.connections.to_string(),
+                "-z",
+                &format!("{}s", self.seconds),
+                "-w",
+                "-Z",
+            ])
+            .arg(&self.bodies);
         command.args(self.headers.iter().flat_map(|header| ["-H", header]));
         if let Some(rate) = self.rate {
             command.args(["-q", &rate.to_string(), "--latency-correction"]);
@@ -78,12 +120,21 @@ impl LoadRun {
         if self.http2 {
             command.arg("--http2");
         }
-        let output = command.arg(format!("http://{}/v1/chat/completions{}", self.target, self.query)).output().await?;
+        let output = command
+            .arg(format!(
+                "http://{}/v1/chat/completions{}",
+                self.target, self.query
+            ))
+            .output()
+            .await?;
         let after = self.cpu()?;
         if !output.status.success() {
             return Err(format!("oha failed: {}", String::from_utf8_lossy(&output.stderr)).into());
         }
-        LoadFigures::read(&std::fs::read(&file)?, [0, 1].map(|process| after[process].saturating_sub(before[process])))
+        LoadFigures::read(
+            &std::fs::read(&file)?,
+            [0, 1].map(|process| after[process].saturating_sub(before[process])),
+        )
     }
 
     fn cpu(&self) -> Result<[u64; 2]> {
@@ -102,12 +153,22 @@ impl LoadFigures {
     #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
     fn read(report: &[u8], [envoy_ns, daemon_ns]: [u64; 2]) -> Result<Self> {
         let report: Value = serde_json::from_slice(report)?;
-        let number = |pointer: &str| report.pointer(pointer).and_then(Value::as_f64).ok_or(format!("oha's report has no {pointer}"));
+        let number = |pointer: &str| {
+            report
+                .pointer(pointer)
+                .and_then(Value::as_f64)
+                .ok_or(format!("oha's report has no {pointer}"))
+        };
         let count = |pointer: &str| {
             let by_kind = report.pointer(pointer).and_then(Value::as_object);
-            by_kind.map_or(0, |kinds| kinds.values().filter_map(Value::as_u64).sum::<u64>())
+            by_kind.map_or(0, |kinds| {
+                kinds.values().filter_map(Value::as_u64).sum::<u64>()
+            })
         };
-        let ok = report.pointer("/statusCodeDistribution/200").and_then(Value::as_u64).unwrap_or(0);
+        let ok = report
+            .pointer("/statusCodeDistribution/200")
+            .and_then(Value::as_u64)
+            .unwrap_or(0);
         let errors = count("/statusCodeDistribution") - ok + count("/errorDistribution");
         if ok == 0 {
             return Err(format!("no request succeeded: {report}").into());
@@ -144,7 +205,11 @@ pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
         // A thread that ends in the meantime has no name and no time.
         if such(&std::fs::read_to_string(task.join("comm")).unwrap_or_default()) {
             let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
-            total += text.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+            total += text
+                .split(' ')
+                .next()
+                .and_then(|ns| ns.parse::<u64>().ok())
+                .unwrap_or(0);
         }
     }
     Ok(total)
@@ -152,7 +217,10 @@ pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
 
 /// Lets all threads of a process run on these cores only.
 pub(crate) async fn pin(pid: u32, cores: &str) -> Result<()> {
-    Command::new("taskset").args(["-a", "-p", "-c", cores, &pid.to_string()]).output().await?;
+    Command::new("taskset")
+        .args(["-a", "-p", "-c", cores, &pid.to_string()])
+        .output()
+        .await?;
     Ok(())
 }
 

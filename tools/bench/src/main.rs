@@ -170,11 +170,19 @@ fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
     let file = root().join("target/bench").join(format!("{part}.json"));
     std::fs::create_dir_all(file.parent().unwrap_or(&root()))?;
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let version = std::process::Command::new(testbed::envoy::EnvoyProcess::binary()).arg("--version").output()?;
+    let version = std::process::Command::new(testbed::envoy::EnvoyProcess::binary())
+        .arg("--version")
+        .output()?;
     let version = String::from_utf8_lossy(&version.stdout);
-    let envoy = version.split_once("version: ").and_then(|(_, rest)| rest.split('/').nth(1)).unwrap_or("unknown").to_owned();
+    let envoy = version
+        .split_once("version: ")
+        .and_then(|(_, rest)| rest.split('/').nth(1))
+        .unwrap_or("unknown")
+        .to_owned();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let date = std::process::Command::new("date").args(["-u", "+%F"]).output()?;
+    let date = std::process::Command::new("date")
+        .args(["-u", "+%F"])
+        .output()?;
     let result = json!({
         "date": String::from_utf8_lossy(&date.stdout).trim(), "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
         // Over the last minute, the bench's own load included. A value far above the number of

@@ -37,9 +37,20 @@ impl MinimalEnvoy {
         let (port, file) = (ReservedPort::lease()?, folder.join("minimal-envoy.json"));
         std::fs::write(&file, config(port.number(), endpoints).to_string())?;
         let mut command = Command::new(EnvoyProcess::binary());
-        command.args(["--disable-hot-restart", "--log-level", "warn", "--concurrency", &workers.to_string(), "-c"]).arg(&file);
+        command
+            .args([
+                "--disable-hot-restart",
+                "--log-level",
+                "warn",
+                "--concurrency",
+                &workers.to_string(),
+                "-c",
+            ])
+            .arg(&file);
         let process = ChildProcess::spawn("minimal-envoy", &mut command, folder)?;
-        let answers = || async { (client::get(port.address(), "/health").await.ok()?.status == 200).then_some(()) };
+        let answers = || async {
+            (client::get(port.address(), "/health").await.ok()?.status == 200).then_some(())
+        };
         wait_for(LIMIT, "the minimal Envoy", answers).await?;
         Ok(Self { process, port })
     }

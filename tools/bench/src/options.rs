@@ -42,7 +42,10 @@ pub(crate) struct OptionSet {
 }
 
 /// The filters and options of the shipped files.
-pub(crate) static SHIPPED: OptionSet = OptionSet { part: "options", options: &OPTIONS };
+pub(crate) static SHIPPED: OptionSet = OptionSet {
+    part: "options",
+    options: &OPTIONS,
+};
 
 /// Traces. The filter in a copy has a configuration of its own, and with it a context of its own in
 /// the VM: the first row says what that costs by itself.
@@ -54,17 +57,45 @@ pub(crate) static TRACES: OptionSet = OptionSet {
             instead: "the same with a filter of its own: the noise",
             edit: |listener| trace(listener, false, None),
         },
-        ShippedOption { name: NO_TRACES, instead: "`trace_tags`, and Envoy makes no spans", edit: |listener| trace(listener, true, None) },
-        ShippedOption { name: NO_TRACES, instead: "`tracing.yaml`, no request sampled", edit: |listener| trace(listener, true, Some(0)) },
-        ShippedOption { name: NO_TRACES, instead: "`tracing.yaml`, 1 % of the requests", edit: |listener| trace(listener, true, Some(1)) },
-        ShippedOption { name: NO_TRACES, instead: "`tracing.yaml`, every request", edit: |listener| trace(listener, true, Some(100)) },
+        ShippedOption {
+            name: NO_TRACES,
+            instead: "`trace_tags`, and Envoy makes no spans",
+            edit: |listener| trace(listener, true, None),
+        },
+        ShippedOption {
+            name: NO_TRACES,
+            instead: "`tracing.yaml`, no request sampled",
+            edit: |listener| trace(listener, true, Some(0)),
+        },
+        ShippedOption {
+            name: NO_TRACES,
+            instead: "`tracing.yaml`, 1 % of the requests",
+            edit: |listener| trace(listener, true, Some(1)),
+        },
+        ShippedOption {
+            name: NO_TRACES,
+            instead: "`tracing.yaml`, every request",
+            edit: |listener| trace(listener, true, Some(100)),
+        },
     ],
 };
 
 const OPTIONS: [ShippedOption; 15] = [
-    ShippedOption { name: "the same listener twice: the noise", instead: "the same", edit: |_| Some(()) },
-    ShippedOption { name: "access log", instead: "no access log", edit: |listener| remove(listener, "access_log") },
-    ShippedOption { name: "access log", instead: "failures and 10 % of the rest", edit: sample_log },
+    ShippedOption {
+        name: "the same listener twice: the noise",
+        instead: "the same",
+        edit: |_| Some(()),
+    },
+    ShippedOption {
+        name: "access log",
+        instead: "no access log",
+        edit: |listener| remove(listener, "access_log"),
+    },
+    ShippedOption {
+        name: "access log",
+        instead: "failures and 10 % of the rest",
+        edit: sample_log,
+    },
     ShippedOption {
         name: "access log",
         instead: "`served` by CEL added",
@@ -104,16 +135,42 @@ const OPTIONS: [ShippedOption; 15] = [
         edit: |listener| {
             remove(listener, "request_timeout")?;
             remove(listener, "request_headers_timeout")?;
-            *listener.pointer_mut(MANAGER)?.get_mut("stream_idle_timeout")? = "0s".into();
+            *listener
+                .pointer_mut(MANAGER)?
+                .get_mut("stream_idle_timeout")? = "0s".into();
             Some(())
         },
     },
-    ShippedOption { name: "retry back-off", instead: "Envoy's default", edit: remove_back_off },
-    ShippedOption { name: "`gunzip`", instead: "no filter", edit: |listener| remove_filter(listener, "gunzip") },
-    ShippedOption { name: "`unzstd`", instead: "no filter", edit: |listener| remove_filter(listener, "unzstd") },
-    ShippedOption { name: READ_LIMIT, instead: "32 KiB", edit: |listener| read_limit(listener, 32 << 10) },
-    ShippedOption { name: READ_LIMIT, instead: "128 KiB", edit: |listener| read_limit(listener, 128 << 10) },
-    ShippedOption { name: READ_LIMIT, instead: "1 MiB (Envoy's default)", edit: |listener| read_limit(listener, 1 << 20) },
+    ShippedOption {
+        name: "retry back-off",
+        instead: "Envoy's default",
+        edit: remove_back_off,
+    },
+    ShippedOption {
+        name: "`gunzip`",
+        instead: "no filter",
+        edit: |listener| remove_filter(listener, "gunzip"),
+    },
+    ShippedOption {
+        name: "`unzstd`",
+        instead: "no filter",
+        edit: |listener| remove_filter(listener, "unzstd"),
+    },
+    ShippedOption {
+        name: READ_LIMIT,
+        instead: "32 KiB",
+        edit: |listener| read_limit(listener, 32 << 10),
+    },
+    ShippedOption {
+        name: READ_LIMIT,
+        instead: "128 KiB",
+        edit: |listener| read_limit(listener, 128 << 10),
+    },
+    ShippedOption {
+        name: READ_LIMIT,
+        instead: "1 MiB (Envoy's default)",
+        edit: |listener| read_limit(listener, 1 << 20),
+    },
 ];
 
 const NO_TRACES: &str = "no traces";
@@ -154,7 +211,9 @@ pub(crate) async fn bench(set: &'static OptionSet, args: &Args) -> Result<()> {
     for body_bytes in CENTRES {
         for &connections in loads {
             for (at, option) in set.options.iter().enumerate() {
-                let pair = world.measure(args, at, (body_bytes, connections), folder.path()).await?;
+                let pair = world
+                    .measure(args, at, (body_bytes, connections), folder.path())
+                    .await?;
                 rows.push(row(option, (body_bytes, connections), &pair));
             }
         }
@@ -163,8 +222,14 @@ pub(crate) async fn bench(set: &'static OptionSet, args: &Args) -> Result<()> {
     write_result(set.part, &rows)
 }
 
-fn row(option: &ShippedOption, (body_bytes, connections): (usize, usize), [shipped, other]: &[Vec<LoadFigures>; 2]) -> OptionRow {
-    let of = |figure: fn(&LoadFigures) -> f64, runs: &[LoadFigures]| runs.iter().map(figure).collect::<Vec<f64>>();
+fn row(
+    option: &ShippedOption,
+    (body_bytes, connections): (usize, usize),
+    [shipped, other]: &[Vec<LoadFigures>; 2],
+) -> OptionRow {
+    let of = |figure: fn(&LoadFigures) -> f64, runs: &[LoadFigures]| {
+        runs.iter().map(figure).collect::<Vec<f64>>()
+    };
     let cost = |figure| PairedDifference::of(&of(figure, shipped), &of(figure, other));
     let (cpu, p50) = (cost(|run| run.cpu_us), cost(|run| run.p50_us));
     let row = OptionRow {
@@ -182,7 +247,14 @@ fn row(option: &ShippedOption, (body_bytes, connections): (usize, usize), [shipp
     };
     println!(
         "{body_bytes:>7} B c={connections:<2} cpu {:>6.1} costs {:>6.1} ({:.1}) us  p50 costs {:>7.1} ({:.1}) us  errors {}  {} / {}",
-        row.shipped_cpu_us, row.cost_cpu_us, row.iqr_cpu_us, row.cost_p50_us, row.iqr_p50_us, row.errors, row.option, row.instead
+        row.shipped_cpu_us,
+        row.cost_cpu_us,
+        row.iqr_cpu_us,
+        row.cost_p50_us,
+        row.iqr_p50_us,
+        row.errors,
+        row.option,
+        row.instead
     );
     row
 }
@@ -194,16 +266,36 @@ impl OptionListeners {
         let servers = ReservedPort::lease()?;
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder)?;
         let endpoints = addresses(ENDPOINTS, servers.number());
-        let ports = set.options.iter().map(|_| ReservedPort::lease()).collect::<Result<Vec<_>>>()?;
-        let more = ExtraArgs { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
+        let ports = set
+            .options
+            .iter()
+            .map(|_| ReservedPort::lease())
+            .collect::<Result<Vec<_>>>()?;
+        let more = ExtraArgs {
+            daemon: &args.daemon_argument,
+            envoy: &["--concurrency", "1"],
+        };
         let front = DaemonAndEnvoy::start(&endpoints, more, |config| {
-            set.options.iter().zip(&ports).try_for_each(|(option, port)| add_changed(config, option, port.address()))
+            set.options
+                .iter()
+                .zip(&ports)
+                .try_for_each(|(option, port)| add_changed(config, option, port.address()))
         });
-        Ok(Self { front: front.await?, ports, _servers: (servers, sink) })
+        Ok(Self {
+            front: front.await?,
+            ports,
+            _servers: (servers, sink),
+        })
     }
 
     /// Measures the shipped listener and the copy of option `at`.
-    async fn measure(&mut self, args: &Args, at: usize, case: (usize, usize), folder: &Path) -> Result<[Vec<LoadFigures>; 2]> {
+    async fn measure(
+        &mut self,
+        args: &Args,
+        at: usize,
+        case: (usize, usize),
+        folder: &Path,
+    ) -> Result<[Vec<LoadFigures>; 2]> {
         let (body_bytes, connections) = case;
         let bodies = write_bodies(body_bytes, false, folder)?;
         let processes = [self.front.envoy().id(), self.front.daemon().id()];
@@ -212,7 +304,13 @@ impl OptionListeners {
         for round in 0..args.rounds {
             for turn in 0..targets.len() {
                 let at = (round + turn) % targets.len();
-                let load = LoadRun::closed_loop(targets[at], bodies.clone(), connections, args.seconds, processes);
+                let load = LoadRun::closed_loop(
+                    targets[at],
+                    bodies.clone(),
+                    connections,
+                    args.seconds,
+                    processes,
+                );
                 runs[at].push(load.run(folder).await?);
             }
         }
@@ -221,10 +319,18 @@ impl OptionListeners {
 }
 
 /// Adds a copy of the shipped listener with one option changed.
-fn add_changed(config: &mut EnvoyConfig, option: &ShippedOption, address: SocketAddr) -> Result<()> {
+fn add_changed(
+    config: &mut EnvoyConfig,
+    option: &ShippedOption,
+    address: SocketAddr,
+) -> Result<()> {
     let listeners = listeners(config)?;
-    let mut listener = listeners.first().cloned().ok_or("the config has no listener")?;
-    (option.edit)(&mut listener).ok_or_else(|| Error::from(format!("the shipped file has no option {}", option.name)))?;
+    let mut listener = listeners
+        .first()
+        .cloned()
+        .ok_or("the config has no listener")?;
+    (option.edit)(&mut listener)
+        .ok_or_else(|| Error::from(format!("the shipped file has no option {}", option.name)))?;
     listener["name"] = format!("{}: {}", option.name, option.instead).into();
     listener["address"]["socket_address"]["port_value"] = address.port().into();
     listeners.push(listener);
@@ -235,34 +341,58 @@ fn add_changed(config: &mut EnvoyConfig, option: &ShippedOption, address: Socket
 
 /// Removes a field of the connection manager.
 fn remove(listener: &mut Value, field: &str) -> Option<()> {
-    listener.pointer_mut(MANAGER)?.as_object_mut()?.remove(field).map(drop)
+    listener
+        .pointer_mut(MANAGER)?
+        .as_object_mut()?
+        .remove(field)
+        .map(drop)
 }
 
 fn remove_filter(listener: &mut Value, name: &str) -> Option<()> {
-    let filters = listener.pointer_mut(MANAGER)?.get_mut("http_filters")?.as_array_mut()?;
+    let filters = listener
+        .pointer_mut(MANAGER)?
+        .get_mut("http_filters")?
+        .as_array_mut()?;
     let at = filters.iter().position(|filter| filter["name"] == name)?;
     filters.remove(at);
     Some(())
 }
 
 fn log_fields(listener: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
-    listener.pointer_mut(MANAGER)?.pointer_mut("/access_log/0/typed_config/log_format/json_format")?.as_object_mut()
+    listener
+        .pointer_mut(MANAGER)?
+        .pointer_mut("/access_log/0/typed_config/log_format/json_format")?
+        .as_object_mut()
 }
 
 /// Logs failures and a tenth of the other requests, as the shipped file has it in a comment.
 fn sample_log(listener: &mut Value) -> Option<()> {
-    let log = listener.pointer_mut(MANAGER)?.pointer_mut("/access_log/0")?.as_object_mut()?;
+    let log = listener
+        .pointer_mut(MANAGER)?
+        .pointer_mut("/access_log/0")?
+        .as_object_mut()?;
     let sampled = json!({"runtime_filter": {"runtime_key": "switchpoint.access_log_percent", "percent_sampled": {"numerator": 10}}});
     let failed = json!({"status_code_filter": {"comparison": {
         "op": "GE", "value": {"default_value": 400, "runtime_key": "switchpoint.access_log_status"},
     }}});
-    log.insert("filter".to_owned(), json!({"or_filter": {"filters": [sampled, failed]}}));
+    log.insert(
+        "filter".to_owned(),
+        json!({"or_filter": {"filters": [sampled, failed]}}),
+    );
     Some(())
 }
 
 fn remove_back_off(listener: &mut Value) -> Option<()> {
-    let routes = listener.pointer_mut(MANAGER)?.pointer_mut("/route_config/virtual_hosts/0/routes")?.as_array_mut()?;
-    let removed = routes.iter_mut().filter_map(|route| route.get_mut("route")?.as_object_mut()?.remove("retry_policy"));
+    let routes = listener
+        .pointer_mut(MANAGER)?
+        .pointer_mut("/route_config/virtual_hosts/0/routes")?
+        .as_array_mut()?;
+    let removed = routes.iter_mut().filter_map(|route| {
+        route
+            .get_mut("route")?
+            .as_object_mut()?
+            .remove("retry_policy")
+    });
     (removed.count() > 0).then_some(())
 }
 
@@ -271,16 +401,27 @@ fn remove_back_off(listener: &mut Value) -> Option<()> {
 fn trace(listener: &mut Value, tags: bool, percent: Option<u32>) -> Option<()> {
     let manager = listener.pointer_mut(MANAGER)?;
     if let Some(percent) = percent {
-        let mut tracing = EnvoyConfig::shipped("tracing.yaml").ok()?.value().get("tracing")?.clone();
-        *tracing.pointer_mut("/provider/typed_config/grpc_service/envoy_grpc/cluster_name")? = "switchpoint-state".into();
+        let mut tracing = EnvoyConfig::shipped("tracing.yaml")
+            .ok()?
+            .value()
+            .get("tracing")?
+            .clone();
+        *tracing.pointer_mut("/provider/typed_config/grpc_service/envoy_grpc/cluster_name")? =
+            "switchpoint-state".into();
         *tracing.pointer_mut("/random_sampling/value")? = percent.into();
-        manager.as_object_mut()?.insert("tracing".to_owned(), tracing);
+        manager
+            .as_object_mut()?
+            .insert("tracing".to_owned(), tracing);
     }
     let filters = manager.get_mut("http_filters")?.as_array_mut()?;
-    let picker = filters.iter_mut().find(|filter| filter["name"] == "switchpoint")?;
+    let picker = filters
+        .iter_mut()
+        .find(|filter| filter["name"] == "switchpoint")?;
     let text = picker.pointer_mut("/typed_config/config/configuration/value")?;
     let mut config: Value = serde_json::from_str(text.as_str()?).ok()?;
-    config.as_object_mut()?.insert("trace_tags".to_owned(), tags.into());
+    config
+        .as_object_mut()?
+        .insert("trace_tags".to_owned(), tags.into());
     *text = config.to_string().into();
     Some(())
 }

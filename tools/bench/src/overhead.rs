@@ -104,7 +104,11 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     let mut left = cases.as_slice();
     while let Some(first) = left.first() {
         let stack = |case: &OverheadCase| (case.endpoints, case.workers, case.predicting);
-        let (same, rest) = left.split_at(left.iter().take_while(|case| stack(case) == stack(first)).count());
+        let (same, rest) = left.split_at(
+            left.iter()
+                .take_while(|case| stack(case) == stack(first))
+                .count(),
+        );
         rows.extend(stack_rows(args, *first, same).await?);
         left = rest;
     }
@@ -112,7 +116,11 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
 }
 
 /// Measures the cases of one stack, which is that of `first`.
-async fn stack_rows(args: &Args, first: OverheadCase, cases: &[OverheadCase]) -> Result<Vec<OverheadRow>> {
+async fn stack_rows(
+    args: &Args,
+    first: OverheadCase,
+    cases: &[OverheadCase],
+) -> Result<Vec<OverheadRow>> {
     let folder = tempfile::tempdir()?;
     let mut world = if first.predicting {
         predicting::world(first.endpoints, &args.daemon_argument, folder.path()).await?
@@ -124,10 +132,28 @@ async fn stack_rows(args: &Args, first: OverheadCase, cases: &[OverheadCase]) ->
         let measured = measure(args, *case, &mut world).await?;
         let slowest = measured.iter().map(|row| row.rps).fold(f64::MAX, f64::min);
         rows.extend(measured);
-        if !args.quick && OverheadCase::around(case.body_bytes) == *case && CENTRES.contains(&case.body_bytes) {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands")]
+        if !args.quick
+            && OverheadCase::around(case.body_bytes) == *case
+            && CENTRES.contains(&case.body_bytes)
+        {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "some thousands"
+            )]
             let rate_rps = Some((slowest * TAIL_LOAD) as u32);
-            rows.extend(measure(args, OverheadCase { rate_rps, connections: MANY, ..*case }, &mut world).await?);
+            rows.extend(
+                measure(
+                    args,
+                    OverheadCase {
+                        rate_rps,
+                        connections: MANY,
+                        ..*case
+                    },
+                    &mut world,
+                )
+                .await?,
+            );
         }
     }
     world.stop().await?;
@@ -137,44 +163,114 @@ async fn stack_rows(args: &Args, first: OverheadCase, cases: &[OverheadCase]) ->
 /// The cases of a full run, those of one stack together.
 fn cases() -> Vec<OverheadCase> {
     let centres = || CENTRES.into_iter().map(OverheadCase::around);
-    let one_or_many = |case: OverheadCase| [1, CONNECTIONS].map(|connections| OverheadCase { connections, ..case });
-    let mut cases: Vec<OverheadCase> = SIZES.into_iter().map(OverheadCase::around).flat_map(one_or_many).collect();
-    cases.extend(centres().map(|case| OverheadCase { connections: MANY, ..case }));
-    cases.extend(centres().map(|case| OverheadCase { http2: true, ..case }));
-    cases.extend(centres().map(|case| OverheadCase { connections: MANY, paced: true, ..case }));
-    cases.extend([400_000, 1_000_000].map(|bytes| OverheadCase { escapes: true, ..OverheadCase::around(bytes) }));
-    cases.extend(centres().map(|case| OverheadCase { workers: WORKERS, connections: MANY, ..case }));
+    let one_or_many = |case: OverheadCase| {
+        [1, CONNECTIONS].map(|connections| OverheadCase {
+            connections,
+            ..case
+        })
+    };
+    let mut cases: Vec<OverheadCase> = SIZES
+        .into_iter()
+        .map(OverheadCase::around)
+        .flat_map(one_or_many)
+        .collect();
+    cases.extend(centres().map(|case| OverheadCase {
+        connections: MANY,
+        ..case
+    }));
+    cases.extend(centres().map(|case| OverheadCase {
+        http2: true,
+        ..case
+    }));
+    cases.extend(centres().map(|case| OverheadCase {
+        connections: MANY,
+        paced: true,
+        ..case
+    }));
+    cases.extend([400_000, 1_000_000].map(|bytes| OverheadCase {
+        escapes: true,
+        ..OverheadCase::around(bytes)
+    }));
+    cases.extend(centres().map(|case| OverheadCase {
+        workers: WORKERS,
+        connections: MANY,
+        ..case
+    }));
     for endpoints in [10, 1_000] {
-        cases.extend(one_or_many(OverheadCase { endpoints, ..OverheadCase::around(CENTRES[0]) }));
-        cases.push(OverheadCase { endpoints, ..OverheadCase::around(CENTRES[1]) });
+        cases.extend(one_or_many(OverheadCase {
+            endpoints,
+            ..OverheadCase::around(CENTRES[0])
+        }));
+        cases.push(OverheadCase {
+            endpoints,
+            ..OverheadCase::around(CENTRES[1])
+        });
     }
-    cases.extend(centres().map(|case| OverheadCase { predicting: true, ..case }).flat_map(one_or_many));
+    cases.extend(
+        centres()
+            .map(|case| OverheadCase {
+                predicting: true,
+                ..case
+            })
+            .flat_map(one_or_many),
+    );
     cases
 }
 
 /// The cases of the page's targets, those of one stack together.
 fn quick_cases() -> Vec<OverheadCase> {
-    let one_or_many = |case: OverheadCase| [1, CONNECTIONS].map(|connections| OverheadCase { connections, ..case });
-    let mut cases: Vec<OverheadCase> = QUICK_SIZES.into_iter().map(OverheadCase::around).flat_map(one_or_many).collect();
+    let one_or_many = |case: OverheadCase| {
+        [1, CONNECTIONS].map(|connections| OverheadCase {
+            connections,
+            ..case
+        })
+    };
+    let mut cases: Vec<OverheadCase> = QUICK_SIZES
+        .into_iter()
+        .map(OverheadCase::around)
+        .flat_map(one_or_many)
+        .collect();
     let small = OverheadCase::around(CENTRES[0]);
-    cases.extend([1, WORKERS].map(|workers| OverheadCase { workers, connections: MANY, ..small }));
-    cases.extend([10, 1_000].map(|endpoints| OverheadCase { endpoints, connections: 1, ..small }));
+    cases.extend([1, WORKERS].map(|workers| OverheadCase {
+        workers,
+        connections: MANY,
+        ..small
+    }));
+    cases.extend([10, 1_000].map(|endpoints| OverheadCase {
+        endpoints,
+        connections: 1,
+        ..small
+    }));
     cases
 }
 
-async fn measure(args: &Args, case: OverheadCase, world: &mut BenchStack) -> Result<Vec<OverheadRow>> {
+async fn measure(
+    args: &Args,
+    case: OverheadCase,
+    world: &mut BenchStack,
+) -> Result<Vec<OverheadRow>> {
     let bodies = write_bodies(case.body_bytes, case.escapes, world.folder.path())?;
     let mut runs: [Vec<LoadFigures>; RequestPath::ALL.len()] = Default::default();
     for round in 0..args.rounds {
         for turn in 0..RequestPath::ALL.len() {
             let at = (round + turn) % RequestPath::ALL.len();
             let path = RequestPath::ALL[at];
-            let closed = LoadRun::closed_loop(world.address(path), bodies.clone(), case.connections, args.seconds, world.processes(path));
+            let closed = LoadRun::closed_loop(
+                world.address(path),
+                bodies.clone(),
+                case.connections,
+                args.seconds,
+                world.processes(path),
+            );
             let load = LoadRun {
                 rate: case.rate_rps,
                 http2: case.http2,
                 query: if case.paced { PACE } else { "" },
-                headers: if case.predicting { predicting::HEADERS } else { &[] },
+                headers: if case.predicting {
+                    predicting::HEADERS
+                } else {
+                    &[]
+                },
                 ..closed
             };
             let mut figures = load.run(world.folder.path()).await?;
@@ -185,7 +281,11 @@ async fn measure(args: &Args, case: OverheadCase, world: &mut BenchStack) -> Res
         }
     }
     let of = |path: RequestPath| -> &[LoadFigures] {
-        RequestPath::ALL.iter().zip(&runs).find(|(known, _)| **known == path).map_or(&[], |(_, runs)| runs.as_slice())
+        RequestPath::ALL
+            .iter()
+            .zip(&runs)
+            .find(|(known, _)| **known == path)
+            .map_or(&[], |(_, runs)| runs.as_slice())
     };
     let mut rows = Vec::new();
     for base in RequestPath::BASES {
@@ -193,17 +293,38 @@ async fn measure(args: &Args, case: OverheadCase, world: &mut BenchStack) -> Res
             rows.push(row(path, base, case, of(path), of(base)));
         }
     }
-    rows.iter().filter(|row| row.front != RequestPath::Minimal.name()).for_each(|row| println!("{}", said(row)));
+    rows.iter()
+        .filter(|row| row.front != RequestPath::Minimal.name())
+        .for_each(|row| println!("{}", said(row)));
     Ok(rows)
 }
 
-fn row(path: RequestPath, base: RequestPath, case: OverheadCase, ours: &[LoadFigures], plain: &[LoadFigures]) -> OverheadRow {
+fn row(
+    path: RequestPath,
+    base: RequestPath,
+    case: OverheadCase,
+    ours: &[LoadFigures],
+    plain: &[LoadFigures],
+) -> OverheadRow {
     type Figure = fn(&LoadFigures) -> f64;
     let of = |figure: Figure, runs: &[LoadFigures]| runs.iter().map(figure).collect::<Vec<f64>>();
     let added = |figure: Figure| PairedDifference::of(&of(figure, ours), &of(figure, plain));
-    let ratios = |figure: Figure| ours.iter().zip(plain).map(|(ours, plain)| figure(ours) / figure(plain)).collect::<Vec<f64>>();
-    let (p50, p99, cpu) = (added(|m| m.p50_us), added(|m| m.p99_us), added(|m| m.cpu_us));
-    let (p50_ratios, cpu_ratios, rps_ratios) = (ratios(|m| m.p50_us), ratios(|m| m.cpu_us), ratios(|m| m.rps));
+    let ratios = |figure: Figure| {
+        ours.iter()
+            .zip(plain)
+            .map(|(ours, plain)| figure(ours) / figure(plain))
+            .collect::<Vec<f64>>()
+    };
+    let (p50, p99, cpu) = (
+        added(|m| m.p50_us),
+        added(|m| m.p99_us),
+        added(|m| m.cpu_us),
+    );
+    let (p50_ratios, cpu_ratios, rps_ratios) = (
+        ratios(|m| m.p50_us),
+        ratios(|m| m.cpu_us),
+        ratios(|m| m.rps),
+    );
     OverheadRow {
         front: path.name().to_owned(),
         base: base.base_name().to_owned(),
@@ -273,17 +394,28 @@ impl OverheadCase {
 
     /// How the case differs from the centre of its body size, in words; its connections always.
     pub(crate) fn said(&self) -> String {
-        let load = self.rate_rps.map_or_else(|| format!("{} connections", self.connections), |rate| format!("open loop, {rate}/s"));
+        let load = self.rate_rps.map_or_else(
+            || format!("{} connections", self.connections),
+            |rate| format!("open loop, {rate}/s"),
+        );
         let differences = [
             (self.http2, "HTTP/2".to_owned()),
             (self.paced, "engines at pace".to_owned()),
             (self.escapes, "escapes".to_owned()),
             (self.predicting, "predicting".to_owned()),
             (self.workers != 1, format!("{} workers", self.workers)),
-            (self.endpoints != ENDPOINTS, format!("{} endpoints", self.endpoints)),
+            (
+                self.endpoints != ENDPOINTS,
+                format!("{} endpoints", self.endpoints),
+            ),
         ];
-        let differences = differences.into_iter().filter_map(|(differs, what)| differs.then_some(what));
-        let parts: Vec<String> = [format!("{} KB", self.body_bytes / 1_000), load].into_iter().chain(differences).collect();
+        let differences = differences
+            .into_iter()
+            .filter_map(|(differs, what)| differs.then_some(what));
+        let parts: Vec<String> = [format!("{} KB", self.body_bytes / 1_000), load]
+            .into_iter()
+            .chain(differences)
+            .collect();
         parts.join(", ")
     }
 }
@@ -331,16 +463,42 @@ mod tests {
         };
         let cases = cases();
         assert!(cases.iter().all(|case| factors(*case) <= 1), "{cases:#?}");
-        assert!(quick_cases().iter().all(|case| cases.contains(case)), "a quick run measures cases of the full one");
-        assert!(cases.iter().enumerate().all(|(at, case)| !cases[..at].contains(case)), "no case is measured twice");
+        assert!(
+            quick_cases().iter().all(|case| cases.contains(case)),
+            "a quick run measures cases of the full one"
+        );
+        assert!(
+            cases
+                .iter()
+                .enumerate()
+                .all(|(at, case)| !cases[..at].contains(case)),
+            "no case is measured twice"
+        );
         for centre in CENTRES.map(OverheadCase::around) {
             assert!(cases.contains(&centre) && quick_cases().contains(&centre));
             for changed in [
-                OverheadCase { http2: true, ..centre },
-                OverheadCase { connections: 1, ..centre },
-                OverheadCase { connections: MANY, ..centre },
-                OverheadCase { connections: MANY, workers: WORKERS, ..centre },
-                OverheadCase { connections: MANY, paced: true, ..centre },
+                OverheadCase {
+                    http2: true,
+                    ..centre
+                },
+                OverheadCase {
+                    connections: 1,
+                    ..centre
+                },
+                OverheadCase {
+                    connections: MANY,
+                    ..centre
+                },
+                OverheadCase {
+                    connections: MANY,
+                    workers: WORKERS,
+                    ..centre
+                },
+                OverheadCase {
+                    connections: MANY,
+                    paced: true,
+                    ..centre
+                },
             ] {
                 assert!(cases.contains(&changed), "{changed:?}");
             }
@@ -349,12 +507,36 @@ mod tests {
 
     #[test]
     fn a_row_compares_with_its_base_round_by_round() {
-        let figures = |cpu_us, rps| LoadFigures { requests: 1, p50_us: cpu_us, cpu_us, rps, ..LoadFigures::default() };
-        let (ours, plain) = ([figures(30.0, 5.0), figures(60.0, 2.0)], [figures(10.0, 10.0), figures(20.0, 4.0)]);
-        let found = row(RequestPath::Filter, RequestPath::Minimal, OverheadCase::around(1_000), &ours, &plain);
-        assert_eq!((found.front.as_str(), found.base.as_str()), ("filter", "minimal"));
-        assert!((found.cpu_ratio - 3.0).abs() < 1e-9 && (found.rps_ratio - 0.5).abs() < 1e-9, "{found:?}");
+        let figures = |cpu_us, rps| LoadFigures {
+            requests: 1,
+            p50_us: cpu_us,
+            cpu_us,
+            rps,
+            ..LoadFigures::default()
+        };
+        let (ours, plain) = (
+            [figures(30.0, 5.0), figures(60.0, 2.0)],
+            [figures(10.0, 10.0), figures(20.0, 4.0)],
+        );
+        let found = row(
+            RequestPath::Filter,
+            RequestPath::Minimal,
+            OverheadCase::around(1_000),
+            &ours,
+            &plain,
+        );
+        assert_eq!(
+            (found.front.as_str(), found.base.as_str()),
+            ("filter", "minimal")
+        );
+        assert!(
+            (found.cpu_ratio - 3.0).abs() < 1e-9 && (found.rps_ratio - 0.5).abs() < 1e-9,
+            "{found:?}"
+        );
         let text = serde_json::to_value(&found).unwrap();
-        assert_eq!((&text["body_bytes"], &text["workers"], &text["base"]), (&1_000.into(), &1.into(), &"minimal".into()));
+        assert_eq!(
+            (&text["body_bytes"], &text["workers"], &text["base"]),
+            (&1_000.into(), &1.into(), &"minimal".into())
+        );
     }
 }

@@ -18,7 +18,17 @@ mod targets;
 const TEMPLATE: &str = include_str!("performance.md");
 
 /// The results that the page shows.
-const PARTS: [&str; 9] = ["overhead", "options", "traces", "streams", "standing", "steps", "chunk-steps", "flow", "flow-cost"];
+const PARTS: [&str; 9] = [
+    "overhead",
+    "options",
+    "traces",
+    "streams",
+    "standing",
+    "steps",
+    "chunk-steps",
+    "flow",
+    "flow-cost",
+];
 
 /// A load above this number of processes per core means that other programs used the machine: the
 /// bench itself runs Envoy, a client, the servers and a daemon on all cores.
@@ -28,26 +38,54 @@ const BUSY_PER_CORE: f64 = 2.0;
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
 const MARKS: [PagePart; 20] = [
-    ("<!-- machine: overhead -->", |measured| Ok(measured.overhead.machine())),
-    ("<!-- machine: options -->", |measured| Ok(measured.options.machine())),
-    ("<!-- machine: traces -->", |measured| Ok(measured.traces.machine())),
-    ("<!-- machine: streams -->", |measured| Ok(measured.streams.machine())),
-    ("<!-- machine: standing -->", |measured| Ok(measured.standing.machine())),
-    ("<!-- machine: steps -->", |measured| Ok(measured.steps.machine())),
-    ("<!-- machine: flow -->", |measured| Ok(measured.flow.machine())),
-    ("<!-- machine: flow cost -->", |measured| Ok(measured.flow_cost.machine())),
+    ("<!-- machine: overhead -->", |measured| {
+        Ok(measured.overhead.machine())
+    }),
+    ("<!-- machine: options -->", |measured| {
+        Ok(measured.options.machine())
+    }),
+    ("<!-- machine: traces -->", |measured| {
+        Ok(measured.traces.machine())
+    }),
+    ("<!-- machine: streams -->", |measured| {
+        Ok(measured.streams.machine())
+    }),
+    ("<!-- machine: standing -->", |measured| {
+        Ok(measured.standing.machine())
+    }),
+    ("<!-- machine: steps -->", |measured| {
+        Ok(measured.steps.machine())
+    }),
+    ("<!-- machine: flow -->", |measured| {
+        Ok(measured.flow.machine())
+    }),
+    ("<!-- machine: flow cost -->", |measured| {
+        Ok(measured.flow_cost.machine())
+    }),
     ("<!-- targets -->", targets::table),
     ("<!-- bases -->", tables::bases),
-    ("<!-- requests minimal -->", |measured| tables::requests(measured, RequestPath::Minimal)),
-    ("<!-- requests shipped -->", |measured| tables::requests(measured, RequestPath::Shipped)),
-    ("<!-- options -->", |measured| tables::options(&measured.options.rows)),
-    ("<!-- traces -->", |measured| tables::options(&measured.traces.rows)),
+    ("<!-- requests minimal -->", |measured| {
+        tables::requests(measured, RequestPath::Minimal)
+    }),
+    ("<!-- requests shipped -->", |measured| {
+        tables::requests(measured, RequestPath::Shipped)
+    }),
+    ("<!-- options -->", |measured| {
+        tables::options(&measured.options.rows)
+    }),
+    ("<!-- traces -->", |measured| {
+        tables::options(&measured.traces.rows)
+    }),
     ("<!-- streams -->", tables::chunks),
     ("<!-- standing -->", tables::standing),
     ("<!-- steps -->", tables::steps),
     ("<!-- chunk steps -->", tables::chunk_steps),
-    ("<!-- flow -->", |measured| tables::flow(&measured.flow.rows)),
-    ("<!-- flow cost -->", |measured| tables::flow_cost(&measured.flow_cost.rows)),
+    ("<!-- flow -->", |measured| {
+        tables::flow(&measured.flow.rows)
+    }),
+    ("<!-- flow cost -->", |measured| {
+        tables::flow_cost(&measured.flow_cost.rows)
+    }),
 ];
 
 /// One result file.
@@ -79,7 +117,14 @@ struct BenchResults {
 impl<T> ResultFile<T> {
     /// Where and in what circumstances the figures were measured.
     fn machine(&self) -> String {
-        let Self { date, host, cores, envoy, load_average, rows } = self;
+        let Self {
+            date,
+            host,
+            cores,
+            envoy,
+            load_average,
+            rows,
+        } = self;
         if rows.is_empty() {
             return "**Not measured yet; `make bench` does.**".to_owned();
         }
@@ -87,7 +132,9 @@ impl<T> ResultFile<T> {
         match load_average {
             None => format!("{place}."),
             Some(load) if *load > BUSY_PER_CORE * f64::from(*cores) => {
-                format!("{place}.\n**Other programs used the machine (load average {load} at the end): these figures are indicative.**")
+                format!(
+                    "{place}.\n**Other programs used the machine (load average {load} at the end): these figures are indicative.**"
+                )
             }
             Some(load) => format!("{place}, load average {load} at the end."),
         }
@@ -112,8 +159,15 @@ impl BenchResults {
     }
 
     /// The row of a path in a case, compared with `base`.
-    fn request(&self, path: RequestPath, base: RequestPath, case: overhead::OverheadCase) -> Option<&overhead::OverheadRow> {
-        let wanted = |row: &&overhead::OverheadRow| row.case == case && row.base == base.base_name() && row.front == path.name();
+    fn request(
+        &self,
+        path: RequestPath,
+        base: RequestPath,
+        case: overhead::OverheadCase,
+    ) -> Option<&overhead::OverheadRow> {
+        let wanted = |row: &&overhead::OverheadRow| {
+            row.case == case && row.base == base.base_name() && row.front == path.name()
+        };
         self.overhead.rows.iter().find(wanted)
     }
 }
@@ -161,26 +215,49 @@ fn file<T: DeserializeOwned>(part: &str) -> Result<ResultFile<T>> {
             rows: Vec::new(),
         });
     }
-    Ok(serde_json::from_slice(&std::fs::read(&path)?).map_err(|error| format!("{}: {error}", path.display()))?)
+    Ok(serde_json::from_slice(&std::fs::read(&path)?)
+        .map_err(|error| format!("{}: {error}", path.display()))?)
 }
 
 fn plots(measured: &BenchResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
-    let series = |connections: usize, figure: fn(&overhead::OverheadRow) -> f64| -> Vec<ChartSeries> {
-        let line = |path: RequestPath, colour| {
-            let case =
-                |row: &overhead::OverheadRow| overhead::OverheadCase { connections, ..overhead::OverheadCase::around(row.case.body_bytes) };
-            let of = measured.overhead.rows.iter().filter(|row| row.case == case(row) && row.base == RequestPath::Minimal.base_name());
-            #[expect(clippy::cast_precision_loss, reason = "a size to draw")]
-            let points = of.filter(|row| row.front == path.name()).map(|row| (row.case.body_bytes as f64, figure(row)));
-            ChartSeries { name: path.name().to_owned(), colour, points: points.filter(|(_, y)| *y > 0.0).collect() }
+    let series =
+        |connections: usize, figure: fn(&overhead::OverheadRow) -> f64| -> Vec<ChartSeries> {
+            let line = |path: RequestPath, colour| {
+                let case = |row: &overhead::OverheadRow| overhead::OverheadCase {
+                    connections,
+                    ..overhead::OverheadCase::around(row.case.body_bytes)
+                };
+                let of = measured.overhead.rows.iter().filter(|row| {
+                    row.case == case(row) && row.base == RequestPath::Minimal.base_name()
+                });
+                #[expect(clippy::cast_precision_loss, reason = "a size to draw")]
+                let points = of
+                    .filter(|row| row.front == path.name())
+                    .map(|row| (row.case.body_bytes as f64, figure(row)));
+                ChartSeries {
+                    name: path.name().to_owned(),
+                    colour,
+                    points: points.filter(|(_, y)| *y > 0.0).collect(),
+                }
+            };
+            vec![
+                line(RequestPath::Filter, "#0a6"),
+                line(RequestPath::ExtProc, "#c40"),
+            ]
         };
-        vec![line(RequestPath::Filter, "#0a6"), line(RequestPath::ExtProc, "#c40")]
-    };
-    let latency =
-        chart("Added p50 over a minimal Envoy, one connection, 100 endpoints", "body, bytes", "µs", &series(1, |row| row.added_p50_us));
-    let cpu =
-        chart("Added CPU over a minimal Envoy, 16 connections, 100 endpoints", "body, bytes", "µs", &series(16, |row| row.added_cpu_us));
+    let latency = chart(
+        "Added p50 over a minimal Envoy, one connection, 100 endpoints",
+        "body, bytes",
+        "µs",
+        &series(1, |row| row.added_p50_us),
+    );
+    let cpu = chart(
+        "Added CPU over a minimal Envoy, 16 connections, 100 endpoints",
+        "body, bytes",
+        "µs",
+        &series(16, |row| row.added_cpu_us),
+    );
     std::fs::write(folder.join("latency.svg"), latency)?;
     std::fs::write(folder.join("cpu.svg"), cpu)?;
     Ok(())
@@ -198,20 +275,39 @@ mod tests {
             std::fs::write(&file, &page).unwrap();
         }
         let stale = "docs/reference/performance.md is stale: UPDATE_DOCS=1 cargo test -p bench prints it from docs/data again";
-        assert!(std::fs::read_to_string(&file).unwrap_or_default() == page, "{stale}");
+        assert!(
+            std::fs::read_to_string(&file).unwrap_or_default() == page,
+            "{stale}"
+        );
     }
 
     #[test]
     fn the_template_has_a_place_for_everything() {
-        assert!(MARKS.iter().all(|(mark, _)| TEMPLATE.matches(mark).count() == 1));
+        assert!(
+            MARKS
+                .iter()
+                .all(|(mark, _)| TEMPLATE.matches(mark).count() == 1)
+        );
     }
 
     #[test]
     fn figures_of_a_busy_machine_are_called_indicative() {
         let (date, host, envoy) = ("2026-11-22", "x", "1");
         let of = |load_average| {
-            ResultFile { date: date.into(), host: host.into(), cores: 2, envoy: envoy.into(), load_average, rows: vec![0] }.machine()
+            ResultFile {
+                date: date.into(),
+                host: host.into(),
+                cores: 2,
+                envoy: envoy.into(),
+                load_average,
+                rows: vec![0],
+            }
+            .machine()
         };
-        assert!(of(Some(9.0)).contains("indicative") && !of(Some(2.5)).contains("indicative") && !of(None).contains("indicative"));
+        assert!(
+            of(Some(9.0)).contains("indicative")
+                && !of(Some(2.5)).contains("indicative")
+                && !of(None).contains("indicative")
+        );
     }
 }

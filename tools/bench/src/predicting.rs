@@ -17,7 +17,11 @@ use crate::world::BenchStack;
 
 /// Headers of every request: they request picks by predicted latency, with objectives that no
 /// endpoint misses.
-pub(crate) const HEADERS: &[&str] = &["x-llm-d-slo-ttft-ms: 600000", "x-llm-d-slo-tpot-ms: 60000", "PredictionBasedRouting: true"];
+pub(crate) const HEADERS: &[&str] = &[
+    "x-llm-d-slo-ttft-ms: 600000",
+    "x-llm-d-slo-tpot-ms: 60000",
+    "PredictionBasedRouting: true",
+];
 
 /// Two profiles, as in `docs/how-to/slo.md`.
 const CONFIG: &str = "
@@ -46,19 +50,35 @@ const LIMIT: Duration = Duration::from_secs(90);
 ///
 /// # Errors
 /// If a part does not start, or a model does not predict in time.
-pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) -> Result<BenchStack> {
+pub(crate) async fn world(
+    endpoints: usize,
+    daemon: &[String],
+    folder: &Path,
+) -> Result<BenchStack> {
     let config = folder.join("predicting.yaml");
     std::fs::write(&config, CONFIG)?;
-    let further = ["--latency-prediction".to_owned(), "--config".to_owned(), config.display().to_string()];
+    let further = [
+        "--latency-prediction".to_owned(),
+        "--config".to_owned(),
+        config.display().to_string(),
+    ];
     let arguments: Vec<String> = daemon.iter().cloned().chain(further).collect();
     let world = BenchStack::start(endpoints, 1, &arguments).await?;
     for (listener, admin) in world.pickers() {
         let (mut teachers, number) = (JoinSet::new(), Arc::<AtomicU64>::default());
         for _ in 0..CLIENTS {
             let number = Arc::clone(&number);
-            teachers.spawn(async move { while teach(listener, number.fetch_add(1, Ordering::Relaxed)).await.is_ok() {} });
+            teachers.spawn(async move {
+                while teach(listener, number.fetch_add(1, Ordering::Relaxed))
+                    .await
+                    .is_ok()
+                {}
+            });
         }
-        wait_for(LIMIT, "a model that predicts", || async { predicts(admin).await.ok()?.then_some(()) }).await?;
+        wait_for(LIMIT, "a model that predicts", || async {
+            predicts(admin).await.ok()?.then_some(())
+        })
+        .await?;
     }
     Ok(world) // dropping each set ended its clients
 }
@@ -76,11 +96,14 @@ async fn teach(listener: SocketAddr, number: u64) -> Result<()> {
         "model": "m", "max_tokens": 8, "stream": true, "stream_options": {"include_usage": true},
         "messages": [{"role": "user", "content": text}],
     });
-    let mut request = Request::post("/v1/chat/completions?chunks=8&every_ms=2").header("content-type", "application/json");
+    let mut request = Request::post("/v1/chat/completions?chunks=8&every_ms=2")
+        .header("content-type", "application/json");
     for (name, value) in HEADERS.iter().filter_map(|line| line.split_once(": ")) {
         request = request.header(name, value);
     }
-    let mut reply = client::start(listener, request.body(client::full(body.to_string()))?).await?.into_body();
+    let mut reply = client::start(listener, request.body(client::full(body.to_string()))?)
+        .await?
+        .into_body();
     while let Some(frame) = reply.frame().await {
         frame?;
     }

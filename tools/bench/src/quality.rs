@@ -66,18 +66,32 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     let end = Duration::from_secs_f64(args.minutes * 60.0);
     let mut rows = Vec::new();
     for round in 1..=args.rounds {
-        let all = trace::read(&root().join("tools/testbed/data/mooncake_conversation_10min.jsonl.gz"), round)?;
+        let all = trace::read(
+            &root().join("tools/testbed/data/mooncake_conversation_10min.jsonl.gz"),
+            round,
+        )?;
         let arrivals: Vec<Arrival> = all.into_iter().filter(|arrival| arrival.at < end).collect();
         for policy in QualityPolicy::ALL {
-            println!("round {round}: {} requests by {}, {:.0} s", arrivals.len(), policy.name(), end.as_secs_f64() / args.rate);
+            println!(
+                "round {round}: {} requests by {}, {:.0} s",
+                arrivals.len(),
+                policy.name(),
+                end.as_secs_f64() / args.rate
+            );
             rows.push(policy.run(args, &arrivals, round).await?);
         }
     }
     println!("{}", table(&rows));
     let mut ranked = QualityPolicy::ALL.map(QualityPolicy::name);
-    ranked.sort_by(|a, b| mean(&rows, a, |row| row.ttft_mean_ms).total_cmp(&mean(&rows, b, |row| row.ttft_mean_ms)));
+    ranked.sort_by(|a, b| {
+        mean(&rows, a, |row| row.ttft_mean_ms).total_cmp(&mean(&rows, b, |row| row.ttft_mean_ms))
+    });
     let holds = ranked == QualityPolicy::ALL.map(QualityPolicy::name);
-    println!("by mean TTFT: {}; the simulator's ranking {}", ranked.join(", "), if holds { "holds" } else { "does not hold" });
+    println!(
+        "by mean TTFT: {}; the simulator's ranking {}",
+        ranked.join(", "),
+        if holds { "holds" } else { "does not hold" }
+    );
     crate::write_result("quality-real", &rows)
 }
 
@@ -98,28 +112,61 @@ impl QualityPolicy {
     /// picker.
     fn config(self) -> String {
         let scorers: &[(&str, u32)] = match self {
-            Self::Weighted => &[("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)],
+            Self::Weighted => &[
+                ("queue-scorer", 2),
+                ("kv-cache-utilization-scorer", 2),
+                ("prefix-cache-scorer", 3),
+            ],
             _ => &[("marginal-cost-scorer", 1)],
         };
-        let plugins: String = scorers.iter().map(|(scorer, _)| format!("- type: {scorer}\n")).collect();
-        let parts: String = scorers.iter().map(|(scorer, weight)| format!("  - {{pluginRef: {scorer}, weight: {weight}}}\n")).collect();
+        let plugins: String = scorers
+            .iter()
+            .map(|(scorer, _)| format!("- type: {scorer}\n"))
+            .collect();
+        let parts: String = scorers
+            .iter()
+            .map(|(scorer, weight)| format!("  - {{pluginRef: {scorer}, weight: {weight}}}\n"))
+            .collect();
         format!(
             "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}schedulingProfiles:\n- name: default\n  plugins:\n{parts}"
         )
     }
 
     async fn run(self, args: Args, arrivals: &[Arrival], round: u64) -> Result<QualityRow> {
-        let options = ModelServerOptions { models: vec![MODEL.into()], ..ModelServerOptions::default() };
-        let servers = (0..args.servers).map(|_| Ok(ModelServer::start(options.clone())?)).collect::<Result<Vec<_>>>()?;
-        let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+        let options = ModelServerOptions {
+            models: vec![MODEL.into()],
+            ..ModelServerOptions::default()
+        };
+        let servers = (0..args.servers)
+            .map(|_| Ok(ModelServer::start(options.clone())?))
+            .collect::<Result<Vec<_>>>()?;
+        let addresses: Vec<String> = servers
+            .iter()
+            .map(|server| server.addr().to_string())
+            .collect();
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("config.yaml");
         std::fs::write(&config, self.config())?;
         let daemon = ["--config".to_owned(), config.display().to_string()];
-        let more = ExtraArgs { daemon: &daemon, ..ExtraArgs::default() };
-        let mut front = DaemonAndEnvoy::start(&addresses, more, |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
-        let headers = if self == Self::RoundRobin { vec![(POLICY_HEADER.into(), "round-robin".into())] } else { vec![] };
-        let plan = ReplayPlan { target: DaemonAndEnvoy::address(), model: MODEL.into(), headers, rate: args.rate };
+        let more = ExtraArgs {
+            daemon: &daemon,
+            ..ExtraArgs::default()
+        };
+        let mut front = DaemonAndEnvoy::start(&addresses, more, |config| {
+            front::add_round_robin(config, &addresses, POLICY_HEADER)
+        })
+        .await?;
+        let headers = if self == Self::RoundRobin {
+            vec![(POLICY_HEADER.into(), "round-robin".into())]
+        } else {
+            vec![]
+        };
+        let plan = ReplayPlan {
+            target: DaemonAndEnvoy::address(),
+            model: MODEL.into(),
+            headers,
+            rate: args.rate,
+        };
         let seen = replay::run(&plan, arrivals).await?;
         front.check_running()?;
         front.stop().await?;
@@ -132,10 +179,15 @@ impl QualityPolicy {
 impl QualityRow {
     fn of(policy: &'static str, round: u64, seen: &[ReplayResult]) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let served: Vec<(Duration, Duration)> = seen.iter().filter_map(|seen| Some((seen.ttft?, seen.duration))).collect();
+        let served: Vec<(Duration, Duration)> = seen
+            .iter()
+            .filter_map(|seen| Some((seen.ttft?, seen.duration)))
+            .collect();
         let mut ttft: Vec<Duration> = served.iter().map(|(ttft, _)| *ttft).collect();
         ttft.sort();
-        let mean = |times: &mut dyn Iterator<Item = Duration>| ms(times.sum::<Duration>()) / served.len().max(1) as f64;
+        let mean = |times: &mut dyn Iterator<Item = Duration>| {
+            ms(times.sum::<Duration>()) / served.len().max(1) as f64
+        };
         let tokens = |of: fn(&ReplayResult) -> u64| seen.iter().map(of).sum::<u64>() as f64;
         Self {
             policy,
@@ -152,20 +204,45 @@ impl QualityRow {
 }
 
 fn mean(rows: &[QualityRow], policy: &str, of: fn(&QualityRow) -> f64) -> f64 {
-    let values: Vec<f64> = rows.iter().filter(|row| row.policy == policy).map(of).collect();
+    let values: Vec<f64> = rows
+        .iter()
+        .filter(|row| row.policy == policy)
+        .map(of)
+        .collect();
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 fn table(rows: &[QualityRow]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(["policy", "TTFT mean, ms", "p50", "p99", "E2E mean, ms", "cached", "failed"]);
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "policy",
+        "TTFT mean, ms",
+        "p50",
+        "p99",
+        "E2E mean, ms",
+        "cached",
+        "failed",
+    ]);
     for policy in QualityPolicy::ALL.map(QualityPolicy::name) {
-        let times: [fn(&QualityRow) -> f64; 4] =
-            [|row| row.ttft_mean_ms, |row| row.ttft_p50_ms, |row| row.ttft_p99_ms, |row| row.e2e_mean_ms];
+        let times: [fn(&QualityRow) -> f64; 4] = [
+            |row| row.ttft_mean_ms,
+            |row| row.ttft_p50_ms,
+            |row| row.ttft_p99_ms,
+            |row| row.e2e_mean_ms,
+        ];
         let times = times.map(|of| format!("{:.0}", mean(rows, policy, of)));
-        let failed: usize = rows.iter().filter(|row| row.policy == policy).map(|row| row.failed).sum();
+        let failed: usize = rows
+            .iter()
+            .filter(|row| row.policy == policy)
+            .map(|row| row.failed)
+            .sum();
         let hits = format!("{:.1} %", 100.0 * mean(rows, policy, |row| row.hits));
-        table.add_row([policy.to_owned()].into_iter().chain(times).chain([hits, failed.to_string()]));
+        table.add_row(
+            [policy.to_owned()]
+                .into_iter()
+                .chain(times)
+                .chain([hits, failed.to_string()]),
+        );
     }
     table
 }

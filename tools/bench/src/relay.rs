@@ -84,24 +84,51 @@ struct RelayBench {
 
 /// Measures, prints and writes `target/bench/relay.json`.
 pub(crate) async fn bench(args: Args) -> Result<()> {
-    let (folder, state, others) =
-        (tempfile::tempdir()?, ReservedPort::lease()?, [ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?]);
+    let (folder, state, others) = (
+        tempfile::tempdir()?,
+        ReservedPort::lease()?,
+        [
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+        ],
+    );
     let mut command = Command::new(daemon::binary()?);
-    command.arg("serve").arg("--snapshot-file").arg(folder.path().join("snapshot"));
-    command.arg("--listen-state").arg(state.address().to_string());
-    for (flag, port) in ["--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().zip(&others) {
+    command
+        .arg("serve")
+        .arg("--snapshot-file")
+        .arg(folder.path().join("snapshot"));
+    command
+        .arg("--listen-state")
+        .arg(state.address().to_string());
+    for (flag, port) in ["--listen-admin", "--listen-ext-proc", "--listen-health"]
+        .into_iter()
+        .zip(&others)
+    {
         command.arg(flag).arg(port.address().to_string());
     }
     // No model server listens at these addresses; scraping does not matter here.
-    command.args((0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]));
+    command.args(
+        (0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]),
+    );
     let daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
 
-    wait_for(LIMIT, "the daemon", || async { tokio::net::TcpStream::connect(state.address()).await.ok() }).await?;
-    let stage = RelayBench { args, began: Instant::now(), counts: false.into(), over: false.into(), counts_seen: Mutex::default() };
+    wait_for(LIMIT, "the daemon", || async {
+        tokio::net::TcpStream::connect(state.address()).await.ok()
+    })
+    .await?;
+    let stage = RelayBench {
+        args,
+        began: Instant::now(),
+        counts: false.into(),
+        over: false.into(),
+        counts_seen: Mutex::default(),
+    };
     let stage = Arc::new(stage);
     let mut proxies = Vec::new();
     for number in 0..args.proxies {
-        proxies.push(RelayProxy::start(&stage, number, &format!("http://{}", state.address())).await?);
+        proxies
+            .push(RelayProxy::start(&stage, number, &format!("http://{}", state.address())).await?);
     }
     tokio::time::sleep(SETTLE).await;
     let cpu = || -> Result<[u64; 2]> { Ok([cpu_ns(daemon.id())?, cpu_ns(std::process::id())?]) };
@@ -122,8 +149,13 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
 /// Placements that the daemon dropped instead of forwarding.
 async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
     let page = client::get(admin, "/metrics").await?.text();
-    let line = page.lines().find(|line| line.starts_with("switchpoint_placements_dropped_total"));
-    Ok(line.and_then(|line| line.rsplit(' ').next()).ok_or("no such metric")?.parse()?)
+    let line = page
+        .lines()
+        .find(|line| line.starts_with("switchpoint_placements_dropped_total"));
+    Ok(line
+        .and_then(|line| line.rsplit(' ').next())
+        .ok_or("no such metric")?
+        .parse()?)
 }
 
 // === impl RelayBench ===
@@ -134,7 +166,9 @@ impl RelayBench {
     }
 
     fn seen(&self) -> MutexGuard<'_, RelayCounts> {
-        self.counts_seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts_seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prints and writes the result. `cores`: CPU of the daemon and of this process, which
@@ -146,7 +180,13 @@ impl RelayBench {
         let per_second = |count: u64| count as f64 / args.seconds as f64;
         println!(
             "{} proxies with {} picks/s each, {} endpoints, {} new blocks per pick, a message every {} ms: the daemon uses {:.2} cores, the simulated proxies {:.2}",
-            args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms, cores[0], cores[1]
+            args.proxies,
+            args.picks,
+            args.endpoints,
+            args.blocks,
+            args.every_ms,
+            cores[0],
+            cores[1]
         );
         let due = f64::from(args.proxies) * 1e3 / args.every_ms as f64;
         println!(
@@ -156,9 +196,18 @@ impl RelayBench {
         );
         let listeners = f64::from(args.proxies) - 1.0;
         let arrived = seen.placements.count() as f64 / (seen.placements_sent as f64 * listeners);
-        println!("placements: {:.1} % arrived, {dropped:.0} dropped", arrived * 1e2);
-        println!("age of load reports on arrival: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms", rows[0], rows[1], rows[2]);
-        println!("age of placements on arrival: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms", placements[0], placements[1], placements[2]);
+        println!(
+            "placements: {:.1} % arrived, {dropped:.0} dropped",
+            arrived * 1e2
+        );
+        println!(
+            "age of load reports on arrival: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms",
+            rows[0], rows[1], rows[2]
+        );
+        println!(
+            "age of placements on arrival: p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms",
+            placements[0], placements[1], placements[2]
+        );
         let file = root().join("target/bench/relay.json");
         std::fs::create_dir_all(file.parent().ok_or("no folder")?)?;
         let row = json!({
@@ -167,7 +216,10 @@ impl RelayBench {
             "passed_on_per_second": per_second(seen.messages), "placements_arrived": arrived, "placements_dropped": dropped,
             "load_ms": {"p50": rows[0], "p99": rows[1]}, "placements_ms": {"p50": placements[0], "p99": placements[1]},
         });
-        std::fs::write(&file, serde_json::to_string_pretty(&json!({"rows": [row]}))?)?;
+        std::fs::write(
+            &file,
+            serde_json::to_string_pretty(&json!({"rows": [row]}))?,
+        )?;
         println!("written to target/bench/relay.json");
         Ok(())
     }
@@ -177,7 +229,9 @@ impl RelayBench {
 
 impl AgeHistogram {
     fn add(&mut self, age_us: u64) {
-        let tenths = usize::try_from(age_us / 100).unwrap_or(usize::MAX).min(AGE_TENTHS_MAX);
+        let tenths = usize::try_from(age_us / 100)
+            .unwrap_or(usize::MAX)
+            .min(AGE_TENTHS_MAX);
         if self.counts.len() <= tenths {
             self.counts.resize(tenths + 1, 0);
         }
@@ -211,7 +265,11 @@ struct RelayProxy {
 impl RelayProxy {
     /// Connects, waits for the pool update, then sends and receives in a task until the bench is
     /// over.
-    async fn start(stage: &Arc<RelayBench>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
+    async fn start(
+        stage: &Arc<RelayBench>,
+        number: u16,
+        daemon: &str,
+    ) -> Result<tokio::task::JoinHandle<Result<()>>> {
         let (out, messages) = mpsc::channel(16);
         let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
         let pools = vec!["default".to_owned()];
@@ -223,7 +281,11 @@ impl RelayProxy {
             ..state::Hello::default()
         };
         out.send(proxy_message::Message::Hello(hello)).await?;
-        let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| state::ProxyMessage { message: Some(message) });
+        let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| {
+            state::ProxyMessage {
+                message: Some(message),
+            }
+        });
         let mut stream = client.stream(wrapped).await?.into_inner();
         let present = tokio::time::timeout(LIMIT, pool_update(&mut stream, &out)).await??;
         let heard = vec![0; usize::from(stage.args.proxies)];
@@ -238,7 +300,11 @@ impl RelayProxy {
         Ok(tokio::spawn(proxy.run(out, stream)))
     }
 
-    async fn run(mut self, out: mpsc::Sender<proxy_message::Message>, mut stream: Streaming<state::DaemonMessage>) -> Result<()> {
+    async fn run(
+        mut self,
+        out: mpsc::Sender<proxy_message::Message>,
+        mut stream: Streaming<state::DaemonMessage>,
+    ) -> Result<()> {
         let mut ticks = tokio::time::interval(Duration::from_millis(self.stage.args.every_ms));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut round, mut told_us) = (0, self.stage.now_us());
@@ -265,26 +331,47 @@ impl RelayProxy {
     /// Builds a load report. At the endpoint with this proxy's number, the prefill tokens are the
     /// sending time; at the other endpoints the values change all the time.
     fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
-        let (mut sum, proxies) = (LoadReportSum::default(), usize::from(self.stage.args.proxies));
+        let (mut sum, proxies) = (
+            LoadReportSum::default(),
+            usize::from(self.stage.args.proxies),
+        );
         sum.reset(self.present.clone(), []);
         for (at, endpoint) in self.present.iter().enumerate() {
-            let own = if at == usize::from(self.number) { now_us & u64::from(u32::MAX) } else { 0 };
+            let own = if at == usize::from(self.number) {
+                now_us & u64::from(u32::MAX)
+            } else {
+                0
+            };
             let changing = (round + at as u64 * 7 + u64::from(self.number)) % 9;
             let prefill_tokens = if at < proxies { own } else { changing * 700 };
             let requests = u32::try_from(changing).unwrap_or(0);
-            sum.add(*endpoint, EndpointLoad { requests, prefill_tokens, decode_tokens: changing * 300, ..EndpointLoad::default() });
+            sum.add(
+                *endpoint,
+                EndpointLoad {
+                    requests,
+                    prefill_tokens,
+                    decode_tokens: changing * 300,
+                    ..EndpointLoad::default()
+                },
+            );
         }
-        let head = LoadReportHead { written: Timestamp(now_us * 1_000), ..LoadReportHead::default() };
+        let head = LoadReportHead {
+            written: Timestamp(now_us * 1_000),
+            ..LoadReportHead::default()
+        };
         let mut told = Vec::new();
         let placement = |pick: usize| {
             let endpoint = self.present[pick % self.present.len()];
-            let blocks: Vec<u64> = (0..self.stage.args.blocks as u64).map(|block| now_us | block << 48).collect();
+            let blocks: Vec<u64> = (0..self.stage.args.blocks as u64)
+                .map(|block| now_us | block << 48)
+                .collect();
             placements::push(&mut told, endpoint, &blocks);
         };
         (0..picks).for_each(placement);
         if self.stage.counts.load(Ordering::Relaxed) {
             let mut seen = self.stage.seen();
-            (seen.reports_sent, seen.placements_sent) = (seen.reports_sent + 1, seen.placements_sent + picks as u64);
+            (seen.reports_sent, seen.placements_sent) =
+                (seen.reports_sent + 1, seen.placements_sent + picks as u64);
         }
         state::LoadReport {
             pool: "default".into(),
@@ -301,10 +388,16 @@ impl RelayProxy {
         sum.read(row, peers.row);
         let mut seen = self.stage.seen();
         let counts = self.stage.counts.load(Ordering::Relaxed);
-        for (at, heard) in self.received.iter_mut().enumerate().filter(|(at, _)| *at != usize::from(self.number)) {
+        for (at, heard) in self
+            .received
+            .iter_mut()
+            .enumerate()
+            .filter(|(at, _)| *at != usize::from(self.number))
+        {
             let told = sum.load(self.present[at]).prefill_tokens;
             if counts && told != *heard && told > 0 {
-                seen.rows.add((now_us & u64::from(u32::MAX)).saturating_sub(told));
+                seen.rows
+                    .add((now_us & u64::from(u32::MAX)).saturating_sub(told));
             }
             *heard = told;
         }
@@ -314,24 +407,42 @@ impl RelayProxy {
             while let Some((_, blocks, after)) = placements::take(rest) {
                 rest = after;
                 // The first block hash is the sending time.
-                seen.placements.add(now_us.saturating_sub(blocks.first().map_or(0, |told| u64::from_le_bytes(*told))));
+                seen.placements
+                    .add(now_us.saturating_sub(
+                        blocks.first().map_or(0, |told| u64::from_le_bytes(*told)),
+                    ));
             }
         }
     }
 }
 
-async fn pool_update(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
+async fn pool_update(
+    stream: &mut Streaming<state::DaemonMessage>,
+    out: &mpsc::Sender<proxy_message::Message>,
+) -> Result<Vec<EndpointRef>> {
     loop {
-        let message = stream.message().await?.ok_or("the daemon closed the stream")?.message;
+        let message = stream
+            .message()
+            .await?
+            .ok_or("the daemon closed the stream")?
+            .message;
         if let Some(daemon_message::Message::PoolUpdate(pool_update)) = message {
             out.send(ack(&pool_update)).await?;
-            let endpoint =
-                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), generation: Generation(e.generation) });
+            let endpoint = |e: &state::Endpoint| {
+                Ok(EndpointRef {
+                    slot: Slot(u16::try_from(e.slot)?),
+                    generation: Generation(e.generation),
+                })
+            };
             return pool_update.endpoints.iter().map(endpoint).collect();
         }
     }
 }
 
 fn ack(pool_update: &state::PoolUpdate) -> proxy_message::Message {
-    proxy_message::Message::Ack(state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, ..state::Ack::default() })
+    proxy_message::Message::Ack(state::Ack {
+        pool: pool_update.pool.clone(),
+        version: pool_update.version,
+        ..state::Ack::default()
+    })
 }

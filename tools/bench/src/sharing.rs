@@ -12,7 +12,9 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use http::Request;
 use serde::Serialize;
 use serde_json::{Value, json};
-use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, ConversationPlan, Fleet, FleetOutcome, FleetShape};
+use testbed::fleet::{
+    BURST, BURST_MAX, BURST_SERVERS, ConversationPlan, Fleet, FleetOutcome, FleetShape,
+};
 use testbed::model_server::ModelServerOptions;
 use testbed::ports::ReservedPort;
 use testbed::stack::Stack;
@@ -90,14 +92,27 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     println!("{}", live().await?);
     let two = cost(1, ENDPOINTS).await?;
     let mut rows = Vec::new();
-    let shapes = [FleetShape::ONE, FleetShape::FOUR_WORKERS, FleetShape::TWO_BY_TWO];
-    for (shape, sharing) in shapes.into_iter().flat_map(|shape| [(shape, true), (shape, false)]) {
+    let shapes = [
+        FleetShape::ONE,
+        FleetShape::FOUR_WORKERS,
+        FleetShape::TWO_BY_TWO,
+    ];
+    for (shape, sharing) in shapes
+        .into_iter()
+        .flat_map(|shape| [(shape, true), (shape, false)])
+    {
         let pick_cost_us = match (sharing, shape.workers) {
             (true, 4) => four.sum(),
             (true, 2) => two.sum(),
             _ => 0.0,
         };
-        let row = SharingRow { workers: shape.workers, proxies: shape.proxies, sharing, pick_cost_us, ..SharingRow::default() };
+        let row = SharingRow {
+            workers: shape.workers,
+            proxies: shape.proxies,
+            sharing,
+            pick_cost_us,
+            ..SharingRow::default()
+        };
         for seed in 1..=args.runs {
             let (outcome, delays) = converse(args, shape, sharing, seed).await?;
             println!(
@@ -109,36 +124,98 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
                 outcome.running,
                 outcome.running_cv
             );
-            let (hit_rate, running_cv, running) = (Some(outcome.hit_rate), Some(outcome.running_cv), Some(outcome.running));
-            rows.push(SharingRow { seed, hit_rate, running_cv, running, ..row });
+            let (hit_rate, running_cv, running) = (
+                Some(outcome.hit_rate),
+                Some(outcome.running_cv),
+                Some(outcome.running),
+            );
+            rows.push(SharingRow {
+                seed,
+                hit_rate,
+                running_cv,
+                running,
+                ..row
+            });
         }
         let fleet = Fleet::for_bursts(shape, sharing).await?;
         for seed in 1..=args.seeds {
-            rows.push(SharingRow { seed: seed as u64, burst_max: Some(fleet.burst(seed).await?), ..row });
+            rows.push(SharingRow {
+                seed: seed as u64,
+                burst_max: Some(fleet.burst(seed).await?),
+                ..row
+            });
         }
     }
     report(&rows, &shapes)
 }
 
-async fn converse(args: Args, shape: FleetShape, sharing: bool, seed: u64) -> Result<(FleetOutcome, String)> {
-    let fleet = Fleet::start(shape, sharing, SERVERS, &ModelServerOptions { speed: SPEED, ..ModelServerOptions::default() }).await?;
+async fn converse(
+    args: Args,
+    shape: FleetShape,
+    sharing: bool,
+    seed: u64,
+) -> Result<(FleetOutcome, String)> {
+    let fleet = Fleet::start(
+        shape,
+        sharing,
+        SERVERS,
+        &ModelServerOptions {
+            speed: SPEED,
+            ..ModelServerOptions::default()
+        },
+    )
+    .await?;
     let begin_within = std::time::Duration::from_secs(15);
-    let outcome = fleet.converse(ConversationPlan { count: args.conversations, turns: 8, begin_within, seed }).await?;
+    let outcome = fleet
+        .converse(ConversationPlan {
+            count: args.conversations,
+            turns: 8,
+            begin_within,
+            seed,
+        })
+        .await?;
     // Age of load when it reaches the other proxy, measured by that proxy.
-    let page = fleet.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&format=json&histogram_buckets=summary").await?;
-    Ok((outcome, if shape.proxies > 1 && sharing { delays(&serde_json::from_str(&page)?) } else { String::new() }))
+    let page = fleet
+        .stack
+        .envoy
+        .admin_page(
+            "/stats?filter=switchpoint_share_delay_us&format=json&histogram_buckets=summary",
+        )
+        .await?;
+    Ok((
+        outcome,
+        if shape.proxies > 1 && sharing {
+            delays(&serde_json::from_str(&page)?)
+        } else {
+            String::new()
+        },
+    ))
 }
 
 /// Median and 99th percentile of the age of load when the other proxy receives it, as text.
 fn delays(stats: &Value) -> String {
     let histogram = stats.pointer("/stats/0/histograms");
-    let quantiles = histogram.and_then(|h| h["supported_quantiles"].as_array()).cloned().unwrap_or_default();
-    let values = histogram.and_then(|h| h.pointer("/computed_quantiles/0/values")).and_then(Value::as_array).cloned().unwrap_or_default();
+    let quantiles = histogram
+        .and_then(|h| h["supported_quantiles"].as_array())
+        .cloned()
+        .unwrap_or_default();
+    let values = histogram
+        .and_then(|h| h.pointer("/computed_quantiles/0/values"))
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
     let of = |wanted: f64| {
-        let at = quantiles.iter().position(|quantile| quantile.as_f64() == Some(wanted));
-        at.and_then(|at| values.get(at)?.get("cumulative")?.as_f64()).map_or("?".to_owned(), |us| format!("{:.1}", us / 1e3))
+        let at = quantiles
+            .iter()
+            .position(|quantile| quantile.as_f64() == Some(wanted));
+        at.and_then(|at| values.get(at)?.get("cumulative")?.as_f64())
+            .map_or("?".to_owned(), |us| format!("{:.1}", us / 1e3))
     };
-    format!(", load is {} ms old when it reaches the other proxy (p99 {})", of(50.0), of(99.0))
+    format!(
+        ", load is {} ms old when it reaches the other proxy (p99 {})",
+        of(50.0),
+        of(99.0)
+    )
 }
 
 // === impl SharingCost ===
@@ -152,11 +229,24 @@ impl SharingCost {
 /// Measures the cost in a VM beside `peers` other VMs. The proxy has one worker; the other VMs are
 /// simulated.
 async fn cost(peers: u32, endpoints: u32) -> Result<SharingCost> {
-    let stack = Stack::builder().envoy_config(drill::envoy_config()?).quiet().start().await?;
-    let asked = Request::get("/health").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
+    let stack = Stack::builder()
+        .envoy_config(drill::envoy_config()?)
+        .quiet()
+        .start()
+        .await?;
+    let asked = Request::get("/health")
+        .header(drill::COST, format!("{peers}/{endpoints}"))
+        .body(client::empty())?;
     let said = client::send(stack.address(), asked).await?.json()?;
-    let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
-    Ok(SharingCost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
+    let number = |key: &str| {
+        said[key]
+            .as_f64()
+            .ok_or_else(|| format!("no {key} in {said}"))
+    };
+    Ok(SharingCost {
+        hear_us: number("hear_us")?,
+        tell_us: number("tell_us")?,
+    })
 }
 
 /// Measures the cost of the last picks of each worker's VM under load. Most of these picks find
@@ -165,22 +255,42 @@ async fn live() -> Result<String> {
     let servers = ReservedPort::lease()?;
     let folder = tempfile::tempdir()?;
     let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
-    let mut builder = Stack::builder().servers(0).concurrency(LIVE_WORKERS).envoy_config(drill::envoy_config()?).quiet();
+    let mut builder = Stack::builder()
+        .servers(0)
+        .concurrency(LIVE_WORKERS)
+        .envoy_config(drill::envoy_config()?)
+        .quiet();
     for address in world::addresses(ENDPOINTS as usize, servers.number()) {
         builder = builder.stranger(address.parse()?);
     }
     let mut stack = builder.start().await?;
     let processes = [stack.envoy.process().id(), stack.daemon()?.process().id()];
     let bodies = overhead::write_bodies(LIVE_BODY_BYTES, false, folder.path())?;
-    let load = LoadRun::closed_loop(stack.address(), bodies, LIVE_CONNECTIONS, LIVE_SECONDS, processes);
+    let load = LoadRun::closed_loop(
+        stack.address(),
+        bodies,
+        LIVE_CONNECTIONS,
+        LIVE_SECONDS,
+        processes,
+    );
     let measured = load.run(folder.path()).await?;
     let (mut picks, mut sum_us, mut calm_us) = (0.0, 0.0, 0.0);
     for _ in 0..LIVE_ASKED {
-        let asked = Request::get("/health").header(drill::COST, "live").body(client::empty())?;
+        let asked = Request::get("/health")
+            .header(drill::COST, "live")
+            .body(client::empty())?;
         let said = client::send(stack.address(), asked).await?.json()?;
-        let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
+        let number = |key: &str| {
+            said[key]
+                .as_f64()
+                .ok_or_else(|| format!("no {key} in {said}"))
+        };
         let of = number("picks")?;
-        (picks, sum_us, calm_us) = (picks + of, sum_us + of * number("mean_us")?, calm_us + of * number("calm_us")?);
+        (picks, sum_us, calm_us) = (
+            picks + of,
+            sum_us + of * number("mean_us")?,
+            calm_us + of * number("calm_us")?,
+        );
     }
     Ok(format!(
         "{LIVE_WORKERS} workers, {ENDPOINTS} endpoints, {LIVE_CONNECTIONS} connections, {:.0} requests/s: sharing cost {:.2} us per pick, mean of the last {picks} picks; {:.2} without the slowest 1 %",
@@ -202,33 +312,69 @@ fn said(peers: u32, endpoints: u32, cost: SharingCost) -> String {
 fn report(rows: &[SharingRow], shapes: &[FleetShape]) -> Result<()> {
     let file = root().join("target/bench/sharing.json");
     std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
-    std::fs::write(&file, serde_json::to_string_pretty(&json!({ "rows": rows }))?)?;
+    std::fs::write(
+        &file,
+        serde_json::to_string_pretty(&json!({ "rows": rows }))?,
+    )?;
     let mut table = Table::new();
     let fullest = format!("fullest of {BURST_SERVERS} after {BURST} (most {BURST_MAX})");
-    table.load_style(UTF8_FULL_CONDENSED).set_header(["proxies x workers", "sharing", "cached", "spread", &*fullest, "bursts above"]);
-    for (shape, sharing) in shapes.iter().flat_map(|shape| [(*shape, true), (*shape, false)]) {
-        let bursts: Vec<usize> = of(rows, shape, sharing).filter_map(|row| row.burst_max).collect();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "proxies x workers",
+        "sharing",
+        "cached",
+        "spread",
+        &*fullest,
+        "bursts above",
+    ]);
+    for (shape, sharing) in shapes
+        .iter()
+        .flat_map(|shape| [(*shape, true), (*shape, false)])
+    {
+        let bursts: Vec<usize> = of(rows, shape, sharing)
+            .filter_map(|row| row.burst_max)
+            .collect();
         table.add_row([
             format!("{} x {}", shape.proxies, shape.workers),
             sharing.to_string(),
-            format!("{:.1} %", 100.0 * mean(rows, shape, sharing, |row| row.hit_rate)),
+            format!(
+                "{:.1} %",
+                100.0 * mean(rows, shape, sharing, |row| row.hit_rate)
+            ),
             format!("{:.3}", mean(rows, shape, sharing, |row| row.running_cv)),
-            bursts.iter().max().map_or_else(String::new, ToString::to_string),
-            format!("{} of {}", bursts.iter().filter(|fullest| **fullest > BURST_MAX).count(), bursts.len()),
+            bursts
+                .iter()
+                .max()
+                .map_or_else(String::new, ToString::to_string),
+            format!(
+                "{} of {}",
+                bursts
+                    .iter()
+                    .filter(|fullest| **fullest > BURST_MAX)
+                    .count(),
+                bursts.len()
+            ),
         ]);
     }
     println!("\n{table}");
     let many = shapes.iter().filter(|shape| **shape != FleetShape::ONE);
-    many.flat_map(|shape| [(*shape, true), (*shape, false)]).for_each(|(shape, sharing)| println!("{}", verdict(rows, shape, sharing)));
+    many.flat_map(|shape| [(*shape, true), (*shape, false)])
+        .for_each(|(shape, sharing)| println!("{}", verdict(rows, shape, sharing)));
     println!("written to target/bench/sharing.json");
     Ok(())
 }
 
 fn of(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> impl Iterator<Item = &SharingRow> {
-    rows.iter().filter(move |row| (row.proxies, row.workers, row.sharing) == (shape.proxies, shape.workers, sharing))
+    rows.iter().filter(move |row| {
+        (row.proxies, row.workers, row.sharing) == (shape.proxies, shape.workers, sharing)
+    })
 }
 
-fn mean(rows: &[SharingRow], shape: FleetShape, sharing: bool, of_row: fn(&SharingRow) -> Option<f64>) -> f64 {
+fn mean(
+    rows: &[SharingRow],
+    shape: FleetShape,
+    sharing: bool,
+    of_row: fn(&SharingRow) -> Option<f64>,
+) -> f64 {
     let values: Vec<f64> = of(rows, shape, sharing).filter_map(of_row).collect();
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
@@ -236,8 +382,12 @@ fn mean(rows: &[SharingRow], shape: FleetShape, sharing: bool, of_row: fn(&Shari
 /// Compares a shape with one worker. A single worker has no peers to share with, so all its runs
 /// count.
 fn verdict(rows: &[SharingRow], shape: FleetShape, sharing: bool) -> String {
-    let one =
-        |of: fn(&SharingRow) -> Option<f64>| f64::midpoint(mean(rows, FleetShape::ONE, true, of), mean(rows, FleetShape::ONE, false, of));
+    let one = |of: fn(&SharingRow) -> Option<f64>| {
+        f64::midpoint(
+            mean(rows, FleetShape::ONE, true, of),
+            mean(rows, FleetShape::ONE, false, of),
+        )
+    };
     let hits: fn(&SharingRow) -> Option<f64> = |row| row.hit_rate;
     let spread: fn(&SharingRow) -> Option<f64> = |row| row.running_cv;
     let missing = 1.0 - mean(rows, shape, sharing, hits) / one(hits);

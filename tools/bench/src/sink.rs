@@ -42,9 +42,14 @@ static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 static WORKED_MS: AtomicU64 = AtomicU64::new(0);
 
 fn page(running: u32) -> String {
-    let mut page = format!("vllm:num_requests_waiting 0\nvllm:num_requests_running {running}\nvllm:kv_cache_usage_perc 0\n");
+    let mut page = format!(
+        "vllm:num_requests_waiting 0\nvllm:num_requests_running {running}\nvllm:kv_cache_usage_perc 0\n"
+    );
     for bucket in 0.. {
-        let _ = writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"); // writing to a String cannot fail
+        let _ = writeln!(
+            page,
+            "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"
+        ); // writing to a String cannot fail
         if page.len() > METRICS_BYTES {
             break;
         }
@@ -58,7 +63,8 @@ fn now_ms() -> u64 {
 
 /// The current metrics page.
 fn metrics() -> &'static str {
-    let busy = now_ms().saturating_sub(WORKED_MS.load(Ordering::Relaxed)) < u64::try_from(BUSY.as_millis()).unwrap_or(u64::MAX);
+    let busy = now_ms().saturating_sub(WORKED_MS.load(Ordering::Relaxed))
+        < u64::try_from(BUSY.as_millis()).unwrap_or(u64::MAX);
     &METRICS[usize::from(busy)]
 }
 
@@ -88,18 +94,28 @@ pub(crate) async fn serve(addresses: &[SocketAddr]) -> Result<()> {
 async fn accept(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         let _ = stream.set_nodelay(true);
-        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)));
+        tokio::spawn(
+            hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service_fn(answer)),
+        );
     }
 }
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
     let number = |name: &str| -> Option<u64> {
-        let query = request.uri().query()?.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        let query = request
+            .uri()
+            .query()?
+            .split('&')
+            .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         query?.parse().ok()
     };
     let streamed = number("chunks").zip(number("every_ms"));
-    let destination = request.headers().get("x-gateway-destination-endpoint").cloned();
+    let destination = request
+        .headers()
+        .get("x-gateway-destination-endpoint")
+        .cloned();
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}
     let (kind, body) = match (path.as_str(), streamed) {
@@ -111,7 +127,9 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
         }
     };
     let mut response = Response::new(body);
-    response.headers_mut().insert("content-type", http::HeaderValue::from_static(kind));
+    response
+        .headers_mut()
+        .insert("content-type", http::HeaderValue::from_static(kind));
     if let Some(destination) = destination {
         response.headers_mut().insert("x-destination", destination);
     }

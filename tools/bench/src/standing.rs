@@ -62,7 +62,9 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
             row.what,
             row.value,
             row.unit,
-            row.worst.map(|worst| format!(" (worst {worst:.3})")).unwrap_or_default()
+            row.worst
+                .map(|worst| format!(" (worst {worst:.3})"))
+                .unwrap_or_default()
         );
     }
     write_result("standing", &rows)
@@ -70,7 +72,12 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
 
 fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> StandingRow {
     let worst = (values.len() > 1).then(|| quantile(values, 1.0));
-    StandingRow { what: what.into(), unit: unit.to_owned(), value: median(values), worst }
+    StandingRow {
+        what: what.into(),
+        unit: unit.to_owned(),
+        value: median(values),
+        worst,
+    }
 }
 
 /// CPU of a daemon without clients. Each metrics page is as long as an engine's.
@@ -80,9 +87,24 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
     let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
     let listen = [ReservedPort::lease()?, ReservedPort::lease()?];
     let mut command = Command::new(root().join("target/release/switchpointd"));
-    command.arg("serve").args(addresses(endpoints, servers.number()).iter().flat_map(|e| ["--endpoint".to_owned(), e.clone()]));
-    command.args(["--listen-ext-proc", "none", "--listen-health", "none", "--scrape-interval", SCRAPE_INTERVAL]);
-    command.arg("--listen-state").arg(listen[0].address().to_string()).arg("--listen-admin").arg(listen[1].address().to_string());
+    command.arg("serve").args(
+        addresses(endpoints, servers.number())
+            .iter()
+            .flat_map(|e| ["--endpoint".to_owned(), e.clone()]),
+    );
+    command.args([
+        "--listen-ext-proc",
+        "none",
+        "--listen-health",
+        "none",
+        "--scrape-interval",
+        SCRAPE_INTERVAL,
+    ]);
+    command
+        .arg("--listen-state")
+        .arg(listen[0].address().to_string())
+        .arg("--listen-admin")
+        .arg(listen[1].address().to_string());
     let mut daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
     tokio::time::sleep(SETTLE).await;
     daemon.check_running()?;
@@ -92,8 +114,16 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
         tokio::time::sleep(SCRAPE_WINDOW).await;
         cores.push((cpu_ns(daemon.id())? - before) as f64 / began.elapsed().as_nanos() as f64);
     }
-    let often = if endpoints > 450 { "at the limit of 500 pages per second" } else { "each every 0.8 to 1 s" };
-    Ok(row(format!("scraping {endpoints} endpoints, {often}, pages of 38 KB"), "cores", &cores))
+    let often = if endpoints > 450 {
+        "at the limit of 500 pages per second"
+    } else {
+        "each every 0.8 to 1 s"
+    };
+    Ok(row(
+        format!("scraping {endpoints} endpoints, {often}, pages of 38 KB"),
+        "cores",
+        &cores,
+    ))
 }
 
 /// Resident memory of a process, MiB.
@@ -106,15 +136,28 @@ fn resident_mb(pid: u32) -> Result<f64> {
 async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
     let mut seen: [[Vec<f64>; 2]; 2] = Default::default();
     let mut daemon_mb = Vec::new();
-    for (at, workers) in [1, 3].into_iter().enumerate().cycle().take(2 * MEMORY_ROUNDS) {
+    for (at, workers) in [1, 3]
+        .into_iter()
+        .enumerate()
+        .cycle()
+        .take(2 * MEMORY_ROUNDS)
+    {
         let mut world = BenchStack::start(100, workers, &args.daemon_argument).await?;
         client::get(world.address(RequestPath::Filter), "/v1/models").await?;
         let [envoy, daemon] = world.processes(RequestPath::Filter);
         let fresh = resident_mb(envoy)?;
         for prompt in 0..PROMPTS {
-            let text: String = (0..BLOCKS).map(|block| format!("{prompt:>8} {block:>width$}", width = BLOCK_BYTES - 9)).collect();
-            let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
-            let reply = client::post(world.address(RequestPath::Filter), "/v1/chat/completions", body).await?;
+            let text: String = (0..BLOCKS)
+                .map(|block| format!("{prompt:>8} {block:>width$}", width = BLOCK_BYTES - 9))
+                .collect();
+            let body =
+                format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
+            let reply = client::post(
+                world.address(RequestPath::Filter),
+                "/v1/chat/completions",
+                body,
+            )
+            .await?;
             if reply.status != 200 {
                 return Err(format!("{} {}", reply.status, reply.text()).into());
             }
@@ -126,13 +169,35 @@ async fn memory(args: &Args) -> Result<Vec<StandingRow>> {
         world.stop().await?;
     }
     let [one, three] = &seen;
-    let each = |moment: usize| three[moment].iter().zip(&one[moment]).map(|(three, one)| (three - one) / 2.0).collect::<Vec<f64>>();
+    let each = |moment: usize| {
+        three[moment]
+            .iter()
+            .zip(&one[moment])
+            .map(|(three, one)| (three - one) / 2.0)
+            .collect::<Vec<f64>>()
+    };
     Ok(vec![
-        row("Envoy with one worker, 100 endpoints, fresh", "MiB", &one[0]),
-        row("Envoy with one worker, after 5,500 prompts of 120 blocks", "MiB", &one[1]),
+        row(
+            "Envoy with one worker, 100 endpoints, fresh",
+            "MiB",
+            &one[0],
+        ),
+        row(
+            "Envoy with one worker, after 5,500 prompts of 120 blocks",
+            "MiB",
+            &one[1],
+        ),
         row("each further worker and its VM, fresh", "MiB", &each(0)),
-        row("each further worker and its VM, after those prompts", "MiB", &each(1)),
-        row("the daemon, 100 endpoints, after those prompts", "MiB", &daemon_mb),
+        row(
+            "each further worker and its VM, after those prompts",
+            "MiB",
+            &each(1),
+        ),
+        row(
+            "the daemon, 100 endpoints, after those prompts",
+            "MiB",
+            &daemon_mb,
+        ),
     ])
 }
 
@@ -143,14 +208,23 @@ async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
         let began = Instant::now();
         let world = BenchStack::start(10, 1, &args.daemon_argument).await?;
         let body = r#"{"model":"m","messages":[]}"#;
-        let reply = client::post(world.address(RequestPath::Filter), "/v1/chat/completions", body).await?;
+        let reply = client::post(
+            world.address(RequestPath::Filter),
+            "/v1/chat/completions",
+            body,
+        )
+        .await?;
         if reply.header("x-destination").is_empty() {
             return Err(format!("not picked: {} {}", reply.status, reply.text()).into());
         }
         seconds.push(began.elapsed().as_secs_f64());
         world.stop().await?;
     }
-    Ok(vec![row("from start to the first pick, with compilation of the module", "s", &seconds)])
+    Ok(vec![row(
+        "from start to the first pick, with compilation of the module",
+        "s",
+        &seconds,
+    )])
 }
 
 /// Time from a rewritten endpoints file to a pick without the removed endpoint.
@@ -159,7 +233,11 @@ async fn changes(args: &Args) -> Result<StandingRow> {
     let (file, servers) = (folder.path().join("endpoints.yaml"), ReservedPort::lease()?);
     let addresses = addresses(2, servers.number());
     write_endpoints(&file, &addresses)?;
-    let arguments = args.daemon_argument.iter().cloned().chain(["--endpoints-file".to_owned(), file.display().to_string()]);
+    let arguments = args
+        .daemon_argument
+        .iter()
+        .cloned()
+        .chain(["--endpoints-file".to_owned(), file.display().to_string()]);
     let world = BenchStack::start_at(servers, &[], 2, 1, &arguments.collect::<Vec<_>>()).await?;
     let target = world.address(RequestPath::Filter);
     let mut ms = Vec::new();
@@ -173,7 +251,11 @@ async fn changes(args: &Args) -> Result<StandingRow> {
         until_named(target, whole.len()).await?;
     }
     world.stop().await?;
-    Ok(row("from a changed endpoints file to a pick without the removed endpoint", "ms", &ms))
+    Ok(row(
+        "from a changed endpoints file to a pick without the removed endpoint",
+        "ms",
+        &ms,
+    ))
 }
 
 async fn until_named(target: SocketAddr, endpoints: usize) -> Result<()> {
@@ -181,7 +263,13 @@ async fn until_named(target: SocketAddr, endpoints: usize) -> Result<()> {
     while Instant::now() < end {
         let request = Request::get("/v1/models").body(client::empty())?;
         let reply = client::send(target, request).await?;
-        if reply.header("x-destination").split(',').filter(|name| !name.is_empty()).count() == endpoints {
+        if reply
+            .header("x-destination")
+            .split(',')
+            .filter(|name| !name.is_empty())
+            .count()
+            == endpoints
+        {
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -195,6 +283,12 @@ fn write_endpoints(file: &Path, addresses: &[String]) -> Result<()> {
         format!("- {{name: '{address}', address: {host}, port: '{port}'}}\n")
     };
     let draft = file.with_extension("draft");
-    std::fs::write(&draft, format!("endpoints:\n{}", addresses.iter().map(entry).collect::<String>()))?;
+    std::fs::write(
+        &draft,
+        format!(
+            "endpoints:\n{}",
+            addresses.iter().map(entry).collect::<String>()
+        ),
+    )?;
     Ok(std::fs::rename(draft, file)?)
 }

@@ -16,8 +16,15 @@ pub(crate) struct PairedDifference {
 impl PairedDifference {
     /// The differences `ours` - `theirs`, round by round.
     pub(crate) fn of(ours: &[f64], theirs: &[f64]) -> Self {
-        let differences: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours - theirs).collect();
-        Self { median: quantile(&differences, 0.5), iqr: iqr(&differences) }
+        let differences: Vec<f64> = ours
+            .iter()
+            .zip(theirs)
+            .map(|(ours, theirs)| ours - theirs)
+            .collect();
+        Self {
+            median: quantile(&differences, 0.5),
+            iqr: iqr(&differences),
+        }
     }
 }
 
@@ -25,7 +32,12 @@ impl PairedDifference {
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index into the values")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index into the values"
+    )]
     let index = (values.len().saturating_sub(1) as f64 * share).round() as usize;
     values.get(index).copied().unwrap_or(f64::NAN)
 }
@@ -46,8 +58,14 @@ mod tests {
     #[test]
     fn a_difference_is_taken_round_by_round() {
         // A machine that slows down over the rounds slows both variants; the difference stays.
-        let paired = PairedDifference::of(&[11.0, 22.0, 33.0, 44.0, 55.0], &[10.0, 20.0, 30.0, 40.0, 50.0]);
-        assert!((paired.median - 3.0).abs() < 1e-9 && (paired.iqr - 2.0).abs() < 1e-9, "{paired:?}");
+        let paired = PairedDifference::of(
+            &[11.0, 22.0, 33.0, 44.0, 55.0],
+            &[10.0, 20.0, 30.0, 40.0, 50.0],
+        );
+        assert!(
+            (paired.median - 3.0).abs() < 1e-9 && (paired.iqr - 2.0).abs() < 1e-9,
+            "{paired:?}"
+        );
         assert!(median(&[]).is_nan());
     }
 }

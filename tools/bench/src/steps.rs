@@ -20,7 +20,9 @@ use crate::load::{LoadFigures, LoadRun};
 use crate::overhead::write_bodies;
 use crate::stats::{PairedDifference, median};
 use crate::streams::{self, StreamRunFigures};
-use crate::world::{ExtProcDaemon, add_ext_proc, add_shipped, addresses, listeners, wait_until_asked};
+use crate::world::{
+    ExtProcDaemon, add_ext_proc, add_shipped, addresses, listeners, wait_until_asked,
+};
 use crate::{Args, go_on, sink, write_result};
 
 /// Compiled by `make bench` from `filter/examples/steps.rs`.
@@ -54,16 +56,28 @@ const PLAIN: (FilterStep, &str) = (FilterStep::Plain, "plain Envoy");
 
 const FILTER: StepLadder = &[
     PLAIN,
-    (FilterStep::Published, "endpoint in a header, used by `override_host`"),
+    (
+        FilterStep::Published,
+        "endpoint in a header, used by `override_host`",
+    ),
     (FilterStep::Retries, "retries: Envoy keeps the request"),
     (FilterStep::Wasm("passes"), "empty wasm filter"),
     (FilterStep::Wasm("reads"), "body awaited and copied out"),
-    (FilterStep::Wasm("speaks"), "all headers read, three set; three properties read"),
+    (
+        FilterStep::Wasm("speaks"),
+        "all headers read, three set; three properties read",
+    ),
     (FilterStep::Filter, "the picker"),
 ];
 
-const EXT_PROC: StepLadder =
-    &[PLAIN, (FilterStep::GoesOn, "ext_proc server that always answers the same"), (FilterStep::ExtProc, "the picker")];
+const EXT_PROC: StepLadder = &[
+    PLAIN,
+    (
+        FilterStep::GoesOn,
+        "ext_proc server that always answers the same",
+    ),
+    (FilterStep::ExtProc, "the picker"),
+];
 
 const CHUNKS: StepLadder = &[
     PLAIN,
@@ -117,8 +131,20 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     let mut steps = StepListeners::start(args, folder.path()).await?;
     let mut rows = Vec::new();
     for ladder in [FILTER, EXT_PROC] {
-        for (body_bytes, connections) in BODIES.into_iter().flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections))) {
-            rows.extend(requests(&mut steps, args, ladder, (body_bytes, connections), folder.path()).await?);
+        for (body_bytes, connections) in BODIES
+            .into_iter()
+            .flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections)))
+        {
+            rows.extend(
+                requests(
+                    &mut steps,
+                    args,
+                    ladder,
+                    (body_bytes, connections),
+                    folder.path(),
+                )
+                .await?,
+            );
         }
     }
     write_result("steps", &rows)?;
@@ -126,7 +152,9 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     for round in 0..args.rounds {
         for turn in 0..CHUNKS.len() {
             let at = (round + turn) % CHUNKS.len();
-            runs[at].push(streams::run(steps.address(CHUNKS[at].0), steps.processes(CHUNKS[at].0)).await?);
+            runs[at].push(
+                streams::run(steps.address(CHUNKS[at].0), steps.processes(CHUNKS[at].0)).await?,
+            );
         }
     }
     steps.front.stop().await?;
@@ -134,7 +162,13 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("chunk-steps", &compare_chunks(&runs))
 }
 
-async fn requests(steps: &mut StepListeners, args: &Args, ladder: StepLadder, case: (usize, usize), folder: &Path) -> Result<Vec<StepRow>> {
+async fn requests(
+    steps: &mut StepListeners,
+    args: &Args,
+    ladder: StepLadder,
+    case: (usize, usize),
+    folder: &Path,
+) -> Result<Vec<StepRow>> {
     let (body_bytes, connections) = case;
     let bodies = write_bodies(body_bytes, false, folder)?;
     let mut runs: Vec<Vec<LoadFigures>> = vec![Vec::new(); ladder.len()];
@@ -142,17 +176,25 @@ async fn requests(steps: &mut StepListeners, args: &Args, ladder: StepLadder, ca
         for turn in 0..ladder.len() {
             let at = (round + turn) % ladder.len();
             let (target, processes) = (steps.address(ladder[at].0), steps.processes(ladder[at].0));
-            let load = LoadRun::closed_loop(target, bodies.clone(), connections, args.seconds, processes);
+            let load =
+                LoadRun::closed_loop(target, bodies.clone(), connections, args.seconds, processes);
             runs[at].push(load.run(folder).await?);
         }
     }
     Ok(compare(ladder, case, &runs))
 }
 
-fn compare(ladder: StepLadder, (body_bytes, connections): (usize, usize), runs: &[Vec<LoadFigures>]) -> Vec<StepRow> {
-    let of = |figure: fn(&LoadFigures) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
+fn compare(
+    ladder: StepLadder,
+    (body_bytes, connections): (usize, usize),
+    runs: &[Vec<LoadFigures>],
+) -> Vec<StepRow> {
+    let of = |figure: fn(&LoadFigures) -> f64, at: usize| {
+        runs[at].iter().map(figure).collect::<Vec<f64>>()
+    };
     let row = |at: usize| {
-        let added = |figure| PairedDifference::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
+        let added =
+            |figure| PairedDifference::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
         let (cpu, p50) = (added(LoadFigures::sum_us), added(|run| run.p50_us));
         StepRow {
             step: ladder[at].1.to_owned(),
@@ -168,7 +210,16 @@ fn compare(ladder: StepLadder, (body_bytes, connections): (usize, usize), runs: 
     };
     let rows: Vec<StepRow> = (0..ladder.len()).map(row).collect();
     for row in &rows {
-        let StepRow { step, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us, .. } = row;
+        let StepRow {
+            step,
+            cpu_us,
+            added_cpu_us,
+            iqr_us,
+            p50_us,
+            added_p50_us,
+            iqr_p50_us,
+            ..
+        } = row;
         println!(
             "{body_bytes:>7} B c={connections:<2} cpu {cpu_us:>6.1} + {added_cpu_us:.1} ({iqr_us:.1})  p50 {p50_us:>6.1} + {added_p50_us:.1} ({iqr_p50_us:.1})  {step}"
         );
@@ -177,7 +228,12 @@ fn compare(ladder: StepLadder, (body_bytes, connections): (usize, usize), runs: 
 }
 
 fn compare_chunks(runs: &[Vec<StreamRunFigures>]) -> Vec<ChunkRow> {
-    let of = |part: usize, at: usize| runs[at].iter().map(|run| run.cpu_us[part]).collect::<Vec<f64>>();
+    let of = |part: usize, at: usize| {
+        runs[at]
+            .iter()
+            .map(|run| run.cpu_us[part])
+            .collect::<Vec<f64>>()
+    };
     let row = |(at, (_, step)): (usize, &(FilterStep, &str))| {
         let added = PairedDifference::of(&of(0, at), &of(0, at.saturating_sub(1)));
         let cpu_us = [0, 1, 2].map(|part| median(&of(part, at)));
@@ -185,7 +241,12 @@ fn compare_chunks(runs: &[Vec<StreamRunFigures>]) -> Vec<ChunkRow> {
             "a chunk: workers {:>5.2} + {:.2} ({:.2})  rest of Envoy {:.2}  daemon {:.2}  {step}",
             cpu_us[0], added.median, added.iqr, cpu_us[1], cpu_us[2]
         );
-        ChunkRow { step: (*step).to_owned(), cpu_us, added_us: added.median, iqr_us: added.iqr }
+        ChunkRow {
+            step: (*step).to_owned(),
+            cpu_us,
+            added_us: added.median,
+            iqr_us: added.iqr,
+        }
     };
     CHUNKS.iter().enumerate().map(row).collect()
 }
@@ -199,29 +260,49 @@ impl StepListeners {
         let endpoints = addresses(ENDPOINTS, servers.number());
         let asked = ExtProcDaemon::start(&endpoints, &args.daemon_argument, folder)?;
         let silent = ReservedPort::lease()?;
-        let goes_on = go_on::start(silent.address(), endpoints.first().ok_or("no endpoints")?, folder)?;
+        let goes_on = go_on::start(
+            silent.address(),
+            endpoints.first().ok_or("no endpoints")?,
+            folder,
+        )?;
         let mut places: Vec<(FilterStep, ReservedPort)> = Vec::new();
         for (step, _) in FILTER.iter().chain(EXT_PROC).chain(CHUNKS) {
             if *step != FilterStep::Filter && places.iter().all(|(known, _)| known != step) {
                 places.push((*step, ReservedPort::lease()?));
             }
         }
-        let more = ExtraArgs { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
+        let more = ExtraArgs {
+            daemon: &args.daemon_argument,
+            envoy: &["--concurrency", "1"],
+        };
         let front = DaemonAndEnvoy::start(&endpoints, more, |config| {
             places.iter().try_for_each(|(step, port)| match step {
                 FilterStep::Plain => add_shipped(config, port.address(), &endpoints, false),
-                FilterStep::GoesOn => add_ext_proc(config, "goes_on", port.address(), silent.number()),
-                FilterStep::ExtProc => add_ext_proc(config, "ext_proc", port.address(), asked.port()),
+                FilterStep::GoesOn => {
+                    add_ext_proc(config, "goes_on", port.address(), silent.number())
+                }
+                FilterStep::ExtProc => {
+                    add_ext_proc(config, "ext_proc", port.address(), asked.port())
+                }
                 step => add(config, *step, port, &endpoints),
             })
         });
-        let steps = Self { front: front.await?, ext_proc_daemon: asked, goes_on, places, _servers: (servers, sink) };
+        let steps = Self {
+            front: front.await?,
+            ext_proc_daemon: asked,
+            goes_on,
+            places,
+            _servers: (servers, sink),
+        };
         wait_until_asked(steps.address(FilterStep::ExtProc)).await?;
         Ok(steps)
     }
 
     fn address(&self, step: FilterStep) -> SocketAddr {
-        self.places.iter().find(|(known, _)| *known == step).map_or(DaemonAndEnvoy::address(), |(_, port)| port.address())
+        self.places
+            .iter()
+            .find(|(known, _)| *known == step)
+            .map_or(DaemonAndEnvoy::address(), |(_, port)| port.address())
     }
 
     /// Envoy's process, and the daemon or ext_proc server that takes part in this step.
@@ -236,7 +317,12 @@ impl StepListeners {
 }
 
 /// Adds a listener for one of the steps between plain Envoy and the filter.
-fn add(config: &mut EnvoyConfig, step: FilterStep, port: &ReservedPort, endpoints: &[String]) -> Result<()> {
+fn add(
+    config: &mut EnvoyConfig,
+    step: FilterStep,
+    port: &ReservedPort,
+    endpoints: &[String],
+) -> Result<()> {
     let endpoint = endpoints.first().ok_or("no endpoints")?;
     let filters = match step {
         FilterStep::Published => vec![orders(endpoint, false)],
@@ -245,12 +331,20 @@ fn add(config: &mut EnvoyConfig, step: FilterStep, port: &ReservedPort, endpoint
         _ => vec![orders(endpoint, true)],
     };
     let listeners = listeners(config)?;
-    let mut listener = listeners.first().cloned().ok_or("the config has no listener")?;
+    let mut listener = listeners
+        .first()
+        .cloned()
+        .ok_or("the config has no listener")?;
     listener["name"] = format!("{step:?}").into();
     listener["address"]["socket_address"]["port_value"] = port.number().into();
-    let shipped = listener.pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters").and_then(Value::as_array_mut);
+    let shipped = listener
+        .pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters")
+        .and_then(Value::as_array_mut);
     let shipped = shipped.ok_or("no HTTP filters")?;
-    let at = shipped.iter().position(|filter| filter["name"] == "switchpoint").ok_or("no picker")?;
+    let at = shipped
+        .iter()
+        .position(|filter| filter["name"] == "switchpoint")
+        .ok_or("no picker")?;
     shipped.splice(at..=at, filters);
     listeners.push(listener);
     Ok(())
@@ -260,11 +354,19 @@ fn add(config: &mut EnvoyConfig, step: FilterStep, port: &ReservedPort, endpoint
 fn orders(endpoint: &str, retries: bool) -> Value {
     let headers = [
         ("x-gateway-destination-endpoint", endpoint),
-        ("x-envoy-retry-on", "connect-failure,reset,retriable-status-codes"),
+        (
+            "x-envoy-retry-on",
+            "connect-failure,reset,retriable-status-codes",
+        ),
         ("x-envoy-max-retries", "2"),
     ];
-    let mutation = |(key, value): &(&str, &str)| json!({"append": {"header": {"key": key, "value": value}}});
-    let mutations: Vec<Value> = headers.iter().take(if retries { 3 } else { 1 }).map(mutation).collect();
+    let mutation =
+        |(key, value): &(&str, &str)| json!({"append": {"header": {"key": key, "value": value}}});
+    let mutations: Vec<Value> = headers
+        .iter()
+        .take(if retries { 3 } else { 1 })
+        .map(mutation)
+        .collect();
     json!({"name": "orders", "typed_config": {
         "@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
         "mutations": {"request_mutations": mutations},

@@ -42,11 +42,21 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     for round in 0..args.rounds {
         for turn in 0..RequestPath::SHIPPED.len() {
             let at = (round + turn) % RequestPath::SHIPPED.len();
-            runs[at].push(run(world.address(RequestPath::SHIPPED[at]), world.processes(RequestPath::SHIPPED[at])).await?);
+            runs[at].push(
+                run(
+                    world.address(RequestPath::SHIPPED[at]),
+                    world.processes(RequestPath::SHIPPED[at]),
+                )
+                .await?,
+            );
         }
     }
     world.stop().await?;
-    let cpu = |runs: &[StreamRunFigures]| runs.iter().map(StreamRunFigures::sum_us).collect::<Vec<_>>();
+    let cpu = |runs: &[StreamRunFigures]| {
+        runs.iter()
+            .map(StreamRunFigures::sum_us)
+            .collect::<Vec<_>>()
+    };
     let rows: Vec<StreamsRow> = RequestPath::SHIPPED
         .iter()
         .zip(&runs)
@@ -90,7 +100,13 @@ impl StreamRunFigures {
 #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
 pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<StreamRunFigures> {
     let worker = |name: &str| name.starts_with("wrk:");
-    let cpu = || -> Result<[u64; 3]> { Ok([cpu_ns_of(envoy, worker)?, cpu_ns_of(envoy, |name| !worker(name))?, cpu_ns(daemon)?]) };
+    let cpu = || -> Result<[u64; 3]> {
+        Ok([
+            cpu_ns_of(envoy, worker)?,
+            cpu_ns_of(envoy, |name| !worker(name))?,
+            cpu_ns(daemon)?,
+        ])
+    };
     let (before, began) = (cpu()?, tokio::time::Instant::now());
     let mut streams = JoinSet::new();
     for number in 0..STREAMS {
@@ -106,12 +122,17 @@ pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result
             Ok::<usize, testbed::Error>(bytes)
         });
     }
-    let ended = tokio::time::timeout(LIMIT, streams.join_all()).await.map_err(|_| "the streams did not end in time")?;
+    let ended = tokio::time::timeout(LIMIT, streams.join_all())
+        .await
+        .map_err(|_| "the streams did not end in time")?;
     let bytes: Vec<usize> = ended.into_iter().collect::<Result<_>>()?;
     if bytes.iter().any(|got| *got != bytes[0] || *got == 0) {
         return Err("a stream ended early".into());
     }
     let (chunks, after) = ((STREAMS * CHUNKS) as f64, cpu()?);
     let cpu_us = [0, 1, 2].map(|part| (after[part] - before[part]) as f64 / 1e3 / chunks);
-    Ok(StreamRunFigures { cpu_us, chunks_per_s: chunks / began.elapsed().as_secs_f64() })
+    Ok(StreamRunFigures {
+        cpu_us,
+        chunks_per_s: chunks / began.elapsed().as_secs_f64(),
+    })
 }

@@ -71,7 +71,11 @@ impl RequestPath {
 
     /// The `base` of the result files.
     pub(crate) fn base_name(self) -> &'static str {
-        if self == Self::Minimal { "minimal" } else { "shipped" }
+        if self == Self::Minimal {
+            "minimal"
+        } else {
+            "shipped"
+        }
     }
 
     /// The `front` of the result files.
@@ -117,7 +121,10 @@ impl BenchStack {
         let addresses = addresses(endpoints, servers.number());
         let asked = ExtProcDaemon::start(told, daemon, folder.path())?;
         let concurrency = workers.to_string();
-        let more = ExtraArgs { daemon, envoy: &["--concurrency", &concurrency] };
+        let more = ExtraArgs {
+            daemon,
+            envoy: &["--concurrency", &concurrency],
+        };
         let front = DaemonAndEnvoy::start(told, more, |config| {
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
             add_shipped(config, shipped.address(), &addresses, true)
@@ -125,7 +132,16 @@ impl BenchStack {
         let front = front.await?;
         wait_until_asked(ext_proc.address()).await?;
         let minimal = MinimalEnvoy::start(&addresses, workers, folder.path()).await?;
-        Ok(Self { front, folder, ext_proc_daemon: asked, minimal, shipped, ext_proc, _servers: servers, _sink: sink })
+        Ok(Self {
+            front,
+            folder,
+            ext_proc_daemon: asked,
+            minimal,
+            shipped,
+            ext_proc,
+            _servers: servers,
+            _sink: sink,
+        })
     }
 
     pub(crate) fn address(&self, way: RequestPath) -> SocketAddr {
@@ -141,13 +157,27 @@ impl BenchStack {
     /// uses.
     pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
         let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
-        [(self.address(RequestPath::Filter), filter), (self.address(RequestPath::ExtProc), self.ext_proc_daemon.ports[3].address())]
+        [
+            (self.address(RequestPath::Filter), filter),
+            (
+                self.address(RequestPath::ExtProc),
+                self.ext_proc_daemon.ports[3].address(),
+            ),
+        ]
     }
 
     /// The processes whose CPU a request costs: Envoy, and the daemon of ext_proc or of the filter.
     pub(crate) fn processes(&mut self, way: RequestPath) -> [u32; 2] {
-        let daemon = if way == RequestPath::ExtProc { self.ext_proc_daemon.id() } else { self.front.daemon().id() };
-        let envoy = if way == RequestPath::Minimal { self.minimal.id() } else { self.front.envoy().id() };
+        let daemon = if way == RequestPath::ExtProc {
+            self.ext_proc_daemon.id()
+        } else {
+            self.front.daemon().id()
+        };
+        let envoy = if way == RequestPath::Minimal {
+            self.minimal.id()
+        } else {
+            self.front.envoy().id()
+        };
         [envoy, daemon]
     }
 
@@ -170,17 +200,32 @@ impl ExtProcDaemon {
     /// # Errors
     /// If there is no release build.
     pub(crate) fn start(endpoints: &[String], arguments: &[String], folder: &Path) -> Result<Self> {
-        let ports = [ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?];
+        let ports = [
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+        ];
         let mut command = Command::new(root().join("target/release/switchpointd"));
         command
             .arg("serve")
-            .args(endpoints.iter().flat_map(|endpoint| ["--endpoint", endpoint]))
+            .args(
+                endpoints
+                    .iter()
+                    .flat_map(|endpoint| ["--endpoint", endpoint]),
+            )
             .args(arguments)
             .arg("--ext-proc-plaintext");
-        for (name, port) in ["ext-proc", "health", "state", "admin"].into_iter().zip(&ports) {
+        for (name, port) in ["ext-proc", "health", "state", "admin"]
+            .into_iter()
+            .zip(&ports)
+        {
             command.args([format!("--listen-{name}"), port.address().to_string()]);
         }
-        Ok(Self { daemon: ChildProcess::spawn("asked", &mut command, folder)?, ports })
+        Ok(Self {
+            daemon: ChildProcess::spawn("asked", &mut command, folder)?,
+            ports,
+        })
     }
 
     /// The port of its ext_proc server.
@@ -206,35 +251,75 @@ impl ExtProcDaemon {
 /// # Errors
 /// If that takes too long.
 pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
-    let ready = || async { (client::get(listener, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
+    let ready = || async {
+        (client::get(listener, "/switchpoint/ready")
+            .await
+            .ok()?
+            .status
+            == 200)
+            .then_some(())
+    };
     wait_for(LIMIT, "the picker of a listener to be ready", ready).await
 }
 
 /// The addresses of `count` endpoints that share one port.
 pub(crate) fn addresses(count: usize, port: u16) -> Vec<String> {
-    let address = |n: usize| Ipv4Addr::new(127, 1, u8::try_from(n / 250).unwrap_or(u8::MAX), u8::try_from(n % 250).unwrap_or_default() + 1);
-    (0..count).map(|n| format!("{}:{port}", address(n))).collect()
+    let address = |n: usize| {
+        Ipv4Addr::new(
+            127,
+            1,
+            u8::try_from(n / 250).unwrap_or(u8::MAX),
+            u8::try_from(n % 250).unwrap_or_default() + 1,
+        )
+    };
+    (0..count)
+        .map(|n| format!("{}:{port}", address(n)))
+        .collect()
 }
 
 fn clusters(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
-    Ok(config.value().pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?)
+    Ok(config
+        .value()
+        .pointer_mut("/static_resources/clusters")
+        .and_then(Value::as_array_mut)
+        .ok_or("the config has no clusters")?)
 }
 
 pub(crate) fn listeners(config: &mut EnvoyConfig) -> Result<&mut Vec<Value>> {
-    Ok(config.value().pointer_mut("/static_resources/listeners").and_then(Value::as_array_mut).ok_or("the config has no listeners")?)
+    Ok(config
+        .value()
+        .pointer_mut("/static_resources/listeners")
+        .and_then(Value::as_array_mut)
+        .ok_or("the config has no listeners")?)
 }
 
 /// Adds the listener of `ext_proc.yaml`, and a cluster for the ext_proc server at port `asked`.
 /// Without TLS, as in the measurements of llm-d's picker that ours are compared with.
-pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: SocketAddr, asked: u16) -> Result<()> {
+pub(crate) fn add_ext_proc(
+    config: &mut EnvoyConfig,
+    name: &str,
+    address: SocketAddr,
+    asked: u16,
+) -> Result<()> {
     const SHIPPED: &str = "switchpoint-ext-proc";
     let mut other = EnvoyConfig::shipped("ext_proc.yaml")?;
-    let mut listener = listeners(&mut other)?.first().cloned().ok_or("ext_proc.yaml has no listener")?;
+    let mut listener = listeners(&mut other)?
+        .first()
+        .cloned()
+        .ok_or("ext_proc.yaml has no listener")?;
     listener["name"] = name.into();
     listener["address"]["socket_address"]["port_value"] = address.port().into();
-    let filters = listener.pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters").and_then(Value::as_array_mut);
-    let filter = filters.ok_or("no HTTP filters")?.iter_mut().find(|filter| filter["name"] == "switchpoint").ok_or("no picker")?;
-    *filter.pointer_mut("/typed_config/grpc_service/envoy_grpc/cluster_name").ok_or("the ext_proc filter names no cluster")? = name.into();
+    let filters = listener
+        .pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters")
+        .and_then(Value::as_array_mut);
+    let filter = filters
+        .ok_or("no HTTP filters")?
+        .iter_mut()
+        .find(|filter| filter["name"] == "switchpoint")
+        .ok_or("no picker")?;
+    *filter
+        .pointer_mut("/typed_config/grpc_service/envoy_grpc/cluster_name")
+        .ok_or("the ext_proc filter names no cluster")? = name.into();
     let mut cluster = clusters(&mut other)?
         .iter()
         .find(|cluster| cluster["name"] == SHIPPED)
@@ -244,7 +329,10 @@ pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: Socket
     cluster["load_assignment"] = json!({"cluster_name": name, "endpoints": [{"lb_endpoints": [
         {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": asked}}}}
     ]}]});
-    cluster.as_object_mut().ok_or("a cluster is an object")?.remove("transport_socket");
+    cluster
+        .as_object_mut()
+        .ok_or("a cluster is an object")?
+        .remove("transport_socket");
     listeners(config)?.push(listener);
     clusters(config)?.push(cluster);
     Ok(())
@@ -254,33 +342,60 @@ pub(crate) fn add_ext_proc(config: &mut EnvoyConfig, name: &str, address: Socket
 pub(crate) fn hosts(endpoints: &[String]) -> Vec<Value> {
     let host = |endpoint: &String| {
         let (host, port) = endpoint.split_once(':')?;
-        Some(json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port.parse::<u16>().ok()?}}}}))
+        Some(
+            json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port.parse::<u16>().ok()?}}}}),
+        )
     };
     endpoints.iter().filter_map(host).collect()
 }
 
 /// Adds a listener as shipped but without the picker, which spreads requests over the same
 /// endpoints by round robin. If `held`, Envoy awaits the whole body, as a picker does.
-pub(crate) fn add_shipped(config: &mut EnvoyConfig, address: SocketAddr, endpoints: &[String], held: bool) -> Result<()> {
+pub(crate) fn add_shipped(
+    config: &mut EnvoyConfig,
+    address: SocketAddr,
+    endpoints: &[String],
+    held: bool,
+) -> Result<()> {
     let hosts = hosts(endpoints);
     let clusters = clusters(config)?;
-    let mut cluster = clusters.first().cloned().ok_or("the config has no cluster")?;
+    let mut cluster = clusters
+        .first()
+        .cloned()
+        .ok_or("the config has no cluster")?;
     let fields = cluster.as_object_mut().ok_or("a cluster is an object")?;
-    fields.retain(|key, _| !["type", "eds_cluster_config", "load_balancing_policy"].contains(&key.as_str()));
+    fields.retain(|key, _| {
+        !["type", "eds_cluster_config", "load_balancing_policy"].contains(&key.as_str())
+    });
     fields.insert("name".into(), "plain".into());
     fields.insert("type".into(), "STATIC".into());
-    fields.insert("load_assignment".into(), json!({"cluster_name": "plain", "endpoints": [{"lb_endpoints": hosts}]}));
+    fields.insert(
+        "load_assignment".into(),
+        json!({"cluster_name": "plain", "endpoints": [{"lb_endpoints": hosts}]}),
+    );
     clusters.push(cluster);
-    let mut listener = listeners(config)?.first().cloned().ok_or("the config has no listener")?;
+    let mut listener = listeners(config)?
+        .first()
+        .cloned()
+        .ok_or("the config has no listener")?;
     listener["name"] = "plain".into();
     listener["address"]["socket_address"]["port_value"] = address.port().into();
-    let hcm = listener.pointer_mut("/filter_chains/0/filters/0/typed_config").ok_or("the listener has no HTTP filter chain")?;
-    let routes = hcm["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().ok_or("no routes")?;
+    let hcm = listener
+        .pointer_mut("/filter_chains/0/filters/0/typed_config")
+        .ok_or("the listener has no HTTP filter chain")?;
+    let routes = hcm["route_config"]["virtual_hosts"][0]["routes"]
+        .as_array_mut()
+        .ok_or("no routes")?;
     // Drops the routes that turn the picker off: this listener has no picker.
     routes.retain(|route| route["route"].is_object());
-    routes.iter_mut().for_each(|route| route["route"]["cluster"] = "plain".into());
-    let filters = hcm["http_filters"].as_array_mut().ok_or("no HTTP filters")?;
-    filters.retain(|filter| filter["name"] != "switchpoint" && filter["name"] != "header_to_metadata");
+    routes
+        .iter_mut()
+        .for_each(|route| route["route"]["cluster"] = "plain".into());
+    let filters = hcm["http_filters"]
+        .as_array_mut()
+        .ok_or("no HTTP filters")?;
+    filters
+        .retain(|filter| filter["name"] != "switchpoint" && filter["name"] != "header_to_metadata");
     if held {
         let buffer = json!({"name": "buffer", "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer",

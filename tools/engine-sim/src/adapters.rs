@@ -16,12 +16,16 @@ impl LoadedAdapters {
     /// `places` is how many adapters fit at once. With 0 places adapters cost nothing, as if they
     /// were part of the base model.
     pub(crate) fn new(places: usize) -> Self {
-        Self { places, loaded: Vec::with_capacity(places) }
+        Self {
+            places,
+            loaded: Vec::with_capacity(places),
+        }
     }
 
     /// True if the adapter is loaded, or if a place for it is free or can be freed.
     pub(crate) fn fits(&self, adapter: u16, in_use: impl Fn(u16) -> bool) -> bool {
-        let there = adapter == 0 || self.loaded.len() < self.places || self.loaded.contains(&adapter);
+        let there =
+            adapter == 0 || self.loaded.len() < self.places || self.loaded.contains(&adapter);
         self.places == 0 || there || self.loaded.iter().any(|&other| !in_use(other))
     }
 
@@ -33,8 +37,13 @@ impl LoadedAdapters {
             return false;
         }
         let there = self.loaded.iter().position(|&other| other == adapter);
-        let removed =
-            there.or_else(|| if self.loaded.len() < self.places { None } else { self.loaded.iter().position(|&other| !in_use(other)) });
+        let removed = there.or_else(|| {
+            if self.loaded.len() < self.places {
+                None
+            } else {
+                self.loaded.iter().position(|&other| !in_use(other))
+            }
+        });
         if let Some(at) = removed {
             self.loaded.remove(at);
         }
@@ -53,8 +62,15 @@ mod tests {
         let idle = |_| false;
         assert!(!adapters.load(0, idle), "the base model needs no place");
         assert!(adapters.load(1, idle) && adapters.load(2, idle) && !adapters.load(1, idle));
-        assert!(adapters.fits(3, |other| other == 1) && !adapters.fits(3, |_| true) && adapters.fits(2, |_| true));
-        assert!(adapters.load(3, |other| other == 2), "1 is idle, though used later than 2");
+        assert!(
+            adapters.fits(3, |other| other == 1)
+                && !adapters.fits(3, |_| true)
+                && adapters.fits(2, |_| true)
+        );
+        assert!(
+            adapters.load(3, |other| other == 2),
+            "1 is idle, though used later than 2"
+        );
         assert_eq!(adapters.loaded, [2, 3]);
         assert!(LoadedAdapters::new(0).fits(9, |_| true));
     }

@@ -24,7 +24,10 @@ pub(crate) struct BlockCache {
     found: BlocksByHash,
 }
 
-#[expect(clippy::disallowed_types, reason = "the hasher has no seed, and no code depends on the order of entries")]
+#[expect(
+    clippy::disallowed_types,
+    reason = "the hasher has no seed, and no code depends on the order of entries"
+)]
 type BlocksByHash = std::collections::HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>;
 
 /// Hashes nothing: the keys are hashes already.
@@ -39,7 +42,9 @@ impl Hasher for IdentityHasher {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.0 = self.0.rotate_left(8) ^ u64::from(byte));
+        bytes
+            .iter()
+            .for_each(|&byte| self.0 = self.0.rotate_left(8) ^ u64::from(byte));
     }
 
     fn write_u64(&mut self, hash: u64) {
@@ -49,7 +54,10 @@ impl Hasher for IdentityHasher {
 
 // === impl BlockCache ===
 
-#[expect(clippy::indexing_slicing, reason = "block numbers are below the length of every column, which never shrinks")]
+#[expect(
+    clippy::indexing_slicing,
+    reason = "block numbers are below the length of every column, which never shrinks"
+)]
 impl BlockCache {
     pub(crate) fn new(total: usize) -> Self {
         Self {
@@ -82,15 +90,25 @@ impl BlockCache {
 
     /// Length of the longest cached prefix of `hashes`, in blocks.
     pub(crate) fn peek(&self, hashes: &[u64]) -> usize {
-        hashes.iter().take_while(|hash| self.found.contains_key(hash)).count()
+        hashes
+            .iter()
+            .take_while(|hash| self.found.contains_key(hash))
+            .count()
     }
 
     /// Appends the blocks of the longest cached prefix of `hashes` to `into`. Returns how many of
     /// them are free now: [`Self::retain`] takes those from the free list.
     pub(crate) fn look_up(&self, hashes: &[u64], into: &mut Vec<u32>) -> usize {
         let before = into.len();
-        into.extend(hashes.iter().map_while(|hash| self.found.get(hash).copied()));
-        into.iter().skip(before).filter(|&&block| self.users[block as usize] == 0).count()
+        into.extend(
+            hashes
+                .iter()
+                .map_while(|hash| self.found.get(hash).copied()),
+        );
+        into.iter()
+            .skip(before)
+            .filter(|&&block| self.users[block as usize] == 0)
+            .count()
     }
 
     /// Adds one user to each of these blocks.
@@ -198,7 +216,10 @@ mod tests {
 
     fn filled(cache: &mut BlockCache, hashes: &[u64]) -> Vec<u32> {
         let blocks = taken(cache, hashes.len());
-        blocks.iter().zip(hashes).for_each(|(&block, &hash)| cache.publish(block, hash));
+        blocks
+            .iter()
+            .zip(hashes)
+            .for_each(|(&block, &hash)| cache.publish(block, hash));
         blocks
     }
 
@@ -219,9 +240,17 @@ mod tests {
         assert_eq!(found(&cache, &[1, 2, 3, 4]), (blocks.clone(), 3));
 
         taken(&mut cache, 1);
-        assert_eq!(found(&cache, &[1, 2, 3]).0.len(), 3, "the block that was never used goes first");
+        assert_eq!(
+            found(&cache, &[1, 2, 3]).0.len(),
+            3,
+            "the block that was never used goes first"
+        );
         taken(&mut cache, 1);
-        assert_eq!(found(&cache, &[1, 2, 3]).0, blocks[..2], "then the end of the prefix");
+        assert_eq!(
+            found(&cache, &[1, 2, 3]).0,
+            blocks[..2],
+            "then the end of the prefix"
+        );
         cache.clear_cache();
         assert_eq!((found(&cache, &[1, 2, 3]).0.len(), cache.free()), (0, 2));
     }

@@ -125,7 +125,11 @@ impl<R: EngineRequest> BatchingEngine<R> {
         let matches = |sequence: &EngineSequence<R>| is_aborted(&sequence.request);
         let sequence = match self.running.iter().position(matches) {
             Some(at) => self.running.remove(at),
-            None => self.waiting.iter().position(matches).and_then(|at| self.waiting.remove(at))?,
+            None => self
+                .waiting
+                .iter()
+                .position(matches)
+                .and_then(|at| self.waiting.remove(at))?,
         };
         self.blocks.release(&sequence.blocks);
         Some((sequence.request, sequence.generated))
@@ -145,12 +149,18 @@ impl<R: EngineRequest> BatchingEngine<R> {
     /// duplicates.
     pub fn adapters(&self) -> [Vec<u16>; 2] {
         let distinct = |sequences: &mut dyn Iterator<Item = &EngineSequence<R>>| {
-            let mut adapters: Vec<u16> = sequences.map(|sequence| sequence.request.adapter()).filter(|&adapter| adapter != 0).collect();
+            let mut adapters: Vec<u16> = sequences
+                .map(|sequence| sequence.request.adapter())
+                .filter(|&adapter| adapter != 0)
+                .collect();
             adapters.sort_unstable();
             adapters.dedup();
             adapters
         };
-        [distinct(&mut self.running.iter()), distinct(&mut self.waiting.iter())]
+        [
+            distinct(&mut self.running.iter()),
+            distinct(&mut self.waiting.iter()),
+        ]
     }
 
     /// Share of KV blocks in use, 0 to 1.
@@ -182,8 +192,15 @@ impl<R: EngineRequest> BatchingEngine<R> {
     /// sequence that is admitted for the first time and its cached prompt tokens.
     ///
     /// The caller ends the step in flight first.
-    pub fn start(&mut self, now_ms: f64, mut admitted: impl FnMut(&mut R, u32)) -> Option<EngineStep> {
-        let mut plan = StepPlan { budget: self.spec.budget, batch: StepBatch::default() };
+    pub fn start(
+        &mut self,
+        now_ms: f64,
+        mut admitted: impl FnMut(&mut R, u32),
+    ) -> Option<EngineStep> {
+        let mut plan = StepPlan {
+            budget: self.spec.budget,
+            batch: StepBatch::default(),
+        };
         let preempted = self.serve_running(&mut plan);
         if !preempted {
             self.admit(&mut plan, &mut admitted);
@@ -191,7 +208,10 @@ impl<R: EngineRequest> BatchingEngine<R> {
         if plan.batch.tokens() == 0 {
             return None;
         }
-        self.step = Some(EngineStep { ends_ms: now_ms + self.spec.times.step_ms(plan.batch), tokens: plan.batch.tokens() });
+        self.step = Some(EngineStep {
+            ends_ms: now_ms + self.spec.times.step_ms(plan.batch),
+            tokens: plan.batch.tokens(),
+        });
         self.step
     }
 
@@ -209,7 +229,12 @@ impl<R: EngineRequest> BatchingEngine<R> {
             if output > 0 {
                 sequence.generated += 1;
                 sequence.target += 1;
-                progress(&mut sequence.request, SequenceProgress::Token { number: sequence.generated });
+                progress(
+                    &mut sequence.request,
+                    SequenceProgress::Token {
+                        number: sequence.generated,
+                    },
+                );
             }
             let ended = sequence.generated >= output;
             if ended {
@@ -225,14 +250,18 @@ impl<R: EngineRequest> BatchingEngine<R> {
         let block_tokens = self.spec.block_tokens;
         let (mut at, mut preempted) = (0, false);
         while plan.budget > 0 {
-            let Some(sequence) = self.running.get(at) else { break };
+            let Some(sequence) = self.running.get(at) else {
+                break;
+            };
             let tokens = (sequence.target - sequence.computed).min(plan.budget);
             let missing = sequence.blocks_missing(tokens, block_tokens);
             while self.blocks.free() < missing && self.running.len() > at {
                 self.preempt_newest();
                 preempted = true;
             }
-            let Some(sequence) = self.running.get_mut(at) else { break };
+            let Some(sequence) = self.running.get_mut(at) else {
+                break;
+            };
             self.blocks.take_free(missing, &mut sequence.blocks);
             sequence.schedule(tokens, &mut plan.batch, &mut self.blocks, block_tokens);
             plan.budget -= tokens;
@@ -242,7 +271,9 @@ impl<R: EngineRequest> BatchingEngine<R> {
     }
 
     fn preempt_newest(&mut self) {
-        let Some(mut sequence) = self.running.pop() else { return };
+        let Some(mut sequence) = self.running.pop() else {
+            return;
+        };
         self.preemptions += 1;
         self.blocks.release(&sequence.blocks);
         sequence.blocks.clear();
@@ -255,8 +286,13 @@ impl<R: EngineRequest> BatchingEngine<R> {
     fn admit(&mut self, plan: &mut StepPlan, admitted: &mut impl FnMut(&mut R, u32)) {
         let mut passed_over = Vec::new();
         while plan.budget > 0 && self.running.len() < self.spec.sequences_max {
-            let Some(sequence) = self.waiting.pop_front() else { break };
-            if !self.adapters.fits(sequence.request.adapter(), in_use(&self.running)) {
+            let Some(sequence) = self.waiting.pop_front() else {
+                break;
+            };
+            if !self
+                .adapters
+                .fits(sequence.request.adapter(), in_use(&self.running))
+            {
                 passed_over.push(sequence);
                 continue;
             }
@@ -265,7 +301,10 @@ impl<R: EngineRequest> BatchingEngine<R> {
                 break;
             }
         }
-        passed_over.into_iter().rev().for_each(|sequence| self.waiting.push_front(sequence));
+        passed_over
+            .into_iter()
+            .rev()
+            .for_each(|sequence| self.waiting.push_front(sequence));
     }
 
     /// Moves the sequence to the running ones and schedules its first chunk. Returns the sequence
@@ -280,10 +319,16 @@ impl<R: EngineRequest> BatchingEngine<R> {
         let hashes = sequence.request.block_hashes();
         // The last token is always computed: its logits give the next one.
         let cachable = hashes.len().min((sequence.target - 1) / block_tokens);
-        let idle = self.blocks.look_up(hashes.get(..cachable).unwrap_or(&[]), &mut sequence.blocks);
+        let idle = self
+            .blocks
+            .look_up(hashes.get(..cachable).unwrap_or(&[]), &mut sequence.blocks);
         let cached = sequence.blocks.len() * block_tokens;
         // A preemption loses what another engine computed.
-        let done = if sequence.request.is_prefilled() && !sequence.admitted { sequence.target - 1 } else { cached };
+        let done = if sequence.request.is_prefilled() && !sequence.admitted {
+            sequence.target - 1
+        } else {
+            cached
+        };
         let tokens = (sequence.target - done).min(plan.budget);
         sequence.computed = done;
         let missing = sequence.blocks_missing(tokens, block_tokens);
@@ -296,9 +341,15 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.blocks.take_free(missing, &mut sequence.blocks);
         sequence.publish(cached, done, &mut self.blocks, block_tokens);
         if !std::mem::replace(&mut sequence.admitted, true) {
-            admitted(&mut sequence.request, u32::try_from(cached).unwrap_or(u32::MAX));
+            admitted(
+                &mut sequence.request,
+                u32::try_from(cached).unwrap_or(u32::MAX),
+            );
         }
-        if self.adapters.load(sequence.request.adapter(), in_use(&self.running)) {
+        if self
+            .adapters
+            .load(sequence.request.adapter(), in_use(&self.running))
+        {
             self.adapter_loads += 1;
             plan.batch.loading_ms += self.spec.adapter_load_ms;
         }
@@ -314,9 +365,16 @@ impl<R: EngineRequest> BatchingEngine<R> {
     pub(crate) fn check_blocks(&self) {
         let all = || self.running.iter().chain(&self.waiting);
         let blocks: usize = all().map(|sequence| sequence.blocks.len()).sum();
-        assert_eq!(self.blocks.uses(), blocks, "every use of a block has a sequence");
+        assert_eq!(
+            self.blocks.uses(),
+            blocks,
+            "every use of a block has a sequence"
+        );
         for sequence in all() {
-            assert_eq!(sequence.computed().div_ceil(self.spec.block_tokens), sequence.blocks.len());
+            assert_eq!(
+                sequence.computed().div_ceil(self.spec.block_tokens),
+                sequence.blocks.len()
+            );
         }
         assert!(self.running.len() <= self.spec.sequences_max);
     }
@@ -324,5 +382,9 @@ impl<R: EngineRequest> BatchingEngine<R> {
 
 /// Returns a check of whether a running sequence uses an adapter.
 fn in_use<R: EngineRequest>(running: &[EngineSequence<R>]) -> impl Fn(u16) -> bool + '_ {
-    |adapter| running.iter().any(|sequence| sequence.request.adapter() == adapter)
+    |adapter| {
+        running
+            .iter()
+            .any(|sequence| sequence.request.adapter() == adapter)
+    }
 }

@@ -26,7 +26,12 @@ pub enum EngineProfile {
 
 impl EngineProfile {
     /// All profiles.
-    pub const ALL: [Self; 4] = [Self::Llama8bH100, Self::Llama8bA100, Self::Llama8bH200, Self::Qwen32bH200];
+    pub const ALL: [Self; 4] = [
+        Self::Llama8bH100,
+        Self::Llama8bA100,
+        Self::Llama8bH200,
+        Self::Qwen32bH200,
+    ];
 
     /// The name of the profile on command lines.
     pub const fn name(self) -> &'static str {
@@ -41,7 +46,9 @@ impl EngineProfile {
     /// The name of the model.
     pub const fn model(self) -> &'static str {
         match self {
-            Self::Llama8bH100 | Self::Llama8bA100 | Self::Llama8bH200 => "meta-llama/Llama-3.1-8B-Instruct",
+            Self::Llama8bH100 | Self::Llama8bA100 | Self::Llama8bH200 => {
+                "meta-llama/Llama-3.1-8B-Instruct"
+            }
             Self::Qwen32bH200 => "Qwen/Qwen3-32B",
         }
     }
@@ -64,7 +71,12 @@ impl EngineProfile {
             Self::Llama8bH200 => ([4.57, 0.00926, 2.87e-5], [1.6, 0.01785, 2.88e-7]),
             Self::Qwen32bH200 => ([18.17, 0.0248, 5.81e-5], [3.5, 0.0807, 4.22e-7]),
         };
-        StepTimeModel { decode, prefill, overhead: 1.0, slowdown: 1.0 }
+        StepTimeModel {
+            decode,
+            prefill,
+            overhead: 1.0,
+            slowdown: 1.0,
+        }
     }
 
     /// The engine with KV blocks of `block_tokens`, at most 256 sequences and 8,192 tokens in a
@@ -93,7 +105,10 @@ impl FromStr for EngineProfile {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|profile| profile.name() == name).ok_or_else(|| format!("there is no engine profile `{name}`"))
+        Self::ALL
+            .into_iter()
+            .find(|profile| profile.name() == name)
+            .ok_or_else(|| format!("there is no engine profile `{name}`"))
     }
 }
 
@@ -105,8 +120,16 @@ mod tests {
     /// The measured table points of the profiles, within 12 % and without the overhead.
     #[test]
     fn steps_match_the_measured_points() {
-        let decodes = |sequences: f64, context: f64| StepBatch { sequences, context: sequences * context, ..StepBatch::default() };
-        let prefill = |tokens: f64| StepBatch { prefill: tokens, pairs: tokens * tokens, ..StepBatch::default() };
+        let decodes = |sequences: f64, context: f64| StepBatch {
+            sequences,
+            context: sequences * context,
+            ..StepBatch::default()
+        };
+        let prefill = |tokens: f64| StepBatch {
+            prefill: tokens,
+            pairs: tokens * tokens,
+            ..StepBatch::default()
+        };
         for (profile, batch, measured_ms) in [
             (EngineProfile::Llama8bH100, decodes(1.0, 0.0), 6.1),
             (EngineProfile::Llama8bH100, decodes(32.0, 1024.0), 7.9),
@@ -122,7 +145,10 @@ mod tests {
             (EngineProfile::Qwen32bH200, prefill(4096.0), 349.5),
         ] {
             let step_ms = profile.times().step_ms(batch) - profile.times().overhead;
-            assert!((step_ms / measured_ms - 1.0).abs() < 0.12, "{profile:?} {batch:?}: {step_ms} against {measured_ms}");
+            assert!(
+                (step_ms / measured_ms - 1.0).abs() < 0.12,
+                "{profile:?} {batch:?}: {step_ms} against {measured_ms}"
+            );
         }
     }
 

@@ -47,7 +47,15 @@ pub struct EngineSequence<R> {
 impl<R: EngineRequest> EngineSequence<R> {
     pub(crate) fn new(request: R) -> Self {
         let target = request.prompt_tokens() as usize;
-        Self { request, computed: 0, target, generated: 0, scheduled: 0, blocks: Vec::new(), admitted: false }
+        Self {
+            request,
+            computed: 0,
+            target,
+            generated: 0,
+            scheduled: 0,
+            blocks: Vec::new(),
+            admitted: false,
+        }
     }
 
     /// The request.
@@ -73,12 +81,22 @@ impl<R: EngineRequest> EngineSequence<R> {
     /// Blocks to take before the next `tokens` can be computed.
     pub(crate) fn blocks_missing(&self, tokens: usize, block_tokens: usize) -> usize {
         let missing = (self.computed + tokens).saturating_sub(self.blocks.len() * block_tokens);
-        if missing == 0 { 0 } else { missing.div_ceil(block_tokens) }
+        if missing == 0 {
+            0
+        } else {
+            missing.div_ceil(block_tokens)
+        }
     }
 
     /// Adds the next `tokens` to the step. Later sequences of the same step already find the blocks
     /// that this fills, as in vLLM.
-    pub(crate) fn schedule(&mut self, tokens: usize, batch: &mut StepBatch, blocks: &mut BlockCache, block_tokens: usize) {
+    pub(crate) fn schedule(
+        &mut self,
+        tokens: usize,
+        batch: &mut StepBatch,
+        blocks: &mut BlockCache,
+        block_tokens: usize,
+    ) {
         let (from, to) = (self.computed, self.computed + tokens);
         self.scheduled = tokens;
         if self.generated > 0 && tokens == 1 {
@@ -90,7 +108,13 @@ impl<R: EngineRequest> EngineSequence<R> {
     }
 
     /// Makes the blocks that the tokens `from..to` fill available to later sequences.
-    pub(crate) fn publish(&self, from: usize, to: usize, blocks: &mut BlockCache, block_tokens: usize) {
+    pub(crate) fn publish(
+        &self,
+        from: usize,
+        to: usize,
+        blocks: &mut BlockCache,
+        block_tokens: usize,
+    ) {
         let hashes = self.request.block_hashes();
         let (first, end) = (from / block_tokens, (to / block_tokens).min(hashes.len()));
         for (block, hash) in self.blocks.iter().zip(hashes).take(end).skip(first) {

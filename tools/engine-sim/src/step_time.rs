@@ -66,14 +66,24 @@ impl StepTimeModel {
         let [d0, d1, d2] = self.decode;
         let [p0, p1, p2] = self.prefill;
         let decode = d0 + d1 * batch.sequences + d2 * batch.context;
-        let prefill = if batch.prefill > 0.0 { (p0 + p1 * batch.prefill + p2 * batch.pairs - d0).max(0.0) } else { 0.0 };
+        let prefill = if batch.prefill > 0.0 {
+            (p0 + p1 * batch.prefill + p2 * batch.pairs - d0).max(0.0)
+        } else {
+            0.0
+        };
         self.slowdown * (self.overhead + decode + prefill) + batch.loading_ms
     }
 
     /// Duration of a step that decodes `sequences` with `context` tokens together, and prefills
     /// `tokens` of one prompt after the `done` ones, ms.
     pub fn mixed_ms(&self, (sequences, context): (f64, f64), tokens: f64, done: f64) -> f64 {
-        self.step_ms(StepBatch { sequences, context, prefill: tokens, pairs: (done + tokens).powi(2) - done.powi(2), loading_ms: 0.0 })
+        self.step_ms(StepBatch {
+            sequences,
+            context,
+            prefill: tokens,
+            pairs: (done + tokens).powi(2) - done.powi(2),
+            loading_ms: 0.0,
+        })
     }
 
     /// Prefill time of a prompt on an idle engine with an empty cache, in chunks of `budget`
@@ -112,9 +122,18 @@ mod tests {
 
     #[test]
     fn loading_adapters_is_not_slowed_down() {
-        let times = StepTimeModel { slowdown: 3.0, ..EngineProfile::Llama8bH100.times() };
+        let times = StepTimeModel {
+            slowdown: 3.0,
+            ..EngineProfile::Llama8bH100.times()
+        };
         let plain = batch(2, 100, 0);
-        assert_eq!(times.step_ms(StepBatch { loading_ms: 50.0, ..plain }), times.step_ms(plain) + 50.0);
+        assert_eq!(
+            times.step_ms(StepBatch {
+                loading_ms: 50.0,
+                ..plain
+            }),
+            times.step_ms(plain) + 50.0
+        );
         assert_eq!(batch(3, 10, 7).tokens(), 10);
     }
 

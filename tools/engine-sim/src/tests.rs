@@ -60,11 +60,18 @@ struct TestRun {
 impl TestRun {
     /// Runs requests with their arrival times to their end.
     fn of(spec: SimulatedEngineSpec, requests: &[(f64, TestRequest)]) -> Self {
-        let mut run = Self { engine: BatchingEngine::new(spec), outcomes: vec![TestOutcome::default(); requests.len()], steps: Vec::new() };
+        let mut run = Self {
+            engine: BatchingEngine::new(spec),
+            outcomes: vec![TestOutcome::default(); requests.len()],
+            steps: Vec::new(),
+        };
         let (mut next, mut now) = (0, 0.0);
         loop {
             while let Some((_, request)) = requests.get(next).filter(|(at_ms, _)| *at_ms <= now) {
-                run.engine.submit(TestRequest { number: next, ..request.clone() });
+                run.engine.submit(TestRequest {
+                    number: next,
+                    ..request.clone()
+                });
                 next += 1;
             }
             match (run.step(now, requests), requests.get(next)) {
@@ -80,7 +87,9 @@ impl TestRun {
     /// Makes one step. Returns when it ends.
     fn step(&mut self, now: f64, requests: &[(f64, TestRequest)]) -> Option<f64> {
         let (engine, outcomes) = (&mut self.engine, &mut self.outcomes);
-        let step = engine.start(now, |request, cached| outcomes[request.number].cached.push(cached))?;
+        let step = engine.start(now, |request, cached| {
+            outcomes[request.number].cached.push(cached)
+        })?;
         assert_eq!(engine.step(), Some(step));
         engine.check_blocks();
         engine.end(|request, progress| {
@@ -107,7 +116,11 @@ impl TestRun {
 }
 
 fn request(prompt: u32, output: u32) -> TestRequest {
-    TestRequest { prompt, output, ..TestRequest::default() }
+    TestRequest {
+        prompt,
+        output,
+        ..TestRequest::default()
+    }
 }
 
 #[test]
@@ -115,9 +128,17 @@ fn a_lone_request_takes_the_time_of_the_formula() {
     let run = TestRun::of(H100, &[(0.0, request(8192, 11))]);
     let times = H100.times;
     let first_ms = times.mixed_ms((0.0, 0.0), 8192.0, 0.0);
-    let decodes_ms: f64 = (1..=10).map(|i| times.mixed_ms((1.0, 8192.0 + f64::from(i)), 0.0, 0.0)).sum();
-    let [outcome] = &run.outcomes[..] else { panic!("{:?}", run.outcomes) };
-    assert!((outcome.first_ms - first_ms).abs() < 1e-9 && (outcome.end_ms - first_ms - decodes_ms).abs() < 1e-6, "{outcome:?}");
+    let decodes_ms: f64 = (1..=10)
+        .map(|i| times.mixed_ms((1.0, 8192.0 + f64::from(i)), 0.0, 0.0))
+        .sum();
+    let [outcome] = &run.outcomes[..] else {
+        panic!("{:?}", run.outcomes)
+    };
+    assert!(
+        (outcome.first_ms - first_ms).abs() < 1e-9
+            && (outcome.end_ms - first_ms - decodes_ms).abs() < 1e-6,
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -126,7 +147,11 @@ fn a_slowed_engine_takes_longer_from_the_next_step_on() {
     engine.submit(request(1024, 2));
     let plain_ms = engine.start(0.0, |_, _| ()).unwrap().ends_ms;
     engine.set_slowdown(3.0);
-    assert_eq!(engine.step().unwrap().ends_ms, plain_ms, "the step in flight is not changed");
+    assert_eq!(
+        engine.step().unwrap().ends_ms,
+        plain_ms,
+        "the step in flight is not changed"
+    );
     engine.end(|_, _| ());
     let (start, ends_ms) = (plain_ms, engine.start(plain_ms, |_, _| ()).unwrap().ends_ms);
     assert!((ends_ms - start - 3.0 * H100.times.mixed_ms((1.0, 1025.0), 0.0, 0.0)).abs() < 1e-9);
@@ -142,89 +167,197 @@ fn a_long_prompt_is_computed_in_chunks() {
 
 #[test]
 fn a_long_prompt_is_computed_beside_decodes() {
-    let spec = SimulatedEngineSpec { budget: 2048, ..EngineProfile::Llama8bH100.spec(16) };
+    let spec = SimulatedEngineSpec {
+        budget: 2048,
+        ..EngineProfile::Llama8bH100.spec(16)
+    };
     let run = TestRun::of(spec, &[(0.0, request(16, 40)), (1.0, request(8000, 1))]);
-    assert_eq!(run.steps.iter().filter(|&&tokens| tokens == 2048).count(), 3, "the budget caps a step: {:?}", run.steps);
-    assert_eq!(run.steps.iter().sum::<u32>(), 16 + 39 + 8000, "each token is computed once");
+    assert_eq!(
+        run.steps.iter().filter(|&&tokens| tokens == 2048).count(),
+        3,
+        "the budget caps a step: {:?}",
+        run.steps
+    );
+    assert_eq!(
+        run.steps.iter().sum::<u32>(),
+        16 + 39 + 8000,
+        "each token is computed once"
+    );
 }
 
 #[test]
 fn a_repeated_prompt_is_cached_except_its_end() {
     let hashes: Vec<u64> = (1..=100).collect();
-    let of = |prompt| TestRequest { hashes: hashes.clone(), ..request(prompt, 5) };
+    let of = |prompt| TestRequest {
+        hashes: hashes.clone(),
+        ..request(prompt, 5)
+    };
     let run = TestRun::of(H100, &[(0.0, of(6400)), (1e4, of(6400)), (2e4, of(7000))]);
-    assert_eq!(run.outcomes.iter().map(|outcome| outcome.cached[0]).collect::<Vec<_>>(), [0, 6400 - 64, 6400]);
+    assert_eq!(
+        run.outcomes
+            .iter()
+            .map(|outcome| outcome.cached[0])
+            .collect::<Vec<_>>(),
+        [0, 6400 - 64, 6400]
+    );
 }
 
 #[test]
 fn a_continued_answer_is_cached() {
     let spec = EngineProfile::Llama8bH100.spec(16);
-    let of = |prompt, output| TestRequest { hashes: (1..=40).collect(), ..request(prompt, output) };
+    let of = |prompt, output| TestRequest {
+        hashes: (1..=40).collect(),
+        ..request(prompt, output)
+    };
     let run = TestRun::of(spec, &[(0.0, of(320, 64)), (1e4, of(500, 1))]);
-    assert_eq!(run.outcomes[1].cached, [368], "prompt and output of the first, except the last token, which was never computed");
+    assert_eq!(
+        run.outcomes[1].cached,
+        [368],
+        "prompt and output of the first, except the last token, which was never computed"
+    );
 }
 
 #[test]
 fn all_requests_end_and_every_block_comes_back_under_preemption() {
-    let requests: Vec<_> = (0..60).map(|i| (f64::from(i) * 5.0, request(1000 + 37 * i, 400))).collect();
-    let run = TestRun::of(SimulatedEngineSpec { kv_blocks: 300, ..H100 }, &requests);
+    let requests: Vec<_> = (0..60)
+        .map(|i| (f64::from(i) * 5.0, request(1000 + 37 * i, 400)))
+        .collect();
+    let run = TestRun::of(
+        SimulatedEngineSpec {
+            kv_blocks: 300,
+            ..H100
+        },
+        &requests,
+    );
     assert!(run.engine.preemptions() > 0);
-    assert!(run.outcomes.iter().all(|outcome| outcome.end_ms > outcome.first_ms && outcome.first_ms > 0.0));
-    assert!(run.outcomes.iter().all(|outcome| outcome.tokens == 400 && outcome.cached.len() == 1), "no token twice, one admission");
+    assert!(
+        run.outcomes
+            .iter()
+            .all(|outcome| outcome.end_ms > outcome.first_ms && outcome.first_ms > 0.0)
+    );
+    assert!(
+        run.outcomes
+            .iter()
+            .all(|outcome| outcome.tokens == 400 && outcome.cached.len() == 1),
+        "no token twice, one admission"
+    );
 }
 
 #[test]
 fn the_newest_is_preempted_and_waits_before_those_that_never_ran() {
-    let spec = SimulatedEngineSpec { kv_blocks: 20, sequences_max: 4, ..EngineProfile::Llama8bH100.spec(16) };
+    let spec = SimulatedEngineSpec {
+        kv_blocks: 20,
+        sequences_max: 4,
+        ..EngineProfile::Llama8bH100.spec(16)
+    };
     let mut engine = BatchingEngine::new(spec);
-    (0..5).for_each(|number| engine.submit(TestRequest { number, ..request(64, 64) }));
+    (0..5).for_each(|number| {
+        engine.submit(TestRequest {
+            number,
+            ..request(64, 64)
+        })
+    });
     while engine.preemptions() == 0 {
         engine.start(0.0, |_, _| ()).unwrap();
         engine.end(|_, _| ());
     }
-    assert_eq!(engine.waiting().map(|sequence| sequence.request().number).collect::<Vec<_>>(), [3, 4]);
+    assert_eq!(
+        engine
+            .waiting()
+            .map(|sequence| sequence.request().number)
+            .collect::<Vec<_>>(),
+        [3, 4]
+    );
 }
 
 #[test]
 fn requests_are_served_in_order_of_arrival() {
     let requests: Vec<_> = (0..20).map(|i| (f64::from(i), request(9000, 1))).collect();
     let run = TestRun::of(H100, &requests);
-    let firsts: Vec<f64> = run.outcomes.iter().zip(&requests).map(|(outcome, (at_ms, _))| outcome.first_ms + at_ms).collect();
+    let firsts: Vec<f64> = run
+        .outcomes
+        .iter()
+        .zip(&requests)
+        .map(|(outcome, (at_ms, _))| outcome.first_ms + at_ms)
+        .collect();
     assert!(firsts.is_sorted(), "{firsts:?}");
 }
 
 /// How long the first step takes with these requests, and the engine then.
-fn first_step(spec: SimulatedEngineSpec, requests: &[TestRequest]) -> (f64, BatchingEngine<TestRequest>) {
+fn first_step(
+    spec: SimulatedEngineSpec,
+    requests: &[TestRequest],
+) -> (f64, BatchingEngine<TestRequest>) {
     let mut engine = BatchingEngine::new(spec);
-    requests.iter().for_each(|request| engine.submit(request.clone()));
+    requests
+        .iter()
+        .for_each(|request| engine.submit(request.clone()));
     let ends_ms = engine.start(0.0, |_, _| ()).unwrap().ends_ms;
     (ends_ms, engine)
 }
 
 #[test]
 fn adapters_are_loaded_within_a_step_and_a_request_without_a_place_is_passed_over() {
-    let spec = SimulatedEngineSpec { adapter_places: 2, adapter_load_ms: 100.0, ..H100 };
-    let of = |adapter: u16| TestRequest { adapter, ..request(64, 9) };
+    let spec = SimulatedEngineSpec {
+        adapter_places: 2,
+        adapter_load_ms: 100.0,
+        ..H100
+    };
+    let of = |adapter: u16| TestRequest {
+        adapter,
+        ..request(64, 9)
+    };
     let (plain_ms, _) = first_step(spec, &[of(0), of(0), of(0)]);
     let (loading_ms, engine) = first_step(spec, &[of(1), of(2), of(3), of(1)]);
-    assert_eq!((engine.running().len(), (loading_ms - plain_ms).round()), (3, 200.0), "the third waits, the fourth does not wait for it");
-    assert_eq!((engine.adapters(), engine.adapter_loads()), ([vec![1, 2], vec![3]], 2));
+    assert_eq!(
+        (engine.running().len(), (loading_ms - plain_ms).round()),
+        (3, 200.0),
+        "the third waits, the fourth does not wait for it"
+    );
+    assert_eq!(
+        (engine.adapters(), engine.adapter_loads()),
+        ([vec![1, 2], vec![3]], 2)
+    );
 }
 
 #[test]
 fn what_another_engine_computed_is_not_computed_again() {
     let own = request(6_400, 5);
     let (own_ms, _) = first_step(H100, std::slice::from_ref(&own));
-    let (prefilled_ms, _) = first_step(H100, &[TestRequest { prefilled: true, ..own }]);
-    assert!(prefilled_ms < 10.0 && own_ms > 100.0, "{prefilled_ms} {own_ms}");
+    let (prefilled_ms, _) = first_step(
+        H100,
+        &[TestRequest {
+            prefilled: true,
+            ..own
+        }],
+    );
+    assert!(
+        prefilled_ms < 10.0 && own_ms > 100.0,
+        "{prefilled_ms} {own_ms}"
+    );
 }
 
 #[test]
 fn an_aborted_request_leaves_nothing() {
-    let of = |number: usize| TestRequest { number, ..request(100, 50) };
-    let (_, mut engine) = first_step(SimulatedEngineSpec { sequences_max: 2, ..H100 }, &[of(0), of(1), of(2)]);
-    let abort = |engine: &mut BatchingEngine<TestRequest>, number| engine.abort(|request| request.number == number);
-    assert_eq!(abort(&mut engine, 1), Some((of(1), 0)), "in the step in flight");
+    let of = |number: usize| TestRequest {
+        number,
+        ..request(100, 50)
+    };
+    let (_, mut engine) = first_step(
+        SimulatedEngineSpec {
+            sequences_max: 2,
+            ..H100
+        },
+        &[of(0), of(1), of(2)],
+    );
+    let abort = |engine: &mut BatchingEngine<TestRequest>, number| {
+        engine.abort(|request| request.number == number)
+    };
+    assert_eq!(
+        abort(&mut engine, 1),
+        Some((of(1), 0)),
+        "in the step in flight"
+    );
     assert_eq!(abort(&mut engine, 2), Some((of(2), 0)), "in the queue");
     assert_eq!(abort(&mut engine, 1), None);
     let mut progress = Vec::new();
@@ -232,13 +365,18 @@ fn an_aborted_request_leaves_nothing() {
     assert_eq!(progress, [(0, SequenceProgress::Token { number: 1 })]);
     assert_eq!(abort(&mut engine, 0), Some((of(0), 1)));
     engine.check_blocks();
-    assert_eq!((engine.kv_utilization(), engine.start(0.0, |_, _| ())), (0.0, None));
+    assert_eq!(
+        (engine.kv_utilization(), engine.start(0.0, |_, _| ())),
+        (0.0, None)
+    );
 }
 
 #[test]
 fn a_request_without_output_ends_with_its_prefill() {
     let run = TestRun::of(H100, &[(0.0, request(100, 0))]);
-    let [outcome] = &run.outcomes[..] else { panic!("{:?}", run.outcomes) };
+    let [outcome] = &run.outcomes[..] else {
+        panic!("{:?}", run.outcomes)
+    };
     assert_eq!((outcome.tokens, outcome.ends, run.steps), (0, 1, vec![100]));
 }
 

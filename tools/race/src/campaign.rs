@@ -91,8 +91,19 @@ impl RouterGroup {
     #[must_use]
     pub fn others() -> [Self; 2] {
         [
-            Self::new("vllm-router", &["ours", "vllm-cache-aware", "vllm-round-robin"]),
-            Self::new("envoy", &["ours", "llm-d-default", "llm-d-recommended", "envoy-round-robin"]),
+            Self::new(
+                "vllm-router",
+                &["ours", "vllm-cache-aware", "vllm-round-robin"],
+            ),
+            Self::new(
+                "envoy",
+                &[
+                    "ours",
+                    "llm-d-default",
+                    "llm-d-recommended",
+                    "envoy-round-robin",
+                ],
+            ),
         ]
     }
 
@@ -104,13 +115,18 @@ impl RouterGroup {
 
     /// All groups.
     pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::core()).chain(Self::others()).chain([Self::dynamo()])
+        std::iter::once(Self::core())
+            .chain(Self::others())
+            .chain([Self::dynamo()])
     }
 
     /// A group of these routers.
     #[must_use]
     pub fn new(name: &'static str, routers: &[&str]) -> Self {
-        Self { name, routers: routers.iter().map(ToString::to_string).collect() }
+        Self {
+            name,
+            routers: routers.iter().map(ToString::to_string).collect(),
+        }
     }
 }
 
@@ -136,7 +152,10 @@ impl Campaign {
         let mut outcome = CampaignOutcome::default();
         for (parts, at_once) in [(beside, self.at_once.max(1)), (alone, 1)] {
             let parts = parts.into_iter().map(|part| self.run_part(part, &say));
-            let outcomes: Vec<_> = stream::iter(parts).buffer_unordered(at_once).try_collect().await?;
+            let outcomes: Vec<_> = stream::iter(parts)
+                .buffer_unordered(at_once)
+                .try_collect()
+                .await?;
             outcomes.into_iter().for_each(|part| outcome.add(part));
         }
         Ok(outcome)
@@ -146,9 +165,15 @@ impl Campaign {
         let (mut outcome, mut wanted) = (CampaignOutcome::default(), Vec::new());
         for router in &part.group.routers {
             if !RouterKind::named(router)?.is_installed() {
-                outcome.skipped.push(format!("{} seed {}: {router} is not installed", part.cell.name, part.seed));
+                outcome.skipped.push(format!(
+                    "{} seed {}: {router} is not installed",
+                    part.cell.name, part.seed
+                ));
             } else if part.cell.is_dynamo() && !MockerEngines::is_installed() {
-                outcome.skipped.push(format!("{} seed {}: {router} lacks Dynamo's engines", part.cell.name, part.seed));
+                outcome.skipped.push(format!(
+                    "{} seed {}: {router} lacks Dynamo's engines",
+                    part.cell.name, part.seed
+                ));
             } else if RunRecord::read(&self.path(part, router))?.is_some() {
                 outcome.kept += 1;
             } else {
@@ -162,14 +187,30 @@ impl Campaign {
     /// The file of a run.
     #[must_use]
     pub fn path(&self, part: &RacePart, router: &str) -> PathBuf {
-        RunRecord::path(&self.folder.join(part.group.name), part.cell.name, part.seed, router)
+        RunRecord::path(
+            &self.folder.join(part.group.name),
+            part.cell.name,
+            part.seed,
+            router,
+        )
     }
 
     /// Runs routers side by side. Those whose run was late run again, half as many at a time, or
     /// alone as before.
-    async fn run_routers(&self, part: &RacePart, routers: &[String], outcome: &mut CampaignOutcome, say: &impl Fn(String)) -> Result<()> {
-        let halved = std::iter::successors(Some(routers.len()), |at_once| Some(at_once / 2)).take_while(|at_once| *at_once > 0);
-        let rounds = if part.is_alone() { vec![1; ROUNDS_ALONE] } else { halved.collect() };
+    async fn run_routers(
+        &self,
+        part: &RacePart,
+        routers: &[String],
+        outcome: &mut CampaignOutcome,
+        say: &impl Fn(String),
+    ) -> Result<()> {
+        let halved = std::iter::successors(Some(routers.len()), |at_once| Some(at_once / 2))
+            .take_while(|at_once| *at_once > 0);
+        let rounds = if part.is_alone() {
+            vec![1; ROUNDS_ALONE]
+        } else {
+            halved.collect()
+        };
         let mut left = routers.to_vec();
         for at_once in rounds {
             let mut late = Vec::new();
@@ -187,36 +228,82 @@ impl Campaign {
             left = late;
         }
         let (cell, seed) = (part.cell.name, part.seed);
-        let too_slow = |router: String| format!("{cell} seed {seed}: {router} was late even alone; this machine is too slow for the cell");
+        let too_slow = |router: String| {
+            format!(
+                "{cell} seed {seed}: {router} was late even alone; this machine is too slow for the cell"
+            )
+        };
         outcome.skipped.extend(left.into_iter().map(too_slow));
         Ok(())
     }
 
-    async fn run_side_by_side(&self, part: &RacePart, routers: &[String]) -> Result<Vec<RunRecord>> {
+    async fn run_side_by_side(
+        &self,
+        part: &RacePart,
+        routers: &[String],
+    ) -> Result<Vec<RunRecord>> {
         let limit = Duration::from_secs_f64(self.arrivals_s) + ENDING;
         let RacePart { cell, seed, group } = part;
-        let side_by_side = if part.is_alone() { 1 } else { routers.len() * self.at_once };
+        let side_by_side = if part.is_alone() {
+            1
+        } else {
+            routers.len() * self.at_once
+        };
         let runs = routers.iter().map(|router| async move {
-            let draft = self.folder.join("drafts").join(format!("{}-{}-{seed}-{router}.json", group.name, cell.name));
+            let draft = self
+                .folder
+                .join("drafts")
+                .join(format!("{}-{}-{seed}-{router}.json", group.name, cell.name));
             let mut child = self.play_in_namespace(cell, *seed, router, side_by_side, &draft)?;
-            let status =
-                timeout(limit, child.wait()).await.map_err(|_| format!("{} with {router} took longer than {limit:?}", cell.name))??;
+            let status = timeout(limit, child.wait())
+                .await
+                .map_err(|_| format!("{} with {router} took longer than {limit:?}", cell.name))??;
             read_run(&draft, status, router)
         });
         futures::future::join_all(runs).await.into_iter().collect()
     }
 
-    fn play_in_namespace(&self, cell: &Cell, seed: u64, router: &str, side_by_side: usize, out: &Path) -> Result<tokio::process::Child> {
-        let script = if cell.is_dynamo() { IN_DYNAMO_NAMESPACE } else { IN_NAMESPACE };
+    fn play_in_namespace(
+        &self,
+        cell: &Cell,
+        seed: u64,
+        router: &str,
+        side_by_side: usize,
+        out: &Path,
+    ) -> Result<tokio::process::Child> {
+        let script = if cell.is_dynamo() {
+            IN_DYNAMO_NAMESPACE
+        } else {
+            IN_NAMESPACE
+        };
         let mut command = Command::new("unshare");
         // In a namespace of processes, all that a run started ends with it.
         command
-            .args(["--net", "--pid", "--fork", "--kill-child", "sh", "-c", script])
+            .args([
+                "--net",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "sh",
+                "-c",
+                script,
+            ])
             .arg(std::env::current_exe()?)
             .args(["play", "--cell", cell.name]);
-        command.args(["--seed", &seed.to_string(), "--router", router, "--arrivals-s", &self.arrivals_s.to_string()]);
-        command.args(["--side-by-side", &side_by_side.to_string(), "--out"]).arg(out);
-        Ok(tokio::process::Command::from(command).kill_on_drop(true).spawn()?)
+        command.args([
+            "--seed",
+            &seed.to_string(),
+            "--router",
+            router,
+            "--arrivals-s",
+            &self.arrivals_s.to_string(),
+        ]);
+        command
+            .args(["--side-by-side", &side_by_side.to_string(), "--out"])
+            .arg(out);
+        Ok(tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .spawn()?)
     }
 }
 
@@ -233,9 +320,13 @@ impl CampaignOutcome {
 /// The run that a process wrote.
 fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> {
     if !status.success() {
-        return Err(format!("the run of {router} failed ({status}): see above. Network namespaces need root").into());
+        return Err(format!(
+            "the run of {router} failed ({status}): see above. Network namespaces need root"
+        )
+        .into());
     }
-    let run = RunRecord::read(path)?.ok_or_else(|| format!("the run of {router} left no record"))?;
+    let run =
+        RunRecord::read(path)?.ok_or_else(|| format!("the run of {router} left no record"))?;
     std::fs::remove_file(path)?;
     Ok(run)
 }
@@ -243,7 +334,11 @@ fn read_run(path: &Path, status: ExitStatus, router: &str) -> Result<RunRecord> 
 /// A run in one line, for the terminal.
 fn line_of(run: &RunRecord) -> String {
     let figure = |figure: crate::judge::RaceFigure| figure.of(run.requests.iter());
-    let engines: Vec<String> = run.engines.iter().map(|engine| engine.requests.to_string()).collect();
+    let engines: Vec<String> = run
+        .engines
+        .iter()
+        .map(|engine| engine.requests.to_string())
+        .collect();
     format!(
         "{:14} seed {:3} {:18} e2e {:6.0} ms, TTFT {:5.0} ms, p99 {:5.0} ms, hits {:4.1} %, {} requests, {} failed, late {:.1} and {:.1} ms, by engine {}",
         run.cell,

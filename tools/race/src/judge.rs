@@ -75,8 +75,13 @@ struct SessionPair<'a> {
 
 impl CachePhase {
     /// The requests of a run that count.
-    pub fn requests<'a>(self, run: &'a RunRecord) -> impl Iterator<Item = &'a RequestRecord> + use<'a> {
-        run.requests.iter().filter(move |request| request.cold == (self == Self::Cold))
+    pub fn requests<'a>(
+        self,
+        run: &'a RunRecord,
+    ) -> impl Iterator<Item = &'a RequestRecord> + use<'a> {
+        run.requests
+            .iter()
+            .filter(move |request| request.cold == (self == Self::Cold))
     }
 }
 
@@ -84,7 +89,13 @@ impl CachePhase {
 
 impl RaceFigure {
     /// All figures.
-    pub const ALL: [Self; 5] = [Self::EndToEndMean, Self::FirstTokenMean, Self::FirstTokenP99, Self::PerTokenMean, Self::PerTokenP99];
+    pub const ALL: [Self; 5] = [
+        Self::EndToEndMean,
+        Self::FirstTokenMean,
+        Self::FirstTokenP99,
+        Self::PerTokenMean,
+        Self::PerTokenP99,
+    ];
 
     /// The figure's name on the page.
     #[must_use]
@@ -103,16 +114,26 @@ impl RaceFigure {
         match self {
             Self::EndToEndMean => mean(requests.map(|request| request.e2e_ms)),
             Self::FirstTokenMean => mean(requests.map(|request| request.ttft_ms)),
-            Self::FirstTokenP99 => percentile(requests.map(|request| request.ttft_ms).collect(), 0.99),
+            Self::FirstTokenP99 => {
+                percentile(requests.map(|request| request.ttft_ms).collect(), 0.99)
+            }
             Self::PerTokenMean => mean(requests.filter_map(|request| request.tpot_ms)),
-            Self::PerTokenP99 => percentile(requests.filter_map(|request| request.tpot_ms).collect(), 0.99),
+            Self::PerTokenP99 => percentile(
+                requests.filter_map(|request| request.tpot_ms).collect(),
+                0.99,
+            ),
         }
     }
 
     /// The ratio of this figure of the runs `ours` to that of the runs `theirs`: below 1 ours are
     /// faster. Only sessions that both played count. `None` if there are none.
     #[must_use]
-    pub fn ratio(self, row: CachePhase, ours: &[&RunRecord], theirs: &[&RunRecord]) -> Option<RouterRatio> {
+    pub fn ratio(
+        self,
+        row: CachePhase,
+        ours: &[&RunRecord],
+        theirs: &[&RunRecord],
+    ) -> Option<RouterRatio> {
         let pairs = pairs(row, ours, theirs);
         if pairs.is_empty() {
             return None;
@@ -124,24 +145,58 @@ impl RaceFigure {
         let mut rng = SmallRng::seed_from_u64(SEED);
         let all: Vec<&SessionPair<'_>> = pairs.iter().collect();
         let mut draws: Vec<f64> = (0..DRAWS)
-            .map(|_| figure(&all.iter().filter_map(|_| all.get(rng.random_range(0..all.len())).copied()).collect::<Vec<_>>()))
+            .map(|_| {
+                figure(
+                    &all.iter()
+                        .filter_map(|_| all.get(rng.random_range(0..all.len())).copied())
+                        .collect::<Vec<_>>(),
+                )
+            })
             .collect();
         draws.sort_by(f64::total_cmp);
-        let at = |share: f64| draws.get((share * (DRAWS - 1) as f64).round() as usize).copied().unwrap_or(f64::NAN);
-        Some(RouterRatio { ratio: figure(&all), low: at(0.025), high: at(0.975) })
+        let at = |share: f64| {
+            draws
+                .get((share * (DRAWS - 1) as f64).round() as usize)
+                .copied()
+                .unwrap_or(f64::NAN)
+        };
+        Some(RouterRatio {
+            ratio: figure(&all),
+            low: at(0.025),
+            high: at(0.975),
+        })
     }
 }
 
 /// The sessions that both played, by seed and number.
-fn pairs<'a>(row: CachePhase, ours: &[&'a RunRecord], theirs: &[&'a RunRecord]) -> Vec<SessionPair<'a>> {
+fn pairs<'a>(
+    row: CachePhase,
+    ours: &[&'a RunRecord],
+    theirs: &[&'a RunRecord],
+) -> Vec<SessionPair<'a>> {
     let mut pairs = BTreeMap::<(u64, u32), SessionPair<'a>>::new();
     for run in ours {
-        row.requests(run).for_each(|request| pairs.entry((run.seed, request.session)).or_default().ours.push(request));
+        row.requests(run).for_each(|request| {
+            pairs
+                .entry((run.seed, request.session))
+                .or_default()
+                .ours
+                .push(request)
+        });
     }
     for run in theirs {
-        row.requests(run).for_each(|request| pairs.entry((run.seed, request.session)).or_default().theirs.push(request));
+        row.requests(run).for_each(|request| {
+            pairs
+                .entry((run.seed, request.session))
+                .or_default()
+                .theirs
+                .push(request)
+        });
     }
-    pairs.into_values().filter(|pair| !pair.ours.is_empty() && !pair.theirs.is_empty()).collect()
+    pairs
+        .into_values()
+        .filter(|pair| !pair.ours.is_empty() && !pair.theirs.is_empty())
+        .collect()
 }
 
 // === impl RouterRatio ===
@@ -199,13 +254,26 @@ mod tests {
                 ttft_ms: change(base, number) / 10.0,
                 e2e_ms: change(base, number),
                 tpot_ms: Some(20.0),
-                tokens: RequestTokens { prompt: 1, cached: 0, output: 2 },
+                tokens: RequestTokens {
+                    prompt: 1,
+                    cached: 0,
+                    output: 2,
+                },
                 failure: None,
             }
         };
         let (cell, router, version) = ("cell".into(), router.into(), String::new());
         let requests = (0..240).map(request).collect();
-        RunRecord { cell, seed: 1, router, version, side_by_side: 1, arrivals_s: 1.0, requests, engines: Vec::new() }
+        RunRecord {
+            cell,
+            seed: 1,
+            router,
+            version,
+            side_by_side: 1,
+            arrivals_s: 1.0,
+            requests,
+            engines: Vec::new(),
+        }
     }
 
     /// Noise of 3 %, another one for each request and `salt`.
@@ -215,45 +283,72 @@ mod tests {
 
     #[test]
     fn a_router_is_equal_to_itself() {
-        let [one, other] = [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
-        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]).expect("pairs");
+        let [one, other] =
+            [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
+        let ratio = RaceFigure::EndToEndMean
+            .ratio(CachePhase::Warm, &[&one], &[&other])
+            .expect("pairs");
         assert_eq!(ratio.verdict(None), RaceVerdict::Equal, "{ratio:?}");
     }
 
     #[test]
     fn a_router_that_adds_20_ms_is_seen_although_sessions_differ_tenfold() {
-        let [one, again] = [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
+        let [one, again] =
+            [1, 2].map(|salt| run("ours", move |base, number| noisy(base, number, salt)));
         let slower = run("slower", |base, number| noisy(base, number, 3) + 20.0);
         let same = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&again]);
-        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&slower]).expect("pairs");
+        let ratio = RaceFigure::EndToEndMean
+            .ratio(CachePhase::Warm, &[&one], &[&slower])
+            .expect("pairs");
         assert_eq!(ratio.verdict(same), RaceVerdict::Faster, "{ratio:?}");
-        let back = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&slower], &[&one]).expect("pairs");
+        let back = RaceFigure::EndToEndMean
+            .ratio(CachePhase::Warm, &[&slower], &[&one])
+            .expect("pairs");
         assert_eq!(back.verdict(same), RaceVerdict::Slower);
     }
 
     #[test]
     fn a_router_that_drops_requests_is_seen_in_the_mean() {
         let one = run("ours", |base, number| noisy(base, number, 1));
-        let dropping = run("dropping", |base, number| if number % 20 == 0 { 60_000.0 } else { base });
-        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&dropping]).expect("pairs");
-        assert!(ratio.verdict(None) == RaceVerdict::Faster && ratio.ratio < 0.5, "{ratio:?}");
+        let dropping = run(
+            "dropping",
+            |base, number| if number % 20 == 0 { 60_000.0 } else { base },
+        );
+        let ratio = RaceFigure::EndToEndMean
+            .ratio(CachePhase::Warm, &[&one], &[&dropping])
+            .expect("pairs");
+        assert!(
+            ratio.verdict(None) == RaceVerdict::Faster && ratio.ratio < 0.5,
+            "{ratio:?}"
+        );
     }
 
     #[test]
     fn rows_are_told_apart_and_only_common_sessions_count() {
         let (mut one, other) = (run("ours", |base, _| base), run("other", |base, _| base));
-        assert_eq!(CachePhase::Cold.requests(&one).count() + CachePhase::Warm.requests(&one).count(), 240);
+        assert_eq!(
+            CachePhase::Cold.requests(&one).count() + CachePhase::Warm.requests(&one).count(),
+            240
+        );
         one.requests.retain(|request| request.session % 10 != 9);
-        let ratio = RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]).expect("pairs");
+        let ratio = RaceFigure::EndToEndMean
+            .ratio(CachePhase::Warm, &[&one], &[&other])
+            .expect("pairs");
         assert!((ratio.ratio - 1.0).abs() < 1e-9, "{ratio:?}");
         one.requests.clear();
-        assert_eq!(RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]), None);
+        assert_eq!(
+            RaceFigure::EndToEndMean.ratio(CachePhase::Warm, &[&one], &[&other]),
+            None
+        );
     }
 
     #[test]
     fn percentiles_are_of_the_nearest_rank() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(values.clone(), share)), [50.0, 99.0, 100.0]);
+        assert_eq!(
+            [0.5, 0.99, 1.0].map(|share| percentile(values.clone(), share)),
+            [50.0, 99.0, 100.0]
+        );
         assert!(percentile(Vec::new(), 0.5).is_nan());
     }
 }

@@ -35,7 +35,8 @@ const JUDGING: std::ops::RangeInclusive<u64> = 101..=105;
 /// The seed of the routers beside ours and smg.
 const OTHERS_SEED: u64 = 101;
 
-const STOPPED: &str = "stopped; the runs that had ended are kept, and the same command goes on from there";
+const STOPPED: &str =
+    "stopped; the runs that had ended are kept, and the same command goes on from there";
 
 /// Compares routers on the same engines with the same requests.
 #[derive(Debug, Parser)]
@@ -134,21 +135,37 @@ fn main() -> ExitCode {
 }
 
 fn run(command: RaceCommand) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     match command {
         RaceCommand::Run(args) => runtime.block_on(run_campaign(&args)),
         RaceCommand::Page(args) => {
             let before = args.before.map(|folder| root().join(folder));
-            page::write(&root().join(args.folder.folder), before.as_deref(), &root().join("docs")).map(|()| ExitCode::SUCCESS)
+            page::write(
+                &root().join(args.folder.folder),
+                before.as_deref(),
+                &root().join("docs"),
+            )
+            .map(|()| ExitCode::SUCCESS)
         }
         RaceCommand::List => {
-            Cell::all().for_each(|cell| println!("cell    {:16} {}", cell.name, page::arrivals_of(&cell)));
-            RouterGroup::all().for_each(|group| println!("routers {:16} {}", group.name, group.routers.join(" ")));
+            Cell::all()
+                .for_each(|cell| println!("cell    {:16} {}", cell.name, page::arrivals_of(&cell)));
+            RouterGroup::all().for_each(|group| {
+                println!("routers {:16} {}", group.name, group.routers.join(" "))
+            });
             Ok(ExitCode::SUCCESS)
         }
         RaceCommand::Play(args) => {
             let cell = cell_named(&args.cell)?;
-            let run = runtime.block_on(play::play(&cell, args.seed, &args.router, args.arrivals_s, args.side_by_side))?;
+            let run = runtime.block_on(play::play(
+                &cell,
+                args.seed,
+                &args.router,
+                args.arrivals_s,
+                args.side_by_side,
+            ))?;
             run.write(&args.out).map(|()| ExitCode::SUCCESS)
         }
     }
@@ -156,7 +173,12 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
 
 async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
     let folder = root().join(&args.folder.folder);
-    let campaign = Campaign { folder, arrivals_s: args.arrivals_s, parts: args.parts()?, at_once: args.at_once };
+    let campaign = Campaign {
+        folder,
+        arrivals_s: args.arrivals_s,
+        parts: args.parts()?,
+        at_once: args.at_once,
+    };
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let outcome = tokio::select! {
         outcome = campaign.run(|line| println!("{line}")) => outcome?,
@@ -164,13 +186,30 @@ async fn run_campaign(args: &RunArgs) -> Result<ExitCode> {
         _ = tokio::signal::ctrl_c() => return Err(STOPPED.into()),
         _ = terminate.recv() => return Err(STOPPED.into()),
     };
-    outcome.skipped.iter().for_each(|skipped| println!("SKIPPED {skipped}"));
-    println!("{} runs made, {} were there, {} skipped", outcome.made, outcome.kept, outcome.skipped.len());
-    Ok(if outcome.made + outcome.kept > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    outcome
+        .skipped
+        .iter()
+        .for_each(|skipped| println!("SKIPPED {skipped}"));
+    println!(
+        "{} runs made, {} were there, {} skipped",
+        outcome.made,
+        outcome.kept,
+        outcome.skipped.len()
+    );
+    Ok(if outcome.made + outcome.kept > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn cell_named(name: &str) -> Result<Cell> {
-    let names = || Cell::all().map(|cell| cell.name).collect::<Vec<_>>().join(" ");
+    let names = || {
+        Cell::all()
+            .map(|cell| cell.name)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`; cells: {}", names()).into())
 }
 
@@ -181,7 +220,11 @@ impl RunArgs {
     /// before the next seed.
     fn parts(&self) -> Result<Vec<RacePart>> {
         let cells = match (self.cells.is_empty(), self.quick) {
-            (false, _) => self.cells.iter().map(|name| cell_named(name)).collect::<Result<Vec<_>>>()?,
+            (false, _) => self
+                .cells
+                .iter()
+                .map(|name| cell_named(name))
+                .collect::<Result<Vec<_>>>()?,
             (true, true) => vec![cell_named("agents-50")?, cell_named("tenants-tight")?],
             (true, false) => Cell::judged().chain(Cell::DYNAMO).collect(),
         };
@@ -191,7 +234,16 @@ impl RunArgs {
             (true, false) => JUDGING.collect(),
         };
         let of_all_seeds = |cells: &[Cell], group: &RouterGroup| -> Vec<RacePart> {
-            seeds.iter().flat_map(|seed| cells.iter().map(|cell| RacePart { cell: *cell, seed: *seed, group: group.clone() })).collect()
+            seeds
+                .iter()
+                .flat_map(|seed| {
+                    cells.iter().map(|cell| RacePart {
+                        cell: *cell,
+                        seed: *seed,
+                        group: group.clone(),
+                    })
+                })
+                .collect()
         };
         if !self.routers.is_empty() {
             return Ok(of_all_seeds(&cells, &self.chosen_routers()?));
@@ -199,11 +251,20 @@ impl RunArgs {
         let (dynamo, ours): (Vec<Cell>, Vec<Cell>) = cells.into_iter().partition(Cell::is_dynamo);
         let mut parts = of_all_seeds(&ours, &RouterGroup::core());
         if !self.quick && seeds.contains(&OTHERS_SEED) {
-            let once = |cell: &Cell, group| RacePart { cell: *cell, seed: OTHERS_SEED, group };
+            let once = |cell: &Cell, group| RacePart {
+                cell: *cell,
+                seed: OTHERS_SEED,
+                group,
+            };
             let half = ours.iter().filter(|cell| cell.name.ends_with("-50"));
-            parts.extend(half.flat_map(|cell| RouterGroup::others().map(|group| once(cell, group))));
+            parts
+                .extend(half.flat_map(|cell| RouterGroup::others().map(|group| once(cell, group))));
             if self.cells.is_empty() {
-                parts.extend(Cell::PUBLISHED.iter().map(|cell| once(cell, RouterGroup::core())));
+                parts.extend(
+                    Cell::PUBLISHED
+                        .iter()
+                        .map(|cell| once(cell, RouterGroup::core())),
+                );
             }
             parts.extend(dynamo.iter().map(|cell| once(cell, RouterGroup::dynamo())));
         }
@@ -212,10 +273,17 @@ impl RunArgs {
 
     fn chosen_routers(&self) -> Result<RouterGroup> {
         // A comma separates routers, so a slash separates the parameters of one.
-        let routers: Vec<String> = self.routers.iter().map(|router| router.replace('/', ",")).collect();
+        let routers: Vec<String> = self
+            .routers
+            .iter()
+            .map(|router| router.replace('/', ","))
+            .collect();
         for router in &routers {
             router::RouterKind::named(router)?;
         }
-        Ok(RouterGroup { name: "chosen", routers })
+        Ok(RouterGroup {
+            name: "chosen",
+            routers,
+        })
     }
 }

@@ -28,7 +28,14 @@ pub const METRICS_PORT: u16 = 9100;
 /// The mocker's own speed, with as many sequences as our engines run at once. The blocks hold
 /// 262,144 tokens. That is some 670 KB of text, where our engines hold a megabyte: both hold a
 /// dozen contexts of agents.
-const MOCKER_OPTIONS: [&str; 6] = ["--max-num-seqs", "24", "--block-size", "32", "--num-gpu-blocks-override", "8192"];
+const MOCKER_OPTIONS: [&str; 6] = [
+    "--max-num-seqs",
+    "24",
+    "--block-size",
+    "32",
+    "--num-gpu-blocks-override",
+    "8192",
+];
 /// The count of the histogram of request times is the count of finished requests.
 const FINISHED: &str = "vllm:e2e_request_latency_seconds_count{";
 /// Time from the end of a reply until the page has counted it, with a margin.
@@ -65,15 +72,35 @@ impl MockerEngines {
     /// # Errors
     /// If one does not start, or does not answer.
     pub async fn start(count: usize, front: MockerFront) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("switchpoint-dynamo-").tempdir()?;
+        let folder = tempfile::Builder::new()
+            .prefix("switchpoint-dynamo-")
+            .tempdir()?;
         std::fs::create_dir(folder.path().join(DISCOVERY))?;
-        let hosts = (11..).take(count).map(|last| Ipv4Addr::new(127, 0, 0, last)).collect();
-        let mut engines = Self { hosts, processes: Vec::new(), folder };
+        let hosts = (11..)
+            .take(count)
+            .map(|last| Ipv4Addr::new(127, 0, 0, last))
+            .collect();
+        let mut engines = Self {
+            hosts,
+            processes: Vec::new(),
+            folder,
+        };
         for (index, host) in engines.hosts.clone().into_iter().enumerate() {
-            let namespace = if front == MockerFront::OneEach { format!("engine{index}") } else { SHARED.to_owned() };
+            let namespace = if front == MockerFront::OneEach {
+                format!("engine{index}")
+            } else {
+                SHARED.to_owned()
+            };
             engines.spawn(&format!("mocker-{index}"), mocker(host, &namespace))?;
             if front == MockerFront::OneEach {
-                engines.spawn(&format!("frontend-{index}"), frontend(&namespace, "round-robin", SocketAddr::from((host, HTTP_PORT))))?;
+                engines.spawn(
+                    &format!("frontend-{index}"),
+                    frontend(
+                        &namespace,
+                        "round-robin",
+                        SocketAddr::from((host, HTTP_PORT)),
+                    ),
+                )?;
             }
         }
         if front == MockerFront::OneEach {
@@ -90,9 +117,17 @@ impl MockerEngines {
     ///
     /// # Errors
     /// If its program cannot be run.
-    pub fn start_router(&self, mode: &str, address: SocketAddr, folder: &Path) -> Result<ChildProcess> {
+    pub fn start_router(
+        &self,
+        mode: &str,
+        address: SocketAddr,
+        folder: &Path,
+    ) -> Result<ChildProcess> {
         let mut command = frontend(SHARED, mode, address);
-        command.args(["--router-min-initial-workers", &self.hosts.len().to_string()]);
+        command.args([
+            "--router-min-initial-workers",
+            &self.hosts.len().to_string(),
+        ]);
         command.env("DYN_RUNTIME_NUM_WORKER_THREADS", THREADS.to_string());
         ChildProcess::spawn("dynamo", &mut self.in_discovery(command), folder)
     }
@@ -100,7 +135,10 @@ impl MockerEngines {
     /// Where the frontends of the mockers listen, if each has one.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.hosts.iter().map(|host| SocketAddr::from((*host, HTTP_PORT))).collect()
+        self.hosts
+            .iter()
+            .map(|host| SocketAddr::from((*host, HTTP_PORT)))
+            .collect()
     }
 
     /// The requests that each engine has finished. Tokens of prompts are in the replies, not on the
@@ -112,8 +150,13 @@ impl MockerEngines {
         tokio::time::sleep(SETTLE).await;
         let mut counts = Vec::new();
         for host in &self.hosts {
-            let page = client::get(SocketAddr::from((*host, METRICS_PORT)), "/metrics").await?.text();
-            counts.push(EngineRecord { requests: finished(&page), ..EngineRecord::default() });
+            let page = client::get(SocketAddr::from((*host, METRICS_PORT)), "/metrics")
+                .await?
+                .text();
+            counts.push(EngineRecord {
+                requests: finished(&page),
+                ..EngineRecord::default()
+            });
         }
         Ok(counts)
     }
@@ -123,28 +166,43 @@ impl MockerEngines {
     /// # Errors
     /// If one has ended.
     pub fn check_running(&mut self) -> Result<()> {
-        self.processes.iter_mut().try_for_each(ChildProcess::check_running)
+        self.processes
+            .iter_mut()
+            .try_for_each(ChildProcess::check_running)
     }
 
     fn spawn(&mut self, name: &str, command: Command) -> Result<()> {
         let own = self.folder.path().join(name);
         std::fs::create_dir(&own)?;
-        self.processes.push(ChildProcess::spawn("dynamo", &mut self.in_discovery(command), &own)?);
+        self.processes.push(ChildProcess::spawn(
+            "dynamo",
+            &mut self.in_discovery(command),
+            &own,
+        )?);
         Ok(())
     }
 
     /// Lets a process find the others by files, and keeps it on the loopback.
     fn in_discovery(&self, mut command: Command) -> Command {
         command.env("HF_HUB_OFFLINE", "1");
-        command.env("DYN_DISCOVERY_BACKEND", "file").env("DYN_FILE_KV", self.folder.path().join(DISCOVERY));
-        for variable in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST"] {
+        command
+            .env("DYN_DISCOVERY_BACKEND", "file")
+            .env("DYN_FILE_KV", self.folder.path().join(DISCOVERY));
+        for variable in [
+            "DYN_TCP_RPC_HOST",
+            "DYN_TCP_RESPONSE_STREAM_HOST",
+            "DYN_EVENT_PLANE_HOST",
+        ] {
             command.env(variable, Ipv4Addr::LOCALHOST.to_string());
         }
         command
     }
 
     fn log_tail(&self) -> String {
-        self.processes.iter().map(|process| process.log_tail(10)).collect()
+        self.processes
+            .iter()
+            .map(|process| process.log_tail(10))
+            .collect()
     }
 }
 
@@ -164,24 +222,47 @@ fn model() -> PathBuf {
 
 fn mocker(host: Ipv4Addr, namespace: &str) -> Command {
     let mut command = Command::new(python());
-    command.args(["-m", "dynamo.mocker", "--model-name", MODEL, "--model-path"]).arg(model());
-    command.args(["--endpoint", &format!("dyn://{namespace}.backend.generate")]).args(MOCKER_OPTIONS);
+    command
+        .args(["-m", "dynamo.mocker", "--model-name", MODEL, "--model-path"])
+        .arg(model());
+    command
+        .args(["--endpoint", &format!("dyn://{namespace}.backend.generate")])
+        .args(MOCKER_OPTIONS);
     command.env("DYN_NAMESPACE", namespace);
-    command.env("DYN_SYSTEM_HOST", host.to_string()).env("DYN_SYSTEM_PORT", METRICS_PORT.to_string());
+    command
+        .env("DYN_SYSTEM_HOST", host.to_string())
+        .env("DYN_SYSTEM_PORT", METRICS_PORT.to_string());
     command
 }
 
 fn frontend(namespace: &str, mode: &str, address: SocketAddr) -> Command {
     let mut command = Command::new(python());
-    command.args(["-m", "dynamo.frontend", "--router-mode", mode, "--namespace", namespace]);
-    command.args(["--http-host", &address.ip().to_string(), "--http-port", &address.port().to_string()]);
+    command.args([
+        "-m",
+        "dynamo.frontend",
+        "--router-mode",
+        mode,
+        "--namespace",
+        namespace,
+    ]);
+    command.args([
+        "--http-host",
+        &address.ip().to_string(),
+        "--http-port",
+        &address.port().to_string(),
+    ]);
     command
 }
 
 /// The finished requests on a mocker's page; 0 before its first request.
 fn finished(page: &str) -> u64 {
-    let values = page.lines().filter(|line| line.starts_with(FINISHED)).filter_map(|line| line.rsplit(' ').next());
-    values.filter_map(|value| value.parse::<f64>().ok()).sum::<f64>() as u64
+    let values = page
+        .lines()
+        .filter(|line| line.starts_with(FINISHED))
+        .filter_map(|line| line.rsplit(' ').next());
+    values
+        .filter_map(|value| value.parse::<f64>().ok())
+        .sum::<f64>() as u64
 }
 
 #[cfg(test)]
@@ -195,6 +276,9 @@ mod tests {
             "vllm:e2e_request_latency_seconds_sum{engine=\"0\"} 362.5\n",
             "vllm:e2e_request_latency_seconds_count{engine=\"0\",model_name=\"demo\"} 67\n",
         );
-        assert_eq!((finished(page), finished("dynamo_uptime_seconds 4\n")), (67, 0));
+        assert_eq!(
+            (finished(page), finished("dynamo_uptime_seconds 4\n")),
+            (67, 0)
+        );
     }
 }

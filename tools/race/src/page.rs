@@ -54,7 +54,9 @@ pub fn write(folder: &Path, before: Option<&Path>, docs: &Path) -> Result<()> {
     let mut results = RaceResults::read(&data)?;
     for cell in Cell::all() {
         for group in RouterGroup::all() {
-            CellResult::of_runs(folder, &cell, &group)?.into_iter().for_each(|result| results.put(result));
+            CellResult::of_runs(folder, &cell, &group)?
+                .into_iter()
+                .for_each(|result| results.put(result));
         }
     }
     if let Some(before) = before {
@@ -68,20 +70,54 @@ pub fn write(folder: &Path, before: Option<&Path>, docs: &Path) -> Result<()> {
     page.push_str(&losses(&results));
     for workload in RaceWorkload::ALL {
         let of = |cell: &Cell| cell.workload() == Some(workload);
-        section(&capitalised(workload.name()), workload.name(), of, &results, docs, &mut page)?;
+        section(
+            &capitalised(workload.name()),
+            workload.name(),
+            of,
+            &results,
+            docs,
+            &mut page,
+        )?;
     }
-    section(PUBLISHED_TITLE, "published", |cell| cell.workload().is_none(), &results, docs, &mut page)?;
+    section(
+        PUBLISHED_TITLE,
+        "published",
+        |cell| cell.workload().is_none(),
+        &results,
+        docs,
+        &mut page,
+    )?;
     page.push_str(&others(&results));
     page.push_str(&dynamo::section(&results));
-    Ok(std::fs::write(docs.join("reference/race.md"), page.trim_end().to_owned() + "\n")?)
+    Ok(std::fs::write(
+        docs.join("reference/race.md"),
+        page.trim_end().to_owned() + "\n",
+    )?)
 }
 
 /// A sentence on the cells without a result.
 fn not_run(results: &RaceResults) -> String {
-    let group = |cell: &Cell| if cell.is_dynamo() { dynamo::GROUP } else { "core" };
-    let has_run = |cell: &Cell| results.of_group(group(cell)).any(|result| result.cell == cell.name);
-    let without: Vec<&str> = Cell::all().filter(|cell| !has_run(cell)).map(|cell| cell.name).collect();
-    if without.is_empty() { String::new() } else { format!("Not run yet:\n{}.\n\n", without.join(",\n")) }
+    let group = |cell: &Cell| {
+        if cell.is_dynamo() {
+            dynamo::GROUP
+        } else {
+            "core"
+        }
+    };
+    let has_run = |cell: &Cell| {
+        results
+            .of_group(group(cell))
+            .any(|result| result.cell == cell.name)
+    };
+    let without: Vec<&str> = Cell::all()
+        .filter(|cell| !has_run(cell))
+        .map(|cell| cell.name)
+        .collect();
+    if without.is_empty() {
+        String::new()
+    } else {
+        format!("Not run yet:\n{}.\n\n", without.join(",\n"))
+    }
 }
 
 /// Every place where another router is faster.
@@ -92,13 +128,30 @@ fn losses(results: &RaceResults) -> String {
     let mut text = "## Where we lose\n\n".to_owned();
     let before = text.len();
     for result in &results.cells {
-        for router in result.routers.iter().filter(|router| ![OURS, AGAIN].contains(&router.router.as_str())) {
+        for router in result
+            .routers
+            .iter()
+            .filter(|router| ![OURS, AGAIN].contains(&router.router.as_str()))
+        {
             for (row, figures) in [("cold", &router.cold), ("warm", &router.warm)] {
                 // Of Dynamo's engines only the first figure counts.
-                let counted = if result.group == dynamo::GROUP { 1 } else { figures.len() };
+                let counted = if result.group == dynamo::GROUP {
+                    1
+                } else {
+                    figures.len()
+                };
                 let counted = RaceFigure::ALL.iter().zip(figures).take(counted);
-                for (figure, found) in counted.filter(|(_, found)| found.verdict.as_deref() == Some("slower")) {
-                    let _ = writeln!(text, "- {} ({row}): {} is {} of {}'s.", result.cell, figure.name(), ratio(found), router.router); // a String
+                for (figure, found) in
+                    counted.filter(|(_, found)| found.verdict.as_deref() == Some("slower"))
+                {
+                    let _ = writeln!(
+                        text,
+                        "- {} ({row}): {} is {} of {}'s.",
+                        result.cell,
+                        figure.name(),
+                        ratio(found),
+                        router.router
+                    ); // a String
                 }
             }
         }
@@ -111,7 +164,14 @@ fn losses(results: &RaceResults) -> String {
 }
 
 /// The tables and the picture of some cells.
-fn section(title: &str, name: &str, has: impl Fn(&Cell) -> bool, results: &RaceResults, docs: &Path, page: &mut String) -> Result<()> {
+fn section(
+    title: &str,
+    name: &str,
+    has: impl Fn(&Cell) -> bool,
+    results: &RaceResults,
+    docs: &Path,
+    page: &mut String,
+) -> Result<()> {
     let of = |result: &&CellResult| Cell::find(&result.cell).is_some_and(|cell| has(&cell));
     let cells: Vec<&CellResult> = results.of_group("core").filter(of).collect();
     if cells.is_empty() {
@@ -119,7 +179,10 @@ fn section(title: &str, name: &str, has: impl Fn(&Cell) -> bool, results: &RaceR
     }
     let file = format!("{}.svg", name.replace(' ', "-"));
     picture::draw(&cells, name, &docs.join("reference/race").join(&file))?;
-    writeln!(page, "## {title}\n\n![Ratio of ours to smg and to ours](race/{file})\n")?;
+    writeln!(
+        page,
+        "## {title}\n\n![Ratio of ours to smg and to ours](race/{file})\n"
+    )?;
     for result in cells {
         cell_tables(result, page)?;
     }
@@ -130,14 +193,29 @@ fn section(title: &str, name: &str, has: impl Fn(&Cell) -> bool, results: &RaceR
 pub fn arrivals_of(cell: &Cell) -> String {
     let per_s = cell.sessions_per_s().unwrap_or_default();
     match cell.source {
-        CellSource::Random { workload, load_percent } => {
-            format!("{}: {load_percent} % load, {per_s:.2} sessions/s", capitalised(workload.name()))
+        CellSource::Random {
+            workload,
+            load_percent,
+        } => {
+            format!(
+                "{}: {load_percent} % load, {per_s:.2} sessions/s",
+                capitalised(workload.name())
+            )
         }
         CellSource::Published(shape) => match shape {
-            PublishedShape::SharedGroups { .. } => format!("512 prompts of 2,048 tokens with 8 questions each: {per_s:.0} requests/s"),
-            PublishedShape::UniquePrompts { .. } => format!("Prompts of 2,300 tokens that share nothing: {per_s:.0} requests/s"),
-            PublishedShape::TenTurns => "Ten turns a session, 40 sessions at a time, 1,200 requests".to_owned(),
-            PublishedShape::Recorded => "Two minutes of the Mooncake trace of conversations, prompts of up to 32,000 tokens".to_owned(),
+            PublishedShape::SharedGroups { .. } => {
+                format!("512 prompts of 2,048 tokens with 8 questions each: {per_s:.0} requests/s")
+            }
+            PublishedShape::UniquePrompts { .. } => {
+                format!("Prompts of 2,300 tokens that share nothing: {per_s:.0} requests/s")
+            }
+            PublishedShape::TenTurns => {
+                "Ten turns a session, 40 sessions at a time, 1,200 requests".to_owned()
+            }
+            PublishedShape::Recorded => {
+                "Two minutes of the Mooncake trace of conversations, prompts of up to 32,000 tokens"
+                    .to_owned()
+            }
         },
     }
 }
@@ -146,7 +224,13 @@ pub fn arrivals_of(cell: &Cell) -> String {
 fn particular_of(cell: &Cell) -> String {
     let mut notes = Vec::new();
     if cell.workload().is_some() {
-        let few = |blocks: u32| format!("Each engine has only {},{:03} KV blocks of 16 tokens.", blocks / 1_000, blocks % 1_000);
+        let few = |blocks: u32| {
+            format!(
+                "Each engine has only {},{:03} KV blocks of 16 tokens.",
+                blocks / 1_000,
+                blocks % 1_000
+            )
+        };
         notes.extend(cell.engines.kv_blocks.map(few));
     }
     if cell.engines.speed == EngineSpeed::HalfAreHalfAsFast {
@@ -156,9 +240,14 @@ fn particular_of(cell: &Cell) -> String {
         notes.push(CHANGE.to_owned());
     }
     if cell.gateways > 1 {
-        notes.push(format!("Each router has {} processes, which take the sessions in turn.", cell.gateways));
+        notes.push(format!(
+            "Each router has {} processes, which take the sessions in turn.",
+            cell.gateways
+        ));
     }
-    notes.iter().fold(String::new(), |text, note| text + note + "\n")
+    notes
+        .iter()
+        .fold(String::new(), |text, note| text + note + "\n")
 }
 
 fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
@@ -168,19 +257,40 @@ fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
         write!(arrivals, ", {:.0} s of arrivals", result.arrivals_s)?;
     }
     let particular = cell.as_ref().map_or_else(String::new, particular_of);
-    writeln!(page, "### {}\n\n{arrivals}.\n{particular}{}, {}.\n", result.cell, seeds_of(result), stacks_of(result))?;
+    writeln!(
+        page,
+        "### {}\n\n{arrivals}.\n{particular}{}, {}.\n",
+        result.cell,
+        seeds_of(result),
+        stacks_of(result)
+    )?;
     for (row, figures) in [
-        ("warm", (|router: &RouterResult| router.warm.clone()) as fn(&RouterResult) -> Vec<FigureResult>),
+        (
+            "warm",
+            (|router: &RouterResult| router.warm.clone()) as fn(&RouterResult) -> Vec<FigureResult>,
+        ),
         ("cold", |router| router.cold.clone()),
     ] {
-        let header: Vec<&str> = std::iter::once(row).chain(RaceFigure::ALL.iter().map(|figure| figure.name())).collect();
+        let header: Vec<&str> = std::iter::once(row)
+            .chain(RaceFigure::ALL.iter().map(|figure| figure.name()))
+            .collect();
         let mut table = MarkdownTable::of(&header);
         for router in &result.routers {
-            table.row(std::iter::once(router.router.clone()).chain(figures(router).iter().map(cell_text)));
+            table.row(
+                std::iter::once(router.router.clone()).chain(figures(router).iter().map(cell_text)),
+            );
         }
         writeln!(page, "{}", table.0)?;
     }
-    let mut counts = MarkdownTable::of(&["router", "version", "requests", "failed", "hits", "busiest / mean", "by engine, first seed"]);
+    let mut counts = MarkdownTable::of(&[
+        "router",
+        "version",
+        "requests",
+        "failed",
+        "hits",
+        "busiest / mean",
+        "by engine, first seed",
+    ]);
     for router in &result.routers {
         counts.row(counts_of(router).into_iter());
     }
@@ -190,7 +300,11 @@ fn cell_tables(result: &CellResult, page: &mut String) -> Result<()> {
 
 fn seeds_of(result: &CellResult) -> String {
     let seeds: Vec<String> = result.seeds.iter().map(ToString::to_string).collect();
-    format!("{} {}", if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(" "))
+    format!(
+        "{} {}",
+        if seeds.len() == 1 { "Seed" } else { "Seeds" },
+        seeds.join(" ")
+    )
 }
 
 /// How many stacks ran at the same time, in words.
@@ -218,12 +332,24 @@ fn others(results: &RaceResults) -> String {
         "by engine",
     ]);
     let (mut rows, mut versions) = (0, Vec::new());
-    for result in results.cells.iter().filter(|result| !["core", dynamo::GROUP].contains(&result.group.as_str())) {
+    for result in results
+        .cells
+        .iter()
+        .filter(|result| !["core", dynamo::GROUP].contains(&result.group.as_str()))
+    {
         for router in &result.routers {
             let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
             let head = [result.cell.clone(), router.router.clone()];
-            let tail = [percent(router.hit_rate), router.failures.to_string(), engines.join(" ")];
-            table.row(head.into_iter().chain(router.warm.iter().map(cell_text)).chain(tail));
+            let tail = [
+                percent(router.hit_rate),
+                router.failures.to_string(),
+                engines.join(" "),
+            ];
+            table.row(
+                head.into_iter()
+                    .chain(router.warm.iter().map(cell_text))
+                    .chain(tail),
+            );
             versions.push(format!("{} {}", router.router, router.version));
             rows += 1;
         }
@@ -282,8 +408,14 @@ fn cell_text(figure: &FigureResult) -> String {
 }
 
 fn ratio(figure: &FigureResult) -> String {
-    let digits = figure.ours_over.map_or(2, |[ratio, ..]| if ratio < 0.095 { 3 } else { 2 });
-    figure.ours_over.map_or(String::new(), |[ratio, low, high]| format!("{ratio:.digits$} ({low:.digits$} to {high:.digits$})"))
+    let digits = figure
+        .ours_over
+        .map_or(2, |[ratio, ..]| if ratio < 0.095 { 3 } else { 2 });
+    figure
+        .ours_over
+        .map_or(String::new(), |[ratio, low, high]| {
+            format!("{ratio:.digits$} ({low:.digits$} to {high:.digits$})")
+        })
 }
 
 fn percent(share: f64) -> String {
@@ -292,7 +424,9 @@ fn percent(share: f64) -> String {
 
 fn capitalised(name: &str) -> String {
     let mut letters = name.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
 }
 
 #[cfg(test)]
@@ -300,7 +434,11 @@ mod tests {
     use super::*;
 
     fn figure(ms: f64, ours_over: Option<[f64; 3]>, verdict: &str) -> FigureResult {
-        FigureResult { ms, ours_over, verdict: ours_over.map(|_| verdict.to_owned()) }
+        FigureResult {
+            ms,
+            ours_over,
+            verdict: ours_over.map(|_| verdict.to_owned()),
+        }
     }
 
     fn router(name: &str, ours_over: Option<[f64; 3]>, verdict: &str) -> RouterResult {
@@ -319,8 +457,11 @@ mod tests {
     }
 
     fn result(verdict: &str) -> RaceResults {
-        let routers =
-            vec![router(OURS, None, ""), router(AGAIN, Some([1.0, 0.99, 1.01]), "equal"), router("smg", Some([1.1, 1.05, 1.2]), verdict)];
+        let routers = vec![
+            router(OURS, None, ""),
+            router(AGAIN, Some([1.0, 0.99, 1.01]), "equal"),
+            router("smg", Some([1.1, 1.05, 1.2]), verdict),
+        ];
         let mut results = RaceResults::default();
         results.put(CellResult {
             cell: "agents-50".into(),
@@ -335,26 +476,50 @@ mod tests {
 
     #[test]
     fn a_page_says_where_we_lose_and_what_was_not_run() {
-        assert!(losses(&result("slower")).contains("- agents-50 (warm): TTFT, p99 is 1.10 (1.05 to 1.20) of smg's."));
+        assert!(
+            losses(&result("slower"))
+                .contains("- agents-50 (warm): TTFT, p99 is 1.10 (1.05 to 1.20) of smg's.")
+        );
         assert!(losses(&result("equal")).contains("Nowhere"));
         let missing = not_run(&result("equal"));
-        assert!(missing.contains("tenants-50") && !missing.contains("agents-50"), "{missing}");
+        assert!(
+            missing.contains("tenants-50") && !missing.contains("agents-50"),
+            "{missing}"
+        );
     }
 
     #[test]
     fn a_page_says_what_sets_a_cell_apart_and_how_it_ran() {
         let particular = |name| particular_of(&Cell::find(name).expect("a cell"));
         assert_eq!(particular("agents-50"), "");
-        assert_eq!(particular("agents-tight"), "Each engine has only 2,200 KV blocks of 16 tokens.\n");
+        assert_eq!(
+            particular("agents-tight"),
+            "Each engine has only 2,200 KV blocks of 16 tokens.\n"
+        );
         assert_eq!(particular("higress"), "", "its section says it");
-        assert_eq!(particular("unequal"), "The second half of the engines takes twice as long for each step.\n");
-        assert!(particular("change").ends_with("restarts, empty.\n") && particular("two-gateways").contains("2 processes"));
+        assert_eq!(
+            particular("unequal"),
+            "The second half of the engines takes twice as long for each step.\n"
+        );
+        assert!(
+            particular("change").ends_with("restarts, empty.\n")
+                && particular("two-gateways").contains("2 processes")
+        );
         let mut results = result("equal");
         let cell = results.cells.first_mut().expect("a cell");
-        assert_eq!((seeds_of(cell), stacks_of(cell)), ("Seed 101".to_owned(), "2 to 3 stacks at once".to_owned()));
+        assert_eq!(
+            (seeds_of(cell), stacks_of(cell)),
+            ("Seed 101".to_owned(), "2 to 3 stacks at once".to_owned())
+        );
         (cell.seeds, cell.side_by_side) = (vec![101, 102], [1, 1]);
-        assert_eq!((seeds_of(cell), stacks_of(cell)), ("Seeds 101 102".to_owned(), "1 stack at a time".to_owned()));
-        assert_eq!(ratio(&figure(1.0, Some([0.0016, 0.001, 0.0024]), "faster")), "0.002 (0.001 to 0.002)");
+        assert_eq!(
+            (seeds_of(cell), stacks_of(cell)),
+            ("Seeds 101 102".to_owned(), "1 stack at a time".to_owned())
+        );
+        assert_eq!(
+            ratio(&figure(1.0, Some([0.0016, 0.001, 0.0024]), "faster")),
+            "0.002 (0.001 to 0.002)"
+        );
     }
 
     #[test]
@@ -363,11 +528,21 @@ mod tests {
         for cell in &mut results.cells {
             (cell.cell, cell.group) = ("dynamo-agents".into(), dynamo::GROUP.into());
         }
-        assert_eq!(losses(&results).matches("of smg's.").count(), 2, "cold and warm");
+        assert_eq!(
+            losses(&results).matches("of smg's.").count(),
+            2,
+            "cold and warm"
+        );
         let section = dynamo::section(&results);
-        assert!(section.contains("| dynamo-agents | smg | 1 | 100; 1.10 (1.05 to 1.20) slower |"), "{section}");
+        assert!(
+            section.contains("| dynamo-agents | smg | 1 | 100; 1.10 (1.05 to 1.20) slower |"),
+            "{section}"
+        );
         assert!(others(&results).is_empty() && dynamo::section(&result("slower")).is_empty());
-        assert!(not_run(&results).contains("agents-50,\n") && !not_run(&results).contains("dynamo-agents"));
+        assert!(
+            not_run(&results).contains("agents-50,\n")
+                && !not_run(&results).contains("dynamo-agents")
+        );
     }
 
     #[test]
@@ -375,10 +550,18 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(folder.path().join("data")).expect("a folder");
         std::fs::create_dir_all(folder.path().join("reference")).expect("a folder");
-        std::fs::write(folder.path().join("data/race.json"), serde_json::to_string(&result("slower")).expect("JSON")).expect("a file");
+        std::fs::write(
+            folder.path().join("data/race.json"),
+            serde_json::to_string(&result("slower")).expect("JSON"),
+        )
+        .expect("a file");
         write(&folder.path().join("no runs"), None, folder.path()).expect("a page");
-        let page = std::fs::read_to_string(folder.path().join("reference/race.md")).expect("the page");
-        assert!(page.contains("| smg | 100; 1.10 (1.05 to 1.20) slower |"), "{page}");
+        let page =
+            std::fs::read_to_string(folder.path().join("reference/race.md")).expect("the page");
+        assert!(
+            page.contains("| smg | 100; 1.10 (1.05 to 1.20) slower |"),
+            "{page}"
+        );
         assert!(folder.path().join("reference/race/agents.svg").is_file());
     }
 

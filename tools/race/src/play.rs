@@ -6,7 +6,9 @@ use std::time::Duration;
 use race_cells::{Cell, CellChange, CellEngine, CellSource, EngineSpeed, PublishedShape};
 use serde_json::Value;
 use testbed::Result;
-use testbed::model_server::{EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault};
+use testbed::model_server::{
+    EngineProfile, FaultMode, ModelServer, ModelServerOptions, ServerFault,
+};
 use testbed::ports::ReservedPort;
 use tokio::time::sleep_until;
 
@@ -24,7 +26,10 @@ const RESTART: Duration = Duration::from_secs(5);
 /// The engines of a run.
 #[derive(Debug)]
 enum RaceEngines {
-    Servers { servers: Vec<ModelServer>, _ports: Vec<ReservedPort> },
+    Servers {
+        servers: Vec<ModelServer>,
+        _ports: Vec<ReservedPort>,
+    },
     Mockers(MockerEngines),
 }
 
@@ -32,20 +37,42 @@ enum RaceEngines {
 ///
 /// # Errors
 /// If a part does not start, or ends during the run.
-pub async fn play(cell: &Cell, seed: u64, router_name: &str, arrivals_s: f64, side_by_side: usize) -> Result<RunRecord> {
+pub async fn play(
+    cell: &Cell,
+    seed: u64,
+    router_name: &str,
+    arrivals_s: f64,
+    side_by_side: usize,
+) -> Result<RunRecord> {
     let router = RouterKind::named(router_name)?;
     let mut engines = RaceEngines::start(cell, &router).await?;
     let addresses = engines.addresses();
     let in_pool = addresses.get(..cell.engines.count).unwrap_or(&addresses);
-    let mut running = router.start(RouterEngines { addresses: in_pool, mockers: engines.mockers() }, cell.gateways).await?;
+    let mut running = router
+        .start(
+            RouterEngines {
+                addresses: in_pool,
+                mockers: engines.mockers(),
+            },
+            cell.gateways,
+        )
+        .await?;
     let before = engines.count().await?;
     let plan = plan(cell, seed, arrivals_s)?;
     let player = SessionPlayer::new(running.addresses.clone(), MODEL);
-    let (requests, changed) = tokio::join!(player.play(plan), engines.change(cell.change, &running, &player, arrivals_s));
+    let (requests, changed) = tokio::join!(
+        player.play(plan),
+        engines.change(cell.change, &running, &player, arrivals_s)
+    );
     changed?;
     running.check_running()?;
     engines.check_running()?;
-    let counted = engines.count().await?.into_iter().zip(before).map(|(after, before)| after.since(&before));
+    let counted = engines
+        .count()
+        .await?
+        .into_iter()
+        .zip(before)
+        .map(|(after, before)| after.since(&before));
     Ok(RunRecord {
         cell: cell.name.to_owned(),
         seed,
@@ -65,10 +92,21 @@ fn plan(cell: &Cell, seed: u64, arrivals_s: f64) -> Result<SessionPlan> {
     };
     Ok(match cell.source {
         CellSource::Random { .. } => {
-            let cold = sessions.iter().filter(|session| session.start_ms < arrivals_s * 1e3 / 4.0).count();
-            SessionPlan { sessions, cold, clients: None }
+            let cold = sessions
+                .iter()
+                .filter(|session| session.start_ms < arrivals_s * 1e3 / 4.0)
+                .count();
+            SessionPlan {
+                sessions,
+                cold,
+                clients: None,
+            }
         }
-        CellSource::Published(shape) => SessionPlan { cold: sessions.len() / 4, clients: shape.clients(), sessions },
+        CellSource::Published(shape) => SessionPlan {
+            cold: sessions.len() / 4,
+            clients: shape.clients(),
+            sessions,
+        },
     })
 }
 
@@ -80,8 +118,14 @@ impl RaceEngines {
             CellEngine::Qwen32bH200 => Self::start_servers(cell, EngineProfile::Qwen32bH200, 1.0),
             CellEngine::Llama8bA10 => Self::start_servers(cell, EngineProfile::Llama8bA100, 3.0),
             CellEngine::DynamoMocker { .. } => {
-                let front = if matches!(router, RouterKind::Dynamo(_)) { MockerFront::Shared } else { MockerFront::OneEach };
-                Ok(Self::Mockers(MockerEngines::start(cell.engines.count, front).await?))
+                let front = if matches!(router, RouterKind::Dynamo(_)) {
+                    MockerFront::Shared
+                } else {
+                    MockerFront::OneEach
+                };
+                Ok(Self::Mockers(
+                    MockerEngines::start(cell.engines.count, front).await?,
+                ))
             }
         }
     }
@@ -93,7 +137,8 @@ impl RaceEngines {
         let (mut servers, mut ports) = (Vec::new(), Vec::new());
         for index in 0..cell.engines.count + added {
             let port = ReservedPort::lease()?;
-            let slow = cell.engines.speed == EngineSpeed::HalfAreHalfAsFast && index * 2 >= cell.engines.count;
+            let slow = cell.engines.speed == EngineSpeed::HalfAreHalfAsFast
+                && index * 2 >= cell.engines.count;
             servers.push(ModelServer::start(ModelServerOptions {
                 listen: port.address(),
                 profile,
@@ -106,7 +151,10 @@ impl RaceEngines {
             })?);
             ports.push(port);
         }
-        Ok(Self::Servers { servers, _ports: ports })
+        Ok(Self::Servers {
+            servers,
+            _ports: ports,
+        })
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
@@ -117,26 +165,45 @@ impl RaceEngines {
     }
 
     fn mockers(&self) -> Option<&MockerEngines> {
-        if let Self::Mockers(mockers) = self { Some(mockers) } else { None }
+        if let Self::Mockers(mockers) = self {
+            Some(mockers)
+        } else {
+            None
+        }
     }
 
     fn check_running(&mut self) -> Result<()> {
-        if let Self::Mockers(mockers) = self { mockers.check_running() } else { Ok(()) }
+        if let Self::Mockers(mockers) = self {
+            mockers.check_running()
+        } else {
+            Ok(())
+        }
     }
 
     /// Carries out the changes of the pool at their times.
-    async fn change(&self, change: CellChange, router: &RunningRouter, player: &SessionPlayer, arrivals_s: f64) -> Result<()> {
-        let Self::Servers { servers, .. } = self else { return Ok(()) };
+    async fn change(
+        &self,
+        change: CellChange,
+        router: &RunningRouter,
+        player: &SessionPlayer,
+        arrivals_s: f64,
+    ) -> Result<()> {
+        let Self::Servers { servers, .. } = self else {
+            return Ok(());
+        };
         if change == CellChange::None {
             return Ok(());
         }
         let at = |share: f64| player.start() + Duration::from_secs_f64(arrivals_s * share);
         let all = self.addresses();
-        let [killed, restarted] = [servers.first(), servers.get(1)].map(|server| server.ok_or("there are too few engines"));
+        let [killed, restarted] = [servers.first(), servers.get(1)]
+            .map(|server| server.ok_or("there are too few engines"));
         sleep_until(at(0.25)).await;
         killed?.fault(ServerFault::new(FaultMode::Refuse)).await;
         sleep_until(at(0.5)).await;
-        router.add(&all, *all.last().ok_or("there is no engine")?).await?;
+        router
+            .add(&all, *all.last().ok_or("there is no engine")?)
+            .await?;
         sleep_until(at(0.75)).await;
         restarted?.restart(Some(RESTART)).await;
         Ok(())
@@ -172,7 +239,8 @@ impl EngineRecord {
 
     /// What was counted after `before`. An engine that restarted meanwhile counts from zero.
     fn since(&self, before: &Self) -> Self {
-        let restarted = self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
+        let restarted =
+            self.requests < before.requests || self.prompt_tokens < before.prompt_tokens;
         let since = |now: u64, then: u64| if restarted { now } else { now - then };
         Self {
             requests: since(self.requests, before.requests),
@@ -201,27 +269,64 @@ mod tests {
         /// that fails two requests of a hundred.
         #[tokio::test(flavor = "multi_thread")]
         async fn the_race_sees_delays_and_failures_and_no_difference_where_there_is_none() {
-            let source = CellSource::Random { workload: RaceWorkload::Chat, load_percent: 40 };
-            let cell = Cell { source, ..Cell::find("chat-50").expect("a cell") };
-            let names = ["envoy-round-robin", "envoy-round-robin", "envoy-delay", "envoy-drop"];
+            let source = CellSource::Random {
+                workload: RaceWorkload::Chat,
+                load_percent: 40,
+            };
+            let cell = Cell {
+                source,
+                ..Cell::find("chat-50").expect("a cell")
+            };
+            let names = [
+                "envoy-round-robin",
+                "envoy-round-robin",
+                "envoy-delay",
+                "envoy-drop",
+            ];
             let runs = names.map(|name| play(&cell, SEED, name, ARRIVALS_S, names.len()));
-            let runs = futures::future::join_all(runs).await.into_iter().collect::<Result<Vec<_>>>().expect("four runs");
-            let ratio = |other: usize| RaceFigure::FirstTokenMean.ratio(CachePhase::Warm, &[&runs[0]], &[&runs[other]]).expect("pairs");
+            let runs = futures::future::join_all(runs)
+                .await
+                .into_iter()
+                .collect::<Result<Vec<_>>>()
+                .expect("four runs");
+            let ratio = |other: usize| {
+                RaceFigure::FirstTokenMean
+                    .ratio(CachePhase::Warm, &[&runs[0]], &[&runs[other]])
+                    .expect("pairs")
+            };
             let [same, delayed, dropping] = [1, 2, 3].map(ratio);
             let verdict = |ratio: RouterRatio| ratio.verdict(Some(same));
             let expected = [RaceVerdict::Equal, RaceVerdict::Faster, RaceVerdict::Faster];
-            assert_eq!([same, delayed, dropping].map(verdict), expected, "{same:?} {delayed:?} {dropping:?}");
-            let failures: BTreeMap<&str, usize> = runs.iter().map(|run| (run.router.as_str(), run.failures())).collect();
-            assert_eq!((failures["envoy-round-robin"], failures["envoy-delay"]), (0, 0));
+            assert_eq!(
+                [same, delayed, dropping].map(verdict),
+                expected,
+                "{same:?} {delayed:?} {dropping:?}"
+            );
+            let failures: BTreeMap<&str, usize> = runs
+                .iter()
+                .map(|run| (run.router.as_str(), run.failures()))
+                .collect();
+            assert_eq!(
+                (failures["envoy-round-robin"], failures["envoy-delay"]),
+                (0, 0)
+            );
             assert!(failures["envoy-drop"] > 0);
             // The clients and the engines count the same.
             for run in runs.iter().filter(|run| run.router != "envoy-drop") {
                 let counted: u64 = run.engines.iter().map(|engine| engine.requests).sum();
                 assert_eq!(counted, run.requests.len() as u64, "{}", run.router);
                 let cached = |sum: u64| sum as f64;
-                let seen: u64 = run.requests.iter().map(|request| request.tokens.cached).sum();
+                let seen: u64 = run
+                    .requests
+                    .iter()
+                    .map(|request| request.tokens.cached)
+                    .sum();
                 let engines: u64 = run.engines.iter().map(|engine| engine.cached_tokens).sum();
-                assert!((cached(seen) - cached(engines)).abs() < 1e-9, "{}: {seen} and {engines} cached tokens", run.router);
+                assert!(
+                    (cached(seen) - cached(engines)).abs() < 1e-9,
+                    "{}: {seen} and {engines} cached tokens",
+                    run.router
+                );
             }
         }
     }

@@ -86,7 +86,12 @@ impl SessionPlayer {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Self { client, addresses, model: model.to_owned(), start: Instant::now() }
+        Self {
+            client,
+            addresses,
+            model: model.to_owned(),
+            start: Instant::now(),
+        }
     }
 
     /// When the player was made: the start of the run.
@@ -98,20 +103,38 @@ impl SessionPlayer {
     /// Plays all sessions to their ends. The records are in order of session and turn.
     pub async fn play(&self, plan: SessionPlan) -> Vec<RequestRecord> {
         let clients = Arc::new(Semaphore::new(plan.clients.unwrap_or(plan.sessions.len())));
-        let all = plan.sessions.into_iter().enumerate().map(|(index, session)| {
-            let (player, clients, cold) = (self.clone(), Arc::clone(&clients), index < plan.cold);
-            tokio::spawn(async move {
-                let _client = clients.acquire().await;
-                let due = player.start + Duration::from_secs_f64(session.start_ms / 1e3);
-                player.session(Arc::new(session), due.max(Instant::now()), cold).await
-            })
-        });
-        join_all(all).await.into_iter().flatten().flatten().collect()
+        let all = plan
+            .sessions
+            .into_iter()
+            .enumerate()
+            .map(|(index, session)| {
+                let (player, clients, cold) =
+                    (self.clone(), Arc::clone(&clients), index < plan.cold);
+                tokio::spawn(async move {
+                    let _client = clients.acquire().await;
+                    let due = player.start + Duration::from_secs_f64(session.start_ms / 1e3);
+                    player
+                        .session(Arc::new(session), due.max(Instant::now()), cold)
+                        .await
+                })
+            });
+        join_all(all)
+            .await
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect()
     }
 
     /// Plays a session whose first request is due at `due`.
-    async fn session(&self, session: Arc<RaceSession>, mut due: Instant, cold: bool) -> Vec<RequestRecord> {
-        let (mut replies, mut records): (Vec<String>, Vec<RequestRecord>) = (Vec::new(), Vec::new());
+    async fn session(
+        &self,
+        session: Arc<RaceSession>,
+        mut due: Instant,
+        cold: bool,
+    ) -> Vec<RequestRecord> {
+        let (mut replies, mut records): (Vec<String>, Vec<RequestRecord>) =
+            (Vec::new(), Vec::new());
         for (turn, said) in session.turns.iter().enumerate() {
             due += Duration::from_secs_f64(said.pause_ms / 1e3);
             // The body is made before it is due, so that making it delays nothing.
@@ -119,13 +142,17 @@ impl SessionPlayer {
             sleep_until(due).await;
             let sent = Instant::now();
             let reply = match timeout(REQUEST_TIMEOUT, self.send(&session, body)).await {
-                Ok(reply) => reply.and_then(|reply| reply.whole(said.output_tokens)).map_err(|error| error.to_string()),
+                Ok(reply) => reply
+                    .and_then(|reply| reply.whole(said.output_tokens))
+                    .map_err(|error| error.to_string()),
                 Err(_) => Err("timeout".to_owned()),
             };
             let mut record = self.record(&session, turn, sent, due, &reply);
             record.cold = cold;
             records.push(record);
-            due = reply.as_ref().map_or_else(|_| Instant::now(), |reply| reply.end);
+            due = reply
+                .as_ref()
+                .map_or_else(|_| Instant::now(), |reply| reply.end);
             replies.push(reply.map(|reply| reply.text).unwrap_or_default());
         }
         records
@@ -133,7 +160,9 @@ impl SessionPlayer {
 
     fn body(&self, session: &RaceSession, turn: usize, replies: &[String]) -> Bytes {
         let messages = session.messages(turn, replies);
-        let messages = messages.iter().map(|message| json!({"role": message.role.name(), "content": message.text}));
+        let messages = messages
+            .iter()
+            .map(|message| json!({"role": message.role.name(), "content": message.text}));
         let tokens = session.turns.get(turn).map_or(1, |said| said.output_tokens);
         let body = json!({
             "model": self.model, "messages": messages.collect::<Vec<_>>(), "max_tokens": tokens, "min_tokens": tokens,
@@ -143,14 +172,20 @@ impl SessionPlayer {
     }
 
     async fn send(&self, session: &RaceSession, body: Bytes) -> Result<PlayedReply> {
-        let address = self.addresses.get(session.id as usize % self.addresses.len().max(1)).ok_or("there is no gateway")?;
-        let request = Request::post(format!("http://{address}/v1/chat/completions")).header(header::CONTENT_TYPE, "application/json");
+        let address = self
+            .addresses
+            .get(session.id as usize % self.addresses.len().max(1))
+            .ok_or("there is no gateway")?;
+        let request = Request::post(format!("http://{address}/v1/chat/completions"))
+            .header(header::CONTENT_TYPE, "application/json");
         let reply = self.client.request(request.body(Full::new(body))?).await?;
         let status = reply.status();
         let mut body = reply.into_body();
         let (mut bytes, mut first, mut last) = (Vec::new(), None, None);
         while let Some(frame) = body.frame().await {
-            let Ok(data) = frame?.into_data() else { continue };
+            let Ok(data) = frame?.into_data() else {
+                continue;
+            };
             if status.is_success() && has_token(&data) {
                 let now = Instant::now();
                 first.get_or_insert(now);
@@ -160,11 +195,21 @@ impl SessionPlayer {
         }
         let end = Instant::now();
         if !status.is_success() {
-            return Err(format!("{status}: {}", String::from_utf8_lossy(bytes.get(..200).unwrap_or(&bytes))).into());
+            return Err(format!(
+                "{status}: {}",
+                String::from_utf8_lossy(bytes.get(..200).unwrap_or(&bytes))
+            )
+            .into());
         }
         let (text, usage) = read_events(&bytes)?;
         let first_token = first.ok_or("the reply has no token")?;
-        Ok(PlayedReply { first_token, last_token: last.unwrap_or(first_token), end, text, usage })
+        Ok(PlayedReply {
+            first_token,
+            last_token: last.unwrap_or(first_token),
+            end,
+            text,
+            usage,
+        })
     }
 
     fn record(
@@ -176,11 +221,24 @@ impl SessionPlayer {
         reply: &Result<PlayedReply, String>,
     ) -> RequestRecord {
         let timeout_ms = ms(REQUEST_TIMEOUT);
-        let usage = |pointer| reply.as_ref().ok().and_then(|reply| reply.usage.pointer(pointer)).and_then(Value::as_u64).unwrap_or(0);
+        let usage = |pointer| {
+            reply
+                .as_ref()
+                .ok()
+                .and_then(|reply| reply.usage.pointer(pointer))
+                .and_then(Value::as_u64)
+                .unwrap_or(0)
+        };
         let output_tokens = usage("/completion_tokens");
-        let since = |at: &dyn Fn(&PlayedReply) -> Instant| reply.as_ref().map_or(timeout_ms, |reply| ms(at(reply) - sent));
+        let since = |at: &dyn Fn(&PlayedReply) -> Instant| {
+            reply
+                .as_ref()
+                .map_or(timeout_ms, |reply| ms(at(reply) - sent))
+        };
         let gaps = output_tokens.saturating_sub(1);
-        let tpot = |reply: &PlayedReply| (gaps > 0).then(|| ms(reply.last_token - reply.first_token) / gaps as f64);
+        let tpot = |reply: &PlayedReply| {
+            (gaps > 0).then(|| ms(reply.last_token - reply.first_token) / gaps as f64)
+        };
         RequestRecord {
             session: session.id,
             turn: u32::try_from(turn).unwrap_or(u32::MAX),
@@ -207,7 +265,8 @@ fn ms(time: Duration) -> f64 {
 
 /// Whether a piece of a chat stream has the text of a token.
 fn has_token(data: &[u8]) -> bool {
-    data.windows(TOKEN.len() + 1).any(|window| window.starts_with(TOKEN) && window.last() != Some(&b'"'))
+    data.windows(TOKEN.len() + 1)
+        .any(|window| window.starts_with(TOKEN) && window.last() != Some(&b'"'))
 }
 
 /// The text and the usage of a chat stream.
@@ -216,18 +275,31 @@ fn has_token(data: &[u8]) -> bool {
 /// If the stream does not end with `[DONE]`, or an event is not JSON.
 fn read_events(bytes: &[u8]) -> Result<(String, Value)> {
     let (mut text, mut usage, mut done) = (String::new(), Value::Null, false);
-    for data in std::str::from_utf8(bytes)?.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim) {
+    for data in std::str::from_utf8(bytes)?
+        .lines()
+        .filter_map(|line| line.strip_prefix("data:"))
+        .map(str::trim)
+    {
         if data == "[DONE]" {
             done = true;
             continue;
         }
         let mut event: Value = serde_json::from_str(data)?;
-        text.push_str(event.pointer("/choices/0/delta/content").and_then(Value::as_str).unwrap_or_default());
+        text.push_str(
+            event
+                .pointer("/choices/0/delta/content")
+                .and_then(Value::as_str)
+                .unwrap_or_default(),
+        );
         if event["usage"].is_object() {
             usage = event["usage"].take();
         }
     }
-    if done { Ok((text, usage)) } else { Err("the stream ended early".into()) }
+    if done {
+        Ok((text, usage))
+    } else {
+        Err("the stream ended early".into())
+    }
 }
 
 #[cfg(test)]
@@ -243,14 +315,23 @@ mod tests {
 
     #[test]
     fn the_event_with_the_role_is_no_token() {
-        let events: Vec<_> = STREAM.split_inclusive("\n\n").map(|event| has_token(event.as_bytes())).collect();
+        let events: Vec<_> = STREAM
+            .split_inclusive("\n\n")
+            .map(|event| has_token(event.as_bytes()))
+            .collect();
         assert_eq!(events, [false, true, true, false, false]);
     }
 
     #[test]
     fn a_reply_without_all_its_tokens_has_failed() {
         let now = Instant::now();
-        let reply = |usage: Value| PlayedReply { first_token: now, last_token: now, end: now, text: String::new(), usage };
+        let reply = |usage: Value| PlayedReply {
+            first_token: now,
+            last_token: now,
+            end: now,
+            text: String::new(),
+            usage,
+        };
         assert!(reply(json!({"completion_tokens": 30})).whole(30).is_ok());
         assert!(reply(json!({"completion_tokens": 29})).whole(30).is_err());
         assert!(reply(Value::Null).whole(30).is_err(), "no usage");
@@ -259,7 +340,13 @@ mod tests {
     #[test]
     fn a_stream_has_text_and_usage_and_an_end() {
         let (text, usage) = read_events(STREAM.as_bytes()).expect("a whole stream");
-        assert_eq!((text.as_str(), &usage["prompt_tokens"]), ("the sky ", &json!(7)));
-        assert!(read_events(STREAM.replace("[DONE]", "{}").as_bytes()).is_err(), "cut before its end");
+        assert_eq!(
+            (text.as_str(), &usage["prompt_tokens"]),
+            ("the sky ", &json!(7))
+        );
+        assert!(
+            read_events(STREAM.replace("[DONE]", "{}").as_bytes()).is_err(),
+            "cut before its end"
+        );
     }
 }

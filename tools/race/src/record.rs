@@ -87,7 +87,10 @@ impl RunRecord {
     /// The file of a run below `folder`.
     #[must_use]
     pub fn path(folder: &Path, cell: &str, seed: u64, router: &str) -> PathBuf {
-        folder.join(cell).join(seed.to_string()).join(format!("{router}.json"))
+        folder
+            .join(cell)
+            .join(seed.to_string())
+            .join(format!("{router}.json"))
     }
 
     /// Reads a run; `None` if there is none.
@@ -100,7 +103,9 @@ impl RunRecord {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        Ok(Some(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?))
+        Ok(Some(
+            serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?,
+        ))
     }
 
     /// Writes the run. Another run of the same cell, seed and router is replaced.
@@ -119,13 +124,22 @@ impl RunRecord {
     /// How late the load generator sent, 99th percentile, ms.
     #[must_use]
     pub fn generator_late_p99_ms(&self) -> f64 {
-        crate::judge::percentile(self.requests.iter().map(|request| request.late_ms).collect(), 0.99)
+        crate::judge::percentile(
+            self.requests
+                .iter()
+                .map(|request| request.late_ms)
+                .collect(),
+            0.99,
+        )
     }
 
     /// How late the steps of the latest engine ended, 99th percentile, ms.
     #[must_use]
     pub fn engines_late_p99_ms(&self) -> f64 {
-        self.engines.iter().map(|engine| engine.late_p99_ms).fold(0.0, f64::max)
+        self.engines
+            .iter()
+            .map(|engine| engine.late_p99_ms)
+            .fold(0.0, f64::max)
     }
 
     /// Whether the machine kept up, so that the run may be published.
@@ -138,19 +152,30 @@ impl RunRecord {
     /// the replies if the engines count no prompt tokens; 0 without a prompt.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
-        let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| [cached + engine.cached_tokens, all + engine.prompt_tokens];
-        let replied = |[cached, all]: [u64; 2], request: &RequestRecord| [cached + request.tokens.cached, all + request.tokens.prompt];
+        let counted = |[cached, all]: [u64; 2], engine: &EngineRecord| {
+            [cached + engine.cached_tokens, all + engine.prompt_tokens]
+        };
+        let replied = |[cached, all]: [u64; 2], request: &RequestRecord| {
+            [cached + request.tokens.cached, all + request.tokens.prompt]
+        };
         let [cached, all] = match self.engines.iter().fold([0, 0], counted) {
             [_, 0] => self.requests.iter().fold([0, 0], replied),
             counted => counted,
         };
-        if all == 0 { 0.0 } else { cached as f64 / all as f64 }
+        if all == 0 {
+            0.0
+        } else {
+            cached as f64 / all as f64
+        }
     }
 
     /// The requests that failed.
     #[must_use]
     pub fn failures(&self) -> usize {
-        self.requests.iter().filter(|request| request.failure.is_some()).count()
+        self.requests
+            .iter()
+            .filter(|request| request.failure.is_some())
+            .count()
     }
 }
 
@@ -170,10 +195,19 @@ mod tests {
             ttft_ms: 1.0,
             e2e_ms: 1.0,
             tpot_ms: None,
-            tokens: RequestTokens { prompt, cached, output: 1 },
+            tokens: RequestTokens {
+                prompt,
+                cached,
+                output: 1,
+            },
             failure: None,
         };
-        let engine = |prompt_tokens, cached_tokens| EngineRecord { requests: 2, prompt_tokens, cached_tokens, late_p99_ms: 0.0 };
+        let engine = |prompt_tokens, cached_tokens| EngineRecord {
+            requests: 2,
+            prompt_tokens,
+            cached_tokens,
+            late_p99_ms: 0.0,
+        };
         let run = |engine: EngineRecord| RunRecord {
             cell: "agents-50".into(),
             seed: 1,
@@ -184,7 +218,10 @@ mod tests {
             requests: vec![request(100, 50), request(300, 50)],
             engines: vec![engine],
         };
-        let rates = [run(engine(0, 0)).hit_rate(), run(engine(400, 200)).hit_rate()];
+        let rates = [
+            run(engine(0, 0)).hit_rate(),
+            run(engine(400, 200)).hit_rate(),
+        ];
         assert_eq!(rates.map(|rate| (rate * 100.0).round()), [25.0, 50.0]);
     }
 }

@@ -102,7 +102,8 @@ impl RaceResults {
     /// If the file has another form.
     pub fn read(path: &Path) -> Result<Self> {
         match std::fs::read_to_string(path) {
-            Ok(text) => Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?),
+            Ok(text) => Ok(serde_json::from_str(&text)
+                .map_err(|error| format!("{}: {error}", path.display()))?),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error.into()),
         }
@@ -110,15 +111,23 @@ impl RaceResults {
 
     /// Puts in a result of a cell in place of an earlier one.
     pub fn put(&mut self, result: CellResult) {
-        self.cells.retain(|other| (&other.cell, &other.group) != (&result.cell, &result.group));
+        self.cells
+            .retain(|other| (&other.cell, &other.group) != (&result.cell, &result.group));
         self.cells.push(result);
         let order: Vec<&str> = Cell::all().map(|cell| cell.name).collect();
-        self.cells.sort_by_key(|result| (order.iter().position(|name| *name == result.cell), result.group.clone()));
+        self.cells.sort_by_key(|result| {
+            (
+                order.iter().position(|name| *name == result.cell),
+                result.group.clone(),
+            )
+        });
     }
 
     /// The results of a group of routers.
     pub fn of_group<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a CellResult> {
-        self.cells.iter().filter(move |result| result.group == group)
+        self.cells
+            .iter()
+            .filter(move |result| result.group == group)
     }
 }
 
@@ -135,31 +144,59 @@ impl CellResult {
         let in_cell = folder.join(group.name).join(cell.name);
         for seed in seeds_in(&in_cell) {
             for router in &group.routers {
-                let run = RunRecord::read(&RunRecord::path(&folder.join(group.name), cell.name, seed, router))?;
+                let run = RunRecord::read(&RunRecord::path(
+                    &folder.join(group.name),
+                    cell.name,
+                    seed,
+                    router,
+                ))?;
                 by_router.entry(router).or_default().extend(run);
             }
         }
         by_router.retain(|_, runs| !runs.is_empty());
-        let Some(ours) = by_router.get(OURS).filter(|_| by_router.len() > 1) else { return Ok(None) };
+        let Some(ours) = by_router.get(OURS).filter(|_| by_router.len() > 1) else {
+            return Ok(None);
+        };
         let seeds: Vec<u64> = ours
             .iter()
             .map(|run| run.seed)
-            .filter(|seed| by_router.values().all(|runs| runs.iter().any(|run| run.seed == *seed)))
+            .filter(|seed| {
+                by_router
+                    .values()
+                    .all(|runs| runs.iter().any(|run| run.seed == *seed))
+            })
             .collect();
         let chosen = |router: &str| -> Vec<&RunRecord> {
-            by_router.get(router).into_iter().flatten().filter(|run| seeds.contains(&run.seed)).collect()
+            by_router
+                .get(router)
+                .into_iter()
+                .flatten()
+                .filter(|run| seeds.contains(&run.seed))
+                .collect()
         };
         if seeds.is_empty() {
             return Ok(None);
         }
         let (ours, again) = (chosen(OURS), chosen(AGAIN));
-        let present = group.routers.iter().filter(|router| by_router.contains_key(router.as_str()));
-        let routers = present.map(|router| RouterResult::judge(&chosen(router), &ours, &again)).collect();
+        let present = group
+            .routers
+            .iter()
+            .filter(|router| by_router.contains_key(router.as_str()));
+        let routers = present
+            .map(|router| RouterResult::judge(&chosen(router), &ours, &again))
+            .collect();
         let arrivals_s = ours.first().map_or(0.0, |run| run.arrivals_s);
         let stacks = |router: &String| chosen(router).into_iter().map(|run| run.side_by_side);
         let stacks = || group.routers.iter().flat_map(stacks);
         let side_by_side = [stacks().min().unwrap_or(0), stacks().max().unwrap_or(0)];
-        Ok(Some(Self { cell: cell.name.to_owned(), group: group.name.to_owned(), seeds: seeds.clone(), arrivals_s, side_by_side, routers }))
+        Ok(Some(Self {
+            cell: cell.name.to_owned(),
+            group: group.name.to_owned(),
+            seeds: seeds.clone(),
+            arrivals_s,
+            side_by_side,
+            routers,
+        }))
     }
 }
 
@@ -170,14 +207,33 @@ impl RouterResult {
         let first = runs.first();
         let is_ours = first.is_none_or(|run| run.router == OURS);
         let busiest = |run: &&RunRecord| {
-            let most = run.engines.iter().map(|engine| engine.requests).max().unwrap_or(0) as f64;
-            most * run.engines.len() as f64 / run.engines.iter().map(|engine| engine.requests).sum::<u64>().max(1) as f64
+            let most = run
+                .engines
+                .iter()
+                .map(|engine| engine.requests)
+                .max()
+                .unwrap_or(0) as f64;
+            most * run.engines.len() as f64
+                / run
+                    .engines
+                    .iter()
+                    .map(|engine| engine.requests)
+                    .sum::<u64>()
+                    .max(1) as f64
         };
         let figures = |row: CachePhase| {
             RaceFigure::ALL.map(|figure| {
-                let ratio = if is_ours { None } else { figure.ratio(row, ours, runs) };
+                let ratio = if is_ours {
+                    None
+                } else {
+                    figure.ratio(row, ours, runs)
+                };
                 let same = figure.ratio(row, ours, again);
-                FigureResult::of(figure.of(runs.iter().flat_map(|run| row.requests(run))), ratio, same)
+                FigureResult::of(
+                    figure.of(runs.iter().flat_map(|run| row.requests(run))),
+                    ratio,
+                    same,
+                )
             })
         };
         Self {
@@ -185,9 +241,13 @@ impl RouterResult {
             version: versions(runs),
             requests: runs.iter().map(|run| run.requests.len()).sum(),
             failures: runs.iter().map(|run| run.failures()).sum(),
-            hit_rate: round(runs.iter().map(|run| run.hit_rate()).sum::<f64>() / runs.len().max(1) as f64),
+            hit_rate: round(
+                runs.iter().map(|run| run.hit_rate()).sum::<f64>() / runs.len().max(1) as f64,
+            ),
             busiest: round(runs.iter().map(busiest).sum::<f64>() / runs.len().max(1) as f64),
-            by_engine: first.map_or_else(Vec::new, |run| run.engines.iter().map(|engine| engine.requests).collect()),
+            by_engine: first.map_or_else(Vec::new, |run| {
+                run.engines.iter().map(|engine| engine.requests).collect()
+            }),
             cold: figures(CachePhase::Cold).into(),
             warm: figures(CachePhase::Warm).into(),
         }
@@ -198,18 +258,32 @@ impl RouterResult {
 
 impl FigureResult {
     fn of(ms: f64, ratio: Option<RouterRatio>, same: Option<RouterRatio>) -> Self {
-        let verdict = ratio.map(|ratio| ratio.verdict(same)).map(|verdict| match verdict {
-            RaceVerdict::Faster => "faster".to_owned(),
-            RaceVerdict::Equal => "equal".to_owned(),
-            RaceVerdict::Slower => "slower".to_owned(),
-        });
-        let ms = if ms.is_finite() { (ms * 10.0).round() / 10.0 } else { 0.0 };
-        Self { ms, ours_over: ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high].map(round)), verdict }
+        let verdict = ratio
+            .map(|ratio| ratio.verdict(same))
+            .map(|verdict| match verdict {
+                RaceVerdict::Faster => "faster".to_owned(),
+                RaceVerdict::Equal => "equal".to_owned(),
+                RaceVerdict::Slower => "slower".to_owned(),
+            });
+        let ms = if ms.is_finite() {
+            (ms * 10.0).round() / 10.0
+        } else {
+            0.0
+        };
+        Self {
+            ms,
+            ours_over: ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high].map(round)),
+            verdict,
+        }
     }
 }
 
 fn round(value: f64) -> f64 {
-    if value.is_finite() { (value * 1e3).round() / 1e3 } else { 0.0 }
+    if value.is_finite() {
+        (value * 1e3).round() / 1e3
+    } else {
+        0.0
+    }
 }
 
 /// The versions of these runs, each once.
@@ -225,8 +299,14 @@ fn versions(runs: &[&RunRecord]) -> String {
 
 /// The seeds that have runs in the folder of a cell, in order.
 fn seeds_in(folder: &Path) -> Vec<u64> {
-    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let mut seeds: Vec<u64> = names.filter_map(|name| name.to_str().and_then(|name| name.parse().ok())).collect();
+    let names = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name());
+    let mut seeds: Vec<u64> = names
+        .filter_map(|name| name.to_str().and_then(|name| name.parse().ok()))
+        .collect();
     seeds.sort_unstable();
     seeds
 }

@@ -109,8 +109,14 @@ pub struct RunningRouter {
 
 #[derive(Debug)]
 enum RouterParts {
-    Ours { stack: Box<Stack>, _second: Option<SecondEnvoy> },
-    Rival { processes: Vec<ChildProcess>, adds_by: Option<AddWorker> },
+    Ours {
+        stack: Box<Stack>,
+        _second: Option<SecondEnvoy>,
+    },
+    Rival {
+        processes: Vec<ChildProcess>,
+        adds_by: Option<AddWorker>,
+    },
     Envoy(Vec<EnvoyProcess>),
 }
 
@@ -165,7 +171,8 @@ impl RouterKind {
 
     /// The program of a rival.
     fn program(&self) -> Option<PathBuf> {
-        self.tool().map(|tool| root().join(".tools/race").join(tool).join("bin").join(tool))
+        self.tool()
+            .map(|tool| root().join(".tools/race").join(tool).join("bin").join(tool))
     }
 
     /// Whether it can run here: a rival's package may not be installed.
@@ -181,40 +188,101 @@ impl RouterKind {
     #[must_use]
     pub fn version(&self) -> String {
         let Some(tool) = self.tool() else {
-            let head = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root()).output();
-            return head.map_or_else(|_| "unknown".to_owned(), |head| String::from_utf8_lossy(&head.stdout).trim().to_owned());
+            let head = Command::new("git")
+                .args(["describe", "--always", "--dirty"])
+                .current_dir(root())
+                .output();
+            return head.map_or_else(
+                |_| "unknown".to_owned(),
+                |head| String::from_utf8_lossy(&head.stdout).trim().to_owned(),
+            );
         };
         let python = root().join(".tools/race").join(tool).join("bin/python");
-        let script = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))";
+        let script =
+            "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))";
         let printed = Command::new(python).args(["-c", script, tool]).output();
-        printed.map_or_else(|_| "unknown".to_owned(), |printed| String::from_utf8_lossy(&printed.stdout).trim().to_owned())
+        printed.map_or_else(
+            |_| "unknown".to_owned(),
+            |printed| String::from_utf8_lossy(&printed.stdout).trim().to_owned(),
+        )
     }
 
     /// Starts `gateways` processes in front of the engines.
     ///
     /// # Errors
     /// If the router does not start.
-    pub async fn start(&self, RouterEngines { addresses: engines, mockers }: RouterEngines<'_>, gateways: usize) -> Result<RunningRouter> {
-        let folder = tempfile::Builder::new().prefix("switchpoint-race-").tempdir()?;
-        let urls: Vec<String> = engines.iter().map(|engine| format!("http://{engine}")).collect();
+    pub async fn start(
+        &self,
+        RouterEngines {
+            addresses: engines,
+            mockers,
+        }: RouterEngines<'_>,
+        gateways: usize,
+    ) -> Result<RunningRouter> {
+        let folder = tempfile::Builder::new()
+            .prefix("switchpoint-race-")
+            .tempdir()?;
+        let urls: Vec<String> = engines
+            .iter()
+            .map(|engine| format!("http://{engine}"))
+            .collect();
         let port = mockers.map(|_| mocker::METRICS_PORT);
         match self {
-            Self::Ours | Self::OursAgain => start_ours(engines, gateways, write_plugins(&[], port, folder.path())?, folder).await,
+            Self::Ours | Self::OursAgain => {
+                start_ours(
+                    engines,
+                    gateways,
+                    write_plugins(&[], port, folder.path())?,
+                    folder,
+                )
+                .await
+            }
             Self::OursWith(parameters) => {
-                let config = write_plugins(&[("marginal-cost-scorer", 1, parameters_of(parameters)?)], port, folder.path())?;
+                let config = write_plugins(
+                    &[("marginal-cost-scorer", 1, parameters_of(parameters)?)],
+                    port,
+                    folder.path(),
+                )?;
                 start_ours(engines, gateways, config, folder).await
             }
             Self::LlmD(profile) => {
                 let config = write_plugins(&profile.plugins(), port, folder.path())?;
                 start_ours(engines, gateways, config, folder).await
             }
-            Self::Smg => self.start_rival(&["launch", "--policy", "cache_aware"], &urls, gateways, AddWorker::Workers, folder).await,
+            Self::Smg => {
+                self.start_rival(
+                    &["launch", "--policy", "cache_aware"],
+                    &urls,
+                    gateways,
+                    AddWorker::Workers,
+                    folder,
+                )
+                .await
+            }
             Self::VllmRouter(policy) => {
-                let policy = if *policy == VllmRouterPolicy::CacheAware { "cache_aware" } else { "round_robin" };
-                self.start_rival(&["--policy", policy], &urls, gateways, AddWorker::AddWorkerUrl, folder).await
+                let policy = if *policy == VllmRouterPolicy::CacheAware {
+                    "cache_aware"
+                } else {
+                    "round_robin"
+                };
+                self.start_rival(
+                    &["--policy", policy],
+                    &urls,
+                    gateways,
+                    AddWorker::AddWorkerUrl,
+                    folder,
+                )
+                .await
             }
             Self::EnvoyRoundRobin(fault) => start_envoy(engines, gateways, *fault, folder).await,
-            Self::Dynamo(mode) => start_dynamo(mockers.ok_or("Dynamo's router needs Dynamo's engines")?, *mode, folder).await,
+            Self::Dynamo(mode) => {
+                start_dynamo(
+                    mockers.ok_or("Dynamo's router needs Dynamo's engines")?,
+                    *mode,
+                    folder,
+                )
+                .await
+            }
         }
     }
 
@@ -233,8 +301,19 @@ impl RouterKind {
             let own = folder.path().join(gateway.to_string());
             std::fs::create_dir(&own)?;
             let mut command = Command::new(&program);
-            command.args(arguments).args(["--host", "127.0.0.1", "--port", &port.number().to_string()]);
-            command.args(["--prometheus-port", &metrics.number().to_string(), "--worker-urls"]).args(urls);
+            command.args(arguments).args([
+                "--host",
+                "127.0.0.1",
+                "--port",
+                &port.number().to_string(),
+            ]);
+            command
+                .args([
+                    "--prometheus-port",
+                    &metrics.number().to_string(),
+                    "--worker-urls",
+                ])
+                .args(urls);
             command.env("TOKIO_WORKER_THREADS", THREADS.to_string());
             processes.push(ChildProcess::spawn("rival", &mut command, &own)?);
             addresses.push(port.address());
@@ -245,7 +324,15 @@ impl RouterKind {
                 return Err(format!("{error}\n{}", process.log_tail(20)).into());
             }
         }
-        Ok(RunningRouter { addresses, parts: RouterParts::Rival { processes, adds_by: Some(adds_by) }, _ports: ports, _folder: folder })
+        Ok(RunningRouter {
+            addresses,
+            parts: RouterParts::Rival {
+                processes,
+                adds_by: Some(adds_by),
+            },
+            _ports: ports,
+            _folder: folder,
+        })
     }
 }
 
@@ -257,12 +344,22 @@ impl LlmDProfile {
     fn plugins(self) -> Vec<(&'static str, u32, Value)> {
         match self {
             Self::Default => {
-                let scorers = [("queue-scorer", 2), ("kv-cache-utilization-scorer", 2), ("prefix-cache-scorer", 3)];
-                scorers.into_iter().map(|(scorer, weight)| (scorer, weight, json!({}))).collect()
+                let scorers = [
+                    ("queue-scorer", 2),
+                    ("kv-cache-utilization-scorer", 2),
+                    ("prefix-cache-scorer", 3),
+                ];
+                scorers
+                    .into_iter()
+                    .map(|(scorer, weight)| (scorer, weight, json!({})))
+                    .collect()
             }
             Self::Recommended => {
                 let affinity = json!({"maxTTFTPenaltyMs": TTFT_PENALTY_MS, "peakPrefillThroughput": PREFILL_TOKENS_PER_S});
-                vec![("prefix-cache-affinity-filter", 1, affinity), ("token-load-scorer", 1, json!({}))]
+                vec![
+                    ("prefix-cache-affinity-filter", 1, affinity),
+                    ("token-load-scorer", 1, json!({})),
+                ]
             }
         }
     }
@@ -278,19 +375,40 @@ impl RunningRouter {
     pub async fn add(&self, engines: &[SocketAddr], added: SocketAddr) -> Result<()> {
         match &self.parts {
             RouterParts::Ours { stack, .. } => {
-                let settings = stack.daemon.as_ref().ok_or("there is no daemon")?.settings();
+                let settings = stack
+                    .daemon
+                    .as_ref()
+                    .ok_or("there is no daemon")?
+                    .settings();
                 settings.write_endpoints(&named(engines))
             }
             RouterParts::Rival { adds_by, .. } => {
                 for gateway in &self.addresses {
                     let reply = match adds_by.ok_or("it cannot add engines")? {
                         AddWorker::Workers => {
-                            client::post(*gateway, "/workers", json!({"url": format!("http://{added}")}).to_string()).await?
+                            client::post(
+                                *gateway,
+                                "/workers",
+                                json!({"url": format!("http://{added}")}).to_string(),
+                            )
+                            .await?
                         }
-                        AddWorker::AddWorkerUrl => client::post(*gateway, &format!("/add_worker?url=http://{added}"), Vec::new()).await?,
+                        AddWorker::AddWorkerUrl => {
+                            client::post(
+                                *gateway,
+                                &format!("/add_worker?url=http://{added}"),
+                                Vec::new(),
+                            )
+                            .await?
+                        }
                     };
                     if !(200..300).contains(&reply.status) {
-                        return Err(format!("the engine was not added: {} {}", reply.status, reply.text()).into());
+                        return Err(format!(
+                            "the engine was not added: {} {}",
+                            reply.status,
+                            reply.text()
+                        )
+                        .into());
                     }
                 }
                 Ok(())
@@ -309,23 +427,60 @@ impl RunningRouter {
                 stack.envoy.process().check_running()?;
                 stack.daemon()?.process().check_running()
             }
-            RouterParts::Rival { processes, .. } => processes.iter_mut().try_for_each(ChildProcess::check_running),
-            RouterParts::Envoy(processes) => processes.iter_mut().try_for_each(|envoy| envoy.process().check_running()),
+            RouterParts::Rival { processes, .. } => processes
+                .iter_mut()
+                .try_for_each(ChildProcess::check_running),
+            RouterParts::Envoy(processes) => processes
+                .iter_mut()
+                .try_for_each(|envoy| envoy.process().check_running()),
         }
     }
 }
 
-async fn start_ours(engines: &[SocketAddr], gateways: usize, config: Option<String>, folder: TempDir) -> Result<RunningRouter> {
+async fn start_ours(
+    engines: &[SocketAddr],
+    gateways: usize,
+    config: Option<String>,
+    folder: TempDir,
+) -> Result<RunningRouter> {
     let arguments: Vec<&str> = config.iter().flat_map(|path| ["--config", path]).collect();
-    let builder = Stack::builder().servers(0).concurrency(THREADS).daemon_threads(THREADS).daemon_arguments(&arguments).quiet();
-    let stack = engines.iter().fold(builder, |builder, engine| builder.stranger(*engine)).start().await?;
-    let second = if gateways > 1 { Some(SecondEnvoy::start(&stack, "second", THREADS).await?) } else { None };
-    let addresses = std::iter::once(stack.address()).chain(second.as_ref().map(|second| second.envoy.listener())).collect();
-    let parts = RouterParts::Ours { stack: Box::new(stack), _second: second };
-    Ok(RunningRouter { addresses, parts, _ports: Vec::new(), _folder: folder })
+    let builder = Stack::builder()
+        .servers(0)
+        .concurrency(THREADS)
+        .daemon_threads(THREADS)
+        .daemon_arguments(&arguments)
+        .quiet();
+    let stack = engines
+        .iter()
+        .fold(builder, |builder, engine| builder.stranger(*engine))
+        .start()
+        .await?;
+    let second = if gateways > 1 {
+        Some(SecondEnvoy::start(&stack, "second", THREADS).await?)
+    } else {
+        None
+    };
+    let addresses = std::iter::once(stack.address())
+        .chain(second.as_ref().map(|second| second.envoy.listener()))
+        .collect();
+    let parts = RouterParts::Ours {
+        stack: Box::new(stack),
+        _second: second,
+    };
+    Ok(RunningRouter {
+        addresses,
+        parts,
+        _ports: Vec::new(),
+        _folder: folder,
+    })
 }
 
-async fn start_envoy(engines: &[SocketAddr], gateways: usize, fault: EnvoyFault, folder: TempDir) -> Result<RunningRouter> {
+async fn start_envoy(
+    engines: &[SocketAddr],
+    gateways: usize,
+    fault: EnvoyFault,
+    folder: TempDir,
+) -> Result<RunningRouter> {
     let (mut ports, mut addresses, mut processes) = (Vec::new(), Vec::new(), Vec::new());
     for gateway in 0..gateways {
         let port = ReservedPort::lease()?;
@@ -337,27 +492,57 @@ async fn start_envoy(engines: &[SocketAddr], gateways: usize, fault: EnvoyFault,
         }
         config.make_round_robin(&engines.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         config.replace_port(8080, port.number())?;
-        let options = EnvoyOptions { concurrency: THREADS, ..EnvoyOptions::default() };
-        processes.push(EnvoyProcess::start(&config, port.address(), port.address(), &options, &own)?);
+        let options = EnvoyOptions {
+            concurrency: THREADS,
+            ..EnvoyOptions::default()
+        };
+        processes.push(EnvoyProcess::start(
+            &config,
+            port.address(),
+            port.address(),
+            &options,
+            &own,
+        )?);
         addresses.push(port.address());
         ports.push(port);
     }
     for address in &addresses {
         answers(*address).await?;
     }
-    Ok(RunningRouter { addresses, parts: RouterParts::Envoy(processes), _ports: ports, _folder: folder })
+    Ok(RunningRouter {
+        addresses,
+        parts: RouterParts::Envoy(processes),
+        _ports: ports,
+        _folder: folder,
+    })
 }
 
-async fn start_dynamo(engines: &MockerEngines, mode: DynamoMode, folder: TempDir) -> Result<RunningRouter> {
+async fn start_dynamo(
+    engines: &MockerEngines,
+    mode: DynamoMode,
+    folder: TempDir,
+) -> Result<RunningRouter> {
     let port = ReservedPort::lease()?;
-    let mode = if mode == DynamoMode::Kv { "kv" } else { "round-robin" };
+    let mode = if mode == DynamoMode::Kv {
+        "kv"
+    } else {
+        "round-robin"
+    };
     let mut process = engines.start_router(mode, port.address(), folder.path())?;
     if let Err(error) = answers(port.address()).await {
         return Err(format!("{error}\n{}", process.log_tail(20)).into());
     }
     process.check_running()?;
-    let parts = RouterParts::Rival { processes: vec![process], adds_by: None };
-    Ok(RunningRouter { addresses: vec![port.address()], parts, _ports: vec![port], _folder: folder })
+    let parts = RouterParts::Rival {
+        processes: vec![process],
+        adds_by: None,
+    };
+    Ok(RunningRouter {
+        addresses: vec![port.address()],
+        parts,
+        _ports: vec![port],
+        _folder: folder,
+    })
 }
 
 // === impl EnvoyFault ===
@@ -371,7 +556,8 @@ impl EnvoyFault {
             Self::Delay => json!({"delay": {"fixed_delay": "0.020s", "percentage": share(100)}}),
             Self::Drop => json!({"abort": {"http_status": 503, "percentage": share(2)}}),
         };
-        fault["@type"] = json!("type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault");
+        fault["@type"] =
+            json!("type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault");
         Some(json!({"name": "fault", "typed_config": fault}))
     }
 }
@@ -382,36 +568,62 @@ impl EnvoyFault {
 /// If none is in time.
 pub async fn answers(address: SocketAddr) -> Result<()> {
     let body = json!({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).to_string();
-    let served =
-        || async { client::post(address, "/v1/chat/completions", body.clone()).await.is_ok_and(|reply| reply.status == 200).then_some(()) };
+    let served = || async {
+        client::post(address, "/v1/chat/completions", body.clone())
+            .await
+            .is_ok_and(|reply| reply.status == 200)
+            .then_some(())
+    };
     wait_for(START_LIMIT, "the first answer", served).await
 }
 
 /// The engines as entries of an endpoints file, named as a stack names them.
 fn named(engines: &[SocketAddr]) -> Vec<(String, SocketAddr)> {
-    engines.iter().enumerate().map(|(index, engine)| (format!("stranger-{index}"), *engine)).collect()
+    engines
+        .iter()
+        .enumerate()
+        .map(|(index, engine)| (format!("stranger-{index}"), *engine))
+        .collect()
 }
 
 /// The parameters of `key=number,key=number`.
 fn parameters_of(text: &str) -> Result<Value> {
     let pair = |pair: &str| {
-        let (key, number) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no key=number"))?;
+        let (key, number) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("`{pair}` is no key=number"))?;
         Ok::<_, testbed::Error>((key.to_owned(), json!(number.parse::<f64>()?)))
     };
-    Ok(Value::Object(text.split(',').filter(|text| !text.is_empty()).map(pair).collect::<Result<_>>()?))
+    Ok(Value::Object(
+        text.split(',')
+            .filter(|text| !text.is_empty())
+            .map(pair)
+            .collect::<Result<_>>()?,
+    ))
 }
 
 /// Writes a picker configuration of one profile with these plugins, weights and parameters, or of
 /// the default policy if there are none, for engines whose metrics are at `metrics_port`. Returns
 /// its path; `None` if there is nothing to configure.
-fn write_plugins(plugins: &[(&str, u32, Value)], metrics_port: Option<u16>, folder: &Path) -> Result<Option<String>> {
-    let source = metrics_port.map(|port| json!({"type": "metrics-data-source", "parameters": {"port": port}}));
-    let declared = plugins.iter().map(|(plugin, _, parameters)| json!({"type": plugin, "parameters": parameters})).chain(source);
+fn write_plugins(
+    plugins: &[(&str, u32, Value)],
+    metrics_port: Option<u16>,
+    folder: &Path,
+) -> Result<Option<String>> {
+    let source = metrics_port
+        .map(|port| json!({"type": "metrics-data-source", "parameters": {"port": port}}));
+    let declared = plugins
+        .iter()
+        .map(|(plugin, _, parameters)| json!({"type": plugin, "parameters": parameters}))
+        .chain(source);
     let declared: Vec<Value> = declared.collect();
     if declared.is_empty() {
         return Ok(None);
     }
-    let weighed: Vec<Value> = plugins.iter().map(|(plugin, weight, _)| json!({"pluginRef": plugin, "weight": weight})).collect();
+    let weighed: Vec<Value> = plugins
+        .iter()
+        .map(|(plugin, weight, _)| json!({"pluginRef": plugin, "weight": weight}))
+        .collect();
     let mut config = json!({"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": declared});
     if !weighed.is_empty() {
         config["schedulingProfiles"] = json!([{"name": "default", "plugins": weighed}]);
@@ -428,23 +640,38 @@ mod tests {
     #[test]
     fn routers_are_found_by_name() {
         assert_eq!(RouterKind::named("smg").expect("a router"), RouterKind::Smg);
-        assert_eq!(RouterKind::named("ours:ttftWeight=3").expect("a router"), RouterKind::OursWith("ttftWeight=3".into()));
+        assert_eq!(
+            RouterKind::named("ours:ttftWeight=3").expect("a router"),
+            RouterKind::OursWith("ttftWeight=3".into())
+        );
         assert!(RouterKind::named("nginx").is_err());
     }
 
     #[test]
     fn the_default_policy_is_kept_where_metrics_have_a_port_of_their_own() {
         let folder = tempfile::tempdir().expect("a folder");
-        assert_eq!(write_plugins(&[], None, folder.path()).expect("nothing to write"), None);
-        let path = write_plugins(&[], Some(9100), folder.path()).expect("a file").expect("a path");
-        let config: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("the file")).expect("JSON");
-        assert_eq!(config["plugins"], json!([{"type": "metrics-data-source", "parameters": {"port": 9100}}]));
+        assert_eq!(
+            write_plugins(&[], None, folder.path()).expect("nothing to write"),
+            None
+        );
+        let path = write_plugins(&[], Some(9100), folder.path())
+            .expect("a file")
+            .expect("a path");
+        let config: Value =
+            serde_json::from_str(&std::fs::read_to_string(path).expect("the file")).expect("JSON");
+        assert_eq!(
+            config["plugins"],
+            json!([{"type": "metrics-data-source", "parameters": {"port": 9100}}])
+        );
         assert_eq!(config["schedulingProfiles"], Value::Null);
     }
 
     #[test]
     fn parameters_are_numbers_by_name() {
-        assert_eq!(parameters_of("a=1,b=2.5").expect("parameters"), json!({"a": 1.0, "b": 2.5}));
+        assert_eq!(
+            parameters_of("a=1,b=2.5").expect("parameters"),
+            json!({"a": 1.0, "b": 2.5})
+        );
         assert!(parameters_of("a").is_err() && parameters_of("a=x").is_err());
     }
 }

@@ -88,7 +88,10 @@ impl EngineRequest for EngineJob<'_> {
 
 impl SimulatedEngine<'_> {
     pub(crate) fn new(spec: SimulatedEngineSpec) -> Self {
-        Self { engine: BatchingEngine::new(spec), coming: Vec::new() }
+        Self {
+            engine: BatchingEngine::new(spec),
+            coming: Vec::new(),
+        }
     }
 }
 
@@ -98,7 +101,8 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
     }
 
     fn slow_down(&mut self, times: f64) {
-        self.engine.set_slowdown(self.engine.spec().times.slowdown * times);
+        self.engine
+            .set_slowdown(self.engine.spec().times.slowdown * times);
     }
 
     fn forget(&mut self) {
@@ -144,11 +148,20 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
     }
 
     fn progress(&self, each: &mut dyn FnMut(u32, u32)) {
-        self.engine.running().for_each(|sequence| each(sequence.request().request, sequence.generated()));
+        self.engine
+            .running()
+            .for_each(|sequence| each(sequence.request().request, sequence.generated()));
     }
 
-    fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String> {
-        Ok(self.engine.start(now, |job, cached| admitted(job.request, cached)).map(|step| step.ends_ms))
+    fn start(
+        &mut self,
+        now: f64,
+        admitted: &mut dyn FnMut(u32, u32),
+    ) -> Result<Option<f64>, String> {
+        Ok(self
+            .engine
+            .start(now, |job, cached| admitted(job.request, cached))
+            .map(|step| step.ends_ms))
     }
 
     fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String> {
@@ -162,28 +175,57 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
 
     fn would_find(&self, job: &EngineJob<'w>) -> u32 {
         let cached = self.engine.cached_blocks(job.blocks);
-        let longest = |blocks: &[u64]| blocks.iter().zip(job.blocks).take_while(|(a, b)| a == b).count();
-        let ahead = self.engine.waiting().map(EngineSequence::request).chain(&self.coming);
-        let found = ahead.map(|other| longest(other.blocks)).max().unwrap_or(0).max(cached);
-        u32::try_from(found * self.engine.spec().block_tokens).unwrap_or(u32::MAX).min(job.prompt.saturating_sub(1))
+        let longest = |blocks: &[u64]| {
+            blocks
+                .iter()
+                .zip(job.blocks)
+                .take_while(|(a, b)| a == b)
+                .count()
+        };
+        let ahead = self
+            .engine
+            .waiting()
+            .map(EngineSequence::request)
+            .chain(&self.coming);
+        let found = ahead
+            .map(|other| longest(other.blocks))
+            .max()
+            .unwrap_or(0)
+            .max(cached);
+        u32::try_from(found * self.engine.spec().block_tokens)
+            .unwrap_or(u32::MAX)
+            .min(job.prompt.saturating_sub(1))
     }
 
     fn inside(&self) -> EngineInternals {
-        let mut inside = EngineInternals { prefills: Vec::new(), decodes: Vec::new() };
+        let mut inside = EngineInternals {
+            prefills: Vec::new(),
+            decodes: Vec::new(),
+        };
         for sequence in self.engine.running() {
             let (computed, target) = (sequence.computed(), sequence.target());
             let output = f64::from(sequence.request().output - sequence.generated());
             if sequence.generated() == 0 && computed < target {
-                inside.prefills.push(((target - computed) as f64, computed as f64, output));
+                inside
+                    .prefills
+                    .push(((target - computed) as f64, computed as f64, output));
             } else {
                 inside.decodes.push((output, computed as f64));
             }
         }
-        let waiting = self.engine.waiting().map(|sequence| (sequence.request(), sequence.target(), sequence.generated()));
+        let waiting = self
+            .engine
+            .waiting()
+            .map(|sequence| (sequence.request(), sequence.target(), sequence.generated()));
         let coming = self.coming.iter().map(|job| (job, job.prompt as usize, 0));
         for (job, target, generated) in waiting.chain(coming) {
-            let found = (self.engine.cached_blocks(job.blocks) * self.engine.spec().block_tokens).min(target - 1);
-            inside.prefills.push(((target - found) as f64, found as f64, f64::from(job.output - generated)));
+            let found = (self.engine.cached_blocks(job.blocks) * self.engine.spec().block_tokens)
+                .min(target - 1);
+            inside.prefills.push((
+                (target - found) as f64,
+                found as f64,
+                f64::from(job.output - generated),
+            ));
         }
         inside
     }
@@ -193,22 +235,49 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
 mod tests {
     use super::*;
 
-    const JOB: EngineJob<'_> = EngineJob { request: 0, prompt: 640, output: 5, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
+    const JOB: EngineJob<'_> = EngineJob {
+        request: 0,
+        prompt: 640,
+        output: 5,
+        blocks: &[],
+        hashes: &[],
+        adapter: 0,
+        prefilled: false,
+    };
 
     #[test]
     fn a_prompt_is_found_in_the_cache_and_in_prompts_ahead() {
         let blocks: Vec<u64> = (1..=10).collect();
-        let job = EngineJob { blocks: &blocks, ..JOB };
+        let job = EngineJob {
+            blocks: &blocks,
+            ..JOB
+        };
         let mut engine = SimulatedEngine::new(crate::hardware::LLAMA_8B_H100);
         assert_eq!(engine.would_find(&job), 0);
         engine.announce(job);
-        let other = EngineJob { request: 1, prompt: 700, ..job };
-        assert_eq!((engine.would_find(&job), engine.would_find(&other)), (639, 640), "on its way here");
+        let other = EngineJob {
+            request: 1,
+            prompt: 700,
+            ..job
+        };
+        assert_eq!(
+            (engine.would_find(&job), engine.would_find(&other)),
+            (639, 640),
+            "on its way here"
+        );
         engine.submit(job, 0.0).unwrap();
-        assert_eq!((engine.counts(), engine.would_find(&other)), ((1, 0), 640), "in the queue");
+        assert_eq!(
+            (engine.counts(), engine.would_find(&other)),
+            ((1, 0), 640),
+            "in the queue"
+        );
         assert_eq!(engine.inside().prefills, [(640.0, 0.0, 5.0)]);
         engine.start(0.0, &mut |_, _| ()).unwrap().unwrap();
-        assert_eq!((engine.counts(), engine.would_find(&other)), ((0, 1), 640), "in the cache");
+        assert_eq!(
+            (engine.counts(), engine.would_find(&other)),
+            ((0, 1), 640),
+            "in the cache"
+        );
         assert_eq!(engine.inside().decodes, [(5.0, 640.0)]);
     }
 

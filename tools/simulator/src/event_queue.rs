@@ -48,7 +48,10 @@ impl<T> Ord for QueuedEvent<T> {
 
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
-        Self { items: BinaryHeap::new(), planned: 0 }
+        Self {
+            items: BinaryHeap::new(),
+            planned: 0,
+        }
     }
 }
 
@@ -68,7 +71,10 @@ impl<T> EventQueue<T> {
     /// # Errors
     /// When nothing is planned, though a run still waits for something.
     pub(crate) fn next(&mut self) -> Result<(f64, T), String> {
-        self.items.pop().map(|QueuedEvent(at, _, what)| (at, what)).ok_or_else(|| "nothing is left to happen".to_owned())
+        self.items
+            .pop()
+            .map(|QueuedEvent(at, _, what)| (at, what))
+            .ok_or_else(|| "nothing is left to happen".to_owned())
     }
 }
 
@@ -79,7 +85,9 @@ mod tests {
     #[test]
     fn the_soonest_comes_first_and_of_one_time_the_first_planned() {
         let mut agenda = EventQueue::default();
-        [(2.0, 'c'), (1.0, 'a'), (2.0, 'd'), (1.0, 'b')].into_iter().for_each(|(at, what)| agenda.plan(at, what));
+        [(2.0, 'c'), (1.0, 'a'), (2.0, 'd'), (1.0, 'b')]
+            .into_iter()
+            .for_each(|(at, what)| agenda.plan(at, what));
         let order: String = (0..4).map(|_| agenda.next().unwrap().1).collect();
         assert_eq!(order, "abcd");
         assert!(agenda.next().is_err() && agenda.next_at().is_infinite());

@@ -28,7 +28,14 @@ use crate::workload::{RequestClass, Sampler, Workload, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
 /// The policies of the published tables.
-pub(crate) const POLICIES: [&str; 6] = [NONE, "ours", "oracle", "llm-d-default", "llm-d-tuned", "dynamo"];
+pub(crate) const POLICIES: [&str; 6] = [
+    NONE,
+    "ours",
+    "oracle",
+    "llm-d-default",
+    "llm-d-tuned",
+    "dynamo",
+];
 
 /// Without flow control.
 const NONE: &str = "none";
@@ -95,12 +102,17 @@ struct FlowRun<'c> {
 impl FlowCampaign {
     /// Runs every combination, prints the figures, and writes them to `file`.
     pub(crate) fn run(&self, threads: usize, file: &Path) -> Result<(), String> {
-        let rows: Vec<Value> = parallel(threads, &self.runs(), FlowRun::rows)?.into_iter().flatten().collect();
+        let rows: Vec<Value> = parallel(threads, &self.runs(), FlowRun::rows)?
+            .into_iter()
+            .flatten()
+            .collect();
         print(&rows);
         if let Some(folder) = file.parent() {
-            std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+            std::fs::create_dir_all(folder)
+                .map_err(|error| format!("{}: {error}", folder.display()))?;
         }
-        std::fs::write(file, format!("{:#}\n", json!({ "rows": rows }))).map_err(|error| format!("{}: {error}", file.display()))
+        std::fs::write(file, format!("{:#}\n", json!({ "rows": rows })))
+            .map_err(|error| format!("{}: {error}", file.display()))
     }
 
     fn runs(&self) -> Vec<FlowRun<'_>> {
@@ -108,8 +120,23 @@ impl FlowCampaign {
         for scenario in &self.scenarios {
             for &load in &self.loads {
                 for &seed in &self.seeds {
-                    let &Self { seconds, proxies, sharing_ms, alone, .. } = self;
-                    let run = |policy| FlowRun { scenario, policy, load, seed, seconds, proxies, sharing_ms, alone };
+                    let &Self {
+                        seconds,
+                        proxies,
+                        sharing_ms,
+                        alone,
+                        ..
+                    } = self;
+                    let run = |policy| FlowRun {
+                        scenario,
+                        policy,
+                        load,
+                        seed,
+                        seconds,
+                        proxies,
+                        sharing_ms,
+                        alone,
+                    };
                     runs.extend(self.policies.iter().map(|policy| run(policy.as_str())));
                 }
             }
@@ -123,14 +150,29 @@ impl FlowCampaign {
 /// # Errors
 /// When a file cannot be read or written.
 pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
-    let read = |file: &Path| std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()));
-    let write = |file: &str, text: String| std::fs::write(file, text).map_err(|error| format!("{file}: {error}"));
+    let read = |file: &Path| {
+        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
+    };
+    let write = |file: &str, text: String| {
+        std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))
+    };
     let mut rows = Vec::new();
     for file in files {
-        let results: Value = serde_json::from_str(&read(file)?).map_err(|error| format!("{}: {error}", file.display()))?;
-        rows.extend(results.get("rows").and_then(Value::as_array).cloned().unwrap_or_default());
+        let results: Value = serde_json::from_str(&read(file)?)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
+        rows.extend(
+            results
+                .get("rows")
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default(),
+        );
     }
-    rows.retain(|row| row.get("policy").and_then(Value::as_str).is_some_and(|policy| POLICIES.contains(&policy)));
+    rows.retain(|row| {
+        row.get("policy")
+            .and_then(Value::as_str)
+            .is_some_and(|policy| POLICIES.contains(&policy))
+    });
     let means = page::means(&rows);
     write(DATA, format!("{:#}\n", json!({ "rows": means })))?;
     write(PAGE, page::with_results(&read(Path::new(PAGE))?, &means)?)
@@ -142,7 +184,10 @@ pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
 /// When a run fails, or a file cannot be written.
 pub(crate) fn publish_wave(threads: usize) -> Result<(), String> {
     let results = wave::run(threads)?;
-    for (file, text) in [(WAVE_FIGURE, wave::svg(&results)?), (WAVE_DATA, format!("{results:#}\n"))] {
+    for (file, text) in [
+        (WAVE_FIGURE, wave::svg(&results)?),
+        (WAVE_DATA, format!("{results:#}\n")),
+    ] {
         std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))?;
     }
     Ok(())
@@ -165,10 +210,18 @@ fn print(rows: &[Value]) {
         "beyond",
     ];
     let _ = write!(out, "{:<10}{:<14}{:<10}", "scenario", "policy", "class");
-    names.iter().for_each(|name| drop(write!(out, "{name:>13}")));
+    names
+        .iter()
+        .for_each(|name| drop(write!(out, "{name:>13}")));
     for row in rows {
         let text = |name: &str| row.get(name).and_then(Value::as_str).unwrap_or_default();
-        let _ = write!(out, "\n{:<10}{:<14}{:<10}", text("scenario"), text("policy"), text("class"));
+        let _ = write!(
+            out,
+            "\n{:<10}{:<14}{:<10}",
+            text("scenario"),
+            text("policy"),
+            text("class")
+        );
         for name in names {
             let number = row.get(name).and_then(Value::as_f64).unwrap_or(f64::NAN);
             let _ = write!(out, "{number:>13.3}");
@@ -183,7 +236,11 @@ impl FlowRun<'_> {
     fn rows(&self) -> Result<Vec<Value>, String> {
         let (workload, names, outcomes) = self.outcomes()?;
         let all = self.row(ALL, |_| true, &workload, &outcomes);
-        Ok(names.iter().map(|of| self.row(of.name, |class| class == *of, &workload, &outcomes)).chain([all]).collect())
+        Ok(names
+            .iter()
+            .map(|of| self.row(of.name, |class| class == *of, &workload, &outcomes))
+            .chain([all])
+            .collect())
     }
 
     /// The requests, their classes, and what became of them.
@@ -191,9 +248,22 @@ impl FlowRun<'_> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
         let plain = scenario.pool();
-        let sharing = if self.proxies > 1 && !self.alone { SharingMode::After(self.sharing_ms) } else { plain.sharing };
-        let setting = PoolSetting { scrape_ms: scrape_ms.unwrap_or(plain.scrape_ms), proxies: self.proxies, sharing, ..plain };
-        let classes = scenario.classes(self.load, self.seconds, &mut Sampler::seeded(mix(self.seed, 4_711)))?;
+        let sharing = if self.proxies > 1 && !self.alone {
+            SharingMode::After(self.sharing_ms)
+        } else {
+            plain.sharing
+        };
+        let setting = PoolSetting {
+            scrape_ms: scrape_ms.unwrap_or(plain.scrape_ms),
+            proxies: self.proxies,
+            sharing,
+            ..plain
+        };
+        let classes = scenario.classes(
+            self.load,
+            self.seconds,
+            &mut Sampler::seeded(mix(self.seed, 4_711)),
+        )?;
         let names: Vec<RequestClass> = classes.iter().map(|(class, _)| *class).collect();
         let workload = Workload::of_classes(classes);
         let outcomes = world::run(&workload, workload.rate, &routing, &setting, self.seed)?;
@@ -204,21 +274,59 @@ impl FlowRun<'_> {
     /// that no cache had are `computed_per_s`. `served` is the share of the tokens that arrived in
     /// time to end. For `overshoot`, `per_proxy` and `beyond` see [`overshoot`]: those of other
     /// policies than ours are 0.
-    fn row(&self, class: &str, is_of: impl Fn(RequestClass) -> bool, workload: &Workload, outcomes: &[RequestOutcome]) -> Value {
-        let in_time = |o: &RequestOutcome| o.at + o.e2e >= WARM_UP_S * 1e3 && o.at + o.e2e <= self.seconds * 1e3;
+    fn row(
+        &self,
+        class: &str,
+        is_of: impl Fn(RequestClass) -> bool,
+        workload: &Workload,
+        outcomes: &[RequestOutcome],
+    ) -> Value {
+        let in_time = |o: &RequestOutcome| {
+            o.at + o.e2e >= WARM_UP_S * 1e3 && o.at + o.e2e <= self.seconds * 1e3
+        };
         let tokens = |o: &RequestOutcome| f64::from(o.prompt) + f64::from(o.output);
-        let own: Vec<&RequestOutcome> =
-            (0_u32..).zip(outcomes).filter(|(number, _)| is_of(workload.class(*number))).map(|(_, o)| o).collect();
-        let counted: Vec<&&RequestOutcome> = own.iter().filter(|o| o.at >= WARM_UP_S * 1e3).collect();
-        let served = |of: &[&RequestOutcome]| of.iter().filter(|o| in_time(o)).map(|o| tokens(o)).sum::<f64>();
-        let reused: f64 = own.iter().filter(|o| in_time(o)).map(|o| f64::from(o.cached)).sum();
-        let (total, done) = (outcomes.iter().filter(|o| in_time(o)).map(tokens).sum::<f64>(), served(&own));
+        let own: Vec<&RequestOutcome> = (0_u32..)
+            .zip(outcomes)
+            .filter(|(number, _)| is_of(workload.class(*number)))
+            .map(|(_, o)| o)
+            .collect();
+        let counted: Vec<&&RequestOutcome> =
+            own.iter().filter(|o| o.at >= WARM_UP_S * 1e3).collect();
+        let served = |of: &[&RequestOutcome]| {
+            of.iter()
+                .filter(|o| in_time(o))
+                .map(|o| tokens(o))
+                .sum::<f64>()
+        };
+        let reused: f64 = own
+            .iter()
+            .filter(|o| in_time(o))
+            .map(|o| f64::from(o.cached))
+            .sum();
+        let (total, done) = (
+            outcomes
+                .iter()
+                .filter(|o| in_time(o))
+                .map(tokens)
+                .sum::<f64>(),
+            served(&own),
+        );
         let ttft = sorted(counted.iter().map(|outcome| outcome.ttft));
-        let tpot: Vec<f64> = counted.iter().filter(|o| o.output > 1).map(|o| (o.e2e - o.ttft) / f64::from(o.output - 1)).collect();
+        let tpot: Vec<f64> = counted
+            .iter()
+            .filter(|o| o.output > 1)
+            .map(|o| (o.e2e - o.ttft) / f64::from(o.output - 1))
+            .collect();
         let offered = own.iter().map(|o| tokens(o)).sum::<f64>() / self.seconds;
-        let (prompts, cached) = counted.iter().fold((0.0, 0.0), |(p, c), o| (p + f64::from(o.prompt), c + f64::from(o.cached)));
+        let (prompts, cached) = counted.iter().fold((0.0, 0.0), |(p, c), o| {
+            (p + f64::from(o.prompt), c + f64::from(o.cached))
+        });
         // Long after its last arrival a band is not in use, and lower ones may fill the engines.
-        let sent: Vec<&RequestOutcome> = own.iter().copied().filter(|o| (WARM_UP_S * 1e3..self.seconds * 1e3).contains(&o.sent)).collect();
+        let sent: Vec<&RequestOutcome> = own
+            .iter()
+            .copied()
+            .filter(|o| (WARM_UP_S * 1e3..self.seconds * 1e3).contains(&o.sent))
+            .collect();
         let seconds = self.seconds - WARM_UP_S;
         json!({
             "scenario": self.scenario, "load": self.load, "policy": self.policy, "proxies": self.proxies, "seed": self.seed,
@@ -237,8 +345,16 @@ impl FlowRun<'_> {
 /// The policy of this name, and the time between its scrapes where it is not the usual one. A
 /// number after a colon stands for the limit of `llm-d-tuned` or `dynamo`.
 fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
-    let (name, number) = name.split_once(':').map_or((name, None), |(name, number)| (name, Some(number)));
-    let number = number.map(|number| number.parse::<f64>().map_err(|_| format!("`{number}` is no number"))).transpose()?;
+    let (name, number) = name
+        .split_once(':')
+        .map_or((name, None), |(name, number)| (name, Some(number)));
+    let number = number
+        .map(|number| {
+            number
+                .parse::<f64>()
+                .map_err(|_| format!("`{number}` is no number"))
+        })
+        .transpose()?;
     // llm-d scrapes every 50 ms, as we do here.
     Ok(match name {
         NONE => (RoutingPolicy::named(OURS)?, None),
@@ -246,16 +362,34 @@ fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
         "oracle" => (RoutingPolicy::with_flow_control(EXACT)?, Some(0.0)),
         "llm-d-default" => {
             let detector = PluginSpec::of_type("utilization-detector");
-            (RoutingPolicy::behind_llm_d(LLM_D, detector, GateFairness::Strict)?, None)
+            (
+                RoutingPolicy::behind_llm_d(LLM_D, detector, GateFairness::Strict)?,
+                None,
+            )
         }
         "llm-d-tuned" => {
-            let most = ("maxConcurrency".to_owned(), ParameterValue::Number(number.unwrap_or(TUNED_REQUESTS)));
-            let detector = PluginSpec { parameters: vec![most], ..PluginSpec::of_type("concurrency-detector") };
-            (RoutingPolicy::behind_llm_d(LLM_D, detector, GateFairness::RoundRobin)?, None)
+            let most = (
+                "maxConcurrency".to_owned(),
+                ParameterValue::Number(number.unwrap_or(TUNED_REQUESTS)),
+            );
+            let detector = PluginSpec {
+                parameters: vec![most],
+                ..PluginSpec::of_type("concurrency-detector")
+            };
+            (
+                RoutingPolicy::behind_llm_d(LLM_D, detector, GateFairness::RoundRobin)?,
+                None,
+            )
         }
         "dynamo" => {
             let most = number.unwrap_or(DYNAMO_THRESHOLD) * LLAMA_8B_H100.budget as f64;
-            (RoutingPolicy::Gated(Box::new(RoutingPolicy::named("dynamo")?), GateRule::PrefillTokens(most)), None)
+            (
+                RoutingPolicy::Gated(
+                    Box::new(RoutingPolicy::named("dynamo")?),
+                    GateRule::PrefillTokens(most),
+                ),
+                None,
+            )
         }
         other => return Err(format!("no policy of flow control is called `{other}`")),
     })
@@ -266,20 +400,41 @@ mod tests {
     use super::*;
 
     fn rows(scenario: &str, policy: &str, load: f64) -> Vec<Value> {
-        FlowRun { scenario, policy, load, seed: 101, seconds: 30.0, proxies: 1, sharing_ms: SHARING_MS, alone: false }.rows().unwrap()
+        FlowRun {
+            scenario,
+            policy,
+            load,
+            seed: 101,
+            seconds: 30.0,
+            proxies: 1,
+            sharing_ms: SHARING_MS,
+            alone: false,
+        }
+        .rows()
+        .unwrap()
     }
 
     fn figure(rows: &[Value], class: &str, name: &str) -> f64 {
-        rows.iter().find(|row| row["class"] == class).unwrap()[name].as_f64().unwrap()
+        rows.iter().find(|row| row["class"] == class).unwrap()[name]
+            .as_f64()
+            .unwrap()
     }
 
     #[test]
     fn chat_passes_a_wave_and_tenants_share_tokens() {
         let [without, with] = ["none", "ours"].map(|policy| rows("prompts", policy, 2.0));
         let p99 = |rows: &[Value]| figure(rows, "critical", "ttft_p99_ms");
-        assert!(p99(&with) < p99(&without) / 4.0, "{} with flow control, {} without", p99(&with), p99(&without));
+        assert!(
+            p99(&with) < p99(&without) / 4.0,
+            "{} with flow control, {} without",
+            p99(&with),
+            p99(&without)
+        );
         let share = figure(&rows("lengths", "ours", 2.0), "long", "share");
-        assert!((0.4..=0.6).contains(&share), "the tenant with long requests gets {share}");
+        assert!(
+            (0.4..=0.6).contains(&share),
+            "the tenant with long requests gets {share}"
+        );
     }
 
     /// `overshoot`, `per_proxy` and `beyond` of all requests, and whether they are within what
@@ -288,7 +443,10 @@ mod tests {
         let rows = run.rows().unwrap();
         let figures = ["overshoot", "per_proxy", "beyond"].map(|name| figure(&rows, ALL, name));
         let few = [1.5 * run.proxies as f64, 2.0, beyond];
-        (figures, figures.iter().zip(few).all(|(figure, few)| *figure <= few))
+        (
+            figures,
+            figures.iter().zip(few).all(|(figure, few)| *figure <= few),
+        )
     }
 
     #[test]
@@ -306,13 +464,37 @@ mod tests {
         assert_eq!(too_many(plain, 0.0).0, [0.0; 3], "one proxy knows all");
         for (proxies, beyond) in [(2, 0.06), (4, 0.12)] {
             let (figures, are_few) = too_many(FlowRun { proxies, ..plain }, beyond);
-            assert!(are_few && figures[2] > 0.0, "{proxies} proxies: {figures:?}");
+            assert!(
+                are_few && figures[2] > 0.0,
+                "{proxies} proxies: {figures:?}"
+            );
         }
-        let four = FlowRun { proxies: 4, ..plain };
-        let (figures, are_few) = too_many(FlowRun { sharing_ms: 10.0 * SHARING_MS, ..four }, 0.12);
-        assert!(!are_few, "sharing keeps them few: {figures:?} with a long delay");
-        let (figures, are_few) = too_many(FlowRun { alone: true, ..four }, 0.12);
-        assert!(are_few, "each that hears nothing keeps to its quarter: {figures:?}");
+        let four = FlowRun {
+            proxies: 4,
+            ..plain
+        };
+        let (figures, are_few) = too_many(
+            FlowRun {
+                sharing_ms: 10.0 * SHARING_MS,
+                ..four
+            },
+            0.12,
+        );
+        assert!(
+            !are_few,
+            "sharing keeps them few: {figures:?} with a long delay"
+        );
+        let (figures, are_few) = too_many(
+            FlowRun {
+                alone: true,
+                ..four
+            },
+            0.12,
+        );
+        assert!(
+            are_few,
+            "each that hears nothing keeps to its quarter: {figures:?}"
+        );
     }
 
     #[test]
@@ -329,7 +511,11 @@ mod tests {
         let p99 = |policy: &str| figure(&rows("prompts", policy, 2.0), "critical", "ttft_p99_ms");
         let without = p99(NONE);
         for policy in ["llm-d-default", "llm-d-tuned", "dynamo:0.5"] {
-            assert!(p99(policy) < without / 2.0, "{policy}: {} for {without}", p99(policy));
+            assert!(
+                p99(policy) < without / 2.0,
+                "{policy}: {} for {without}",
+                p99(policy)
+            );
         }
     }
 }

@@ -42,27 +42,59 @@ impl ExperimentGrid {
         known: &[GridCell],
         mut each: impl FnMut(Vec<GridCell>) -> Result<(), String>,
     ) -> Result<(), String> {
-        for (&kind, &seed) in self.kinds.iter().flat_map(|kind| self.seeds.iter().map(move |seed| (kind, seed))) {
+        for (&kind, &seed) in self
+            .kinds
+            .iter()
+            .flat_map(|kind| self.seeds.iter().map(move |seed| (kind, seed)))
+        {
             let is_known = |(load, policy): &(f64, &String)| {
-                let named =
-                    |cell: &GridCell| (&*cell.setting, &*cell.workload, &*cell.policy) == (&*self.name, kind.name(), policy.as_str());
-                known.iter().any(|cell| named(cell) && cell.seed == seed && (cell.load - load).abs() < 1e-9)
+                let named = |cell: &GridCell| {
+                    (&*cell.setting, &*cell.workload, &*cell.policy)
+                        == (&*self.name, kind.name(), policy.as_str())
+                };
+                known
+                    .iter()
+                    .any(|cell| named(cell) && cell.seed == seed && (cell.load - load).abs() < 1e-9)
             };
-            let jobs = self.loads.iter().flat_map(|&load| self.policies.iter().map(move |policy| (load, policy)));
+            let jobs = self
+                .loads
+                .iter()
+                .flat_map(|&load| self.policies.iter().map(move |policy| (load, policy)));
             let jobs: Vec<(f64, &String)> = jobs.filter(|job| !is_known(job)).collect();
             if !jobs.is_empty() {
                 let workload = kind.load(seed)?;
-                each(parallel(threads, &jobs, |&(load, policy)| self.cell(kind, &workload, (load, policy), seed))?)?;
+                each(parallel(threads, &jobs, |&(load, policy)| {
+                    self.cell(kind, &workload, (load, policy), seed)
+                })?)?;
             }
         }
         Ok(())
     }
 
-    fn cell(&self, kind: WorkloadKind, workload: &Workload, (load, policy): (f64, &str), seed: u64) -> Result<GridCell, String> {
+    fn cell(
+        &self,
+        kind: WorkloadKind,
+        workload: &Workload,
+        (load, policy): (f64, &str),
+        seed: u64,
+    ) -> Result<GridCell, String> {
         let rate = load * kind.capacity() * self.capacity;
-        let records = world::run(workload, rate, &RoutingPolicy::named(policy)?, &self.setting, seed)?;
+        let records = world::run(
+            workload,
+            rate,
+            &RoutingPolicy::named(policy)?,
+            &self.setting,
+            seed,
+        )?;
         let measures = RunMeasures::of(&records, &self.setting.engine);
-        Ok(GridCell { setting: self.name.clone(), workload: kind.name().to_owned(), load, policy: policy.to_owned(), seed, measures })
+        Ok(GridCell {
+            setting: self.name.clone(),
+            workload: kind.name().to_owned(),
+            load,
+            policy: policy.to_owned(),
+            seed,
+            measures,
+        })
     }
 
     /// The mean TTFT under a policy from the setting's change on, at the first load.
@@ -72,11 +104,18 @@ impl ExperimentGrid {
         policy: &str,
         seed: u64,
     ) -> Result<RecoverySeries, String> {
-        let rate = self.loads.first().copied().unwrap_or_default() * kind.capacity() * self.capacity;
+        let rate =
+            self.loads.first().copied().unwrap_or_default() * kind.capacity() * self.capacity;
         let policy = RoutingPolicy::named(policy)?;
         let run = |setting: &PoolSetting| world::run(workload, rate, &policy, setting, seed);
         let (records, reference) = (run(&self.setting)?, run(&self.setting.changed())?);
-        Ok(RecoverySeries::of(&records, &reference, self.setting.change_at(records.len()).unwrap_or(records.len())))
+        Ok(RecoverySeries::of(
+            &records,
+            &reference,
+            self.setting
+                .change_at(records.len())
+                .unwrap_or(records.len()),
+        ))
     }
 
     /// The highest rate at which `good` still holds, requests a second, by bisection between 5 %
@@ -92,7 +131,11 @@ impl ExperimentGrid {
         for _ in 0..7 {
             let middle = f64::midpoint(low, high);
             let cell = self.cell(kind, workload, (middle, policy), seed)?;
-            *if good(&cell.measures) { &mut low } else { &mut high } = middle;
+            *if good(&cell.measures) {
+                &mut low
+            } else {
+                &mut high
+            } = middle;
         }
         Ok(low * kind.capacity() * self.capacity)
     }
@@ -109,7 +152,9 @@ pub(crate) fn parallel<J: Sync, T: Send>(
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
                 loop {
-                    let Some(at) = next.lock().ok().and_then(|mut next| next.next()) else { return };
+                    let Some(at) = next.lock().ok().and_then(|mut next| next.next()) else {
+                        return;
+                    };
                     let Some(job) = jobs.get(at) else { return };
                     let result = work(job);
                     if let Ok(mut done) = done.lock() {

@@ -35,20 +35,50 @@ struct WaitingRequest {
 
 impl SimulatedLearner {
     pub(crate) fn new(endpoints: usize) -> Self {
-        Self { learner: StepLearner::default(), places: vec![EndpointHistory::default(); endpoints] }
+        Self {
+            learner: StepLearner::default(),
+            places: vec![EndpointHistory::default(); endpoints],
+        }
     }
 
-    pub(crate) fn picked(&mut self, at: usize, request: u32, now: f64, (uncached, prompt): (u32, u32)) {
+    pub(crate) fn picked(
+        &mut self,
+        at: usize,
+        request: u32,
+        now: f64,
+        (uncached, prompt): (u32, u32),
+    ) {
         if let Some(place) = self.places.get_mut(at) {
-            place.waiting.push_back(WaitingRequest { request, picked: now, uncached, prompt });
+            place.waiting.push_back(WaitingRequest {
+                request,
+                picked: now,
+                uncached,
+                prompt,
+            });
         }
     }
 
     /// Records a first token. Its time is the time of a prefill only if no request waited longer.
-    pub(crate) fn first_token(&mut self, at: usize, endpoint: Option<EndpointRef>, request: u32, now: f64) {
-        let Some(place) = self.places.get_mut(at) else { return };
-        let Some(turn) = place.waiting.iter().position(|waiting| waiting.request == request) else { return };
-        let Some(waiting) = place.waiting.remove(turn) else { return };
+    pub(crate) fn first_token(
+        &mut self,
+        at: usize,
+        endpoint: Option<EndpointRef>,
+        request: u32,
+        now: f64,
+    ) {
+        let Some(place) = self.places.get_mut(at) else {
+            return;
+        };
+        let Some(turn) = place
+            .waiting
+            .iter()
+            .position(|waiting| waiting.request == request)
+        else {
+            return;
+        };
+        let Some(waiting) = place.waiting.remove(turn) else {
+            return;
+        };
         if turn > 0 {
             return;
         }
@@ -57,16 +87,37 @@ impl SimulatedLearner {
         place.last_first_token = now;
         let (uncached_tokens, prompt_tokens) = (waiting.uncached as f32, waiting.prompt as f32);
         if let Some(endpoint) = endpoint {
-            self.learner.first_token(endpoint, &FirstToken { uncached_tokens, prompt_tokens, service_ms: service_ms as f32 }, queued);
+            self.learner.first_token(
+                endpoint,
+                &FirstToken {
+                    uncached_tokens,
+                    prompt_tokens,
+                    service_ms: service_ms as f32,
+                },
+                queued,
+            );
         }
     }
 
     /// Records a gap between two tokens of a stream, at an endpoint with this load as far as its
     /// proxies know. It counts where no prefill is known to run.
-    pub(crate) fn gap(&mut self, at: usize, endpoint: EndpointRef, load: EndpointLoad, gap_ms: f64) {
-        let waits = self.places.get(at).is_none_or(|place| !place.waiting.is_empty());
+    pub(crate) fn gap(
+        &mut self,
+        at: usize,
+        endpoint: EndpointRef,
+        load: EndpointLoad,
+        gap_ms: f64,
+    ) {
+        let waits = self
+            .places
+            .get(at)
+            .is_none_or(|place| !place.waiting.is_empty());
         if !waits && load.requests > 0 {
-            let sample = TokenGap { batch: load.requests as f32, context_tokens: load.decode_tokens as f32, gap_ms: gap_ms as f32 };
+            let sample = TokenGap {
+                batch: load.requests as f32,
+                context_tokens: load.decode_tokens as f32,
+                gap_ms: gap_ms as f32,
+            };
             self.learner.gap(endpoint, &sample);
         }
     }
@@ -83,17 +134,33 @@ impl SimulatedLearner {
 
     /// The model with the engines' own step times instead of learned ones. Only the output length
     /// is learned.
-    pub(crate) fn exact_model(&self, engines: impl Iterator<Item = (EndpointRef, StepTimeModel)> + Clone) -> StepModel {
+    pub(crate) fn exact_model(
+        &self,
+        engines: impl Iterator<Item = (EndpointRef, StepTimeModel)> + Clone,
+    ) -> StepModel {
         let slowdowns = || engines.clone().map(|(_, times)| times.slowdown);
         let average = slowdowns().sum::<f64>() / slowdowns().count().max(1) as f64;
-        let Some((_, StepTimeModel { prefill: [p0, p1, p2], decode: [d0, d1, d2], overhead, .. })) = engines.clone().next() else {
+        let Some((
+            _,
+            StepTimeModel {
+                prefill: [p0, p1, p2],
+                decode: [d0, d1, d2],
+                overhead,
+                ..
+            },
+        )) = engines.clone().next()
+        else {
             return self.learner.model();
         };
-        let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]].map(|times| times.map(|ms| (ms * average) as f32));
-        engines.fold(StepModel::of(prefill, decode, self.learner.model().output_tokens()), |model, (endpoint, times)| {
-            let speed = (times.slowdown / average) as f32;
-            model.with_speed(endpoint, speed, speed)
-        })
+        let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]]
+            .map(|times| times.map(|ms| (ms * average) as f32));
+        engines.fold(
+            StepModel::of(prefill, decode, self.learner.model().output_tokens()),
+            |model, (endpoint, times)| {
+                let speed = (times.slowdown / average) as f32;
+                model.with_speed(endpoint, speed, speed)
+            },
+        )
     }
 }
 
@@ -105,8 +172,14 @@ mod tests {
 
     #[test]
     fn the_exact_model_has_the_step_times_of_each_engine() {
-        let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(4) });
-        let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimeModel { slowdown, ..LLAMA_8B_H100.times });
+        let refs = [0, 1, 2].map(|slot| EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(4),
+        });
+        let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimeModel {
+            slowdown,
+            ..LLAMA_8B_H100.times
+        });
         let model = SimulatedLearner::new(3).exact_model(refs.into_iter().zip(times));
         for (endpoint, times) in refs.into_iter().zip(times) {
             let (prefill, decode) = model.speed(endpoint);
@@ -117,7 +190,14 @@ mod tests {
             let taken = times.mixed_ms((8.0, 9_000.0), 0.0, 0.0);
             assert!((expected / taken - 1.0).abs() < 1e-4, "{expected} {taken}");
         }
-        let mean: f64 = refs.iter().map(|endpoint| f64::from(model.speed(*endpoint).0)).sum::<f64>() / 3.0;
-        assert!((mean - 1.0).abs() < 1e-6, "speeds are against the average engine");
+        let mean: f64 = refs
+            .iter()
+            .map(|endpoint| f64::from(model.speed(*endpoint).0))
+            .sum::<f64>()
+            / 3.0;
+        assert!(
+            (mean - 1.0).abs() < 1e-6,
+            "speeds are against the average engine"
+        );
     }
 }

@@ -158,7 +158,11 @@ enum SimulatorTask {
     /// results of `flow`.
     FlowPage {
         /// The files of results.
-        #[arg(long, value_delimiter = ',', default_value = "target/bench/flow-control.json")]
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "target/bench/flow-control.json"
+        )]
         files: Vec<PathBuf>,
     },
     /// Plays two minutes of batch waves with and without flow control, and writes
@@ -233,51 +237,166 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), String> {
     match args.task {
-        SimulatorTask::Run { names, policies, loads, seeds, file, resume } => {
-            campaigns(&names, (&policies, &loads, &seeds), (&file, resume), args.threads)
-        }
+        SimulatorTask::Run {
+            names,
+            policies,
+            loads,
+            seeds,
+            file,
+            resume,
+        } => campaigns(
+            &names,
+            (&policies, &loads, &seeds),
+            (&file, resume),
+            args.threads,
+        ),
         SimulatorTask::Rates { policies, file } => {
             let rates = campaign::highest_rates(&policies, args.threads)?;
-            keep(&file, ResultStore { rates, ..ResultStore::default() })
+            keep(
+                &file,
+                ResultStore {
+                    rates,
+                    ..ResultStore::default()
+                },
+            )
         }
         SimulatorTask::Recover { policies, file } => {
             let recoveries = campaign::recoveries(&policies, args.threads)?;
-            keep(&file, ResultStore { recoveries, ..ResultStore::default() })
+            keep(
+                &file,
+                ResultStore {
+                    recoveries,
+                    ..ResultStore::default()
+                },
+            )
         }
-        SimulatorTask::Report { file, docs } => {
-            report::write(&ResultStore::read(&file)?, &validate::all(VALIDATION_TRIES)?, &file.with_file_name(QUALITY_REAL), &docs)
-        }
-        SimulatorTask::Slo { by, load, critical_tpot_ms, seeds, file } => {
+        SimulatorTask::Report { file, docs } => report::write(
+            &ResultStore::read(&file)?,
+            &validate::all(VALIDATION_TRIES)?,
+            &file.with_file_name(QUALITY_REAL),
+            &docs,
+        ),
+        SimulatorTask::Slo {
+            by,
+            load,
+            critical_tpot_ms,
+            seeds,
+            file,
+        } => {
             let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
-            if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, ResultStore { slo, ..ResultStore::default() }) } else { Ok(()) }
+            if critical_tpot_ms == slo::CRITICAL_TPOT_MS {
+                keep(
+                    &file,
+                    ResultStore {
+                        slo,
+                        ..ResultStore::default()
+                    },
+                )
+            } else {
+                Ok(())
+            }
         }
-        SimulatorTask::Flow { scenarios, policies, loads, seeds, seconds, proxies, sharing_ms, alone, file } => {
-            FlowCampaign { scenarios, policies, loads, seeds, seconds, proxies, sharing_ms, alone }.run(args.threads, &file)
+        SimulatorTask::Flow {
+            scenarios,
+            policies,
+            loads,
+            seeds,
+            seconds,
+            proxies,
+            sharing_ms,
+            alone,
+            file,
+        } => FlowCampaign {
+            scenarios,
+            policies,
+            loads,
+            seeds,
+            seconds,
+            proxies,
+            sharing_ms,
+            alone,
         }
+        .run(args.threads, &file),
         SimulatorTask::FlowPage { files } => flow::publish(&files),
         SimulatorTask::FlowWave => flow::publish_wave(args.threads),
-        SimulatorTask::Scale { signals, traffic, startups, seeds, publish } => {
-            let rules: Vec<ScalingRule> = selected(&ScalingRule::ALL, &signals, |rule| rule.name())?;
-            let shapes: Vec<TrafficShape> = selected(&TrafficShape::ALL, &traffic, |shape| shape.name())?;
+        SimulatorTask::Scale {
+            signals,
+            traffic,
+            startups,
+            seeds,
+            publish,
+        } => {
+            let rules: Vec<ScalingRule> =
+                selected(&ScalingRule::ALL, &signals, |rule| rule.name())?;
+            let shapes: Vec<TrafficShape> =
+                selected(&TrafficShape::ALL, &traffic, |shape| shape.name())?;
             let results = scaling::campaign(&rules, &shapes, &startups, &seeds, args.threads)?;
-            if publish { scaling::publish(&results, Path::new(SCALING), Path::new(SCALING_PAGE)) } else { Ok(()) }
+            if publish {
+                scaling::publish(&results, Path::new(SCALING), Path::new(SCALING_PAGE))
+            } else {
+                Ok(())
+            }
         }
         SimulatorTask::Race { task } => task.run(args.threads),
-        SimulatorTask::Try { workloads, loads, policies, seeds, setting } => {
+        SimulatorTask::Try {
+            workloads,
+            loads,
+            policies,
+            seeds,
+            setting,
+        } => {
             let campaign = named(&setting)?;
-            let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
-            let grid = ExperimentGrid { kinds, loads, policies, seeds, ..campaign };
+            let kinds = if workloads.is_empty() {
+                campaign.kinds.clone()
+            } else {
+                kinds(&workloads)?
+            };
+            let grid = ExperimentGrid {
+                kinds,
+                loads,
+                policies,
+                seeds,
+                ..campaign
+            };
             let mut out = std::io::stdout().lock();
-            let head = ["TTFT mean", "p50", "p90", "p99", "E2E mean", "TPOT p99", "SLO", "hits"];
-            let _ =
-                writeln!(out, "{:<18}{:>5} {:<36}{:>5}{}", "workload", "load", "policy", "seed", head.map(|h| format!("{h:>10}")).concat());
+            let head = [
+                "TTFT mean",
+                "p50",
+                "p90",
+                "p99",
+                "E2E mean",
+                "TPOT p99",
+                "SLO",
+                "hits",
+            ];
+            let _ = writeln!(
+                out,
+                "{:<18}{:>5} {:<36}{:>5}{}",
+                "workload",
+                "load",
+                "policy",
+                "seed",
+                head.map(|h| format!("{h:>10}")).concat()
+            );
             grid.run(args.threads, &[], |cells| {
                 for cell in cells {
                     let m = &cell.measures;
-                    let figures = [m.ttft_mean, m.ttft_p50, m.ttft_p90, m.ttft_p99, m.e2e_mean, m.tpot_p99].map(|ms| format!("{ms:>10.1}"));
+                    let figures = [
+                        m.ttft_mean,
+                        m.ttft_p50,
+                        m.ttft_p90,
+                        m.ttft_p99,
+                        m.e2e_mean,
+                        m.tpot_p99,
+                    ]
+                    .map(|ms| format!("{ms:>10.1}"));
                     let shares = [m.slo, m.hits].map(|share| format!("{share:>10.4}"));
                     let (figures, shares) = (figures.concat(), shares.concat());
-                    let _ = writeln!(out, "{:<18}{:>5} {:<36}{:>5}{figures}{shares}", cell.workload, cell.load, cell.policy, cell.seed);
+                    let _ = writeln!(
+                        out,
+                        "{:<18}{:>5} {:<36}{:>5}{figures}{shares}",
+                        cell.workload, cell.load, cell.policy, cell.seed
+                    );
                 }
                 Ok(())
             })
@@ -300,10 +419,14 @@ fn campaigns(
 ) -> Result<(), String> {
     let wanted: Vec<ExperimentGrid> = match names {
         [] => vec![named(campaign::MAIN_TABLE)?],
-        names if names.iter().any(|name| name == "all") => {
-            campaign::all().into_iter().filter(|grid| grid.setting.model.is_there()).collect()
-        }
-        names => names.iter().map(|name| named(name)).collect::<Result<_, _>>()?,
+        names if names.iter().any(|name| name == "all") => campaign::all()
+            .into_iter()
+            .filter(|grid| grid.setting.model.is_there())
+            .collect(),
+        names => names
+            .iter()
+            .map(|name| named(name))
+            .collect::<Result<_, _>>()?,
     };
     let began = Instant::now();
     for mut grid in wanted {
@@ -316,31 +439,64 @@ fn campaigns(
         if !seeds.is_empty() {
             grid.seeds = seeds.to_vec();
         }
-        let known = if resume { ResultStore::read(file)?.cells } else { Vec::new() };
+        let known = if resume {
+            ResultStore::read(file)?.cells
+        } else {
+            Vec::new()
+        };
         let (pieces, mut done) = (grid.kinds.len() * grid.seeds.len(), 0);
         grid.run(threads, &known, |cells| {
             done += 1;
-            let last = cells.last().map_or(String::new(), |cell| format!("{}, seed {}", cell.workload, cell.seed));
+            let last = cells.last().map_or(String::new(), |cell| {
+                format!("{}, seed {}", cell.workload, cell.seed)
+            });
             let since = began.elapsed().as_secs();
-            let _ = writeln!(std::io::stderr(), "{since:>5} s  {} {done} of {pieces}: {last}, {} runs", grid.name, cells.len());
-            keep(file, ResultStore { cells, ..ResultStore::default() })
+            let _ = writeln!(
+                std::io::stderr(),
+                "{since:>5} s  {} {done} of {pieces}: {last}, {} runs",
+                grid.name,
+                cells.len()
+            );
+            keep(
+                file,
+                ResultStore {
+                    cells,
+                    ..ResultStore::default()
+                },
+            )
         })?;
     }
     Ok(())
 }
 
 /// Prints the share of each class that meets its SLO, over all seeds and of the worst seed.
-fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64], threads: usize) -> Result<Vec<SloAttainment>, String> {
+fn attainment(
+    by: &[String],
+    (load, critical_tpot_ms): (f64, f64),
+    seeds: &[u64],
+    threads: usize,
+) -> Result<Vec<SloAttainment>, String> {
     let rate = load * slo::capacity()?;
     let (mut out, mut all) = (std::io::stdout().lock(), Vec::new());
-    let _ = writeln!(out, "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %");
+    let _ = writeln!(
+        out,
+        "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %"
+    );
     for name in by {
         let policy = SloPolicy::named(name)?;
-        let runs = grid::parallel(threads, seeds, |seed| slo::run(&policy, (rate, critical_tpot_ms), *seed))?;
+        let runs = grid::parallel(threads, seeds, |seed| {
+            slo::run(&policy, (rate, critical_tpot_ms), *seed)
+        })?;
         let _ = write!(out, "{name:<44}");
         for slo::SloClass { name: class, .. } in slo::CLASSES {
-            let of: Vec<slo::ClassOutcome> = runs.iter().filter_map(|run| run.get(class).copied()).collect();
-            let (in_time, shed) = (100.0 * slo::share(&of, |o| o.in_time), 100.0 * slo::share(&of, |o| o.shed));
+            let of: Vec<slo::ClassOutcome> = runs
+                .iter()
+                .filter_map(|run| run.get(class).copied())
+                .collect();
+            let (in_time, shed) = (
+                100.0 * slo::share(&of, |o| o.in_time),
+                100.0 * slo::share(&of, |o| o.shed),
+            );
             let worst = 100.0 * of.iter().map(|o| o.attainment()).fold(1.0, f64::min);
             let _ = write!(out, "{class:>10} {in_time:>5.1} ({worst:>5.1}) {shed:>5.1}");
             let (by, class) = (name.clone(), class.to_owned());
@@ -359,23 +515,40 @@ fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64]
 
 /// The campaign of this name.
 fn named(name: &str) -> Result<ExperimentGrid, String> {
-    let known = || campaign::all().iter().map(|grid| grid.name.clone()).collect::<Vec<_>>().join(", ");
+    let known = || {
+        campaign::all()
+            .iter()
+            .map(|grid| grid.name.clone())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let found = campaign::all().into_iter().find(|grid| grid.name == name);
     found.ok_or_else(|| format!("no campaign is called `{name}`; there are {}", known()))
 }
 
 /// The members of `all` with these names; all members if there is no name.
-fn selected<T: Copy>(all: &[T], names: &[String], name: fn(T) -> &'static str) -> Result<Vec<T>, String> {
+fn selected<T: Copy>(
+    all: &[T],
+    names: &[String],
+    name: fn(T) -> &'static str,
+) -> Result<Vec<T>, String> {
     if names.is_empty() {
         return Ok(all.to_vec());
     }
     let find = |wanted: &String| all.iter().copied().find(|one| name(*one) == wanted);
-    names.iter().map(|wanted| find(wanted).ok_or_else(|| format!("there is no `{wanted}`"))).collect()
+    names
+        .iter()
+        .map(|wanted| find(wanted).ok_or_else(|| format!("there is no `{wanted}`")))
+        .collect()
 }
 
 fn kinds(names: &[String]) -> Result<Vec<WorkloadKind>, String> {
     names
         .iter()
-        .map(|name| WorkloadKind::all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`")))
+        .map(|name| {
+            WorkloadKind::all()
+                .find(|kind| kind.name() == name)
+                .ok_or_else(|| format!("no workload is called `{name}`"))
+        })
         .collect()
 }

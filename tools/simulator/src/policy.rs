@@ -77,35 +77,70 @@ impl RoutingPolicy {
     /// When there is no such policy.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, parameters) = name.split_once(':').unwrap_or((name, ""));
-        let numbers = parameters.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
-            let (key, number) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no key=number"))?;
-            Ok((key.to_owned(), ParameterValue::Number(number.parse().map_err(|_| format!("`{number}` is no number"))?)))
-        });
+        let numbers = parameters
+            .split(',')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| {
+                let (key, number) = pair
+                    .split_once('=')
+                    .ok_or_else(|| format!("`{pair}` is no key=number"))?;
+                Ok((
+                    key.to_owned(),
+                    ParameterValue::Number(
+                        number
+                            .parse()
+                            .map_err(|_| format!("`{number}` is no number"))?,
+                    ),
+                ))
+            });
         let mut numbers: Vec<(String, ParameterValue)> = numbers.collect::<Result<_, String>>()?;
         let scorer = |plugin_type: &str, weight| (PluginSpec::of_type(plugin_type), weight);
         let weighted = |more: &[(&str, f64)]| {
-            let base = [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
-            profile(base.iter().chain(more).map(|&(plugin_type, weight)| scorer(plugin_type, weight)).collect())
+            let base = [
+                ("queue-scorer", 2.0),
+                ("kv-cache-utilization-scorer", 2.0),
+                ("prefix-cache-scorer", 3.0),
+            ];
+            profile(
+                base.iter()
+                    .chain(more)
+                    .map(|&(plugin_type, weight)| scorer(plugin_type, weight))
+                    .collect(),
+            )
         };
         Ok(match name {
             EXACT => {
-                let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
+                let plugin = PluginSpec {
+                    parameters: numbers,
+                    ..PluginSpec::of_type("marginal-cost-scorer")
+                };
                 Self::Exact(of_one_profile(vec![(plugin, 1.0)]))
             }
             OURS | GOODPUT => {
                 if name == GOODPUT {
                     let setting = [("ttftWeight", 2.0), ("queueExternality", 0.0)];
-                    numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), ParameterValue::Number(number))));
+                    numbers.splice(
+                        0..0,
+                        setting
+                            .map(|(key, number)| (key.to_owned(), ParameterValue::Number(number))),
+                    );
                 }
-                let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
+                let plugin = PluginSpec {
+                    parameters: numbers,
+                    ..PluginSpec::of_type("marginal-cost-scorer")
+                };
                 profile(vec![(plugin, 1.0)])
             }
             "2/2/3" => weighted(&[]),
             "2/2/3/2" => weighted(&[("no-hit-lru-scorer", 2.0)]),
             "session-affinity" => profile(
-                [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("session-affinity-scorer", 3.0)]
-                    .map(|(plugin_type, weight)| scorer(plugin_type, weight))
-                    .into(),
+                [
+                    ("queue-scorer", 2.0),
+                    ("kv-cache-utilization-scorer", 2.0),
+                    ("session-affinity-scorer", 3.0),
+                ]
+                .map(|(plugin_type, weight)| scorer(plugin_type, weight))
+                .into(),
             ),
             "2/2/3+lora" => weighted(&[("lora-affinity-scorer", 3.0)]),
             CLAIRVOYANT => Self::Clairvoyant,
@@ -114,40 +149,78 @@ impl RoutingPolicy {
             "affinity+token-load" => {
                 let spec = LLAMA_8B_H100;
                 let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
-                let defaults = [number("maxTTFTPenaltyMs", 14_000.0), number("peakPrefillThroughput", peak.round())];
+                let defaults = [
+                    number("maxTTFTPenaltyMs", 14_000.0),
+                    number("peakPrefillThroughput", peak.round()),
+                ];
                 let is_told = |name: &str| numbers.iter().any(|(told, _)| told == name);
-                let mut parameters: Vec<_> = defaults.into_iter().filter(|(name, _)| !is_told(name)).collect();
+                let mut parameters: Vec<_> = defaults
+                    .into_iter()
+                    .filter(|(name, _)| !is_told(name))
+                    .collect();
                 parameters.append(&mut numbers);
-                let affinity = PluginSpec { parameters, ..PluginSpec::of_type("prefix-cache-affinity-filter") };
+                let affinity = PluginSpec {
+                    parameters,
+                    ..PluginSpec::of_type("prefix-cache-affinity-filter")
+                };
                 profile(vec![(affinity, 1.0), scorer("token-load-scorer", 1.0)])
             }
-            _ => Self::Rival(BaselinePolicy::named(name).ok_or_else(|| format!("no policy is called `{name}`"))?),
+            _ => Self::Rival(
+                BaselinePolicy::named(name)
+                    .ok_or_else(|| format!("no policy is called `{name}`"))?,
+            ),
         })
     }
 
     /// The policy of this name behind llm-d's queue, with this detector. Requests wait without a
     /// limit.
-    pub(crate) fn behind_llm_d(name: &str, detector: PluginSpec, fairness: GateFairness) -> Result<Self, String> {
-        let Self::Config(mut spec) = Self::named(name)? else { return Err(format!("`{name}` is no configuration")) };
+    pub(crate) fn behind_llm_d(
+        name: &str,
+        detector: PluginSpec,
+        fairness: GateFairness,
+    ) -> Result<Self, String> {
+        let Self::Config(mut spec) = Self::named(name)? else {
+            return Err(format!("`{name}` is no configuration"));
+        };
         spec.saturation_detector = detector.name().to_owned();
         spec.plugins.push(detector);
-        Ok(Self::Gated(Box::new(Self::Config(spec)), GateRule::Paced(fairness)))
+        Ok(Self::Gated(
+            Box::new(Self::Config(spec)),
+            GateRule::Paced(fairness),
+        ))
     }
 
     /// The policy of this name with our flow control. Requests wait without a limit.
     pub(crate) fn with_flow_control(name: &str) -> Result<Self, String> {
         let named = Self::named(name)?;
-        let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else { return Err(format!("`{name}` is no configuration")) };
+        let (Self::Config(mut spec) | Self::Exact(mut spec)) = named.clone() else {
+            return Err(format!("`{name}` is no configuration"));
+        };
         let band = vec![number("maxRequests", f64::from(u32::MAX))];
-        let parameters = vec![number("ttlMs", 0.0), number("noEndpointTtlMs", 0.0), ("defaultBand".to_owned(), ParameterValue::Map(band))];
-        spec.plugins.push(PluginSpec { parameters, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) });
-        Ok(if matches!(named, Self::Exact(_)) { Self::Exact(spec) } else { Self::Config(spec) })
+        let parameters = vec![
+            number("ttlMs", 0.0),
+            number("noEndpointTtlMs", 0.0),
+            ("defaultBand".to_owned(), ParameterValue::Map(band)),
+        ];
+        spec.plugins.push(PluginSpec {
+            parameters,
+            ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL)
+        });
+        Ok(if matches!(named, Self::Exact(_)) {
+            Self::Exact(spec)
+        } else {
+            Self::Config(spec)
+        })
     }
 
     /// Whether it has our flow control.
     pub(crate) fn holds(&self) -> bool {
-        let (Self::Config(spec) | Self::Exact(spec)) = self else { return false };
-        spec.plugins.iter().any(|plugin| plugin.plugin_type == scheduler::flow::FLOW_CONTROL)
+        let (Self::Config(spec) | Self::Exact(spec)) = self else {
+            return false;
+        };
+        spec.plugins
+            .iter()
+            .any(|plugin| plugin.plugin_type == scheduler::flow::FLOW_CONTROL)
     }
 
     /// The pipeline of the pool's snapshots. A `split` pool has prefill and decode engines.
@@ -158,7 +231,9 @@ impl RoutingPolicy {
         match self {
             Self::Config(spec) | Self::Exact(spec) if split => Ok(disaggregated(spec)),
             Self::Config(spec) | Self::Exact(spec) => Ok(spec.clone()),
-            Self::Rival(rival) if split && !rival.knows_roles() => Err(format!("{rival:?} picks one engine for a request, not two")),
+            Self::Rival(rival) if split && !rival.knows_roles() => {
+                Err(format!("{rival:?} picks one engine for a request, not two"))
+            }
             Self::Rival(_) | Self::Clairvoyant | Self::Planned(_) => Ok(PipelineSpec::default()),
             Self::Gated(picks, _) => picks.pipeline(split),
         }
@@ -166,7 +241,11 @@ impl RoutingPolicy {
 
     /// The rule of the queue in front of it; `None` if it has none of another router.
     pub(crate) fn gate(&self) -> Option<GateRule> {
-        if let Self::Gated(_, rule) = self { Some(*rule) } else { None }
+        if let Self::Gated(_, rule) = self {
+            Some(*rule)
+        } else {
+            None
+        }
     }
 
     /// The prompt tokens of a request, as far as the policy knows them. Rivals and the oracle count
@@ -185,18 +264,46 @@ impl RoutingPolicy {
 fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
     /// Uncached tokens from which on a transfer is worth it.
     const UNCACHED_TOKENS: f64 = 256.0;
-    let decider =
-        PluginSpec { parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)], ..PluginSpec::of_type("prefix-based-pd-decider") };
-    let deciders = ParameterValue::Map(vec![("prefill".to_owned(), ParameterValue::Text(decider.name().to_owned()))]);
-    let handler = PluginSpec { parameters: vec![("deciders".to_owned(), deciders)], ..PluginSpec::of_type("disagg-profile-handler") };
+    let decider = PluginSpec {
+        parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)],
+        ..PluginSpec::of_type("prefix-based-pd-decider")
+    };
+    let deciders = ParameterValue::Map(vec![(
+        "prefill".to_owned(),
+        ParameterValue::Text(decider.name().to_owned()),
+    )]);
+    let handler = PluginSpec {
+        parameters: vec![("deciders".to_owned(), deciders)],
+        ..PluginSpec::of_type("disagg-profile-handler")
+    };
     let of = |stage: &str| {
-        let filter = ProfilePlugin { name: format!("{stage}-filter"), weight: 1.0 };
-        let scorers = spec.profiles.iter().flat_map(|profile| profile.plugins.clone());
-        ProfileSpec { name: stage.to_owned(), plugins: std::iter::once(filter).chain(scorers).collect() }
+        let filter = ProfilePlugin {
+            name: format!("{stage}-filter"),
+            weight: 1.0,
+        };
+        let scorers = spec
+            .profiles
+            .iter()
+            .flat_map(|profile| profile.plugins.clone());
+        ProfileSpec {
+            name: stage.to_owned(),
+            plugins: std::iter::once(filter).chain(scorers).collect(),
+        }
     };
     let filters = ["prefill-filter", "decode-filter"].map(PluginSpec::of_type);
-    let plugins = spec.plugins.iter().cloned().chain(filters).chain([decider, handler.clone()]).collect();
-    PipelineSpec { plugins, profiles: vec![of("decode"), of("prefill")], profile_handler: handler.name().to_owned(), ..spec.clone() }
+    let plugins = spec
+        .plugins
+        .iter()
+        .cloned()
+        .chain(filters)
+        .chain([decider, handler.clone()])
+        .collect();
+    PipelineSpec {
+        plugins,
+        profiles: vec![of("decode"), of("prefill")],
+        profile_handler: handler.name().to_owned(),
+        ..spec.clone()
+    }
 }
 
 fn number(key: &str, number: f64) -> (String, ParameterValue) {
@@ -221,7 +328,18 @@ mod tests {
             let policy = RoutingPolicy::named(name).unwrap();
             scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }
-        assert!(RoutingPolicy::named("best").is_err() && RoutingPolicy::named("ours:ttftWeight").is_err());
-        assert!(scheduler::Pipeline::build(&RoutingPolicy::named("ours:ttftWeight=0").unwrap().pipeline(true).unwrap()).is_ok());
+        assert!(
+            RoutingPolicy::named("best").is_err()
+                && RoutingPolicy::named("ours:ttftWeight").is_err()
+        );
+        assert!(
+            scheduler::Pipeline::build(
+                &RoutingPolicy::named("ours:ttftWeight=0")
+                    .unwrap()
+                    .pipeline(true)
+                    .unwrap()
+            )
+            .is_ok()
+        );
     }
 }

@@ -120,19 +120,53 @@ const SEQUENCES_MAX: usize = 24;
 impl RaceTask {
     pub(crate) fn run(&self, threads: usize) -> Result<(), String> {
         match self {
-            Self::Play { cells, routers, seeds, repeats, seconds, file } => {
-                play::run(&play::RacePlan { cells, routers, seeds, repeats: *repeats, seconds: *seconds }, threads, file)
-            }
+            Self::Play {
+                cells,
+                routers,
+                seeds,
+                repeats,
+                seconds,
+                file,
+            } => play::run(
+                &play::RacePlan {
+                    cells,
+                    routers,
+                    seeds,
+                    repeats: *repeats,
+                    seconds: *seconds,
+                },
+                threads,
+                file,
+            ),
             Self::Table { file } => print(&table::text(&read(file)?)?),
             Self::Compare { race, file } => print(&compare::text(&read(race)?, &read(file)?)?),
             Self::Publish { race, file, page } => {
                 let played = read(file)?;
-                publish(page, &[("compared", compare::text(&read(race)?, &played)?), ("results", table::text(&played)?)])
+                publish(
+                    page,
+                    &[
+                        ("compared", compare::text(&read(race)?, &played)?),
+                        ("results", table::text(&played)?),
+                    ],
+                )
             }
-            Self::Fleet { engines, gateways, loads, seeds, seconds } => {
-                let fleet = |load_percent| fleet::RaceFleet { engines: *engines, gateways: *gateways, seconds: *seconds, load_percent };
+            Self::Fleet {
+                engines,
+                gateways,
+                loads,
+                seeds,
+                seconds,
+            } => {
+                let fleet = |load_percent| fleet::RaceFleet {
+                    engines: *engines,
+                    gateways: *gateways,
+                    seconds: *seconds,
+                    load_percent,
+                };
                 fleet::print_head();
-                loads.iter().try_for_each(|load| fleet::print(&fleet(*load), seeds, threads))
+                loads
+                    .iter()
+                    .try_for_each(|load| fleet::print(&fleet(*load), seeds, threads))
             }
             Self::Capacity { policy, seeds } => capacity::print(policy, seeds, threads),
         }
@@ -155,12 +189,16 @@ fn setting(engines: CellEngines) -> PoolSetting {
 }
 
 fn read(file: &Path) -> Result<Value, String> {
-    let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let text =
+        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 fn print(text: &str) -> Result<(), String> {
-    std::io::stdout().lock().write_all(text.as_bytes()).map_err(|error| error.to_string())
+    std::io::stdout()
+        .lock()
+        .write_all(text.as_bytes())
+        .map_err(|error| error.to_string())
 }
 
 /// Puts each text between the marks of its name.
@@ -169,8 +207,12 @@ fn publish(page: &Path, texts: &[(&str, String)]) -> Result<(), String> {
     let mut text = std::fs::read_to_string(page).map_err(failed)?;
     for (name, new) in texts {
         let [begin, end] = ["begin", "end"].map(|mark| format!("<!-- {name}: {mark} -->"));
-        let (before, rest) = text.split_once(&begin).ok_or_else(|| format!("the page has no mark `{begin}`"))?;
-        let (_, after) = rest.split_once(&end).ok_or_else(|| format!("the page has no mark `{end}`"))?;
+        let (before, rest) = text
+            .split_once(&begin)
+            .ok_or_else(|| format!("the page has no mark `{begin}`"))?;
+        let (_, after) = rest
+            .split_once(&end)
+            .ok_or_else(|| format!("the page has no mark `{end}`"))?;
         text = format!("{before}{begin}\n\n{}\n\n{end}{after}", new.trim_end());
     }
     std::fs::write(page, text).map_err(failed)
@@ -183,15 +225,36 @@ const SHARING_MS: f64 = 10.0;
 /// gateway knows only what it sent itself.
 fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
     let is_ours = router.starts_with(OURS) || router.starts_with("llm-d") || router == CLAIRVOYANT;
-    let sharing = if is_ours { SharingMode::After(SHARING_MS) } else { SharingMode::Private };
-    let mut setting = PoolSetting { proxies: cell.gateways, sharing, ..setting(cell.engines) };
+    let sharing = if is_ours {
+        SharingMode::After(SHARING_MS)
+    } else {
+        SharingMode::Private
+    };
+    let mut setting = PoolSetting {
+        proxies: cell.gateways,
+        sharing,
+        ..setting(cell.engines)
+    };
     if cell.change == CellChange::KillAddRestart {
         // Envoy waits at most 5 ms before its first retry, and the daemon scrapes an engine that
         // has gone every second. smg waits 50 ms, and checks the health of workers every minute;
         // two checks must succeed.
-        let failover = if is_ours { Failover { retry_ms: 5.0, readmits: true } } else { Failover { retry_ms: 50.0, readmits: false } };
+        let failover = if is_ours {
+            Failover {
+                retry_ms: 5.0,
+                readmits: true,
+            }
+        } else {
+            Failover {
+                retry_ms: 50.0,
+                readmits: false,
+            }
+        };
         setting.replicas += 1;
-        setting.change = Some(SettingChange::KillAddRestart { arrivals_ms, failover });
+        setting.change = Some(SettingChange::KillAddRestart {
+            arrivals_ms,
+            failover,
+        });
     }
     setting
 }
@@ -216,12 +279,22 @@ mod tests {
     #[test]
     fn a_table_replaces_what_is_between_its_marks() {
         let page = std::env::temp_dir().join(format!("race-page-{}.md", std::process::id()));
-        std::fs::write(&page, "before <!-- results: begin -->old<!-- results: end --> after").unwrap();
+        std::fs::write(
+            &page,
+            "before <!-- results: begin -->old<!-- results: end --> after",
+        )
+        .unwrap();
         publish(&page, &[("results", "new\n".to_owned())]).unwrap();
         let text = std::fs::read_to_string(&page).unwrap();
-        assert!(publish(&page, &[("compared", String::new())]).is_err(), "the page has no such mark");
+        assert!(
+            publish(&page, &[("compared", String::new())]).is_err(),
+            "the page has no such mark"
+        );
         std::fs::remove_file(&page).unwrap();
-        assert_eq!(text, "before <!-- results: begin -->\n\nnew\n\n<!-- results: end --> after");
+        assert_eq!(
+            text,
+            "before <!-- results: begin -->\n\nnew\n\n<!-- results: end --> after"
+        );
     }
 
     #[test]
@@ -231,17 +304,41 @@ mod tests {
         let workload = Workload::of_sessions(&cell.sessions(1, ARRIVALS_MS / 1e3));
         for (router, returns) in [("ours", true), ("smg", false)] {
             let setting = cell_setting(&cell, router, ARRIVALS_MS);
-            let outcomes = world::run(&workload, 1.0, &policy_of(router).unwrap(), &setting, 1).unwrap();
+            let outcomes =
+                world::run(&workload, 1.0, &policy_of(router).unwrap(), &setting, 1).unwrap();
             let sent = |engine: usize, [from, to]: [f64; 2]| {
-                let is_it = |outcome: &&RequestOutcome| outcome.engine == engine && (from..to).contains(&(outcome.sent / ARRIVALS_MS));
+                let is_it = |outcome: &&RequestOutcome| {
+                    outcome.engine == engine && (from..to).contains(&(outcome.sent / ARRIVALS_MS))
+                };
                 outcomes.iter().filter(is_it).count()
             };
-            assert_eq!((sent(0, [0.25, 9.0]), sent(8, [0.0, 0.5]), sent(1, [0.75, 0.83])), (0, 0, 0), "{router}");
-            assert!(sent(0, [0.0, 0.25]) > 0 && sent(8, [0.5, 9.0]) > 0, "{router}");
+            assert_eq!(
+                (
+                    sent(0, [0.25, 9.0]),
+                    sent(8, [0.0, 0.5]),
+                    sent(1, [0.75, 0.83])
+                ),
+                (0, 0, 0),
+                "{router}"
+            );
+            assert!(
+                sent(0, [0.0, 0.25]) > 0 && sent(8, [0.5, 9.0]) > 0,
+                "{router}"
+            );
             assert_eq!(sent(1, [0.83, 9.0]) > 0, returns, "{router}");
-            let failed: Vec<_> = outcomes.iter().filter(|outcome| outcome.has_failed).collect();
-            assert!((1..=40).contains(&failed.len()) && failed.iter().all(|outcome| outcome.e2e == world::FAILED_MS), "{router}");
-            assert!(outcomes.iter().all(|outcome| outcome.e2e > 0.0), "every request ends");
+            let failed: Vec<_> = outcomes
+                .iter()
+                .filter(|outcome| outcome.has_failed)
+                .collect();
+            assert!(
+                (1..=40).contains(&failed.len())
+                    && failed.iter().all(|outcome| outcome.e2e == world::FAILED_MS),
+                "{router}"
+            );
+            assert!(
+                outcomes.iter().all(|outcome| outcome.e2e > 0.0),
+                "every request ends"
+            );
         }
     }
 }

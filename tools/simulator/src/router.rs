@@ -4,12 +4,16 @@ use std::collections::VecDeque;
 
 use pool_state::queues::{FlowArrival, HeldTicket};
 use pool_state::{
-    FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, Placement, RecordedPick, TokenUsage,
+    FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport,
+    Placement, RecordedPick, TokenUsage,
 };
 use scheduler::flow::BandHeld;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
-use scheduler::{Decision, Endpoint, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot, UnavailableReason};
+use scheduler::{
+    Decision, Endpoint, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot,
+    UnavailableReason,
+};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::event_queue::virtual_time;
@@ -73,7 +77,11 @@ const HOLDING_TICK_MS: f64 = 10.0;
 
 /// The model name of a LoRA adapter; 0 is the base model.
 pub(crate) fn adapter_name(adapter: u16) -> String {
-    if adapter == 0 { "m".to_owned() } else { format!("adapter-{adapter}") }
+    if adapter == 0 {
+        "m".to_owned()
+    } else {
+        format!("adapter-{adapter}")
+    }
 }
 
 /// The decision for the endpoint at this position, by a policy that picks without the scheduler.
@@ -83,14 +91,24 @@ pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<u
     match at.and_then(index) {
         Some(serving) => {
             let prefill = prefill.and_then(index);
-            Decision::Route(Route { ranked: RankedList::one(serving), prefill, encode: Vec::new(), data_parallel: None })
+            Decision::Route(Route {
+                ranked: RankedList::one(serving),
+                prefill,
+                encode: Vec::new(),
+                data_parallel: None,
+            })
         }
         None => Decision::Unavailable(UnavailableReason::NoReadyEndpoint),
     }
 }
 
 /// A request as the policy sees it.
-fn asked<'r>(policy: &RoutingPolicy, job: &EngineJob<'r>, class: RequestClass, model: &'r str) -> Request<'r> {
+fn asked<'r>(
+    policy: &RoutingPolicy,
+    job: &EngineJob<'r>,
+    class: RequestClass,
+    model: &'r str,
+) -> Request<'r> {
     Request {
         model,
         priority: class.priority,
@@ -106,30 +124,43 @@ fn is_full(rule: GateRule, snapshot: &Snapshot, local: LocalState<'_>) -> bool {
     match rule {
         // Engines that only compute prompts are a stage of their own: the fuller one counts.
         GateRule::Paced(_) => {
-            let is_full = |decodes| scheduler::saturation(snapshot, local, |endpoint| endpoint.decodes() == decodes) >= 1.0;
+            let is_full = |decodes| {
+                scheduler::saturation(snapshot, local, |endpoint| endpoint.decodes() == decodes)
+                    >= 1.0
+            };
             is_full(true) || is_full(false)
         }
         // Where there are such engines, the queue is that of their router; the one of the other
         // engines counts no tokens to prefill, so it never holds.
         GateRule::PrefillTokens(most) => {
             let has_roles = has_roles(snapshot);
-            let prefills = |endpoint: &&Endpoint| endpoint.readiness == Readiness::Ready && !(has_roles && endpoint.decodes());
+            let prefills = |endpoint: &&Endpoint| {
+                endpoint.readiness == Readiness::Ready && !(has_roles && endpoint.decodes())
+            };
             let mut prefillers = snapshot.endpoints().iter().filter(prefills);
-            prefillers.all(|endpoint| local.in_flight.load(endpoint.id).prefill_tokens as f64 > most)
+            prefillers
+                .all(|endpoint| local.in_flight.load(endpoint.id).prefill_tokens as f64 > most)
         }
     }
 }
 
 /// Each pool owns its snapshot.
 fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
-    snapshot.with_metrics(snapshot.version(), snapshot.metrics().to_vec()).ok()
+    snapshot
+        .with_metrics(snapshot.version(), snapshot.metrics().to_vec())
+        .ok()
 }
 
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
     /// Proxy `number` of `proxies`, which publishes its picks if it `shares`.
-    pub(crate) fn new(seed: u64, (number, proxies): (usize, usize), shares: bool, gate: Option<GateRule>) -> Self {
+    pub(crate) fn new(
+        seed: u64,
+        (number, proxies): (usize, usize),
+        shares: bool,
+        gate: Option<GateRule>,
+    ) -> Self {
         let mut pool = ManagedPool::new(seed, ENTRIES_DEFAULT);
         pool.set_placement_publishing(shares);
         let peers = (0..proxies).map(|_| PeerLoadReport::default()).collect();
@@ -194,12 +225,24 @@ impl PolicyRouter {
         self.estimate_peer_picks(now);
         let model = adapter_name(job.adapter);
         let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
-        let request = Request { headers: header.as_slice(), ..asked(policy, job, class, &model) };
+        let request = Request {
+            headers: header.as_slice(),
+            ..asked(policy, job, class, &model)
+        };
         let time = virtual_time(now);
         let picked = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
-                let arrival = FlowArrival { flow: class.flow, request_id: "", bytes: 0, arrived: time, ttl_ms: None };
-                match self.pool.pick_or_hold(&request, &model, &arrival, time, &mut ()) {
+                let arrival = FlowArrival {
+                    flow: class.flow,
+                    request_id: "",
+                    bytes: 0,
+                    arrived: time,
+                    ttl_ms: None,
+                };
+                match self
+                    .pool
+                    .pick_or_hold(&request, &model, &arrival, time, &mut ())
+                {
                     Ok(FlowAdmission::Held(ticket)) => {
                         self.held.push((job.request, ticket));
                         return Ok(None);
@@ -211,18 +254,35 @@ impl PolicyRouter {
             RoutingPolicy::Rival(rival) => {
                 self.turn += 1;
                 let (turn, memory) = (self.turn, &mut self.memory);
-                self.pool.pick_with(&request, &model, time, |snapshot, _, local, rng| {
-                    let view = PolicyView { snapshot, local, job, engines, now, turn };
-                    decision(snapshot, rival.pick(&view, memory, rng), rival.pick_prefill(&view, rng))
-                })
+                self.pool
+                    .pick_with(&request, &model, time, |snapshot, _, local, rng| {
+                        let view = PolicyView {
+                            snapshot,
+                            local,
+                            job,
+                            engines,
+                            now,
+                            turn,
+                        };
+                        decision(
+                            snapshot,
+                            rival.pick(&view, memory, rng),
+                            rival.pick_prefill(&view, rng),
+                        )
+                    })
             }
             RoutingPolicy::Planned(engines) => {
                 let at = engines.get(job.request as usize).copied();
-                self.pool.pick_with(&request, &model, time, |snapshot, _, _, _| decision(snapshot, at, None))
+                self.pool
+                    .pick_with(&request, &model, time, |snapshot, _, _, _| {
+                        decision(snapshot, at, None)
+                    })
             }
             RoutingPolicy::Clairvoyant => return Err("the plan was not made".to_owned()),
             RoutingPolicy::Gated(..) => {
-                self.gate.iter_mut().for_each(|gate| gate.hold(job.request, class));
+                self.gate
+                    .iter_mut()
+                    .for_each(|gate| gate.hold(job.request, class));
                 return Ok(None);
             }
         };
@@ -237,7 +297,10 @@ impl PolicyRouter {
             return gate.next(|rule| is_full(rule, snapshot, LocalState::new(in_flight)));
         }
         let number = self.pool.next_due(virtual_time(now))?;
-        self.held.iter().find(|(_, ticket)| ticket.number == number).map(|(request, _)| *request)
+        self.held
+            .iter()
+            .find(|(_, ticket)| ticket.number == number)
+            .map(|(request, _)| *request)
     }
 
     /// The time has passed that [`Self::begins_to_tick`] named.
@@ -272,11 +335,23 @@ impl PolicyRouter {
         if let RoutingPolicy::Gated(picks, _) = policy {
             return self.pick(picks, (job, None, class), engines, now);
         }
-        let Some(at) = self.held.iter().position(|(request, _)| *request == job.request) else { return Ok(None) };
+        let Some(at) = self
+            .held
+            .iter()
+            .position(|(request, _)| *request == job.request)
+        else {
+            return Ok(None);
+        };
         self.estimate_peer_picks(now);
         let (_, ticket) = self.held.swap_remove(at);
         let model = adapter_name(job.adapter);
-        match self.pool.pick_held(&ticket, &asked(policy, job, class, &model), &model, virtual_time(now), &mut ()) {
+        match self.pool.pick_held(
+            &ticket,
+            &asked(policy, job, class, &model),
+            &model,
+            virtual_time(now),
+            &mut (),
+        ) {
             Ok(Some(picked)) => self.simulated(picked).map(Some),
             Ok(None) => {
                 self.held.push((job.request, ticket));
@@ -289,11 +364,28 @@ impl PolicyRouter {
     fn simulated(&self, picked: RecordedPick) -> Result<SimulatedPick, String> {
         let (endpoint, _) = picked.ranked.first().ok_or("an empty ranked list")?;
         let at = usize::from(endpoint.slot.0);
-        let endpoints = self.pool.snapshot().map_or(&[][..], |snapshot| snapshot.endpoints());
-        let prefill = picked.prefill.and_then(|address| endpoints.iter().position(|endpoint| endpoint.address == address));
+        let endpoints = self
+            .pool
+            .snapshot()
+            .map_or(&[][..], |snapshot| snapshot.endpoints());
+        let prefill = picked.prefill.and_then(|address| {
+            endpoints
+                .iter()
+                .position(|endpoint| endpoint.address == address)
+        });
         let session = picked.tokens.into_iter().next();
-        let session = session.and_then(|token| Some(SessionHeader(token.header, token.values.into_iter().next()?)));
-        Ok(SimulatedPick { at, prefill, hold: picked.hold, session })
+        let session = session.and_then(|token| {
+            Some(SessionHeader(
+                token.header,
+                token.values.into_iter().next()?,
+            ))
+        });
+        Ok(SimulatedPick {
+            at,
+            prefill,
+            hold: picked.hold,
+            session,
+        })
     }
 
     /// Records that another engine than the one that decodes computed the prompt.
@@ -304,7 +396,8 @@ impl PolicyRouter {
 
     /// Records the first token.
     pub(crate) fn first_token(&mut self, hold: &mut LedgerHold, prompt: u32, now: f64) {
-        self.pool.record_first_token(hold, prompt, virtual_time(now));
+        self.pool
+            .record_first_token(hold, prompt, virtual_time(now));
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
 
@@ -315,9 +408,18 @@ impl PolicyRouter {
 
     /// Ends the request; its engine had `cached` tokens of the prompt cached.
     pub(crate) fn done(&mut self, hold: LedgerHold, job: &EngineJob<'_>, cached: u32, now: f64) {
-        let usage = TokenUsage { prompt_tokens: Some(job.prompt), cached_tokens: Some(cached), ..TokenUsage::default() };
+        let usage = TokenUsage {
+            prompt_tokens: Some(job.prompt),
+            cached_tokens: Some(cached),
+            ..TokenUsage::default()
+        };
         // A prompt here has no text, so it does not change the estimate of tokens per byte.
-        self.pool.record_cache_hit(&hold, &usage, 0, Some(blocks_of(job.hashes, job.hashes.len())));
+        self.pool.record_cache_hit(
+            &hold,
+            &usage,
+            0,
+            Some(blocks_of(job.hashes, job.hashes.len())),
+        );
         self.pool.release(hold, virtual_time(now));
         self.gate.iter_mut().for_each(RequestGate::room_changed);
     }
@@ -329,19 +431,37 @@ impl PolicyRouter {
 
     /// The update for the other proxies: this proxy's load and the placements since the last call.
     pub(crate) fn publish(&mut self, now: f64) -> ProxyUpdate {
-        let head = LoadReportHead { vm: self.vm, written: virtual_time(now), ring: 0 };
+        let head = LoadReportHead {
+            vm: self.vm,
+            written: virtual_time(now),
+            ring: 0,
+        };
         let report = self.pool.write_load_report(&mut self.report, head).to_vec();
-        ProxyUpdate { report, placements: self.pool.take_placements(), held: self.pool.queues().held_by_band(), at: now }
+        ProxyUpdate {
+            report,
+            placements: self.pool.take_placements(),
+            held: self.pool.queues().held_by_band(),
+            at: now,
+        }
     }
 
     /// Takes over what proxy `from` published.
     pub(crate) fn receive(&mut self, from: usize, update: &ProxyUpdate, now: f64) {
-        let Some(peer) = self.peers.get_mut(from) else { return };
-        if self.pool.read_load_report(peer, update.report.clone(), true) {
+        let Some(peer) = self.peers.get_mut(from) else {
+            return;
+        };
+        if self
+            .pool
+            .read_load_report(peer, update.report.clone(), true)
+        {
             self.pool.recompute_peer_slos(&self.peers);
         }
-        for Placement { endpoint, blocks, .. } in &update.placements {
-            self.pool.record_peer_placement(*endpoint, blocks, virtual_time(now));
+        for Placement {
+            endpoint, blocks, ..
+        } in &update.placements
+        {
+            self.pool
+                .record_peer_placement(*endpoint, blocks, virtual_time(now));
         }
         if self.pool.flow_control().is_some() {
             self.hear_of_held(from, update, now);
@@ -370,7 +490,8 @@ impl PolicyRouter {
     fn estimate_peer_picks(&mut self, now: f64) {
         if self.delay_us > 0 {
             let others = u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX);
-            self.pool.estimate_peer_picks(others, self.delay_us, virtual_time(now));
+            self.pool
+                .estimate_peer_picks(others, self.delay_us, virtual_time(now));
         }
     }
 }

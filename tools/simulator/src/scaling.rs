@@ -48,25 +48,38 @@ pub(crate) fn campaign(
     for &shape in shapes {
         for &startup_s in startups {
             for &rule in rules {
-                jobs.extend(
-                    rule.settings().into_iter().flat_map(|setting| seeds.iter().map(move |&seed| (shape, startup_s, rule, setting, seed))),
-                );
+                jobs.extend(rule.settings().into_iter().flat_map(|setting| {
+                    seeds
+                        .iter()
+                        .map(move |&seed| (shape, startup_s, rule, setting, seed))
+                }));
             }
         }
     }
-    parallel(threads, &jobs, |&(shape, startup_s, rule, setting, seed)| {
-        let outcome = world::run(shape, startup_s, (rule, setting), seed)?;
-        let (traffic, signal) = (shape.name().to_owned(), rule.name().to_owned());
-        let _ = writeln!(
-            std::io::stderr(),
-            "{traffic:<8}{startup_s:>5} s  {signal:<24}{:>6}{:>5} s{seed:>5}  {:.4}  {:.2} h",
-            setting.value,
-            setting.window_s,
-            outcome.attainment,
-            outcome.gpu_hours
-        );
-        Ok(ScalingResult { traffic, startup_s, signal, setting, seed, outcome })
-    })
+    parallel(
+        threads,
+        &jobs,
+        |&(shape, startup_s, rule, setting, seed)| {
+            let outcome = world::run(shape, startup_s, (rule, setting), seed)?;
+            let (traffic, signal) = (shape.name().to_owned(), rule.name().to_owned());
+            let _ = writeln!(
+                std::io::stderr(),
+                "{traffic:<8}{startup_s:>5} s  {signal:<24}{:>6}{:>5} s{seed:>5}  {:.4}  {:.2} h",
+                setting.value,
+                setting.window_s,
+                outcome.attainment,
+                outcome.gpu_hours
+            );
+            Ok(ScalingResult {
+                traffic,
+                startup_s,
+                signal,
+                setting,
+                seed,
+                outcome,
+            })
+        },
+    )
 }
 
 /// Writes the results to `data`, prints them into the page `docs`, and draws the figure beside it.
@@ -75,10 +88,15 @@ pub(crate) fn campaign(
 /// When a file cannot be read or written.
 pub(crate) fn publish(results: &[ScalingResult], data: &Path, docs: &Path) -> Result<(), String> {
     let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
-    let rows: Vec<String> = results.iter().map(|result| result.to_json().to_string()).collect();
-    std::fs::write(data, format!("{{\"rows\":[\n{}\n]}}\n", rows.join(",\n"))).map_err(|error| failed(data, error))?;
+    let rows: Vec<String> = results
+        .iter()
+        .map(|result| result.to_json().to_string())
+        .collect();
+    std::fs::write(data, format!("{{\"rows\":[\n{}\n]}}\n", rows.join(",\n")))
+        .map_err(|error| failed(data, error))?;
     let page = std::fs::read_to_string(docs).map_err(|error| failed(docs, error))?;
-    std::fs::write(docs, page::with_results(&page, results)?).map_err(|error| failed(docs, error))?;
+    std::fs::write(docs, page::with_results(&page, results)?)
+        .map_err(|error| failed(docs, error))?;
     let figure = docs.with_extension("svg");
     std::fs::write(&figure, figure::svg(results)?).map_err(|error| failed(&figure, error))
 }
@@ -87,7 +105,18 @@ pub(crate) fn publish(results: &[ScalingResult], data: &Path, docs: &Path) -> Re
 
 impl ScalingResult {
     fn to_json(&self) -> Value {
-        let Self { traffic, startup_s, signal, setting, seed, outcome: ScalingOutcome { attainment, gpu_hours } } = self;
+        let Self {
+            traffic,
+            startup_s,
+            signal,
+            setting,
+            seed,
+            outcome:
+                ScalingOutcome {
+                    attainment,
+                    gpu_hours,
+                },
+        } = self;
         let rounded = |number: f64| (number * 1e5).round() / 1e5;
         json!({
             "traffic": traffic, "startup_s": startup_s, "signal": signal, "setting": setting.value, "window_s": setting.window_s, "seed": seed,
@@ -101,9 +130,15 @@ impl ScalingResult {
             traffic: row["traffic"].as_str()?.to_owned(),
             startup_s: row["startup_s"].as_f64()?,
             signal: row["signal"].as_str()?.to_owned(),
-            setting: ScalingSetting { value: row["setting"].as_f64()?, window_s: row["window_s"].as_f64()? },
+            setting: ScalingSetting {
+                value: row["setting"].as_f64()?,
+                window_s: row["window_s"].as_f64()?,
+            },
             seed: row["seed"].as_u64()?,
-            outcome: ScalingOutcome { attainment: row["attainment"].as_f64()?, gpu_hours: row["gpu_hours"].as_f64()? },
+            outcome: ScalingOutcome {
+                attainment: row["attainment"].as_f64()?,
+                gpu_hours: row["gpu_hours"].as_f64()?,
+            },
         })
     }
 }
@@ -114,8 +149,21 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_run() {
-        let run =
-            || world::run(TrafficShape::Bursts, 30.0, (ScalingRule::Ours, ScalingSetting { value: 1.0, window_s: 300.0 }), 7).unwrap();
+        let run = || {
+            world::run(
+                TrafficShape::Bursts,
+                30.0,
+                (
+                    ScalingRule::Ours,
+                    ScalingSetting {
+                        value: 1.0,
+                        window_s: 300.0,
+                    },
+                ),
+                7,
+            )
+            .unwrap()
+        };
         let once = run();
         assert_eq!(once, run());
         assert!(once.attainment > 0.5 && once.gpu_hours > 2.0, "{once:?}");
@@ -124,8 +172,22 @@ mod tests {
     /// A change that breaks the signal shows here, not only when the campaign is run again.
     #[test]
     fn ours_serves_more_in_time_for_less_than_llm_d_at_a_step() {
-        let run = |rule, value, window_s| world::run(TrafficShape::Step, 60.0, (rule, ScalingSetting { value, window_s }), 6).unwrap();
-        let (ours, theirs) = (run(ScalingRule::Ours, 2.0, 300.0), run(ScalingRule::Saturation, 0.4, 60.0));
-        assert!(ours.attainment > theirs.attainment && ours.gpu_hours < theirs.gpu_hours, "{ours:?} {theirs:?}");
+        let run = |rule, value, window_s| {
+            world::run(
+                TrafficShape::Step,
+                60.0,
+                (rule, ScalingSetting { value, window_s }),
+                6,
+            )
+            .unwrap()
+        };
+        let (ours, theirs) = (
+            run(ScalingRule::Ours, 2.0, 300.0),
+            run(ScalingRule::Saturation, 0.4, 60.0),
+        );
+        assert!(
+            ours.attainment > theirs.attainment && ours.gpu_hours < theirs.gpu_hours,
+            "{ours:?} {theirs:?}"
+        );
     }
 }

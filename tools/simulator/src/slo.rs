@@ -11,7 +11,10 @@ use std::sync::Arc;
 use pool_state::{LedgerHold, ManagedPool, RequestEnding, TokenUsage};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::learn::{LatencyLearner, RequestEnd};
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, Readiness, Request, Slo, Slot, Snapshot, Version};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, Readiness, Request, Slo, Slot,
+    Snapshot, Version,
+};
 
 use crate::engine::{EngineJob, EngineSimulator, SimulatedEngine, SimulatedEngineSpec, StepEvent};
 use crate::event_queue::{EventQueue, virtual_time};
@@ -36,9 +39,27 @@ pub(crate) const CRITICAL_TPOT_MS: f64 = 45.0;
 
 /// The classes of the end-to-end test, where critical requests have a shorter TPOT SLO.
 pub(crate) const CLASSES: [SloClass; 3] = [
-    SloClass { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: CRITICAL_TPOT_MS },
-    SloClass { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
-    SloClass { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+    SloClass {
+        name: "critical",
+        priority: 1,
+        tenths: 3,
+        ttft_ms: 1_500.0,
+        tpot_ms: CRITICAL_TPOT_MS,
+    },
+    SloClass {
+        name: "standard",
+        priority: 0,
+        tenths: 4,
+        ttft_ms: 5_000.0,
+        tpot_ms: 150.0,
+    },
+    SloClass {
+        name: "batch",
+        priority: -1,
+        tenths: 3,
+        ttft_ms: 5_000.0,
+        tpot_ms: 150.0,
+    },
 ];
 
 /// The outcome of a class in one run.
@@ -64,7 +85,10 @@ pub(crate) struct ClassOutcome {
 /// The slowdowns of the pool's engines: two fast ones, and two that take three times as long.
 const SLOWDOWNS: [f64; 4] = [2.0, 2.0, 6.0, 6.0];
 
-const ENGINE: SimulatedEngineSpec = SimulatedEngineSpec { sequences_max: 4, ..LLAMA_8B_H100 };
+const ENGINE: SimulatedEngineSpec = SimulatedEngineSpec {
+    sequences_max: 4,
+    ..LLAMA_8B_H100
+};
 
 /// Tokens of every answer.
 const OUTPUT: u32 = 16;
@@ -122,7 +146,11 @@ struct SloSimulation<'w> {
 pub(crate) fn capacity() -> Result<f64, String> {
     const LASTING_MS: f64 = 60_000.0;
     let of_engine = |slowdown: f64| -> Result<f64, String> {
-        let (mut engine, mut dice, mut events) = (SimulatedEngine::new(spec(slowdown)), Sampler::seeded(1), Vec::new());
+        let (mut engine, mut dice, mut events) = (
+            SimulatedEngine::new(spec(slowdown)),
+            Sampler::seeded(1),
+            Vec::new(),
+        );
         let (mut now, mut done, mut next) = (0.0, 0.0, 0);
         let mut submit = |engine: &mut SimulatedEngine<'_>, now| {
             let job = EngineJob {
@@ -138,10 +166,16 @@ pub(crate) fn capacity() -> Result<f64, String> {
             engine.submit(job, now)
         };
         (0..2 * ENGINE.sequences_max).try_for_each(|_| submit(&mut engine, now))?;
-        while let Some(ends) = engine.start(now, &mut |_, _| {})?.filter(|ends| *ends < LASTING_MS) {
+        while let Some(ends) = engine
+            .start(now, &mut |_, _| {})?
+            .filter(|ends| *ends < LASTING_MS)
+        {
             now = ends;
             engine.end(&mut events)?;
-            for _ in events.drain(..).filter(|event| matches!(event, StepEvent::Done(_))) {
+            for _ in events
+                .drain(..)
+                .filter(|event| matches!(event, StepEvent::Done(_)))
+            {
                 done += 1.0;
                 submit(&mut engine, now)?;
             }
@@ -171,16 +205,28 @@ pub(crate) fn run(
     let mut at = 0.0;
     while at < WARM_UP_MS + MEASURED_MS {
         let class = class(dice.below(10));
-        let tpot_ms = if class.priority > 0 { critical_tpot_ms } else { class.tpot_ms };
+        let tpot_ms = if class.priority > 0 {
+            critical_tpot_ms
+        } else {
+            class.tpot_ms
+        };
         world.expect(at, SloClass { tpot_ms, ..class }, prompt(&mut dice));
         at += dice.exponential() * 1e3 / rate;
     }
     world.play()?;
     let mut outcomes: BTreeMap<&'static str, ClassOutcome> = BTreeMap::new();
-    for request in world.requests.iter().filter(|request| request.at >= WARM_UP_MS) {
+    for request in world
+        .requests
+        .iter()
+        .filter(|request| request.at >= WARM_UP_MS)
+    {
         let all = outcomes.entry(request.class.name).or_default();
         let (in_time, shed) = (u32::from(request.is_in_time()), u32::from(request.shed));
-        *all = ClassOutcome { sent: all.sent + 1, in_time: all.in_time + in_time, shed: all.shed + shed };
+        *all = ClassOutcome {
+            sent: all.sent + 1,
+            in_time: all.in_time + in_time,
+            shed: all.shed + shed,
+        };
     }
     Ok(outcomes)
 }
@@ -226,12 +272,17 @@ impl SloRequest {
     }
 
     fn is_in_time(&self) -> bool {
-        !self.shed && self.first - self.at <= self.class.ttft_ms && self.tpot_ms() <= self.class.tpot_ms
+        !self.shed
+            && self.first - self.at <= self.class.ttft_ms
+            && self.tpot_ms() <= self.class.tpot_ms
     }
 
     fn slo(&self) -> Slo {
         let us = |ms: f64| Some((ms * 1e3) as u32);
-        Slo { ttft_us: us(self.class.ttft_ms), tpot_us: us(self.class.tpot_ms) }
+        Slo {
+            ttft_us: us(self.class.ttft_ms),
+            tpot_us: us(self.class.tpot_ms),
+        }
     }
 }
 
@@ -242,13 +293,17 @@ impl<'w> SloSimulation<'w> {
         let pipeline = Pipeline::build(&policy.pipeline()).map_err(|error| error.to_string())?;
         let endpoints: Vec<Endpoint> = (0..SLOWDOWNS.len()).map(endpoint).collect();
         let metrics = vec![EndpointMetrics::default(); SLOWDOWNS.len()];
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
+            .map_err(|error| error.to_string())?;
         // Prompts share no prefix here. Metrics never count as stale.
         let mut pool = ManagedPool::new(seed ^ 0x5eed, 0);
         pool.install(snapshot, 0, u32::MAX);
         Ok(Self {
             policy,
-            engines: SLOWDOWNS.iter().map(|slowdown| SimulatedEngine::new(spec(*slowdown))).collect(),
+            engines: SLOWDOWNS
+                .iter()
+                .map(|slowdown| SimulatedEngine::new(spec(*slowdown)))
+                .collect(),
             pool,
             learner: LatencyLearner::default(),
             model: None,
@@ -261,7 +316,16 @@ impl<'w> SloSimulation<'w> {
     fn expect(&mut self, at: f64, class: SloClass, prompt: u32) {
         self.events.plan(at, SloEvent::Arrives(self.requests.len()));
         let (first, end) = (f64::INFINITY, f64::INFINITY);
-        self.requests.push(SloRequest { class, at, prompt, endpoint: 0, hold: None, first, end, shed: false });
+        self.requests.push(SloRequest {
+            class,
+            at,
+            prompt,
+            endpoint: 0,
+            hold: None,
+            first,
+            end,
+            shed: false,
+        });
     }
 
     fn play(&mut self) -> Result<(), String> {
@@ -290,7 +354,9 @@ impl<'w> SloSimulation<'w> {
 
     /// Picks for a request. Returns whether it is sent to an endpoint.
     fn arrives(&mut self, at: usize, now: f64) -> bool {
-        let Some(arrived) = self.requests.get_mut(at) else { return false };
+        let Some(arrived) = self.requests.get_mut(at) else {
+            return false;
+        };
         let request = Request {
             model: "m",
             priority: arrived.class.priority,
@@ -304,24 +370,48 @@ impl<'w> SloSimulation<'w> {
             SloPolicy::Turns => {
                 self.turn += 1;
                 let next = self.turn % SLOWDOWNS.len();
-                self.pool.pick_with(&request, "m", virtual_time(now), |snapshot, _, _, _| decision(snapshot, Some(next), None))
+                self.pool
+                    .pick_with(&request, "m", virtual_time(now), |snapshot, _, _, _| {
+                        decision(snapshot, Some(next), None)
+                    })
             }
-            SloPolicy::Slo(_) | SloPolicy::Scored(_) => self.pool.pick(&request, "m", virtual_time(now), &mut ()),
+            SloPolicy::Slo(_) | SloPolicy::Scored(_) => {
+                self.pool.pick(&request, "m", virtual_time(now), &mut ())
+            }
         };
-        let Some((EndpointRef { slot, .. }, hold)) = picked.ok().and_then(|picked| Some((picked.ranked.first()?.0, picked.hold))) else {
+        let Some((EndpointRef { slot, .. }, hold)) = picked
+            .ok()
+            .and_then(|picked| Some((picked.ranked.first()?.0, picked.hold)))
+        else {
             arrived.shed = true;
             return false;
         };
         arrived.endpoint = usize::from(slot.0);
         arrived.hold = Some(hold);
-        let api_ms = self.engines.get(arrived.endpoint).map_or(0.0, |engine| engine.spec().api_ms);
+        let api_ms = self
+            .engines
+            .get(arrived.endpoint)
+            .map_or(0.0, |engine| engine.spec().api_ms);
         self.events.plan(now + api_ms, SloEvent::Submits(at));
         true
     }
 
     fn submits(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(&SloRequest { endpoint, prompt, .. }) = self.requests.get(at) else { return Ok(()) };
-        let job = EngineJob { request: at as u32, prompt, output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
+        let Some(&SloRequest {
+            endpoint, prompt, ..
+        }) = self.requests.get(at)
+        else {
+            return Ok(());
+        };
+        let job = EngineJob {
+            request: at as u32,
+            prompt,
+            output: OUTPUT,
+            blocks: &[],
+            hashes: &[],
+            adapter: 0,
+            prefilled: false,
+        };
         if let Some(engine) = self.engines.get_mut(endpoint) {
             engine.submit(job, now)?;
         }
@@ -329,7 +419,13 @@ impl<'w> SloSimulation<'w> {
     }
 
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
+        let Some(engine) = self
+            .engines
+            .get_mut(at)
+            .filter(|engine| engine.busy_until().is_none())
+        else {
+            return Ok(());
+        };
         if let Some(ends) = engine.start(now, &mut |_, _| {})? {
             self.events.plan(ends, SloEvent::StepEnds(at));
         }
@@ -337,13 +433,24 @@ impl<'w> SloSimulation<'w> {
     }
 
     /// Ends an engine's step. Returns how many requests ended with it.
-    fn step_ends(&mut self, at: usize, now: f64, steps: &mut Vec<StepEvent>) -> Result<usize, String> {
-        let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
+    fn step_ends(
+        &mut self,
+        at: usize,
+        now: f64,
+        steps: &mut Vec<StepEvent>,
+    ) -> Result<usize, String> {
+        let Some(engine) = self.engines.get_mut(at) else {
+            return Ok(0);
+        };
         engine.end(steps)?;
         let (pool, requests) = (&mut self.pool, &mut self.requests);
         engine.progress(&mut |request, _| {
-            let hold = requests.get_mut(request as usize).filter(|request| request.first < now).and_then(|request| request.hold.as_mut());
-            hold.into_iter().for_each(|hold| pool.record_output(hold, 1, virtual_time(now)));
+            let hold = requests
+                .get_mut(request as usize)
+                .filter(|request| request.first < now)
+                .and_then(|request| request.hold.as_mut());
+            hold.into_iter()
+                .for_each(|hold| pool.record_output(hold, 1, virtual_time(now)));
         });
         let mut ended = 0;
         for event in steps.drain(..) {
@@ -360,19 +467,26 @@ impl<'w> SloSimulation<'w> {
     }
 
     fn first_token(&mut self, request: usize, now: f64) {
-        let Some(request) = self.requests.get_mut(request) else { return };
+        let Some(request) = self.requests.get_mut(request) else {
+            return;
+        };
         request.first = now;
         if let Some(hold) = &mut request.hold {
-            self.pool.record_first_token(hold, request.prompt, virtual_time(now));
+            self.pool
+                .record_first_token(hold, request.prompt, virtual_time(now));
             self.pool.record_ttft(hold, (now - request.at) as f32);
         }
     }
 
     /// Ends a request: the learner gets the measurements of the pool.
     fn done(&mut self, request: usize, now: f64) {
-        let Some(request) = self.requests.get_mut(request) else { return };
+        let Some(request) = self.requests.get_mut(request) else {
+            return;
+        };
         request.end = now;
-        let Some(hold) = request.hold.take() else { return };
+        let Some(hold) = request.hold.take() else {
+            return;
+        };
         let usage = TokenUsage {
             prompt_tokens: Some(request.prompt),
             completion_tokens: Some(OUTPUT),
@@ -389,7 +503,8 @@ impl<'w> SloSimulation<'w> {
         self.pool.release(hold, virtual_time(now));
         let (_, observations) = self.pool.take_observations();
         for row in observations {
-            self.learner.observe(&row.observation, row.predicted.as_ref());
+            self.learner
+                .observe(&row.observation, row.predicted.as_ref());
         }
     }
 
@@ -404,19 +519,28 @@ impl<'w> SloSimulation<'w> {
             }
         });
         let metrics: Vec<EndpointMetrics> = metrics.collect();
-        let newer = self.pool.snapshot().and_then(|snapshot| snapshot.with_metrics(Version::default(), metrics).ok());
-        newer.into_iter().for_each(|snapshot| self.pool.refresh(snapshot, virtual_time(now)));
+        let newer = self
+            .pool
+            .snapshot()
+            .and_then(|snapshot| snapshot.with_metrics(Version::default(), metrics).ok());
+        newer
+            .into_iter()
+            .for_each(|snapshot| self.pool.refresh(snapshot, virtual_time(now)));
     }
 
     fn publish(&mut self, now: f64) {
         self.model = self.learner.publish(now as u64).or(self.model.take());
-        self.pool.install_models(self.learner.step(now as u64), self.model.clone());
+        self.pool
+            .install_models(self.learner.step(now as u64), self.model.clone());
     }
 }
 
 fn endpoint(at: usize) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
+        id: EndpointRef {
+            slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)),
+            generation: Generation(1),
+        },
         name: format!("engine-{at}").into(),
         address: format!("10.0.0.{}:8000", at + 1).into(),
         readiness: Readiness::Ready,
@@ -432,17 +556,28 @@ mod tests {
 
     /// As in the end-to-end test: only the fast engines meet the SLO of critical requests.
     fn of(name: &str, seed: u64) -> BTreeMap<&'static str, ClassOutcome> {
-        run(&SloPolicy::named(name).unwrap(), (0.9 * capacity().unwrap(), 30.0), seed).unwrap()
+        run(
+            &SloPolicy::named(name).unwrap(),
+            (0.9 * capacity().unwrap(), 30.0),
+            seed,
+        )
+        .unwrap()
     }
 
     #[test]
     fn slo_policies_keep_critical_requests_in_time_and_shed_only_others() {
         for by in ["slo", "slo:headroomSelectionStrategy=most"] {
             let ours = of(by, 1)["critical"];
-            assert!(ours.attainment() >= 0.95 && ours.shed == 0, "{by}: {ours:?}");
+            assert!(
+                ours.attainment() >= 0.95 && ours.shed == 0,
+                "{by}: {ours:?}"
+            );
         }
         for by in ["default", "weighed", "turns"] {
-            assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: the test needs a policy that is late");
+            assert!(
+                of(by, 1)["critical"].attainment() < 0.95,
+                "{by}: the test needs a policy that is late"
+            );
         }
     }
 
@@ -450,6 +585,10 @@ mod tests {
     fn a_seed_gives_one_run_and_another_seed_another() {
         assert_eq!(of("slo", 2), of("slo", 2));
         assert_ne!(of("default", 2), of("default", 3));
-        assert!(SloPolicy::named("best").is_err() && SloPolicy::named("slo:least").is_err() && SloPolicy::named("slo:nothing=1").is_err());
+        assert!(
+            SloPolicy::named("best").is_err()
+                && SloPolicy::named("slo:least").is_err()
+                && SloPolicy::named("slo:nothing=1").is_err()
+        );
     }
 }

@@ -37,7 +37,12 @@ pub(crate) fn mooncake(which: &str) -> Result<Vec<TraceRequest>, String> {
             at: value.get("timestamp")?.as_f64()?,
             prompt: tokens(value.get("input_length")?)?.max(1),
             output: tokens(value.get("output_length")?)?.max(1),
-            ids: value.get("hash_ids")?.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?,
+            ids: value
+                .get("hash_ids")?
+                .as_array()?
+                .iter()
+                .map(Value::as_u64)
+                .collect::<Option<_>>()?,
             ..TraceRequest::default()
         })
     };
@@ -48,13 +53,27 @@ pub(crate) fn mooncake(which: &str) -> Result<Vec<TraceRequest>, String> {
 pub(crate) fn azure(which: &str) -> Result<Vec<TraceRequest>, String> {
     let file = format!("azure2023_{which}.csv.gz");
     let mut lines = Vec::new();
-    for text in read(&file)?.iter().skip(1).filter(|text| !text.trim().is_empty()) {
+    for text in read(&file)?
+        .iter()
+        .skip(1)
+        .filter(|text| !text.trim().is_empty())
+    {
         let mut cells = text.trim().split(',');
         let line = (|| {
             let clock = cells.next()?.split_once(' ')?.1;
-            let seconds = clock.split(':').try_fold(0.0, |sum, part| Some(sum * 60.0 + part.parse::<f64>().ok()?))?;
-            let (prompt, output) = (cells.next()?.parse::<u32>().ok()?, cells.next()?.parse::<u32>().ok()?);
-            Some(TraceRequest { at: seconds * 1e3, prompt: prompt.max(1), output: output.max(1), ..TraceRequest::default() })
+            let seconds = clock.split(':').try_fold(0.0, |sum, part| {
+                Some(sum * 60.0 + part.parse::<f64>().ok()?)
+            })?;
+            let (prompt, output) = (
+                cells.next()?.parse::<u32>().ok()?,
+                cells.next()?.parse::<u32>().ok()?,
+            );
+            Some(TraceRequest {
+                at: seconds * 1e3,
+                prompt: prompt.max(1),
+                output: output.max(1),
+                ..TraceRequest::default()
+            })
         })();
         lines.push(line.ok_or_else(|| format!("{file}: no such line is known: {text}"))?);
     }
@@ -74,11 +93,26 @@ pub(crate) struct ServeGenClient {
 
 /// The clients of one model in ServeGen.
 pub(crate) fn servegen() -> Result<Vec<ServeGenClient>, String> {
-    let counts = |value: &Value| value.as_array()?.iter().map(tokens).collect::<Option<Vec<u32>>>();
+    let counts = |value: &Value| {
+        value
+            .as_array()?
+            .iter()
+            .map(tokens)
+            .collect::<Option<Vec<u32>>>()
+    };
     let pair = |value: &Value| Some([value.get(0)?.as_f64()?, value.get(1)?.as_f64()?]);
     let line = |value: &Value| {
-        let windows = value.get("windows")?.as_array()?.iter().map(pair).collect::<Option<_>>()?;
-        Some(ServeGenClient { windows, prompt: counts(value.get("prompt")?)?, output: counts(value.get("output")?)? })
+        let windows = value
+            .get("windows")?
+            .as_array()?
+            .iter()
+            .map(pair)
+            .collect::<Option<_>>()?;
+        Some(ServeGenClient {
+            windows,
+            prompt: counts(value.get("prompt")?)?,
+            output: counts(value.get("output")?)?,
+        })
     };
     json_lines("servegen_m-small_clients.jsonl.gz", line)
 }
@@ -87,7 +121,11 @@ pub(crate) fn servegen() -> Result<Vec<ServeGenClient>, String> {
 pub(crate) fn vllm(which: &str) -> Result<(Vec<TraceRequest>, Vec<MeasuredTimes>), String> {
     let line = |value: &Value| {
         let second = |name: &str| value.get(name)?.as_f64();
-        let (queued, first, last) = (second("queued_ts")?, second("first_token_ts")?, second("last_token_ts")?);
+        let (queued, first, last) = (
+            second("queued_ts")?,
+            second("first_token_ts")?,
+            second("last_token_ts")?,
+        );
         let line = TraceRequest {
             at: queued * 1e3,
             prompt: tokens(value.get("input_toks")?)?,
@@ -95,9 +133,18 @@ pub(crate) fn vllm(which: &str) -> Result<(Vec<TraceRequest>, Vec<MeasuredTimes>
             ..TraceRequest::default()
         };
         let steps = f64::from(line.output.saturating_sub(1).max(1));
-        Some((line, MeasuredTimes { ttft: (first - queued) * 1e3, tpot: (last - first) * 1e3 / steps }))
+        Some((
+            line,
+            MeasuredTimes {
+                ttft: (first - queued) * 1e3,
+                tpot: (last - first) * 1e3 / steps,
+            },
+        ))
     };
-    let mut rows = json_lines(&format!("llmservingsim_vllm_{which}_requests.jsonl.gz"), line)?;
+    let mut rows = json_lines(
+        &format!("llmservingsim_vllm_{which}_requests.jsonl.gz"),
+        line,
+    )?;
     rows.sort_by(|a, b| a.0.at.total_cmp(&b.0.at));
     Ok(rows.into_iter().unzip())
 }
@@ -108,15 +155,25 @@ fn tokens(value: &Value) -> Option<u32> {
 
 fn json_lines<T>(file: &str, line: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>, String> {
     let parse = |text: &String| serde_json::from_str(text).ok().as_ref().and_then(&line);
-    read(file)?.iter().map(|text| parse(text).ok_or_else(|| format!("{file}: no such line is known: {text}"))).collect()
+    read(file)?
+        .iter()
+        .map(|text| parse(text).ok_or_else(|| format!("{file}: no such line is known: {text}")))
+        .collect()
 }
 
 fn read(file: &str) -> Result<Vec<String>, String> {
     /// Relative to the package. The package of tools/simulator/aisimulate lies within this one.
-    const DATA: &str = if cfg!(feature = "aisimulate") { "../data" } else { "data" };
+    const DATA: &str = if cfg!(feature = "aisimulate") {
+        "../data"
+    } else {
+        "data"
+    };
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(DATA).join(file);
     let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    BufReader::new(MultiGzDecoder::new(open)).lines().collect::<Result<_, _>>().map_err(|error| format!("{file}: {error}"))
+    BufReader::new(MultiGzDecoder::new(open))
+        .lines()
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("{file}: {error}"))
 }
 
 #[cfg(test)]
@@ -125,15 +182,29 @@ mod tests {
 
     #[test]
     fn every_trace_is_read_whole() {
-        let shape =
-            |lines: &[TraceRequest]| (lines.len(), lines.iter().map(|line| u64::from(line.prompt)).sum::<u64>() / lines.len() as u64);
+        let shape = |lines: &[TraceRequest]| {
+            (
+                lines.len(),
+                lines.iter().map(|line| u64::from(line.prompt)).sum::<u64>() / lines.len() as u64,
+            )
+        };
         assert_eq!(shape(&mooncake("conversation").unwrap()), (12_031, 12_035));
         assert_eq!(shape(&mooncake("synthetic").unwrap()), (3_993, 15_325));
         assert_eq!(shape(&azure("code").unwrap()), (8_819, 2_047));
         assert_eq!(shape(&azure("conv").unwrap()), (19_366, 1_154));
         let clients = servegen().unwrap();
-        assert_eq!((clients.len(), clients.iter().map(|client| client.windows.len()).min()), (23, Some(24)));
-        for run in ["llama31-8b_rtx4090", "llama31-8b_rtxpro6000", "qwen3-32b_tp2_rtxpro6000"] {
+        assert_eq!(
+            (
+                clients.len(),
+                clients.iter().map(|client| client.windows.len()).min()
+            ),
+            (23, Some(24))
+        );
+        for run in [
+            "llama31-8b_rtx4090",
+            "llama31-8b_rtxpro6000",
+            "qwen3-32b_tp2_rtxpro6000",
+        ] {
             let (lines, served) = vllm(run).unwrap();
             assert_eq!((lines.len(), served.len()), (300, 300));
             assert!(served.iter().all(|row| row.ttft > 0.0 && row.tpot > 0.0));

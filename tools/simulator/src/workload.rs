@@ -103,8 +103,15 @@ impl SessionCounts {
 
     /// The session of the next line: the line's own number if it continues none.
     fn of(&mut self, line: &TraceRequest, number: u32) -> u32 {
-        let whole = line.ids.get(..line.prompt as usize / ID_TOKENS).unwrap_or(&line.ids);
-        let longest = whole.iter().skip(Self::IDS_MIN - 1).rev().find_map(|id| self.0.get(id));
+        let whole = line
+            .ids
+            .get(..line.prompt as usize / ID_TOKENS)
+            .unwrap_or(&line.ids);
+        let longest = whole
+            .iter()
+            .skip(Self::IDS_MIN - 1)
+            .rev()
+            .find_map(|id| self.0.get(id));
         let session = longest.copied().unwrap_or(number);
         if let Some(last) = whole.last().filter(|_| whole.len() >= Self::IDS_MIN) {
             self.0.insert(*last, session);
@@ -122,7 +129,11 @@ impl RequestClass {
             return prompt;
         }
         let tokens = f64::from(prompt);
-        Sampler::seeded(mix(u64::from(request), 919)).tokens(tokens, self.prompt_error, (1.0, tokens * 10.0))
+        Sampler::seeded(mix(u64::from(request), 919)).tokens(
+            tokens,
+            self.prompt_error,
+            (1.0, tokens * 10.0),
+        )
     }
 }
 
@@ -154,12 +165,18 @@ impl Sampler {
 
     /// Gamma with this shape and mean 1 (Marsaglia and Tsang).
     fn gamma(&mut self, shape: f64) -> f64 {
-        let raised = if shape < 1.0 { (1.0 - self.unit()).powf(1.0 / shape) } else { 1.0 };
+        let raised = if shape < 1.0 {
+            (1.0 - self.unit()).powf(1.0 / shape)
+        } else {
+            1.0
+        };
         let d = if shape < 1.0 { shape + 1.0 } else { shape } - 1.0 / 3.0;
         loop {
             let normal = self.normal();
             let cube = (1.0 + normal / (9.0 * d).sqrt()).powi(3);
-            if cube > 0.0 && (1.0 - self.unit()).ln() < 0.5 * normal * normal + d - d * cube + d * cube.ln() {
+            if cube > 0.0
+                && (1.0 - self.unit()).ln() < 0.5 * normal * normal + d - d * cube + d * cube.ln()
+            {
                 return d * cube * raised / shape;
             }
         }
@@ -177,18 +194,34 @@ impl Sampler {
 
     /// A whole number, log-normal with this mean and spread, within the bounds.
     pub(crate) fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
-        (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1) as u32
+        (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1)
+            as u32
     }
 }
 
 // === impl WorkloadKind ===
 
 impl WorkloadKind {
-    pub(crate) const MAIN: [Self; 5] = [Self::Conversation, Self::PrefixHeavy, Self::Code, Self::Chat, Self::Tenants];
-    pub(crate) const FURTHER: [Self; 5] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents, Self::Assistants, Self::Clients];
+    pub(crate) const MAIN: [Self; 5] = [
+        Self::Conversation,
+        Self::PrefixHeavy,
+        Self::Code,
+        Self::Chat,
+        Self::Tenants,
+    ];
+    pub(crate) const FURTHER: [Self; 5] = [
+        Self::TenantsRepeated,
+        Self::TenantsZipf,
+        Self::Agents,
+        Self::Assistants,
+        Self::Clients,
+    ];
 
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        Self::MAIN.into_iter().chain(Self::FURTHER).chain([Self::Adapters])
+        Self::MAIN
+            .into_iter()
+            .chain(Self::FURTHER)
+            .chain([Self::Adapters])
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -231,7 +264,9 @@ impl WorkloadKind {
             Self::Conversation => {
                 let mut lines = trace::mooncake("conversation")?;
                 // The trace's clock ticks every 3 s.
-                lines.iter_mut().for_each(|line| line.at += dice.unit() * 3_000.0);
+                lines
+                    .iter_mut()
+                    .for_each(|line| line.at += dice.unit() * 3_000.0);
                 rotated(lines, dice)
             }
             Self::PrefixHeavy => rotated(trace::mooncake("synthetic")?, dice),
@@ -253,7 +288,8 @@ impl WorkloadKind {
 
 impl Workload {
     pub(crate) fn of(lines: &[TraceRequest]) -> Self {
-        let (mut requests, mut blocks, mut hashes) = (Vec::with_capacity(lines.len()), Vec::new(), Vec::new());
+        let (mut requests, mut blocks, mut hashes) =
+            (Vec::with_capacity(lines.len()), Vec::new(), Vec::new());
         let mut sessions = SessionCounts::default();
         let start = lines.first().map_or(0.0, |line| line.at);
         for (number, line) in lines.iter().enumerate() {
@@ -264,30 +300,70 @@ impl Workload {
             };
             blocks.extend((0..line.prompt as usize / BLOCK_TOKENS).map(content));
             hash(line.prompt as usize, content, &mut hashes);
-            let TraceRequest { at, prompt, output, adapter, .. } = *line;
-            let (blocks, hashes) = ((first_block, blocks.len() - first_block), (first_hash, hashes.len() - first_hash));
+            let TraceRequest {
+                at,
+                prompt,
+                output,
+                adapter,
+                ..
+            } = *line;
+            let (blocks, hashes) = (
+                (first_block, blocks.len() - first_block),
+                (first_hash, hashes.len() - first_hash),
+            );
             let session = sessions.of(line, number as u32);
-            requests.push(WorkloadRequest { at: at - start, pause_ms: None, prompt, output, adapter, session, blocks, hashes });
+            requests.push(WorkloadRequest {
+                at: at - start,
+                pause_ms: None,
+                prompt,
+                output,
+                adapter,
+                session,
+                blocks,
+                hashes,
+            });
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
         let highest_priority = RequestClass::default().priority;
-        Self { requests, blocks, hashes, rate, classes: Vec::new(), highest_priority, is_closed: false, roams: false }
+        Self {
+            requests,
+            blocks,
+            hashes,
+            rate,
+            classes: Vec::new(),
+            highest_priority,
+            is_closed: false,
+            roams: false,
+        }
     }
 
     /// A workload of several classes: the lines of each, in order of arrival.
     pub(crate) fn of_classes(classes: Vec<(RequestClass, Vec<TraceRequest>)>) -> Self {
-        let lines = classes.into_iter().flat_map(|(class, lines)| lines.into_iter().map(move |line| (line, class)));
+        let lines = classes
+            .into_iter()
+            .flat_map(|(class, lines)| lines.into_iter().map(move |line| (line, class)));
         let mut lines: Vec<(TraceRequest, RequestClass)> = lines.collect();
         lines.sort_by(|(a, _), (b, _)| a.at.total_cmp(&b.at));
         let (lines, classes): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
-        let highest_priority = classes.iter().map(|class: &RequestClass| class.priority).max().unwrap_or_default();
-        Self { classes, highest_priority, ..Self::of(&lines) }
+        let highest_priority = classes
+            .iter()
+            .map(|class: &RequestClass| class.priority)
+            .max()
+            .unwrap_or_default();
+        Self {
+            classes,
+            highest_priority,
+            ..Self::of(&lines)
+        }
     }
 
     /// The class of a request.
     pub(crate) fn class(&self, request: u32) -> RequestClass {
-        self.classes.get(request as usize).copied().unwrap_or_default()
+        self.classes
+            .get(request as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     pub(crate) fn requests(&self) -> &[WorkloadRequest] {
@@ -295,10 +371,25 @@ impl Workload {
     }
 
     pub(crate) fn job(&self, request: u32) -> Option<EngineJob<'_>> {
-        let WorkloadRequest { prompt, output, adapter, blocks, hashes, .. } = *self.requests.get(request as usize)?;
+        let WorkloadRequest {
+            prompt,
+            output,
+            adapter,
+            blocks,
+            hashes,
+            ..
+        } = *self.requests.get(request as usize)?;
         let blocks = self.blocks.get(blocks.0..blocks.0 + blocks.1)?;
         let hashes = self.hashes.get(hashes.0..hashes.0 + hashes.1)?;
-        Some(EngineJob { request, prompt, output, blocks, hashes, adapter, prefilled: false })
+        Some(EngineJob {
+            request,
+            prompt,
+            output,
+            blocks,
+            hashes,
+            adapter,
+            prefilled: false,
+        })
     }
 }
 
@@ -309,7 +400,11 @@ fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
     for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
         let tokens = (prompt - block * BLOCK_TOKENS).min(BLOCK_TOKENS);
         let text = [content(block).to_le_bytes(); BLOCK_BYTES_MIN / 8];
-        turns.update(text.as_flattened().get(..tokens * BLOCK_BYTES_MIN / BLOCK_TOKENS).unwrap_or(&[]));
+        turns.update(
+            text.as_flattened()
+                .get(..tokens * BLOCK_BYTES_MIN / BLOCK_TOKENS)
+                .unwrap_or(&[]),
+        );
     }
     hashes.extend(block_hashes(0, b"", b"", &[turns]));
 }
@@ -327,16 +422,26 @@ fn in_order(mut lines: Vec<TraceRequest>) -> Vec<TraceRequest> {
 
 /// The trace from a random place on; the part before that place follows its end.
 fn rotated(mut lines: Vec<TraceRequest>, dice: &mut Sampler) -> Vec<TraceRequest> {
-    let (first, last) = lines.iter().fold((f64::INFINITY, 0.0_f64), |(first, last), line| (first.min(line.at), last.max(line.at)));
+    let (first, last) = lines
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(first, last), line| {
+            (first.min(line.at), last.max(line.at))
+        });
     let span = last - first + 1_000.0;
     let shift = dice.unit() * span;
-    lines.iter_mut().for_each(|line| line.at = (line.at - first + shift) % span);
+    lines
+        .iter_mut()
+        .for_each(|line| line.at = (line.at - first + shift) % span);
     in_order(lines)
 }
 
 /// Several copies of a trace, each from another place on. They share no prompt.
 fn copies(lines: &[TraceRequest], count: usize, dice: &mut Sampler) -> Vec<TraceRequest> {
-    in_order((0..count).flat_map(|_| rotated(lines.to_vec(), dice)).collect())
+    in_order(
+        (0..count)
+            .flat_map(|_| rotated(lines.to_vec(), dice))
+            .collect(),
+    )
 }
 
 /// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output,
@@ -349,14 +454,18 @@ fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<Trace
     let line = |number: u64| {
         at += dice.exponential() * 1e3;
         let tenant = dice.among(&shares) as u64;
-        let question = questions.map_or(1_000_000 + number, |count| tenant * 1_000 + dice.below(count) as u64);
+        let question = questions.map_or(1_000_000 + number, |count| {
+            tenant * 1_000 + dice.below(count) as u64
+        });
         let output = dice.tokens(1_000.0, 0.3, (50.0, 4_000.0));
         let system = (0..11).map(|id| 10_000_000 + tenant * 64 + id);
         TraceRequest {
             at,
             prompt: 7_200,
             output,
-            ids: system.chain((0..4).map(|id| 1_000_000_000 + question * 64 + id)).collect(),
+            ids: system
+                .chain((0..4).map(|id| 1_000_000_000 + question * 64 + id))
+                .collect(),
             adapter: 0,
         }
     };
@@ -378,9 +487,16 @@ fn adapters(dice: &mut Sampler) -> Vec<TraceRequest> {
         at += dice.exponential() * 1e3;
         let adapter = dice.among(&shares) as u64 + 1;
         let prompt = ID_TOKENS as u32 + dice.tokens(1_000.0, 0.8, (20.0, 8_000.0));
-        let own = (1..u64::from(prompt).div_ceil(ID_TOKENS as u64)).map(|id| (number + 1) << 20 | id);
+        let own =
+            (1..u64::from(prompt).div_ceil(ID_TOKENS as u64)).map(|id| (number + 1) << 20 | id);
         let ids = std::iter::once(adapter).chain(own).collect();
-        TraceRequest { at, prompt, output: dice.tokens(200.0, 0.6, (10.0, 1_000.0)), ids, adapter: adapter as u16 }
+        TraceRequest {
+            at,
+            prompt,
+            output: dice.tokens(200.0, 0.6, (10.0, 1_000.0)),
+            ids,
+            adapter: adapter as u16,
+        }
     };
     (0..REQUESTS).map(line).collect()
 }
@@ -390,10 +506,20 @@ fn adapters(dice: &mut Sampler) -> Vec<TraceRequest> {
 fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> {
     const REQUESTS: f64 = 60_000.0;
     const WINDOW_MS: f64 = 600_000.0;
-    let all: f64 = clients.iter().flat_map(|client| &client.windows).map(|[rate, _]| rate * WINDOW_MS / 1e3).sum();
+    let all: f64 = clients
+        .iter()
+        .flat_map(|client| &client.windows)
+        .map(|[rate, _]| rate * WINDOW_MS / 1e3)
+        .sum();
     let mut lines = Vec::new();
     for client in clients {
-        let drawn = |quantiles: &[u32], dice: &mut Sampler| quantiles.get(dice.below(quantiles.len())).copied().unwrap_or(1).max(1);
+        let drawn = |quantiles: &[u32], dice: &mut Sampler| {
+            quantiles
+                .get(dice.below(quantiles.len()))
+                .copied()
+                .unwrap_or(1)
+                .max(1)
+        };
         // The time from the window's beginning to the next request, in units of the mean gap.
         let mut ahead = dice.unit();
         for (number, &[rate, spread]) in client.windows.iter().enumerate() {
@@ -401,7 +527,12 @@ fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> 
             while ahead < count {
                 let at = (number as f64 + ahead / count) * WINDOW_MS;
                 let (prompt, output) = (drawn(&client.prompt, dice), drawn(&client.output, dice));
-                lines.push(TraceRequest { at, prompt, output, ..TraceRequest::default() });
+                lines.push(TraceRequest {
+                    at,
+                    prompt,
+                    output,
+                    ..TraceRequest::default()
+                });
                 ahead += dice.gamma(1.0 / spread.clamp(0.1, 10.0).powi(2));
             }
             ahead -= count;
@@ -417,12 +548,25 @@ fn agents(dice: &mut Sampler) -> Vec<TraceRequest> {
     let (mut lines, mut begins) = (Vec::new(), 0.0);
     for session in 0..SESSIONS {
         begins += dice.exponential() * 4_000.0;
-        let (mut at, mut prompt) = (begins, f64::from(dice.tokens(6_000.0, 0.8, (1_000.0, 40_000.0))));
+        let (mut at, mut prompt) = (
+            begins,
+            f64::from(dice.tokens(6_000.0, 0.8, (1_000.0, 40_000.0))),
+        );
         for _ in 0..3 + dice.below(28) {
             let output = dice.tokens(250.0, 0.7, (20.0, 2_000.0));
-            let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64)).map(|id| (session + 1) << 20 | id).collect();
-            lines.push(TraceRequest { at, prompt: prompt as u32, output, ids, adapter: 0 });
-            prompt = (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0)))).min(120_000.0);
+            let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64))
+                .map(|id| (session + 1) << 20 | id)
+                .collect();
+            lines.push(TraceRequest {
+                at,
+                prompt: prompt as u32,
+                output,
+                ids,
+                adapter: 0,
+            });
+            prompt =
+                (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0))))
+                    .min(120_000.0);
             at += 2_000.0 + f64::from(output) * 12.0 + dice.exponential() * 3_000.0;
         }
     }
@@ -441,9 +585,18 @@ fn assistants(dice: &mut Sampler) -> Vec<TraceRequest> {
         let (mut at, assistant) = (begins, dice.below(4) as u64);
         for turn in 1..=TURNS {
             let said = (0..turn).map(|turn| (conversation + 1) << 20 | turn);
-            let ids: Vec<u64> = [2 * assistant, 2 * assistant + 1].into_iter().chain(said).collect();
+            let ids: Vec<u64> = [2 * assistant, 2 * assistant + 1]
+                .into_iter()
+                .chain(said)
+                .collect();
             let output = 16 + dice.below(32) as u32;
-            lines.push(TraceRequest { at, prompt: (ids.len() * ID_TOKENS) as u32, output, ids, adapter: 0 });
+            lines.push(TraceRequest {
+                at,
+                prompt: (ids.len() * ID_TOKENS) as u32,
+                output,
+                ids,
+                adapter: 0,
+            });
             at += APART_MS * (2.0 / 3.0 + dice.unit() * 2.0 / 3.0);
         }
     }
@@ -457,7 +610,14 @@ mod tests {
     #[test]
     fn a_seed_is_a_workload_and_another_is_another() {
         for kind in WorkloadKind::all() {
-            let times = |seed| kind.load(seed).unwrap().requests().iter().map(|request| request.at).collect::<Vec<_>>();
+            let times = |seed| {
+                kind.load(seed)
+                    .unwrap()
+                    .requests()
+                    .iter()
+                    .map(|request| request.at)
+                    .collect::<Vec<_>>()
+            };
             let once = times(1);
             assert!(once == times(1) && once != times(2), "{}", kind.name());
             assert!(once.is_sorted() && once[0] == 0.0);
@@ -466,16 +626,35 @@ mod tests {
 
     #[test]
     fn blocks_share_what_ids_share() {
-        let line = |ids: &[u64]| TraceRequest { prompt: 1_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
+        let line = |ids: &[u64]| TraceRequest {
+            prompt: 1_000,
+            output: 1,
+            ids: ids.to_vec(),
+            ..TraceRequest::default()
+        };
         let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
-        let shared = |a: u32, b: u32| blocks(a).iter().zip(blocks(b)).take_while(|(a, b)| **a == *b).count();
-        assert_eq!((blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)), (15, 8, 0, 0));
+        let shared = |a: u32, b: u32| {
+            blocks(a)
+                .iter()
+                .zip(blocks(b))
+                .take_while(|(a, b)| **a == *b)
+                .count()
+        };
+        assert_eq!(
+            (blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)),
+            (15, 8, 0, 0)
+        );
     }
 
     #[test]
     fn a_prompt_that_repeats_all_of_an_earlier_one_continues_its_session() {
-        let of = |prompt, ids: &[u64]| TraceRequest { prompt, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
+        let of = |prompt, ids: &[u64]| TraceRequest {
+            prompt,
+            output: 1,
+            ids: ids.to_vec(),
+            ..TraceRequest::default()
+        };
         let lines = [
             of(1_600, &[1, 2, 3, 4]),
             of(1_600, &[1, 2, 5, 6]),
@@ -484,31 +663,60 @@ mod tests {
             of(600, &[1, 11]),
             of(1_100, &[1, 12, 13]),
         ];
-        let sessions: Vec<u32> = Workload::of(&lines).requests().iter().map(|request| request.session).collect();
+        let sessions: Vec<u32> = Workload::of(&lines)
+            .requests()
+            .iter()
+            .map(|request| request.session)
+            .collect();
         assert_eq!(sessions, [0, 1, 0, 0, 4, 5]);
     }
 
     #[test]
     fn a_long_prompt_has_a_hash_for_every_fourth_block() {
-        let of = |ids: &[u64]| TraceRequest { prompt: 10_000, output: 1, ids: ids.to_vec(), ..TraceRequest::default() };
+        let of = |ids: &[u64]| TraceRequest {
+            prompt: 10_000,
+            output: 1,
+            ids: ids.to_vec(),
+            ..TraceRequest::default()
+        };
         let mut other: Vec<u64> = (0..20).collect();
         other[18] = 99;
         let workload = Workload::of(&[of(&(0..20).collect::<Vec<_>>()), of(&other), of(&[])]);
         let hashes = |request| workload.job(request).unwrap().hashes.to_vec();
-        let shared = hashes(0).iter().zip(hashes(1)).take_while(|(a, b)| **a == *b).count();
+        let shared = hashes(0)
+            .iter()
+            .zip(hashes(1))
+            .take_while(|(a, b)| **a == *b)
+            .count();
         // 128 blocks, then 7 times four and the quarter block left over; they agree on 144 blocks.
-        assert_eq!((hashes(0).len(), shared, hashes(0)[0] == hashes(2)[0]), (128 + 8, 128 + 4, false));
-        assert!(hashes(0).iter().zip(hashes(1)).skip(shared).all(|(a, b)| *a != b), "once apart, apart for ever");
+        assert_eq!(
+            (hashes(0).len(), shared, hashes(0)[0] == hashes(2)[0]),
+            (128 + 8, 128 + 4, false)
+        );
+        assert!(
+            hashes(0)
+                .iter()
+                .zip(hashes(1))
+                .skip(shared)
+                .all(|(a, b)| *a != b),
+            "once apart, apart for ever"
+        );
     }
 
     #[test]
     fn gamma_draws_have_mean_one_and_the_requested_spread() {
         for spread in [0.3, 1.0, 2.0] {
             let dice = &mut Sampler::seeded(3);
-            let drawn: Vec<f64> = (0..40_000).map(|_| dice.gamma(1.0 / (spread * spread))).collect();
+            let drawn: Vec<f64> = (0..40_000)
+                .map(|_| dice.gamma(1.0 / (spread * spread)))
+                .collect();
             let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
-            let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
-            assert!((mean - 1.0).abs() < 0.05 && (variance.sqrt() / spread - 1.0).abs() < 0.08, "{spread}: {mean} {variance}");
+            let variance =
+                drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
+            assert!(
+                (mean - 1.0).abs() < 0.05 && (variance.sqrt() / spread - 1.0).abs() < 0.08,
+                "{spread}: {mean} {variance}"
+            );
         }
     }
 }

@@ -160,7 +160,8 @@ pub(crate) fn run(
         let plan = clairvoyant::plan(workload, rate, setting, seed)?;
         return run(workload, rate, &RoutingPolicy::Planned(plan), setting, seed);
     }
-    let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?).map_err(|error| error.to_string())?;
+    let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?)
+        .map_err(|error| error.to_string())?;
     let mut world = Simulation::new(workload, policy, setting, pipeline, seed)?;
     world.play(workload.rate / rate, &mut Sampler::seeded(seed ^ 0x5eed))?;
     Ok(world.records)
@@ -179,15 +180,26 @@ impl<'w> Simulation<'w> {
         let count = setting.replicas;
         let endpoints: Vec<Endpoint> = (0..count).map(|at| endpoint(at, setting)).collect();
         let metrics = vec![EndpointMetrics::default(); count];
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
+            .map_err(|error| error.to_string())?;
         let shares = matches!(setting.sharing, SharingMode::After(_));
-        let router = |number| PolicyRouter::new(seed * 1_000 + number as u64, (number, setting.proxies), shares, policy.gate());
+        let router = |number| {
+            PolicyRouter::new(
+                seed * 1_000 + number as u64,
+                (number, setting.proxies),
+                shares,
+                policy.gate(),
+            )
+        };
         let requests = workload.requests().len();
         let mut world = Self {
             setting,
             workload,
             policy,
-            engines: setting.specs().map(|spec| setting.model.engine(spec)).collect::<Result<_, _>>()?,
+            engines: setting
+                .specs()
+                .map(|spec| setting.model.engine(spec))
+                .collect::<Result<_, _>>()?,
             states: vec![EngineState::default(); count],
             routers: (0..setting.proxies).map(router).collect(),
             snapshot,
@@ -212,7 +224,10 @@ impl<'w> Simulation<'w> {
         self.plan_changes(&arrivals);
         let (mut next, mut left, mut events) = (0, self.workload.requests().len(), Vec::new());
         while left > 0 {
-            if let Some(&(at, request)) = arrivals.get(next).filter(|(at, _)| *at <= self.events.next_at()) {
+            if let Some(&(at, request)) = arrivals
+                .get(next)
+                .filter(|(at, _)| *at <= self.events.next_at())
+            {
                 let proxy = self.proxy_of_arrival(next, dice);
                 self.pick(request, proxy, at)?;
                 self.publish_all(at);
@@ -246,19 +261,30 @@ impl<'w> Simulation<'w> {
                 }
             }
             WorldEvent::StepEnds { .. } => {}
-            WorldEvent::Sends { request } => self.pick(request, self.proxy_of_turn(request), now)?,
+            WorldEvent::Sends { request } => {
+                self.pick(request, self.proxy_of_turn(request), now)?
+            }
             WorldEvent::Scrape => {
                 self.scrape(now);
-                self.events.plan(now + self.setting.scrape_ms, WorldEvent::Scrape);
+                self.events
+                    .plan(now + self.setting.scrape_ms, WorldEvent::Scrape);
             }
             WorldEvent::Published { from, update } => {
-                let others = self.routers.iter_mut().enumerate().filter(|(to, _)| *to != from);
+                let others = self
+                    .routers
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(to, _)| *to != from);
                 others.for_each(|(_, router)| router.receive(from, &update, now));
             }
             WorldEvent::Changes(change) => return self.changes(change, now),
             WorldEvent::TimesOut { request } => return Ok(self.fails(request, now)),
             WorldEvent::SendsAgain { request, proxy } => self.pick(request, proxy, now)?,
-            WorldEvent::Tick { proxy } => self.routers.get_mut(proxy).into_iter().for_each(PolicyRouter::tick),
+            WorldEvent::Tick { proxy } => self
+                .routers
+                .get_mut(proxy)
+                .into_iter()
+                .for_each(PolicyRouter::tick),
         }
         Ok(0)
     }
@@ -270,7 +296,10 @@ impl<'w> Simulation<'w> {
         let flight = self.in_flight.get(request as usize)?.as_ref()?;
         Some(match flight.prompt {
             PrefillLocation::At(at) if at == engine => EngineJob { output: 1, ..job },
-            PrefillLocation::Transferred(_) => EngineJob { prefilled: true, ..job },
+            PrefillLocation::Transferred(_) => EngineJob {
+                prefilled: true,
+                ..job
+            },
             _ => job,
         })
     }
@@ -279,20 +308,36 @@ impl<'w> Simulation<'w> {
         if self.setting.scrape_ms <= 0.0 {
             self.scrape(now);
         }
-        let (Some(job), Some(router)) = (self.workload.job(request), self.routers.get_mut(proxy)) else {
+        let (Some(job), Some(router)) = (self.workload.job(request), self.routers.get_mut(proxy))
+        else {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
-        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get(of.session as usize));
+        let session = self
+            .workload
+            .requests()
+            .get(request as usize)
+            .and_then(|of| self.sessions.get(of.session as usize));
         let header = session.and_then(Option::as_ref);
-        let picked = router.pick(self.policy, (&job, header, self.workload.class(request)), &self.engines, now)?;
+        let picked = router.pick(
+            self.policy,
+            (&job, header, self.workload.class(request)),
+            &self.engines,
+            now,
+        )?;
         if let Some(record) = self.records.get_mut(request as usize) {
             // One that is sent again keeps the time at which it was sent first.
             let is_first = record.sent <= 0.0;
             let at = if is_first { now } else { record.at };
             if is_first && self.workload.is_closed {
-                self.events.plan(now + FAILED_MS, WorldEvent::TimesOut { request });
+                self.events
+                    .plan(now + FAILED_MS, WorldEvent::TimesOut { request });
             }
-            *record = RequestOutcome { at, prompt: job.prompt, output: job.output, ..RequestOutcome::default() };
+            *record = RequestOutcome {
+                at,
+                prompt: job.prompt,
+                output: job.output,
+                ..RequestOutcome::default()
+            };
         }
         match picked {
             Some(picked) => self.goes(job, proxy, picked, now),
@@ -305,21 +350,52 @@ impl<'w> Simulation<'w> {
     }
 
     /// Sends a request to the engine that was picked.
-    fn goes(&mut self, job: EngineJob<'w>, proxy: usize, picked: SimulatedPick, now: f64) -> Result<(), String> {
-        let SimulatedPick { at, prefill, hold, session: new } = picked;
+    fn goes(
+        &mut self,
+        job: EngineJob<'w>,
+        proxy: usize,
+        picked: SimulatedPick,
+        now: f64,
+    ) -> Result<(), String> {
+        let SimulatedPick {
+            at,
+            prefill,
+            hold,
+            session: new,
+        } = picked;
         let request = job.request;
-        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
-        session.into_iter().for_each(|session| *session = new.clone());
+        let session = self
+            .workload
+            .requests()
+            .get(request as usize)
+            .and_then(|of| self.sessions.get_mut(of.session as usize));
+        session
+            .into_iter()
+            .for_each(|session| *session = new.clone());
         let uncached = u32::try_from(hold.uncached_tokens()).unwrap_or(job.prompt);
-        let prompt_tokens = self.policy.prompt_tokens(&job, self.workload.class(request));
-        self.learning.picked(prefill.unwrap_or(at), request, now, (uncached, prompt_tokens));
+        let prompt_tokens = self
+            .policy
+            .prompt_tokens(&job, self.workload.class(request));
+        self.learning.picked(
+            prefill.unwrap_or(at),
+            request,
+            now,
+            (uncached, prompt_tokens),
+        );
         let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
         let is_beyond = prefill.is_none() && !self.has_room(&job, at, &hold);
         if let Some(record) = self.records.get_mut(request as usize) {
-            (record.sent, record.engine, record.proxy, record.is_beyond) = (now, at, proxy, is_beyond);
+            (record.sent, record.engine, record.proxy, record.is_beyond) =
+                (now, at, proxy, is_beyond);
         }
         if let Some(place) = self.in_flight.get_mut(request as usize) {
-            *place = Some(SimulatedRequest { hold, proxy, at, published: 0, prompt });
+            *place = Some(SimulatedRequest {
+                hold,
+                proxy,
+                at,
+                published: 0,
+                prompt,
+            });
         }
         if let Some(state) = self.states.get_mut(at) {
             state.picked();
@@ -330,10 +406,19 @@ impl<'w> Simulation<'w> {
     }
 
     fn send(&mut self, job: EngineJob<'w>, to: usize, now: f64) -> Result<(), String> {
-        let engine = self.engines.get_mut(to).ok_or("an engine that is not there was picked")?;
+        let engine = self
+            .engines
+            .get_mut(to)
+            .ok_or("an engine that is not there was picked")?;
         engine.announce(job);
         let arrives = now + engine.spec().api_ms;
-        self.events.plan(arrives, WorldEvent::Arrives { request: job.request, engine: to });
+        self.events.plan(
+            arrives,
+            WorldEvent::Arrives {
+                request: job.request,
+                engine: to,
+            },
+        );
         Ok(())
     }
 
@@ -349,20 +434,40 @@ impl<'w> Simulation<'w> {
     /// Publishes what waits for the end of this moment.
     fn publish_all(&mut self, now: f64) {
         for proxy in 0..self.routers.len() {
-            if self.routers.get_mut(proxy).is_some_and(|router| std::mem::take(&mut router.publishes)) {
+            if self
+                .routers
+                .get_mut(proxy)
+                .is_some_and(|router| std::mem::take(&mut router.publishes))
+            {
                 self.publish_now(proxy, now);
             }
         }
     }
 
     fn publish_now(&mut self, proxy: usize, now: f64) {
-        let (SharingMode::After(delay), Some(router)) = (self.setting.sharing, self.routers.get_mut(proxy)) else { return };
+        let (SharingMode::After(delay), Some(router)) =
+            (self.setting.sharing, self.routers.get_mut(proxy))
+        else {
+            return;
+        };
         let update = router.publish(now);
-        self.events.plan(now + delay, WorldEvent::Published { from: proxy, update });
+        self.events.plan(
+            now + delay,
+            WorldEvent::Published {
+                from: proxy,
+                update,
+            },
+        );
     }
 
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
+        let Some(engine) = self
+            .engines
+            .get_mut(at)
+            .filter(|engine| engine.busy_until().is_none())
+        else {
+            return Ok(());
+        };
         let records = &mut self.records;
         let ends = engine.start(now, &mut |request, cached| {
             if let Some(record) = records.get_mut(request as usize) {
@@ -379,14 +484,23 @@ impl<'w> Simulation<'w> {
     }
 
     /// Ends an engine's step. Returns how many requests ended with it.
-    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<StepEvent>) -> Result<usize, String> {
-        let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
+    fn step_ends(
+        &mut self,
+        at: usize,
+        now: f64,
+        events: &mut Vec<StepEvent>,
+    ) -> Result<usize, String> {
+        let Some(engine) = self.engines.get_mut(at) else {
+            return Ok(0);
+        };
         engine.end(events)?;
         let mut ended = 0;
         for event in events.drain(..) {
             match event {
                 StepEvent::First(request) if self.prefills(request, at) => {}
-                StepEvent::Done(request) if self.prefills(request, at) => self.prefilled(request, now),
+                StepEvent::Done(request) if self.prefills(request, at) => {
+                    self.prefilled(request, now)
+                }
                 StepEvent::First(request) => self.first_token(at, request, now),
                 StepEvent::Done(request) => {
                     self.done(request, now);
@@ -410,13 +524,22 @@ impl<'w> Simulation<'w> {
 
     /// Whether this engine computes only the request's prompt.
     fn prefills(&self, request: u32, engine: usize) -> bool {
-        let flight = self.in_flight.get(request as usize).and_then(Option::as_ref);
-        flight.is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at) if at == engine))
+        let flight = self
+            .in_flight
+            .get(request as usize)
+            .and_then(Option::as_ref);
+        flight
+            .is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at) if at == engine))
     }
 
     /// The prompt was computed by another engine; its KV goes to the engine that decodes.
     fn prefilled(&mut self, request: u32, now: f64) {
-        let (Some(job), Some(Some(flight))) = (self.workload.job(request), self.in_flight.get_mut(request as usize)) else { return };
+        let (Some(job), Some(Some(flight))) = (
+            self.workload.job(request),
+            self.in_flight.get_mut(request as usize),
+        ) else {
+            return;
+        };
         let (proxy, at) = (flight.proxy, flight.at);
         if let PrefillLocation::At(prefiller) = flight.prompt {
             flight.prompt = PrefillLocation::Transferred(prefiller);
@@ -425,20 +548,43 @@ impl<'w> Simulation<'w> {
             router.prefill_done(&mut flight.hold);
         }
         let arrives = now + TRANSFER_MS + TRANSFER_TOKEN_MS * f64::from(job.prompt);
-        self.events.plan(arrives, WorldEvent::Arrives { request, engine: at });
+        self.events.plan(
+            arrives,
+            WorldEvent::Arrives {
+                request,
+                engine: at,
+            },
+        );
         self.publish(proxy, now);
     }
 
     fn first_token(&mut self, at: usize, request: u32, now: f64) {
-        let Some(record) = self.records.get_mut(request as usize) else { return };
+        let Some(record) = self.records.get_mut(request as usize) else {
+            return;
+        };
         record.ttft = now - record.at;
-        let prompt = self.workload.job(request).map_or(record.prompt, |job| self.policy.prompt_tokens(&job, self.workload.class(request)));
-        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else { return };
+        let prompt = self.workload.job(request).map_or(record.prompt, |job| {
+            self.policy
+                .prompt_tokens(&job, self.workload.class(request))
+        });
+        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
+            return;
+        };
         flight.published = 1;
-        let (proxy, prefiller) = (flight.proxy, if let PrefillLocation::Transferred(from) = flight.prompt { from } else { at });
+        let (proxy, prefiller) = (
+            flight.proxy,
+            if let PrefillLocation::Transferred(from) = flight.prompt {
+                from
+            } else {
+                at
+            },
+        );
         // As in a proxy: the first token shows when the engine that computes the prompt is done.
-        self.learning.first_token(prefiller, self.endpoint(prefiller), request, now);
-        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else { return };
+        self.learning
+            .first_token(prefiller, self.endpoint(prefiller), request, now);
+        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
+            return;
+        };
         if let Some(router) = self.routers.get_mut(proxy) {
             router.first_token(&mut flight.hold, prompt, now);
         }
@@ -450,9 +596,19 @@ impl<'w> Simulation<'w> {
             record.e2e = now - record.at;
             self.learning.output(record.output);
         }
-        let Some(SimulatedRequest { hold, proxy, .. }) = self.in_flight.get_mut(request as usize).and_then(Option::take) else { return };
-        let (job, record) = (self.workload.job(request), self.records.get(request as usize));
-        if let (Some(router), Some(job), Some(record)) = (self.routers.get_mut(proxy), job, record) {
+        let Some(SimulatedRequest { hold, proxy, .. }) = self
+            .in_flight
+            .get_mut(request as usize)
+            .and_then(Option::take)
+        else {
+            return;
+        };
+        let (job, record) = (
+            self.workload.job(request),
+            self.records.get(request as usize),
+        );
+        if let (Some(router), Some(job), Some(record)) = (self.routers.get_mut(proxy), job, record)
+        {
             router.done(hold, &job, record.cached, now);
         }
         self.publish(proxy, now);
@@ -462,7 +618,9 @@ impl<'w> Simulation<'w> {
     /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
     /// once; others learn of them with the next load report.)
     fn progress(&mut self, at: usize, now: f64) {
-        let Some(engine) = self.engines.get(at) else { return };
+        let Some(engine) = self.engines.get(at) else {
+            return;
+        };
         let (in_flight, routers) = (&mut self.in_flight, &mut self.routers);
         engine.progress(&mut |request, generated| {
             if let Some(Some(flight)) = in_flight.get_mut(request as usize)
@@ -479,8 +637,12 @@ impl<'w> Simulation<'w> {
     /// Learns from the next gap between tokens of an engine's streams, with the engine's load as
     /// the proxy that has most requests there knows it.
     fn gap(&mut self, at: usize, now: f64) {
-        let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else { return };
-        let Some(ends) = engine.busy_until() else { return };
+        let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else {
+            return;
+        };
+        let Some(ends) = engine.busy_until() else {
+            return;
+        };
         let loads = self.routers.iter().map(|router| router.load(endpoint));
         if let Some(load) = loads.max_by_key(|load| load.requests) {
             self.learning.gap(at, endpoint, load, ends - now);
@@ -488,10 +650,15 @@ impl<'w> Simulation<'w> {
     }
 
     fn endpoint(&self, at: usize) -> Option<EndpointRef> {
-        self.snapshot.endpoints().get(at).map(|endpoint| endpoint.id)
+        self.snapshot
+            .endpoints()
+            .get(at)
+            .map(|endpoint| endpoint.id)
     }
 
     fn install(&mut self) {
-        self.routers.iter_mut().for_each(|router| router.install(&self.snapshot));
+        self.routers
+            .iter_mut()
+            .for_each(|router| router.install(&self.snapshot));
     }
 }

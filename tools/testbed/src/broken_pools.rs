@@ -58,8 +58,14 @@ pub struct PoolRequests {
 
 /// The name of each fault, and the behaviour of the broken engine.
 fn faults() -> Vec<(&'static str, PlainBehaviour)> {
-    let error = |code: u16| json!({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}}).to_string();
-    let no_work = PlainBehaviour { answer: PlainAnswer::NoWork, ..PlainBehaviour::default() };
+    let error = |code: u16| {
+        json!({"error": {"message": "CUDA error", "type": "InternalServerError", "code": code}})
+            .to_string()
+    };
+    let no_work = PlainBehaviour {
+        answer: PlainAnswer::NoWork,
+        ..PlainBehaviour::default()
+    };
     vec![
         (NO_WORK_GENERATE, no_work.clone()),
         ("no-work-in-200", no_work),
@@ -67,10 +73,22 @@ fn faults() -> Vec<(&'static str, PlainBehaviour)> {
         ("status-500", PlainBehaviour::with_status(500, &error(500))),
         ("status-404", PlainBehaviour::with_status(404, &error(404))),
         ("status-401", PlainBehaviour::with_status(401, &error(401))),
-        ("status-502", PlainBehaviour::with_status(502, "bad gateway")),
+        (
+            "status-502",
+            PlainBehaviour::with_status(502, "bad gateway"),
+        ),
         ("empty-200", PlainBehaviour::with_status(200, "")),
-        ("error-in-200", PlainBehaviour::with_status(200, &error(500))),
-        ("cut-stream", PlainBehaviour { answer: PlainAnswer::CutAfterFirstToken, ..PlainBehaviour::default() }),
+        (
+            "error-in-200",
+            PlainBehaviour::with_status(200, &error(500)),
+        ),
+        (
+            "cut-stream",
+            PlainBehaviour {
+                answer: PlainAnswer::CutAfterFirstToken,
+                ..PlainBehaviour::default()
+            },
+        ),
     ]
 }
 
@@ -99,7 +117,10 @@ impl BrokenPools {
             pools.push(PlainPool::start(name, [fault, works(), works(), works()]).await?);
         }
         let world = PlainPools::start(pools, change).await?;
-        Ok(Self { world, over: Arc::default() })
+        Ok(Self {
+            world,
+            over: Arc::default(),
+        })
     }
 
     /// The daemon and the proxy.
@@ -114,20 +135,41 @@ impl BrokenPools {
         for pool in &self.world.pools {
             let numbers = Arc::new(AtomicU64::new(0));
             for (client, proxy) in (0..CLIENTS).zip(proxies.iter().cycle()) {
-                tokio::spawn(ask(pool.clone(), *proxy, client, numbers.clone(), self.over.clone()));
+                tokio::spawn(ask(
+                    pool.clone(),
+                    *proxy,
+                    client,
+                    numbers.clone(),
+                    self.over.clone(),
+                ));
             }
         }
         // On a busy machine the first replies take a while, and until then the broken engine is not
         // known to be worse than the others.
-        let serve =
-            || async { self.world.pools.iter().all(|pool| pool.requests().iter().skip(1).all(|sent| *sent >= SERVED)).then_some(()) };
+        let serve = || async {
+            self.world
+                .pools
+                .iter()
+                .all(|pool| pool.requests().iter().skip(1).all(|sent| *sent >= SERVED))
+                .then_some(())
+        };
         let _ = wait_for(LIMIT, "every working engine to serve", serve).await; // an engine that did not serve shows in the counts
         sleep(SETTLING).await;
-        let before: Vec<Vec<u64>> = self.world.pools.iter().map(|pool| pool.requests()).collect();
+        let before: Vec<Vec<u64>> = self
+            .world
+            .pools
+            .iter()
+            .map(|pool| pool.requests())
+            .collect();
         sleep(MEASURED).await;
         let sent = |(pool, before): (&Arc<PlainPool>, &Vec<u64>)| PoolRequests {
             fault: pool.name.clone(),
-            requests: pool.requests().iter().zip(before).map(|(now, before)| now - before).collect(),
+            requests: pool
+                .requests()
+                .iter()
+                .zip(before)
+                .map(|(now, before)| now - before)
+                .collect(),
         };
         self.world.pools.iter().zip(&before).map(sent).collect()
     }
@@ -143,7 +185,12 @@ impl BrokenPools {
             broken.behave(works());
             let before = broken.requests();
             let serves = || async { (broken.requests() >= before + SERVED).then_some(()) };
-            wait_for(limit, &format!("the mended engine of {} to serve", pool.name), serves).await?;
+            wait_for(
+                limit,
+                &format!("the mended engine of {} to serve", pool.name),
+                serves,
+            )
+            .await?;
             Ok(mended.elapsed())
         });
         futures::future::join_all(serve).await.into_iter().collect()
@@ -162,21 +209,35 @@ impl PoolRequests {
     /// The broken engine's share, 0 to 1.
     #[must_use]
     pub fn share_of_broken(&self) -> f64 {
-        self.requests.first().copied().unwrap_or(0) as f64 / self.requests.iter().sum::<u64>().max(1) as f64
+        self.requests.first().copied().unwrap_or(0) as f64
+            / self.requests.iter().sum::<u64>().max(1) as f64
     }
 }
 
 /// A client with one request in flight at a time. Every other prompt is one of four that repeat.
-async fn ask(pool: Arc<PlainPool>, proxy: SocketAddr, client: usize, numbers: Arc<AtomicU64>, over: Arc<AtomicBool>) {
+async fn ask(
+    pool: Arc<PlainPool>,
+    proxy: SocketAddr,
+    client: usize,
+    numbers: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+) {
     for _ in 0..REQUESTS_MAX {
         if over.load(Ordering::Relaxed) {
             return;
         }
         let number = numbers.fetch_add(1, Ordering::Relaxed);
-        let prompt = if number.is_multiple_of(2) { format!("{number} is distinct. ") } else { format!("{} of four. ", client % 4) };
+        let prompt = if number.is_multiple_of(2) {
+            format!("{number} is distinct. ")
+        } else {
+            format!("{} of four. ", client % 4)
+        };
         let prompt = prompt.repeat(40);
         let (path, body) = match pool.name.as_str() {
-            NO_WORK_GENERATE => ("/generate", json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}})),
+            NO_WORK_GENERATE => (
+                "/generate",
+                json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}}),
+            ),
             _ => (
                 "/v1/chat/completions",
                 json!({"model": "demo", "stream": true, "max_tokens": 4, "messages": [{"role": "user", "content": prompt}]}),

@@ -24,10 +24,15 @@ impl Authority {
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "an authority");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "an authority");
         let key = KeyPair::generate()?;
         let pem = params.self_signed(&key)?.pem();
-        Ok(Self { pem, issuer: Issuer::new(params, key) })
+        Ok(Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        })
     }
 
     /// Writes `<who>.pem` and `<who>.key`: a certificate for the DNS name `name`.
@@ -39,8 +44,14 @@ impl Authority {
         let mut params = CertificateParams::new(vec![name.to_owned()])?;
         // A certificate with the same subject as its issuer would count as self-signed.
         params.distinguished_name.push(DnType::CommonName, name);
-        std::fs::write(folder.join(who).with_extension("pem"), params.signed_by(&key, &self.issuer)?.pem())?;
-        Ok(std::fs::write(folder.join(who).with_extension("key"), key.serialize_pem())?)
+        std::fs::write(
+            folder.join(who).with_extension("pem"),
+            params.signed_by(&key, &self.issuer)?.pem(),
+        )?;
+        Ok(std::fs::write(
+            folder.join(who).with_extension("key"),
+            key.serialize_pem(),
+        )?)
     }
 
     /// Creates a folder with `ca.pem`, a certificate for a daemon with this DNS name, and one for a
@@ -59,6 +70,17 @@ impl Authority {
 
 /// Arguments of a daemon that requires certificates from proxies, with the files of the folder.
 pub fn daemon_arguments(certificates: &Path) -> Vec<String> {
-    let flags = [("--state-tls-cert", "daemon.pem"), ("--state-tls-key", "daemon.key"), ("--state-tls-client-ca", "ca.pem")];
-    flags.map(|(flag, file)| [flag.to_owned(), certificates.join(file).display().to_string()]).concat()
+    let flags = [
+        ("--state-tls-cert", "daemon.pem"),
+        ("--state-tls-key", "daemon.key"),
+        ("--state-tls-client-ca", "ca.pem"),
+    ];
+    flags
+        .map(|(flag, file)| {
+            [
+                flag.to_owned(),
+                certificates.join(file).display().to_string(),
+            ]
+        })
+        .concat()
 }

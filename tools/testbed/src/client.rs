@@ -104,7 +104,13 @@ pub async fn get(address: SocketAddr, path: &str) -> Result<ClientReply> {
 /// # Errors
 /// If there is no complete reply within [`REPLY_LIMIT`].
 pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Result<ClientReply> {
-    send(address, Request::post(path).header(header::CONTENT_TYPE, "application/json").body(full(body))?).await
+    send(
+        address,
+        Request::post(path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(full(body))?,
+    )
+    .await
 }
 
 /// Sends a request over its own HTTP/1.1 connection and reads the complete reply.
@@ -112,7 +118,10 @@ pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Re
 /// # Errors
 /// If there is no complete reply within [`REPLY_LIMIT`].
 pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<ClientReply> {
-    timeout(REPLY_LIMIT, async { ClientReply::read(start(address, request).await?).await }).await?
+    timeout(REPLY_LIMIT, async {
+        ClientReply::read(start(address, request).await?).await
+    })
+    .await?
 }
 
 /// Sends a request over its own HTTP/1.1 connection. Returns when the headers of the reply arrive.
@@ -127,7 +136,11 @@ pub async fn start(address: SocketAddr, request: Request<Body>) -> Result<Respon
 ///
 /// # Errors
 /// If the connection fails first, or after `limit`.
-pub async fn start_within(address: SocketAddr, mut request: Request<Body>, limit: Duration) -> Result<Response<Incoming>> {
+pub async fn start_within(
+    address: SocketAddr,
+    mut request: Request<Body>,
+    limit: Duration,
+) -> Result<Response<Incoming>> {
     let host = HeaderValue::from_str(&address.to_string())?;
     request.headers_mut().entry(header::HOST).or_insert(host);
     let stream = TcpStream::connect(address).await?;
@@ -141,7 +154,12 @@ pub async fn start_within(address: SocketAddr, mut request: Request<Body>, limit
 /// True if this error means that an HTTP/1 reply began and did not end.
 #[must_use]
 pub fn is_broken_off(error: &str) -> bool {
-    ["connection closed before message completed", "error reading a body from connection"].iter().any(|how| error.contains(how))
+    [
+        "connection closed before message completed",
+        "error reading a body from connection",
+    ]
+    .iter()
+    .any(|how| error.contains(how))
 }
 
 // === impl Http2Client ===
@@ -154,7 +172,8 @@ impl Http2Client {
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+        let (sender, connection) =
+            conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         Ok(Self(sender))
     }
@@ -164,7 +183,10 @@ impl Http2Client {
     /// # Errors
     /// If there is no complete reply within [`REPLY_LIMIT`].
     pub async fn send(&self, request: Request<Body>) -> Result<ClientReply> {
-        timeout(REPLY_LIMIT, async { ClientReply::read(self.start(request).await?).await }).await?
+        timeout(REPLY_LIMIT, async {
+            ClientReply::read(self.start(request).await?).await
+        })
+        .await?
     }
 
     /// Sends a request, whose URI may be a path alone. Returns when the headers of the reply
@@ -180,7 +202,11 @@ impl Http2Client {
     ///
     /// # Errors
     /// If the connection fails first, or after `limit`.
-    pub async fn start_within(&self, mut request: Request<Body>, limit: Duration) -> Result<Response<Incoming>> {
+    pub async fn start_within(
+        &self,
+        mut request: Request<Body>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>> {
         if request.uri().authority().is_none() {
             let mut parts = request.uri().clone().into_parts();
             parts.scheme = Some(http::uri::Scheme::HTTP);
@@ -202,12 +228,20 @@ impl ClientReply {
         let (parts, body) = response.into_parts();
         let body = body.collect().await?;
         let trailers = body.trailers().cloned();
-        Ok(Self { status: parts.status.as_u16(), headers: parts.headers, body: body.to_bytes(), trailers })
+        Ok(Self {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+            body: body.to_bytes(),
+            trailers,
+        })
     }
 
     /// The first value of a header; empty if there is none.
     pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
     }
 
     /// The body as text.
@@ -220,7 +254,8 @@ impl ClientReply {
     /// # Errors
     /// If it is not JSON; the error quotes it.
     pub fn json(&self) -> Result<Value> {
-        serde_json::from_slice(&self.body).map_err(|error| format!("{error} in {} {:?}", self.status, self.text()).into())
+        serde_json::from_slice(&self.body)
+            .map_err(|error| format!("{error} in {} {:?}", self.status, self.text()).into())
     }
 }
 
@@ -234,7 +269,10 @@ impl RawConnection {
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, buffer: Vec::new() })
+        Ok(Self {
+            stream,
+            buffer: Vec::new(),
+        })
     }
 
     /// Writes exactly these bytes.
@@ -301,26 +339,47 @@ impl RawConnection {
     pub async fn read_reply(&mut self) -> Result<ClientReply> {
         let head = String::from_utf8(self.read_until(b"\r\n\r\n").await?)?;
         let mut lines = head.split("\r\n");
-        let status: u16 = lines.next().and_then(|line| line.split(' ').nth(1)).ok_or("no status line")?.parse()?;
+        let status: u16 = lines
+            .next()
+            .and_then(|line| line.split(' ').nth(1))
+            .ok_or("no status line")?
+            .parse()?;
         let mut headers = HeaderMap::new();
         for (name, value) in lines.filter_map(|line| line.split_once(':')) {
-            headers.append(HeaderName::from_bytes(name.as_bytes())?, HeaderValue::from_str(value.trim())?);
+            headers.append(
+                HeaderName::from_bytes(name.as_bytes())?,
+                HeaderValue::from_str(value.trim())?,
+            );
         }
-        let length = headers.get(header::CONTENT_LENGTH).map(|value| value.to_str()).transpose()?;
+        let length = headers
+            .get(header::CONTENT_LENGTH)
+            .map(|value| value.to_str())
+            .transpose()?;
         let body = match length {
             _ if status < 200 || status == 204 || status == 304 => Vec::new(),
             Some(length) => self.read_exactly(length.parse()?).await?,
-            None if headers.get(header::TRANSFER_ENCODING).is_some_and(|coding| coding == "chunked") => self.read_chunks().await?,
+            None if headers
+                .get(header::TRANSFER_ENCODING)
+                .is_some_and(|coding| coding == "chunked") =>
+            {
+                self.read_chunks().await?
+            }
             None => self.read_to_end().await?,
         };
-        Ok(ClientReply { status, headers, body: body.into(), trailers: None })
+        Ok(ClientReply {
+            status,
+            headers,
+            body: body.into(),
+            trailers: None,
+        })
     }
 
     async fn read_chunks(&mut self) -> Result<Vec<u8>> {
         let mut body = Vec::new();
         loop {
             let line = String::from_utf8(self.read_until(b"\r\n").await?)?;
-            let bytes = usize::from_str_radix(line.trim().split(';').next().unwrap_or_default(), 16)?;
+            let bytes =
+                usize::from_str_radix(line.trim().split(';').next().unwrap_or_default(), 16)?;
             body.extend(self.read_exactly(bytes).await?);
             self.read_until(b"\r\n").await?;
             if bytes == 0 {
@@ -337,7 +396,11 @@ impl RawConnection {
         if self.fill().await? > 0 {
             return Ok(());
         }
-        Err(format!("the connection ended after {:?}", String::from_utf8_lossy(&self.buffer)).into())
+        Err(format!(
+            "the connection ended after {:?}",
+            String::from_utf8_lossy(&self.buffer)
+        )
+        .into())
     }
 }
 
@@ -346,7 +409,10 @@ impl RawConnection {
 impl EventStream {
     /// The events of this reply.
     pub fn new(response: Response<Incoming>) -> Self {
-        Self { body: response.into_body(), buffer: Vec::new() }
+        Self {
+            body: response.into_body(),
+            buffer: Vec::new(),
+        }
     }
 
     /// The next event, or `None` at the end of the reply.
@@ -382,10 +448,19 @@ impl EventStream {
 impl ServerEvent {
     fn read(block: &str) -> Self {
         let field = |name: &str| {
-            let values = block.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            values.map(|value| value.strip_prefix(' ').unwrap_or(value)).collect::<Vec<_>>().join("\n")
+            let values = block
+                .lines()
+                .filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            values
+                .map(|value| value.strip_prefix(' ').unwrap_or(value))
+                .collect::<Vec<_>>()
+                .join("\n")
         };
-        Self { at: Instant::now(), name: field("event"), data: field("data") }
+        Self {
+            at: Instant::now(),
+            name: field("event"),
+            data: field("data"),
+        }
     }
 }
 

@@ -41,10 +41,19 @@ impl CuttableLink {
     pub async fn lay() -> Result<Self> {
         let end = ReservedPort::lease()?;
         let listener = TcpListener::bind(end.address()).await?;
-        let (other, whole) = (Arc::<Mutex<Option<SocketAddr>>>::default(), watch::Sender::new(false));
+        let (other, whole) = (
+            Arc::<Mutex<Option<SocketAddr>>>::default(),
+            watch::Sender::new(false),
+        );
         let said = SentBytes::default();
         let task = tokio::spawn(accept(listener, other.clone(), whole.clone(), said.clone()));
-        Ok(Self { end, other, connected: whole, sent: said, task })
+        Ok(Self {
+            end,
+            other,
+            connected: whole,
+            sent: said,
+            task,
+        })
     }
 
     /// The address of this end, to which clients connect.
@@ -60,7 +69,10 @@ impl CuttableLink {
 
     /// All bytes so far that passed from this end to the other, on all connections.
     pub fn sent_bytes(&self) -> Vec<u8> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.sent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Cuts the link: no byte passes from now on.
@@ -80,25 +92,45 @@ impl Drop for CuttableLink {
     }
 }
 
-async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, whole: watch::Sender<bool>, said: SentBytes) {
+async fn accept(
+    listener: TcpListener,
+    other: Arc<Mutex<Option<SocketAddr>>>,
+    whole: watch::Sender<bool>,
+    said: SentBytes,
+) {
     while let Ok((near, _)) = listener.accept().await {
-        let (other, mut intact, receivers, said) = (other.clone(), whole.subscribe(), (whole.subscribe(), whole.subscribe()), said.clone());
+        let (other, mut intact, receivers, said) = (
+            other.clone(),
+            whole.subscribe(),
+            (whole.subscribe(), whole.subscribe()),
+            said.clone(),
+        );
         tokio::spawn(async move {
             if intact.wait_for(|whole| *whole).await.is_err() {
                 return;
             }
             let other = *other.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(other) = other else { return };
-            let Ok(far) = TcpStream::connect(other).await else { return };
+            let Ok(far) = TcpStream::connect(other).await else {
+                return;
+            };
             let _ = (near.set_nodelay(true), far.set_nodelay(true)); // only latency is at stake
             let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-            tokio::join!(carry(near_in, far_out, receivers.0, Some(said)), carry(far_in, near_out, receivers.1, None));
+            tokio::join!(
+                carry(near_in, far_out, receivers.0, Some(said)),
+                carry(far_in, near_out, receivers.1, None)
+            );
         });
     }
 }
 
 /// Copies one direction until the sender closes it.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watch::Receiver<bool>, said: Option<SentBytes>) {
+async fn carry(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut intact: watch::Receiver<bool>,
+    said: Option<SentBytes>,
+) {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         let read = from.read(&mut piece).await.unwrap_or(0);
@@ -108,7 +140,9 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watc
         }
         let passed = piece.get(..read).unwrap_or_default();
         if let Some(said) = &said {
-            said.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(passed);
+            said.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend_from_slice(passed);
         }
         if read == 0 || to.write_all(passed).await.is_err() {
             return;

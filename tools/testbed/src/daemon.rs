@@ -49,8 +49,12 @@ impl DaemonSettings {
     /// # Errors
     /// If no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
-        let [state, admin, ext_proc, health] =
-            [ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?, ReservedPort::lease()?];
+        let [state, admin, ext_proc, health] = [
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+            ReservedPort::lease()?,
+        ];
         Ok(Self {
             state,
             admin,
@@ -89,13 +93,25 @@ impl DaemonSettings {
         command.arg("serve");
         // A pools file names the endpoints file of each pool.
         if !self.arguments.iter().any(|argument| argument == "--pools") {
-            command.arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
+            command
+                .arg("--endpoints-file")
+                .arg(self.folder.join("endpoints.yaml"));
         }
-        command.arg("--snapshot-file").arg(self.folder.join("snapshot"));
-        command.arg("--listen-state").arg(self.state.address().to_string());
-        command.arg("--listen-admin").arg(self.admin.address().to_string());
-        command.arg("--listen-ext-proc").arg(self.ext_proc.address().to_string());
-        command.arg("--listen-health").arg(self.health.address().to_string());
+        command
+            .arg("--snapshot-file")
+            .arg(self.folder.join("snapshot"));
+        command
+            .arg("--listen-state")
+            .arg(self.state.address().to_string());
+        command
+            .arg("--listen-admin")
+            .arg(self.admin.address().to_string());
+        command
+            .arg("--listen-ext-proc")
+            .arg(self.ext_proc.address().to_string());
+        command
+            .arg("--listen-health")
+            .arg(self.health.address().to_string());
         command.args(&self.arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if let Some(threads) = self.threads {
@@ -113,7 +129,8 @@ impl DaemonProcess {
     /// # Errors
     /// If the binary cannot be run.
     pub fn start(settings: DaemonSettings) -> Result<Self> {
-        let process = ChildProcess::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
+        let process =
+            ChildProcess::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
         Ok(Self { process, settings })
     }
 
@@ -122,7 +139,11 @@ impl DaemonProcess {
     /// # Errors
     /// If the binary cannot be run.
     pub fn start_again(&mut self) -> Result<()> {
-        self.process = ChildProcess::spawn("switchpointd", &mut self.settings.command()?, &self.settings.folder)?;
+        self.process = ChildProcess::spawn(
+            "switchpointd",
+            &mut self.settings.command()?,
+            &self.settings.folder,
+        )?;
         Ok(())
     }
 
@@ -164,7 +185,10 @@ pub fn binary() -> Result<PathBuf> {
         return Ok(root().join(path));
     }
     let us = std::env::current_exe()?;
-    let folder = us.ancestors().skip(1).find(|folder| folder.join("switchpointd").is_file());
+    let folder = us
+        .ancestors()
+        .skip(1)
+        .find(|folder| folder.join("switchpointd").is_file());
     Ok(folder
         .ok_or("switchpointd is not built: run this program by `make`, or `cargo build --workspace --bins` first")?
         .join("switchpointd"))

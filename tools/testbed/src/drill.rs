@@ -29,7 +29,8 @@ pub const VM_INTERRUPTED: &str = "switchpoint_drill_vm_interrupted";
 /// True if a client lost this request, by its error text, to a VM that trapped.
 #[must_use]
 pub fn is_of_a_trap(failure: &str) -> bool {
-    client::is_broken_off(failure) || (failure.starts_with("503 ") && failure.contains("the endpoint picker failed; retry"))
+    client::is_broken_off(failure)
+        || (failure.starts_with("503 ") && failure.contains("the endpoint picker failed; retry"))
 }
 
 /// True if this line of Envoy's access log is a request lost to a trap.
@@ -45,7 +46,10 @@ pub fn is_lost_to_a_trap(line: &Value) -> bool {
 /// If it does not compile.
 pub fn module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    BUILT.get_or_init(|| build().map_err(|error| error.to_string())).clone().map_err(Into::into)
+    BUILT
+        .get_or_init(|| build().map_err(|error| error.to_string()))
+        .clone()
+        .map_err(Into::into)
 }
 
 /// An edit of the shipped config that loads this module in place of the shipped one.
@@ -55,10 +59,16 @@ pub fn module() -> Result<PathBuf> {
 pub fn envoy_config() -> Result<impl Fn(&mut Value) + Send + 'static> {
     let module = module()?;
     Ok(move |config: &mut Value| {
-        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-        let filters = config.pointer_mut(path).and_then(Value::as_array_mut).into_iter().flatten();
+        let path =
+            "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+        let filters = config
+            .pointer_mut(path)
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten();
         for filter in filters.filter(|filter| filter["name"] == "switchpoint") {
-            filter["typed_config"]["config"]["vm_config"]["code"] = json!({"local": {"filename": module}});
+            filter["typed_config"]["config"]["vm_config"]["code"] =
+                json!({"local": {"filename": module}});
         }
     })
 }
@@ -67,11 +77,35 @@ fn build() -> Result<PathBuf> {
     let folder = root().join("target/drill");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["--config", "filter/module.toml", "rustc", "--locked", "--lib", "--crate-type", "cdylib", "-p", "filter"]);
-    command.args(["--release", "--features", "drill", "--target", "wasm32-wasip1"]).arg("--target-dir").arg(&folder).current_dir(root());
+    command.args([
+        "--config",
+        "filter/module.toml",
+        "rustc",
+        "--locked",
+        "--lib",
+        "--crate-type",
+        "cdylib",
+        "-p",
+        "filter",
+    ]);
+    command
+        .args([
+            "--release",
+            "--features",
+            "drill",
+            "--target",
+            "wasm32-wasip1",
+        ])
+        .arg("--target-dir")
+        .arg(&folder)
+        .current_dir(root());
     let output = command.output()?;
     if !output.status.success() {
-        return Err(format!("the drill module does not compile: {}", String::from_utf8_lossy(&output.stderr)).into());
+        return Err(format!(
+            "the drill module does not compile: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+        .into());
     }
     Ok(folder.join("wasm32-wasip1/release/switchpoint.wasm"))
 }

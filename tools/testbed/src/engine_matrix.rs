@@ -109,13 +109,21 @@ pub struct MatrixBounds {
 }
 
 /// The bounds on a quiet machine, for docs/reference/engines.md.
-pub const BOUNDS: MatrixBounds = MatrixBounds { burst_max: 5, servers_used_min: 6, returned_min: 0.97 };
+pub const BOUNDS: MatrixBounds = MatrixBounds {
+    burst_max: 5,
+    servers_used_min: 6,
+    returned_min: 0.97,
+};
 
 /// The bounds of most engines in tests. They are wide, because tests run beside others on a busy
 /// machine, where workers learn of each other's picks late. A random choice of servers still breaks
 /// them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has tight
 /// bounds, in virtual time.
-const BUSY_BOUNDS: MatrixBounds = MatrixBounds { burst_max: 7, servers_used_min: 4, returned_min: 0.9 };
+const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
+    burst_max: 7,
+    servers_used_min: 4,
+    returned_min: 0.9,
+};
 
 /// The most requests of the steady load at the busiest server, divided by the mean.
 pub const BUSIEST_MAX: f64 = 1.3;
@@ -124,11 +132,41 @@ pub const BUSIEST_MAX: f64 = 1.3;
 /// conversations are spread. An engine that answers at once is a known fault: it is never seen
 /// busy, so only the order of past picks distinguishes its servers.
 const OPEN: [(&str, MatrixBounds); 5] = [
-    ("constant-per-token", MatrixBounds { servers_used_min: 2, ..BUSY_BOUNDS }),
-    ("no-metrics", MatrixBounds { servers_used_min: 2, ..BUSY_BOUNDS }),
-    ("frozen-metrics", MatrixBounds { servers_used_min: 2, ..BUSY_BOUNDS }),
-    ("no-usage", MatrixBounds { servers_used_min: 2, ..BUSY_BOUNDS }),
-    (AT_ONCE, MatrixBounds { burst_max: 8, ..BUSY_BOUNDS }),
+    (
+        "constant-per-token",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        "no-metrics",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        "frozen-metrics",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        "no-usage",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        AT_ONCE,
+        MatrixBounds {
+            burst_max: 8,
+            ..BUSY_BOUNDS
+        },
+    ),
 ];
 
 /// The engine that answers at once. Its conversations need not return: a cached prompt saves less
@@ -140,7 +178,11 @@ const AT_ONCE: &str = "at-once";
 /// learn of each other's requests through the daemon, later than the workers of one proxy do. So a
 /// turn 20 ms after the previous one may reach a proxy that does not know of it yet. On a quiet
 /// machine all turns return.
-const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds { burst_max: 7, servers_used_min: 2, returned_min: 0.75 };
+const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
+    burst_max: 7,
+    servers_used_min: 2,
+    returned_min: 0.75,
+};
 
 /// The pools of all engines behind one proxy.
 #[derive(Debug)]
@@ -166,17 +208,66 @@ struct MatrixBench<'a> {
 #[must_use]
 pub fn engines() -> Vec<MatrixEngine> {
     let ms = Duration::from_millis;
-    let per_token = PlainBehaviour::with_delay(AnswerDelay::PerToken { first: ms(150), next: ms(20) });
-    let chat = |name, behaviour, slow| MatrixEngine { name, behaviour, api: MatrixApi::Chat, slow };
-    let of = |name, api| MatrixEngine { name, behaviour: PlainBehaviour::with_delay(AnswerDelay::Constant(ms(20))), api, slow: false };
+    let per_token = PlainBehaviour::with_delay(AnswerDelay::PerToken {
+        first: ms(150),
+        next: ms(20),
+    });
+    let chat = |name, behaviour, slow| MatrixEngine {
+        name,
+        behaviour,
+        api: MatrixApi::Chat,
+        slow,
+    };
+    let of = |name, api| MatrixEngine {
+        name,
+        behaviour: PlainBehaviour::with_delay(AnswerDelay::Constant(ms(20))),
+        api,
+        slow: false,
+    };
     vec![
-        chat("constant-0.3-s", PlainBehaviour::with_delay(AnswerDelay::Constant(ms(300))), true),
+        chat(
+            "constant-0.3-s",
+            PlainBehaviour::with_delay(AnswerDelay::Constant(ms(300))),
+            true,
+        ),
         chat("constant-per-token", per_token.clone(), true),
-        chat("no-metrics", PlainBehaviour { metrics: PlainMetrics::Missing, ..per_token.clone() }, true),
-        chat("frozen-metrics", PlainBehaviour { metrics: PlainMetrics::Frozen, ..per_token.clone() }, true),
-        chat("no-usage", PlainBehaviour { usage: UsageReporting::Untold, ..per_token }, true),
-        chat("four-at-once", PlainBehaviour::with_delay(AnswerDelay::Slots { slots: 4, each: ms(200) }), true),
-        chat("grows-with-prompt", PlainBehaviour::with_delay(AnswerDelay::PerPromptToken(Duration::from_micros(100))), false),
+        chat(
+            "no-metrics",
+            PlainBehaviour {
+                metrics: PlainMetrics::Missing,
+                ..per_token.clone()
+            },
+            true,
+        ),
+        chat(
+            "frozen-metrics",
+            PlainBehaviour {
+                metrics: PlainMetrics::Frozen,
+                ..per_token.clone()
+            },
+            true,
+        ),
+        chat(
+            "no-usage",
+            PlainBehaviour {
+                usage: UsageReporting::Untold,
+                ..per_token
+            },
+            true,
+        ),
+        chat(
+            "four-at-once",
+            PlainBehaviour::with_delay(AnswerDelay::Slots {
+                slots: 4,
+                each: ms(200),
+            }),
+            true,
+        ),
+        chat(
+            "grows-with-prompt",
+            PlainBehaviour::with_delay(AnswerDelay::PerPromptToken(Duration::from_micros(100))),
+            false,
+        ),
         chat(AT_ONCE, PlainBehaviour::default(), false),
         of("embeddings", MatrixApi::Embeddings),
         of("rerank", MatrixApi::Rerank),
@@ -190,10 +281,21 @@ impl MatrixResult {
     /// server has ten times its normal limit.
     #[must_use]
     pub fn is_good(&self, proxies: u32) -> bool {
-        let of_one = OPEN.iter().find(|(open, _)| *open == self.engine).map_or(BUSY_BOUNDS, |(_, bounds)| *bounds);
-        let bounds = if proxies > 1 { OPEN_OF_TWO_PROXIES } else { of_one };
-        let returns = self.returned.is_none_or(|returned| returned >= bounds.returned_min)
-            && self.servers_used.is_none_or(|used| used >= bounds.servers_used_min);
+        let of_one = OPEN
+            .iter()
+            .find(|(open, _)| *open == self.engine)
+            .map_or(BUSY_BOUNDS, |(_, bounds)| *bounds);
+        let bounds = if proxies > 1 {
+            OPEN_OF_TWO_PROXIES
+        } else {
+            of_one
+        };
+        let returns = self
+            .returned
+            .is_none_or(|returned| returned >= bounds.returned_min)
+            && self
+                .servers_used
+                .is_none_or(|used| used >= bounds.servers_used_min);
         self.worst_burst <= bounds.burst_max
             && (returns || self.engine == AT_ONCE)
             && self.busiest_over_mean <= BUSIEST_MAX
@@ -235,11 +337,22 @@ impl EngineMatrix {
         let mut pools = Vec::new();
         for engine in &engines {
             let like = |count| std::iter::repeat_n(engine.behaviour.clone(), count);
-            pools.push(PlainPool::start(&format!("{}-burst", engine.name), like(BURST_SERVERS)).await?);
-            pools.push(PlainPool { listed: SERVERS, ..PlainPool::start(engine.name, like(SERVERS + 1)).await? });
+            pools.push(
+                PlainPool::start(&format!("{}-burst", engine.name), like(BURST_SERVERS)).await?,
+            );
+            pools.push(PlainPool {
+                listed: SERVERS,
+                ..PlainPool::start(engine.name, like(SERVERS + 1)).await?
+            });
         }
-        let world = PlainPools::start(pools, |builder| builder.concurrency(workers).quiet()).await?;
-        Ok(Self { world, engines, shares: Semaphore::new(SHARES as usize), seed })
+        let world =
+            PlainPools::start(pools, |builder| builder.concurrency(workers).quiet()).await?;
+        Ok(Self {
+            world,
+            engines,
+            shares: Semaphore::new(SHARES as usize),
+            seed,
+        })
     }
 
     /// The daemon and the proxy.
@@ -253,12 +366,32 @@ impl EngineMatrix {
     /// # Errors
     /// If a reply is not 200, or a file cannot be written.
     pub async fn measure(&self, proxies: &[SocketAddr]) -> Result<Vec<MatrixResult>> {
-        let measure = self.engines.iter().zip(self.world.pools.chunks_exact(2)).filter_map(|(engine, pools)| {
-            let [burst_pool, pool] = pools else { return None };
-            let bench = MatrixBench { matrix: self, engine, burst_pool, pool, proxies };
-            Some(Box::pin(async move { bench.measure().await.map_err(|error| format!("{}: {error}", engine.name).into()) }))
-        });
-        futures::future::join_all(measure).await.into_iter().collect()
+        let measure = self
+            .engines
+            .iter()
+            .zip(self.world.pools.chunks_exact(2))
+            .filter_map(|(engine, pools)| {
+                let [burst_pool, pool] = pools else {
+                    return None;
+                };
+                let bench = MatrixBench {
+                    matrix: self,
+                    engine,
+                    burst_pool,
+                    pool,
+                    proxies,
+                };
+                Some(Box::pin(async move {
+                    bench
+                        .measure()
+                        .await
+                        .map_err(|error| format!("{}: {error}", engine.name).into())
+                }))
+            });
+        futures::future::join_all(measure)
+            .await
+            .into_iter()
+            .collect()
     }
 }
 
@@ -271,13 +404,25 @@ impl MatrixBench<'_> {
         let busiest_over_mean = self.load().await?;
         let conversations = async {
             // A prompt that is not read cannot return to a server.
-            let conversations = if self.engine.api == MatrixApi::Rerank { None } else { Some(self.converse().await?) };
+            let conversations = if self.engine.api == MatrixApi::Rerank {
+                None
+            } else {
+                Some(self.converse().await?)
+            };
             Ok((conversations, self.grow().await?))
         };
         let bursts = self.worst_burst();
-        let (worst_burst, (conversations, new_after)) = futures::future::try_join(Box::pin(bursts), Box::pin(conversations)).await?;
+        let (worst_burst, (conversations, new_after)) =
+            futures::future::try_join(Box::pin(bursts), Box::pin(conversations)).await?;
         let (returned, servers_used) = conversations.unzip();
-        Ok(MatrixResult { engine: self.engine.name, worst_burst, servers_used, returned, busiest_over_mean, new_after })
+        Ok(MatrixResult {
+            engine: self.engine.name,
+            worst_burst,
+            servers_used,
+            returned,
+            busiest_over_mean,
+            new_after,
+        })
     }
 
     /// Waits until this bench has the machine alone.
@@ -287,18 +432,40 @@ impl MatrixBench<'_> {
 
     /// Waits for the shares of the machine that a steady load of this engine needs.
     async fn enough(&self) -> Result<SemaphorePermit<'_>> {
-        Ok(self.matrix.shares.acquire_many(if self.engine.slow { 1 } else { SHARES }).await?)
+        Ok(self
+            .matrix
+            .shares
+            .acquire_many(if self.engine.slow { 1 } else { SHARES })
+            .await?)
     }
 
     /// Sends a request. `number` selects the proxy.
     async fn ask(&self, pool: &PlainPool, number: u64, prompt: &str) -> Result<ClientReply> {
-        let proxy = self.proxies.iter().cycle().nth(number as usize % self.proxies.len()).ok_or("no proxy")?;
-        let reply = pool.post(*proxy, self.engine.api.path(), &self.engine.api.body(prompt)).await?;
-        if reply.status == 200 { Ok(reply) } else { Err(format!("{}: {}", reply.status, reply.text()).into()) }
+        let proxy = self
+            .proxies
+            .iter()
+            .cycle()
+            .nth(number as usize % self.proxies.len())
+            .ok_or("no proxy")?;
+        let reply = pool
+            .post(
+                *proxy,
+                self.engine.api.path(),
+                &self.engine.api.body(prompt),
+            )
+            .await?;
+        if reply.status == 200 {
+            Ok(reply)
+        } else {
+            Err(format!("{}: {}", reply.status, reply.text()).into())
+        }
     }
 
     fn prompt(&self, number: u64, tokens: usize) -> String {
-        format!("{number:>7} times in {} there was a prompt like no other. ", self.matrix.seed) + &"It goes on. ".repeat(tokens / 3)
+        format!(
+            "{number:>7} times in {} there was a prompt like no other. ",
+            self.matrix.seed
+        ) + &"It goes on. ".repeat(tokens / 3)
     }
 
     /// The most requests of a burst at one server.
@@ -310,10 +477,21 @@ impl MatrixBench<'_> {
             let begun = tokio::time::Instant::now();
             let requests = (0..BURST).map(|at| async move {
                 tokio::time::sleep_until(begun + BURST_TIME * at as u32 / BURST as u32).await;
-                self.ask(self.burst_pool, at, &self.prompt(round * BURST + at, LONG_TOKENS)).await.map(drop)
+                self.ask(
+                    self.burst_pool,
+                    at,
+                    &self.prompt(round * BURST + at, LONG_TOKENS),
+                )
+                .await
+                .map(drop)
             });
             futures::future::try_join_all(requests).await?;
-            let sent = self.burst_pool.requests().into_iter().zip(before).map(|(now, before)| now - before);
+            let sent = self
+                .burst_pool
+                .requests()
+                .into_iter()
+                .zip(before)
+                .map(|(now, before)| now - before);
             worst = worst.max(sent.max().unwrap_or(0));
             drop(machine);
             sleep(BURST_PAUSE).await;
@@ -331,11 +509,15 @@ impl MatrixBench<'_> {
                 if number >= REQUESTS {
                     return Ok::<(), crate::Error>(());
                 }
-                self.ask(self.pool, number, &self.prompt(number, SHORT_TOKENS)).await?;
+                self.ask(self.pool, number, &self.prompt(number, SHORT_TOKENS))
+                    .await?;
             }
         };
         futures::future::try_join_all((0..CONCURRENCY).map(client)).await?;
-        Ok(self.pool.requests().into_iter().max().unwrap_or(0) as f64 * SERVERS as f64 / REQUESTS as f64)
+        Ok(
+            self.pool.requests().into_iter().max().unwrap_or(0) as f64 * SERVERS as f64
+                / REQUESTS as f64,
+        )
     }
 
     /// The share of later turns that went to the server of the first turn, and the number of
@@ -345,7 +527,10 @@ impl MatrixBench<'_> {
         for prefix in 0..PREFIXES {
             let mut home = None;
             for turn in 0..TURNS {
-                let prompt = self.prompt(1_000_000 + prefix, LONG_TOKENS + TURN_TOKENS * turn as usize);
+                let prompt = self.prompt(
+                    1_000_000 + prefix,
+                    LONG_TOKENS + TURN_TOKENS * turn as usize,
+                );
                 let reply = self.ask(self.pool, prefix * TURNS + turn, &prompt).await?;
                 sleep(TURN_PAUSE).await;
                 let served_by = reply.header("x-served-by").to_owned();
@@ -366,7 +551,8 @@ impl MatrixBench<'_> {
         let client = |_| async {
             while !over.load(Ordering::Relaxed) {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                self.ask(self.pool, number, &self.prompt(number, SHORT_TOKENS)).await?;
+                self.ask(self.pool, number, &self.prompt(number, SHORT_TOKENS))
+                    .await?;
             }
             Ok::<(), crate::Error>(())
         };
@@ -375,7 +561,9 @@ impl MatrixBench<'_> {
             self.matrix.world.list(self.pool, SERVERS + 1)?;
             let begun = Instant::now();
             let is_picked = || async { (new.requests() > 0).then(|| begun.elapsed()) };
-            let after = wait_for(NEW_LIMIT, "the new server to be picked", is_picked).await.ok();
+            let after = wait_for(NEW_LIMIT, "the new server to be picked", is_picked)
+                .await
+                .ok();
             over.store(true, Ordering::Relaxed);
             Ok::<_, crate::Error>(after)
         };

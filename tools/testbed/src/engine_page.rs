@@ -108,10 +108,17 @@ impl MatrixRow {
     }
 
     fn misses_a_bound(&self) -> bool {
-        self.worst_burst.is_some_and(|burst| burst > BOUNDS.burst_max)
-            || self.servers_used.is_some_and(|used| used < BOUNDS.servers_used_min)
-            || self.returned.is_some_and(|returned| returned < BOUNDS.returned_min)
-            || self.busiest_over_mean.is_some_and(|busiest| busiest > BUSIEST_MAX)
+        self.worst_burst
+            .is_some_and(|burst| burst > BOUNDS.burst_max)
+            || self
+                .servers_used
+                .is_some_and(|used| used < BOUNDS.servers_used_min)
+            || self
+                .returned
+                .is_some_and(|returned| returned < BOUNDS.returned_min)
+            || self
+                .busiest_over_mean
+                .is_some_and(|busiest| busiest > BUSIEST_MAX)
             || (self.share_of_broken.is_none() && self.new_after_s.is_none_or(|after| after > 1.0))
             || self.share_of_broken.is_some_and(|share| share > 0.02)
     }
@@ -124,7 +131,11 @@ impl MatrixRow {
 pub fn page(data: &str) -> Result<String, serde_json::Error> {
     let data: MatrixData = serde_json::from_str(data)?;
     let mut page = HEAD.to_owned();
-    let MatrixBounds { burst_max, servers_used_min, returned_min } = BOUNDS;
+    let MatrixBounds {
+        burst_max,
+        servers_used_min,
+        returned_min,
+    } = BOUNDS;
     let _ = write!(
         page,
         "| column | meaning | bound |\n|---|---|---|\n\
@@ -144,10 +155,17 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
         data.rows.first().map_or(0, |row| row.shape.seed),
         data.remark,
     );
-    let (broken, whole): (Vec<&MatrixRow>, Vec<&MatrixRow>) = data.rows.iter().partition(|row| row.share_of_broken.is_some());
+    let (broken, whole): (Vec<&MatrixRow>, Vec<&MatrixRow>) = data
+        .rows
+        .iter()
+        .partition(|row| row.share_of_broken.is_some());
     for (engine, rows) in by_engine(&whole) {
-        let greatest = |figure: fn(&MatrixRow) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::max);
-        let least = |figure: fn(&MatrixRow) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::min);
+        let greatest = |figure: fn(&MatrixRow) -> Option<f64>| {
+            rows.iter().copied().filter_map(figure).reduce(f64::max)
+        };
+        let least = |figure: fn(&MatrixRow) -> Option<f64>| {
+            rows.iter().copied().filter_map(figure).reduce(f64::min)
+        };
         let figures = [
             number(greatest(|row| row.worst_burst.map(|burst| burst as f64)), 0),
             number(least(|row| row.returned), 3),
@@ -155,13 +173,26 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
             number(greatest(|row| row.busiest_over_mean), 2),
             number(greatest(|row| row.new_after_s), 2),
         ];
-        let _ = writeln!(page, "| {engine} | {} | {} |", figures.join(" | "), misses(&rows));
+        let _ = writeln!(
+            page,
+            "| {engine} | {} | {} |",
+            figures.join(" | "),
+            misses(&rows)
+        );
     }
     page.push_str(BROKEN);
     page.push_str("| broken engine | share of requests | misses |\n|---|---|---|\n");
     for (engine, rows) in by_engine(&broken) {
-        let share = rows.iter().filter_map(|row| row.share_of_broken).reduce(f64::max);
-        let _ = writeln!(page, "| {engine} | {} % | {} |", number(share.map(|share| share * 100.0), 2), misses(&rows));
+        let share = rows
+            .iter()
+            .filter_map(|row| row.share_of_broken)
+            .reduce(f64::max);
+        let _ = writeln!(
+            page,
+            "| {engine} | {} % | {} |",
+            number(share.map(|share| share * 100.0), 2),
+            misses(&rows)
+        );
     }
     Ok(page)
 }
@@ -184,8 +215,18 @@ fn by_engine<'a>(rows: &[&'a MatrixRow]) -> Vec<(&'a str, Vec<&'a MatrixRow>)> {
 
 /// The shapes that exceed a bound.
 fn misses(rows: &[&MatrixRow]) -> String {
-    let shapes = rows.iter().filter(|row| row.misses_a_bound()).map(|row| row.shape);
-    shapes.map(|MatrixShape { workers, proxies, .. }| format!("{workers} x {proxies}")).collect::<Vec<_>>().join(", ")
+    let shapes = rows
+        .iter()
+        .filter(|row| row.misses_a_bound())
+        .map(|row| row.shape);
+    shapes
+        .map(
+            |MatrixShape {
+                 workers, proxies, ..
+             }| format!("{workers} x {proxies}"),
+        )
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -195,7 +236,8 @@ mod tests {
 
     #[test]
     fn the_page_of_engines_says_what_the_data_says() {
-        let page = page(&std::fs::read_to_string(root().join("docs/data/engines.json")).unwrap()).unwrap();
+        let page =
+            page(&std::fs::read_to_string(root().join("docs/data/engines.json")).unwrap()).unwrap();
         let file = root().join("docs/reference/engines.md");
         if std::env::var_os("UPDATE_DOCS").is_some() {
             std::fs::write(&file, &page).unwrap();

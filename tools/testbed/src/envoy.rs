@@ -70,7 +70,10 @@ impl EnvoyConfig {
     /// If it does not exist or is not YAML.
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file)?;
-        Ok(Self(serde_saphyr::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?))
+        Ok(Self(
+            serde_saphyr::from_str(&text)
+                .map_err(|error| format!("{}: {error}", file.display()))?,
+        ))
     }
 
     /// The whole config.
@@ -84,7 +87,11 @@ impl EnvoyConfig {
     /// If the port does not occur: then the file and the tests disagree about ports.
     pub fn replace_port(&mut self, from: u16, to: u16) -> Result<()> {
         let replaced = replace_port(&mut self.0, from, to);
-        if replaced == 0 { Err(format!("the config has no port_value {from}").into()) } else { Ok(()) }
+        if replaced == 0 {
+            Err(format!("the config has no port_value {from}").into())
+        } else {
+            Ok(())
+        }
     }
 
     /// Sets keys of the picker's configuration.
@@ -93,8 +100,11 @@ impl EnvoyConfig {
     /// If the picker is not at its usual place.
     pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
         let picker = self.picker()?;
-        let text = picker.pointer_mut("/typed_config/config/configuration/value").ok_or("the picker has no configuration")?;
-        let mut configuration: Map<String, Value> = serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
+        let text = picker
+            .pointer_mut("/typed_config/config/configuration/value")
+            .ok_or("the picker has no configuration")?;
+        let mut configuration: Map<String, Value> =
+            serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
         configuration.extend(keys.clone());
         *text = Value::String(Value::Object(configuration).to_string());
         Ok(())
@@ -110,8 +120,13 @@ impl EnvoyConfig {
             "explain" | "objective_header" => Ok(()),
             "destination_format" => {
                 let picker = self.picker()?;
-                let metadata = picker.pointer_mut("/typed_config/grpc_service/initial_metadata").and_then(Value::as_array_mut);
-                let format = metadata.into_iter().flatten().find(|pair| pair["key"] == "x-switchpoint-destination-format");
+                let metadata = picker
+                    .pointer_mut("/typed_config/grpc_service/initial_metadata")
+                    .and_then(Value::as_array_mut);
+                let format = metadata
+                    .into_iter()
+                    .flatten()
+                    .find(|pair| pair["key"] == "x-switchpoint-destination-format");
                 *format.ok_or("the proxy sends no destination format")? =
                     json!({"key": "x-switchpoint-destination-format", "value": value});
                 Ok(())
@@ -126,7 +141,9 @@ impl EnvoyConfig {
     /// If it is not at its usual place.
     pub fn picker(&mut self) -> Result<&mut Value> {
         let mut filters = self.filters()?.iter_mut();
-        Ok(filters.find(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?)
+        Ok(filters
+            .find(|filter| filter["name"] == PICKER)
+            .ok_or("no picker among the filters")?)
     }
 
     /// Sets the file of the picker's module.
@@ -134,7 +151,10 @@ impl EnvoyConfig {
     /// # Errors
     /// If the picker is not at its usual place.
     pub fn set_module(&mut self, file: &Path) -> Result<()> {
-        let code = self.picker()?.pointer_mut("/typed_config/config/vm_config/code").ok_or("the picker has no module")?;
+        let code = self
+            .picker()?
+            .pointer_mut("/typed_config/config/vm_config/code")
+            .ok_or("the picker has no module")?;
         *code = json!({"local": {"filename": file}});
         Ok(())
     }
@@ -145,19 +165,44 @@ impl EnvoyConfig {
     /// # Errors
     /// If the config does not have the structure of the shipped ones.
     pub fn make_round_robin(&mut self, servers: &[String]) -> Result<()> {
-        let hosts = servers.iter().map(|server| host(server)).collect::<Result<Vec<Value>>>()?;
-        self.filters()?.retain(|filter| filter["name"] != PICKER && filter["name"] != "header_to_metadata");
-        let routes = self.0.pointer_mut(ROUTES).and_then(Value::as_array_mut).ok_or("the config has no routes")?;
-        routes.iter_mut().filter_map(Value::as_object_mut).for_each(|route| drop(route.remove("typed_per_filter_config")));
-        let clusters =
-            self.0.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?;
+        let hosts = servers
+            .iter()
+            .map(|server| host(server))
+            .collect::<Result<Vec<Value>>>()?;
+        self.filters()?
+            .retain(|filter| filter["name"] != PICKER && filter["name"] != "header_to_metadata");
+        let routes = self
+            .0
+            .pointer_mut(ROUTES)
+            .and_then(Value::as_array_mut)
+            .ok_or("the config has no routes")?;
+        routes
+            .iter_mut()
+            .filter_map(Value::as_object_mut)
+            .for_each(|route| drop(route.remove("typed_per_filter_config")));
+        let clusters = self
+            .0
+            .pointer_mut("/static_resources/clusters")
+            .and_then(Value::as_array_mut)
+            .ok_or("the config has no clusters")?;
         clusters.truncate(1); // the pool; the others are for the picker
-        let pool = clusters.first_mut().and_then(Value::as_object_mut).ok_or("the config has no cluster")?;
-        pool.retain(|key, _| !["type", "eds_cluster_config", "load_balancing_policy"].contains(&key.as_str()));
+        let pool = clusters
+            .first_mut()
+            .and_then(Value::as_object_mut)
+            .ok_or("the config has no cluster")?;
+        pool.retain(|key, _| {
+            !["type", "eds_cluster_config", "load_balancing_policy"].contains(&key.as_str())
+        });
         pool.insert("type".into(), "STATIC".into());
         pool.insert("lb_policy".into(), "ROUND_ROBIN".into());
-        pool.insert("load_assignment".into(), json!({"cluster_name": "pool", "endpoints": [{"lb_endpoints": hosts}]}));
-        self.0.as_object_mut().ok_or("the config is no object")?.remove("admin");
+        pool.insert(
+            "load_assignment".into(),
+            json!({"cluster_name": "pool", "endpoints": [{"lb_endpoints": hosts}]}),
+        );
+        self.0
+            .as_object_mut()
+            .ok_or("the config is no object")?
+            .remove("admin");
         Ok(())
     }
 
@@ -167,15 +212,23 @@ impl EnvoyConfig {
     /// If the picker is not at its usual place.
     pub fn insert_before_picker(&mut self, filter: Value) -> Result<()> {
         let filters = self.filters()?;
-        let at = filters.iter().position(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?;
+        let at = filters
+            .iter()
+            .position(|filter| filter["name"] == PICKER)
+            .ok_or("no picker among the filters")?;
         filters.insert(at, filter);
         Ok(())
     }
 
     /// The HTTP filters of the listener, in order.
     fn filters(&mut self) -> Result<&mut Vec<Value>> {
-        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-        Ok(self.0.pointer_mut(path).and_then(Value::as_array_mut).ok_or("the config has no HTTP filters")?)
+        let path =
+            "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+        Ok(self
+            .0
+            .pointer_mut(path)
+            .and_then(Value::as_array_mut)
+            .ok_or("the config has no HTTP filters")?)
     }
 }
 
@@ -185,17 +238,28 @@ impl EnvoyConfig {
 /// If `server` has another form.
 pub(crate) fn host(server: &str) -> Result<Value> {
     let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;
-    Ok(json!({"endpoint": {"address": {"socket_address": {"address": address, "port_value": port.parse::<u16>()?}}}}))
+    Ok(
+        json!({"endpoint": {"address": {"socket_address": {"address": address, "port_value": port.parse::<u16>()?}}}}),
+    )
 }
 
 fn replace_port(value: &mut Value, from: u16, to: u16) -> usize {
     match value {
         Value::Object(fields) => {
-            let ports = fields.iter_mut().filter(|(key, value)| *key == "port_value" && **value == json!(from));
+            let ports = fields
+                .iter_mut()
+                .filter(|(key, value)| *key == "port_value" && **value == json!(from));
             let replaced = ports.map(|(_, value)| *value = json!(to)).count();
-            replaced + fields.values_mut().map(|value| replace_port(value, from, to)).sum::<usize>()
+            replaced
+                + fields
+                    .values_mut()
+                    .map(|value| replace_port(value, from, to))
+                    .sum::<usize>()
         }
-        Value::Array(values) => values.iter_mut().map(|value| replace_port(value, from, to)).sum(),
+        Value::Array(values) => values
+            .iter_mut()
+            .map(|value| replace_port(value, from, to))
+            .sum(),
         _ => 0,
     }
 }
@@ -233,7 +297,12 @@ pub fn subset_hint_filter() -> Value {
 
 impl Default for EnvoyOptions {
     fn default() -> Self {
-        Self { concurrency: 1, arguments: Vec::new(), start_script: None, hot_restart: false }
+        Self {
+            concurrency: 1,
+            arguments: Vec::new(),
+            start_script: None,
+            hot_restart: false,
+        }
     }
 }
 
@@ -250,7 +319,13 @@ impl EnvoyProcess {
     ///
     /// # Errors
     /// If the binary cannot be run.
-    pub fn start(config: &EnvoyConfig, listener: SocketAddr, admin: SocketAddr, options: &EnvoyOptions, folder: &Path) -> Result<Self> {
+    pub fn start(
+        config: &EnvoyConfig,
+        listener: SocketAddr,
+        admin: SocketAddr,
+        options: &EnvoyOptions,
+        folder: &Path,
+    ) -> Result<Self> {
         let file = folder.join("envoy.json");
         std::fs::write(&file, config.0.to_string())?;
         let mut command = match options.start_script {
@@ -263,17 +338,28 @@ impl EnvoyProcess {
             }
             Some(drain_s) => {
                 let mut command = Command::new(root().join("envoy-config/start.sh"));
-                command.env("ENVOY", Self::binary()).env("ENVOY_ADMIN", admin.to_string());
+                command
+                    .env("ENVOY", Self::binary())
+                    .env("ENVOY_ADMIN", admin.to_string());
                 command.env("DRAIN_SECONDS", drain_s.to_string());
                 command.arg("--use-dynamic-base-id"); // with hot restart, Envoy ends when the script is killed
                 command
             }
         };
-        command.current_dir(root()).arg("-c").arg(&file).arg("--concurrency").arg(options.concurrency.to_string());
+        command
+            .current_dir(root())
+            .arg("-c")
+            .arg(&file)
+            .arg("--concurrency")
+            .arg(options.concurrency.to_string());
         // Tests read the access log while Envoy runs.
         command.args(["--log-level", "info", "--file-flush-interval-msec", "20"]);
         command.args(&options.arguments);
-        Ok(Self { process: ChildProcess::spawn("envoy", &mut command, folder)?, listener, admin })
+        Ok(Self {
+            process: ChildProcess::spawn("envoy", &mut command, folder)?,
+            listener,
+            admin,
+        })
     }
 
     /// The address to which clients connect.
@@ -297,7 +383,11 @@ impl EnvoyProcess {
     /// If the status is not 200.
     pub async fn admin_page(&self, path: &str) -> Result<String> {
         let reply = client::get(self.admin, path).await?;
-        if reply.status == 200 { Ok(reply.text()) } else { Err(format!("admin {path}: {}", reply.status).into()) }
+        if reply.status == 200 {
+            Ok(reply.text())
+        } else {
+            Err(format!("admin {path}: {}", reply.status).into())
+        }
     }
 
     /// Posts to the admin port.
@@ -306,7 +396,11 @@ impl EnvoyProcess {
     /// If the status is not 200.
     pub async fn admin_order(&self, path: &str) -> Result<()> {
         let reply = client::post(self.admin, path, Vec::new()).await?;
-        if reply.status == 200 { Ok(()) } else { Err(format!("admin {path}: {} {}", reply.status, reply.text()).into()) }
+        if reply.status == 200 {
+            Ok(())
+        } else {
+            Err(format!("admin {path}: {} {}", reply.status, reply.text()).into())
+        }
     }
 
     /// All counters and gauges whose names match `pattern`, a regular expression; empty matches
@@ -315,10 +409,17 @@ impl EnvoyProcess {
     /// # Errors
     /// If the admin port does not answer.
     pub async fn stats(&self, pattern: &str) -> Result<BTreeMap<String, i64>> {
-        let page = self.admin_page(&format!("/stats?format=json&filter={}", client::percent_encode(pattern))).await?;
+        let page = self
+            .admin_page(&format!(
+                "/stats?format=json&filter={}",
+                client::percent_encode(pattern)
+            ))
+            .await?;
         let page: Value = serde_json::from_str(&page)?;
         let stats = page["stats"].as_array().into_iter().flatten();
-        Ok(stats.filter_map(|stat| Some((stat["name"].as_str()?.to_owned(), stat["value"].as_i64()?))).collect())
+        Ok(stats
+            .filter_map(|stat| Some((stat["name"].as_str()?.to_owned(), stat["value"].as_i64()?)))
+            .collect())
     }
 
     /// One counter or gauge; 0 if Envoy has none of that name, because most appear at their first
@@ -343,8 +444,18 @@ impl EnvoyProcess {
     ///
     /// # Errors
     /// If it does not within `limit`; the error has the last value.
-    pub async fn picker_stat_until(&self, name: &str, wanted: impl Fn(i64) -> bool, limit: Duration) -> Result<i64> {
-        let look = || async { self.picker_stat(name).await.ok().filter(|value| wanted(*value)) };
+    pub async fn picker_stat_until(
+        &self,
+        name: &str,
+        wanted: impl Fn(i64) -> bool,
+        limit: Duration,
+    ) -> Result<i64> {
+        let look = || async {
+            self.picker_stat(name)
+                .await
+                .ok()
+                .filter(|value| wanted(*value))
+        };
         let waited = crate::wait_for(limit, name, look).await;
         match waited {
             Ok(value) => Ok(value),
@@ -362,7 +473,11 @@ impl EnvoyProcess {
 
     /// The access log so far: one JSON object per request, in the order in which requests ended.
     pub fn access_log(&self) -> Vec<Value> {
-        self.process.stdout().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.process
+            .stdout()
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
     }
 
     /// The access log line of the request with this `x-request-id`, once it is written.
@@ -370,8 +485,17 @@ impl EnvoyProcess {
     /// # Errors
     /// If it is not written within `limit`.
     pub async fn access_log_of(&self, request_id: &str, limit: Duration) -> Result<Value> {
-        let line = || async { self.access_log().into_iter().find(|line| line["request_id"] == request_id) };
-        crate::wait_for(limit, &format!("the access log of request {request_id}"), line).await
+        let line = || async {
+            self.access_log()
+                .into_iter()
+                .find(|line| line["request_id"] == request_id)
+        };
+        crate::wait_for(
+            limit,
+            &format!("the access log of request {request_id}"),
+            line,
+        )
+        .await
     }
 }
 
@@ -383,35 +507,85 @@ mod tests {
     fn only_what_was_asked_for_changes() {
         let shipped = EnvoyConfig::shipped("standalone.yaml").expect("the shipped file");
         let mut changed = shipped.clone();
-        changed.replace_port(8080, 20_001).expect("the listener's port");
+        changed
+            .replace_port(8080, 20_001)
+            .expect("the listener's port");
         changed.replace_port(20_001, 8080).expect("the same port");
         assert_eq!(changed.0, shipped.0);
-        assert!(changed.replace_port(1, 2).is_err(), "a port that is not there");
+        assert!(
+            changed.replace_port(1, 2).is_err(),
+            "a port that is not there"
+        );
 
-        changed.set_picker(&Map::from_iter([("failure_mode".into(), json!("open"))])).expect("the picker");
-        let picker = changed.filters().expect("filters").iter().find(|filter| filter["name"] == PICKER).cloned().expect("the picker");
-        let text = picker.pointer("/typed_config/config/configuration/value").and_then(Value::as_str).expect("text").to_owned();
+        changed
+            .set_picker(&Map::from_iter([("failure_mode".into(), json!("open"))]))
+            .expect("the picker");
+        let picker = changed
+            .filters()
+            .expect("filters")
+            .iter()
+            .find(|filter| filter["name"] == PICKER)
+            .cloned()
+            .expect("the picker");
+        let text = picker
+            .pointer("/typed_config/config/configuration/value")
+            .and_then(Value::as_str)
+            .expect("text")
+            .to_owned();
         let configuration: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(configuration["failure_mode"], "open");
-        assert_eq!(configuration["state"]["cluster"], "switchpoint-state", "what was shipped stays");
+        assert_eq!(
+            configuration["state"]["cluster"], "switchpoint-state",
+            "what was shipped stays"
+        );
 
-        changed.insert_before_picker(subset_hint_filter()).expect("the picker");
-        let names = changed.filters().expect("filters").iter().map(|filter| filter["name"].as_str().unwrap_or("").to_owned());
+        changed
+            .insert_before_picker(subset_hint_filter())
+            .expect("the picker");
+        let names = changed
+            .filters()
+            .expect("filters")
+            .iter()
+            .map(|filter| filter["name"].as_str().unwrap_or("").to_owned());
         let names = names.collect::<Vec<_>>();
-        let at = names.iter().position(|name| name == "test-subset-hint").expect("inserted");
+        let at = names
+            .iter()
+            .position(|name| name == "test-subset-hint")
+            .expect("inserted");
         assert_eq!(names.get(at + 1).map(String::as_str), Some(PICKER));
     }
 
     #[test]
     fn round_robin_needs_neither_the_picker_nor_the_daemon() {
         let mut config = EnvoyConfig::shipped("standalone.yaml").expect("the shipped file");
-        config.make_round_robin(&["127.0.0.1:1".into(), "127.0.0.1:2".into()]).expect("a shipped structure");
-        let clusters = config.0.pointer("/static_resources/clusters").and_then(Value::as_array).cloned().expect("clusters");
-        assert_eq!((clusters.len(), &clusters[0]["lb_policy"]), (1, &json!("ROUND_ROBIN")));
-        assert_eq!(clusters[0]["load_assignment"]["endpoints"][0]["lb_endpoints"].as_array().map(Vec::len), Some(2));
+        config
+            .make_round_robin(&["127.0.0.1:1".into(), "127.0.0.1:2".into()])
+            .expect("a shipped structure");
+        let clusters = config
+            .0
+            .pointer("/static_resources/clusters")
+            .and_then(Value::as_array)
+            .cloned()
+            .expect("clusters");
+        assert_eq!(
+            (clusters.len(), &clusters[0]["lb_policy"]),
+            (1, &json!("ROUND_ROBIN"))
+        );
+        assert_eq!(
+            clusters[0]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+                .as_array()
+                .map(Vec::len),
+            Some(2)
+        );
         let text = config.0.to_string();
-        let left =
-            ["envoy.filters.http.wasm", "override_host", "switchpoint-state", "eds_config"].into_iter().find(|part| text.contains(part));
+        let left = [
+            "envoy.filters.http.wasm",
+            "override_host",
+            "switchpoint-state",
+            "eds_config",
+        ]
+        .into_iter()
+        .find(|part| text.contains(part));
         assert_eq!(left, None, "in {text}");
         assert!(config.make_round_robin(&["no port".into()]).is_err());
     }
@@ -419,7 +593,9 @@ mod tests {
     #[test]
     fn a_module_replaces_the_shipped_one() {
         let mut config = EnvoyConfig::shipped("standalone.yaml").expect("the shipped file");
-        config.set_module(Path::new("/a/module.wasm")).expect("the picker");
+        config
+            .set_module(Path::new("/a/module.wasm"))
+            .expect("the picker");
         assert!(config.0.to_string().contains("/a/module.wasm"));
         assert!(!config.0.to_string().contains("release/switchpoint.wasm"));
     }

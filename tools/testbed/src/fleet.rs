@@ -93,11 +93,20 @@ pub struct FleetOutcome {
 
 impl FleetShape {
     /// One worker, which sees all requests.
-    pub const ONE: Self = Self { proxies: 1, workers: 1 };
+    pub const ONE: Self = Self {
+        proxies: 1,
+        workers: 1,
+    };
     /// Four workers of one proxy.
-    pub const FOUR_WORKERS: Self = Self { proxies: 1, workers: 4 };
+    pub const FOUR_WORKERS: Self = Self {
+        proxies: 1,
+        workers: 4,
+    };
     /// Two proxies with two workers each.
-    pub const TWO_BY_TWO: Self = Self { proxies: 2, workers: 2 };
+    pub const TWO_BY_TWO: Self = Self {
+        proxies: 2,
+        workers: 2,
+    };
 }
 
 // === impl Fleet ===
@@ -107,18 +116,39 @@ impl Fleet {
     ///
     /// # Errors
     /// If a part does not start.
-    pub async fn start(shape: FleetShape, sharing: bool, servers: usize, server: &ModelServerOptions) -> Result<Self> {
-        let server = ModelServerOptions { models: vec![MODEL.into()], ..server.clone() };
+    pub async fn start(
+        shape: FleetShape,
+        sharing: bool,
+        servers: usize,
+        server: &ModelServerOptions,
+    ) -> Result<Self> {
+        let server = ModelServerOptions {
+            models: vec![MODEL.into()],
+            ..server.clone()
+        };
         let picker = json!({"sharing": sharing});
         let builder = Stack::builder().servers_like(servers, &server);
-        let stack = builder.concurrency(shape.workers).picker(picker).quiet().start().await?;
-        let mut fleet = Self { stack, seconds: Vec::new() };
+        let stack = builder
+            .concurrency(shape.workers)
+            .picker(picker)
+            .quiet()
+            .start()
+            .await?;
+        let mut fleet = Self {
+            stack,
+            seconds: Vec::new(),
+        };
         for proxy in 1..shape.proxies {
-            fleet.seconds.push(SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);
+            fleet.seconds.push(
+                SecondEnvoy::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?,
+            );
         }
         // After these requests every worker serves, and proxies know of each other.
         for address in fleet.addresses() {
-            join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models"))).await.into_iter().collect::<Result<Vec<_>>>()?;
+            join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models")))
+                .await
+                .into_iter()
+                .collect::<Result<Vec<_>>>()?;
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(fleet)
@@ -129,13 +159,23 @@ impl Fleet {
     /// # Errors
     /// If a part does not start.
     pub async fn for_bursts(shape: FleetShape, sharing: bool) -> Result<Self> {
-        Self::start(shape, sharing, BURST_SERVERS, &ModelServerOptions::default()).await
+        Self::start(
+            shape,
+            sharing,
+            BURST_SERVERS,
+            &ModelServerOptions::default(),
+        )
+        .await
     }
 
     /// The addresses to which clients connect.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.seconds.iter().map(|second| second.envoy.listener()).chain([self.stack.address()]).collect()
+        self.seconds
+            .iter()
+            .map(|second| second.envoy.listener())
+            .chain([self.stack.address()])
+            .collect()
     }
 
     /// Sends a burst of distinct cold long prompts. Returns the most requests that one server got,
@@ -164,7 +204,10 @@ impl Fleet {
         for reply in replies {
             *by_server.entry(self.stack.server_of(&reply)?).or_default() += 1;
         }
-        wait_for(LIMIT, "idle servers", || async { (running(&self.stack.servers).await.iter().sum::<f64>() == 0.0).then_some(()) }).await?;
+        wait_for(LIMIT, "idle servers", || async {
+            (running(&self.stack.servers).await.iter().sum::<f64>() == 0.0).then_some(())
+        })
+        .await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         Ok(by_server.into_values().max().unwrap_or(0))
     }
@@ -176,10 +219,27 @@ impl Fleet {
     pub async fn converse(&self, conversations: ConversationPlan) -> Result<FleetOutcome> {
         let (proxies, arrivals) = (self.addresses(), conversations.arrivals());
         let replays = proxies.iter().enumerate().map(|(at, &target)| {
-            let mine: Vec<Arrival> = arrivals.iter().skip(at).step_by(proxies.len()).cloned().collect();
-            async move { replay::run(&ReplayPlan { target, model: MODEL.into(), headers: Vec::new(), rate: 1.0 }, &mine).await }
+            let mine: Vec<Arrival> = arrivals
+                .iter()
+                .skip(at)
+                .step_by(proxies.len())
+                .cloned()
+                .collect();
+            async move {
+                replay::run(
+                    &ReplayPlan {
+                        target,
+                        model: MODEL.into(),
+                        headers: Vec::new(),
+                        rate: 1.0,
+                    },
+                    &mine,
+                )
+                .await
+            }
         });
-        let (mut replays, mut deviations, mut means, mut looks) = (pin!(try_join_all(replays)), 0.0, 0.0, 0.0);
+        let (mut replays, mut deviations, mut means, mut looks) =
+            (pin!(try_join_all(replays)), 0.0, 0.0, 0.0);
         let seen = loop {
             tokio::select! {
                 seen = &mut replays => break seen?.concat(),
@@ -198,7 +258,12 @@ impl Fleet {
         }
         let sum = |of: fn(&replay::ReplayResult) -> u64| seen.iter().map(of).sum::<u64>() as f64;
         let hit_rate = sum(|seen| seen.cached_tokens) / sum(|seen| seen.prompt_tokens);
-        Ok(FleetOutcome { requests: seen.len(), hit_rate, running_cv: deviations / means, running: means / looks })
+        Ok(FleetOutcome {
+            requests: seen.len(),
+            hit_rate,
+            running_cv: deviations / means,
+            running: means / looks,
+        })
     }
 }
 
@@ -215,8 +280,17 @@ impl ConversationPlan {
             let mut at = self.begin_within.mul_f64(rng.random());
             for turn in 0..self.turns as u64 {
                 let said = (0..=turn).map(|turn| (1 + conversation) << 16 | self.seed << 40 | turn);
-                let blocks: Vec<u64> = [2 * kind, 2 * kind + 1].map(|block| self.seed << 40 | block).into_iter().chain(said).collect();
-                arrivals.push(Arrival { at, prompt_tokens: blocks.len() * 512, output_tokens: rng.random_range(16..48), blocks });
+                let blocks: Vec<u64> = [2 * kind, 2 * kind + 1]
+                    .map(|block| self.seed << 40 | block)
+                    .into_iter()
+                    .chain(said)
+                    .collect();
+                arrivals.push(Arrival {
+                    at,
+                    prompt_tokens: blocks.len() * 512,
+                    output_tokens: rng.random_range(16..48),
+                    blocks,
+                });
                 at += Duration::from_secs(1) + Duration::from_secs(1).mul_f64(rng.random());
             }
         }
@@ -228,9 +302,16 @@ impl ConversationPlan {
 async fn running(servers: &[ModelServer]) -> Vec<f64> {
     let state = |state: std::io::Result<Value>| {
         let state = state.unwrap_or_default();
-        ["running", "waiting"].iter().filter_map(|key| state[*key].as_f64()).sum()
+        ["running", "waiting"]
+            .iter()
+            .filter_map(|key| state[*key].as_f64())
+            .sum()
     };
-    join_all(servers.iter().map(ModelServer::state)).await.into_iter().map(state).collect()
+    join_all(servers.iter().map(ModelServer::state))
+        .await
+        .into_iter()
+        .map(state)
+        .collect()
 }
 
 #[cfg(test)]
@@ -239,15 +320,33 @@ mod tests {
 
     #[test]
     fn a_turn_begins_with_all_that_was_said_before() {
-        let conversations = ConversationPlan { count: 6, turns: 3, begin_within: Duration::from_secs(5), seed: 7 };
+        let conversations = ConversationPlan {
+            count: 6,
+            turns: 3,
+            begin_within: Duration::from_secs(5),
+            seed: 7,
+        };
         let arrivals = conversations.arrivals();
         assert_eq!(arrivals.len(), 18);
         assert!(arrivals.windows(2).all(|pair| pair[0].at <= pair[1].at));
         for arrival in arrivals.iter().filter(|arrival| arrival.blocks.len() > 3) {
             let before = &arrival.blocks[..arrival.blocks.len() - 1];
-            assert!(arrivals.iter().any(|earlier| earlier.at < arrival.at && earlier.blocks == before));
+            assert!(
+                arrivals
+                    .iter()
+                    .any(|earlier| earlier.at < arrival.at && earlier.blocks == before)
+            );
         }
-        let other = ConversationPlan { seed: 8, ..conversations }.arrivals();
-        assert!(other.iter().all(|a| arrivals.iter().all(|b| a.blocks[0] != b.blocks[0])), "another seed, other prompts");
+        let other = ConversationPlan {
+            seed: 8,
+            ..conversations
+        }
+        .arrivals();
+        assert!(
+            other
+                .iter()
+                .all(|a| arrivals.iter().all(|b| a.blocks[0] != b.blocks[0])),
+            "another seed, other prompts"
+        );
     }
 }

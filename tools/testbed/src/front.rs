@@ -60,8 +60,15 @@ impl DaemonAndEnvoy {
     /// # Errors
     /// If a port is taken, a binary is missing, or the picker gets no state in time. The error has
     /// the last lines of the logs.
-    pub async fn start(endpoints: &[String], more: ExtraArgs<'_>, edit: impl FnOnce(&mut EnvoyConfig) -> Result<()>) -> Result<Self> {
-        for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE].into_iter().chain(EXT_PROC) {
+    pub async fn start(
+        endpoints: &[String],
+        more: ExtraArgs<'_>,
+        edit: impl FnOnce(&mut EnvoyConfig) -> Result<()>,
+    ) -> Result<Self> {
+        for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE]
+            .into_iter()
+            .chain(EXT_PROC)
+        {
             check_free(port)?;
         }
         let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
@@ -72,19 +79,32 @@ impl DaemonAndEnvoy {
         std::fs::write(&config_file, config.value().to_string())?;
 
         let mut command = Command::new(daemon::binary()?);
-        command.arg("serve").args(endpoints.iter().flat_map(|e| ["--endpoint", e])).args(more.daemon);
-        command.arg("--snapshot-file").arg(folder.path().join("snapshot.json"));
+        command
+            .arg("serve")
+            .args(endpoints.iter().flat_map(|e| ["--endpoint", e]))
+            .args(more.daemon);
+        command
+            .arg("--snapshot-file")
+            .arg(folder.path().join("snapshot.json"));
         let daemon = ChildProcess::spawn("switchpointd", &mut command, folder.path())?;
 
         let mut command = envoy_command();
         command.arg("-c").arg(&config_file).args(more.envoy);
         let envoy = ChildProcess::spawn("envoy", &mut command, folder.path())?;
 
-        let mut front = Self { daemon, envoy, _folder: folder };
+        let mut front = Self {
+            daemon,
+            envoy,
+            _folder: folder,
+        };
         match front.wait_until_ready().await {
             Ok(()) => Ok(front),
             Err(error) => {
-                let logs = [front.daemon.log_tail(LINES_SHOWN), front.envoy.log_tail(LINES_SHOWN)].join("\n");
+                let logs = [
+                    front.daemon.log_tail(LINES_SHOWN),
+                    front.envoy.log_tail(LINES_SHOWN),
+                ]
+                .join("\n");
                 Err(format!("{error}\n{logs}").into())
             }
         }
@@ -168,13 +188,25 @@ impl RoundRobinEnvoy {
         std::fs::write(&config_file, config.value().to_string())?;
         let mut command = envoy_command();
         command.arg("-c").arg(&config_file);
-        let mut this = Self { envoy: ChildProcess::spawn("envoy", &mut command, folder.path())?, port, _folder: folder };
+        let mut this = Self {
+            envoy: ChildProcess::spawn("envoy", &mut command, folder.path())?,
+            port,
+            _folder: folder,
+        };
         let address = this.address();
         let serves = || {
             let running = this.envoy.check_running();
             async move {
-                let answers = || async { client::get(address, "/health").await.is_ok_and(|reply| reply.status == 200) };
-                if running.is_err() || answers().await { Some(running) } else { None }
+                let answers = || async {
+                    client::get(address, "/health")
+                        .await
+                        .is_ok_and(|reply| reply.status == 200)
+                };
+                if running.is_err() || answers().await {
+                    Some(running)
+                } else {
+                    None
+                }
             }
         };
         wait_for(START_LIMIT, "Envoy without the picker", serves).await??;
@@ -202,14 +234,17 @@ impl RoundRobinEnvoy {
 }
 
 fn check_free(port: u16) -> Result<()> {
-    TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
+    TcpListener::bind(("127.0.0.1", port))
+        .map_err(|error| format!("port {port} is needed and not free: {error}"))?;
     Ok(())
 }
 
 /// Envoy, run from the root of the repository, to which the paths of the config are relative.
 fn envoy_command() -> Command {
     let mut command = Command::new(EnvoyProcess::binary());
-    command.current_dir(root()).args(["--disable-hot-restart", "--log-level", "warn"]);
+    command
+        .current_dir(root())
+        .args(["--disable-hot-restart", "--log-level", "warn"]);
     command
 }
 
@@ -220,10 +255,23 @@ fn envoy_command() -> Command {
 /// If it was not built.
 fn module() -> Result<PathBuf> {
     let us = std::env::current_exe()?;
-    let (profile, target) =
-        us.parent().and_then(|folder| Some((folder.file_name()?, folder.parent()?))).ok_or("this program has no folder")?;
-    let module = target.join("wasm32-wasip1").join(profile).join("switchpoint.wasm");
-    if module.is_file() { Ok(module) } else { Err(format!("{} is not built: run this program by `make`", module.display()).into()) }
+    let (profile, target) = us
+        .parent()
+        .and_then(|folder| Some((folder.file_name()?, folder.parent()?)))
+        .ok_or("this program has no folder")?;
+    let module = target
+        .join("wasm32-wasip1")
+        .join(profile)
+        .join("switchpoint.wasm");
+    if module.is_file() {
+        Ok(module)
+    } else {
+        Err(format!(
+            "{} is not built: run this program by `make`",
+            module.display()
+        )
+        .into())
+    }
 }
 
 /// Adds a route for comparison: Envoy itself spreads requests whose `header` is `round-robin` over
@@ -232,7 +280,10 @@ fn module() -> Result<PathBuf> {
 /// # Errors
 /// If the config does not have the structure of the shipped ones.
 pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &str) -> Result<()> {
-    let hosts = servers.iter().map(|server| host(server)).collect::<Result<Vec<Value>>>()?;
+    let hosts = servers
+        .iter()
+        .map(|server| host(server))
+        .collect::<Result<Vec<Value>>>()?;
     let value = config.value();
     let routes = value
         .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes")
@@ -243,7 +294,10 @@ pub fn add_round_robin(config: &mut EnvoyConfig, servers: &[String], header: &st
         "route": {"cluster": "round-robin", "timeout": "0s"},
     });
     routes.insert(0, route);
-    let clusters = value.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?;
+    let clusters = value
+        .pointer_mut("/static_resources/clusters")
+        .and_then(Value::as_array_mut)
+        .ok_or("the config has no clusters")?;
     clusters.push(json!({
         "name": "round-robin", "type": "STATIC", "lb_policy": "ROUND_ROBIN",
         "load_assignment": {"cluster_name": "round-robin", "endpoints": [{"lb_endpoints": hosts}]},

@@ -45,15 +45,22 @@ const POLL: Duration = Duration::from_millis(10);
 /// run time has precedence over its value at compile time: a copy of the repository that shares a
 /// target folder has its own files.
 pub fn root() -> PathBuf {
-    let us = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    us.ancestors().find(|folder| folder.join("envoy-config").is_dir()).map_or_else(PathBuf::new, Path::to_owned)
+    let us = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    us.ancestors()
+        .find(|folder| folder.join("envoy-config").is_dir())
+        .map_or_else(PathBuf::new, Path::to_owned)
 }
 
 /// Evaluates a condition until it gives a value.
 ///
 /// # Errors
 /// If it gives none within `limit`; the error names `what`.
-pub async fn wait_for<T, F: Future<Output = Option<T>>>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T> {
+pub async fn wait_for<T, F: Future<Output = Option<T>>>(
+    limit: Duration,
+    what: &str,
+    mut look: impl FnMut() -> F,
+) -> Result<T> {
     let end = Instant::now() + limit;
     loop {
         if let Some(value) = look().await {

@@ -65,7 +65,9 @@ impl LoadGenerator {
 
     fn of(address: SocketAddr, clients: usize, stream: bool) -> Self {
         let shared = Arc::new(LoadState::default());
-        let clients = (0..clients).map(|_| tokio::spawn(run(address, shared.clone(), stream))).collect();
+        let clients = (0..clients)
+            .map(|_| tokio::spawn(run(address, shared.clone(), stream)))
+            .collect();
         Self { shared, clients }
     }
 
@@ -77,7 +79,9 @@ impl LoadGenerator {
         let before = self.shared.snapshot().total();
         let served = || async { (self.shared.snapshot().total() >= before + count).then_some(()) };
         let what = format!("{count} requests to be served");
-        wait_for(limit, &what, served).await.map_err(|error| format!("{error}: {:?}", self.shared.snapshot().failures).into())
+        wait_for(limit, &what, served)
+            .await
+            .map_err(|error| format!("{error}: {:?}", self.shared.snapshot().failures).into())
     }
 
     /// The outcome so far.
@@ -108,7 +112,10 @@ impl Drop for LoadGenerator {
 
 impl LoadState {
     fn snapshot(&self) -> LoadOutcome {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.outcome
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Records a reply. Returns true if the request was served.
@@ -116,10 +123,15 @@ impl LoadState {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match reply {
             Ok(reply) if reply.status == 200 => {
-                *outcome.served.entry(reply.header("x-served-by").to_owned()).or_default() += 1;
+                *outcome
+                    .served
+                    .entry(reply.header("x-served-by").to_owned())
+                    .or_default() += 1;
                 return true;
             }
-            Ok(reply) => outcome.failures.push(format!("{} {}", reply.status, reply.text())),
+            Ok(reply) => outcome
+                .failures
+                .push(format!("{} {}", reply.status, reply.text())),
             Err(error) => outcome.failures.push(error.to_string()),
         }
         false
@@ -142,14 +154,26 @@ impl LoadOutcome {
         match (self.total(), self.failures.len()) {
             (0, 0) => Err("no request was sent".into()),
             (_, 0) => Ok(()),
-            (served, failed) => Err(format!("{failed} of {} failed, first {:?}", served + failed, &self.failures[..failed.min(5)]).into()),
+            (served, failed) => Err(format!(
+                "{failed} of {} failed, first {:?}",
+                served + failed,
+                &self.failures[..failed.min(5)]
+            )
+            .into()),
         }
     }
 }
 
 fn request(body: String, has_slo: bool) -> Result<Request<client::Body>> {
-    let builder = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
-    let builder = if has_slo { builder.header("x-slo-ttft-ms", "60000").header("x-slo-tpot-ms", "60000") } else { builder };
+    let builder =
+        Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
+    let builder = if has_slo {
+        builder
+            .header("x-slo-ttft-ms", "60000")
+            .header("x-slo-tpot-ms", "60000")
+    } else {
+        builder
+    };
     Ok(builder.body(client::full(body))?)
 }
 

@@ -183,7 +183,8 @@ impl Default for ModelServerOptions {
 
 impl ModelServerOptions {
     fn kv_blocks(&self) -> u32 {
-        let measured = || u32::try_from(self.profile.kv_tokens()).unwrap_or(u32::MAX) / engine::BLOCK_TOKENS;
+        let measured =
+            || u32::try_from(self.profile.kv_tokens()).unwrap_or(u32::MAX) / engine::BLOCK_TOKENS;
         self.num_gpu_blocks.unwrap_or_else(measured).max(1)
     }
 
@@ -193,20 +194,35 @@ impl ModelServerOptions {
         spec.kv_blocks = self.kv_blocks() as usize;
         spec.budget = self.max_num_seqs.max(self.max_num_batched_tokens as usize);
         spec.sequences_max = self.max_num_seqs.max(1);
-        spec.adapter_places = if self.loras.is_empty() { 0 } else { self.max_lora.max(1) };
+        spec.adapter_places = if self.loras.is_empty() {
+            0
+        } else {
+            self.max_lora.max(1)
+        };
         spec.adapter_load_ms = f64::from(self.lora_load_ms);
         spec
     }
 
     fn served(&self) -> ServedModels {
-        let models = if self.models.is_empty() { vec![self.profile.model().to_owned()] } else { self.models.clone() };
-        let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(engine::BLOCK_TOKENS));
-        ServedModels { models, adapters: self.loras.clone(), model_len }
+        let models = if self.models.is_empty() {
+            vec![self.profile.model().to_owned()]
+        } else {
+            self.models.clone()
+        };
+        let model_len = self
+            .max_model_len
+            .min(self.kv_blocks().saturating_mul(engine::BLOCK_TOKENS));
+        ServedModels {
+            models,
+            adapters: self.loras.clone(),
+            model_len,
+        }
     }
 }
 
 fn profiles() -> impl TypedValueParser<Value = EngineProfile> {
-    PossibleValuesParser::new(EngineProfile::ALL.map(EngineProfile::name)).try_map(|name| name.parse::<EngineProfile>())
+    PossibleValuesParser::new(EngineProfile::ALL.map(EngineProfile::name))
+        .try_map(|name| name.parse::<EngineProfile>())
 }
 
 /// Range of the slowdown. Beyond it the simulation would mean nothing.
@@ -214,7 +230,11 @@ const SLOWDOWN: std::ops::RangeInclusive<f64> = 0.01..=100.0;
 
 fn slowdown(text: &str) -> Result<f64, String> {
     let slowdown = text.parse().map_err(|_| "not a number".to_owned())?;
-    if SLOWDOWN.contains(&slowdown) { Ok(slowdown) } else { Err(format!("must be within {SLOWDOWN:?}")) }
+    if SLOWDOWN.contains(&slowdown) {
+        Ok(slowdown)
+    } else {
+        Err(format!("must be within {SLOWDOWN:?}"))
+    }
 }
 
 /// The state that the parts of one server share.
@@ -237,7 +257,9 @@ impl ModelServerState {
     }
 
     fn overrides(&self) -> MutexGuard<'_, MetricOverrides> {
-        self.overrides.lock().unwrap_or_else(PoisonError::into_inner)
+        self.overrides
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn log(&self) -> MutexGuard<'_, http::RequestLog> {
@@ -269,7 +291,11 @@ impl ModelServerState {
             ModelApi::Messages | ModelApi::CountTokens => "msg",
             ModelApi::Embeddings => "embd",
         };
-        format!("{kind}-{:04x}{:012x}", self.address.port(), self.replies.fetch_add(1, Ordering::Relaxed))
+        format!(
+            "{kind}-{:04x}{:012x}",
+            self.address.port(),
+            self.replies.fetch_add(1, Ordering::Relaxed)
+        )
     }
 }
 
@@ -292,7 +318,11 @@ impl ModelServer {
         let server = Arc::new(ModelServerState {
             address,
             served: options.served(),
-            engine: EngineHandle::spawn(options.engine_spec(), options.speed, options.loras.clone()),
+            engine: EngineHandle::spawn(
+                options.engine_spec(),
+                options.speed,
+                options.loras.clone(),
+            ),
             socket: orders,
             faults: Mutex::default(),
             overrides: Mutex::default(),
@@ -323,7 +353,9 @@ impl ModelServer {
 
     /// Sets the factor on the measured step times, from the next step on.
     pub fn slow_down(&self, slowdown: f64) {
-        self.server.engine.slow_down(slowdown.clamp(*SLOWDOWN.start(), *SLOWDOWN.end()));
+        self.server
+            .engine
+            .slow_down(slowdown.clamp(*SLOWDOWN.start(), *SLOWDOWN.end()));
     }
 
     /// Restarts cold: KV cache, queue and counters are lost, all connections are reset, the start
@@ -344,7 +376,10 @@ impl ModelServer {
     /// `limit`.
     pub async fn drain(mut self, limit: Duration) {
         let (done, _) = oneshot::channel(); // the task ends instead
-        let _ = self.server.socket.send((socket::SocketCommand::Drain, done)); // the accept loop may have ended
+        let _ = self
+            .server
+            .socket
+            .send((socket::SocketCommand::Drain, done)); // the accept loop may have ended
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
             tracing::warn!(address = %self.addr(), "requests were still in flight");
         }
@@ -361,9 +396,15 @@ impl Drop for ModelServer {
 ///
 /// # Errors
 /// If `listen` cannot be bound.
-pub fn serve_admin(listen: SocketAddr, servers: &[ModelServer]) -> io::Result<(SocketAddr, JoinHandle<io::Result<()>>)> {
+pub fn serve_admin(
+    listen: SocketAddr,
+    servers: &[ModelServer],
+) -> io::Result<(SocketAddr, JoinHandle<io::Result<()>>)> {
     let listener = socket::listen(listen)?;
     let address = listener.local_addr()?;
-    let servers = servers.iter().map(|running| running.server.clone()).collect();
+    let servers = servers
+        .iter()
+        .map(|running| running.server.clone())
+        .collect();
     Ok((address, tokio::spawn(admin::serve(listener, servers))))
 }

@@ -150,7 +150,10 @@ impl PlainBehaviour {
     /// Healthy, with this delay.
     #[must_use]
     pub fn with_delay(delay: AnswerDelay) -> Self {
-        Self { delay, ..Self::default() }
+        Self {
+            delay,
+            ..Self::default()
+        }
     }
 
     /// Healthy, except that every inference request gets this status and body at once. A number
@@ -158,7 +161,10 @@ impl PlainBehaviour {
     #[must_use]
     pub fn with_status(status: u16, body: &str) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self { answer: PlainAnswer::Fixed(status, body.to_owned()), ..Self::default() }
+        Self {
+            answer: PlainAnswer::Fixed(status, body.to_owned()),
+            ..Self::default()
+        }
     }
 }
 
@@ -172,7 +178,8 @@ impl PlainEngine {
     pub async fn start(listen: SocketAddr, behaviour: PlainBehaviour) -> io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
-        let served_by = http::HeaderValue::from_str(&address.to_string()).map_err(io::Error::other)?;
+        let served_by =
+            http::HeaderValue::from_str(&address.to_string()).map_err(io::Error::other)?;
         let shared = Arc::new(PlainEngineState {
             address,
             served_by,
@@ -192,7 +199,11 @@ impl PlainEngine {
 
     /// Changes the behaviour from the next request on.
     pub fn behave(&self, behaviour: PlainBehaviour) {
-        *self.shared.manner.write().unwrap_or_else(std::sync::PoisonError::into_inner) = SlottedBehaviour::of(behaviour);
+        *self
+            .shared
+            .manner
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = SlottedBehaviour::of(behaviour);
     }
 
     /// Number of inference requests received.
@@ -218,7 +229,11 @@ impl Drop for PlainEngine {
 
 impl SlottedBehaviour {
     fn of(behaviour: PlainBehaviour) -> Self {
-        let slots = if let AnswerDelay::Slots { slots, .. } = behaviour.delay { Some(Arc::new(Semaphore::new(slots))) } else { None };
+        let slots = if let AnswerDelay::Slots { slots, .. } = behaviour.delay {
+            Some(Arc::new(Semaphore::new(slots)))
+        } else {
+            None
+        };
         Self { behaviour, slots }
     }
 }
@@ -227,7 +242,10 @@ impl SlottedBehaviour {
 
 impl PlainEngineState {
     fn manner(&self) -> SlottedBehaviour {
-        self.manner.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.manner
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -237,7 +255,10 @@ impl RunningGuard {
     fn count(shared: &Arc<PlainEngineState>) -> Self {
         shared.requests.fetch_add(1, Ordering::Relaxed);
         shared.running.send_modify(|running| *running += 1);
-        Self { shared: shared.clone(), _slot: None }
+        Self {
+            shared: shared.clone(),
+            _slot: None,
+        }
     }
 }
 
@@ -278,14 +299,18 @@ async fn answer(shared: &Arc<PlainEngineState>, request: Request<Incoming>) -> R
     };
     let mut response = match (&parts.method, parts.uri.path()) {
         (&Method::GET, "/metrics") => metrics_page(shared),
-        (&Method::GET, "/v1/models") => reply::json(&serde_json::json!({"object": "list", "data": [{"id": MODEL, "object": "model"}]})),
+        (&Method::GET, "/v1/models") => reply::json(
+            &serde_json::json!({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
+        ),
         (&Method::GET, _) => Response::default(),
         (_, path) => match PlainRequest::of(path, &body) {
             Some(asked) => infer(shared, asked).await,
             None => with_status(StatusCode::NOT_FOUND),
         },
     };
-    response.headers_mut().insert("x-served-by", shared.served_by.clone());
+    response
+        .headers_mut()
+        .insert("x-served-by", shared.served_by.clone());
     response
 }
 
@@ -309,12 +334,23 @@ async fn infer(shared: &Arc<PlainEngineState>, asked: PlainRequest) -> Response<
         PlainAnswer::Fixed(status, body) => {
             let mut response = Response::new(Body::from(body.clone()));
             *response.status_mut() = *status;
-            response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+            response.headers_mut().insert(
+                header::CONTENT_TYPE,
+                http::HeaderValue::from_static("application/json"),
+            );
             response
         }
         PlainAnswer::Reply | PlainAnswer::NoWork | PlainAnswer::CutAfterFirstToken => {
-            let asked = if behaviour.answer == PlainAnswer::NoWork { asked.aborted() } else { asked };
-            let next = if let AnswerDelay::PerToken { next, .. } = behaviour.delay { next } else { Duration::ZERO };
+            let asked = if behaviour.answer == PlainAnswer::NoWork {
+                asked.aborted()
+            } else {
+                asked
+            };
+            let next = if let AnswerDelay::PerToken { next, .. } = behaviour.delay {
+                next
+            } else {
+                Duration::ZERO
+            };
             reply::reply(&asked, &behaviour, next, running).await
         }
     }
@@ -327,15 +363,24 @@ fn metrics_page(shared: &PlainEngineState) -> Response<Body> {
         PlainMetrics::Frozen => 0,
         PlainMetrics::Live => *shared.running.borrow(),
     };
-    let slots = if let AnswerDelay::Slots { slots, .. } = manner.behaviour.delay { slots as u64 } else { u64::MAX };
-    let gauge = |name: &str, value: u64| format!("# TYPE {name} gauge\n{name}{{model_name=\"{MODEL}\"}} {value}\n");
+    let slots = if let AnswerDelay::Slots { slots, .. } = manner.behaviour.delay {
+        slots as u64
+    } else {
+        u64::MAX
+    };
+    let gauge = |name: &str, value: u64| {
+        format!("# TYPE {name} gauge\n{name}{{model_name=\"{MODEL}\"}} {value}\n")
+    };
     let page = [
         gauge("vllm:num_requests_running", running.min(slots)),
         gauge("vllm:num_requests_waiting", running.saturating_sub(slots)),
         gauge("vllm:kv_cache_usage_perc", 0),
     ];
     let mut response = Response::new(Body::from(page.concat()));
-    response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("text/plain; version=0.0.4"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        http::HeaderValue::from_static("text/plain; version=0.0.4"),
+    );
     response
 }
 

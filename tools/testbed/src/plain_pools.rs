@@ -45,13 +45,21 @@ impl PlainPool {
     ///
     /// # Errors
     /// If no port is free.
-    pub async fn start(name: &str, behaviours: impl IntoIterator<Item = PlainBehaviour>) -> Result<Self> {
+    pub async fn start(
+        name: &str,
+        behaviours: impl IntoIterator<Item = PlainBehaviour>,
+    ) -> Result<Self> {
         let mut engines = Vec::new();
         for behaviour in behaviours {
-            engines.push(PlainEngine::start(SocketAddr::from(([127, 0, 0, 1], 0)), behaviour).await?);
+            engines
+                .push(PlainEngine::start(SocketAddr::from(([127, 0, 0, 1], 0)), behaviour).await?);
         }
         let listed = engines.len();
-        Ok(Self { name: name.to_owned(), engines, listed })
+        Ok(Self {
+            name: name.to_owned(),
+            engines,
+            listed,
+        })
     }
 
     /// The text of an endpoints file with the first `listed` engines.
@@ -60,7 +68,8 @@ impl PlainPool {
             let address = engine.addr();
             json!({"name": format!("{}-{}", self.name, address.port()), "address": address.ip().to_string(), "port": address.port()})
         };
-        json!({"endpoints": self.engines.iter().take(listed).map(row).collect::<Vec<_>>()}).to_string() // JSON is YAML
+        json!({"endpoints": self.engines.iter().take(listed).map(row).collect::<Vec<_>>()})
+            .to_string() // JSON is YAML
     }
 
     /// Number of inference requests that each engine received, in order.
@@ -74,7 +83,9 @@ impl PlainPool {
     /// # Errors
     /// If the proxy cannot be reached or its reply breaks off.
     pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<ClientReply> {
-        let request = Request::post(path).header(POOL_HEADER, &self.name).header("content-type", "application/json");
+        let request = Request::post(path)
+            .header(POOL_HEADER, &self.name)
+            .header("content-type", "application/json");
         client::send(proxy, request.body::<Body>(client::full(body.to_string()))?).await
     }
 }
@@ -87,22 +98,38 @@ impl PlainPools {
     ///
     /// # Errors
     /// If any part does not start.
-    pub async fn start(pools: Vec<PlainPool>, change: impl FnOnce(StackBuilder) -> StackBuilder) -> Result<Self> {
+    pub async fn start(
+        pools: Vec<PlainPool>,
+        change: impl FnOnce(StackBuilder) -> StackBuilder,
+    ) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("pools.list");
         for pool in &pools {
-            std::fs::write(endpoints_file(folder.path(), pool), pool.endpoints(pool.listed))?;
+            std::fs::write(
+                endpoints_file(folder.path(), pool),
+                pool.endpoints(pool.listed),
+            )?;
         }
         let row = |pool: &PlainPool| json!({"name": pool.name, "endpointsFile": endpoints_file(folder.path(), pool)});
-        std::fs::write(&file, json!({"pools": pools.iter().map(row).collect::<Vec<_>>()}).to_string())?;
+        std::fs::write(
+            &file,
+            json!({"pools": pools.iter().map(row).collect::<Vec<_>>()}).to_string(),
+        )?;
         let names: Vec<String> = pools.iter().map(|pool| pool.name.clone()).collect();
-        let keys: Vec<Value> = names.iter().map(|name| json!({"name": name, "clusters": [format!("{name}-pool")]})).collect();
+        let keys: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"name": name, "clusters": [format!("{name}-pool")]}))
+            .collect();
         let builder = Stack::builder()
             .daemon_arguments(&["--pools", &file.display().to_string()])
             .envoy_config(move |config| route_by_header(config, &names))
             .picker(json!({"pools": keys}));
         let stack = change(builder).start().await?;
-        Ok(Self { stack, pools: pools.into_iter().map(Arc::new).collect(), folder })
+        Ok(Self {
+            stack,
+            pools: pools.into_iter().map(Arc::new).collect(),
+            folder,
+        })
     }
 
     /// Makes the first `listed` engines of this pool its endpoints. The file is replaced by a
@@ -111,7 +138,10 @@ impl PlainPools {
     /// # Errors
     /// If the folder cannot be written.
     pub fn list(&self, pool: &PlainPool, listed: usize) -> Result<()> {
-        let (draft, file) = (self.folder.path().join(format!("{}.draft", pool.name)), endpoints_file(self.folder.path(), pool));
+        let (draft, file) = (
+            self.folder.path().join(format!("{}.draft", pool.name)),
+            endpoints_file(self.folder.path(), pool),
+        );
         std::fs::write(&draft, pool.endpoints(listed))?;
         Ok(std::fs::rename(draft, file)?)
     }
@@ -125,8 +155,14 @@ fn endpoints_file(folder: &Path, pool: &PlainPool) -> PathBuf {
 /// the pool.
 fn route_by_header(config: &mut Value, names: &[String]) {
     let routes_path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-    let plain_cluster = config.pointer("/static_resources/clusters/0").cloned().unwrap_or_default();
-    let plain_route = config.pointer(&format!("{routes_path}/0")).cloned().unwrap_or_default();
+    let plain_cluster = config
+        .pointer("/static_resources/clusters/0")
+        .cloned()
+        .unwrap_or_default();
+    let plain_route = config
+        .pointer(&format!("{routes_path}/0"))
+        .cloned()
+        .unwrap_or_default();
     for name in names {
         let mut cluster = plain_cluster.clone();
         cluster["name"] = json!(format!("{name}-pool"));

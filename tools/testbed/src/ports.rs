@@ -33,17 +33,24 @@ impl ReservedPort {
     pub fn lease() -> Result<Self> {
         // Processes start at different ports and continue upwards, so two seldom try the same one.
         static NEXT: AtomicU16 = AtomicU16::new(0);
-        let spread = u16::try_from(process::id().wrapping_mul(61) % u32::from(RANGE.end - RANGE.start))?;
+        let spread =
+            u16::try_from(process::id().wrapping_mul(61) % u32::from(RANGE.end - RANGE.start))?;
         let locks = std::env::temp_dir().join("switchpoint-e2e-ports");
         fs::create_dir_all(&locks)?;
         for _ in RANGE {
             let step = NEXT.fetch_add(1, Ordering::Relaxed);
-            let number = RANGE.start + (u32::from(spread) + u32::from(step)).rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
+            let number = RANGE.start
+                + (u32::from(spread) + u32::from(step))
+                    .rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
             let lock = File::create(locks.join(number.to_string()))?;
             // Tested with a connect. A socket bound for the test could be inherited by a process
             // that another thread is starting.
-            if lock.try_lock().is_ok() && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_err() {
-                return Ok(Self { number, _lock: lock });
+            if lock.try_lock().is_ok() && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_err()
+            {
+                return Ok(Self {
+                    number,
+                    _lock: lock,
+                });
             }
         }
         Err(format!("no free port in {RANGE:?}").into())
@@ -68,11 +75,21 @@ mod tests {
 
     #[test]
     fn leases_are_exclusive_and_end() {
-        let leases = (0..50).map(|_| ReservedPort::lease().expect("a port")).collect::<Vec<_>>();
-        let numbers = std::collections::BTreeSet::from_iter(leases.iter().map(ReservedPort::number));
+        let leases = (0..50)
+            .map(|_| ReservedPort::lease().expect("a port"))
+            .collect::<Vec<_>>();
+        let numbers =
+            std::collections::BTreeSet::from_iter(leases.iter().map(ReservedPort::number));
         assert_eq!(numbers.len(), leases.len());
         let first = leases.first().expect("one").number();
-        let again = || File::create(std::env::temp_dir().join("switchpoint-e2e-ports").join(first.to_string())).expect("a lock file");
+        let again = || {
+            File::create(
+                std::env::temp_dir()
+                    .join("switchpoint-e2e-ports")
+                    .join(first.to_string()),
+            )
+            .expect("a lock file")
+        };
         assert!(again().try_lock().is_err(), "held");
         drop(leases);
         assert!(again().try_lock().is_ok(), "given back");

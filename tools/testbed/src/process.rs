@@ -39,8 +39,15 @@ impl ChildProcess {
             .stdout(append(&stdout)?)
             .stderr(append(&stderr)?)
             .spawn()
-            .map_err(|error| format!("{} cannot be run: {error}", command.get_program().display()))?;
-        Ok(Self { name, child, stdout, stderr })
+            .map_err(|error| {
+                format!("{} cannot be run: {error}", command.get_program().display())
+            })?;
+        Ok(Self {
+            name,
+            child,
+            stdout,
+            stderr,
+        })
     }
 
     /// The name of the process in messages.
@@ -68,7 +75,9 @@ impl ChildProcess {
     pub fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => Err(format!("{} ended: {status}\n{}", self.name, self.log_tail(40)).into()),
+            Some(status) => {
+                Err(format!("{} ended: {status}\n{}", self.name, self.log_tail(40)).into())
+            }
         }
     }
 
@@ -130,7 +139,10 @@ impl ChildProcess {
     pub fn log_tail(&self, lines: usize) -> String {
         let tail = |stream: &str, text: &str| {
             let skip = text.lines().count().saturating_sub(lines);
-            text.lines().skip(skip).map(|line| format!("  {} {stream} | {line}\n", self.name)).collect::<String>()
+            text.lines()
+                .skip(skip)
+                .map(|line| format!("  {} {stream} | {line}\n", self.name))
+                .collect::<String>()
         };
         tail("out", &self.stdout()) + &tail("err", &self.stderr())
     }
@@ -148,6 +160,9 @@ impl Drop for ChildProcess {
 /// If there is no such process.
 pub fn memory_bytes(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .ok_or("no VmRSS")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
 }

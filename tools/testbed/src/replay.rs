@@ -81,15 +81,25 @@ pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayRe
 ///
 /// # Errors
 /// If a header of the plan is invalid.
-pub async fn run_observed(plan: &ReplayPlan, arrivals: &[Arrival], start: Instant, progress: &ReplayProgress) -> Result<()> {
+pub async fn run_observed(
+    plan: &ReplayPlan,
+    arrivals: &[Arrival],
+    start: Instant,
+    progress: &ReplayProgress,
+) -> Result<()> {
     let permits = Arc::new(Semaphore::new(CONCURRENCY_MAX));
     let mut running = JoinSet::new();
     for arrival in arrivals {
-        let mut request = Request::post("/v1/chat/completions").header("content-type", "application/json");
+        let mut request =
+            Request::post("/v1/chat/completions").header("content-type", "application/json");
         for (name, value) in &plan.headers {
             request = request.header(name, value);
         }
-        let (target, at, request) = (plan.target, arrival.at, request.body(client::full(arrival.chat_body(&plan.model)))?);
+        let (target, at, request) = (
+            plan.target,
+            arrival.at,
+            request.body(client::full(arrival.chat_body(&plan.model)))?,
+        );
         let due = start + arrival.at.div_f64(plan.rate);
         tokio::time::sleep_until(due.into()).await;
         let permit = Arc::clone(&permits).acquire_owned().await?;
@@ -98,7 +108,11 @@ pub async fn run_observed(plan: &ReplayPlan, arrivals: &[Arrival], start: Instan
         running.spawn(async move {
             let _permit = permit;
             let sent = Instant::now();
-            let mut seen = ReplayResult { at, late: sent.saturating_duration_since(due), ..ReplayResult::default() };
+            let mut seen = ReplayResult {
+                at,
+                late: sent.saturating_duration_since(due),
+                ..ReplayResult::default()
+            };
             // A failure shows in the fields that stay unset.
             let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
@@ -132,7 +146,12 @@ impl ReplayProgress {
 // === impl ReplayResult ===
 
 impl ReplayResult {
-    async fn watch(&mut self, target: SocketAddr, request: Request<Body>, sent: Instant) -> Result<()> {
+    async fn watch(
+        &mut self,
+        target: SocketAddr,
+        request: Request<Body>,
+        sent: Instant,
+    ) -> Result<()> {
         let response = client::start_within(target, request, REQUEST_TIMEOUT).await?;
         self.status = response.status().as_u16();
         let mut events = EventStream::new(response);
@@ -143,13 +162,26 @@ impl ReplayResult {
     }
 
     fn read(&mut self, data: &str, sent: Instant) {
-        let Ok(value) = serde_json::from_str::<Value>(data) else { return };
-        if self.ttft.is_none() && value.pointer("/choices/0/delta/content").and_then(Value::as_str).is_some_and(|text| !text.is_empty()) {
+        let Ok(value) = serde_json::from_str::<Value>(data) else {
+            return;
+        };
+        if self.ttft.is_none()
+            && value
+                .pointer("/choices/0/delta/content")
+                .and_then(Value::as_str)
+                .is_some_and(|text| !text.is_empty())
+        {
             self.ttft = Some(sent.elapsed());
         }
-        if let Some(tokens) = value.pointer("/usage/prompt_tokens").and_then(Value::as_u64) {
+        if let Some(tokens) = value
+            .pointer("/usage/prompt_tokens")
+            .and_then(Value::as_u64)
+        {
             self.prompt_tokens = tokens;
-            self.cached_tokens = value.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64).unwrap_or(0);
+            self.cached_tokens = value
+                .pointer("/usage/prompt_tokens_details/cached_tokens")
+                .and_then(Value::as_u64)
+                .unwrap_or(0);
         }
     }
 }
@@ -157,7 +189,14 @@ impl ReplayResult {
 /// The `share` quantile (0 to 1) of sorted `values`, nearest rank; `None` if there are no values.
 #[must_use]
 pub fn quantile(values: &[Duration], share: f64) -> Option<Duration> {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index into the slice")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index into the slice"
+    )]
     let rank = ((values.len() as f64 * share).ceil() as usize).saturating_sub(1);
-    values.get(rank.min(values.len().saturating_sub(1))).copied()
+    values
+        .get(rank.min(values.len().saturating_sub(1)))
+        .copied()
 }

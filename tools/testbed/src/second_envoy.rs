@@ -31,7 +31,13 @@ impl SecondEnvoy {
     /// If it does not start.
     pub async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
         let ports = [first.envoy.listener().port(), first.envoy.admin().port()];
-        Self::run(EnvoyConfig::read(&first.folder().join("envoy.json"))?, ports, node, workers).await
+        Self::run(
+            EnvoyConfig::read(&first.folder().join("envoy.json"))?,
+            ports,
+            node,
+            workers,
+        )
+        .await
     }
 
     /// Starts a proxy with the config of another picker mode and the daemon of the first.
@@ -49,17 +55,44 @@ impl SecondEnvoy {
     }
 
     /// `of_file` has the listener port and the admin port that the config uses.
-    async fn run(mut config: EnvoyConfig, of_file: [u16; 2], node: &str, workers: u32) -> Result<Self> {
-        let (folder, ports) = (tempfile::tempdir()?, [ReservedPort::lease()?, ReservedPort::lease()?]);
+    async fn run(
+        mut config: EnvoyConfig,
+        of_file: [u16; 2],
+        node: &str,
+        workers: u32,
+    ) -> Result<Self> {
+        let (folder, ports) = (
+            tempfile::tempdir()?,
+            [ReservedPort::lease()?, ReservedPort::lease()?],
+        );
         for (from, to) in of_file.into_iter().zip(&ports) {
             config.replace_port(from, to.number())?;
         }
-        let options =
-            EnvoyOptions { concurrency: workers, arguments: vec!["--service-node".into(), node.into()], ..EnvoyOptions::default() };
-        let envoy = EnvoyProcess::start(&config, ports[0].address(), ports[1].address(), &options, folder.path())?;
-        let ready =
-            |address: SocketAddr| async move { (client::get(address, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
+        let options = EnvoyOptions {
+            concurrency: workers,
+            arguments: vec!["--service-node".into(), node.into()],
+            ..EnvoyOptions::default()
+        };
+        let envoy = EnvoyProcess::start(
+            &config,
+            ports[0].address(),
+            ports[1].address(),
+            &options,
+            folder.path(),
+        )?;
+        let ready = |address: SocketAddr| async move {
+            (client::get(address, "/switchpoint/ready")
+                .await
+                .ok()?
+                .status
+                == 200)
+                .then_some(())
+        };
         wait_for(LIMIT, "the second proxy", || ready(ports[0].address())).await?;
-        Ok(Self { envoy, _ports: ports, _folder: folder })
+        Ok(Self {
+            envoy,
+            _ports: ports,
+            _folder: folder,
+        })
     }
 }

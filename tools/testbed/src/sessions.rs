@@ -21,11 +21,23 @@ const TURNS_MAX: u32 = 30;
 const PROMPT_TOKENS_MAX: f64 = 120_000.0;
 
 /// Prompt of the first turn: a task, and the files it is about.
-const FIRST_PROMPT: TokenCount = TokenCount { mean: 6_000.0, spread: 0.8, range: (1_000.0, 40_000.0) };
+const FIRST_PROMPT: TokenCount = TokenCount {
+    mean: 6_000.0,
+    spread: 0.8,
+    range: (1_000.0, 40_000.0),
+};
 /// Reply of the model.
-const REPLY: TokenCount = TokenCount { mean: 250.0, spread: 0.7, range: (20.0, 2_000.0) };
+const REPLY: TokenCount = TokenCount {
+    mean: 250.0,
+    spread: 0.7,
+    range: (20.0, 2_000.0),
+};
 /// Answer of a tool, which the next prompt ends with.
-const TOOL_ANSWER: TokenCount = TokenCount { mean: 900.0, spread: 1.0, range: (50.0, 12_000.0) };
+const TOOL_ANSWER: TokenCount = TokenCount {
+    mean: 900.0,
+    spread: 1.0,
+    range: (50.0, 12_000.0),
+};
 
 /// Time until the next turn: at least this, the time per token of the reply, and the time of a tool
 /// (exponential, this mean), in seconds.
@@ -65,11 +77,22 @@ pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
 
 /// A request of a session. The ids of a session's blocks are its own, from the first on, so a
 /// longer prompt begins with all of a shorter one.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the ranges of token counts are far below the limits")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the ranges of token counts are far below the limits"
+)]
 fn arrival(session: u64, at: f64, prompt: f64, reply: f64) -> Arrival {
     let prompt_tokens = prompt as usize;
-    let blocks = (session << 20..).take(prompt_tokens.div_ceil(BLOCK_TOKENS)).collect();
-    Arrival { at: Duration::from_secs_f64(at), prompt_tokens, output_tokens: reply as usize, blocks }
+    let blocks = (session << 20..)
+        .take(prompt_tokens.div_ceil(BLOCK_TOKENS))
+        .collect();
+    Arrival {
+        at: Duration::from_secs_f64(at),
+        prompt_tokens,
+        output_tokens: reply as usize,
+        blocks,
+    }
 }
 
 /// Exponential with mean 1.
@@ -83,8 +106,11 @@ impl TokenCount {
     /// Draws a number with this mean and spread, within the range.
     fn draw(&self, rng: &mut SmallRng) -> f64 {
         // Standard normal, by Box and Muller.
-        let normal = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (TAU * rng.random::<f64>()).cos();
-        (self.mean * (self.spread * normal - self.spread * self.spread / 2.0).exp()).clamp(self.range.0, self.range.1).floor()
+        let normal =
+            (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (TAU * rng.random::<f64>()).cos();
+        (self.mean * (self.spread * normal - self.spread * self.spread / 2.0).exp())
+            .clamp(self.range.0, self.range.1)
+            .floor()
     }
 }
 
@@ -98,7 +124,12 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_workload_and_another_is_another() {
-        let times = |seed| generate(seed, 30.0, END).iter().map(|arrival| arrival.at).collect::<Vec<_>>();
+        let times = |seed| {
+            generate(seed, 30.0, END)
+                .iter()
+                .map(|arrival| arrival.at)
+                .collect::<Vec<_>>()
+        };
         assert!(times(1) == times(1) && times(1) != times(2));
         assert!(times(1).is_sorted() && times(1).last().is_some_and(|last| *last < END));
     }
@@ -119,6 +150,9 @@ mod tests {
             }
             all += session.iter().map(|turn| turn.prompt_tokens).sum::<usize>();
         }
-        assert!(seen * 10 > all * 7, "most of a prompt was sent before: {seen} of {all} tokens");
+        assert!(
+            seen * 10 > all * 7,
+            "most of a prompt was sent before: {seen} of {all} tokens"
+        );
     }
 }

@@ -84,7 +84,9 @@ impl std::fmt::Debug for ConfigEdit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Picker(keys) => f.debug_tuple("Picker").field(keys).finish(),
-            Self::FilterBeforePicker(filter) => f.debug_tuple("FilterBeforePicker").field(filter).finish(),
+            Self::FilterBeforePicker(filter) => {
+                f.debug_tuple("FilterBeforePicker").field(filter).finish()
+            }
             Self::Anything(_) => f.write_str("Anything"),
         }
     }
@@ -107,13 +109,26 @@ impl PickerMode {
 
     /// The daemon's arguments for the picker configuration of `edits`, if the daemon picks.
     fn daemon_arguments(self, edits: &[ConfigEdit]) -> Vec<String> {
-        let keys = edits.iter().filter_map(|edit| if let ConfigEdit::Picker(keys) = edit { Some(keys) } else { None }).flatten();
+        let keys = edits
+            .iter()
+            .filter_map(|edit| {
+                if let ConfigEdit::Picker(keys) = edit {
+                    Some(keys)
+                } else {
+                    None
+                }
+            })
+            .flatten();
         let argument = |(key, value): (&String, &Value)| match (key.as_str(), value) {
             ("explain", Value::Bool(true)) => vec!["--ext-proc-explain".to_owned()],
-            ("objective_header", Value::String(word)) => vec!["--ext-proc-objective-header".to_owned(), word.clone()],
+            ("objective_header", Value::String(word)) => {
+                vec!["--ext-proc-objective-header".to_owned(), word.clone()]
+            }
             _ => Vec::new(),
         };
-        keys.filter(|_| self == Self::ExtProc).flat_map(argument).collect()
+        keys.filter(|_| self == Self::ExtProc)
+            .flat_map(argument)
+            .collect()
     }
 }
 
@@ -130,21 +145,32 @@ impl StackBuilder {
     /// Starts `count` model servers that serve the model `demo` and answer at once.
     #[must_use]
     pub fn servers(self, count: usize) -> Self {
-        let options =
-            model_server::ModelServerOptions { models: vec!["demo".to_owned()], speed: 0.0, ..model_server::ModelServerOptions::default() };
+        let options = model_server::ModelServerOptions {
+            models: vec!["demo".to_owned()],
+            speed: 0.0,
+            ..model_server::ModelServerOptions::default()
+        };
         self.servers_like(count, &options)
     }
 
     /// Starts `count` model servers like this one.
     #[must_use]
-    pub fn servers_like(mut self, count: usize, options: &model_server::ModelServerOptions) -> Self {
+    pub fn servers_like(
+        mut self,
+        count: usize,
+        options: &model_server::ModelServerOptions,
+    ) -> Self {
         self.servers = vec![options.clone(); count];
         self
     }
 
     /// Adds `count` model servers like this one, for a pool of unequal machines.
     #[must_use]
-    pub fn more_servers_like(mut self, count: usize, options: &model_server::ModelServerOptions) -> Self {
+    pub fn more_servers_like(
+        mut self,
+        count: usize,
+        options: &model_server::ModelServerOptions,
+    ) -> Self {
         self.servers.extend(vec![options.clone(); count]);
         self
     }
@@ -167,7 +193,9 @@ impl StackBuilder {
     /// Adds arguments of Envoy.
     #[must_use]
     pub fn envoy_arguments(mut self, arguments: &[&str]) -> Self {
-        self.envoy.arguments.extend(arguments.iter().map(ToString::to_string));
+        self.envoy
+            .arguments
+            .extend(arguments.iter().map(ToString::to_string));
         self
     }
 
@@ -226,14 +254,18 @@ impl StackBuilder {
     /// Adds arguments of `switchpointd serve`.
     #[must_use]
     pub fn daemon_arguments(mut self, arguments: &[&str]) -> Self {
-        self.daemon_arguments.extend(arguments.iter().map(ToString::to_string));
+        self.daemon_arguments
+            .extend(arguments.iter().map(ToString::to_string));
         self
     }
 
     /// Configures these scorers with their weights in place of the default profile.
     #[must_use]
     pub fn scored_by(mut self, scorers: &[(&str, u32)]) -> Self {
-        self.scorers = scorers.iter().map(|&(scorer, weight)| (scorer.to_owned(), weight)).collect();
+        self.scorers = scorers
+            .iter()
+            .map(|&(scorer, weight)| (scorer.to_owned(), weight))
+            .collect();
         self
     }
 
@@ -247,7 +279,8 @@ impl StackBuilder {
     /// Adds an environment variable of the daemon.
     #[must_use]
     pub fn daemon_environment(mut self, name: &str, value: &str) -> Self {
-        self.daemon_environment.push((name.to_owned(), value.to_owned()));
+        self.daemon_environment
+            .push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -279,7 +312,9 @@ impl StackBuilder {
     /// # Errors
     /// If a part does not start; the error has the last lines of the logs.
     pub async fn start(self) -> Result<Stack> {
-        let folder = tempfile::Builder::new().prefix("switchpoint-e2e-").tempdir()?;
+        let folder = tempfile::Builder::new()
+            .prefix("switchpoint-e2e-")
+            .tempdir()?;
         let mut ports = Vec::new();
         let mut lease = || -> Result<SocketAddr> {
             let port = ReservedPort::lease()?;
@@ -291,26 +326,59 @@ impl StackBuilder {
         for options in self.servers {
             // A leased port: no other process can take it while the server closes its socket to
             // refuse connections.
-            servers.push(ModelServer::start(model_server::ModelServerOptions { listen: lease()?, ..options })?);
+            servers.push(ModelServer::start(model_server::ModelServerOptions {
+                listen: lease()?,
+                ..options
+            })?);
         }
         let (listener, admin) = (lease()?, lease()?);
         let mut settings = DaemonSettings::new(folder.path())?;
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
         settings.environment = self.daemon_environment;
-        settings.arguments.extend(self.front.daemon_arguments(&self.edits));
+        settings
+            .arguments
+            .extend(self.front.daemon_arguments(&self.edits));
         if !self.scorers.is_empty() {
-            settings.arguments.extend(["--config".to_owned(), scorers::write(&self.scorers, folder.path())?]);
+            settings.arguments.extend([
+                "--config".to_owned(),
+                scorers::write(&self.scorers, folder.path())?,
+            ]);
         }
-        let mut ports_of_file = vec![(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())];
+        let mut ports_of_file = vec![
+            (8080, listener.port()),
+            (9901, admin.port()),
+            (9004, settings.state.number()),
+        ];
         if self.front == PickerMode::ExtProc {
             ports_of_file.push((9002, settings.ext_proc.number()));
         }
         let config = configured(self.front, &self.edits, &ports_of_file)?;
-        let foreign_endpoints = self.foreign_endpoints.iter().enumerate().map(|(index, address)| (format!("stranger-{index}"), *address));
-        settings.write_endpoints(&endpoints(&servers).into_iter().chain(foreign_endpoints).collect::<Vec<_>>())?;
-        let (daemon, absent) = if self.daemon { (Some(DaemonProcess::start(settings)?), None) } else { (None, Some(settings)) };
+        let foreign_endpoints = self
+            .foreign_endpoints
+            .iter()
+            .enumerate()
+            .map(|(index, address)| (format!("stranger-{index}"), *address));
+        settings.write_endpoints(
+            &endpoints(&servers)
+                .into_iter()
+                .chain(foreign_endpoints)
+                .collect::<Vec<_>>(),
+        )?;
+        let (daemon, absent) = if self.daemon {
+            (Some(DaemonProcess::start(settings)?), None)
+        } else {
+            (None, Some(settings))
+        };
         let envoy = EnvoyProcess::start(&config, listener, admin, &self.envoy, folder.path())?;
-        let mut stack = Stack { servers, envoy, daemon, absent, _ports: ports, folder, quiet: self.quiet };
+        let mut stack = Stack {
+            servers,
+            envoy,
+            daemon,
+            absent,
+            _ports: ports,
+            folder,
+            quiet: self.quiet,
+        };
         match stack.wait_until_up(self.ready).await {
             Ok(()) => Ok(stack),
             Err(error) => Err(format!("{error}\n{}", stack.logs()).into()),
@@ -318,7 +386,11 @@ impl StackBuilder {
     }
 }
 
-fn configured(front: PickerMode, edits: &[ConfigEdit], ports: &[(u16, u16)]) -> Result<EnvoyConfig> {
+fn configured(
+    front: PickerMode,
+    edits: &[ConfigEdit],
+    ports: &[(u16, u16)],
+) -> Result<EnvoyConfig> {
     let mut config = EnvoyConfig::shipped(front.file())?;
     for &(from, to) in ports {
         config.replace_port(from, to)?;
@@ -327,9 +399,13 @@ fn configured(front: PickerMode, edits: &[ConfigEdit], ports: &[(u16, u16)]) -> 
         match edit {
             ConfigEdit::Picker(keys) => match front {
                 PickerMode::Filter => config.set_picker(keys)?,
-                PickerMode::ExtProc => keys.iter().try_for_each(|(key, value)| config.set_daemon(key, value))?,
+                PickerMode::ExtProc => keys
+                    .iter()
+                    .try_for_each(|(key, value)| config.set_daemon(key, value))?,
             },
-            ConfigEdit::FilterBeforePicker(filter) => config.insert_before_picker(filter.clone())?,
+            ConfigEdit::FilterBeforePicker(filter) => {
+                config.insert_before_picker(filter.clone())?
+            }
             ConfigEdit::Anything(edit) => edit(config.value()),
         }
     }
@@ -337,7 +413,11 @@ fn configured(front: PickerMode, edits: &[ConfigEdit], ports: &[(u16, u16)]) -> 
 }
 
 fn endpoints(servers: &[ModelServer]) -> Vec<(String, SocketAddr)> {
-    servers.iter().enumerate().map(|(index, server)| (format!("server-{index}"), server.addr())).collect()
+    servers
+        .iter()
+        .enumerate()
+        .map(|(index, server)| (format!("server-{index}"), server.addr()))
+        .collect()
 }
 
 // === impl Stack ===
@@ -405,8 +485,19 @@ impl Stack {
     /// If none of the stack's servers answered.
     pub fn server_of(&self, reply: &ClientReply) -> Result<usize> {
         let by = reply.header("x-served-by");
-        let index = self.servers.iter().position(|server| server.addr().to_string() == by);
-        index.ok_or_else(|| format!("no server of ours answered: {} {:?} {}", reply.status, by, reply.text()).into())
+        let index = self
+            .servers
+            .iter()
+            .position(|server| server.addr().to_string() == by);
+        index.ok_or_else(|| {
+            format!(
+                "no server of ours answered: {} {:?} {}",
+                reply.status,
+                by,
+                reply.text()
+            )
+            .into()
+        })
     }
 
     /// The daemon.
@@ -422,7 +513,10 @@ impl Stack {
     /// # Errors
     /// If it cannot be run, or runs already.
     pub fn start_daemon(&mut self) -> Result<()> {
-        let settings = self.absent.take().ok_or("this stack has a daemon already")?;
+        let settings = self
+            .absent
+            .take()
+            .ok_or("this stack has a daemon already")?;
         self.daemon = Some(DaemonProcess::start(settings)?);
         Ok(())
     }
@@ -433,7 +527,10 @@ impl Stack {
     /// If there is no daemon, or no such server.
     pub fn set_pool(&mut self, indices: &[usize]) -> Result<()> {
         let all = endpoints(&self.servers);
-        let chosen = indices.iter().map(|index| all.get(*index).cloned().ok_or("no such server")).collect::<Result<Vec<_>, _>>()?;
+        let chosen = indices
+            .iter()
+            .map(|index| all.get(*index).cloned().ok_or("no such server"))
+            .collect::<Result<Vec<_>, _>>()?;
         self.daemon()?.settings().write_endpoints(&chosen)
     }
 
@@ -444,7 +541,11 @@ impl Stack {
 
     /// The last lines of every log.
     pub fn logs(&mut self) -> String {
-        let daemon = self.daemon.as_mut().map(|daemon| daemon.process().log_tail(LINES_SHOWN)).unwrap_or_default();
+        let daemon = self
+            .daemon
+            .as_mut()
+            .map(|daemon| daemon.process().log_tail(LINES_SHOWN))
+            .unwrap_or_default();
         daemon + &self.envoy.process().log_tail(LINES_SHOWN)
     }
 
@@ -460,8 +561,14 @@ impl Stack {
         let (listener, admin) = (self.envoy.listener(), self.envoy.admin());
         let up = || async move {
             // Envoy answers `LIVE` when its workers serve. The picker is ready when it has state.
-            let live = client::get(admin, "/ready").await.is_ok_and(|reply| reply.status == 200);
-            let has_state = || async { client::get(listener, "/switchpoint/ready").await.is_ok_and(|reply| reply.status == 200) };
+            let live = client::get(admin, "/ready")
+                .await
+                .is_ok_and(|reply| reply.status == 200);
+            let has_state = || async {
+                client::get(listener, "/switchpoint/ready")
+                    .await
+                    .is_ok_and(|reply| reply.status == 200)
+            };
             (live && (!ready || has_state().await)).then_some(())
         };
         tokio::select! {
@@ -471,9 +578,14 @@ impl Stack {
     }
 
     /// Returns when one of the processes ends.
-    async fn an_end(envoy: &mut EnvoyProcess, mut daemon: Option<&mut DaemonProcess>) -> crate::Error {
+    async fn an_end(
+        envoy: &mut EnvoyProcess,
+        mut daemon: Option<&mut DaemonProcess>,
+    ) -> crate::Error {
         loop {
-            let daemon_runs = daemon.as_mut().map_or(Ok(()), |daemon| daemon.process().check_running());
+            let daemon_runs = daemon
+                .as_mut()
+                .map_or(Ok(()), |daemon| daemon.process().check_running());
             if let Err(ended) = envoy.process().check_running().and(daemon_runs) {
                 return ended;
             }
@@ -486,7 +598,10 @@ impl Drop for Stack {
     fn drop(&mut self) {
         if !self.quiet {
             let logs = self.logs();
-            #[allow(clippy::print_stdout, reason = "a test that fails, by panic or by error, shows what the processes said")]
+            #[allow(
+                clippy::print_stdout,
+                reason = "a test that fails, by panic or by error, shows what the processes said"
+            )]
             {
                 println!("{logs}");
             }

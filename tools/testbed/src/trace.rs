@@ -116,12 +116,20 @@ mod tests {
     use super::*;
 
     fn arrival(blocks: &[u64], tokens: usize) -> Arrival {
-        Arrival { at: Duration::ZERO, prompt_tokens: tokens, output_tokens: 1, blocks: blocks.to_vec() }
+        Arrival {
+            at: Duration::ZERO,
+            prompt_tokens: tokens,
+            output_tokens: 1,
+            blocks: blocks.to_vec(),
+        }
     }
 
     #[test]
     fn equal_ids_begin_alike_and_lengths_are_kept() {
-        let (a, b) = (arrival(&[1, 2, 3], 1_500).prompt(), arrival(&[1, 2, 9], 1_100).prompt());
+        let (a, b) = (
+            arrival(&[1, 2, 3], 1_500).prompt(),
+            arrival(&[1, 2, 9], 1_100).prompt(),
+        );
         assert_eq!((a.len(), b.len()), (6_000, 4_400));
         assert_eq!(a[..4_096], b[..4_096]);
         assert_ne!(a[4_096..4_400], b[4_096..]);
@@ -129,10 +137,15 @@ mod tests {
 
     #[test]
     fn the_committed_trace_is_whole() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mooncake_conversation_10min.jsonl.gz");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mooncake_conversation_10min.jsonl.gz");
         let trace = read(&path, 1).unwrap();
         assert_eq!(trace.len(), 1_750);
-        assert!(trace.iter().all(|a| a.blocks.len() == a.prompt_tokens.div_ceil(BLOCK_TOKENS)));
+        assert!(
+            trace
+                .iter()
+                .all(|a| a.blocks.len() == a.prompt_tokens.div_ceil(BLOCK_TOKENS))
+        );
         assert!(trace.windows(2).all(|w| w[0].at <= w[1].at));
     }
 }

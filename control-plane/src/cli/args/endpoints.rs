@@ -17,7 +17,12 @@ pub struct EndpointsArgs {
     pub endpoints_file: Option<PathBuf>,
 
     /// A model server; repeat for more. A host name is resolved once, at start.
-    #[arg(long, env = "SWITCHPOINT_ENDPOINT", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_ENDPOINT",
+        value_name = "HOST:PORT",
+        value_delimiter = ','
+    )]
     pub endpoint: Vec<String>,
 
     /// YAML list of pools, each with its own endpoints and configuration. Excludes --pool and
@@ -57,11 +62,21 @@ pub struct EndpointTlsArgs {
     pub endpoint_tls_ca: Option<PathBuf>,
 
     /// Client certificate for these servers, PEM.
-    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CERT", value_name = "FILE", requires = "endpoint_tls_key")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_ENDPOINT_TLS_CERT",
+        value_name = "FILE",
+        requires = "endpoint_tls_key"
+    )]
     pub endpoint_tls_cert: Option<PathBuf>,
 
     /// The key of that certificate, PEM.
-    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_KEY", value_name = "FILE", requires = "endpoint_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_ENDPOINT_TLS_KEY",
+        value_name = "FILE",
+        requires = "endpoint_tls_cert"
+    )]
     pub endpoint_tls_key: Option<PathBuf>,
 
     /// Do not check servers' certificates.
@@ -79,7 +94,12 @@ pub struct ObjectsArgs {
     pub objects: Option<PathBuf>,
 
     /// The same objects from this namespace of the API server (in-cluster, or of the kubeconfig).
-    #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_OBJECTS_KUBERNETES",
+        value_name = "NAMESPACE",
+        conflicts_with = "objects"
+    )]
     pub objects_kubernetes: Option<String>,
 
     /// Answer 404 to a model that neither an object nor an endpoint's metadata names, even if there

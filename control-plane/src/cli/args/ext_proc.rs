@@ -23,19 +23,38 @@ pub struct ExtProcArgs {
 
     /// Certificate with its chain, PEM; read again when it changes. If not given, a self-signed one
     /// is created at each start.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CERT", value_name = "FILE", requires = "ext_proc_tls_key")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_TLS_CERT",
+        value_name = "FILE",
+        requires = "ext_proc_tls_key"
+    )]
     pub ext_proc_tls_cert: Option<PathBuf>,
 
     /// The key of that certificate, PEM.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_KEY", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_TLS_KEY",
+        value_name = "FILE",
+        requires = "ext_proc_tls_cert"
+    )]
     pub ext_proc_tls_key: Option<PathBuf>,
 
     /// Demand client certificates signed by this CA, PEM.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CLIENT_CA", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_TLS_CLIENT_CA",
+        value_name = "FILE",
+        requires = "ext_proc_tls_cert"
+    )]
     pub ext_proc_tls_client_ca: Option<PathBuf>,
 
     /// No TLS. Beyond loopback this needs --insecure-ext-proc too.
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_PLAINTEXT",
+        conflicts_with = "ext_proc_tls_cert"
+    )]
     pub ext_proc_plaintext: bool,
 
     /// Allow --ext-proc-plaintext beyond loopback. The risk: any machine between gateway and daemon
@@ -91,11 +110,19 @@ pub struct ExchangeArgs {
     pub ext_proc_destination_header: Option<String>,
 
     /// Metadata namespace of the destination and of the endpoint that served [default: envoy.lb].
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE", value_name = "NAME")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE",
+        value_name = "NAME"
+    )]
     pub ext_proc_destination_namespace: Option<String>,
 
     /// Metadata namespace of the subset hint [default: envoy.lb.subset_hint].
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE", value_name = "NAME")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE",
+        value_name = "NAME"
+    )]
     pub ext_proc_subset_namespace: Option<String>,
 
     /// Key of the subset hint in it [default: x-gateway-destination-endpoint-subset].
@@ -103,7 +130,12 @@ pub struct ExchangeArgs {
     pub ext_proc_subset_key: Option<String>,
 
     /// Metadata namespace of the fairness id, for flow control [default: none].
-    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAIRNESS_NAMESPACE", value_name = "NAME", requires = "ext_proc_fairness_key")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_EXT_PROC_FAIRNESS_NAMESPACE",
+        value_name = "NAME",
+        requires = "ext_proc_fairness_key"
+    )]
     pub ext_proc_fairness_namespace: Option<String>,
 
     /// Path of the fairness id in it, keys separated by /, such as jwt_payload/sub.

@@ -9,15 +9,30 @@ use clap::Args;
 #[command(next_help_heading = "TLS of the state listener")]
 pub struct StateTls {
     /// Certificate with its chain, PEM; read again when it changes.
-    #[arg(long, env = "SWITCHPOINT_STATE_TLS_CERT", value_name = "FILE", requires = "state_tls_key")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_STATE_TLS_CERT",
+        value_name = "FILE",
+        requires = "state_tls_key"
+    )]
     pub state_tls_cert: Option<PathBuf>,
 
     /// The key of that certificate, PEM.
-    #[arg(long, env = "SWITCHPOINT_STATE_TLS_KEY", value_name = "FILE", requires = "state_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_STATE_TLS_KEY",
+        value_name = "FILE",
+        requires = "state_tls_cert"
+    )]
     pub state_tls_key: Option<PathBuf>,
 
     /// Demand client certificates signed by this CA, PEM. A listener beyond loopback needs this.
-    #[arg(long, env = "SWITCHPOINT_STATE_TLS_CLIENT_CA", value_name = "FILE", requires = "state_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_STATE_TLS_CLIENT_CA",
+        value_name = "FILE",
+        requires = "state_tls_cert"
+    )]
     pub state_tls_client_ca: Option<PathBuf>,
 
     /// Allow --listen-state beyond loopback without mutual TLS. The risk: any host that reaches the
@@ -33,16 +48,31 @@ pub struct StateTls {
 #[command(next_help_heading = "TLS and token of the admin listener")]
 pub struct AdminTls {
     /// Certificate with its chain, PEM; read again when it changes.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CERT", value_name = "FILE", requires = "admin_tls_key")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_ADMIN_TLS_CERT",
+        value_name = "FILE",
+        requires = "admin_tls_key"
+    )]
     pub admin_tls_cert: Option<PathBuf>,
 
     /// The key of that certificate, PEM.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_KEY", value_name = "FILE", requires = "admin_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_ADMIN_TLS_KEY",
+        value_name = "FILE",
+        requires = "admin_tls_cert"
+    )]
     pub admin_tls_key: Option<PathBuf>,
 
     /// Demand client certificates signed by this CA, PEM. A listener beyond loopback needs this or
     /// a token.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CLIENT_CA", value_name = "FILE", requires = "admin_tls_cert")]
+    #[arg(
+        long,
+        env = "SWITCHPOINT_ADMIN_TLS_CLIENT_CA",
+        value_name = "FILE",
+        requires = "admin_tls_cert"
+    )]
     pub admin_tls_client_ca: Option<PathBuf>,
 
     /// Demand the token in this file (`authorization: Bearer TOKEN`, at least 16 characters) for
@@ -55,7 +85,12 @@ pub struct AdminTls {
     /// besides its addresses and localhost; may be repeated. Not needed with a token or a
     /// certificate. Other names are refused: a web page could have its own name resolve to this
     /// machine, and then read everything.
-    #[arg(long = "admin-host", env = "SWITCHPOINT_ADMIN_HOST", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long = "admin-host",
+        env = "SWITCHPOINT_ADMIN_HOST",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     pub admin_hosts: Vec<String>,
 
     /// Allow --listen-admin beyond loopback without mutual TLS or a token. The risk: any host that

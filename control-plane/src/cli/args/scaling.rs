@@ -58,7 +58,10 @@ fn replicas() -> clap::builder::RangedI64ValueParser<u32> {
 /// # Errors
 /// If it is not one.
 pub fn spare(text: &str) -> Result<f64, String> {
-    let read = text.parse().ok().filter(|replicas| (0.0..=f64::from(REPLICAS_MAX)).contains(replicas));
+    let read = text
+        .parse()
+        .ok()
+        .filter(|replicas| (0.0..=f64::from(REPLICAS_MAX)).contains(replicas));
     read.ok_or_else(|| format!("give a number from 0 to {REPLICAS_MAX}"))
 }
 

@@ -27,7 +27,8 @@ const EXIT_UNREADABLE: u8 = 1;
 /// Exit code if something has no equivalent or is unknown.
 const EXIT_LOSS: u8 = 3;
 
-const HEAD: &str = "# Values of the Switchpoint chart, made from llm-d's by `switchpointd migrate`.\n";
+const HEAD: &str =
+    "# Values of the Switchpoint chart, made from llm-d's by `switchpointd migrate`.\n";
 
 /// The resources of a namespace that describe endpoint pickers; the latter half may not exist.
 const RESOURCES: [&str; 6] = [
@@ -97,7 +98,11 @@ pub struct Migrated {
 
 /// Runs the command and returns the exit code: 0 all kept or changed, 1 the input cannot be read, 3
 /// something has no equivalent or is unknown. Prints values to `out` and the report to `err`.
-pub async fn run(args: MigrateArgs, out: &mut dyn std::io::Write, err: &mut dyn std::io::Write) -> u8 {
+pub async fn run(
+    args: MigrateArgs,
+    out: &mut dyn std::io::Write,
+    err: &mut dyn std::io::Write,
+) -> u8 {
     let result = read(&args).await.and_then(|found| {
         let migrated = migrate(found);
         write(&args, &migrated, out, err).map(|()| migrated.loss)
@@ -112,7 +117,12 @@ pub async fn run(args: MigrateArgs, out: &mut dyn std::io::Write, err: &mut dyn 
     }
 }
 
-fn write(args: &MigrateArgs, migrated: &Migrated, out: &mut dyn std::io::Write, err: &mut dyn std::io::Write) -> Result<(), String> {
+fn write(
+    args: &MigrateArgs,
+    migrated: &Migrated,
+    out: &mut dyn std::io::Write,
+    err: &mut dyn std::io::Write,
+) -> Result<(), String> {
     let Some(folder) = &args.output_dir else {
         let _ = out.write_all(migrated.values.as_bytes()); // a closed stdout is no failure: the exit code still gives the result
         let _ = err.write_all(migrated.report.as_bytes());
@@ -129,40 +139,68 @@ fn write(args: &MigrateArgs, migrated: &Migrated, out: &mut dyn std::io::Write, 
         [(_, only)] => write("picker.yaml", only)?,
         several => {
             for (pool, config) in several {
-                write(&format!("picker-{}.yaml", pool.replace(['/', '\\'], "-")), config)?;
+                write(
+                    &format!("picker-{}.yaml", pool.replace(['/', '\\'], "-")),
+                    config,
+                )?;
             }
         }
     }
-    let _ = writeln!(err, "{}", migrated.report.lines().nth(2).unwrap_or_default());
+    let _ = writeln!(
+        err,
+        "{}",
+        migrated.report.lines().nth(2).unwrap_or_default()
+    );
     Ok(())
 }
 
 async fn read(args: &MigrateArgs) -> Result<FoundPickers, String> {
     let (pool, namespace) = (args.pool.as_deref(), args.namespace.as_deref());
     if args.cluster {
-        return objects::read(&from_cluster(namespace.unwrap_or_default()).await?, pool, namespace);
+        return objects::read(
+            &from_cluster(namespace.unwrap_or_default()).await?,
+            pool,
+            namespace,
+        );
     }
     if args.values.is_empty() {
         return objects::read(&files(&args.objects)?, pool, namespace);
     }
     let files = files(&args.values)?;
-    let items = values::read(files.iter().map(|(name, text)| (name.as_str(), text.as_str())))?;
+    let items = values::read(
+        files
+            .iter()
+            .map(|(name, text)| (name.as_str(), text.as_str())),
+    )?;
     let picker = of_values(items, pool.unwrap_or_default(), namespace, args.chart);
-    Ok(FoundPickers { pickers: vec![picker], others: Vec::new() })
+    Ok(FoundPickers {
+        pickers: vec![picker],
+        others: Vec::new(),
+    })
 }
 
 /// Reads files, at most [`INPUT_BYTES_MAX`] together.
 fn files(paths: &[PathBuf]) -> Result<Vec<(String, String)>, String> {
     if paths.len() > FILES_MAX {
-        return Err(format!("{} files; at most {FILES_MAX} are read", paths.len()));
+        return Err(format!(
+            "{} files; at most {FILES_MAX} are read",
+            paths.len()
+        ));
     }
     let mut rest = INPUT_BYTES_MAX;
     let mut files = Vec::with_capacity(paths.len());
     for path in paths {
-        let name = if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() };
+        let name = if path == Path::new("-") {
+            "stdin".to_owned()
+        } else {
+            path.display().to_string()
+        };
         let mut text = String::new();
         let read = if path == Path::new("-") {
-            std::io::stdin().lock().take(rest + 1).read_to_string(&mut text)
+            std::io::stdin()
+                .lock()
+                .take(rest + 1)
+                .read_to_string(&mut text)
         } else {
             std::fs::File::open(path).and_then(|file| file.take(rest + 1).read_to_string(&mut text))
         };
@@ -185,10 +223,14 @@ async fn from_cluster(namespace: &str) -> Result<Vec<(String, String)>, String> 
     let mut lists = Vec::new();
     for (i, resource) in RESOURCES.iter().enumerate() {
         let path = resource.replace("{}", namespace);
-        let request = http::Request::get(&path).body(Vec::new()).map_err(|e| e.to_string())?;
+        let request = http::Request::get(&path)
+            .body(Vec::new())
+            .map_err(|e| e.to_string())?;
         match client.request_text(request).await {
             Ok(text) if u64::try_from(text.len()).unwrap_or(u64::MAX) > INPUT_BYTES_MAX => {
-                return Err(format!("{path}: larger than {INPUT_BYTES_MAX} bytes: use kubectl with a label selector and migrate -"));
+                return Err(format!(
+                    "{path}: larger than {INPUT_BYTES_MAX} bytes: use kubectl with a label selector and migrate -"
+                ));
             }
             Ok(text) => lists.push((path, text)),
             // A cluster need not have the kinds of llm-d.
@@ -201,30 +243,52 @@ async fn from_cluster(namespace: &str) -> Result<Vec<(String, String)>, String> 
 
 /// The picker that a chart makes from values.
 #[must_use]
-pub fn of_values(items: GivenItems, pool: &str, namespace: Option<&str>, chart: Option<LlmdChart>) -> LlmdPicker {
+pub fn of_values(
+    items: GivenItems,
+    pool: &str,
+    namespace: Option<&str>,
+    chart: Option<LlmdChart>,
+) -> LlmdPicker {
     let standalone = match chart {
         Some(chart) => chart == LlmdChart::Standalone,
         None => {
-            let gateway = ["provider", "httpRoute", "experimentalHttpRoute"].iter().any(|path| items.any_below(path));
-            let proxy = ["router.proxy", "router.extraServicePorts"].iter().any(|path| items.any_below(path));
+            let gateway = ["provider", "httpRoute", "experimentalHttpRoute"]
+                .iter()
+                .any(|path| items.any_below(path));
+            let proxy = ["router.proxy", "router.extraServicePorts"]
+                .iter()
+                .any(|path| items.any_below(path));
             proxy && !gateway && items.get("router.proxy.enabled") != Some(&YamlValue::Flag(false))
         }
     };
-    LlmdPicker { name: pool.to_owned(), namespace: namespace.map(str::to_owned), config: None, items, standalone }
+    LlmdPicker {
+        name: pool.to_owned(),
+        namespace: namespace.map(str::to_owned),
+        config: None,
+        items,
+        standalone,
+    }
 }
 
 /// Migrates everything found.
 #[must_use]
 pub fn migrate(found: FoundPickers) -> Migrated {
-    let FoundPickers { mut pickers, others } = found;
+    let FoundPickers {
+        mut pickers,
+        others,
+    } = found;
     let mut configs = Vec::with_capacity(pickers.len());
     let mut answers = Vec::with_capacity(pickers.len());
     for picker in &mut pickers {
         let mut entries: Vec<ReportEntry> = choose(picker).into_iter().collect();
         let config = match &picker.config {
             Some((source, text)) => {
-                let mut migrated = picker::migrate(&with_parsers(picker, text), &defaults::parameters(picker));
-                let named = |entry: ReportEntry| ReportEntry { item: format!("{source}: {}", entry.item), ..entry };
+                let mut migrated =
+                    picker::migrate(&with_parsers(picker, text), &defaults::parameters(picker));
+                let named = |entry: ReportEntry| ReportEntry {
+                    item: format!("{source}: {}", entry.item),
+                    ..entry
+                };
                 entries.extend(std::mem::take(&mut migrated.entries).into_iter().map(named));
                 migrated
             }
@@ -233,14 +297,29 @@ pub fn migrate(found: FoundPickers) -> Migrated {
         configs.push(config);
         answers.push(entries);
     }
-    let ChartValues { values, mut notes, unusable } = chart::values(&pickers, &configs);
+    let ChartValues {
+        values,
+        mut notes,
+        unusable,
+    } = chart::values(&pickers, &configs);
     let mut reports = Vec::with_capacity(pickers.len());
     for (picker, of_config) in pickers.iter().zip(answers) {
-        let entries = std::iter::once(mode(picker)).chain(picker.items.report(&unusable)).chain(notes.drain(..)).chain(of_config);
-        reports.push(PoolReport { pool: picker.name.clone(), entries: entries.collect() });
+        let entries = std::iter::once(mode(picker))
+            .chain(picker.items.report(&unusable))
+            .chain(notes.drain(..))
+            .chain(of_config);
+        reports.push(PoolReport {
+            pool: picker.name.clone(),
+            entries: entries.collect(),
+        });
     }
-    let loss = report::count(&reports, MigrationVerdict::NoEquivalent) + report::count(&reports, MigrationVerdict::Unknown) > 0;
-    let named = pickers.iter().zip(configs).filter_map(|(picker, config)| Some((picker.name.clone(), config.text?)));
+    let loss = report::count(&reports, MigrationVerdict::NoEquivalent)
+        + report::count(&reports, MigrationVerdict::Unknown)
+        > 0;
+    let named = pickers
+        .iter()
+        .zip(configs)
+        .filter_map(|(picker, config)| Some((picker.name.clone(), config.text?)));
     Migrated {
         values: format!("{HEAD}{}", printer::print(&values, 0)),
         configs: named.collect(),
@@ -252,9 +331,17 @@ pub fn migrate(found: FoundPickers) -> Migrated {
 /// Says how requests reach the pool.
 fn mode(picker: &LlmdPicker) -> ReportEntry {
     let (item, ours, reason) = if picker.standalone {
-        ("the proxy in front of the picker", "gateway.enabled", "the chart's gateway takes its place")
+        (
+            "the proxy in front of the picker",
+            "gateway.enabled",
+            "the chart's gateway takes its place",
+        )
     } else {
-        ("the gateway that calls the picker", "extProc.enabled", "it calls the daemon; point the InferencePool's endpointPickerRef to it")
+        (
+            "the gateway that calls the picker",
+            "extProc.enabled",
+            "it calls the daemon; point the InferencePool's endpointPickerRef to it",
+        )
     };
     ReportEntry {
         verdict: MigrationVerdict::Kept,
@@ -267,14 +354,26 @@ fn mode(picker: &LlmdPicker) -> ReportEntry {
 
 /// Chooses the configuration where the input has values instead of a file.
 fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
-    let running = picker.items.all().iter().any(|item| item.path == "--config-file" || item.path == "--config-text");
+    let running = picker
+        .items
+        .all()
+        .iter()
+        .any(|item| item.path == "--config-file" || item.path == "--config-text");
     if picker.config.is_some() {
         return None;
     }
     if running {
-        let reason = "was not among the objects: the pool has the default configuration until you write one".to_owned();
+        let reason =
+            "was not among the objects: the pool has the default configuration until you write one"
+                .to_owned();
         let item = "EndpointPickerConfig".to_owned();
-        return Some(ReportEntry { verdict: MigrationVerdict::Unknown, item, given: String::new(), ours: String::new(), reason });
+        return Some(ReportEntry {
+            verdict: MigrationVerdict::Unknown,
+            item,
+            given: String::new(),
+            ours: String::new(),
+            reason,
+        });
     }
     let (config, answer) = defaults::chosen(&picker.items);
     picker.config = config;
@@ -283,10 +382,18 @@ fn choose(picker: &mut LlmdPicker) -> Option<ReportEntry> {
 
 /// The default configuration with the parsers that the values name.
 fn with_parsers(picker: &LlmdPicker, text: &str) -> String {
-    let Some(parsers) = defaults::parsers(picker) else { return text.to_owned() };
-    let Ok(mut root) = crate::config::yaml::parse(text) else { return text.to_owned() };
+    let Some(parsers) = defaults::parsers(picker) else {
+        return text.to_owned();
+    };
+    let Ok(mut root) = crate::config::yaml::parse(text) else {
+        return text.to_owned();
+    };
     let parser = |name: &String| tree::map(vec![("pluginRef", YamlValue::Text(name.clone()))]);
     let listed = tree::list(parsers.iter().map(parser).collect());
-    tree::set(&mut root, "requestHandler", tree::map(vec![("parsers", listed)]));
+    tree::set(
+        &mut root,
+        "requestHandler",
+        tree::map(vec![("parsers", listed)]),
+    );
     printer::print(&root.value, 0)
 }

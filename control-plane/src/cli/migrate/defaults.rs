@@ -81,18 +81,29 @@ const METRIC_FLAGS: [(&str, &str); 5] = [
 ];
 
 /// How the metrics of known engines begin.
-const ENGINES: [(&str, &str); 4] =
-    [("vllm:", "vllm"), ("sglang:", "sglang"), ("nv_trt_llm_", "triton-tensorrt-llm"), ("trtllm_", "trtllm-serve")];
+const ENGINES: [(&str, &str); 4] = [
+    ("vllm:", "vllm"),
+    ("sglang:", "sglang"),
+    ("nv_trt_llm_", "triton-tensorrt-llm"),
+    ("trtllm_", "trtllm-serve"),
+];
 
 /// The text of the configuration that a chart's values choose, and an answer if it is missing.
 pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEntry>) {
-    let file = items.text("router.epp.pluginsConfigFile").unwrap_or_else(|| DEFAULT_FILE.to_owned());
+    let file = items
+        .text("router.epp.pluginsConfigFile")
+        .unwrap_or_else(|| DEFAULT_FILE.to_owned());
     let custom = match items.get("router.epp.pluginsCustomConfig") {
-        Some(YamlValue::Map(files)) => files.iter().find(|(key, _)| key.name == file).map(|(_, node)| plain(&node.value)),
+        Some(YamlValue::Map(files)) => files
+            .iter()
+            .find(|(key, _)| key.name == file)
+            .map(|(_, node)| plain(&node.value)),
         _ => None,
     };
     let built_in = match file.as_str() {
-        DEFAULT_FILE if items.is_on("router.latencyPredictor.enabled") => Some(format!("{HEAD}{PREDICTING}")),
+        DEFAULT_FILE if items.is_on("router.latencyPredictor.enabled") => {
+            Some(format!("{HEAD}{PREDICTING}"))
+        }
         DEFAULT_FILE => Some(format!("{HEAD}{DEFAULT}")),
         AGNOSTIC_FILE => Some(format!("{HEAD}{AGNOSTIC}")),
         _ => None,
@@ -101,7 +112,13 @@ pub fn chosen(items: &GivenItems) -> (Option<(String, String)>, Option<ReportEnt
         Some(text) => (Some((file, text)), None),
         None => {
             let reason = "is not among pluginsCustomConfig: the pool has the default configuration until you write one".to_owned();
-            let entry = ReportEntry { verdict: MigrationVerdict::Unknown, item: file, given: String::new(), ours: String::new(), reason };
+            let entry = ReportEntry {
+                verdict: MigrationVerdict::Unknown,
+                item: file,
+                given: String::new(),
+                ours: String::new(),
+                reason,
+            };
             (None, Some(entry))
         }
     }
@@ -115,7 +132,11 @@ pub fn is_default(picker: &LlmdPicker) -> bool {
         Some(YamlValue::Map(files)) => files.iter().any(|(key, _)| key.name == DEFAULT_FILE),
         _ => false,
     };
-    !custom && picker.config.as_ref().is_some_and(|(file, _)| file == DEFAULT_FILE)
+    !custom
+        && picker
+            .config
+            .as_ref()
+            .is_some_and(|(file, _)| file == DEFAULT_FILE)
 }
 
 /// The parameters that values and flags add to the configuration.
@@ -124,18 +145,44 @@ pub fn parameters(picker: &LlmdPicker) -> PluginParameters {
     let items = &picker.items;
     let mut all = PluginParameters::default();
     let mut add = |name: &str, value: Option<YamlValue>, default: &str| {
-        if let Some(value) = value.filter(|value| plain(value) != default && !plain(value).is_empty()) {
+        if let Some(value) =
+            value.filter(|value| plain(value) != default && !plain(value).is_empty())
+        {
             all.data_source.push((name.to_owned(), value));
         }
     };
-    add("scheme", items.get("--model-server-metrics-scheme").cloned(), "http");
-    add("path", items.get("--model-server-metrics-path").cloned(), "/metrics");
-    add("port", items.get("--model-server-metrics-port").cloned(), "0");
+    add(
+        "scheme",
+        items.get("--model-server-metrics-scheme").cloned(),
+        "http",
+    );
+    add(
+        "path",
+        items.get("--model-server-metrics-path").cloned(),
+        "/metrics",
+    );
+    add(
+        "port",
+        items.get("--model-server-metrics-port").cloned(),
+        "0",
+    );
     if is_default(picker) {
-        add("scheme", items.get("router.epp.metricsDataSource.scheme").cloned(), "http");
-        add("path", items.get("router.epp.metricsDataSource.path").cloned(), "/metrics");
-        if let Some(engine) = items.text("router.modelServers.type").filter(|engine| engine != "vllm") {
-            all.extractor.push(("defaultEngine".to_owned(), YamlValue::Text(engine)));
+        add(
+            "scheme",
+            items.get("router.epp.metricsDataSource.scheme").cloned(),
+            "http",
+        );
+        add(
+            "path",
+            items.get("router.epp.metricsDataSource.path").cloned(),
+            "/metrics",
+        );
+        if let Some(engine) = items
+            .text("router.modelServers.type")
+            .filter(|engine| engine != "vllm")
+        {
+            all.extractor
+                .push(("defaultEngine".to_owned(), YamlValue::Text(engine)));
         }
     }
     engine(items, &mut all);
@@ -144,17 +191,36 @@ pub fn parameters(picker: &LlmdPicker) -> PluginParameters {
 
 /// The engine whose metrics the flags name.
 fn engine(items: &GivenItems, all: &mut PluginParameters) {
-    let given = METRIC_FLAGS.iter().filter_map(|(flag, field)| Some((*field, items.text(flag)?)));
-    let given: Vec<(&str, String)> = given.filter(|(_, metric)| !metric.starts_with("vllm:")).collect();
-    let Some((_, first)) = given.first() else { return };
+    let given = METRIC_FLAGS
+        .iter()
+        .filter_map(|(flag, field)| Some((*field, items.text(flag)?)));
+    let given: Vec<(&str, String)> = given
+        .filter(|(_, metric)| !metric.starts_with("vllm:"))
+        .collect();
+    let Some((_, first)) = given.first() else {
+        return;
+    };
     if let Some((_, engine)) = ENGINES.iter().find(|(start, _)| first.starts_with(start)) {
-        all.extractor.push(("defaultEngine".to_owned(), YamlValue::Text((*engine).to_owned())));
+        all.extractor.push((
+            "defaultEngine".to_owned(),
+            YamlValue::Text((*engine).to_owned()),
+        ));
         return;
     }
     let mut fields = vec![("name", YamlValue::Text("migrated".to_owned()))];
-    fields.extend(given.into_iter().map(|(field, metric)| (field, YamlValue::Text(metric))));
-    all.extractor.push(("defaultEngine".to_owned(), YamlValue::Text("migrated".to_owned())));
-    all.extractor.push(("engineConfigs".to_owned(), tree::list(vec![tree::map(fields)])));
+    fields.extend(
+        given
+            .into_iter()
+            .map(|(field, metric)| (field, YamlValue::Text(metric))),
+    );
+    all.extractor.push((
+        "defaultEngine".to_owned(),
+        YamlValue::Text("migrated".to_owned()),
+    ));
+    all.extractor.push((
+        "engineConfigs".to_owned(),
+        tree::list(vec![tree::map(fields)]),
+    ));
 }
 
 /// The parsers of the default configuration; `None` for all.
@@ -164,7 +230,9 @@ pub fn parsers(picker: &LlmdPicker) -> Option<Vec<String>> {
     let listed = match items.get("router.epp.parsers") {
         Some(YamlValue::List(list)) => list.iter().map(|node| plain(&node.value)).collect(),
         Some(YamlValue::Text(text)) if !text.is_empty() => vec![text.clone()],
-        _ if items.text("router.modelServers.type").as_deref() == Some("triton") => vec!["passthrough-parser".to_owned()],
+        _ if items.text("router.modelServers.type").as_deref() == Some("triton") => {
+            vec!["passthrough-parser".to_owned()]
+        }
         _ => Vec::new(),
     };
     (is_default(picker) && !listed.is_empty()).then_some(listed)

@@ -36,7 +36,11 @@ impl GivenItems {
 
     /// Adds an item of the newest chart that was read elsewhere.
     pub fn add(&mut self, path: &str, shown: String, value: YamlValue) {
-        self.push(GivenItem { path: path.to_owned(), shown, value });
+        self.push(GivenItem {
+            path: path.to_owned(),
+            shown,
+            value,
+        });
     }
 
     /// Adds an item that no row of the table covers.
@@ -53,7 +57,11 @@ impl GivenItems {
     /// The value of an item.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<&YamlValue> {
-        self.items.iter().rev().find(|item| item.path == path).map(|item| &item.value)
+        self.items
+            .iter()
+            .rev()
+            .find(|item| item.path == path)
+            .map(|item| &item.value)
     }
 
     /// The value of an item as text; numbers and flags are printed.
@@ -69,7 +77,8 @@ impl GivenItems {
             // The picker traces unless the flag says otherwise.
             (None, "router.tracing.enabled") => {
                 let traced = |item: &GivenItem| item.path.starts_with("$OTEL_");
-                self.get("--tracing").map_or_else(|| self.items.iter().any(traced), is_true)
+                self.get("--tracing")
+                    .map_or_else(|| self.items.iter().any(traced), is_true)
             }
             (value, _) => value.is_some_and(is_true),
         }
@@ -78,27 +87,47 @@ impl GivenItems {
     /// Whether any item is set at this path or below it.
     #[must_use]
     pub fn any_below(&self, path: &str) -> bool {
-        self.items.iter().any(|item| item.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+        self.items.iter().any(|item| {
+            item.path
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
     }
 
     /// The path of an item as its author wrote it.
     #[must_use]
     pub fn shown<'p>(&'p self, path: &'p str) -> &'p str {
-        self.items.iter().rev().find(|item| item.path == path).map_or(path, |item| &item.shown)
+        self.items
+            .iter()
+            .rev()
+            .find(|item| item.path == path)
+            .map_or(path, |item| &item.shown)
     }
 
     /// The report on all items except those at these paths.
     #[must_use]
     pub fn report(&self, except: &[String]) -> Vec<ReportEntry> {
-        self.items.iter().filter(|item| !except.contains(&item.path)).map(|item| self.entry(item)).collect()
+        self.items
+            .iter()
+            .filter(|item| !except.contains(&item.path))
+            .map(|item| self.entry(item))
+            .collect()
     }
 
     fn entry(&self, item: &GivenItem) -> ReportEntry {
         // The items of a configuration are reported one by one; of an object only the presence
         // counts.
-        let config = matches!(item.path.as_str(), "router.epp.pluginsCustomConfig" | "--config-text");
-        let present = item.value == YamlValue::Null || (item.value == YamlValue::Flag(true) && item.shown.contains(' '));
-        let given = if config || present { String::new() } else { short(&item.value) };
+        let config = matches!(
+            item.path.as_str(),
+            "router.epp.pluginsCustomConfig" | "--config-text"
+        );
+        let present = item.value == YamlValue::Null
+            || (item.value == YamlValue::Flag(true) && item.shown.contains(' '));
+        let given = if config || present {
+            String::new()
+        } else {
+            short(&item.value)
+        };
         let entry = |verdict, ours: &str, reason: String| ReportEntry {
             verdict,
             item: item.shown.clone(),
@@ -107,10 +136,19 @@ impl GivenItems {
             reason,
         };
         let Some((row, newest)) = row_of(&item.path) else {
-            let known: BTreeSet<&str> = rows().flat_map(|row| std::iter::once(row.path).chain(row.older.iter().copied())).collect();
+            let known: BTreeSet<&str> = rows()
+                .flat_map(|row| std::iter::once(row.path).chain(row.older.iter().copied()))
+                .collect();
             let near = unknown("item", &item.path, known.iter().copied());
-            let near = near.split_once("; did you mean").map(|(_, near)| format!("; did you mean{near}")).unwrap_or_default();
-            return entry(MigrationVerdict::Unknown, "", format!("not in llm-d's charts as they are known here{near}"));
+            let near = near
+                .split_once("; did you mean")
+                .map(|(_, near)| format!("; did you mean{near}"))
+                .unwrap_or_default();
+            return entry(
+                MigrationVerdict::Unknown,
+                "",
+                format!("not in llm-d's charts as they are known here{near}"),
+            );
         };
         if let Some(reason) = self.harmless(row, &newest, item) {
             return entry(MigrationVerdict::Kept, "", reason);
@@ -132,7 +170,8 @@ impl GivenItems {
         if empty || (newest == row.path && row.harmless.contains(&plain(&item.value).as_str())) {
             return Some("nothing is lost with this value".to_owned());
         }
-        (!row.switch.is_empty() && !self.is_on(row.switch)).then(|| format!("not in use: {} is off", row.switch))
+        (!row.switch.is_empty() && !self.is_on(row.switch))
+            .then(|| format!("not in use: {} is off", row.switch))
     }
 }
 
@@ -150,7 +189,10 @@ pub fn plain(value: &YamlValue) -> String {
 fn is_true(value: &YamlValue) -> bool {
     match value {
         YamlValue::Flag(flag) => *flag,
-        YamlValue::Text(text) => matches!(text.to_ascii_lowercase().as_str(), "true" | "t" | "1" | "yes" | "on" | "y" | ""),
+        YamlValue::Text(text) => matches!(
+            text.to_ascii_lowercase().as_str(),
+            "true" | "t" | "1" | "yes" | "on" | "y" | ""
+        ),
         YamlValue::Number(number) => *number == 1.0,
         _ => false,
     }

@@ -46,33 +46,51 @@ pub struct FoundPickers {
 ///
 /// # Errors
 /// The line that cannot be read, or the reason why there is no picker.
-pub fn read(files: &[(String, String)], pool: Option<&str>, namespace: Option<&str>) -> Result<FoundPickers, String> {
+pub fn read(
+    files: &[(String, String)],
+    pool: Option<&str>,
+    namespace: Option<&str>,
+) -> Result<FoundPickers, String> {
     let mut documents = Vec::new();
     for (name, text) in files {
         let read = yaml::parse_all(text).map_err(|(line, why)| format!("{name}:{line}: {why}"))?;
-        documents.extend(read.into_iter().map(|node| (name.as_str(), node, text.as_str())));
+        documents.extend(
+            read.into_iter()
+                .map(|node| (name.as_str(), node, text.as_str())),
+        );
     }
     if let [(_, node, text)] = documents.as_slice()
         && node.get("kind").and_then(text_of) == Some("EndpointPickerConfig")
     {
         let config = Some(("EndpointPickerConfig".to_owned(), (*text).to_owned()));
         let name = pool.unwrap_or("default").to_owned();
-        let picker = LlmdPicker { name, namespace: namespace.map(str::to_owned), config, items: GivenItems::default(), standalone: false };
-        return Ok(FoundPickers { pickers: vec![picker], others: Vec::new() });
+        let picker = LlmdPicker {
+            name,
+            namespace: namespace.map(str::to_owned),
+            config,
+            items: GivenItems::default(),
+            standalone: false,
+        };
+        return Ok(FoundPickers {
+            pickers: vec![picker],
+            others: Vec::new(),
+        });
     }
     let mut objects = Vec::new();
     for (file, node, _) in &documents {
         listed(file, node, &mut objects)?;
     }
     let wanted = |name: &str, space: &str| {
-        pool.is_none_or(|pool| pool == name) && namespace.is_none_or(|wanted| wanted == space || space.is_empty())
+        pool.is_none_or(|pool| pool == name)
+            && namespace.is_none_or(|wanted| wanted == space || space.is_empty())
     };
     let found = pickers(&objects, &wanted);
     if found.pickers.is_empty() {
         return Err(format!(
             "no endpoint picker among {} objects: there is neither a Deployment with --pool-name nor an InferencePool{}",
             objects.len(),
-            pool.map(|pool| format!(" named {pool:?}")).unwrap_or_default()
+            pool.map(|pool| format!(" named {pool:?}"))
+                .unwrap_or_default()
         ));
     }
     if found.pickers.len() > PICKERS_MAX {
@@ -85,7 +103,11 @@ pub fn read(files: &[(String, String)], pool: Option<&str>, namespace: Option<&s
 }
 
 /// Collects objects, also those of lists.
-fn listed<'n>(file: &str, node: &'n YamlNode, objects: &mut Vec<FoundObject<'n>>) -> Result<(), String> {
+fn listed<'n>(
+    file: &str,
+    node: &'n YamlNode,
+    objects: &mut Vec<FoundObject<'n>>,
+) -> Result<(), String> {
     let Some(kind) = node.get("kind").and_then(text_of) else {
         return Err(format!(
             "{file}:{}: neither a Kubernetes object nor an EndpointPickerConfig: it has no kind; values belong after -f",
@@ -93,7 +115,10 @@ fn listed<'n>(file: &str, node: &'n YamlNode, objects: &mut Vec<FoundObject<'n>>
         ));
     };
     if kind.ends_with("List")
-        && let Some(YamlNode { value: YamlValue::List(items), .. }) = node.get("items")
+        && let Some(YamlNode {
+            value: YamlValue::List(items),
+            ..
+        }) = node.get("items")
     {
         // An API server leaves out the kind of a list's items.
         let of_list = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
@@ -110,41 +135,85 @@ fn listed<'n>(file: &str, node: &'n YamlNode, objects: &mut Vec<FoundObject<'n>>
 }
 
 fn found<'n>(kind: &'n str, node: &'n YamlNode) -> FoundObject<'n> {
-    let of = |name: &str| node.at(&["metadata", name]).and_then(text_of).unwrap_or_default();
-    FoundObject { kind, name: of("name"), namespace: of("namespace"), node }
+    let of = |name: &str| {
+        node.at(&["metadata", name])
+            .and_then(text_of)
+            .unwrap_or_default()
+    };
+    FoundObject {
+        kind,
+        name: of("name"),
+        namespace: of("namespace"),
+        node,
+    }
 }
 
 fn bounded(file: &str, objects: &[FoundObject<'_>]) -> Result<(), String> {
-    if objects.len() > OBJECTS_MAX { Err(format!("{file}: more than {OBJECTS_MAX} objects")) } else { Ok(()) }
+    if objects.len() > OBJECTS_MAX {
+        Err(format!("{file}: more than {OBJECTS_MAX} objects"))
+    } else {
+        Ok(())
+    }
 }
 
 fn pickers(objects: &[FoundObject<'_>], wanted: &dyn Fn(&str, &str) -> bool) -> FoundPickers {
     let mut found = FoundPickers::default();
     let mut used: Vec<&YamlNode> = Vec::new();
-    for object in objects.iter().filter(|object| ["Deployment", "StatefulSet"].contains(&object.kind)) {
+    for object in objects
+        .iter()
+        .filter(|object| ["Deployment", "StatefulSet"].contains(&object.kind))
+    {
         let containers = containers(object.node);
-        let Some(container) = containers.iter().find(is_picker) else { continue };
+        let Some(container) = containers.iter().find(is_picker) else {
+            continue;
+        };
         let mut items = GivenItems::default();
         deployment(&mut items, object, container, &containers);
-        let name = items.text("--pool-name").unwrap_or_else(|| object.name.strip_suffix("-epp").unwrap_or(object.name).to_owned());
-        let namespace = items.text("--pool-namespace").unwrap_or_else(|| object.namespace.to_owned());
+        let name = items.text("--pool-name").unwrap_or_else(|| {
+            object
+                .name
+                .strip_suffix("-epp")
+                .unwrap_or(object.name)
+                .to_owned()
+        });
+        let namespace = items
+            .text("--pool-namespace")
+            .unwrap_or_else(|| object.namespace.to_owned());
         if !wanted(&name, &namespace) {
             continue;
         }
         used.push(object.node);
         let config = config_of(&items, object, container, objects, &mut used);
-        found.pickers.push(with_pool(&name, &namespace, items, config, objects, &mut used));
+        found.pickers.push(with_pool(
+            &name, &namespace, items, config, objects, &mut used,
+        ));
     }
     // Pools without a Deployment: the ConfigMap with a configuration in their namespace is theirs.
-    for object in objects.iter().filter(|object| object.kind == "InferencePool") {
-        if used.iter().any(|node| std::ptr::eq(*node, object.node)) || !wanted(object.name, object.namespace) {
+    for object in objects
+        .iter()
+        .filter(|object| object.kind == "InferencePool")
+    {
+        if used.iter().any(|node| std::ptr::eq(*node, object.node))
+            || !wanted(object.name, object.namespace)
+        {
             continue;
         }
         let config = config_near(object, objects, &mut used);
-        found.pickers.push(with_pool(object.name, object.namespace, GivenItems::default(), config, objects, &mut used));
+        found.pickers.push(with_pool(
+            object.name,
+            object.namespace,
+            GivenItems::default(),
+            config,
+            objects,
+            &mut used,
+        ));
     }
-    let unused = objects.iter().filter(|object| !used.iter().any(|node| std::ptr::eq(*node, object.node)));
-    found.others = unused.map(|object| format!("{} {}/{}", object.kind, object.namespace, object.name)).collect();
+    let unused = objects
+        .iter()
+        .filter(|object| !used.iter().any(|node| std::ptr::eq(*node, object.node)));
+    found.others = unused
+        .map(|object| format!("{} {}/{}", object.kind, object.namespace, object.name))
+        .collect();
     found
 }
 
@@ -157,28 +226,60 @@ fn with_pool<'n>(
     objects: &[FoundObject<'n>],
     used: &mut Vec<&'n YamlNode>,
 ) -> LlmdPicker {
-    let here = |object: &&FoundObject<'_>| object.namespace == namespace || object.namespace.is_empty() || namespace.is_empty();
-    if let Some(pool) = objects.iter().filter(here).find(|object| object.kind == "InferencePool" && object.name == name) {
+    let here = |object: &&FoundObject<'_>| {
+        object.namespace == namespace || object.namespace.is_empty() || namespace.is_empty()
+    };
+    if let Some(pool) = objects
+        .iter()
+        .filter(here)
+        .find(|object| object.kind == "InferencePool" && object.name == name)
+    {
         used.push(pool.node);
         inference_pool(&mut items, pool);
         let service = service_of(pool);
-        if let Some(object) = objects.iter().filter(here).find(|object| object.kind == "Service" && object.name == service) {
+        if let Some(object) = objects
+            .iter()
+            .filter(here)
+            .find(|object| object.kind == "Service" && object.name == service)
+        {
             used.push(object.node);
         }
     }
-    for object in objects.iter().filter(here).filter(|object| object.kind == "InferenceObjective") {
-        if object.node.at(&["spec", "poolRef", "name"]).and_then(text_of) == Some(name) {
+    for object in objects
+        .iter()
+        .filter(here)
+        .filter(|object| object.kind == "InferenceObjective")
+    {
+        if object
+            .node
+            .at(&["spec", "poolRef", "name"])
+            .and_then(text_of)
+            == Some(name)
+        {
             used.push(object.node);
-            items.add("router.inferenceObjectives", format!("InferenceObjective {}", object.name), YamlValue::Null);
+            items.add(
+                "router.inferenceObjectives",
+                format!("InferenceObjective {}", object.name),
+                YamlValue::Null,
+            );
         }
     }
     let standalone = items.is_on("router.proxy.enabled");
     let namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
-    LlmdPicker { name: name.to_owned(), namespace, config, items, standalone }
+    LlmdPicker {
+        name: name.to_owned(),
+        namespace,
+        config,
+        items,
+        standalone,
+    }
 }
 
 fn containers(object: &YamlNode) -> Vec<&YamlNode> {
-    match object.at(&["spec", "template", "spec", "containers"]).map(|node| &node.value) {
+    match object
+        .at(&["spec", "template", "spec", "containers"])
+        .map(|node| &node.value)
+    {
         Some(YamlValue::List(containers)) => containers.iter().collect(),
         _ => Vec::new(),
     }
@@ -188,9 +289,15 @@ fn containers(object: &YamlNode) -> Vec<&YamlNode> {
 fn is_picker(container: &&&YamlNode) -> bool {
     let arguments = arguments(container);
     let flagged = |name: &str| {
-        arguments.iter().any(|argument| argument.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
+        arguments.iter().any(|argument| {
+            argument
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        })
     };
-    ["--pool-name", "--endpoint-selector", "-pool-name"].into_iter().any(flagged)
+    ["--pool-name", "--endpoint-selector", "-pool-name"]
+        .into_iter()
+        .any(flagged)
 }
 
 fn arguments(container: &YamlNode) -> Vec<String> {
@@ -201,30 +308,70 @@ fn arguments(container: &YamlNode) -> Vec<String> {
     [of("command"), of("args")].concat()
 }
 
-fn deployment(items: &mut GivenItems, object: &FoundObject<'_>, container: &YamlNode, containers: &[&YamlNode]) {
+fn deployment(
+    items: &mut GivenItems,
+    object: &FoundObject<'_>,
+    container: &YamlNode,
+    containers: &[&YamlNode],
+) {
     let title = format!("{} {}", object.kind, object.name);
     let mut copy = |path: &str, shown: &str, node: Option<&YamlNode>| {
         if let Some(node) = node {
             items.add(path, format!("{title}, {shown}"), node.value.clone());
         }
     };
-    copy("router.epp.replicas", "replicas", object.node.at(&["spec", "replicas"]));
+    copy(
+        "router.epp.replicas",
+        "replicas",
+        object.node.at(&["spec", "replicas"]),
+    );
     let pod = object.node.at(&["spec", "template", "spec"]);
-    copy("router.epp.affinity", "affinity", pod.and_then(|pod| pod.get("affinity")));
-    copy("router.epp.tolerations", "tolerations", pod.and_then(|pod| pod.get("tolerations")));
-    copy("router.epp.podAnnotations", "annotations of pods", object.node.at(&["spec", "template", "metadata", "annotations"]));
+    copy(
+        "router.epp.affinity",
+        "affinity",
+        pod.and_then(|pod| pod.get("affinity")),
+    );
+    copy(
+        "router.epp.tolerations",
+        "tolerations",
+        pod.and_then(|pod| pod.get("tolerations")),
+    );
+    copy(
+        "router.epp.podAnnotations",
+        "annotations of pods",
+        object
+            .node
+            .at(&["spec", "template", "metadata", "annotations"]),
+    );
     copy("router.epp.image", "image", container.get("image"));
-    copy("router.epp.resources", "resources", container.get("resources").filter(|node| !node.entries().is_empty()));
+    copy(
+        "router.epp.resources",
+        "resources",
+        container
+            .get("resources")
+            .filter(|node| !node.entries().is_empty()),
+    );
     flags(items, &title, &arguments(container));
-    if let Some(YamlNode { value: YamlValue::List(list), .. }) = container.get("env") {
+    if let Some(YamlNode {
+        value: YamlValue::List(list),
+        ..
+    }) = container.get("env")
+    {
         for (i, (name, _, value)) in list.iter().map(variable).enumerate() {
             match name {
-                Some(name) => items.add(&format!("${name}"), format!("{title}, variable {name}"), value),
+                Some(name) => items.add(
+                    &format!("${name}"),
+                    format!("{title}, variable {name}"),
+                    value,
+                ),
                 None => items.unknown(&format!("{title}, env[{i}]"), value),
             }
         }
     }
-    for other in containers.iter().filter(|other| !std::ptr::eq(**other, container)) {
+    for other in containers
+        .iter()
+        .filter(|other| !std::ptr::eq(**other, container))
+    {
         sidecar(items, &title, other);
     }
 }
@@ -233,16 +380,30 @@ fn sidecar(items: &mut GivenItems, title: &str, container: &YamlNode) {
     let of = |name: &str| container.get(name).and_then(text_of).unwrap_or_default();
     let (name, image) = (of("name"), of("image"));
     let shown = format!("{title}, container {name}");
-    let Some((_, switch)) = SIDECARS.iter().find(|(start, _)| name.starts_with(start) || image.starts_with(start)) else {
+    let Some((_, switch)) = SIDECARS
+        .iter()
+        .find(|(start, _)| name.starts_with(start) || image.starts_with(start))
+    else {
         return items.unknown(&shown, YamlValue::Text(image.to_owned()));
     };
     items.add(switch, shown.clone(), YamlValue::Flag(true));
     if *switch == "router.proxy.enabled" {
         if name.contains("agentgateway") || image.contains("agentgateway") {
-            items.add("router.proxy.proxyType", shown.clone(), YamlValue::Text("agentgateway".to_owned()));
+            items.add(
+                "router.proxy.proxyType",
+                shown.clone(),
+                YamlValue::Text("agentgateway".to_owned()),
+            );
         }
-        if let Some(resources) = container.get("resources").filter(|node| !node.entries().is_empty()) {
-            items.add("router.proxy.resources", format!("{shown}, resources"), resources.value.clone());
+        if let Some(resources) = container
+            .get("resources")
+            .filter(|node| !node.entries().is_empty())
+        {
+            items.add(
+                "router.proxy.resources",
+                format!("{shown}, resources"),
+                resources.value.clone(),
+            );
         }
     }
 }
@@ -252,18 +413,36 @@ fn sidecar(items: &mut GivenItems, title: &str, container: &YamlNode) {
 fn flags(items: &mut GivenItems, title: &str, arguments: &[String]) {
     let mut rest = arguments.iter().peekable();
     while let Some(argument) = rest.next() {
-        let Some(flag) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')).filter(|flag| !flag.is_empty()) else {
-            if argument.starts_with('/') && items.all().iter().all(|item| !item.path.starts_with("--")) {
+        let Some(flag) = argument
+            .strip_prefix("--")
+            .or_else(|| argument.strip_prefix('-'))
+            .filter(|flag| !flag.is_empty())
+        else {
+            if argument.starts_with('/')
+                && items.all().iter().all(|item| !item.path.starts_with("--"))
+            {
                 continue; // the program
             }
-            items.unknown(&format!("{title}, argument {argument}"), YamlValue::Text(argument.clone()));
+            items.unknown(
+                &format!("{title}, argument {argument}"),
+                YamlValue::Text(argument.clone()),
+            );
             continue;
         };
         let (name, value) = match flag.split_once('=') {
             Some((name, value)) => (name, value.trim_matches('"').to_owned()),
-            None => (flag, rest.next_if(|next| !next.starts_with('-') || next.len() == 1).cloned().unwrap_or_else(|| "true".to_owned())),
+            None => (
+                flag,
+                rest.next_if(|next| !next.starts_with('-') || next.len() == 1)
+                    .cloned()
+                    .unwrap_or_else(|| "true".to_owned()),
+            ),
         };
-        items.push(GivenItem { path: format!("--{name}"), shown: format!("{title}, --{name}"), value: YamlValue::Text(value) });
+        items.push(GivenItem {
+            path: format!("--{name}"),
+            shown: format!("{title}, --{name}"),
+            value: YamlValue::Text(value),
+        });
     }
 }
 
@@ -285,12 +464,20 @@ fn config_of<'n>(
         _ => Vec::new(),
     };
     let mounts = list(container.get("volumeMounts"));
-    let mount =
-        mounts.iter().find(|mount| mount.get("mountPath").and_then(text_of).is_some_and(|at| at.trim_end_matches('/') == folder))?;
+    let mount = mounts.iter().find(|mount| {
+        mount
+            .get("mountPath")
+            .and_then(text_of)
+            .is_some_and(|at| at.trim_end_matches('/') == folder)
+    })?;
     let volumes = list(object.node.at(&["spec", "template", "spec", "volumes"]));
-    let volume = volumes.iter().find(|volume| volume.get("name").map(|name| &name.value) == mount.get("name").map(|name| &name.value))?;
+    let volume = volumes.iter().find(|volume| {
+        volume.get("name").map(|name| &name.value) == mount.get("name").map(|name| &name.value)
+    })?;
     let map = volume.at(&["configMap", "name"]).and_then(text_of)?;
-    let found = objects.iter().find(|other| other.kind == "ConfigMap" && other.name == map && other.namespace == object.namespace)?;
+    let found = objects.iter().find(|other| {
+        other.kind == "ConfigMap" && other.name == map && other.namespace == object.namespace
+    })?;
     used.push(found.node);
     let text = found.node.at(&["data", file]).and_then(text_of)?;
     Some((format!("ConfigMap {map}, {file}"), text.to_owned()))
@@ -298,11 +485,21 @@ fn config_of<'n>(
 
 /// The configuration of a pool without a Deployment: that of the ConfigMap named like the Service
 /// of its picker, or the only one of its namespace that no other picker uses.
-fn config_near<'n>(pool: &FoundObject<'_>, objects: &[FoundObject<'n>], used: &mut Vec<&'n YamlNode>) -> Option<(String, String)> {
+fn config_near<'n>(
+    pool: &FoundObject<'_>,
+    objects: &[FoundObject<'n>],
+    used: &mut Vec<&'n YamlNode>,
+) -> Option<(String, String)> {
     let free = |map: &&FoundObject<'n>| {
-        map.kind == "ConfigMap" && map.namespace == pool.namespace && !used.iter().any(|node| std::ptr::eq(*node, map.node))
+        map.kind == "ConfigMap"
+            && map.namespace == pool.namespace
+            && !used.iter().any(|node| std::ptr::eq(*node, map.node))
     };
-    let maps: Vec<_> = objects.iter().filter(free).filter_map(|map| Some((map, likely_config(map)?))).collect();
+    let maps: Vec<_> = objects
+        .iter()
+        .filter(free)
+        .filter_map(|map| Some((map, likely_config(map)?)))
+        .collect();
     let service = service_of(pool);
     let named = maps.iter().find(|(map, _)| map.name == service);
     let (map, config) = named.or_else(|| maps.first().filter(|_| maps.len() == 1))?;
@@ -312,20 +509,35 @@ fn config_near<'n>(pool: &FoundObject<'_>, objects: &[FoundObject<'n>], used: &m
 
 /// The name of the Service that an InferencePool names as its picker.
 fn service_of<'n>(pool: &FoundObject<'n>) -> &'n str {
-    let reference = pool.node.at(&["spec", "endpointPickerRef", "name"]).or_else(|| pool.node.at(&["spec", "extensionRef", "name"]));
+    let reference = pool
+        .node
+        .at(&["spec", "endpointPickerRef", "name"])
+        .or_else(|| pool.node.at(&["spec", "extensionRef", "name"]));
     reference.and_then(text_of).unwrap_or_default()
 }
 
 /// The file in a ConfigMap that is a configuration: the only one beside the chart's own files, or
 /// `default-plugins.yaml`.
 fn likely_config(map: &FoundObject<'_>) -> Option<(String, String)> {
-    let files = map.node.get("data")?.entries().iter().filter_map(|(key, node)| Some((key.name.as_str(), text_of(node)?)));
-    let configs: Vec<(&str, &str)> = files.filter(|(_, text)| text.contains("kind: EndpointPickerConfig")).collect();
-    let own: Vec<&(&str, &str)> =
-        configs.iter().filter(|(name, _)| !["default-plugins.yaml", "payload-agnostic.yaml"].contains(name)).collect();
+    let files = map
+        .node
+        .get("data")?
+        .entries()
+        .iter()
+        .filter_map(|(key, node)| Some((key.name.as_str(), text_of(node)?)));
+    let configs: Vec<(&str, &str)> = files
+        .filter(|(_, text)| text.contains("kind: EndpointPickerConfig"))
+        .collect();
+    let own: Vec<&(&str, &str)> = configs
+        .iter()
+        .filter(|(name, _)| !["default-plugins.yaml", "payload-agnostic.yaml"].contains(name))
+        .collect();
     let (file, text) = match (own.as_slice(), configs.as_slice()) {
         ([only], _) => **only,
-        ([], configs) => *configs.iter().find(|(name, _)| *name == "default-plugins.yaml").or_else(|| configs.first())?,
+        ([], configs) => *configs
+            .iter()
+            .find(|(name, _)| *name == "default-plugins.yaml")
+            .or_else(|| configs.first())?,
         _ => return None,
     };
     Some((format!("ConfigMap {}, {file}", map.name), text.to_owned()))
@@ -339,16 +551,48 @@ fn inference_pool(items: &mut GivenItems, pool: &FoundObject<'_>) {
             items.add(path, format!("{title}, {shown}"), node.value.clone());
         }
     };
-    copy("router.modelServers.matchLabels", "selector", spec(&["selector", "matchLabels"]).or_else(|| spec(&["selector"])));
-    copy("router.modelServers.targetPorts", "targetPorts", spec(&["targetPorts"]));
-    copy("router.modelServers.targetPortNumber", "targetPortNumber", spec(&["targetPortNumber"]));
-    copy("router.inferencePool.failureMode", "failureMode", spec(&["endpointPickerRef", "failureMode"]));
-    copy("router.epp.extProcPort", "port of endpointPickerRef", spec(&["endpointPickerRef", "port", "number"]));
+    copy(
+        "router.modelServers.matchLabels",
+        "selector",
+        spec(&["selector", "matchLabels"]).or_else(|| spec(&["selector"])),
+    );
+    copy(
+        "router.modelServers.targetPorts",
+        "targetPorts",
+        spec(&["targetPorts"]),
+    );
+    copy(
+        "router.modelServers.targetPortNumber",
+        "targetPortNumber",
+        spec(&["targetPortNumber"]),
+    );
+    copy(
+        "router.inferencePool.failureMode",
+        "failureMode",
+        spec(&["endpointPickerRef", "failureMode"]),
+    );
+    copy(
+        "router.epp.extProcPort",
+        "port of endpointPickerRef",
+        spec(&["endpointPickerRef", "port", "number"]),
+    );
     if spec(&["appProtocol"]).and_then(text_of) == Some("kubernetes.io/h2c") {
-        items.add("router.modelServers.protocol", format!("{title}, appProtocol"), YamlValue::Text("h2c".to_owned()));
+        items.add(
+            "router.modelServers.protocol",
+            format!("{title}, appProtocol"),
+            YamlValue::Text("h2c".to_owned()),
+        );
     }
-    if let Some(group) = pool.node.get("apiVersion").filter(|node| text_of(node) != Some("inference.networking.k8s.io/v1")) {
-        items.add("inferencePool.apiVersion", format!("{title}, apiVersion"), group.value.clone());
+    if let Some(group) = pool
+        .node
+        .get("apiVersion")
+        .filter(|node| text_of(node) != Some("inference.networking.k8s.io/v1"))
+    {
+        items.add(
+            "inferencePool.apiVersion",
+            format!("{title}, apiVersion"),
+            group.value.clone(),
+        );
     }
     items.add("router.inferencePool.create", title, YamlValue::Null);
 }

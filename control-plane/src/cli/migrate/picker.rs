@@ -29,10 +29,19 @@ const REPLACEMENTS: &[(&str, &str)] = &[
     ("tokenizer", "token-producer"),
     ("pd-profile-handler", "disagg-profile-handler"),
     ("precise-prefix-cache-scorer", "prefix-cache-scorer"),
-    ("precise-prefix-cache-producer", "approx-prefix-cache-producer"),
-    ("burst-prefix-cache-producer", "approx-prefix-cache-producer"),
+    (
+        "precise-prefix-cache-producer",
+        "approx-prefix-cache-producer",
+    ),
+    (
+        "burst-prefix-cache-producer",
+        "approx-prefix-cache-producer",
+    ),
     ("mm-embeddings-cache-scorer", "prefix-cache-scorer"),
-    ("mm-embeddings-cache-producer", "approx-prefix-cache-producer"),
+    (
+        "mm-embeddings-cache-producer",
+        "approx-prefix-cache-producer",
+    ),
     ("kv-cache-scorer", "kv-cache-utilization-scorer"),
     ("model-server-protocol-metrics", "core-metrics-extractor"),
 ];
@@ -71,7 +80,10 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
         Ok(_) => return unreadable("it is not a map of fields"),
         Err((line, why)) => return unreadable(&format!("line {line}: {why}")),
     };
-    let mut editor = ConfigEditor { tree, entries: Vec::new() };
+    let mut editor = ConfigEditor {
+        tree,
+        entries: Vec::new(),
+    };
     editor.add_parameters(extra);
     for _ in 0..ROUNDS_MAX {
         older::move_parameters(&mut editor.tree);
@@ -79,9 +91,17 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
         let (report, config) = config::read(&printed);
         if config.is_some() {
             editor.keep(&report.items);
-            let unchanged = config::read(text).1.is_some() && editor.entries.iter().all(|entry| entry.verdict == MigrationVerdict::Kept);
+            let unchanged = config::read(text).1.is_some()
+                && editor
+                    .entries
+                    .iter()
+                    .all(|entry| entry.verdict == MigrationVerdict::Kept);
             let text = if unchanged { text.to_owned() } else { printed };
-            return MigratedConfig { tree: Some(editor.tree), text: Some(text), entries: editor.entries };
+            return MigratedConfig {
+                tree: Some(editor.tree),
+                text: Some(text),
+                entries: editor.entries,
+            };
         }
         if let Err(why) = editor.change(&report.items, &report.errors) {
             let mut failed = unreadable(&why);
@@ -95,16 +115,34 @@ pub fn migrate(text: &str, extra: &PluginParameters) -> MigratedConfig {
 }
 
 fn unreadable(why: &str) -> MigratedConfig {
-    let reason = format!("cannot be used ({why}): the pool has the default configuration until you write one");
+    let reason = format!(
+        "cannot be used ({why}): the pool has the default configuration until you write one"
+    );
     MigratedConfig {
         tree: None,
         text: None,
-        entries: vec![entry(MigrationVerdict::Unknown, "EndpointPickerConfig".to_owned(), "", reason)],
+        entries: vec![entry(
+            MigrationVerdict::Unknown,
+            "EndpointPickerConfig".to_owned(),
+            "",
+            reason,
+        )],
     }
 }
 
-fn entry(verdict: MigrationVerdict, item: String, ours: &str, reason: impl Into<String>) -> ReportEntry {
-    ReportEntry { verdict, item, given: String::new(), ours: ours.to_owned(), reason: reason.into() }
+fn entry(
+    verdict: MigrationVerdict,
+    item: String,
+    ours: &str,
+    reason: impl Into<String>,
+) -> ReportEntry {
+    ReportEntry {
+        verdict,
+        item,
+        given: String::new(),
+        ours: ours.to_owned(),
+        reason: reason.into(),
+    }
 }
 
 // === impl ConfigEditor ===
@@ -112,30 +150,49 @@ fn entry(verdict: MigrationVerdict, item: String, ours: &str, reason: impl Into<
 impl ConfigEditor {
     /// Reports the items that stay: a plugin stays with its parameters, a profile with its plugins.
     fn keep(&mut self, items: &[ConfigItem]) {
-        let replaced: Vec<String> = self.entries.iter().map(|entry| entry.ours.clone()).filter(|ours| !ours.is_empty()).collect();
+        let replaced: Vec<String> = self
+            .entries
+            .iter()
+            .map(|entry| entry.ours.clone())
+            .filter(|ours| !ours.is_empty())
+            .collect();
         for item in items {
             let whole = !item.path.contains('.');
             let (title, reason) = (self.title(&item.path), &item.reason);
-            if whole && replaced.iter().any(|ours| *ours == title || ours.starts_with(&format!("{title} "))) {
+            if whole
+                && replaced
+                    .iter()
+                    .any(|ours| *ours == title || ours.starts_with(&format!("{title} ")))
+            {
                 continue; // reported as replaced
             }
             let reason = match item.status {
                 ItemStatus::NoEffect => format!("no effect here: {reason}"),
-                _ if item.path.starts_with("plugins[") && whole => "the same plugin, with its parameters".to_owned(),
+                _ if item.path.starts_with("plugins[") && whole => {
+                    "the same plugin, with its parameters".to_owned()
+                }
                 _ if item.path.starts_with("schedulingProfiles[") && whole => {
                     "the same profile, with the plugins and weights that are kept".to_owned()
                 }
-                _ if item.path.starts_with("plugins[") || item.path.starts_with("schedulingProfiles[") => continue,
+                _ if item.path.starts_with("plugins[")
+                    || item.path.starts_with("schedulingProfiles[") =>
+                {
+                    continue;
+                }
                 _ => reason.clone(),
             };
-            self.entries.push(entry(MigrationVerdict::Kept, title, "", reason));
+            self.entries
+                .push(entry(MigrationVerdict::Kept, title, "", reason));
         }
     }
 
     /// Changes what is refused or wrong.
     fn change(&mut self, items: &[ConfigItem], errors: &[ConfigProblem]) -> Result<(), String> {
         let mut out: BTreeSet<Vec<PathStep>> = BTreeSet::new();
-        let refused: Vec<&ConfigItem> = items.iter().filter(|item| item.status == ItemStatus::Refused).collect();
+        let refused: Vec<&ConfigItem> = items
+            .iter()
+            .filter(|item| item.status == ItemStatus::Refused)
+            .collect();
         for item in &refused {
             let steps = tree::steps(&item.path);
             match steps.as_slice() {
@@ -151,25 +208,44 @@ impl ConfigEditor {
         // What is refused goes first: an error may be about a reference to it.
         for error in errors.iter().filter(|_| refused.is_empty()) {
             let steps = Self::removable(tree::steps(&error.path));
-            if !tree::exists(&self.tree, &steps) || (steps.len() < 2 && FIELDS_NEEDED.iter().any(|needed| error.path.starts_with(needed))) {
-                let path = if error.path.is_empty() { String::new() } else { format!("{}: ", error.path) };
+            if !tree::exists(&self.tree, &steps)
+                || (steps.len() < 2
+                    && FIELDS_NEEDED
+                        .iter()
+                        .any(|needed| error.path.starts_with(needed)))
+            {
+                let path = if error.path.is_empty() {
+                    String::new()
+                } else {
+                    format!("{}: ", error.path)
+                };
                 return Err(format!("{path}{}", error.message));
             }
             let title = self.title(&error.path);
-            self.entries.push(entry(MigrationVerdict::Unknown, title, "", format!("left out: {}", error.message)));
+            self.entries.push(entry(
+                MigrationVerdict::Unknown,
+                title,
+                "",
+                format!("left out: {}", error.message),
+            ));
             out.insert(steps);
         }
         if out.is_empty() && refused.is_empty() {
             return Err("it is invalid".to_owned());
         }
         let plugin = |steps: &Vec<PathStep>| match steps.as_slice() {
-            [PathStep::Key(section), PathStep::Index(at)] if section == "plugins" => self.plugin(*at).map(|(name, _)| name),
+            [PathStep::Key(section), PathStep::Index(at)] if section == "plugins" => {
+                self.plugin(*at).map(|(name, _)| name)
+            }
             _ => None,
         };
         let gone: Vec<String> = out.iter().filter_map(plugin).collect();
         // From the end, so that the places of items before an item stay.
-        out.iter().rev().for_each(|steps| tree::remove(&mut self.tree, steps));
-        gone.iter().for_each(|name| tree::remove_references(&mut self.tree, name));
+        out.iter()
+            .rev()
+            .for_each(|steps| tree::remove(&mut self.tree, steps));
+        gone.iter()
+            .for_each(|name| tree::remove_references(&mut self.tree, name));
         self.tidy();
         Ok(())
     }
@@ -184,7 +260,11 @@ impl ConfigEditor {
             tree::remove(&mut self.tree, &[PathStep::Key("featureGates".to_owned())]);
         }
         for at in 0..self.names().len() {
-            let way = [PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())];
+            let way = [
+                PathStep::Key("plugins".to_owned()),
+                PathStep::Index(at),
+                PathStep::Key("parameters".to_owned()),
+            ];
             if tree::at(&self.tree, &way).is_some_and(empty) {
                 tree::remove(&mut self.tree, &way);
             }
@@ -194,7 +274,9 @@ impl ConfigEditor {
     /// The item to take out for an error at this path: without its type or reference an item means
     /// nothing.
     fn removable(mut steps: Vec<PathStep>) -> Vec<PathStep> {
-        if steps.len() > 1 && matches!(steps.last(), Some(PathStep::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str())) {
+        if steps.len() > 1
+            && matches!(steps.last(), Some(PathStep::Key(key)) if ["type", "name", "pluginRef"].contains(&key.as_str()))
+        {
             steps.pop();
         }
         steps
@@ -203,23 +285,45 @@ impl ConfigEditor {
     /// Reports an item that is left out.
     fn lost(&mut self, item: &ConfigItem) {
         let title = self.title(&item.path);
-        let instead = item.substitute.as_deref().map(|instead| format!("; instead: {instead}")).unwrap_or_default();
+        let instead = item
+            .substitute
+            .as_deref()
+            .map(|instead| format!("; instead: {instead}"))
+            .unwrap_or_default();
         let parameter = item.path.starts_with("plugins[");
-        let verdict = if parameter { MigrationVerdict::Changed } else { MigrationVerdict::NoEquivalent };
-        self.entries.push(entry(verdict, title, "", format!("left out: {}{instead}", item.reason)));
+        let verdict = if parameter {
+            MigrationVerdict::Changed
+        } else {
+            MigrationVerdict::NoEquivalent
+        };
+        self.entries.push(entry(
+            verdict,
+            title,
+            "",
+            format!("left out: {}{instead}", item.reason),
+        ));
     }
 
     /// Replaces a plugin; returns whether it stays in the file.
     fn replace(&mut self, at: usize, item: &ConfigItem) -> bool {
-        let Some((name, plugin_type)) = self.plugin(at) else { return false };
-        let Some(&(_, new)) = REPLACEMENTS.iter().find(|(refused, _)| *refused == plugin_type) else {
+        let Some((name, plugin_type)) = self.plugin(at) else {
+            return false;
+        };
+        let Some(&(_, new)) = REPLACEMENTS
+            .iter()
+            .find(|(refused, _)| *refused == plugin_type)
+        else {
             self.lost_plugin(&name, item);
             return false;
         };
         let parameters = self.parameters(at, new);
         // Renamed only if the name was the type's: then other items mean the type.
         let taken = self.names().iter().any(|other| other == new);
-        let new_name = if name == plugin_type && !taken { new.to_owned() } else { name.clone() };
+        let new_name = if name == plugin_type && !taken {
+            new.to_owned()
+        } else {
+            name.clone()
+        };
         let mut fields = vec![("type", YamlValue::Text(new.to_owned()))];
         if new_name != new {
             fields.insert(0, ("name", YamlValue::Text(new_name.clone())));
@@ -227,23 +331,41 @@ impl ConfigEditor {
         if !parameters.is_empty() {
             fields.push(("parameters", YamlValue::Map(parameters)));
         }
-        if let Some(node) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) {
+        if let Some(node) = tree::at_mut(
+            &mut self.tree,
+            &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)],
+        ) {
             node.value = tree::map(fields);
         }
-        let ours = if new_name == new { format!("plugin {new}") } else { format!("plugin {new_name} ({new})") };
+        let ours = if new_name == new {
+            format!("plugin {new}")
+        } else {
+            format!("plugin {new_name} ({new})")
+        };
         if new_name != name {
             tree::rename_references(&mut self.tree, &name, &new_name);
         }
         // What it read from the data layer, the new type does not read.
-        if let Some(data_layer) = tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())]) {
+        if let Some(data_layer) =
+            tree::at_mut(&mut self.tree, &[PathStep::Key("dataLayer".to_owned())])
+        {
             tree::remove_references(data_layer, &new_name);
         }
-        self.entries.push(entry(MigrationVerdict::Changed, format!("plugin {name}"), &ours, format!("replaced: {}", item.reason)));
+        self.entries.push(entry(
+            MigrationVerdict::Changed,
+            format!("plugin {name}"),
+            &ours,
+            format!("replaced: {}", item.reason),
+        ));
         true
     }
 
     fn lost_plugin(&mut self, name: &str, item: &ConfigItem) {
-        let instead = item.substitute.as_deref().map(|instead| format!("; instead: {instead}")).unwrap_or_default();
+        let instead = item
+            .substitute
+            .as_deref()
+            .map(|instead| format!("; instead: {instead}"))
+            .unwrap_or_default();
         self.entries.push(entry(
             MigrationVerdict::NoEquivalent,
             format!("plugin {name}"),
@@ -254,23 +376,51 @@ impl ConfigEditor {
 
     /// The parameters of a replaced plugin.
     fn parameters(&self, at: usize, new: &str) -> Vec<(yaml::YamlKey, YamlNode)> {
-        let old = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at), PathStep::Key("parameters".to_owned())]);
-        let known = registry::lookup(new).map(|row| row.parameters).unwrap_or_default();
+        let old = tree::at(
+            &self.tree,
+            &[
+                PathStep::Key("plugins".to_owned()),
+                PathStep::Index(at),
+                PathStep::Key("parameters".to_owned()),
+            ],
+        );
+        let known = registry::lookup(new)
+            .map(|row| row.parameters)
+            .unwrap_or_default();
         let given = old.map(YamlNode::entries).unwrap_or_default().iter();
-        let stays = |name: &str| older::is_older_name(new, name) || known.iter().any(|parameter| parameter.name == name);
+        let stays = |name: &str| {
+            older::is_older_name(new, name) || known.iter().any(|parameter| parameter.name == name)
+        };
         given.filter(|(key, _)| stays(&key.name)).cloned().collect()
     }
 
     /// Adds parameters that llm-d takes from flags; what the file says counts more.
     fn add_parameters(&mut self, extra: &PluginParameters) {
-        for (plugin_type, parameters) in [("metrics-data-source", &extra.data_source), ("core-metrics-extractor", &extra.extractor)] {
+        for (plugin_type, parameters) in [
+            ("metrics-data-source", &extra.data_source),
+            ("core-metrics-extractor", &extra.extractor),
+        ] {
             if parameters.is_empty() {
                 continue;
             }
-            let declared = self.types().iter().position(|declared| declared == plugin_type);
-            let Some(at) = declared.or_else(|| self.declare(plugin_type)) else { continue };
-            let Some(plugin) = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)]) else { continue };
-            let mut all = plugin.get("parameters").map(YamlNode::entries).unwrap_or_default().to_vec();
+            let declared = self
+                .types()
+                .iter()
+                .position(|declared| declared == plugin_type);
+            let Some(at) = declared.or_else(|| self.declare(plugin_type)) else {
+                continue;
+            };
+            let Some(plugin) = tree::at_mut(
+                &mut self.tree,
+                &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)],
+            ) else {
+                continue;
+            };
+            let mut all = plugin
+                .get("parameters")
+                .map(YamlNode::entries)
+                .unwrap_or_default()
+                .to_vec();
             for (name, value) in parameters {
                 if all.iter().all(|(key, _)| key.name != *name) {
                     all.extend(tree::entries(vec![(name.as_str(), value.clone())]));
@@ -285,16 +435,28 @@ impl ConfigEditor {
             tree::set(&mut self.tree, "plugins", YamlValue::List(Vec::new()));
         }
         let plugins = tree::at_mut(&mut self.tree, &[PathStep::Key("plugins".to_owned())])?;
-        let YamlValue::List(list) = &mut plugins.value else { return None };
-        list.push(YamlNode { line: 0, value: tree::map(vec![("type", YamlValue::Text(plugin_type.to_owned()))]) });
+        let YamlValue::List(list) = &mut plugins.value else {
+            return None;
+        };
+        list.push(YamlNode {
+            line: 0,
+            value: tree::map(vec![("type", YamlValue::Text(plugin_type.to_owned()))]),
+        });
         Some(list.len() - 1)
     }
 
     /// The name and type of a plugin.
     fn plugin(&self, at: usize) -> Option<(String, String)> {
-        let node = tree::at(&self.tree, &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)])?;
+        let node = tree::at(
+            &self.tree,
+            &[PathStep::Key("plugins".to_owned()), PathStep::Index(at)],
+        )?;
         let plugin_type = node.get("type").and_then(text_of)?;
-        let name = node.get("name").and_then(text_of).filter(|name| !name.is_empty()).unwrap_or(plugin_type);
+        let name = node
+            .get("name")
+            .and_then(text_of)
+            .filter(|name| !name.is_empty())
+            .unwrap_or(plugin_type);
         Some((name.to_owned(), plugin_type.to_owned()))
     }
 
@@ -318,18 +480,33 @@ impl ConfigEditor {
     fn title(&self, path: &str) -> String {
         let steps = tree::steps(path);
         let (title, rest) = match steps.as_slice() {
-            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "plugins" => match self.plugin(*at) {
-                Some((name, _)) => (format!("plugin {name}"), rest),
-                None => return path.to_owned(),
-            },
+            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "plugins" => {
+                match self.plugin(*at) {
+                    Some((name, _)) => (format!("plugin {name}"), rest),
+                    None => return path.to_owned(),
+                }
+            }
             [PathStep::Key(section), PathStep::Index(_)] if section == "featureGates" => {
-                let gate = tree::at(&self.tree, &steps).and_then(text_of).unwrap_or(path);
+                let gate = tree::at(&self.tree, &steps)
+                    .and_then(text_of)
+                    .unwrap_or(path);
                 return format!("feature gate {gate}");
             }
-            [PathStep::Key(section), PathStep::Index(at), rest @ ..] if section == "schedulingProfiles" => {
-                let profile =
-                    tree::at(&self.tree, &[PathStep::Key(section.clone()), PathStep::Index(*at), PathStep::Key("name".to_owned())]);
-                let title = format!("profile {}", profile.and_then(text_of).unwrap_or("without a name"));
+            [PathStep::Key(section), PathStep::Index(at), rest @ ..]
+                if section == "schedulingProfiles" =>
+            {
+                let profile = tree::at(
+                    &self.tree,
+                    &[
+                        PathStep::Key(section.clone()),
+                        PathStep::Index(*at),
+                        PathStep::Key("name".to_owned()),
+                    ],
+                );
+                let title = format!(
+                    "profile {}",
+                    profile.and_then(text_of).unwrap_or("without a name")
+                );
                 match rest {
                     [PathStep::Key(_), PathStep::Index(plugin), rest @ ..] => {
                         let way = [
@@ -338,8 +515,16 @@ impl ConfigEditor {
                             PathStep::Key("plugins".to_owned()),
                             PathStep::Index(*plugin),
                         ];
-                        let reference = tree::at(&self.tree, &way).and_then(|node| node.get("pluginRef")).and_then(text_of);
-                        (format!("{title}, {}", reference.unwrap_or("a plugin without a name")), rest)
+                        let reference = tree::at(&self.tree, &way)
+                            .and_then(|node| node.get("pluginRef"))
+                            .and_then(text_of);
+                        (
+                            format!(
+                                "{title}, {}",
+                                reference.unwrap_or("a plugin without a name")
+                            ),
+                            rest,
+                        )
                     }
                     rest => (title, rest),
                 }
@@ -347,7 +532,11 @@ impl ConfigEditor {
             _ => return path.to_owned(),
         };
         let rest = tree::path(rest);
-        if rest.is_empty() { title } else { format!("{title}, {rest}") }
+        if rest.is_empty() {
+            title
+        } else {
+            format!("{title}, {rest}")
+        }
     }
 }
 
@@ -359,16 +548,34 @@ mod tests {
     #[test]
     fn every_refused_type_leaves_a_file_that_loads() {
         for row in foreign_plugins {
-            let ItemSupport::Refused(..) = row.support else { continue };
+            let ItemSupport::Refused(..) = row.support else {
+                continue;
+            };
             let text = format!(
                 "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\nplugins:\n- type: queue-scorer\n\
                  - type: {}\n",
                 row.name
             );
             let migrated = migrate(&text, &PluginParameters::default());
-            assert!(migrated.text.as_deref().is_some_and(|text| config::read(text).1.is_some()), "{}: {:?}", row.name, migrated.entries);
-            let mentions = |entry: &&ReportEntry| entry.verdict < MigrationVerdict::Kept && entry.item.contains(row.name);
-            assert_eq!(migrated.entries.iter().filter(mentions).count(), 1, "{}: {:?}", row.name, migrated.entries);
+            assert!(
+                migrated
+                    .text
+                    .as_deref()
+                    .is_some_and(|text| config::read(text).1.is_some()),
+                "{}: {:?}",
+                row.name,
+                migrated.entries
+            );
+            let mentions = |entry: &&ReportEntry| {
+                entry.verdict < MigrationVerdict::Kept && entry.item.contains(row.name)
+            };
+            assert_eq!(
+                migrated.entries.iter().filter(mentions).count(),
+                1,
+                "{}: {:?}",
+                row.name,
+                migrated.entries
+            );
         }
         for (name, _) in REPLACEMENTS {
             assert!(foreign_plugins.iter().any(|row| row.name == *name && matches!(row.support, ItemSupport::Refused(..))), "{name}");
@@ -378,6 +585,9 @@ mod tests {
     #[test]
     fn a_file_that_needs_no_change_keeps_its_comments() {
         let text = "# mine\napiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}] # all\n";
-        assert_eq!(migrate(text, &PluginParameters::default()).text.as_deref(), Some(text));
+        assert_eq!(
+            migrate(text, &PluginParameters::default()).text.as_deref(),
+            Some(text)
+        );
     }
 }

@@ -6,7 +6,10 @@ use std::fmt::Write;
 use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 
 /// Words that some version of YAML reads as something else than text.
-const WORDS: [&str; 16] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf", "infinity", "~", "t", "f", "none"];
+const WORDS: [&str; 16] = [
+    "null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf", "infinity", "~",
+    "t", "f", "none",
+];
 
 /// Prints a value, each line indented by `indent` spaces.
 #[must_use]
@@ -30,9 +33,18 @@ pub fn short(value: &YamlValue) -> String {
         YamlValue::Flag(flag) => flag.to_string(),
         YamlValue::Number(number) => self::number(*number),
         YamlValue::Text(text) => self::text(text),
-        YamlValue::List(items) => format!("[{}]", items.iter().map(|item| short(&item.value)).collect::<Vec<_>>().join(", ")),
+        YamlValue::List(items) => format!(
+            "[{}]",
+            items
+                .iter()
+                .map(|item| short(&item.value))
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
         YamlValue::Map(entries) => {
-            let entries = entries.iter().map(|(key, node)| format!("{}: {}", text(&key.name), short(&node.value)));
+            let entries = entries
+                .iter()
+                .map(|(key, node)| format!("{}: {}", text(&key.name), short(&node.value)));
             format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
         }
     }
@@ -80,7 +92,11 @@ fn number(number: f64) -> String {
     if number.is_nan() {
         ".nan".to_owned()
     } else if number.is_infinite() {
-        if number > 0.0 { ".inf".to_owned() } else { "-.inf".to_owned() }
+        if number > 0.0 {
+            ".inf".to_owned()
+        } else {
+            "-.inf".to_owned()
+        }
     } else if number != 0.0 && !(1e-6..1e16).contains(&number.abs()) {
         format!("{number:e}")
     } else {
@@ -101,7 +117,11 @@ fn is_quantity(text: &str) -> bool {
 fn text(text: &str) -> String {
     let inside = |c: char| c.is_ascii_alphanumeric() || "_-./@%+=".contains(c);
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || "_/".contains(c));
-    if is_quantity(text) || starts && text.chars().all(inside) && !WORDS.contains(&text.to_ascii_lowercase().as_str()) {
+    if is_quantity(text)
+        || starts
+            && text.chars().all(inside)
+            && !WORDS.contains(&text.to_ascii_lowercase().as_str())
+    {
         return text.to_owned();
     }
     let mut quoted = String::from("\"");
@@ -112,7 +132,12 @@ fn text(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
             '\r' => quoted.push_str("\\r"),
-            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}') => {
+            c if c.is_control()
+                || matches!(
+                    c,
+                    '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+                ) =>
+            {
                 let _ = write!(quoted, "\\U{:08x}", u32::from(c));
             }
             c => quoted.push(c),
@@ -132,16 +157,27 @@ mod tests {
     fn same(a: &YamlValue, b: &YamlValue) -> bool {
         match (a, b) {
             (YamlValue::Number(a), YamlValue::Number(b)) => a == b || (a.is_nan() && b.is_nan()),
-            (YamlValue::List(a), YamlValue::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(&a.value, &b.value)),
+            (YamlValue::List(a), YamlValue::List(b)) => {
+                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(&a.value, &b.value))
+            }
             (YamlValue::Map(a), YamlValue::Map(b)) => {
-                a.len() == b.len() && a.iter().zip(b).all(|((k, a), (l, b))| k.name == l.name && same(&a.value, &b.value))
+                a.len() == b.len()
+                    && a.iter()
+                        .zip(b)
+                        .all(|((k, a), (l, b))| k.name == l.name && same(&a.value, &b.value))
             }
             _ => a == b,
         }
     }
 
     fn values() -> impl Strategy<Value = YamlValue> {
-        let word = prop_oneof![Just("on".to_owned()), Just("8".to_owned()), Just("1e3".to_owned()), Just(String::new()), any::<String>()];
+        let word = prop_oneof![
+            Just("on".to_owned()),
+            Just("8".to_owned()),
+            Just("1e3".to_owned()),
+            Just(String::new()),
+            any::<String>()
+        ];
         let scalar = prop_oneof![
             Just(YamlValue::Null),
             any::<bool>().prop_map(YamlValue::Flag),
@@ -154,7 +190,12 @@ mod tests {
             prop_oneof![
                 prop::collection::vec(node.clone(), 0..5).prop_map(YamlValue::List),
                 prop::collection::btree_map(any::<String>(), node, 0..5).prop_map(|entries| {
-                    YamlValue::Map(entries.into_iter().map(|(name, node)| (YamlKey { line: 0, name }, node)).collect())
+                    YamlValue::Map(
+                        entries
+                            .into_iter()
+                            .map(|(name, node)| (YamlKey { line: 0, name }, node))
+                            .collect(),
+                    )
                 }),
             ]
         })
@@ -183,6 +224,9 @@ mod tests {
         ] {
             assert_eq!(text(given), printed);
         }
-        assert_eq!((number(8000.0), number(0.8), number(1e20)), ("8000".to_owned(), "0.8".to_owned(), "1e20".to_owned()));
+        assert_eq!(
+            (number(8000.0), number(0.8), number(1e20)),
+            ("8000".to_owned(), "0.8".to_owned(), "1e20".to_owned())
+        );
     }
 }

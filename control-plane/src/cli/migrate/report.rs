@@ -36,21 +36,30 @@ pub struct PoolReport {
 /// The number of answers with this verdict.
 #[must_use]
 pub fn count(reports: &[PoolReport], verdict: MigrationVerdict) -> usize {
-    reports.iter().flat_map(|report| &report.entries).filter(|entry| entry.verdict == verdict).count()
+    reports
+        .iter()
+        .flat_map(|report| &report.entries)
+        .filter(|entry| entry.verdict == verdict)
+        .count()
 }
 
 /// Prints the report. `others` are objects that belong to no picker.
 #[must_use]
 pub fn print(reports: &[PoolReport], others: &[String]) -> String {
     let mut text = String::from("# From llm-d's picker to Switchpoint\n\n"); // writing to a String cannot fail
-    let counts = MigrationVerdict::ALL.map(|verdict| format!("{} {}", count(reports, verdict), verdict.label()));
+    let counts = MigrationVerdict::ALL
+        .map(|verdict| format!("{} {}", count(reports, verdict), verdict.label()));
     let _ = writeln!(text, "{}.", counts.join(", "));
     for report in reports {
         if reports.len() > 1 {
             let _ = writeln!(text, "\n# Pool {}", report.pool);
         }
         for verdict in MigrationVerdict::ALL {
-            let mut of = report.entries.iter().filter(|entry| entry.verdict == verdict).peekable();
+            let mut of = report
+                .entries
+                .iter()
+                .filter(|entry| entry.verdict == verdict)
+                .peekable();
             if of.peek().is_none() {
                 continue;
             }
@@ -60,9 +69,21 @@ pub fn print(reports: &[PoolReport], others: &[String]) -> String {
     }
     if !others.is_empty() {
         let more = others.len().saturating_sub(OTHERS_MAX);
-        let listed = others.iter().take(OTHERS_MAX).map(|other| one_line(other, GIVEN_CHARACTERS_MAX)).collect::<Vec<_>>().join(", ");
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let _ = writeln!(text, "\nObjects that belong to no endpoint picker, not read: {listed}{more}.");
+        let listed = others
+            .iter()
+            .take(OTHERS_MAX)
+            .map(|other| one_line(other, GIVEN_CHARACTERS_MAX))
+            .collect::<Vec<_>>()
+            .join(", ");
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        let _ = writeln!(
+            text,
+            "\nObjects that belong to no endpoint picker, not read: {listed}{more}."
+        );
     }
     let _ = writeln!(text, "\nThe next steps: docs/how-to/migrate.md.");
     text
@@ -70,7 +91,9 @@ pub fn print(reports: &[PoolReport], others: &[String]) -> String {
 
 fn heading(verdict: MigrationVerdict) -> &'static str {
     match verdict {
-        MigrationVerdict::NoEquivalent => "No equivalent: something is lost, decide whether you need it",
+        MigrationVerdict::NoEquivalent => {
+            "No equivalent: something is lost, decide whether you need it"
+        }
         MigrationVerdict::Unknown => "Unknown: check by hand",
         MigrationVerdict::Changed => "Changed: replaced, or not needed",
         MigrationVerdict::Kept => "Kept",
@@ -78,7 +101,13 @@ fn heading(verdict: MigrationVerdict) -> &'static str {
 }
 
 fn line(text: &mut String, entry: &ReportEntry) {
-    let ReportEntry { item, given, ours, reason, .. } = entry;
+    let ReportEntry {
+        item,
+        given,
+        ours,
+        reason,
+        ..
+    } = entry;
     let _ = write!(text, "- {}", code(item, 4 * GIVEN_CHARACTERS_MAX));
     if !given.is_empty() {
         let _ = write!(text, " = {}", code(given, GIVEN_CHARACTERS_MAX));

@@ -57,8 +57,21 @@ const fn none(path: &'static str, reason: &'static str) -> MigrationRow {
     row(path, MigrationVerdict::NoEquivalent, "", reason)
 }
 
-const fn row(path: &'static str, verdict: MigrationVerdict, ours: &'static str, reason: &'static str) -> MigrationRow {
-    MigrationRow { path, older: &[], verdict, ours, reason, harmless: &[], switch: "" }
+const fn row(
+    path: &'static str,
+    verdict: MigrationVerdict,
+    ours: &'static str,
+    reason: &'static str,
+) -> MigrationRow {
+    MigrationRow {
+        path,
+        older: &[],
+        verdict,
+        ours,
+        reason,
+        harmless: &[],
+        switch: "",
+    }
 }
 
 /// All rows.
@@ -69,9 +82,15 @@ pub fn rows() -> impl Iterator<Item = &'static MigrationRow> {
 /// The row that covers a path, and the path in the newest chart.
 #[must_use]
 pub fn row_of(path: &str) -> Option<(&'static MigrationRow, String)> {
-    let candidates = rows().flat_map(|row| std::iter::once(row.path).chain(row.older.iter().copied()).map(move |name| (name, row)));
+    let candidates = rows().flat_map(|row| {
+        std::iter::once(row.path)
+            .chain(row.older.iter().copied())
+            .map(move |name| (name, row))
+    });
     let covering = candidates.filter_map(|(name, row)| Some((name.len(), row, below(path, name)?)));
-    covering.max_by_key(|(length, ..)| *length).map(|(_, row, rest)| (row, format!("{}{rest}", row.path)))
+    covering
+        .max_by_key(|(length, ..)| *length)
+        .map(|(_, row, rest)| (row, format!("{}{rest}", row.path)))
 }
 
 /// Whether the table has rows for parts of the value at this path, so that each part is looked up
@@ -85,7 +104,8 @@ pub fn has_rows_below(path: &str) -> bool {
 
 /// The rest of `path` after `start`, if the path is `start` or lies below it.
 fn below<'p>(path: &'p str, start: &str) -> Option<&'p str> {
-    path.strip_prefix(start).filter(|rest| rest.is_empty() || rest.starts_with('.'))
+    path.strip_prefix(start)
+        .filter(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 // === impl MigrationVerdict ===
@@ -136,21 +156,63 @@ mod tests {
                 assert!(seen.insert(*path), "{path} has two rows");
                 assert!(!path.ends_with('.') && !path.contains('*'), "{path}");
             }
-            assert!(!row.reason.is_empty() && !row.reason.ends_with('.'), "{}: {:?}", row.path, row.reason);
-            assert!(row.verdict == MigrationVerdict::NoEquivalent || (row.harmless.is_empty() && row.switch.is_empty()), "{}", row.path);
-            assert!(row.verdict != MigrationVerdict::Kept || !row.ours.is_empty(), "{} is kept under no name", row.path);
-            assert!(row.switch.is_empty() || rows().any(|other| other.path == row.switch), "{}", row.switch);
+            assert!(
+                !row.reason.is_empty() && !row.reason.ends_with('.'),
+                "{}: {:?}",
+                row.path,
+                row.reason
+            );
+            assert!(
+                row.verdict == MigrationVerdict::NoEquivalent
+                    || (row.harmless.is_empty() && row.switch.is_empty()),
+                "{}",
+                row.path
+            );
+            assert!(
+                row.verdict != MigrationVerdict::Kept || !row.ours.is_empty(),
+                "{} is kept under no name",
+                row.path
+            );
+            assert!(
+                row.switch.is_empty() || rows().any(|other| other.path == row.switch),
+                "{}",
+                row.switch
+            );
         }
     }
 
     #[test]
     fn the_longest_path_counts_and_older_paths_are_translated() {
         let of = |path| row_of(path).map(|(row, newest)| (row.path, newest));
-        assert_eq!(of("router.epp.replicas"), Some(("router.epp.replicas", "router.epp.replicas".to_owned())));
-        assert_eq!(of("inferenceExtension.replicas"), Some(("router.epp.replicas", "router.epp.replicas".to_owned())));
-        assert_eq!(of("router.proxy.presets.envoy.image"), Some(("router.proxy.presets", "router.proxy.presets.envoy.image".to_owned())));
-        assert_eq!(of("inferenceExtension.sidecar.args").map(|(_, newest)| newest).as_deref(), Some("router.proxy.args"));
-        assert_eq!((of("router"), of("router.epp.replica"), of("")), (None, None, None));
-        assert!(has_rows_below("router") && has_rows_below("router.epp") && !has_rows_below("router.epp.replicas"));
+        assert_eq!(
+            of("router.epp.replicas"),
+            Some(("router.epp.replicas", "router.epp.replicas".to_owned()))
+        );
+        assert_eq!(
+            of("inferenceExtension.replicas"),
+            Some(("router.epp.replicas", "router.epp.replicas".to_owned()))
+        );
+        assert_eq!(
+            of("router.proxy.presets.envoy.image"),
+            Some((
+                "router.proxy.presets",
+                "router.proxy.presets.envoy.image".to_owned()
+            ))
+        );
+        assert_eq!(
+            of("inferenceExtension.sidecar.args")
+                .map(|(_, newest)| newest)
+                .as_deref(),
+            Some("router.proxy.args")
+        );
+        assert_eq!(
+            (of("router"), of("router.epp.replica"), of("")),
+            (None, None, None)
+        );
+        assert!(
+            has_rows_below("router")
+                && has_rows_below("router.epp")
+                && !has_rows_below("router.epp.replicas")
+        );
     }
 }

@@ -17,7 +17,10 @@ pub enum PathStep {
 #[must_use]
 pub fn steps(path: &str) -> Vec<PathStep> {
     let parts = path.split(['.', '[']).filter(|part| !part.is_empty());
-    let step = |part: &str| match part.strip_suffix(']').and_then(|number| number.parse().ok()) {
+    let step = |part: &str| match part
+        .strip_suffix(']')
+        .and_then(|number| number.parse().ok())
+    {
         Some(index) => PathStep::Index(index),
         None => PathStep::Key(part.to_owned()),
     };
@@ -41,21 +44,31 @@ pub fn path(steps: &[PathStep]) -> String {
 /// The node at the end of a path.
 #[must_use]
 pub fn at<'n>(root: &'n YamlNode, steps: &[PathStep]) -> Option<&'n YamlNode> {
-    steps.iter().try_fold(root, |node, step| match (step, &node.value) {
-        (PathStep::Index(index), YamlValue::List(list)) => list.get(*index),
-        (PathStep::Key(name), YamlValue::Map(entries)) => entries.iter().find(|(key, _)| key.name == *name).map(|(_, node)| node),
-        _ => None,
-    })
+    steps
+        .iter()
+        .try_fold(root, |node, step| match (step, &node.value) {
+            (PathStep::Index(index), YamlValue::List(list)) => list.get(*index),
+            (PathStep::Key(name), YamlValue::Map(entries)) => entries
+                .iter()
+                .find(|(key, _)| key.name == *name)
+                .map(|(_, node)| node),
+            _ => None,
+        })
 }
 
 /// The node at the end of a path, to change it.
 #[must_use]
 pub fn at_mut<'n>(root: &'n mut YamlNode, steps: &[PathStep]) -> Option<&'n mut YamlNode> {
-    steps.iter().try_fold(root, |node, step| match (step, &mut node.value) {
-        (PathStep::Index(index), YamlValue::List(list)) => list.get_mut(*index),
-        (PathStep::Key(name), YamlValue::Map(entries)) => entries.iter_mut().find(|(key, _)| key.name == *name).map(|(_, node)| node),
-        _ => None,
-    })
+    steps
+        .iter()
+        .try_fold(root, |node, step| match (step, &mut node.value) {
+            (PathStep::Index(index), YamlValue::List(list)) => list.get_mut(*index),
+            (PathStep::Key(name), YamlValue::Map(entries)) => entries
+                .iter_mut()
+                .find(|(key, _)| key.name == *name)
+                .map(|(_, node)| node),
+            _ => None,
+        })
 }
 
 /// Whether the path leads to a node.
@@ -66,21 +79,35 @@ pub fn exists(root: &YamlNode, steps: &[PathStep]) -> bool {
 
 /// Removes the node at the end of a path.
 pub fn remove(root: &mut YamlNode, steps: &[PathStep]) {
-    let Some((last, before)) = steps.split_last() else { return };
+    let Some((last, before)) = steps.split_last() else {
+        return;
+    };
     match (last, at_mut(root, before).map(|node| &mut node.value)) {
-        (PathStep::Index(index), Some(YamlValue::List(list))) if *index < list.len() => drop(list.remove(*index)),
-        (PathStep::Key(name), Some(YamlValue::Map(entries))) => entries.retain(|(key, _)| key.name != *name),
+        (PathStep::Index(index), Some(YamlValue::List(list))) if *index < list.len() => {
+            drop(list.remove(*index))
+        }
+        (PathStep::Key(name), Some(YamlValue::Map(entries))) => {
+            entries.retain(|(key, _)| key.name != *name)
+        }
         _ => {}
     }
 }
 
 /// Sets a key of a map.
 pub fn set(node: &mut YamlNode, name: &str, value: YamlValue) {
-    let YamlValue::Map(entries) = &mut node.value else { return };
+    let YamlValue::Map(entries) = &mut node.value else {
+        return;
+    };
     let value = YamlNode { line: 0, value };
     match entries.iter_mut().find(|(key, _)| key.name == name) {
         Some((_, old)) => *old = value,
-        None => entries.push((YamlKey { line: 0, name: name.to_owned() }, value)),
+        None => entries.push((
+            YamlKey {
+                line: 0,
+                name: name.to_owned(),
+            },
+            value,
+        )),
     }
 }
 
@@ -93,13 +120,29 @@ pub fn map(fields: Vec<(&str, YamlValue)>) -> YamlValue {
 /// The entries of a map.
 #[must_use]
 pub fn entries(fields: Vec<(&str, YamlValue)>) -> Vec<(YamlKey, YamlNode)> {
-    fields.into_iter().map(|(name, value)| (YamlKey { line: 0, name: name.to_owned() }, YamlNode { line: 0, value })).collect()
+    fields
+        .into_iter()
+        .map(|(name, value)| {
+            (
+                YamlKey {
+                    line: 0,
+                    name: name.to_owned(),
+                },
+                YamlNode { line: 0, value },
+            )
+        })
+        .collect()
 }
 
 /// A list.
 #[must_use]
 pub fn list(values: Vec<YamlValue>) -> YamlValue {
-    YamlValue::List(values.into_iter().map(|value| YamlNode { line: 0, value }).collect())
+    YamlValue::List(
+        values
+            .into_iter()
+            .map(|value| YamlNode { line: 0, value })
+            .collect(),
+    )
 }
 
 /// Removes every reference to a plugin: list items with that `pluginRef`, and fields that name it.
@@ -107,11 +150,16 @@ pub fn remove_references(node: &mut YamlNode, plugin: &str) {
     match &mut node.value {
         YamlValue::List(list) => {
             list.retain(|item| !refers(item, plugin));
-            list.iter_mut().for_each(|item| remove_references(item, plugin));
+            list.iter_mut()
+                .for_each(|item| remove_references(item, plugin));
         }
         YamlValue::Map(entries) => {
-            entries.retain(|(key, node)| !(refers(node, plugin) || (key.name.ends_with("Ref") && is_text(node, plugin))));
-            entries.iter_mut().for_each(|(_, node)| remove_references(node, plugin));
+            entries.retain(|(key, node)| {
+                !(refers(node, plugin) || (key.name.ends_with("Ref") && is_text(node, plugin)))
+            });
+            entries
+                .iter_mut()
+                .for_each(|(_, node)| remove_references(node, plugin));
         }
         _ => {}
     }
@@ -120,11 +168,15 @@ pub fn remove_references(node: &mut YamlNode, plugin: &str) {
 /// Renames every reference to a plugin, also in parameters.
 pub fn rename_references(node: &mut YamlNode, plugin: &str, new: &str) {
     match &mut node.value {
-        YamlValue::List(list) => list.iter_mut().for_each(|item| rename_references(item, plugin, new)),
+        YamlValue::List(list) => list
+            .iter_mut()
+            .for_each(|item| rename_references(item, plugin, new)),
         YamlValue::Map(entries) => {
             for (key, node) in entries.iter_mut().filter(|(key, _)| key.name != "type") {
                 match &mut node.value {
-                    YamlValue::Text(text) if text == plugin && key.name != "name" => new.clone_into(text),
+                    YamlValue::Text(text) if text == plugin && key.name != "name" => {
+                        new.clone_into(text)
+                    }
                     _ => rename_references(node, plugin, new),
                 }
             }
@@ -134,7 +186,8 @@ pub fn rename_references(node: &mut YamlNode, plugin: &str, new: &str) {
 }
 
 fn refers(node: &YamlNode, plugin: &str) -> bool {
-    node.get("pluginRef").is_some_and(|reference| is_text(reference, plugin))
+    node.get("pluginRef")
+        .is_some_and(|reference| is_text(reference, plugin))
 }
 
 fn is_text(node: &YamlNode, wanted: &str) -> bool {

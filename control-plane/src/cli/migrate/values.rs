@@ -15,16 +15,27 @@ const ENVIRONMENT: [&str; 2] = ["router.epp.env", "inferenceExtension.env"];
 /// # Errors
 /// The file and the line that cannot be read, or the reason why a file has no values.
 pub fn read<'t>(files: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<GivenItems, String> {
-    let mut all = YamlNode { line: 0, value: YamlValue::Map(Vec::new()) };
+    let mut all = YamlNode {
+        line: 0,
+        value: YamlValue::Map(Vec::new()),
+    };
     for (name, text) in files {
         let node = yaml::parse(text).map_err(|(line, why)| format!("{name}:{line}: {why}"))?;
         match node.value {
             YamlValue::Null => {}
             YamlValue::Map(_) if node.get("kind").is_some() && node.get("apiVersion").is_some() => {
-                return Err(format!("{name} has Kubernetes objects, not values: give it without -f"));
+                return Err(format!(
+                    "{name} has Kubernetes objects, not values: give it without -f"
+                ));
             }
             YamlValue::Map(_) => merge(&mut all, node),
-            other => return Err(format!("{name}:{}: values are a map, not {}", node.line, other.kind())),
+            other => {
+                return Err(format!(
+                    "{name}:{}: values are a map, not {}",
+                    node.line,
+                    other.kind()
+                ));
+            }
         }
     }
     let mut items = GivenItems::default();
@@ -60,20 +71,32 @@ fn take(items: &mut GivenItems, path: &str, node: &YamlNode) {
         && (path.is_empty() || has_rows_below(path) || holds_special(path))
     {
         for (key, node) in entries {
-            let path = if path.is_empty() { key.name.clone() } else { format!("{path}.{}", key.name) };
+            let path = if path.is_empty() {
+                key.name.clone()
+            } else {
+                format!("{path}.{}", key.name)
+            };
             take(items, &path, node);
         }
         return;
     }
     if node.value != YamlValue::Null {
         let newest = row_of(path).map_or_else(|| path.to_owned(), |(_, newest)| newest);
-        items.push(GivenItem { path: newest, shown: path.to_owned(), value: node.value.clone() });
+        items.push(GivenItem {
+            path: newest,
+            shown: path.to_owned(),
+            value: node.value.clone(),
+        });
     }
 }
 
 /// Whether flags or environment variables lie below this path.
 fn holds_special(path: &str) -> bool {
-    FLAGS.iter().chain(&ENVIRONMENT).any(|special| special.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
+    FLAGS.iter().chain(&ENVIRONMENT).any(|special| {
+        special
+            .strip_prefix(path)
+            .is_some_and(|rest| rest.starts_with('.'))
+    })
 }
 
 /// Flags are a map, or in older charts a list of names and values. A key may contain the value
@@ -90,7 +113,9 @@ fn flags(items: &mut GivenItems, path: &str, node: &YamlNode) {
             for (i, entry) in list.iter().enumerate() {
                 match entry.get("name").map(|name| &name.value) {
                     Some(YamlValue::Text(name)) => {
-                        let value = entry.get("value").map_or(YamlValue::Text(String::new()), |node| node.value.clone());
+                        let value = entry
+                            .get("value")
+                            .map_or(YamlValue::Text(String::new()), |node| node.value.clone());
                         flag(items, path, name, value);
                     }
                     _ => items.unknown(&format!("{path}[{i}]"), entry.value.clone()),
@@ -106,20 +131,31 @@ fn flag(items: &mut GivenItems, path: &str, name: &str, value: YamlValue) {
         Some((name, value)) => (name, YamlValue::Text(value.to_owned())),
         None => (name, value),
     };
-    items.push(GivenItem { path: format!("--{name}"), shown: format!("{path}.{name}"), value });
+    items.push(GivenItem {
+        path: format!("--{name}"),
+        shown: format!("{path}.{name}"),
+        value,
+    });
 }
 
 /// Environment variables are a list as in a pod, or a map.
 fn environment(items: &mut GivenItems, path: &str, node: &YamlNode) {
     let entries: Vec<(Option<&str>, &YamlNode, YamlValue)> = match &node.value {
         YamlValue::Null => return,
-        YamlValue::Map(entries) => entries.iter().map(|(key, node)| (Some(key.name.as_str()), node, node.value.clone())).collect(),
+        YamlValue::Map(entries) => entries
+            .iter()
+            .map(|(key, node)| (Some(key.name.as_str()), node, node.value.clone()))
+            .collect(),
         YamlValue::List(list) => list.iter().map(variable).collect(),
         other => return items.unknown(path, other.clone()),
     };
     for (i, (name, node, value)) in entries.into_iter().enumerate() {
         match name {
-            Some(name) => items.push(GivenItem { path: format!("${name}"), shown: format!("{path}.{name}"), value }),
+            Some(name) => items.push(GivenItem {
+                path: format!("${name}"),
+                shown: format!("{path}.{name}"),
+                value,
+            }),
             None => items.unknown(&format!("{path}[{i}]"), node.value.clone()),
         }
     }
@@ -144,7 +180,11 @@ mod tests {
     use super::*;
 
     fn shown(items: &GivenItems) -> Vec<String> {
-        items.all().iter().map(|item| format!("{} = {}", item.shown, short(&item.value))).collect()
+        items
+            .all()
+            .iter()
+            .map(|item| format!("{} = {}", item.shown, short(&item.value)))
+            .collect()
     }
 
     #[test]
@@ -154,7 +194,11 @@ mod tests {
         let items = read([("a", first), ("b", ""), ("c", second)]).unwrap();
         assert_eq!(
             shown(&items),
-            ["router.epp.replicas = 3", "router.epp.tolerations = [{key: b}]", "router.epp.image = {tag: a}"],
+            [
+                "router.epp.replicas = 3",
+                "router.epp.tolerations = [{key: b}]",
+                "router.epp.image = {tag: a}"
+            ],
             "null takes the value away"
         );
     }
@@ -165,8 +209,20 @@ mod tests {
         let older = "inferenceExtension: {flags: [{name: v, value: 1}, 7], env: {A: b}}";
         let items = read([("a", newer)]).unwrap();
         let paths: Vec<&str> = items.all().iter().map(|item| item.path.as_str()).collect();
-        assert_eq!(paths, ["--v", "--ha-enable-leader-election", "$A", "$C", "router.epp.env[2]"]);
-        assert_eq!(shown(&items)[1], "router.epp.flags.ha-enable-leader-election = \"false\"");
+        assert_eq!(
+            paths,
+            [
+                "--v",
+                "--ha-enable-leader-election",
+                "$A",
+                "$C",
+                "router.epp.env[2]"
+            ]
+        );
+        assert_eq!(
+            shown(&items)[1],
+            "router.epp.flags.ha-enable-leader-election = \"false\""
+        );
         let items = read([("a", older)]).unwrap();
         let paths: Vec<&str> = items.all().iter().map(|item| item.path.as_str()).collect();
         assert_eq!(paths, ["--v", "inferenceExtension.flags[1]", "$A"]);
@@ -176,7 +232,10 @@ mod tests {
     fn other_files_are_refused_with_the_reason() {
         for (text, why) in [
             ("- 1\n", "f:1: values are a map, not a list"),
-            ("apiVersion: v1\nkind: List\n", "f has Kubernetes objects, not values"),
+            (
+                "apiVersion: v1\nkind: List\n",
+                "f has Kubernetes objects, not values",
+            ),
             ("a: [\n", "f:"),
             ("a: 1\n---\nb: 1\n", "f:"),
         ] {

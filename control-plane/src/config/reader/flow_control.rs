@@ -65,50 +65,100 @@ impl ConfigReader {
         if !self.flow_control {
             return None;
         }
-        let mut parameters = section.map(|section| given(section, &SECTION)).unwrap_or_default();
+        let mut parameters = section
+            .map(|section| given(section, &SECTION))
+            .unwrap_or_default();
         if self.is_foreign() {
             parameters.push(("minimumShare".to_owned(), ParameterValue::Number(0.0)));
         }
         let line = section.map_or(root.line, |section| section.line);
         self.wait_notes(line, &parameters);
-        match parameters.iter_mut().find(|(name, _)| name == "noEndpointTtlMs") {
-            None => self.item("flowControl.noEndpointRequestTTL", line, ItemStatus::Implemented, NO_ENDPOINT),
+        match parameters
+            .iter_mut()
+            .find(|(name, _)| name == "noEndpointTtlMs")
+        {
+            None => self.item(
+                "flowControl.noEndpointRequestTTL",
+                line,
+                ItemStatus::Implemented,
+                NO_ENDPOINT,
+            ),
             // As in llm-d, 0s is no limit.
-            Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => *ttl = ParameterValue::Number(UNLIMITED_MS),
+            Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => {
+                *ttl = ParameterValue::Number(UNLIMITED_MS)
+            }
             Some(_) => {}
         }
         let band = |name: &str, parameter: &str| {
             let node = section?.get(name)?;
-            Some((parameter.to_owned(), ParameterValue::Map(given(node, &BAND))))
+            Some((
+                parameter.to_owned(),
+                ParameterValue::Map(given(node, &BAND)),
+            ))
         };
         parameters.extend(band("defaultPriorityBand", "defaultBand"));
         parameters.extend(band("defaultNegativePriorityBand", "defaultNegativeBand"));
-        if let Some(YamlNode { value: YamlValue::List(bands), .. }) = section.and_then(|section| section.get("priorityBands")) {
-            for (at, band) in bands.iter().enumerate().filter(|(_, band)| band.get("priority").is_none()) {
-                self.problem(&format!("flowControl.priorityBands[{at}]"), band.line, "has no priority");
+        if let Some(YamlNode {
+            value: YamlValue::List(bands),
+            ..
+        }) = section.and_then(|section| section.get("priorityBands"))
+        {
+            for (at, band) in bands
+                .iter()
+                .enumerate()
+                .filter(|(_, band)| band.get("priority").is_none())
+            {
+                self.problem(
+                    &format!("flowControl.priorityBands[{at}]"),
+                    band.line,
+                    "has no priority",
+                );
             }
-            let bands = bands.iter().map(|band| ParameterValue::Map(given(band, &BAND))).collect();
+            let bands = bands
+                .iter()
+                .map(|band| ParameterValue::Map(given(band, &BAND)))
+                .collect();
             parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
         }
-        Some(PluginSpec { parameters, ..PluginSpec::of_type(FLOW_CONTROL) })
+        Some(PluginSpec {
+            parameters,
+            ..PluginSpec::of_type(FLOW_CONTROL)
+        })
     }
 
     /// Whether the file declares no plugin of ours, and so means what it means in llm-d.
     fn is_foreign(&self) -> bool {
-        let ours = |plugin_type: &str| registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"));
-        !self.plugins.iter().any(|declared| ours(&declared.plugin_type))
+        let ours = |plugin_type: &str| {
+            registry::lookup(plugin_type).is_some_and(|row| row.source.starts_with("Switchpoint"))
+        };
+        !self
+            .plugins
+            .iter()
+            .any(|declared| ours(&declared.plugin_type))
     }
 
     /// Reports a longest wait that is missing, or that a proxy's timeout is likely to cut short.
     fn wait_notes(&mut self, line: u64, parameters: &GivenParameters) {
-        let ttl = parameters.iter().find(|(name, _)| name == "ttlMs").map(|(_, value)| value);
+        let ttl = parameters
+            .iter()
+            .find(|(name, _)| name == "ttlMs")
+            .map(|(_, value)| value);
         let note = match ttl {
             None => "not given: requests wait at most 60 s".to_owned(),
-            Some(ParameterValue::Number(ms)) if *ms == 0.0 => format!("no limit: a proxy's timeout ends the wait, {TIMEOUT}"),
-            Some(ParameterValue::Number(ms)) if *ms > WAIT_MS_MAX => format!("longer than a proxy's timeout may be, {TIMEOUT}"),
+            Some(ParameterValue::Number(ms)) if *ms == 0.0 => {
+                format!("no limit: a proxy's timeout ends the wait, {TIMEOUT}")
+            }
+            Some(ParameterValue::Number(ms)) if *ms > WAIT_MS_MAX => {
+                format!("longer than a proxy's timeout may be, {TIMEOUT}")
+            }
             Some(_) => return,
         };
-        self.item("flowControl.defaultRequestTTL", line, ItemStatus::Implemented, note);
+        self.item(
+            "flowControl.defaultRequestTTL",
+            line,
+            ItemStatus::Implemented,
+            note,
+        );
     }
 }
 
@@ -117,10 +167,19 @@ fn given(node: &YamlNode, fields: &[(&str, &str)]) -> GivenParameters {
     let value = |name: &str, node: &YamlNode| match &node.value {
         YamlValue::Number(number) => Some(ParameterValue::Number(*number)),
         YamlValue::Flag(flag) => Some(ParameterValue::Flag(*flag)),
-        YamlValue::Text(text) if name.ends_with("TTL") => SchemaShape::duration_ms(text).map(ParameterValue::Number),
-        YamlValue::Text(text) if name.starts_with("max") => SchemaShape::quantity(text).map(ParameterValue::Number),
+        YamlValue::Text(text) if name.ends_with("TTL") => {
+            SchemaShape::duration_ms(text).map(ParameterValue::Number)
+        }
+        YamlValue::Text(text) if name.starts_with("max") => {
+            SchemaShape::quantity(text).map(ParameterValue::Number)
+        }
         YamlValue::Text(text) if !text.is_empty() => Some(ParameterValue::Text(text.clone())),
         _ => None,
     };
-    fields.iter().filter_map(|(name, parameter)| Some(((*parameter).to_owned(), value(name, node.get(name)?)?))).collect()
+    fields
+        .iter()
+        .filter_map(|(name, parameter)| {
+            Some(((*parameter).to_owned(), value(name, node.get(name)?)?))
+        })
+        .collect()
 }

@@ -16,28 +16,66 @@ impl ConfigReader {
             | (SchemaShape::Number, YamlValue::Number(_)) => {}
             (SchemaShape::Integer, YamlValue::Number(number)) if number.fract() == 0.0 => {}
             (SchemaShape::Quantity, YamlValue::Number(number)) if *number >= 0.0 => {}
-            (SchemaShape::Quantity, YamlValue::Text(text)) if SchemaShape::quantity(text).is_some() => {}
-            (SchemaShape::Duration, YamlValue::Text(text)) if SchemaShape::duration_ms(text).is_some() => {}
-            (SchemaShape::Reference(role), YamlValue::Text(_)) => drop(self.reference(node, path, &[*role])),
-            (SchemaShape::List(of), YamlValue::List(nodes)) => {
-                nodes.iter().enumerate().for_each(|(i, node)| self.shaped(node, &format!("{path}[{i}]"), of));
+            (SchemaShape::Quantity, YamlValue::Text(text))
+                if SchemaShape::quantity(text).is_some() => {}
+            (SchemaShape::Duration, YamlValue::Text(text))
+                if SchemaShape::duration_ms(text).is_some() => {}
+            (SchemaShape::Reference(role), YamlValue::Text(_)) => {
+                drop(self.reference(node, path, &[*role]))
             }
-            (SchemaShape::Map(fields), YamlValue::Map(entries)) => self.fields(node.line, entries, path, fields),
-            (_, value) => self.problem(path, node.line, format!("must be {}, not {}", expected(shape), told(value))),
+            (SchemaShape::List(of), YamlValue::List(nodes)) => {
+                nodes
+                    .iter()
+                    .enumerate()
+                    .for_each(|(i, node)| self.shaped(node, &format!("{path}[{i}]"), of));
+            }
+            (SchemaShape::Map(fields), YamlValue::Map(entries)) => {
+                self.fields(node.line, entries, path, fields)
+            }
+            (_, value) => self.problem(
+                path,
+                node.line,
+                format!("must be {}, not {}", expected(shape), told(value)),
+            ),
         }
     }
 
-    fn fields(&mut self, line: u64, entries: &[(YamlKey, YamlNode)], path: &str, fields: &'static [SchemaField]) {
+    fn fields(
+        &mut self,
+        line: u64,
+        entries: &[(YamlKey, YamlNode)],
+        path: &str,
+        fields: &'static [SchemaField],
+    ) {
         for (key, node) in entries {
             let path = below(path, &key.name);
             match fields.iter().find(|field| field.name == key.name) {
                 None => {
-                    let ours = fields.iter().filter(|field| field.only.is_none_or(|(dialect, _)| dialect == self.dialect));
-                    self.problem(&path, key.line, unknown("field", &key.name, ours.map(|field| field.name)));
+                    let ours = fields.iter().filter(|field| {
+                        field
+                            .only
+                            .is_none_or(|(dialect, _)| dialect == self.dialect)
+                    });
+                    self.problem(
+                        &path,
+                        key.line,
+                        unknown("field", &key.name, ours.map(|field| field.name)),
+                    );
                 }
-                Some(SchemaField { only: Some((dialect, elsewhere)), .. }) if *dialect != self.dialect => {
-                    let instead = if elsewhere.is_empty() { String::new() } else { format!("; instead: {elsewhere}") };
-                    let message = format!("is a field of {}, not of {}{instead}", version(*dialect), version(self.dialect));
+                Some(SchemaField {
+                    only: Some((dialect, elsewhere)),
+                    ..
+                }) if *dialect != self.dialect => {
+                    let instead = if elsewhere.is_empty() {
+                        String::new()
+                    } else {
+                        format!("; instead: {elsewhere}")
+                    };
+                    let message = format!(
+                        "is a field of {}, not of {}{instead}",
+                        version(*dialect),
+                        version(self.dialect)
+                    );
                     self.problem(&path, key.line, message);
                 }
                 Some(field) => {
@@ -48,8 +86,15 @@ impl ConfigReader {
                 }
             }
         }
-        let given = |field: &&SchemaField| entries.iter().any(|(key, node)| key.name == field.name && node.value != YamlValue::Null);
-        for missing in fields.iter().filter(|field| field.required && !given(field)) {
+        let given = |field: &&SchemaField| {
+            entries
+                .iter()
+                .any(|(key, node)| key.name == field.name && node.value != YamlValue::Null)
+        };
+        for missing in fields
+            .iter()
+            .filter(|field| field.required && !given(field))
+        {
             self.problem(path, line, format!("has no {}", missing.name));
         }
     }
@@ -63,7 +108,9 @@ impl ConfigReader {
         ];
         let mut chosen: Option<(String, String)> = None;
         for place in places.into_iter().flatten() {
-            let Some(section) = root.at(place) else { continue };
+            let Some(section) = root.at(place) else {
+                continue;
+            };
             let name = match section.get("pluginRef").map(|node| &node.value) {
                 Some(YamlValue::Text(name)) => name.clone(),
                 _ => String::new(),
@@ -85,8 +132,12 @@ impl ConfigReader {
                 }
             }
         }
-        let is_used = |name: &String| self.flow_control || self.plugins.iter().any(|p| p.name == *name);
-        chosen.map(|(_, name)| name).filter(is_used).unwrap_or_default()
+        let is_used =
+            |name: &String| self.flow_control || self.plugins.iter().any(|p| p.name == *name);
+        chosen
+            .map(|(_, name)| name)
+            .filter(is_used)
+            .unwrap_or_default()
     }
 }
 
@@ -95,12 +146,21 @@ impl ConfigReader {
     /// wins, as in llm-d.
     pub(super) fn parsers(&mut self, root: &YamlNode) -> Vec<String> {
         const PLACES: [&str; 2] = ["requestHandler.parsers", "parser"];
-        let listed = root.at(&["requestHandler", "parsers"]).map(|node| (node.line, self.list(node, PLACES[0])));
-        let single = root.get("parser").filter(|_| self.dialect == ConfigDialect::V1Alpha1);
+        let listed = root
+            .at(&["requestHandler", "parsers"])
+            .map(|node| (node.line, self.list(node, PLACES[0])));
+        let single = root
+            .get("parser")
+            .filter(|_| self.dialect == ConfigDialect::V1Alpha1);
         let (path, nodes) = match (listed, single) {
             (Some((_, nodes)), older) if !nodes.is_empty() => {
                 if let Some(older) = older {
-                    self.item(PLACES[1], older.line, ItemStatus::NoEffect, format!("{} counts", PLACES[0]));
+                    self.item(
+                        PLACES[1],
+                        older.line,
+                        ItemStatus::NoEffect,
+                        format!("{} counts", PLACES[0]),
+                    );
                 }
                 (PLACES[0], nodes)
             }
@@ -108,7 +168,12 @@ impl ConfigReader {
             (_, None) => return Vec::new(),
         };
         let line = nodes.first().map_or(0, |node| node.line);
-        self.item(path, line, ItemStatus::Implemented, "requests of these APIs are parsed; others pass through unread");
+        self.item(
+            path,
+            line,
+            ItemStatus::Implemented,
+            "requests of these APIs are parsed; others pass through unread",
+        );
         let name = |node: &YamlNode| match node.get("pluginRef").map(|name| &name.value) {
             Some(YamlValue::Text(name)) => Some(name.clone()),
             _ => None,
@@ -118,7 +183,10 @@ impl ConfigReader {
 }
 
 fn version(dialect: ConfigDialect) -> &'static str {
-    API_VERSIONS.iter().find(|(_, other)| *other == dialect).map_or("", |(version, _)| version)
+    API_VERSIONS
+        .iter()
+        .find(|(_, other)| *other == dialect)
+        .map_or("", |(version, _)| version)
 }
 
 fn expected(shape: &SchemaShape) -> &'static str {

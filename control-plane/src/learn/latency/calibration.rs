@@ -101,8 +101,16 @@ impl PredictedTarget {
     fn of(self, observed: &EncodedObservation) -> Option<(f64, f64, f64)> {
         let predicted = observed.predicted?;
         let (middle, decile, seen) = match self {
-            Self::Ttft => (predicted.ttft_ms, predicted.ttft_p90_ms, observed.observation.ttft_ms?),
-            Self::Tpot => (predicted.tpot_ms, predicted.tpot_p90_ms, observed.observation.tpot_ms?),
+            Self::Ttft => (
+                predicted.ttft_ms,
+                predicted.ttft_p90_ms,
+                observed.observation.ttft_ms?,
+            ),
+            Self::Tpot => (
+                predicted.tpot_ms,
+                predicted.tpot_p90_ms,
+                observed.observation.tpot_ms?,
+            ),
         };
         (seen > 0.0).then_some((f64::from(middle), f64::from(decile), f64::from(seen)))
     }
@@ -114,7 +122,9 @@ impl PredictionScores {
     /// Records the outcome of a successful request. Does nothing without a prediction.
     pub fn record(&mut self, observed: &EncodedObservation) {
         for (target, compared) in PredictedTarget::ALL.into_iter().zip(&mut self.compared) {
-            let Some((middle, decile, seen)) = target.of(observed) else { continue };
+            let Some((middle, decile, seen)) = target.of(observed) else {
+                continue;
+            };
             compared.record(middle, seen);
             let over = seen - decile;
             let outcome = PredictionOutcome {
@@ -122,7 +132,10 @@ impl PredictionScores {
                 pinball_ms: if over >= 0.0 { 0.9 * over } else { -0.1 * over },
                 covered: over <= 0.0,
             };
-            self.rows.entry((observed.observation.endpoint, target)).or_default().record(outcome);
+            self.rows
+                .entry((observed.observation.endpoint, target))
+                .or_default()
+                .record(outcome);
         }
     }
 
@@ -146,7 +159,12 @@ impl PredictionScores {
     /// The score of all endpoints together.
     #[must_use]
     pub fn of_pool(&self, target: PredictedTarget) -> PredictionScore {
-        PredictionScore::of(self.rows.iter().filter(|((_, of), _)| *of == target).map(|(_, row)| row))
+        PredictionScore::of(
+            self.rows
+                .iter()
+                .filter(|((_, of), _)| *of == target)
+                .map(|(_, row)| row),
+        )
     }
 }
 
@@ -157,8 +175,15 @@ impl PredictionComparison {
         self.predicted_ms.record(predicted_ms);
         self.actual_ms.record(actual_ms);
         // A prediction of 0 counts as the largest ratio.
-        let ratio = if predicted_ms > 0.0 { actual_ms / predicted_ms } else { RATIO_MAX };
-        if let Some(count) = self.ratios.get_mut(RATIO_BOUNDS.partition_point(|bound| *bound < ratio)) {
+        let ratio = if predicted_ms > 0.0 {
+            actual_ms / predicted_ms
+        } else {
+            RATIO_MAX
+        };
+        if let Some(count) = self
+            .ratios
+            .get_mut(RATIO_BOUNDS.partition_point(|bound| *bound < ratio))
+        {
             *count += 1;
         }
         self.ratio_sum += ratio.min(RATIO_MAX);
@@ -193,7 +218,12 @@ impl PredictionScore {
             }
         }
         let of = score.recent.max(1) as f64;
-        Self { mape: score.mape / of, pinball90_ms: score.pinball90_ms / of, coverage90: covered as f64 / of, ..score }
+        Self {
+            mape: score.mape / of,
+            pinball90_ms: score.pinball90_ms / of,
+            coverage90: covered as f64 / of,
+            ..score
+        }
     }
 }
 
@@ -204,25 +234,57 @@ mod tests {
     use scheduler::latency::Prediction;
 
     fn predicted(ttft_ms: f32) -> Option<Prediction> {
-        Some(Prediction { ttft_ms, tpot_ms: 10.0, ttft_p90_ms: 2.0 * ttft_ms, tpot_p90_ms: 12.0 })
+        Some(Prediction {
+            ttft_ms,
+            tpot_ms: 10.0,
+            ttft_p90_ms: 2.0 * ttft_ms,
+            tpot_p90_ms: 12.0,
+        })
     }
 
     #[test]
     fn errors_are_of_what_was_predicted_at_the_pick() {
         let mut calibration = PredictionScores::default();
-        for (at, seen, predicted) in [(1, 100.0, predicted(80.0)), (1, 200.0, predicted(80.0)), (2, 50.0, predicted(50.0)), (2, 50.0, None)]
-        {
-            calibration.record(&EncodedObservation { predicted, ..observed(at, seen) });
+        for (at, seen, predicted) in [
+            (1, 100.0, predicted(80.0)),
+            (1, 200.0, predicted(80.0)),
+            (2, 50.0, predicted(50.0)),
+            (2, 50.0, None),
+        ] {
+            calibration.record(&EncodedObservation {
+                predicted,
+                ..observed(at, seen)
+            });
         }
         let score = calibration.of_endpoint(endpoint(1), PredictedTarget::Ttft);
         assert_eq!((score.count, score.recent, score.coverage90), (2, 2, 0.5));
         assert!((score.mape - (0.2 + 0.6) / 2.0).abs() < 1e-6, "{score:?}");
-        assert!((score.pinball90_ms - (0.1 * 60.0 + 0.9 * 40.0) / 2.0).abs() < 1e-6, "{score:?}");
-        assert_eq!(calibration.of_endpoint(endpoint(2), PredictedTarget::Ttft).count, 1, "the other request had no prediction");
-        assert_eq!((calibration.of_pool(PredictedTarget::Ttft).count, calibration.of_pool(PredictedTarget::Tpot).count), (3, 3));
+        assert!(
+            (score.pinball90_ms - (0.1 * 60.0 + 0.9 * 40.0) / 2.0).abs() < 1e-6,
+            "{score:?}"
+        );
+        assert_eq!(
+            calibration
+                .of_endpoint(endpoint(2), PredictedTarget::Ttft)
+                .count,
+            1,
+            "the other request had no prediction"
+        );
+        assert_eq!(
+            (
+                calibration.of_pool(PredictedTarget::Ttft).count,
+                calibration.of_pool(PredictedTarget::Tpot).count
+            ),
+            (3, 3)
+        );
         calibration.retain(|at| at == endpoint(2));
         assert_eq!(
-            (calibration.of_pool(PredictedTarget::Ttft).count, calibration.of_endpoint(endpoint(1), PredictedTarget::Ttft).count),
+            (
+                calibration.of_pool(PredictedTarget::Ttft).count,
+                calibration
+                    .of_endpoint(endpoint(1), PredictedTarget::Ttft)
+                    .count
+            ),
             (1, 0)
         );
     }
@@ -231,11 +293,19 @@ mod tests {
     fn the_past_is_forgotten() {
         let mut calibration = PredictionScores::default();
         let mut note = |seen, times| {
-            (0..times).for_each(|_| calibration.record(&EncodedObservation { predicted: predicted(100.0), ..observed(1, seen) }));
+            (0..times).for_each(|_| {
+                calibration.record(&EncodedObservation {
+                    predicted: predicted(100.0),
+                    ..observed(1, seen)
+                })
+            });
         };
         note(300.0, 1_000);
         note(100.0, RECENT_MAX);
         let score = calibration.of_pool(PredictedTarget::Ttft);
-        assert_eq!((score.count, score.recent, score.mape), (1_000 + RECENT_MAX as u64, RECENT_MAX, 0.0));
+        assert_eq!(
+            (score.count, score.recent, score.mape),
+            (1_000 + RECENT_MAX as u64, RECENT_MAX, 0.0)
+        );
     }
 }

@@ -58,12 +58,24 @@ struct ModelWords {
 impl SavedModel {
     fn read(words: &ModelWords) -> Result<Self, String> {
         let step = StepModel::from_words(&words.step).map_err(|e| e.to_string())?;
-        let latency = (!words.latency.is_empty()).then(|| LatencyModel::from_words(&words.latency)).transpose();
-        Ok(Self { step, latency: latency.map_err(|e| e.to_string())? })
+        let latency = (!words.latency.is_empty())
+            .then(|| LatencyModel::from_words(&words.latency))
+            .transpose();
+        Ok(Self {
+            step,
+            latency: latency.map_err(|e| e.to_string())?,
+        })
     }
 
     fn words(&self) -> ModelWords {
-        ModelWords { step: self.step.words(), latency: self.latency.as_ref().map(LatencyModel::words).unwrap_or_default() }
+        ModelWords {
+            step: self.step.words(),
+            latency: self
+                .latency
+                .as_ref()
+                .map(LatencyModel::words)
+                .unwrap_or_default(),
+        }
     }
 }
 
@@ -73,14 +85,18 @@ impl ModelFile {
     /// Reads the file. A missing or invalid file counts as empty.
     #[must_use]
     pub fn open(path: PathBuf) -> Self {
-        let file = Self { path, pools: Mutex::default() };
+        let file = Self {
+            path,
+            pools: Mutex::default(),
+        };
         file.read_again();
         file
     }
 
     /// Reads the file again, because another daemon may have written it.
     pub fn read_again(&self) {
-        let pools = read(&self.path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
+        let pools =
+            read(&self.path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
         *self.pools.lock().unwrap_or_else(PoisonError::into_inner) = pools.unwrap_or_else(|why| {
             tracing::warn!(file = %self.path.display(), why, "cannot read models from the file; learning goes on without them");
             BTreeMap::new()
@@ -90,7 +106,11 @@ impl ModelFile {
     /// The models of a pool.
     #[must_use]
     pub fn model(&self, pool: &str) -> Option<SavedModel> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner).get(pool).cloned()
+        self.pools
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(pool)
+            .cloned()
     }
 
     /// Saves the models of a pool beside those of other pools. The file is replaced atomically: a
@@ -101,8 +121,15 @@ impl ModelFile {
     pub fn save(&self, pool: &str, model: SavedModel) -> io::Result<()> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.insert(pool.to_owned(), model);
-        let words = pools.iter().map(|(name, model)| (name.clone(), model.words())).collect();
-        let text = serde_json::to_string(&ModelFileContent { schema: SCHEMA, pools: words }).map_err(io::Error::other)?;
+        let words = pools
+            .iter()
+            .map(|(name, model)| (name.clone(), model.words()))
+            .collect();
+        let text = serde_json::to_string(&ModelFileContent {
+            schema: SCHEMA,
+            pools: words,
+        })
+        .map_err(io::Error::other)?;
         let mut draft = self.path.clone().into_os_string();
         draft.push(".new");
         let mut file = File::create(&draft)?;
@@ -119,19 +146,29 @@ fn read(path: &Path) -> Result<Option<String>, String> {
         Err(error) => return Err(error.to_string()),
     };
     let mut text = String::new();
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| e.to_string())?;
+    file.take(FILE_BYTES_MAX)
+        .read_to_string(&mut text)
+        .map_err(|e| e.to_string())?;
     Ok(Some(text))
 }
 
 fn parse(text: &str) -> Result<BTreeMap<String, SavedModel>, String> {
     let content: ModelFileContent = serde_json::from_str(text).map_err(|e| e.to_string())?;
     if content.schema != SCHEMA {
-        return Err(format!("schema {}, this daemon reads {SCHEMA}", content.schema));
+        return Err(format!(
+            "schema {}, this daemon reads {SCHEMA}",
+            content.schema
+        ));
     }
     content
         .pools
         .iter()
-        .map(|(name, words)| Ok((name.clone(), SavedModel::read(words).map_err(|why| format!("pool {name}: {why}"))?)))
+        .map(|(name, words)| {
+            Ok((
+                name.clone(),
+                SavedModel::read(words).map_err(|why| format!("pool {name}: {why}"))?,
+            ))
+        })
         .collect()
 }
 
@@ -153,7 +190,10 @@ mod tests {
         file.save("a", model.clone()).unwrap();
         file.save("b", SavedModel::default()).unwrap();
         let next = ModelFile::open(path);
-        assert_eq!((next.model("a"), next.model("b"), next.model("c")), (Some(model), Some(SavedModel::default()), None));
+        assert_eq!(
+            (next.model("a"), next.model("b"), next.model("c")),
+            (Some(model), Some(SavedModel::default()), None)
+        );
     }
 
     #[test]
@@ -172,7 +212,10 @@ mod tests {
             let file = ModelFile::open(path.clone());
             assert_eq!(file.model("a"), None, "{text}");
             file.save("a", SavedModel::default()).unwrap();
-            assert_eq!(ModelFile::open(path.clone()).model("a"), Some(SavedModel::default()));
+            assert_eq!(
+                ModelFile::open(path.clone()).model("a"),
+                Some(SavedModel::default())
+            );
         }
     }
 }

@@ -56,7 +56,15 @@ impl ObservationCounts {
     /// The counts by name, for pages and metrics.
     #[must_use]
     pub fn rows(self) -> [(&'static str, u64); 7] {
-        let Self { learned, censored, failed, refused, unknown, again, lost } = self;
+        let Self {
+            learned,
+            censored,
+            failed,
+            refused,
+            unknown,
+            again,
+            lost,
+        } = self;
         [
             ("learned", learned),
             ("censored", censored),
@@ -73,22 +81,43 @@ impl ObservationCounts {
 
 impl ObservationIntake {
     /// The new and valid rows of a message.
-    pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<EncodedObservation> {
+    pub fn take(
+        &mut self,
+        process_id: u64,
+        message: &state::Observations,
+    ) -> Vec<EncodedObservation> {
         let (rows, rest) = message.rows.as_chunks::<OBSERVATION_BYTES>();
         if !rest.is_empty() || rows.len() > OBSERVATIONS_MAX {
             self.refuse(process_id, 1);
             return Vec::new();
         }
         self.messages += 1;
-        let known = self.vms.entry((process_id, message.vm_id)).or_insert(IntakePosition { next: message.first, at: 0 });
+        let known = self
+            .vms
+            .entry((process_id, message.vm_id))
+            .or_insert(IntakePosition {
+                next: message.first,
+                at: 0,
+            });
         let again = known.next.saturating_sub(message.first);
-        self.counts.lost = self.counts.lost.saturating_add(message.first.saturating_sub(known.next));
-        *known = IntakePosition { next: known.next.max(message.first.saturating_add(rows.len() as u64)), at: self.messages };
+        self.counts.lost = self
+            .counts
+            .lost
+            .saturating_add(message.first.saturating_sub(known.next));
+        *known = IntakePosition {
+            next: known
+                .next
+                .max(message.first.saturating_add(rows.len() as u64)),
+            at: self.messages,
+        };
         let again = usize::try_from(again).unwrap_or(usize::MAX).min(rows.len());
         self.counts.again += again as u64;
         self.forget();
         let new = rows.get(again..).unwrap_or_default();
-        let sound: Vec<EncodedObservation> = new.iter().filter_map(EncodedObservation::from_bytes).collect();
+        let sound: Vec<EncodedObservation> = new
+            .iter()
+            .filter_map(EncodedObservation::from_bytes)
+            .collect();
         self.refuse(process_id, (new.len() - sound.len()) as u64);
         sound
     }
@@ -118,7 +147,11 @@ impl ObservationIntake {
 
     fn forget(&mut self) {
         while self.vms.len() > VMS_MAX {
-            let oldest = self.vms.iter().min_by_key(|(_, heard)| heard.at).map(|(vm, _)| *vm);
+            let oldest = self
+                .vms
+                .iter()
+                .min_by_key(|(_, heard)| heard.at)
+                .map(|(vm, _)| *vm);
             oldest.and_then(|vm| self.vms.remove(&vm));
         }
     }
@@ -130,22 +163,45 @@ mod tests {
     use super::*;
 
     fn message(vm_id: u64, first: u64, rows: &[[u8; OBSERVATION_BYTES]]) -> state::Observations {
-        state::Observations { pool: "p".to_owned(), vm_id, first, rows: rows.concat() }
+        state::Observations {
+            pool: "p".to_owned(),
+            vm_id,
+            first,
+            rows: rows.concat(),
+        }
     }
 
     #[test]
     fn each_row_is_taken_once_from_any_sender_and_missing_rows_are_counted() {
-        let rows: Vec<_> = (0..10_u8).map(|at| observed(1, f32::from(at)).to_bytes()).collect();
+        let rows: Vec<_> = (0..10_u8)
+            .map(|at| observed(1, f32::from(at)).to_bytes())
+            .collect();
         let mut intake = ObservationIntake::default();
         let mut taken = |first: u64, until: u64| {
             let sent = &rows[usize::try_from(first).unwrap()..usize::try_from(until).unwrap()];
-            intake.take(9, &message(1, first, sent)).iter().map(|row| row.observation.ttft_ms.unwrap()).collect::<Vec<_>>()
+            intake
+                .take(9, &message(1, first, sent))
+                .iter()
+                .map(|row| row.observation.ttft_ms.unwrap())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(taken(2, 4), [2.0, 3.0], "the first message of a VM sets its position");
-        assert_eq!(taken(0, 5), [4.0], "a new leader reads the ring from its beginning");
+        assert_eq!(
+            taken(2, 4),
+            [2.0, 3.0],
+            "the first message of a VM sets its position"
+        );
+        assert_eq!(
+            taken(0, 5),
+            [4.0],
+            "a new leader reads the ring from its beginning"
+        );
         assert_eq!(taken(7, 9), [7.0, 8.0]);
         assert_eq!((intake.counts.again, intake.counts.lost), (4, 2));
-        assert_eq!(intake.take(8, &message(1, 0, &rows)).len(), 10, "of another process");
+        assert_eq!(
+            intake.take(8, &message(1, 0, &rows)).len(),
+            10,
+            "of another process"
+        );
     }
 
     #[test]
@@ -158,7 +214,12 @@ mod tests {
         let mut cut = message(1, 3, &[good]);
         cut.rows.pop();
         assert_eq!(intake.take(1, &cut).len(), 0);
-        assert_eq!(intake.take(1, &message(1, 3, &vec![good; OBSERVATIONS_MAX + 1])).len(), 0);
+        assert_eq!(
+            intake
+                .take(1, &message(1, 3, &vec![good; OBSERVATIONS_MAX + 1]))
+                .len(),
+            0
+        );
         assert_eq!(intake.counts.refused, 3);
     }
 

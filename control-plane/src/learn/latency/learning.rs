@@ -16,7 +16,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::calibration::{PredictedTarget, PredictionScores};
 use super::file::{ModelFile, SavedModel};
 use super::intake::ObservationIntake;
-use crate::learn::directory::{LearnedEndpoint, LearnerInbox, LearnerMessage, LearnerReport, ObservationReport};
+use crate::learn::directory::{
+    LearnedEndpoint, LearnerInbox, LearnerMessage, LearnerReport, ObservationReport,
+};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
@@ -108,7 +110,10 @@ impl LearningSettings {
     /// The models in the file, if any.
     fn saved_model(&self) -> Option<SavedModel> {
         let saved = self.file.as_ref()?.model(&self.pool)?;
-        Some(SavedModel { latency: saved.latency.filter(|_| self.predict), step: saved.step })
+        Some(SavedModel {
+            latency: saved.latency.filter(|_| self.predict),
+            step: saved.step,
+        })
     }
 }
 
@@ -122,8 +127,14 @@ impl LearningTask {
         let now = Instant::now();
         Self {
             learner: LatencyLearner::starting_from(&model.step, model.latency.as_ref()),
-            origin: ModelOrigin { provisional: true, earlier: 0 },
-            kept: KeptModel { at: now, model: model.clone() },
+            origin: ModelOrigin {
+                provisional: true,
+                earlier: 0,
+            },
+            kept: KeptModel {
+                at: now,
+                model: model.clone(),
+            },
             model,
             settings,
             shared,
@@ -195,7 +206,13 @@ impl LearningTask {
         if !self.origin.provisional || self.own() >= OWN_MIN {
             return;
         }
-        let Some(model) = self.settings.saved_model().filter(|saved| *saved != self.model) else { return };
+        let Some(model) = self
+            .settings
+            .saved_model()
+            .filter(|saved| *saved != self.model)
+        else {
+            return;
+        };
         self.kept.model = model.clone();
         self.start_from(model);
         self.publish();
@@ -204,26 +221,50 @@ impl LearningTask {
     /// Another daemon learns from now on, so its models will be better than these.
     fn end_leading(&mut self) {
         self.save();
-        self.origin = ModelOrigin { provisional: true, earlier: self.intake.counts.learned };
+        self.origin = ModelOrigin {
+            provisional: true,
+            earlier: self.intake.counts.learned,
+        };
         self.publish();
     }
 
     /// Observations learned that no other daemon knows better.
     fn own(&self) -> u64 {
-        self.intake.counts.learned.saturating_sub(self.origin.earlier)
+        self.intake
+            .counts
+            .learned
+            .saturating_sub(self.origin.earlier)
     }
 
     /// Takes what the models of a proxy have that its own lack. Own observations count on top, as
     /// after a start from the file, so a proxy that lies is believed for some tens of requests.
     fn take_models(&mut self, models: state::LearnedModels) {
-        if let Ok(proto::LearnedModels { step, latency, provisional, .. }) = proto::learned(models) {
-            let (own, latency) = (std::mem::take(&mut self.model), latency.filter(|_| self.settings.predict));
+        if let Ok(proto::LearnedModels {
+            step,
+            latency,
+            provisional,
+            ..
+        }) = proto::learned(models)
+        {
+            let (own, latency) = (
+                std::mem::take(&mut self.model),
+                latency.filter(|_| self.settings.predict),
+            );
             let model = if self.origin.provisional {
-                SavedModel { step, latency: latency.or(own.latency) }
+                SavedModel {
+                    step,
+                    latency: latency.or(own.latency),
+                }
             } else {
-                SavedModel { step: own.step, latency: own.latency.or(latency) }
+                SavedModel {
+                    step: own.step,
+                    latency: own.latency.or(latency),
+                }
             };
-            tracing::info!(pool = &*self.settings.pool, "a proxy has the models of the leader before; learning goes on from them");
+            tracing::info!(
+                pool = &*self.settings.pool,
+                "a proxy has the models of the leader before; learning goes on from them"
+            );
             self.origin.provisional &= provisional;
             self.start_from(model);
             self.publish();
@@ -239,18 +280,28 @@ impl LearningTask {
     /// Tells proxies' streams whether the models of a proxy are wanted.
     fn want_models(&self) {
         let lacks_latency = self.settings.predict && self.model.latency.is_none();
-        self.desk.wants_models.store(self.origin.provisional || lacks_latency, Ordering::Relaxed);
+        self.desk
+            .wants_models
+            .store(self.origin.provisional || lacks_latency, Ordering::Relaxed);
     }
 
     fn take(&mut self, told: &ObservationReport) {
         let rows = self.intake.take(told.process_id, &told.message);
         let pools = self.shared.pools.borrow().clone();
-        let Some(view) = pools.get(&self.settings.pool) else { return };
+        let Some(view) = pools.get(&self.settings.pool) else {
+            return;
+        };
         for observed in rows {
             let endpoint = observed.observation.endpoint;
             // A pool has at most 1,024 members, sorted by slot.
-            let at = view.members.binary_search_by_key(&endpoint.slot, |member| member.id.slot);
-            let is_present = at.is_ok_and(|at| view.members.get(at).is_some_and(|member| member.id == endpoint));
+            let at = view
+                .members
+                .binary_search_by_key(&endpoint.slot, |member| member.id.slot);
+            let is_present = at.is_ok_and(|at| {
+                view.members
+                    .get(at)
+                    .is_some_and(|member| member.id == endpoint)
+            });
             if self.intake.count(&observed, is_present) {
                 self.learn(&observed);
             }
@@ -259,7 +310,11 @@ impl LearningTask {
 
     fn learn(&mut self, observed: &EncodedObservation) {
         let observation = &observed.observation;
-        if self.learner.observe(observation, observed.predicted.as_ref()) == ObservationVerdict::Refused {
+        if self
+            .learner
+            .observe(observation, observed.predicted.as_ref())
+            == ObservationVerdict::Refused
+        {
             self.intake.counts.learned -= 1;
             self.intake.counts.refused += 1;
             return;
@@ -275,9 +330,10 @@ impl LearningTask {
                 None => TOO_LITTLE.reason(),
                 // The learner now has a model but the pick had no prediction: the request was
                 // retried at another endpoint, or its proxy had an older model.
-                Some(model) => {
-                    model.predict(observation.endpoint, &observation.conditions).err().map_or("at the pick alone", NoPrediction::reason)
-                }
+                Some(model) => model
+                    .predict(observation.endpoint, &observation.conditions)
+                    .err()
+                    .map_or("at the pick alone", NoPrediction::reason),
             };
             *self.counts.abstained.entry(why).or_default() += 1;
         }
@@ -288,7 +344,11 @@ impl LearningTask {
         let overrun = self.desk.overrun.load(Ordering::Relaxed);
         self.intake.counts.lost += overrun - std::mem::replace(&mut self.counts.overrun, overrun);
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let latency = if self.settings.predict { self.learner.publish(now_ms) } else { None };
+        let latency = if self.settings.predict {
+            self.learner.publish(now_ms)
+        } else {
+            None
+        };
         let step = self.learner.step(now_ms);
         let is_settled = self.origin.provisional && self.own() >= OWN_MIN;
         self.origin.provisional &= !is_settled;
@@ -298,8 +358,13 @@ impl LearningTask {
         if is_new {
             self.publish();
         }
-        let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
-        self.calibration.retain(|endpoint| present.contains(&endpoint));
+        let present: Vec<EndpointRef> = self
+            .members()
+            .into_iter()
+            .map(|(endpoint, _)| endpoint)
+            .collect();
+        self.calibration
+            .retain(|endpoint| present.contains(&endpoint));
         self.cached.retain(|endpoint, _| present.contains(endpoint));
         if self.shared.life.leads() && self.kept.at.elapsed() >= KEEP_INTERVAL {
             self.save();
@@ -311,11 +376,24 @@ impl LearningTask {
     fn publish(&mut self) {
         self.want_models();
         let SavedModel { step, latency } = self.model.clone();
-        let (pool, version, provisional) = (self.settings.pool.to_string(), self.shared.next_version(), self.origin.provisional);
-        let learned = LearnedModels { pool, version, step, latency, provisional };
+        let (pool, version, provisional) = (
+            self.settings.pool.to_string(),
+            self.shared.next_version(),
+            self.origin.provisional,
+        );
+        let learned = LearnedModels {
+            pool,
+            version,
+            step,
+            latency,
+            provisional,
+        };
         let Some(message) = proto::encode_learned(&learned) else {
             self.counts.oversized += 1;
-            tracing::error!(pool = &*self.settings.pool, "the learned models are too large for a message; proxies keep their models");
+            tracing::error!(
+                pool = &*self.settings.pool,
+                "the learned models are too large for a message; proxies keep their models"
+            );
             return;
         };
         self.counts.bytes = prost::Message::encoded_len(&message);
@@ -327,53 +405,96 @@ impl LearningTask {
 
     fn save(&mut self) {
         self.kept.at = Instant::now();
-        let Some(file) = self.settings.file.as_ref().filter(|_| self.kept.model != self.model) else { return };
+        let Some(file) = self
+            .settings
+            .file
+            .as_ref()
+            .filter(|_| self.kept.model != self.model)
+        else {
+            return;
+        };
         match file.save(&self.settings.pool, self.model.clone()) {
             Ok(()) => self.kept.model = self.model.clone(),
-            Err(error) => tracing::error!(pool = &*self.settings.pool, %error, "cannot save the models; trying again later"),
+            Err(error) => {
+                tracing::error!(pool = &*self.settings.pool, %error, "cannot save the models; trying again later")
+            }
         }
     }
 
     fn members(&self) -> Vec<(EndpointRef, String)> {
         let pools = self.shared.pools.borrow().clone();
-        let members = pools.get(&self.settings.pool).map(|view| Arc::clone(&view.members)).unwrap_or_default();
-        members.iter().map(|member| (member.id, member.instance.name.clone())).collect()
+        let members = pools
+            .get(&self.settings.pool)
+            .map(|view| Arc::clone(&view.members))
+            .unwrap_or_default();
+        members
+            .iter()
+            .map(|member| (member.id, member.instance.name.clone()))
+            .collect()
     }
 
     fn write_page(&self) {
         let members = self.members();
-        let of = |endpoint| PredictedTarget::ALL.map(|target| self.calibration.of_endpoint(endpoint, target));
+        let of = |endpoint| {
+            PredictedTarget::ALL.map(|target| self.calibration.of_endpoint(endpoint, target))
+        };
         let page = LearnerReport {
             counts: self.intake.counts,
             abstained: self.counts.abstained.clone(),
             pool: PredictedTarget::ALL.map(|target| self.calibration.of_pool(target)),
             compared: self.calibration.comparisons(),
-            endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
-            learned: members.iter().map(|(endpoint, _)| (*endpoint, self.learned(*endpoint))).collect(),
+            endpoints: members
+                .iter()
+                .map(|(endpoint, name)| (name.clone(), of(*endpoint)))
+                .collect(),
+            learned: members
+                .iter()
+                .map(|(endpoint, _)| (*endpoint, self.learned(*endpoint)))
+                .collect(),
             published: self.counts.published,
             oversized: self.counts.oversized,
             bytes: self.counts.bytes,
             predicts: self.model.latency.is_some(),
             shown: self.to_json(&members),
         };
-        *self.desk.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
+        *self
+            .desk
+            .page
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = page;
     }
 
     fn learned(&self, endpoint: EndpointRef) -> LearnedEndpoint {
-        let [prompt_tokens, cached_tokens] = self.cached.get(&endpoint).copied().unwrap_or_default();
+        let [prompt_tokens, cached_tokens] =
+            self.cached.get(&endpoint).copied().unwrap_or_default();
         let step = &self.model.step;
-        let is_known = step.learned_speed(endpoint).is_some() || self.learner.has_compared(endpoint);
+        let is_known =
+            step.learned_speed(endpoint).is_some() || self.learner.has_compared(endpoint);
         let (prefill_time, decode_time) = is_known.then(|| step.speed(endpoint)).unzip();
-        LearnedEndpoint { prefill_time, decode_time, prompt_tokens, cached_tokens }
+        LearnedEndpoint {
+            prefill_time,
+            decode_time,
+            prompt_tokens,
+            cached_tokens,
+        }
     }
 
     /// The models as JSON.
     fn to_json(&self, members: &[(EndpointRef, String)]) -> Value {
-        let LearnerStatus { window, adopted, rejected, drifts, .. } = self.learner.standing();
+        let LearnerStatus {
+            window,
+            adopted,
+            rejected,
+            drifts,
+            ..
+        } = self.learner.standing();
         let step = &self.model.step;
         let speeds = members.iter().map(|(endpoint, name)| {
             let (prefill, decode) = step.speed(*endpoint);
-            (name.clone(), json!({ "prefill": prefill, "decode": decode }))
+            (
+                name.clone(),
+                json!({ "prefill": prefill, "decode": decode }),
+            )
         });
         json!({
             "step": {
@@ -392,15 +513,28 @@ impl LearningTask {
         if !self.settings.predict {
             return json!({ "abstains": "latency prediction is off (--latency-prediction)" });
         }
-        let Some(model) = &self.model.latency else { return json!({ "abstains": TOO_LITTLE.reason() }) };
+        let Some(model) = &self.model.latency else {
+            return json!({ "abstains": TOO_LITTLE.reason() });
+        };
         let abstains = (model.samples() < SAMPLES_MIN).then(|| TOO_LITTLE.reason());
         let (ttft_trees, tpot_trees) = model.trees();
-        let limits = FEATURES.iter().zip(model.limits()).map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
+        let limits = FEATURES
+            .iter()
+            .zip(model.limits())
+            .map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
         // Only endpoints of the current generation: values of another generation do not apply.
-        let named = |known: EndpointRef| members.iter().find(|(endpoint, _)| *endpoint == known).map(|(_, name)| name.clone());
+        let named = |known: EndpointRef| {
+            members
+                .iter()
+                .find(|(endpoint, _)| *endpoint == known)
+                .map(|(_, name)| name.clone())
+        };
         let endpoints = model.endpoints().filter_map(|factor| {
             let name = named(factor.endpoint)?;
-            Some((name, json!({ "ttft_factor": factor.ttft, "tpot_factor": factor.tpot })))
+            Some((
+                name,
+                json!({ "ttft_factor": factor.ttft, "tpot_factor": factor.tpot }),
+            ))
         });
         json!({
             "abstains": abstains,
@@ -415,7 +549,10 @@ impl LearningTask {
 /// Whether a prediction could have been compared with a measured time, but none was made. What two
 /// endpoints worked on has no times of its own.
 fn lacks_prediction(observed: &EncodedObservation) -> bool {
-    let measured = observed.observation.ttft_ms.or(observed.observation.tpot_ms);
+    let measured = observed
+        .observation
+        .ttft_ms
+        .or(observed.observation.tpot_ms);
     measured.is_some() && observed.predicted.is_none()
 }
 
@@ -440,7 +577,11 @@ mod tests {
     impl LearnerDrill {
         fn start(file: Option<&Arc<ModelFile>>) -> Self {
             let (proxies, mut desks) = LearnerDirectory::new([Arc::from("p")]);
-            let settings = LearningSettings { pool: "p".into(), predict: true, file: file.cloned() };
+            let settings = LearningSettings {
+                pool: "p".into(),
+                predict: true,
+                file: file.cloned(),
+            };
             let shared = DaemonState::new(7, 1, BTreeMap::new());
             let mut task = LearningTask::new(settings, shared, desks.remove("p").unwrap());
             task.publish();
@@ -450,9 +591,18 @@ mod tests {
         /// A proxy sends the models that it has. Returns whether they were wanted.
         fn claims(&mut self, models: &SavedModel, provisional: bool) -> bool {
             let SavedModel { step, latency } = models.clone();
-            let learned = LearnedModels { pool: "p".to_owned(), version: scheduler::Version::default(), step, latency, provisional };
-            self.proxies.enqueue_models(proto::encode_learned(&learned).unwrap());
-            let Ok(LearnerMessage::Models(models)) = self.task.desk.inbox.try_recv() else { return false };
+            let learned = LearnedModels {
+                pool: "p".to_owned(),
+                version: scheduler::Version::default(),
+                step,
+                latency,
+                provisional,
+            };
+            self.proxies
+                .enqueue_models(proto::encode_learned(&learned).unwrap());
+            let Ok(LearnerMessage::Models(models)) = self.task.desk.inbox.try_recv() else {
+                return false;
+            };
             self.task.take_models(*models);
             true
         }
@@ -465,17 +615,28 @@ mod tests {
         /// The models that proxies get, and whether they are provisional.
         fn published(&self) -> (SavedModel, bool) {
             let message = (**self.task.shared.learning.models.borrow().get("p").unwrap()).clone();
-            let LearnedModels { step, latency, provisional, .. } = proto::learned(message).unwrap();
+            let LearnedModels {
+                step,
+                latency,
+                provisional,
+                ..
+            } = proto::learned(message).unwrap();
             (SavedModel { step, latency }, provisional)
         }
     }
 
     fn models(ms: f32) -> SavedModel {
-        SavedModel { step: StepModel::of([ms, 0.1, 0.0], [ms, 0.1, 1e-3], 100.0), latency: Some(LatencyModel::constant(ms, ms)) }
+        SavedModel {
+            step: StepModel::of([ms, 0.1, 0.0], [ms, 0.1, 1e-3], 100.0),
+            latency: Some(LatencyModel::constant(ms, ms)),
+        }
     }
 
     fn without_latency(models: &SavedModel) -> SavedModel {
-        SavedModel { latency: None, ..models.clone() }
+        SavedModel {
+            latency: None,
+            ..models.clone()
+        }
     }
 
     #[test]
@@ -489,7 +650,16 @@ mod tests {
         assert!(daemon.claims(&without_latency(&first), false));
         assert_eq!(daemon.published(), (without_latency(&first), false));
         assert!(daemon.claims(&second, false), "it lacks a latency model");
-        assert_eq!(daemon.published(), (SavedModel { latency: second.latency.clone(), ..first.clone() }, false));
+        assert_eq!(
+            daemon.published(),
+            (
+                SavedModel {
+                    latency: second.latency.clone(),
+                    ..first.clone()
+                },
+                false
+            )
+        );
         assert!(!daemon.claims(&second, false));
         daemon.learns(1);
         assert_eq!(daemon.published().0.step, first.step);
@@ -499,10 +669,18 @@ mod tests {
     fn own_observations_count_more_than_the_models_of_a_proxy() {
         let mut daemon = LearnerDrill::start(None);
         daemon.learns(OWN_MIN);
-        assert_eq!(daemon.published(), (SavedModel::default(), false), "they are settled, though nothing changed");
+        assert_eq!(
+            daemon.published(),
+            (SavedModel::default(), false),
+            "they are settled, though nothing changed"
+        );
         assert!(daemon.claims(&models(20.0), false));
         let (published, provisional) = daemon.published();
-        assert_eq!((&published.step, provisional), (&StepModel::default(), false), "its own");
+        assert_eq!(
+            (&published.step, provisional),
+            (&StepModel::default(), false),
+            "its own"
+        );
         assert_eq!(published.latency, models(20.0).latency, "which it has not");
     }
 
@@ -517,7 +695,10 @@ mod tests {
         file.save("p", newer.clone()).unwrap();
         daemon.task.begin_leading();
         assert_eq!(daemon.published(), (newer.clone(), true));
-        assert!(daemon.claims(&old, true), "models that another daemon has read from a file");
+        assert!(
+            daemon.claims(&old, true),
+            "models that another daemon has read from a file"
+        );
         assert!(daemon.published().1, "better ones may come");
         assert!(daemon.claims(&claimed, false));
         assert_eq!(daemon.published(), (claimed.clone(), false));
@@ -535,8 +716,13 @@ mod tests {
     #[test]
     fn models_that_cannot_be_read_are_asked_for_again() {
         let mut daemon = LearnerDrill::start(None);
-        daemon.proxies.enqueue_models(state::LearnedModels { pool: "p".to_owned(), ..state::LearnedModels::default() });
-        let Ok(LearnerMessage::Models(models)) = daemon.task.desk.inbox.try_recv() else { panic!("it was wanted") };
+        daemon.proxies.enqueue_models(state::LearnedModels {
+            pool: "p".to_owned(),
+            ..state::LearnedModels::default()
+        });
+        let Ok(LearnerMessage::Models(models)) = daemon.task.desk.inbox.try_recv() else {
+            panic!("it was wanted")
+        };
         daemon.task.take_models(*models);
         assert_eq!(daemon.published(), (SavedModel::default(), true));
         assert!(daemon.claims(&self::models(20.0), false));
@@ -545,12 +731,32 @@ mod tests {
     #[test]
     fn only_a_request_with_a_measured_time_can_lack_a_prediction() {
         let plain = observed(1, 40.0);
-        let timed = |ttft_ms, tpot_ms| EncodedObservation { observation: Observation { ttft_ms, tpot_ms, ..plain.observation }, ..plain };
+        let timed = |ttft_ms, tpot_ms| EncodedObservation {
+            observation: Observation {
+                ttft_ms,
+                tpot_ms,
+                ..plain.observation
+            },
+            ..plain
+        };
         assert_eq!(
-            [timed(Some(40.0), None), timed(None, Some(11.0)), timed(None, None)].map(|row| lacks_prediction(&row)),
+            [
+                timed(Some(40.0), None),
+                timed(None, Some(11.0)),
+                timed(None, None)
+            ]
+            .map(|row| lacks_prediction(&row)),
             [true, true, false]
         );
-        let said = Prediction { ttft_ms: 40.0, ttft_p90_ms: 60.0, tpot_ms: 11.0, tpot_p90_ms: 15.0 };
-        assert!(!lacks_prediction(&EncodedObservation { predicted: Some(said), ..plain }));
+        let said = Prediction {
+            ttft_ms: 40.0,
+            ttft_p90_ms: 60.0,
+            tpot_ms: 11.0,
+            tpot_p90_ms: 15.0,
+        };
+        assert!(!lacks_prediction(&EncodedObservation {
+            predicted: Some(said),
+            ..plain
+        }));
     }
 }

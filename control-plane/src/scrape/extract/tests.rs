@@ -8,12 +8,21 @@ pub(crate) fn read(engine: &EngineSpec, page: &str) -> PageReading {
     let mut extraction = Extraction::full_page(engine);
     let mut parser = ExpositionParser::default();
     parser.feed(page.as_bytes(), &mut extraction);
-    assert_eq!(parser.finish(&mut extraction).skipped, 0, "a bad line in the test's own page");
+    assert_eq!(
+        parser.finish(&mut extraction).skipped,
+        0,
+        "a bad line in the test's own page"
+    );
     extraction.finish()
 }
 
 fn built_in(name: &str) -> Arc<EngineSpec> {
-    Arc::clone(EngineTable::try_new(&[], "", "").unwrap().get(name).unwrap())
+    Arc::clone(
+        EngineTable::try_new(&[], "", "")
+            .unwrap()
+            .get(name)
+            .unwrap(),
+    )
 }
 
 /// The reading as readable text; `?` is unknown.
@@ -21,12 +30,24 @@ fn told(reading: &PageReading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())
     }
-    let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes, .. } =
-        &reading.metrics;
+    let EndpointMetrics {
+        queue_depth,
+        running_requests,
+        kv_cache_utilization,
+        kv_block_tokens,
+        kv_blocks,
+        lora,
+        attributes,
+        ..
+    } = &reading.metrics;
     assert!(attributes.is_empty(), "none is configured");
     let lora = lora.as_ref().map(|l| {
         let (running, waiting) = (l.running.join("+"), l.waiting.join("+"));
-        format!(" lora {running} running, {waiting} waiting, max {}, base {}", l.max, l.base_models.join("+"))
+        format!(
+            " lora {running} running, {waiting} waiting, max {}, base {}",
+            l.max,
+            l.base_models.join("+")
+        )
     });
     format!(
         "queued {} running {} kv {} blocks {}x{} started {}{}",
@@ -70,7 +91,11 @@ fn vllm_0_32_as_recorded() {
         "queued 0 running 0 kv 0 blocks 800x32 started 1790000000",
     );
     let lora = "queued 0 running 0 kv 0 blocks 800x32 started 1790000000 lora  running,  waiting, max 1, base smollm2";
-    check("vllm", include_str!("../../../../tools/testbed/data/vllm-0.32/lora-metrics.txt"), lora);
+    check(
+        "vllm",
+        include_str!("../../../../tools/testbed/data/vllm-0.32/lora-metrics.txt"),
+        lora,
+    );
 }
 
 #[test]
@@ -84,8 +109,16 @@ fn vllm_before_0_9() {
 
 #[test]
 fn the_newer_name_wins_wherever_it_stands() {
-    check("vllm", "vllm:gpu_cache_usage_perc 0.1\nvllm:kv_cache_usage_perc 0.7\n", "queued ? running ? kv 0.7 blocks ?x? started ?");
-    check("vllm", "vllm:kv_cache_usage_perc NaN\nvllm:gpu_cache_usage_perc 0.1\n", "queued ? running ? kv ? blocks ?x? started ?");
+    check(
+        "vllm",
+        "vllm:gpu_cache_usage_perc 0.1\nvllm:kv_cache_usage_perc 0.7\n",
+        "queued ? running ? kv 0.7 blocks ?x? started ?",
+    );
+    check(
+        "vllm",
+        "vllm:kv_cache_usage_perc NaN\nvllm:gpu_cache_usage_perc 0.1\n",
+        "queued ? running ? kv ? blocks ?x? started ?",
+    );
 }
 
 #[test]
@@ -177,44 +210,97 @@ fn triton_does_not_say_how_many_run() {
 fn numbers_that_cannot_be_are_unknown() {
     let unknown = "queued ? running ? kv ? blocks ?x? started ?";
     for value in ["NaN", "+Inf", "-Inf", "-1", "1e300"] {
-        check("vllm", &format!("vllm:num_requests_waiting {value}\nvllm:kv_cache_usage_perc {value}\n"), unknown);
+        check(
+            "vllm",
+            &format!("vllm:num_requests_waiting {value}\nvllm:kv_cache_usage_perc {value}\n"),
+            unknown,
+        );
     }
     check("vllm", "vllm:kv_cache_usage_perc 42\n", unknown); // the table says 0 to 1, so it is not per cent
-    check("vllm", "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} NaN\n", unknown);
-    check("vllm", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n", "queued ? running ? kv ? blocks ?x16 started ?");
-    check("vllm", "vllm:cache_config_info{block_size=\"0\",num_gpu_blocks=\"-5\"} 1\n", unknown);
-    check("vllm", "vllm:kv_cache_usage_perc 1.004\n", "queued ? running ? kv 1 blocks ?x? started ?");
+    check(
+        "vllm",
+        "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} NaN\n",
+        unknown,
+    );
+    check(
+        "vllm",
+        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n",
+        "queued ? running ? kv ? blocks ?x16 started ?",
+    );
+    check(
+        "vllm",
+        "vllm:cache_config_info{block_size=\"0\",num_gpu_blocks=\"-5\"} 1\n",
+        unknown,
+    );
+    check(
+        "vllm",
+        "vllm:kv_cache_usage_perc 1.004\n",
+        "queued ? running ? kv 1 blocks ?x? started ?",
+    );
 }
 
 #[test]
 fn a_base_model_is_named_if_all_load_metrics_name_the_same() {
     let page = |models: [&str; 2]| {
-        let [one, other] = models.map(|model| if model.is_empty() { String::new() } else { format!(r#"{{model_name="{model}"}}"#) });
+        let [one, other] = models.map(|model| {
+            if model.is_empty() {
+                String::new()
+            } else {
+                format!(r#"{{model_name="{model}"}}"#)
+            }
+        });
         let lora = r#"vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1"#;
         format!("vllm:num_requests_running{one} 0\nvllm:num_requests_waiting{other} 0\n{lora}\n")
     };
-    for (models, base) in [(["m", "m"], "m"), (["m", "n"], ""), (["", "m"], "m"), (["", ""], "")] {
-        let expected = format!("queued 0 running 0 kv ? blocks ?x? started ? lora  running,  waiting, max 2, base {base}");
+    for (models, base) in [
+        (["m", "m"], "m"),
+        (["m", "n"], ""),
+        (["", "m"], "m"),
+        (["", ""], ""),
+    ] {
+        let expected = format!(
+            "queued 0 running 0 kv ? blocks ?x? started ? lora  running,  waiting, max 2, base {base}"
+        );
         check("vllm", &page(models), &expected);
     }
 }
 
 #[test]
 fn the_newest_lora_series_counts() {
-    let page = |lines: &[&str]| lines.iter().map(|line| format!("vllm:lora_requests_info{line}\n")).collect::<String>();
+    let page = |lines: &[&str]| {
+        lines
+            .iter()
+            .map(|line| format!("vllm:lora_requests_info{line}\n"))
+            .collect::<String>()
+    };
     let old = r#"{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 1.0"#;
     let new = r#"{max_lora="2",running_lora_adapters="a, b ,,c",waiting_lora_adapters=" d "} 2.0"#;
-    let expected = "queued ? running ? kv ? blocks ?x? started ? lora a+b+c running, d waiting, max 2, base ";
+    let expected =
+        "queued ? running ? kv ? blocks ?x? started ? lora a+b+c running, d waiting, max 2, base ";
     check("vllm", &page(&[old, new]), expected);
     check("vllm", &page(&[new, old]), expected);
-    check("vllm", &page(&[new, r#"{max_lora="x",running_lora_adapters="bad"} 3.0"#]), expected);
-    check("vllm", &page(&[new, r#"{max_lora="2",running_lora_adapters="bad"} NaN"#]), expected);
+    check(
+        "vllm",
+        &page(&[new, r#"{max_lora="x",running_lora_adapters="bad"} 3.0"#]),
+        expected,
+    );
+    check(
+        "vllm",
+        &page(&[new, r#"{max_lora="2",running_lora_adapters="bad"} NaN"#]),
+        expected,
+    );
 }
 
 #[test]
 fn thousands_of_series_are_refused_not_summed() {
-    let page: String = (0..5000).map(|n| format!("vllm:num_requests_waiting{{engine=\"{n}\"}} 1\n")).collect();
-    check("vllm", &page, "queued ? running ? kv ? blocks ?x? started ?");
+    let page: String = (0..5000)
+        .map(|n| format!("vllm:num_requests_waiting{{engine=\"{n}\"}} 1\n"))
+        .collect();
+    check(
+        "vllm",
+        &page,
+        "queued ? running ? kv ? blocks ?x? started ?",
+    );
 }
 
 #[test]
@@ -224,28 +310,65 @@ fn reading_ends_after_the_last_wanted_family() {
     let present = read(&engine, page).present;
     let mut extraction = Extraction::new(&engine, Some(present));
     let mut parser = ExpositionParser::default();
-    assert_eq!(parser.feed(page.as_bytes(), &mut extraction), ParseProgress::Done);
-    assert_eq!(parser.finish(&mut extraction).read, 4, "the line after the last wanted one shows that it was the last");
-    assert_eq!(told(&extraction.finish()), "queued 5 running 1 kv ? blocks ?x? started ?");
+    assert_eq!(
+        parser.feed(page.as_bytes(), &mut extraction),
+        ParseProgress::Done
+    );
+    assert_eq!(
+        parser.finish(&mut extraction).read,
+        4,
+        "the line after the last wanted one shows that it was the last"
+    );
+    assert_eq!(
+        told(&extraction.finish()),
+        "queued 5 running 1 kv ? blocks ?x? started ?"
+    );
 }
 
 #[test]
 fn restarts_show_in_the_start_time_and_in_counters() {
     let engine = built_in("vllm");
     let page = |start: f64, tokens: &[u32]| {
-        let tokens = tokens.iter().enumerate().map(|(n, count)| format!("vllm:generation_tokens_total{{engine=\"{n}\"}} {count}\n"));
-        let start = if start > 0.0 { format!("process_start_time_seconds {start}\n") } else { String::new() };
+        let tokens = tokens
+            .iter()
+            .enumerate()
+            .map(|(n, count)| format!("vllm:generation_tokens_total{{engine=\"{n}\"}} {count}\n"));
+        let start = if start > 0.0 {
+            format!("process_start_time_seconds {start}\n")
+        } else {
+            String::new()
+        };
         read(&engine, &(start + &tokens.collect::<String>()))
     };
     let restarted = |pages: &[(f64, &[u32])]| -> Vec<bool> {
         let mut watch = RestartWatch::default();
-        pages.iter().map(|(start, tokens)| watch.observe(&page(*start, tokens))).collect()
+        pages
+            .iter()
+            .map(|(start, tokens)| watch.observe(&page(*start, tokens)))
+            .collect()
     };
-    assert_eq!(restarted(&[(100.0, &[5]), (100.0, &[9]), (100.01, &[9])]), [false; 3]);
-    assert_eq!(restarted(&[(100.0, &[5]), (160.5, &[9]), (160.5, &[9])]), [false, true, false]);
-    assert_eq!(restarted(&[(0.0, &[5]), (0.0, &[4]), (0.0, &[4])]), [false, true, false]);
-    assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[5, 0])]), [false, true], "one rank restarted");
-    assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[6])]), [false, false], "a series that disappeared is not a counter that fell");
+    assert_eq!(
+        restarted(&[(100.0, &[5]), (100.0, &[9]), (100.01, &[9])]),
+        [false; 3]
+    );
+    assert_eq!(
+        restarted(&[(100.0, &[5]), (160.5, &[9]), (160.5, &[9])]),
+        [false, true, false]
+    );
+    assert_eq!(
+        restarted(&[(0.0, &[5]), (0.0, &[4]), (0.0, &[4])]),
+        [false, true, false]
+    );
+    assert_eq!(
+        restarted(&[(0.0, &[5, 5]), (0.0, &[5, 0])]),
+        [false, true],
+        "one rank restarted"
+    );
+    assert_eq!(
+        restarted(&[(0.0, &[5, 5]), (0.0, &[6])]),
+        [false, false],
+        "a series that disappeared is not a counter that fell"
+    );
     assert_eq!(
         restarted(&[(100.0, &[5]), (0.0, &[]), (160.0, &[6])]),
         [false, false, true],

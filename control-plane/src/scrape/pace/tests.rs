@@ -6,7 +6,9 @@ const MIDDLE: f64 = 0.5; // no jitter
 
 fn pace(outcomes: &[ScrapeOutcome], now: Instant) -> ScrapePace {
     let mut pace = ScrapePace::default();
-    outcomes.iter().for_each(|outcome| pace.record(*outcome, Duration::ZERO, now));
+    outcomes
+        .iter()
+        .for_each(|outcome| pace.record(*outcome, Duration::ZERO, now));
     pace
 }
 
@@ -15,7 +17,10 @@ async fn busy_endpoints_are_asked_often_until_a_while_after() {
     let now = Instant::now();
     let intervals = ScrapeIntervals::default();
     let pause = |pace: ScrapePace, at| pace.pause(intervals, 1, at, MIDDLE);
-    assert_eq!(pause(pace(&[ScrapeOutcome::Idle], now), now), intervals.idle);
+    assert_eq!(
+        pause(pace(&[ScrapeOutcome::Idle], now), now),
+        intervals.idle
+    );
     let busy = pace(&[ScrapeOutcome::Busy, ScrapeOutcome::Idle], now);
     assert_eq!(pause(busy, now), intervals.busy);
     assert_eq!(pause(busy, now + BUSY_HOLD), intervals.idle);
@@ -24,16 +29,46 @@ async fn busy_endpoints_are_asked_often_until_a_while_after() {
 #[tokio::test(start_paused = true)]
 async fn failing_endpoints_are_asked_ever_more_seldom() {
     let now = Instant::now();
-    let seconds = |failures| pace(&vec![ScrapeOutcome::Failed; failures], now).pause(ScrapeIntervals::default(), 1, now, MIDDLE).as_secs();
-    assert_eq!([seconds(1), seconds(2), seconds(3), seconds(4), seconds(1000)], [1, 2, 4, 5, 5]);
-    let away = pace(&[ScrapeOutcome::Failed, ScrapeOutcome::Failed, ScrapeOutcome::Away], now);
+    let seconds = |failures| {
+        pace(&vec![ScrapeOutcome::Failed; failures], now)
+            .pause(ScrapeIntervals::default(), 1, now, MIDDLE)
+            .as_secs()
+    };
+    assert_eq!(
+        [
+            seconds(1),
+            seconds(2),
+            seconds(3),
+            seconds(4),
+            seconds(1000)
+        ],
+        [1, 2, 4, 5, 5]
+    );
+    let away = pace(
+        &[
+            ScrapeOutcome::Failed,
+            ScrapeOutcome::Failed,
+            ScrapeOutcome::Away,
+        ],
+        now,
+    );
     assert_eq!(
         away.pause(ScrapeIntervals::default(), 1, now, MIDDLE),
         ScrapeIntervals::default().idle,
         "a returning endpoint should be noticed soon"
     );
-    let recovered = pace(&[ScrapeOutcome::Failed, ScrapeOutcome::Failed, ScrapeOutcome::Idle], now);
-    assert_eq!(recovered.pause(ScrapeIntervals::default(), 1, now, MIDDLE), ScrapeIntervals::default().idle);
+    let recovered = pace(
+        &[
+            ScrapeOutcome::Failed,
+            ScrapeOutcome::Failed,
+            ScrapeOutcome::Idle,
+        ],
+        now,
+    );
+    assert_eq!(
+        recovered.pause(ScrapeIntervals::default(), 1, now, MIDDLE),
+        ScrapeIntervals::default().idle
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -42,9 +77,13 @@ async fn endpoints_that_answer_slowly_are_asked_less_often_but_never_less_than_i
     let pause_ms = |took_ms| {
         let mut pace = ScrapePace::default();
         pace.record(ScrapeOutcome::Busy, Duration::from_millis(took_ms), now);
-        pace.pause(ScrapeIntervals::default(), 1, now, MIDDLE).as_millis()
+        pace.pause(ScrapeIntervals::default(), 1, now, MIDDLE)
+            .as_millis()
     };
-    assert_eq!([pause_ms(0), pause_ms(5), pause_ms(20), pause_ms(900)], [100, 100, 400, 1000]);
+    assert_eq!(
+        [pause_ms(0), pause_ms(5), pause_ms(20), pause_ms(900)],
+        [100, 100, 400, 1000]
+    );
 }
 
 proptest! {

@@ -42,11 +42,19 @@ mod tests {
     #[test]
     fn the_default_text_means_the_default_pipeline() {
         let (report, config) = crate::config::read(DEFAULT_TEXT);
-        let mut pipeline = config.unwrap_or_else(|| panic!("{}", report.complaints("default"))).pipeline;
+        let mut pipeline = config
+            .unwrap_or_else(|| panic!("{}", report.complaints("default")))
+            .pipeline;
         let picker = pipeline.plugins.last_mut().unwrap();
-        assert_eq!(picker.parameters, [("maxNumOfEndpoints".to_owned(), ParameterValue::Number(3.0))]);
+        assert_eq!(
+            picker.parameters,
+            [("maxNumOfEndpoints".to_owned(), ParameterValue::Number(3.0))]
+        );
         picker.parameters.clear();
         let default = PipelineSpec::default();
-        assert_eq!((pipeline.plugins, pipeline.profiles, default.ranked_max), (default.plugins, default.profiles, 3));
+        assert_eq!(
+            (pipeline.plugins, pipeline.profiles, default.ranked_max),
+            (default.plugins, default.profiles, 3)
+        );
     }
 }

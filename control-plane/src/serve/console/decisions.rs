@@ -30,12 +30,23 @@ pub(super) struct ConsoleQuestion {
 
 /// Lists the sampled decisions, newest first.
 pub(super) async fn list(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<Value> {
-    let sampled = shared.decisions().newest_first().map(row).collect::<Vec<_>>();
+    let sampled = shared
+        .decisions()
+        .newest_first()
+        .map(row)
+        .collect::<Vec<_>>();
     Json(json!({ "kept_per_pool_max": SAMPLES_PER_POOL_MAX, "decisions": sampled }))
 }
 
 fn row(sampled: &SampledDecision) -> Value {
-    let SampledDecision { id, pool, at, source, summary, .. } = sampled;
+    let SampledDecision {
+        id,
+        pool,
+        at,
+        source,
+        summary,
+        ..
+    } = sampled;
     json!({
         "id": id,
         "pool": &**pool,
@@ -51,10 +62,18 @@ fn row(sampled: &SampledDecision) -> Value {
 }
 
 /// Explains a decision with the exchange and scheduler of the proxies. It changes nothing.
-pub(super) async fn explain(State(AdminServer { shared, explanations, .. }): State<AdminServer>, request: Request) -> Response {
+pub(super) async fn explain(
+    State(AdminServer {
+        shared,
+        explanations,
+        ..
+    }): State<AdminServer>,
+    request: Request,
+) -> Response {
     let explain = move |question: ConsoleQuestion| {
         let question = question.into_request(&shared)?;
-        explain::answer(&shared, &question).map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
+        explain::answer(&shared, &question)
+            .map_err(|why| QuestionRefusal::new(StatusCode::BAD_REQUEST, why))
     };
     match explanations.answer(request, explain).await {
         Ok(answer) => Json(answer).into_response(),
@@ -67,18 +86,42 @@ pub(super) async fn explain(State(AdminServer { shared, explanations, .. }): Sta
 impl ConsoleQuestion {
     /// The question with the record of the sampled decision that it names.
     fn into_request(self, shared: &DaemonState) -> Result<ExplainRequest, QuestionRefusal> {
-        let Self { pool, decision, request, path, without, config } = self;
+        let Self {
+            pool,
+            decision,
+            request,
+            path,
+            without,
+            config,
+        } = self;
         let (pool, request) = match (decision, request) {
             (Some(id), None) => {
-                let sampled = shared.decisions().get(id).map(|sampled| (sampled.pool.to_string(), sampled.record.to_string()));
-                let gone = || QuestionRefusal::new(StatusCode::NOT_FOUND, "this decision is no longer kept");
+                let sampled = shared
+                    .decisions()
+                    .get(id)
+                    .map(|sampled| (sampled.pool.to_string(), sampled.record.to_string()));
+                let gone = || {
+                    QuestionRefusal::new(StatusCode::NOT_FOUND, "this decision is no longer kept")
+                };
                 let (pool, record) = sampled.ok_or_else(gone)?;
                 (Some(pool), record)
             }
             (None, Some(request)) => (pool, request),
-            _ => return Err(QuestionRefusal::new(StatusCode::BAD_REQUEST, "name a decision, or give a request")),
+            _ => {
+                return Err(QuestionRefusal::new(
+                    StatusCode::BAD_REQUEST,
+                    "name a decision, or give a request",
+                ));
+            }
         };
         let path = path.unwrap_or_else(|| "/v1/completions".to_owned());
-        Ok(ExplainRequest { pool, request, path, without, config, ..ExplainRequest::default() })
+        Ok(ExplainRequest {
+            pool,
+            request,
+            path,
+            without,
+            config,
+            ..ExplainRequest::default()
+        })
     }
 }

@@ -12,11 +12,23 @@ pub(super) async fn answer(State(AdminServer { shared, .. }): State<AdminServer>
     let traffic = shared.traffic();
     let pools = traffic.pools().map(|(pool, samples)| json!({ "name": &**pool, "samples": samples.map(sample).collect::<Vec<_>>() }));
     let pools = pools.collect::<Vec<_>>();
-    Json(json!({ "interval_seconds": SAMPLE_INTERVAL.as_secs(), "samples_max": SAMPLES_MAX, "pools": pools }))
+    Json(
+        json!({ "interval_seconds": SAMPLE_INTERVAL.as_secs(), "samples_max": SAMPLES_MAX, "pools": pools }),
+    )
 }
 
 fn sample(sample: &TrafficSample) -> Value {
-    let TrafficSample { at, seconds, requests, client_errors, server_errors, refused, prompt_tokens, cached_tokens, .. } = sample;
+    let TrafficSample {
+        at,
+        seconds,
+        requests,
+        client_errors,
+        server_errors,
+        refused,
+        prompt_tokens,
+        cached_tokens,
+        ..
+    } = sample;
     let quantiles = |q: Option<LatencyQuantiles>| q.map(|q| json!({ "p50": q.p50, "p99": q.p99 }));
     let [met, missed, shed] = sample.slo;
     json!({

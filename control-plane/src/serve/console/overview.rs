@@ -24,16 +24,31 @@ use crate::state::traffic::LatencyQuantiles;
 /// of hundreds helps no reader.
 const MODELS_SHOWN_MAX: usize = 100;
 
-pub(super) async fn answer(State(AdminServer { shared, snapshot, .. }): State<AdminServer>) -> Json<Value> {
+pub(super) async fn answer(
+    State(AdminServer {
+        shared, snapshot, ..
+    }): State<AdminServer>,
+) -> Json<Value> {
     let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
     let proxies = shared.proxies.borrow().clone();
     let now = Instant::now();
-    let heard_at: Vec<Option<Instant>> = proxies.values().map(|proxy| shared.counters().reported_at(&proxy.peer)).collect();
+    let heard_at: Vec<Option<Instant>> = proxies
+        .values()
+        .map(|proxy| shared.counters().reported_at(&proxy.peer))
+        .collect();
     let age = |at: Option<Instant>| at.map(|at| whole_ms(now.saturating_duration_since(at)));
-    let proxies = proxies.values().zip(heard_at).map(|(proxy, heard_at)| proxy_row(proxy, heard_at, &views, age));
+    let proxies = proxies
+        .values()
+        .zip(heard_at)
+        .map(|(proxy, heard_at)| proxy_row(proxy, heard_at, &views, age));
     let pools = views.iter().map(|view| {
         let totals = shared.counters().totals(&view.name, now);
-        let learned = shared.learning.learners.get().and_then(|learners| learners.report(&view.name)).unwrap_or_default();
+        let learned = shared
+            .learning
+            .learners
+            .get()
+            .and_then(|learners| learners.report(&view.name))
+            .unwrap_or_default();
         pool_row(view, &totals, &learned)
     });
     Json(json!({
@@ -50,7 +65,10 @@ pub(super) async fn answer(State(AdminServer { shared, snapshot, .. }): State<Ad
 
 /// Milliseconds since 1970.
 pub(super) fn unix_ms(time: SystemTime) -> u64 {
-    whole_ms(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+    whole_ms(
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
 }
 
 fn whole_ms(duration: Duration) -> u64 {
@@ -59,8 +77,13 @@ fn whole_ms(duration: Duration) -> u64 {
 
 fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) -> Value {
     let members = view.members.iter().zip(view.metrics.iter());
-    let absent = view.absent.iter().map(|absentee| absentee_row(absentee, totals));
-    let endpoints = members.map(|(member, metrics)| member_row(member, metrics, totals, learned)).chain(absent);
+    let absent = view
+        .absent
+        .iter()
+        .map(|absentee| absentee_row(absentee, totals));
+    let endpoints = members
+        .map(|(member, metrics)| member_row(member, metrics, totals, learned))
+        .chain(absent);
     let mut models: Vec<(&TotalsLabel, &ModelTotals)> = totals.models.iter().collect();
     models.sort_by_key(|(_, model)| std::cmp::Reverse(model.requests));
     json!({
@@ -83,12 +106,26 @@ fn pool_row(view: &PoolView, totals: &CounterTotals, learned: &LearnerReport) ->
     })
 }
 
-fn member_row(member: &PoolMember, metrics: &EndpointMetrics, totals: &CounterTotals, learned: &LearnerReport) -> Value {
-    let state = if member.instance.unconfirmed.is_some() { "unconfirmed" } else { "ready" };
+fn member_row(
+    member: &PoolMember,
+    metrics: &EndpointMetrics,
+    totals: &CounterTotals,
+    learned: &LearnerReport,
+) -> Value {
+    let state = if member.instance.unconfirmed.is_some() {
+        "unconfirmed"
+    } else {
+        "ready"
+    };
     let counts = counts(totals, Some((member.id.generation, member.id.slot)));
     let mut row = endpoint_row(&member.instance, (state, &member_reason(member)), counts);
     let known = learned.learned.get(&member.id).copied().unwrap_or_default();
-    let LearnedEndpoint { prefill_time, decode_time, prompt_tokens, cached_tokens } = known;
+    let LearnedEndpoint {
+        prefill_time,
+        decode_time,
+        prompt_tokens,
+        cached_tokens,
+    } = known;
     row["since_ms"] = json!(unix_ms(member.since));
     row["queue_depth"] = json!(metrics.queue_depth);
     row["running"] = json!(metrics.running_requests);
@@ -105,7 +142,13 @@ fn absentee_row(absentee: &Absentee, totals: &CounterTotals) -> Value {
     let counts = counts(totals, id.map(|id| (id.generation, id.slot)));
     let mut row = endpoint_row(&absentee.instance, (state, reason), counts);
     row["since_ms"] = json!(unix_ms(absentee.since));
-    for unknown in ["queue_depth", "running", "kv", "prefill_time", "decode_time"] {
+    for unknown in [
+        "queue_depth",
+        "running",
+        "kv",
+        "prefill_time",
+        "decode_time",
+    ] {
         row[unknown] = Value::Null;
     }
     row["prompt_tokens"] = json!(0);
@@ -114,11 +157,26 @@ fn absentee_row(absentee: &Absentee, totals: &CounterTotals) -> Value {
 }
 
 fn counts(totals: &CounterTotals, id: Option<(Generation, Slot)>) -> EndpointTotals {
-    id.and_then(|id| totals.endpoints.get(&id)).copied().unwrap_or_default()
+    id.and_then(|id| totals.endpoints.get(&id))
+        .copied()
+        .unwrap_or_default()
 }
 
-fn endpoint_row(Instance { name, address, .. }: &Instance, (state, reason): (&str, &str), counts: EndpointTotals) -> Value {
-    let EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, .. } = counts;
+fn endpoint_row(
+    Instance { name, address, .. }: &Instance,
+    (state, reason): (&str, &str),
+    counts: EndpointTotals,
+) -> Value {
+    let EndpointTotals {
+        picked,
+        served,
+        failed,
+        requests,
+        prefill_tokens,
+        decode_tokens,
+        prompts,
+        ..
+    } = counts;
     json!({
         "name": name,
         "address": address.to_string(),
@@ -167,7 +225,12 @@ fn band_row(view: &PoolView, priority: i32, band: &BandTotals) -> Value {
 }
 
 /// `age` gives the milliseconds since a moment.
-fn proxy_row(proxy: &ConnectedProxy, heard_at: Option<Instant>, views: &[PoolView], age: impl Fn(Option<Instant>) -> Option<u64>) -> Value {
+fn proxy_row(
+    proxy: &ConnectedProxy,
+    heard_at: Option<Instant>,
+    views: &[PoolView],
+    age: impl Fn(Option<Instant>) -> Option<u64>,
+) -> Value {
     let revision = |version: Option<(Version, u64)>| version.map(|(_, revision)| revision);
     let pool = |(name, pool): (&String, &ProxyPool)| {
         json!({
@@ -201,6 +264,9 @@ fn refusals(shared: &DaemonState) -> BTreeMap<&'static str, u64> {
         ("eds_unanswered", counters.eds_unanswered),
         ("peer_messages", counters.messages_refused),
         ("reports_invalid", counters.reports_invalid),
-        ("streams", shared.origins.refused().map(|(_, count)| count).sum()),
+        (
+            "streams",
+            shared.origins.refused().map(|(_, count)| count).sum(),
+        ),
     ])
 }

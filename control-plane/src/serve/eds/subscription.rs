@@ -85,11 +85,20 @@ impl EdsSubscription {
     /// Applies Envoy's answer to the response with `nonce`. Returns whether it was the answer to
     /// the last response; others are ignored.
     pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
-        let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
+        let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else {
+            return false;
+        };
         for (name, revision) in in_flight.revisions {
-            let Some(ack) = self.acks.get_mut(&name) else { continue };
+            let Some(ack) = self.acks.get_mut(&name) else {
+                continue;
+            };
             match answer {
-                EnvoyAnswer::Accepted => *ack = EdsAck { acked: revision, ..EdsAck::default() },
+                EnvoyAnswer::Accepted => {
+                    *ack = EdsAck {
+                        acked: revision,
+                        ..EdsAck::default()
+                    }
+                }
                 EnvoyAnswer::Refused(why) => ack.refused = Some(why.clone()),
             }
         }
@@ -103,13 +112,20 @@ impl EdsSubscription {
     /// already.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
-        self.waits.filter(|_| self.acks.values().all(|ack| !ack.late)).map(|since| since + EDS_ACK_WAIT_MAX)
+        self.waits
+            .filter(|_| self.acks.values().all(|ack| !ack.late))
+            .map(|since| since + EDS_ACK_WAIT_MAX)
     }
 
     /// Marks the pools without acknowledgement as late, at the time of [`Self::late_at`].
     pub fn mark_late(&mut self) {
-        let behind = |(name, ack): &(&String, &mut EdsAck)| self.sent.get(*name).is_some_and(|sent| *sent > ack.acked);
-        self.acks.iter_mut().filter(behind).for_each(|(_, ack)| ack.late = true);
+        let behind = |(name, ack): &(&String, &mut EdsAck)| {
+            self.sent.get(*name).is_some_and(|sent| *sent > ack.acked)
+        };
+        self.acks
+            .iter_mut()
+            .filter(behind)
+            .for_each(|(_, ack)| ack.late = true);
     }
 
     /// The next response, if one is due. It counts as sent.
@@ -117,9 +133,16 @@ impl EdsSubscription {
         if self.in_flight.is_some() {
             return None;
         }
-        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.revision));
+        let current = |name: &String| {
+            pools
+                .get(name)
+                .map(|view| (name.clone(), view.eds.revision))
+        };
         let known: Vec<(String, u64)> = self.names.iter().filter_map(current).collect();
-        let revisions: Vec<(String, u64)> = known.into_iter().filter(|(name, revision)| self.sent.get(name) != Some(revision)).collect();
+        let revisions: Vec<(String, u64)> = known
+            .into_iter()
+            .filter(|(name, revision)| self.sent.get(name) != Some(revision))
+            .collect();
         if revisions.is_empty() {
             return None;
         }
@@ -128,7 +151,10 @@ impl EdsSubscription {
         let nonce = self.nonce.to_string();
         self.sent.extend(revisions.iter().cloned());
         let changed = revisions.iter().map(|(name, _)| name.clone()).collect();
-        self.in_flight = Some(PendingResponse { nonce: nonce.clone(), revisions });
+        self.in_flight = Some(PendingResponse {
+            nonce: nonce.clone(),
+            revisions,
+        });
         Some(DueResponse { nonce, changed })
     }
 }

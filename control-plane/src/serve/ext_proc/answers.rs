@@ -37,7 +37,8 @@ pub struct AnswerBody {
 impl AnswerQueue {
     /// Appends a message that has a body of `body_bytes` bytes.
     pub fn push(&mut self, message: ProcessingResponse, body_bytes: usize) {
-        self.0.push_back(ExtProcAnswer::Message(Box::new(message), body_bytes));
+        self.0
+            .push_back(ExtProcAnswer::Message(Box::new(message), body_bytes));
     }
 
     /// Appends a body.
@@ -93,7 +94,11 @@ impl AnswerBody {
         let message = if self.duplex {
             wire::streamed_body(self.direction, piece.bytes, piece.last && self.ends)
         } else {
-            wire::body_answer(self.direction, piece.changed.then_some(piece.bytes), HeaderChanges::default())
+            wire::body_answer(
+                self.direction,
+                piece.changed.then_some(piece.bytes),
+                HeaderChanges::default(),
+            )
         };
         Some((message, piece.last))
     }

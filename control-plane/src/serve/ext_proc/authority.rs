@@ -34,7 +34,11 @@ impl<'a> ServiceAuthority<'a> {
         let mut labels = host.split('.');
         let (name, namespace) = (labels.next()?, labels.next()?);
         let service = labels.next().is_none_or(|kind| kind == "svc");
-        (service && !name.is_empty() && !namespace.is_empty()).then_some(Self { name, namespace, port })
+        (service && !name.is_empty() && !namespace.is_empty()).then_some(Self {
+            name,
+            namespace,
+            port,
+        })
     }
 
     /// Whether the authority names `service`. A missing port matches any.
@@ -51,14 +55,31 @@ mod tests {
 
     #[test]
     fn services_differ_by_name_namespace_and_port() {
-        let service = |name: &str, port| PickerService { namespace: "prod".into(), name: name.into(), port };
+        let service = |name: &str, port| PickerService {
+            namespace: "prod".into(),
+            name: name.into(),
+            port,
+        };
         let parsed = |authority| ServiceAuthority::parse(authority).unwrap();
-        for authority in
-            ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com", "epp.prod:9002"]
-        {
-            assert!(parsed(authority).names_service(&service("epp", Some(9002))), "{authority}");
-            assert!(parsed(authority).names_service(&service("epp", None)), "{authority}");
-            assert!(!parsed(authority).names_service(&service("other", Some(9002))), "{authority}");
+        for authority in [
+            "epp.prod.svc:9002",
+            "epp.prod.svc.cluster.local:9002",
+            "epp.prod.svc",
+            "epp.prod.svc.example.com",
+            "epp.prod:9002",
+        ] {
+            assert!(
+                parsed(authority).names_service(&service("epp", Some(9002))),
+                "{authority}"
+            );
+            assert!(
+                parsed(authority).names_service(&service("epp", None)),
+                "{authority}"
+            );
+            assert!(
+                !parsed(authority).names_service(&service("other", Some(9002))),
+                "{authority}"
+            );
         }
         assert!(!parsed("epp.prod.svc:9012").names_service(&service("epp", Some(9002))));
         assert!(!parsed("epp.test.svc:9002").names_service(&service("epp", Some(9002))));

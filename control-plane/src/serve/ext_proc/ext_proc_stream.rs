@@ -20,7 +20,9 @@ mod host;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
-use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse};
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+};
 use exchange::api::ApiFamily;
 use exchange::trace::TraceContext;
 use exchange::{BodyProgress, ExchangeSettings, RequestDriver, Timestamp};
@@ -49,10 +51,20 @@ pub struct ExtProcStream {
 impl ExtProcStream {
     /// A new stream.
     #[must_use]
-    pub fn new(server: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
+    pub fn new(
+        server: Arc<ExtProcServer>,
+        pool: Arc<ServedPool>,
+        settings: Arc<ExchangeSettings>,
+    ) -> Self {
         let number = server.streams().begin();
         let host = ExtProcHost::new(server, pool, settings);
-        Self { driver: RequestDriver::default(), host, number, family: ApiFamily::OpenAi, head_bytes: 0 }
+        Self {
+            driver: RequestDriver::default(),
+            host,
+            number,
+            family: ApiFamily::OpenAi,
+            head_bytes: 0,
+        }
     }
 
     /// Sets the caller's span; a request whose headers name one belongs to the caller's all the
@@ -98,7 +110,10 @@ impl ExtProcStream {
     /// What wakes the stream if its request may be given up after it was sent.
     #[must_use]
     pub fn watched(&self) -> Option<Arc<Notify>> {
-        self.host.watched.clone().filter(|_| self.driver.is_revocable())
+        self.host
+            .watched
+            .clone()
+            .filter(|_| self.driver.is_revocable())
     }
 
     /// Whether the client got a local reply, and it has been sent: the proxy sends nothing more.
@@ -113,7 +128,8 @@ impl ExtProcStream {
         self.host.server.streams().refuse();
         self.host.out.clear();
         self.host.hint = None;
-        self.driver.answer(&mut self.host, refusal.reply(self.family));
+        self.driver
+            .answer(&mut self.host, refusal.reply(self.family));
     }
 
     /// Whether the proxy can continue without the daemon. Then a daemon that stops breaks no reply.
@@ -143,7 +159,8 @@ impl ExtProcStream {
             Some(Part::ResponseBody(body)) => self.response_body(body),
             Some(Part::ResponseTrailers(_)) => {
                 self.driver.response_trailers(&mut self.host);
-                self.host.answer(wire::trailers_answer(BodyDirection::Response));
+                self.host
+                    .answer(wire::trailers_answer(BodyDirection::Response));
             }
             None => {} // flow control of newer proxies, which this server never enables
         }
@@ -162,15 +179,27 @@ impl ExtProcStream {
     fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) {
         let pairs = wire::pairs(headers.headers.as_ref());
         self.family = wire::family(pairs.clone());
-        self.head_bytes = pairs.clone().map(|(name, value)| name.len() + value.len()).sum();
+        self.head_bytes = pairs
+            .clone()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
         self.host.begin(message, pairs.clone());
-        self.driver.request_headers(&mut self.host, pairs, headers.end_of_stream);
+        self.driver
+            .request_headers(&mut self.host, pairs, headers.end_of_stream);
     }
 
-    fn request_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) {
+    fn request_body(
+        &mut self,
+        HttpBody {
+            body,
+            end_of_stream,
+            ..
+        }: HttpBody,
+    ) {
         if !self.driver.is_held() {
             if !self.driver.is_answered() {
-                self.host.forward_body(BodyDirection::Request, body, end_of_stream);
+                self.host
+                    .forward_body(BodyDirection::Request, body, end_of_stream);
             }
             return;
         }
@@ -178,7 +207,9 @@ impl ExtProcStream {
             _ if end_of_stream => BodyProgress::Whole,
             BodyMode::Buffered => BodyProgress::Whole,
             BodyMode::BufferedPartial => BodyProgress::CutOff,
-            BodyMode::None | BodyMode::Streamed { .. } | BodyMode::FullDuplex => BodyProgress::Partial,
+            BodyMode::None | BodyMode::Streamed { .. } | BodyMode::FullDuplex => {
+                BodyProgress::Partial
+            }
         };
         let size = self.host.hold(body, progress);
         self.driver.request_body(&mut self.host, size, progress);
@@ -189,15 +220,30 @@ impl ExtProcStream {
             self.host.end_with_trailers();
             self.driver.request_trailers(&mut self.host);
         } else if !self.driver.is_answered() {
-            self.host.answer(wire::trailers_answer(BodyDirection::Request));
+            self.host
+                .answer(wire::trailers_answer(BodyDirection::Request));
         }
     }
 
-    fn response_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) {
-        let one_piece = matches!(self.host.modes().response, BodyMode::Buffered | BodyMode::BufferedPartial);
+    fn response_body(
+        &mut self,
+        HttpBody {
+            body,
+            end_of_stream,
+            ..
+        }: HttpBody,
+    ) {
+        let one_piece = matches!(
+            self.host.modes().response,
+            BodyMode::Buffered | BodyMode::BufferedPartial
+        );
         let size = body.len();
-        self.host.piece = Some(ResponsePiece { bytes: body, ends: end_of_stream });
-        self.driver.response_body(&mut self.host, size, end_of_stream || one_piece);
+        self.host.piece = Some(ResponsePiece {
+            bytes: body,
+            ends: end_of_stream,
+        });
+        self.driver
+            .response_body(&mut self.host, size, end_of_stream || one_piece);
         // The driver does not take a piece that it does not read.
         if let Some(ResponsePiece { bytes, ends }) = self.host.piece.take() {
             self.host.forward_body(BodyDirection::Response, bytes, ends);

@@ -101,7 +101,9 @@ impl MessageReader {
         let len = self.buffer.len() + bytes.len();
         if len > self.buffer.capacity() {
             // The buffer doubles, but not beyond the length of the next message.
-            let whole = self.announced().map_or(0, |len| PREFIX_BYTES + len.min(MESSAGE_BYTES_MAX));
+            let whole = self
+                .announced()
+                .map_or(0, |len| PREFIX_BYTES + len.min(MESSAGE_BYTES_MAX));
             let capacity = len.max(whole.min(self.buffer.capacity() * 2));
             self.buffer.reserve_exact(capacity - self.buffer.len());
         }
@@ -113,12 +115,16 @@ impl MessageReader {
     /// # Errors
     /// The status that ends the stream, if the message is invalid or too long.
     pub fn next(&self) -> Result<Option<MessageLayout>, Status> {
-        let Some(len) = self.announced() else { return Ok(None) };
+        let Some(len) = self.announced() else {
+            return Ok(None);
+        };
         if self.buffer.get(self.start).is_some_and(|&flag| flag != 0) {
             return Err(Status::unimplemented("messages must not be compressed"));
         }
         if len > MESSAGE_BYTES_MAX {
-            return Err(Status::resource_exhausted(format!("a message of {len} bytes; the most is {MESSAGE_BYTES_MAX}")));
+            return Err(Status::resource_exhausted(format!(
+                "a message of {len} bytes; the most is {MESSAGE_BYTES_MAX}"
+            )));
         }
         let begins = self.start + PREFIX_BYTES;
         if self.buffer.len() < begins + len {
@@ -127,7 +133,9 @@ impl MessageReader {
         let layout = MessageLayout::of(&self.buffer, begins..begins + len).ok_or_else(malformed)?;
         let envelope = layout.envelope_bytes();
         if envelope > ENVELOPE_BYTES_MAX {
-            let why = format!("headers, metadata and attributes of {envelope} bytes in a message; the most is {ENVELOPE_BYTES_MAX}");
+            let why = format!(
+                "headers, metadata and attributes of {envelope} bytes in a message; the most is {ENVELOPE_BYTES_MAX}"
+            );
             return Err(Status::resource_exhausted(why));
         }
         Ok(Some(layout))
@@ -140,16 +148,33 @@ impl MessageReader {
     pub fn take(&mut self, layout: MessageLayout) -> Result<ProcessingRequest, Status> {
         let MessageLayout { message, body } = layout;
         let part = |range: Range<usize>| self.buffer.get(range).unwrap_or_default();
-        let Some(BodyField { of_request, field, value, content_field, content }) = body else {
+        let Some(BodyField {
+            of_request,
+            field,
+            value,
+            content_field,
+            content,
+        }) = body
+        else {
             let decoded = ProcessingRequest::decode(part(message.clone())).map_err(|_| malformed());
             self.consume(message.end);
             return decoded;
         };
-        let without = |whole: Range<usize>, gap: Range<usize>| part(whole.start..gap.start).chain(part(gap.end..whole.end));
-        let mut decoded = ProcessingRequest::decode(without(message.clone(), field)).map_err(|_| malformed())?;
+        let without = |whole: Range<usize>, gap: Range<usize>| {
+            part(whole.start..gap.start).chain(part(gap.end..whole.end))
+        };
+        let mut decoded =
+            ProcessingRequest::decode(without(message.clone(), field)).map_err(|_| malformed())?;
         let rest = HttpBody::decode(without(value, content_field)).map_err(|_| malformed())?;
-        let body = HttpBody { body: self.take_content(content, message.end), ..rest };
-        decoded.request = Some(if of_request { Part::RequestBody(body) } else { Part::ResponseBody(body) });
+        let body = HttpBody {
+            body: self.take_content(content, message.end),
+            ..rest
+        };
+        decoded.request = Some(if of_request {
+            Part::RequestBody(body)
+        } else {
+            Part::ResponseBody(body)
+        });
         Ok(decoded)
     }
 
@@ -210,7 +235,13 @@ impl MessageLayout {
             }
         }
         let body = match parts.as_slice() {
-            [ProtoField { tag: tag @ (4 | 5), bytes: whole, value: Some(value) }] => BodyField::of(bytes, *tag == 4, whole, value)?,
+            [
+                ProtoField {
+                    tag: tag @ (4 | 5),
+                    bytes: whole,
+                    value: Some(value),
+                },
+            ] => BodyField::of(bytes, *tag == 4, whole, value)?,
             _ => None,
         };
         Some(Self { message, body })
@@ -227,8 +258,16 @@ impl MessageLayout {
 
 impl BodyField {
     /// `Some(None)` for a body without bytes, or with bytes in several places.
-    #[expect(clippy::option_option, reason = "the outer `None` means an invalid message")]
-    fn of(bytes: &[u8], of_request: bool, whole: &Range<usize>, value: &Range<usize>) -> Option<Option<Self>> {
+    #[expect(
+        clippy::option_option,
+        reason = "the outer `None` means an invalid message"
+    )]
+    fn of(
+        bytes: &[u8],
+        of_request: bool,
+        whole: &Range<usize>,
+        value: &Range<usize>,
+    ) -> Option<Option<Self>> {
         let mut contents = Vec::new();
         for field in ProtoFields::of(bytes, value.clone()) {
             let field = field?;
@@ -237,9 +276,29 @@ impl BodyField {
                 contents.truncate(2);
             }
         }
-        let [ProtoField { bytes: content_field, value: Some(content), .. }] = contents.as_slice() else { return Some(None) };
-        let (field, value, content_field, content) = (whole.clone(), value.clone(), content_field.clone(), content.clone());
-        Some(Some(Self { of_request, field, value, content_field, content }))
+        let [
+            ProtoField {
+                bytes: content_field,
+                value: Some(content),
+                ..
+            },
+        ] = contents.as_slice()
+        else {
+            return Some(None);
+        };
+        let (field, value, content_field, content) = (
+            whole.clone(),
+            value.clone(),
+            content_field.clone(),
+            content.clone(),
+        );
+        Some(Some(Self {
+            of_request,
+            field,
+            value,
+            content_field,
+            content,
+        }))
     }
 }
 
@@ -247,7 +306,11 @@ impl BodyField {
 
 impl<'m> ProtoFields<'m> {
     fn of(bytes: &'m [u8], range: Range<usize>) -> Self {
-        Self { bytes, at: range.start, end: range.end }
+        Self {
+            bytes,
+            at: range.start,
+            end: range.end,
+        }
     }
 
     fn varint(&mut self) -> Option<u64> {
@@ -279,7 +342,11 @@ impl<'m> ProtoFields<'m> {
             5 => self.skip(4).map(|()| None)?,
             _ => return None, // groups: no message of Envoy has any
         };
-        Some(ProtoField { tag: key >> 3, bytes: start..self.at, value })
+        Some(ProtoField {
+            tag: key >> 3,
+            bytes: start..self.at,
+            value,
+        })
     }
 }
 
@@ -301,7 +368,9 @@ impl Iterator for ProtoFields<'_> {
 #[cfg(test)]
 mod tests {
     use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
-    use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, HttpTrailers, ProtocolConfiguration};
+    use envoy_types::pb::envoy::service::ext_proc::v3::{
+        HttpHeaders, HttpTrailers, ProtocolConfiguration,
+    };
     use envoy_types::pb::google::protobuf::Value;
     use proptest::prelude::*;
     use tonic::Code;
@@ -309,11 +378,20 @@ mod tests {
     use super::*;
 
     fn framed(message: &[u8]) -> Vec<u8> {
-        [&[0], &u32::try_from(message.len()).unwrap().to_be_bytes()[..], message].concat()
+        [
+            &[0],
+            &u32::try_from(message.len()).unwrap().to_be_bytes()[..],
+            message,
+        ]
+        .concat()
     }
 
     fn body(body: Vec<u8>) -> HttpBody {
-        HttpBody { body, end_of_stream: true, ..HttpBody::default() }
+        HttpBody {
+            body,
+            end_of_stream: true,
+            ..HttpBody::default()
+        }
     }
 
     /// Reads all messages from these bytes, which arrive in pieces.
@@ -333,21 +411,38 @@ mod tests {
     #[test]
     fn messages_come_out_as_they_went_in_however_they_are_cut() {
         let parts = [
-            Part::RequestHeaders(HttpHeaders { end_of_stream: true, ..HttpHeaders::default() }),
+            Part::RequestHeaders(HttpHeaders {
+                end_of_stream: true,
+                ..HttpHeaders::default()
+            }),
             Part::RequestBody(body(b"abc".to_vec())),
             Part::RequestBody(HttpBody::default()),
             Part::ResponseBody(body(vec![7; MOVED_BYTES_MIN])),
             Part::RequestTrailers(HttpTrailers::default()),
         ];
-        let protocol_config = Some(ProtocolConfiguration { request_body_mode: 4, ..ProtocolConfiguration::default() });
+        let protocol_config = Some(ProtocolConfiguration {
+            request_body_mode: 4,
+            ..ProtocolConfiguration::default()
+        });
         let messages: Vec<_> = parts
             .into_iter()
-            .map(|part| ProcessingRequest { request: Some(part), protocol_config, ..ProcessingRequest::default() })
+            .map(|part| ProcessingRequest {
+                request: Some(part),
+                protocol_config,
+                ..ProcessingRequest::default()
+            })
             .chain([ProcessingRequest::default()])
             .collect();
-        let bytes: Vec<u8> = messages.iter().flat_map(|message| framed(&message.encode_to_vec())).collect();
+        let bytes: Vec<u8> = messages
+            .iter()
+            .flat_map(|message| framed(&message.encode_to_vec()))
+            .collect();
         for piece in [1, 5, 1000, bytes.len()] {
-            assert_eq!(read(&bytes, piece).unwrap(), messages, "in pieces of {piece}");
+            assert_eq!(
+                read(&bytes, piece).unwrap(),
+                messages,
+                "in pieces of {piece}"
+            );
         }
     }
 
@@ -362,23 +457,50 @@ mod tests {
 
     #[test]
     fn what_is_not_a_body_may_not_be_large() {
-        let headers = HeaderMap { headers: vec![HeaderValue::default(); ENVELOPE_BYTES_MAX / 2] };
-        let headers = HttpHeaders { headers: Some(headers), ..HttpHeaders::default() };
-        let message = ProcessingRequest { request: Some(Part::RequestHeaders(headers)), ..ProcessingRequest::default() };
-        assert_eq!(read(&framed(&message.encode_to_vec()), 1 << 20).unwrap_err().code(), Code::ResourceExhausted);
+        let headers = HeaderMap {
+            headers: vec![HeaderValue::default(); ENVELOPE_BYTES_MAX / 2],
+        };
+        let headers = HttpHeaders {
+            headers: Some(headers),
+            ..HttpHeaders::default()
+        };
+        let message = ProcessingRequest {
+            request: Some(Part::RequestHeaders(headers)),
+            ..ProcessingRequest::default()
+        };
+        assert_eq!(
+            read(&framed(&message.encode_to_vec()), 1 << 20)
+                .unwrap_err()
+                .code(),
+            Code::ResourceExhausted
+        );
         // A body that appears twice is not moved: its bytes are read with the rest.
         let twice = |bytes: usize| {
-            let body = ProcessingRequest { request: Some(Part::RequestBody(body(vec![1; bytes]))), ..ProcessingRequest::default() };
+            let body = ProcessingRequest {
+                request: Some(Part::RequestBody(body(vec![1; bytes]))),
+                ..ProcessingRequest::default()
+            };
             framed(&[body.encode_to_vec(), body.encode_to_vec()].concat())
         };
-        assert_eq!(read(&twice(ENVELOPE_BYTES_MAX), 1 << 20).unwrap_err().code(), Code::ResourceExhausted);
+        assert_eq!(
+            read(&twice(ENVELOPE_BYTES_MAX), 1 << 20)
+                .unwrap_err()
+                .code(),
+            Code::ResourceExhausted
+        );
         assert_eq!(read(&twice(10), 1 << 20).unwrap().len(), 1);
     }
 
     #[test]
     fn compressed_messages_and_groups_end_the_stream() {
-        assert_eq!(read(&[1, 0, 0, 0, 0], 9).unwrap_err().code(), Code::Unimplemented);
-        assert_eq!(read(&framed(&[0x0b, 0x0c]), 9).unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            read(&[1, 0, 0, 0, 0], 9).unwrap_err().code(),
+            Code::Unimplemented
+        );
+        assert_eq!(
+            read(&framed(&[0x0b, 0x0c]), 9).unwrap_err().code(),
+            Code::InvalidArgument
+        );
     }
 
     #[test]

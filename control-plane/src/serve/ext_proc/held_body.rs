@@ -81,13 +81,23 @@ impl HeldBody {
         if let Some(BodyEdit { range, replacement }) = splice {
             bytes.splice(range, replacement);
         }
-        Some(BodyPiece { bytes, changed, last: true })
+        Some(BodyPiece {
+            bytes,
+            changed,
+            last: true,
+        })
     }
 
     /// Takes the body out in the pieces in which it came. No piece is longer than
     /// `piece_bytes_max`, except by the bytes that `splice` adds.
     pub fn take_pieces(&mut self, splice: Option<BodyEdit>, piece_bytes_max: usize) -> BodyPieces {
-        BodyPieces { body: std::mem::take(self), index: 0, taken: 0, piece_bytes_max, splice }
+        BodyPieces {
+            body: std::mem::take(self),
+            index: 0,
+            taken: 0,
+            piece_bytes_max,
+            splice,
+        }
     }
 }
 
@@ -121,13 +131,25 @@ impl Iterator for BodyPieces {
         let part = |from: usize, to: usize| self.body.bytes.get(from..to).unwrap_or_default();
         let last = self.index == self.body.ends.len();
         let Some(BodyEdit { range, replacement }) = &mut self.splice else {
-            return Some(BodyPiece { bytes: part(start, end).to_vec(), changed: false, last });
+            return Some(BodyPiece {
+                bytes: part(start, end).to_vec(),
+                changed: false,
+                last,
+            });
         };
         let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
         let changed = from < to;
         // The first piece with any of the replaced bytes gets the whole replacement.
-        let comes = if changed { std::mem::take(replacement) } else { Vec::new() };
-        Some(BodyPiece { bytes: [part(start, from), &comes, part(to, end)].concat(), changed, last })
+        let comes = if changed {
+            std::mem::take(replacement)
+        } else {
+            Vec::new()
+        };
+        Some(BodyPiece {
+            bytes: [part(start, from), &comes, part(to, end)].concat(),
+            changed,
+            last,
+        })
     }
 }
 
@@ -145,25 +167,58 @@ mod tests {
 
     #[test]
     fn a_name_cut_in_two_is_replaced_once() {
-        let splice = BodyEdit { range: 2..6, replacement: b"XY".to_vec() };
+        let splice = BodyEdit {
+            range: 2..6,
+            replacement: b"XY".to_vec(),
+        };
         let pieces = held(&[b"ab", b"", b"cd", b"ef", b"gh"]).take_pieces(Some(splice), 9);
-        let pieces: Vec<_> = pieces.map(|piece| (piece.bytes, piece.changed, piece.last)).collect();
-        let expected = [("ab", false, false), ("", false, false), ("XY", true, false), ("", true, false), ("gh", false, true)];
-        assert_eq!(pieces, expected.map(|(bytes, changed, last)| (bytes.as_bytes().to_vec(), changed, last)));
+        let pieces: Vec<_> = pieces
+            .map(|piece| (piece.bytes, piece.changed, piece.last))
+            .collect();
+        let expected = [
+            ("ab", false, false),
+            ("", false, false),
+            ("XY", true, false),
+            ("", true, false),
+            ("gh", false, true),
+        ];
+        assert_eq!(
+            pieces,
+            expected.map(|(bytes, changed, last)| (bytes.as_bytes().to_vec(), changed, last))
+        );
     }
 
     #[test]
     fn a_long_piece_goes_in_shorter_ones() {
         let pieces = held(&[b"abcde", b"", b"f"]).take_pieces(None, 2);
-        let pieces: Vec<_> = pieces.map(|piece| (String::from_utf8(piece.bytes).unwrap(), piece.last)).collect();
-        assert_eq!(pieces, [("ab", false), ("cd", false), ("e", false), ("", false), ("f", true)].map(|(p, last)| (p.to_owned(), last)));
+        let pieces: Vec<_> = pieces
+            .map(|piece| (String::from_utf8(piece.bytes).unwrap(), piece.last))
+            .collect();
+        assert_eq!(
+            pieces,
+            [
+                ("ab", false),
+                ("cd", false),
+                ("e", false),
+                ("", false),
+                ("f", true)
+            ]
+            .map(|(p, last)| (p.to_owned(), last))
+        );
     }
 
     #[test]
     fn nothing_has_no_piece_and_an_empty_body_has_one() {
         assert_eq!(held(&[]).take(None), None);
         assert_eq!(held(&[]).take_pieces(None, 9).count(), 0);
-        assert_eq!(held(&[b""]).take(None), Some(BodyPiece { bytes: vec![], changed: false, last: true }));
+        assert_eq!(
+            held(&[b""]).take(None),
+            Some(BodyPiece {
+                bytes: vec![],
+                changed: false,
+                last: true
+            })
+        );
         assert_eq!(held(&[b""]).take_pieces(None, 9).count(), 1);
     }
 

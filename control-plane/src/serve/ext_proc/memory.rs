@@ -47,7 +47,10 @@ impl StreamMemory {
     /// Opens an account that holds nothing.
     #[must_use]
     pub fn account(self: &Arc<Self>) -> MemoryAccount {
-        MemoryAccount { memory: Arc::clone(self), bytes: 0 }
+        MemoryAccount {
+            memory: Arc::clone(self),
+            bytes: 0,
+        }
     }
 }
 
@@ -68,7 +71,10 @@ impl MemoryAccount {
             let left_by_others = HELD_BYTES_MAX.saturating_sub(held - had);
             (bytes <= left_by_others / SHARE).then_some(held + more)
         };
-        self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|_| MemoryExceeded)?;
+        self.memory
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)
+            .map_err(|_| MemoryExceeded)?;
         self.bytes = bytes;
         Ok(())
     }
@@ -81,7 +87,9 @@ impl MemoryAccount {
                 self.memory.used.fetch_add(more, Ordering::Relaxed);
             }
             None => {
-                self.memory.used.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+                self.memory
+                    .used
+                    .fetch_sub(self.bytes - bytes, Ordering::Relaxed);
             }
         }
         self.bytes = bytes;
@@ -106,7 +114,10 @@ mod tests {
     fn what_an_account_holds_is_given_back_when_it_is_dropped() {
         let memory = Arc::new(StreamMemory::default());
         let (mut first, mut second) = (memory.account(), memory.account());
-        assert_eq!((first.hold(5), second.hold(7), first.hold(2)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(
+            (first.hold(5), second.hold(7), first.hold(2)),
+            (Ok(()), Ok(()), Ok(()))
+        );
         assert_eq!(memory.used(), 9);
         drop(first);
         assert_eq!(memory.used(), 7);
@@ -118,9 +129,16 @@ mod tests {
     fn large_bodies_leave_room_for_small_ones() {
         let memory = Arc::new(StreamMemory::default());
         let mut accounts: Vec<MemoryAccount> = (0..60).map(|_| memory.account()).collect();
-        let held = accounts.iter_mut().filter_map(|account| account.hold(BODY).ok()).count();
+        let held = accounts
+            .iter_mut()
+            .filter_map(|account| account.hold(BODY).ok())
+            .count();
         assert_eq!(held, 13, "of 60 bodies of 24 MiB");
-        assert_eq!(memory.account().hold(1 << 20), Ok(()), "a prompt of a quarter of a million tokens");
+        assert_eq!(
+            memory.account().hold(1 << 20),
+            Ok(()),
+            "a prompt of a quarter of a million tokens"
+        );
     }
 
     #[test]
@@ -128,7 +146,10 @@ mod tests {
         let memory = Arc::new(StreamMemory::default());
         let mut account = memory.account();
         assert_eq!(account.hold(HELD_BYTES_MAX / SHARE), Ok(()));
-        assert_eq!(account.hold(HELD_BYTES_MAX / SHARE + 1), Err(MemoryExceeded));
+        assert_eq!(
+            account.hold(HELD_BYTES_MAX / SHARE + 1),
+            Err(MemoryExceeded)
+        );
         assert_eq!(memory.used(), HELD_BYTES_MAX / SHARE);
     }
 

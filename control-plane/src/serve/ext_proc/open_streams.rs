@@ -31,7 +31,8 @@ impl OpenStreams {
 
     /// Ends the streams that have waited too long.
     pub fn expire(&self, now: Timestamp) {
-        let streams: Vec<Arc<dyn ExpiringStream>> = self.lock().values().filter_map(Weak::upgrade).collect();
+        let streams: Vec<Arc<dyn ExpiringStream>> =
+            self.lock().values().filter_map(Weak::upgrade).collect();
         streams.iter().for_each(|stream| stream.expire(now));
     }
 

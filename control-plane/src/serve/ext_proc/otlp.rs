@@ -40,8 +40,18 @@ struct SpanExporter {
 
 /// Sends spans until `shutdown`, then the ones that wait. What the collector does not take is
 /// counted and dropped: traces must not take the memory of requests.
-pub async fn export(endpoint: Url, mut spans: mpsc::Receiver<RequestSpan>, counts: Arc<SpanCounts>, mut shutdown: Shutdown) {
-    let client = || Client::builder().no_proxy().redirect(Policy::none()).timeout(ANSWER_MAX);
+pub async fn export(
+    endpoint: Url,
+    mut spans: mpsc::Receiver<RequestSpan>,
+    counts: Arc<SpanCounts>,
+    mut shutdown: Shutdown,
+) {
+    let client = || {
+        Client::builder()
+            .no_proxy()
+            .redirect(Policy::none())
+            .timeout(ANSWER_MAX)
+    };
     let client = match http_client::build(client) {
         Ok(client) => client,
         Err(error) => {
@@ -49,7 +59,12 @@ pub async fn export(endpoint: Url, mut spans: mpsc::Receiver<RequestSpan>, count
             return shutdown.begun().await;
         }
     };
-    let mut exporter = SpanExporter { client, url: target(endpoint), counts, works: true };
+    let mut exporter = SpanExporter {
+        client,
+        url: target(endpoint),
+        counts,
+        works: true,
+    };
     let mut batch = Vec::new();
     let mut stops = false;
     while !stops {
@@ -75,7 +90,11 @@ pub async fn export(endpoint: Url, mut spans: mpsc::Receiver<RequestSpan>, count
 
 impl SpanExporter {
     /// Fills the batch from those that wait, sends it and empties it.
-    async fn send_waiting(&mut self, spans: &mut mpsc::Receiver<RequestSpan>, batch: &mut Vec<RequestSpan>) {
+    async fn send_waiting(
+        &mut self,
+        spans: &mut mpsc::Receiver<RequestSpan>,
+        batch: &mut Vec<RequestSpan>,
+    ) {
         while batch.len() < BATCH_MAX
             && let Ok(span) = spans.try_recv()
         {
@@ -84,17 +103,35 @@ impl SpanExporter {
         if batch.is_empty() {
             return;
         }
-        let sent = self.client.post(self.url.clone()).json(&message(batch)).send().await.and_then(Response::error_for_status);
-        let works = sent.as_ref().is_ok_and(|answer| answer.status().is_success());
+        let sent = self
+            .client
+            .post(self.url.clone())
+            .json(&message(batch))
+            .send()
+            .await
+            .and_then(Response::error_for_status);
+        let works = sent
+            .as_ref()
+            .is_ok_and(|answer| answer.status().is_success());
         if works != self.works {
             self.works = works;
             match &sent {
-                Ok(_) if works => tracing::info!(url = %self.url, "the collector takes spans again"),
-                Ok(answer) => tracing::warn!(url = %self.url, status = %answer.status(), "the collector takes no spans"),
-                Err(error) => tracing::warn!(url = %self.url, %error, "the collector takes no spans"),
+                Ok(_) if works => {
+                    tracing::info!(url = %self.url, "the collector takes spans again")
+                }
+                Ok(answer) => {
+                    tracing::warn!(url = %self.url, status = %answer.status(), "the collector takes no spans")
+                }
+                Err(error) => {
+                    tracing::warn!(url = %self.url, %error, "the collector takes no spans")
+                }
             }
         }
-        let count: &AtomicU64 = if works { &self.counts.sent } else { &self.counts.failed };
+        let count: &AtomicU64 = if works {
+            &self.counts.sent
+        } else {
+            &self.counts.failed
+        };
         count.fetch_add(batch.len() as u64, Ordering::Relaxed);
         batch.clear();
     }
@@ -115,7 +152,12 @@ fn message(spans: &[RequestSpan]) -> Value {
 }
 
 fn span(span: &RequestSpan) -> Value {
-    let nanos = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos().to_string();
+    let nanos = |time: SystemTime| {
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos()
+            .to_string()
+    };
     json!({
         "traceId": format!("{:032x}", span.context.trace_id),
         "spanId": format!("{:016x}", span.id),
@@ -130,7 +172,11 @@ fn span(span: &RequestSpan) -> Value {
 
 /// An attribute; a whole number where the value is one.
 fn attribute(name: &str, value: &str) -> Value {
-    let kind = if value.parse::<i64>().is_ok() { "intValue" } else { "stringValue" };
+    let kind = if value.parse::<i64>().is_ok() {
+        "intValue"
+    } else {
+        "stringValue"
+    };
     json!({"key": name, "value": {kind: value}})
 }
 
@@ -146,30 +192,52 @@ mod tests {
     use super::*;
     use crate::shutdown;
 
-    const CONTEXT: TraceContext = TraceContext { trace_id: 0xab, parent: 0xcd, sampled: true };
+    const CONTEXT: TraceContext = TraceContext {
+        trace_id: 0xab,
+        parent: 0xcd,
+        sampled: true,
+    };
 
     /// A collector that answers each call with the next of these statuses, and the number of spans
     /// of each call.
     fn collector(statuses: &'static [u16]) -> (Url, JoinHandle<Vec<usize>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
         let answer = move |status: &u16| {
             let (mut stream, _) = listener.accept().unwrap();
             let mut reader = BufReader::new(stream.try_clone().unwrap());
-            let lines = reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty());
-            let length = lines.filter_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).last();
+            let lines = reader
+                .by_ref()
+                .lines()
+                .map_while(Result::ok)
+                .take_while(|line| !line.is_empty());
+            let length = lines
+                .filter_map(|line| line.strip_prefix("content-length: ")?.parse().ok())
+                .last();
             let mut body = vec![0; length.unwrap()];
             reader.read_exact(&mut body).unwrap();
             write!(stream, "HTTP/1.1 {status} x\r\nlocation: /elsewhere\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
             let message: Value = serde_json::from_slice(&body).unwrap();
-            message["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().len()
+            message["resourceSpans"][0]["scopeSpans"][0]["spans"]
+                .as_array()
+                .unwrap()
+                .len()
         };
-        (url, std::thread::spawn(move || statuses.iter().map(answer).collect()))
+        (
+            url,
+            std::thread::spawn(move || statuses.iter().map(answer).collect()),
+        )
     }
 
     /// Runs an exporter with this many spans until the collector has answered as often as it can.
     /// Returns the number of spans in each call, and how many were sent and failed.
-    async fn exported(waiting: usize, statuses: &'static [u16], stops_first: bool) -> (Vec<usize>, u64, u64) {
+    async fn exported(
+        waiting: usize,
+        statuses: &'static [u16],
+        stops_first: bool,
+    ) -> (Vec<usize>, u64, u64) {
         let (url, collector) = collector(statuses);
         let (queue, spans) = SpanQueue::new();
         (0..waiting).for_each(|_| queue.end(RequestSpan::begin(CONTEXT)));
@@ -178,31 +246,61 @@ mod tests {
             trigger.pull();
         }
         let exporter = tokio::spawn(export(url, spans, Arc::clone(queue.counts()), shutdown));
-        let calls = tokio::task::spawn_blocking(|| collector.join().unwrap()).await.unwrap();
+        let calls = tokio::task::spawn_blocking(|| collector.join().unwrap())
+            .await
+            .unwrap();
         trigger.pull();
         exporter.await.unwrap();
         let counts = queue.counts();
-        (calls, counts.sent.load(Ordering::Relaxed), counts.failed.load(Ordering::Relaxed))
+        (
+            calls,
+            counts.sent.load(Ordering::Relaxed),
+            counts.failed.load(Ordering::Relaxed),
+        )
     }
 
     #[tokio::test]
     async fn spans_go_in_batches_and_refused_ones_are_counted() {
-        assert_eq!(exported(600, &[200, 307, 503], false).await, (vec![256, 256, 88], 256, 344));
+        assert_eq!(
+            exported(600, &[200, 307, 503], false).await,
+            (vec![256, 256, 88], 256, 344)
+        );
     }
 
     #[tokio::test]
     async fn what_waits_at_the_stop_is_sent() {
-        assert_eq!(exported(300, &[200, 200], true).await, (vec![256, 44], 300, 0));
+        assert_eq!(
+            exported(300, &[200, 200], true).await,
+            (vec![256, 44], 300, 0)
+        );
     }
 
     #[test]
     fn a_span_is_json_of_otlp() {
-        let (began, ended) = (SystemTime::UNIX_EPOCH + Duration::from_nanos(5), SystemTime::UNIX_EPOCH + Duration::from_secs(1));
-        let attributes = vec![("switchpoint.ttft_ms".to_owned(), "12".to_owned()), ("a".to_owned(), "x".to_owned())];
-        let made = span(&RequestSpan { context: CONTEXT, id: 0xef, began, ended, attributes });
+        let (began, ended) = (
+            SystemTime::UNIX_EPOCH + Duration::from_nanos(5),
+            SystemTime::UNIX_EPOCH + Duration::from_secs(1),
+        );
+        let attributes = vec![
+            ("switchpoint.ttft_ms".to_owned(), "12".to_owned()),
+            ("a".to_owned(), "x".to_owned()),
+        ];
+        let made = span(&RequestSpan {
+            context: CONTEXT,
+            id: 0xef,
+            began,
+            ended,
+            attributes,
+        });
         assert_eq!(made["traceId"], "000000000000000000000000000000ab");
-        assert_eq!((&made["spanId"], &made["parentSpanId"]), (&json!("00000000000000ef"), &json!("00000000000000cd")));
-        assert_eq!((&made["startTimeUnixNano"], &made["endTimeUnixNano"]), (&json!("5"), &json!("1000000000")));
+        assert_eq!(
+            (&made["spanId"], &made["parentSpanId"]),
+            (&json!("00000000000000ef"), &json!("00000000000000cd"))
+        );
+        assert_eq!(
+            (&made["startTimeUnixNano"], &made["endTimeUnixNano"]),
+            (&json!("5"), &json!("1000000000"))
+        );
         assert_eq!(
             made["attributes"],
             json!([{"key": "switchpoint.ttft_ms", "value": {"intValue": "12"}}, {"key": "a", "value": {"stringValue": "x"}}])
@@ -212,7 +310,13 @@ mod tests {
     #[test]
     fn an_endpoint_is_the_base_of_the_path() {
         let of = |endpoint: &str| target(endpoint.parse().unwrap()).to_string();
-        assert_eq!(of("http://127.0.0.1:4318"), "http://127.0.0.1:4318/v1/traces");
-        assert_eq!(of("https://collector/otlp/"), "https://collector/otlp/v1/traces");
+        assert_eq!(
+            of("http://127.0.0.1:4318"),
+            "http://127.0.0.1:4318/v1/traces"
+        );
+        assert_eq!(
+            of("https://collector/otlp/"),
+            "https://collector/otlp/v1/traces"
+        );
     }
 }

@@ -61,11 +61,18 @@ impl StreamRefusal {
     #[must_use]
     pub fn reply(self, family: ApiFamily) -> LocalReply {
         let row = self.row();
-        let mut set = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
+        let mut set = vec![
+            ("content-type", "application/json".to_owned()),
+            (headers::DROPPED_REASON, row.reason.to_owned()),
+        ];
         if row.status == 503 {
             set.push(("retry-after", RETRY_AFTER_S.to_string()));
         }
-        LocalReply { status: row.status, headers: set, body: body(family, &row) }
+        LocalReply {
+            status: row.status,
+            headers: set,
+            body: body(family, &row),
+        }
     }
 }
 
@@ -111,7 +118,10 @@ mod tests {
         let text = String::from_utf8(reply.body).unwrap();
         assert_eq!(
             (reply.status, &*text),
-            (408, r#"{"type":"error","error":{"type":"invalid_request_error","message":"the request's body took too long to come"}}"#)
+            (
+                408,
+                r#"{"type":"error","error":{"type":"invalid_request_error","message":"the request's body took too long to come"}}"#
+            )
         );
     }
 }

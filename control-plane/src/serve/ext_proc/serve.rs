@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exchange::{
-    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader, FlowRequestSettings, ObjectiveHeader,
-    RetrySettings, SubsetSettings,
+    DestinationFormat, DestinationSettings, ExchangeSettings, FailureMode, FairnessHeader,
+    FlowRequestSettings, ObjectiveHeader, RetrySettings, SubsetSettings,
 };
 use reqwest::Url;
 use tokio::task::JoinSet;
 
 use super::{
-    CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue,
-    health::HealthChecks, otlp,
+    CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX,
+    STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue, health::HealthChecks, otlp,
 };
 use crate::cli::args::{self, ExtProcArgs};
 use crate::error::FatalError;
@@ -39,11 +39,21 @@ impl ExtProcListener {
     /// # Errors
     /// [`FatalError::Listen`] says why it cannot be opened.
     pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, FatalError> {
-        let Some(address) = args.listen_ext_proc.0 else { return Ok(None) };
-        let (settings, destination_namespace) = (settings(&args), args.exchanges.ext_proc_destination_namespace.clone());
+        let Some(address) = args.listen_ext_proc.0 else {
+            return Ok(None);
+        };
+        let (settings, destination_namespace) = (
+            settings(&args),
+            args.exchanges.ext_proc_destination_namespace.clone(),
+        );
         let collector = args.otlp_endpoint.clone();
         let ext_proc = open(ListenerName::ExtProc, address, tls(args), shutdown).await?;
-        Ok(Some(Self { ext_proc, settings, destination_namespace, collector }))
+        Ok(Some(Self {
+            ext_proc,
+            settings,
+            destination_namespace,
+            collector,
+        }))
     }
 
     /// The address for gateways.
@@ -53,13 +63,28 @@ impl ExtProcListener {
     }
 
     /// Serves until `shutdown`, and reports to `health` whether requests can be decided.
-    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, health: HealthChecks, shutdown: &Shutdown) {
-        let Self { ext_proc, settings, destination_namespace, collector } = self;
-        let ext_proc_server = ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
+    pub fn spawn(
+        self,
+        tasks: &mut JoinSet<&'static str>,
+        shared: &Arc<DaemonState>,
+        health: HealthChecks,
+        shutdown: &Shutdown,
+    ) {
+        let Self {
+            ext_proc,
+            settings,
+            destination_namespace,
+            collector,
+        } = self;
+        let ext_proc_server =
+            ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
         if let Some(components) = shared.discovery.components.get() {
             ext_proc_server.follow(components);
         }
-        let _ = shared.ext_proc.streams.set(Arc::clone(ext_proc_server.streams())); // there is one ext_proc server
+        let _ = shared
+            .ext_proc
+            .streams
+            .set(Arc::clone(ext_proc_server.streams())); // there is one ext_proc server
         if let Some(collector) = collector {
             let (queue, spans) = SpanQueue::new();
             let _ = shared.ext_proc.spans.set(Arc::clone(queue.counts())); // as above
@@ -70,7 +95,8 @@ impl ExtProcListener {
                 "the exporter of spans"
             });
         }
-        let service = ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.clone());
+        let service =
+            ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .http2_max_header_list_size(METADATA_BYTES_MAX)
@@ -81,7 +107,12 @@ impl ExtProcListener {
             .add_service(health.service());
         let mut stop = shutdown.clone();
         tasks.spawn(async move {
-            ended(router.serve_with_incoming_shutdown(ext_proc, async move { stop.begun().await }).await, "ext_proc listener")
+            ended(
+                router
+                    .serve_with_incoming_shutdown(ext_proc, async move { stop.begun().await })
+                    .await,
+                "ext_proc listener",
+            )
         });
         let (shared, stop) = (Arc::clone(shared), shutdown.clone());
         tasks.spawn(async move {
@@ -92,9 +123,19 @@ impl ExtProcListener {
 }
 
 fn tls(args: ExtProcArgs) -> ServerTls {
-    let ExtProcArgs { ext_proc_tls_cert, ext_proc_tls_key, ext_proc_tls_client_ca, ext_proc_plaintext, .. } = args;
+    let ExtProcArgs {
+        ext_proc_tls_cert,
+        ext_proc_tls_key,
+        ext_proc_tls_client_ca,
+        ext_proc_plaintext,
+        ..
+    } = args;
     match ext_proc_tls_cert.zip(ext_proc_tls_key) {
-        Some((cert, key)) => ServerTls::Files(TlsFiles { cert, key, client_ca: ext_proc_tls_client_ca }),
+        Some((cert, key)) => ServerTls::Files(TlsFiles {
+            cert,
+            key,
+            client_ca: ext_proc_tls_client_ca,
+        }),
         None if ext_proc_plaintext => ServerTls::Off,
         None => ServerTls::SelfSigned,
     }
@@ -106,7 +147,9 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     ExchangeSettings {
         destination: DestinationSettings {
-            header: given.ext_proc_destination_header.unwrap_or(shipped.destination.header),
+            header: given
+                .ext_proc_destination_header
+                .unwrap_or(shipped.destination.header),
             format: match args.ext_proc_destination_format {
                 args::DestinationFormatArg::Single => DestinationFormat::Single,
                 args::DestinationFormatArg::List => DestinationFormat::List,
@@ -120,11 +163,15 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
         explain: args.ext_proc_explain,
         model_header: given.ext_proc_model_header.unwrap_or(shipped.model_header),
         subset: SubsetSettings {
-            namespace: given.ext_proc_subset_namespace.unwrap_or(shipped.subset.namespace),
+            namespace: given
+                .ext_proc_subset_namespace
+                .unwrap_or(shipped.subset.namespace),
             key: given.ext_proc_subset_key.unwrap_or(shipped.subset.key),
         },
         flow: FlowRequestSettings {
-            namespace: given.ext_proc_fairness_namespace.unwrap_or(shipped.flow.namespace),
+            namespace: given
+                .ext_proc_fairness_namespace
+                .unwrap_or(shipped.flow.namespace),
             key: given.ext_proc_fairness_key.unwrap_or(shipped.flow.key),
             header: match given.ext_proc_fairness_header {
                 Some(args::ObjectiveHeaderArg::Trust) => FairnessHeader::Trust,
@@ -137,11 +184,18 @@ fn settings(args: &ExtProcArgs) -> ExchangeSettings {
             Some(args::FailureModeArg::Close) => FailureMode::Close,
             None => shipped.failure_mode,
         },
-        cold_start_wait_ms: given.ext_proc_cold_start_wait.map_or(shipped.cold_start_wait_ms, ms),
-        body_limit_bytes: given.ext_proc_body_limit_bytes.and_then(|n| n.try_into().ok()).unwrap_or(shipped.body_limit_bytes),
+        cold_start_wait_ms: given
+            .ext_proc_cold_start_wait
+            .map_or(shipped.cold_start_wait_ms, ms),
+        body_limit_bytes: given
+            .ext_proc_body_limit_bytes
+            .and_then(|n| n.try_into().ok())
+            .unwrap_or(shipped.body_limit_bytes),
         retry: RetrySettings {
             enabled: !given.ext_proc_no_retry,
-            per_try_timeout_ms: given.ext_proc_per_try_timeout.map_or(shipped.retry.per_try_timeout_ms, ms),
+            per_try_timeout_ms: given
+                .ext_proc_per_try_timeout
+                .map_or(shipped.retry.per_try_timeout_ms, ms),
         },
         ..shipped
     }
@@ -155,10 +209,11 @@ mod tests {
     use crate::cli::args::{Cli, CliCommand};
 
     fn read(arguments: &str) -> ExchangeSettings {
-        let CliCommand::Serve(serve) =
-            Cli::try_parse_from(format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}").split_whitespace())
-                .expect("a command line")
-                .command
+        let CliCommand::Serve(serve) = Cli::try_parse_from(
+            format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}").split_whitespace(),
+        )
+        .expect("a command line")
+        .command
         else {
             panic!("another command")
         };
@@ -182,8 +237,14 @@ mod tests {
              --ext-proc-ttl-header x-ttl",
         );
         let expected = ExchangeSettings {
-            destination: DestinationSettings { header: "x-d".into(), ..ExchangeSettings::default().destination },
-            subset: SubsetSettings { namespace: "ns".into(), key: "k".into() },
+            destination: DestinationSettings {
+                header: "x-d".into(),
+                ..ExchangeSettings::default().destination
+            },
+            subset: SubsetSettings {
+                namespace: "ns".into(),
+                key: "k".into(),
+            },
             model_header: "x-m".into(),
             body_limit_bytes: 2048,
             failure_mode: FailureMode::Open,
@@ -196,7 +257,10 @@ mod tests {
                 header: FairnessHeader::Trust,
                 ttl_header: "x-ttl".into(),
             },
-            retry: RetrySettings { enabled: false, per_try_timeout_ms: 3_000 },
+            retry: RetrySettings {
+                enabled: false,
+                per_try_timeout_ms: 3_000,
+            },
             ..ExchangeSettings::default()
         };
         assert_eq!(format!("{said:?}"), format!("{expected:?}"));

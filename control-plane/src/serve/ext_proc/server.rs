@@ -17,7 +17,8 @@ use std::time::Duration;
 use discovery::BackendStatus;
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{
-    Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation, LocalPeer, RejectedMessage,
+    Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation,
+    LocalPeer, RejectedMessage,
 };
 use proto::state;
 use scheduler::prefix::ENTRIES_DEFAULT;
@@ -114,10 +115,14 @@ impl ExtProcServer {
     /// `None`.
     #[must_use]
     pub fn with_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
-        let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(ServedPool::new()))).collect();
+        let pools = pools
+            .iter()
+            .map(|name| (Arc::clone(name), Arc::new(ServedPool::new())))
+            .collect();
         Arc::new(Self {
             pools,
-            destination_namespace: destination_namespace.unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
+            destination_namespace: destination_namespace
+                .unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
             sources: OnceLock::new(),
             began: Instant::now(),
             parking: Arc::new(Semaphore::new(PARKED_MAX)),
@@ -158,9 +163,13 @@ impl ExtProcServer {
     pub fn follow(&self, components: &BTreeMap<Arc<str>, WatchedComponents>) {
         let of_pool = |(name, pool): (&Arc<str>, &Arc<ServedPool>)| {
             let components = components.get(name).into_iter().flatten();
-            components.map(|(_, followed)| (Arc::clone(pool), followed.status())).collect::<Vec<_>>()
+            components
+                .map(|(_, followed)| (Arc::clone(pool), followed.status()))
+                .collect::<Vec<_>>()
         };
-        let _ = self.sources.set(self.pools.iter().flat_map(of_pool).collect()); // it is set only once, because a process has one daemon
+        let _ = self
+            .sources
+            .set(self.pools.iter().flat_map(of_pool).collect()); // it is set only once, because a process has one daemon
     }
 
     /// The pool whose picker is the Service of this authority, if exactly one pool names it.
@@ -175,7 +184,12 @@ impl ExtProcServer {
                 .and_then(|of_pool| of_pool.picker.as_ref())
                 .is_some_and(|picker| service.names_service(picker))
         };
-        let mut pools = self.sources.get()?.iter().filter(|(_, status)| is_picker(status)).map(|(pool, _)| pool);
+        let mut pools = self
+            .sources
+            .get()?
+            .iter()
+            .filter(|(_, status)| is_picker(status))
+            .map(|(pool, _)| pool);
         pools.next().filter(|_| pools.next().is_none())
     }
 
@@ -183,7 +197,11 @@ impl ExtProcServer {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let mut pools = self.pools.values();
-        if self.began.elapsed() < ALL_POOLS_WAIT_MAX { pools.all(|pool| pool.has_state()) } else { pools.any(|pool| pool.has_state()) }
+        if self.began.elapsed() < ALL_POOLS_WAIT_MAX {
+            pools.all(|pool| pool.has_state())
+        } else {
+            pools.any(|pool| pool.has_state())
+        }
     }
 
     /// The current time on the clock of exchanges.
@@ -221,11 +239,19 @@ impl ExtProcServer {
 
     /// Follows the daemon's state until `shutdown`, and reports to `health` whether every pool has
     /// state.
-    pub async fn follow_state(self: Arc<Self>, shared: Arc<DaemonState>, mut shutdown: Shutdown, health: HealthChecks) {
+    pub async fn follow_state(
+        self: Arc<Self>,
+        shared: Arc<DaemonState>,
+        mut shutdown: Shutdown,
+        health: HealthChecks,
+    ) {
         // 0 means no process.
         let process_id = rand::random::<u64>().max(1);
-        let mut session =
-            StateSession::new(ProxyProcess::ext_proc_server(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
+        let mut session = StateSession::new(
+            ProxyProcess::ext_proc_server(NODE, process_id),
+            self.pools.keys().map(ToString::to_string),
+            Instant::now(),
+        );
         let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.peers.relayed.subscribe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -248,7 +274,11 @@ impl ExtProcServer {
                 health.ready(ready).await;
             }
             let relay_at = session.relay_at(Instant::now());
-            let share_at = if self.publish(&shared, process_id) { Instant::now() + SHARE_INTERVAL } else { far() };
+            let share_at = if self.publish(&shared, process_id) {
+                Instant::now() + SHARE_INTERVAL
+            } else {
+                far()
+            };
             tokio::select! {
                 changed = pools.changed() => if changed.is_err() { return },
                 // Other proxies report hundreds of times a second, so this task does not wake
@@ -271,14 +301,23 @@ impl ExtProcServer {
 
     /// Applies a message completely or not at all, as a proxy does. Returns the acknowledgement.
     pub fn apply(&self, message: state::DaemonMessage) -> Option<state::Ack> {
-        let update = match DaemonUpdate::decode(message, |name| self.pools.get(name).map(|pool| pool.lock())) {
+        let update = match DaemonUpdate::decode(message, |name| {
+            self.pools.get(name).map(|pool| pool.lock())
+        }) {
             Ok(update) => update,
             Err(rejected) => return refuse(rejected),
         };
-        let Some(served) = self.pools.get(update.pool()?) else { return update.refuse("no such pool here").and_then(refuse) };
+        let Some(served) = self.pools.get(update.pool()?) else {
+            return update.refuse("no such pool here").and_then(refuse);
+        };
         let ack = update.ack();
         let mut state = served.lock();
-        let ServedPoolState { pool, applied, peers, .. } = &mut *state;
+        let ServedPoolState {
+            pool,
+            applied,
+            peers,
+            ..
+        } = &mut *state;
         match update {
             DaemonUpdate::Peers(message) => peers.receive(pool, message, self.now()),
             update => {
@@ -298,13 +337,19 @@ impl ExtProcServer {
             let mut state = pool.lock();
             state.pool.tick(now);
             state.release_next(now);
-            let ServedPoolState { pool, peers, used, .. } = &mut *state;
+            let ServedPoolState {
+                pool, peers, used, ..
+            } = &mut *state;
             peers.expire(pool, now);
-            observations(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
+            observations(name, pool)
+                .into_iter()
+                .for_each(|observations| shared.observed(process_id, observations));
             // Proxies share only with proxies that pick. A server that no gateway uses does not
             // join.
             if *used && peers.join() {
-                shared.relay().join(name, (process_id, &Origin::default()), Instant::now());
+                shared
+                    .relay()
+                    .join(name, (process_id, &Origin::default()), Instant::now());
                 shared.peers.relayed.send_replace(());
             }
         }
@@ -332,7 +377,12 @@ impl ExtProcServer {
         for (name, pool) in &self.pools {
             let told = {
                 let inner = &mut *pool.lock();
-                inner.used.then(|| (CounterTotals::from_pool(&inner.pool, &inner.pick_us), inner.pool.take_sample()))
+                inner.used.then(|| {
+                    (
+                        CounterTotals::from_pool(&inner.pool, &inner.pick_us),
+                        inner.pool.take_sample(),
+                    )
+                })
             };
             if let Some((totals, decision)) = told {
                 shared.record_ext_proc_counters(name, totals, Instant::now());
@@ -345,7 +395,11 @@ impl ExtProcServer {
 /// Logs why a message was refused. Returns the refusal for the daemon.
 fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
     let RejectedMessage { pool, why, .. } = &rejected;
-    tracing::error!(pool, why, "the ext_proc server refuses a message of the daemon; the current state stays in force");
+    tracing::error!(
+        pool,
+        why,
+        "the ext_proc server refuses a message of the daemon; the current state stays in force"
+    );
     rejected.ack()
 }
 
@@ -354,7 +408,12 @@ fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
 fn observations(name: &str, pool: &mut ManagedPool) -> Option<state::Observations> {
     let (first, rows) = pool.take_observations();
     let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
-    (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
+    (!rows.is_empty()).then(|| state::Observations {
+        pool: name.to_owned(),
+        vm_id: 0,
+        first,
+        rows,
+    })
 }
 
 // === impl ServedPool ===
@@ -369,7 +428,10 @@ impl ServedPool {
             used: false,
             held: BTreeMap::new(),
         });
-        Self { inner, has_state: watch::Sender::new(false) }
+        Self {
+            inner,
+            has_state: watch::Sender::new(false),
+        }
     }
 
     /// Locks the pool, for one step of an exchange.

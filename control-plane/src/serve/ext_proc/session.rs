@@ -84,7 +84,11 @@ struct SessionState {
 impl StreamSession {
     /// A new stream.
     #[must_use]
-    pub fn new(server: &Arc<ExtProcServer>, pool: &Arc<ServedPool>, settings: &Arc<ExchangeSettings>) -> Arc<Self> {
+    pub fn new(
+        server: &Arc<ExtProcServer>,
+        pool: &Arc<ServedPool>,
+        settings: &Arc<ExchangeSettings>,
+    ) -> Arc<Self> {
         let stream = ExtProcStream::new(Arc::clone(server), Arc::clone(pool), Arc::clone(settings));
         let (number, now) = (stream.number(), server.now());
         let state = SessionState {
@@ -97,7 +101,12 @@ impl StreamSession {
             owed: Some(now),
             over: None,
         };
-        let session = Arc::new(Self { state: Mutex::new(state), woken: Notify::new(), server: Arc::clone(server), number });
+        let session = Arc::new(Self {
+            state: Mutex::new(state),
+            woken: Notify::new(),
+            server: Arc::clone(server),
+            number,
+        });
         let weak = Arc::downgrade(&session);
         server.open_streams().insert(number, weak);
         session
@@ -137,7 +146,10 @@ impl StreamSession {
     /// Continues a parked request: the pool has state, or `now` is the deadline.
     pub fn retry(&self, now: Timestamp) -> StreamAction {
         let mut state = self.lock();
-        let next = state.stream.as_mut().map_or(StreamAction::Listen, |stream| stream.retry(now));
+        let next = state
+            .stream
+            .as_mut()
+            .map_or(StreamAction::Listen, |stream| stream.retry(now));
         state.settle(now);
         next
     }
@@ -157,7 +169,10 @@ impl StreamSession {
     /// Whether the proxy can continue without the daemon.
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
-        self.lock().stream.as_ref().is_some_and(ExtProcStream::is_dispensable)
+        self.lock()
+            .stream
+            .as_ref()
+            .is_some_and(ExtProcStream::is_dispensable)
     }
 
     /// The memory of the data that the proxy sent, and of the answers that it has not taken, in
@@ -193,11 +208,16 @@ impl ExpiringStream for StreamSession {
         if !state.is_overdue(now) {
             return;
         }
-        let awaits_body = state.stream.as_ref().is_some_and(ExtProcStream::awaits_body);
+        let awaits_body = state
+            .stream
+            .as_ref()
+            .is_some_and(ExtProcStream::awaits_body);
         if awaits_body && state.unsent == 0 {
             state.refuse(StreamRefusal::Slow);
         } else {
-            state.end(Status::deadline_exceeded("the proxy did not send the rest of a message, or did not take its answer"));
+            state.end(Status::deadline_exceeded(
+                "the proxy did not send the rest of a message, or did not take its answer",
+            ));
         }
         state.settle(now);
         drop(state);
@@ -241,7 +261,9 @@ impl SessionState {
 
     /// Reads one message; false if none is complete.
     fn read(&mut self) -> Result<bool, Status> {
-        let Some(layout) = self.framing.next()? else { return Ok(false) };
+        let Some(layout) = self.framing.next()? else {
+            return Ok(false);
+        };
         let envelope = layout.envelope_bytes();
         if envelope > SMALL_ENVELOPE_BYTES && self.hold(envelope * EXPANSION_MAX).is_err() {
             self.refuse(StreamRefusal::Memory);
@@ -287,13 +309,17 @@ impl SessionState {
         let owes = self.unsent > 0
             || !self.begun
             || self.framing.is_within_a_message()
-            || self.stream.as_ref().is_some_and(|stream| stream.awaits_body());
+            || self
+                .stream
+                .as_ref()
+                .is_some_and(|stream| stream.awaits_body());
         self.owed = if owes { self.owed.or(Some(now)) } else { None };
     }
 
     fn is_overdue(&self, now: Timestamp) -> bool {
         let Some(owed) = self.owed else { return false };
-        self.stream.is_some() && (now >= self.moved.plus_ms(SILENCE_MS_MAX) || now >= owed.plus_ms(BODY_MS_MAX))
+        self.stream.is_some()
+            && (now >= self.moved.plus_ms(SILENCE_MS_MAX) || now >= owed.plus_ms(BODY_MS_MAX))
     }
 }
 
@@ -301,7 +327,9 @@ impl SessionState {
 fn batch(stream: &mut ExtProcStream) -> Option<Bytes> {
     let mut bytes = BytesMut::new();
     while bytes.len() < BATCH_BYTES {
-        let Some(answer) = stream.next_answer() else { break };
+        let Some(answer) = stream.next_answer() else {
+            break;
+        };
         let len = answer.encoded_len();
         bytes.reserve(5 + len);
         bytes.put_u8(0); // flag: not compressed

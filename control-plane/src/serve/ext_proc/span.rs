@@ -55,20 +55,30 @@ impl RequestSpan {
     #[must_use]
     pub fn begin(context: TraceContext) -> Self {
         let now = SystemTime::now();
-        Self { context, id: rand::random::<u64>().max(1), began: now, ended: now, attributes: Vec::new() }
+        Self {
+            context,
+            id: rand::random::<u64>().max(1),
+            began: now,
+            ended: now,
+            attributes: Vec::new(),
+        }
     }
 
     /// Adds an attribute under our prefix.
     pub fn tag(&mut self, name: &str, value: impl Into<String>) {
         if self.attributes.len() < ATTRIBUTES_MAX {
-            self.attributes.push((format!("switchpoint.{name}"), value.into()));
+            self.attributes
+                .push((format!("switchpoint.{name}"), value.into()));
         }
     }
 
     /// The memory of the span, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
-        self.attributes.iter().map(|(name, value)| name.capacity() + value.capacity()).sum()
+        self.attributes
+            .iter()
+            .map(|(name, value)| name.capacity() + value.capacity())
+            .sum()
     }
 }
 
@@ -79,7 +89,13 @@ impl SpanQueue {
     #[must_use]
     pub fn new() -> (Self, mpsc::Receiver<RequestSpan>) {
         let (spans, receiver) = mpsc::channel(SPANS_WAITING_MAX);
-        (Self { spans, counts: Arc::default() }, receiver)
+        (
+            Self {
+                spans,
+                counts: Arc::default(),
+            },
+            receiver,
+        )
     }
 
     /// The counts of the spans.
@@ -90,7 +106,14 @@ impl SpanQueue {
 
     /// Ends a span, and sends it unless too many wait.
     pub fn end(&self, span: RequestSpan) {
-        if self.spans.try_send(RequestSpan { ended: SystemTime::now(), ..span }).is_err() {
+        if self
+            .spans
+            .try_send(RequestSpan {
+                ended: SystemTime::now(),
+                ..span
+            })
+            .is_err()
+        {
             self.counts.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -103,8 +126,18 @@ mod tests {
     #[test]
     fn a_full_queue_drops_and_counts() {
         let (queue, mut spans) = SpanQueue::new();
-        let span = RequestSpan::begin(TraceContext { trace_id: 1, parent: 2, sampled: true });
+        let span = RequestSpan::begin(TraceContext {
+            trace_id: 1,
+            parent: 2,
+            sampled: true,
+        });
         (0..SPANS_WAITING_MAX + 3).for_each(|_| queue.end(span.clone()));
-        assert_eq!((queue.counts().dropped.load(Ordering::Relaxed), spans.try_recv().is_ok()), (3, true));
+        assert_eq!(
+            (
+                queue.counts().dropped.load(Ordering::Relaxed),
+                spans.try_recv().is_ok()
+            ),
+            (3, true)
+        );
     }
 }

@@ -44,13 +44,18 @@ pub fn raise_descriptors() {
     limit.current = limit.maximum;
     match setrlimit(Resource::Nofile, limit) {
         Ok(()) => tracing::debug!(?before, now = ?limit.current, "raised the limit of open files"),
-        Err(error) => tracing::warn!(%error, limit = ?before, "cannot raise the limit of open files"),
+        Err(error) => {
+            tracing::warn!(%error, limit = ?before, "cannot raise the limit of open files")
+        }
     }
 }
 
 /// The number of file descriptors that this process may have open.
 fn descriptors() -> u64 {
-    getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX)
+    getrlimit(Resource::Nofile)
+        .current
+        .unwrap_or(DESCRIPTORS_MAX)
+        .min(DESCRIPTORS_MAX)
 }
 
 // === impl ListenerName ===
@@ -88,8 +93,11 @@ impl ListenerName {
             // Probes, scrapers and operators: a few at a time.
             Self::Health | Self::Admin | Self::Metrics | Self::Scaler => (256, 1),
         };
-        let of_descriptors = usize::try_from(descriptors.saturating_mul(part) / 32).unwrap_or(usize::MAX);
-        ConnectionBudget { connections_max: of_descriptors.clamp(CONNECTIONS_MIN, connections_max) }
+        let of_descriptors =
+            usize::try_from(descriptors.saturating_mul(part) / 32).unwrap_or(usize::MAX);
+        ConnectionBudget {
+            connections_max: of_descriptors.clamp(CONNECTIONS_MIN, connections_max),
+        }
     }
 }
 
@@ -129,16 +137,40 @@ mod tests {
     #[test]
     fn clients_cannot_take_the_descriptors_that_scraping_needs() {
         for descriptors in [256, 1_024, 65_536, DESCRIPTORS_MAX] {
-            let taken: usize = ALL.iter().map(|listener| listener.budget_of(descriptors).open_max()).sum();
-            assert!(u64::try_from(taken).unwrap() <= descriptors * 20 / 32, "{taken} of {descriptors}");
+            let taken: usize = ALL
+                .iter()
+                .map(|listener| listener.budget_of(descriptors).open_max())
+                .sum();
+            assert!(
+                u64::try_from(taken).unwrap() <= descriptors * 20 / 32,
+                "{taken} of {descriptors}"
+            );
         }
     }
 
     #[test]
     fn budgets_grow_with_the_limit_up_to_their_maximum() {
-        assert_eq!(ListenerName::State.budget_of(1_024), ConnectionBudget { connections_max: 256 });
-        assert_eq!(ListenerName::Health.budget_of(1_024), ConnectionBudget { connections_max: 32 });
-        assert_eq!(ListenerName::State.budget_of(DESCRIPTORS_MAX), ConnectionBudget { connections_max: 8_192 });
-        assert_eq!(ListenerName::Metrics.budget_of(64), ConnectionBudget { connections_max: 8 });
+        assert_eq!(
+            ListenerName::State.budget_of(1_024),
+            ConnectionBudget {
+                connections_max: 256
+            }
+        );
+        assert_eq!(
+            ListenerName::Health.budget_of(1_024),
+            ConnectionBudget {
+                connections_max: 32
+            }
+        );
+        assert_eq!(
+            ListenerName::State.budget_of(DESCRIPTORS_MAX),
+            ConnectionBudget {
+                connections_max: 8_192
+            }
+        );
+        assert_eq!(
+            ListenerName::Metrics.budget_of(64),
+            ConnectionBudget { connections_max: 8 }
+        );
     }
 }

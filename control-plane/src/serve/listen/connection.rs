@@ -42,8 +42,17 @@ pub(super) enum ConnectionIo {
 // === impl ServerConnection ===
 
 impl ServerConnection {
-    pub(super) fn new(io: ConnectionIo, permit: Arc<ConnectionPermit>, closed: oneshot::Receiver<()>) -> Self {
-        Self { io, permit, closed: Some(closed), stalled: None }
+    pub(super) fn new(
+        io: ConnectionIo,
+        permit: Arc<ConnectionPermit>,
+        closed: oneshot::Receiver<()>,
+    ) -> Self {
+        Self {
+            io,
+            permit,
+            closed: Some(closed),
+            stalled: None,
+        }
     }
 
     /// Fails if the listener wants to close the connection.
@@ -54,18 +63,30 @@ impl ServerConnection {
             return Ok(());
         }
         self.closed = None;
-        Err(io::Error::new(io::ErrorKind::ConnectionAborted, "silent for too long, or one connection too many"))
+        Err(io::Error::new(
+            io::ErrorKind::ConnectionAborted,
+            "silent for too long, or one connection too many",
+        ))
     }
 
     /// Limits the time of a write to [`WRITE_STALL_MAX`].
-    fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn in_time<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stalled = None;
             return written;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_STALL_MAX)));
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_STALL_MAX)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the peer reads nothing",
+        )))
     }
 }
 
@@ -75,20 +96,32 @@ impl Connected for ServerConnection {
     fn connect_info(&self) -> PeerInfo {
         let name = match &self.io {
             ConnectionIo::Plain(_) => PeerName(None),
-            ConnectionIo::Tls(stream) => {
-                stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(PeerName::of).unwrap_or_default()
-            }
+            ConnectionIo::Tls(stream) => stream
+                .get_ref()
+                .1
+                .peer_certificates()
+                .and_then(<[_]>::first)
+                .map(PeerName::of)
+                .unwrap_or_default(),
         };
         let tcp = match &self.io {
             ConnectionIo::Plain(stream) => stream,
             ConnectionIo::Tls(stream) => stream.get_ref().0,
         };
-        PeerInfo { tcp: tcp.connect_info(), name, permit: Arc::downgrade(&self.permit) }
+        PeerInfo {
+            tcp: tcp.connect_info(),
+            name,
+            permit: Arc::downgrade(&self.permit),
+        }
     }
 }
 
 impl AsyncRead for ServerConnection {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.poll_closed(cx)?;
         match &mut this.io {
@@ -99,7 +132,11 @@ impl AsyncRead for ServerConnection {
 }
 
 impl AsyncWrite for ServerConnection {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = match &mut this.io {
             ConnectionIo::Plain(stream) => Pin::new(stream).poll_write(cx, buffer),

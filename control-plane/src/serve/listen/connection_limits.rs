@@ -81,7 +81,11 @@ impl ConnectionLimits {
 
     /// Registers an accepted connection. Returns its number and the signal to close it; `None` if
     /// it must be dropped at once.
-    pub(super) fn admit(&mut self, address: IpAddr, now: Instant) -> Option<(u64, oneshot::Receiver<()>)> {
+    pub(super) fn admit(
+        &mut self,
+        address: IpAddr,
+        now: Instant,
+    ) -> Option<(u64, oneshot::Receiver<()>)> {
         if self.open >= self.open_max {
             self.closed.crowded += 1;
             return None;
@@ -90,14 +94,24 @@ impl ConnectionLimits {
         let (open, closed) = oneshot::channel();
         let number = self.next;
         self.next += 1;
-        self.closed.crowded += self.waiting.insert(address, number, OpenConnection { since: now, _open: open }, EvictionOrder::Oldest);
+        self.closed.crowded += self.waiting.insert(
+            address,
+            number,
+            OpenConnection {
+                since: now,
+                _open: open,
+            },
+            EvictionOrder::Oldest,
+        );
         Some((number, closed))
     }
 
     /// Records that a connection made its first request.
     pub(super) fn mark_requested(&mut self, address: IpAddr, number: u64) {
         if let Some(held) = self.waiting.remove(address, number) {
-            self.closed.crowded += self.served.insert(address, number, held, EvictionOrder::Newest);
+            self.closed.crowded += self
+                .served
+                .insert(address, number, held, EvictionOrder::Newest);
         }
     }
 
@@ -111,7 +125,9 @@ impl ConnectionLimits {
 
     /// Closes connections that waited too long for their first request.
     pub(super) fn sweep(&mut self, now: Instant) {
-        self.closed.silent += self.waiting.retain(|held| now.saturating_duration_since(held.since) < FIRST_REQUEST_WAIT_MAX);
+        self.closed.silent += self
+            .waiting
+            .retain(|held| now.saturating_duration_since(held.since) < FIRST_REQUEST_WAIT_MAX);
     }
 
     /// The numbers of closed connections since the listener was opened.
@@ -124,19 +140,35 @@ impl ConnectionLimits {
 
 impl ConnectionGroup {
     fn new(held_max: usize) -> Self {
-        Self { open: 0, open_max: held_max, by_address: HashMap::new() }
+        Self {
+            open: 0,
+            open_max: held_max,
+            by_address: HashMap::new(),
+        }
     }
 
     /// Adds a connection. Returns how many were closed to make room (possibly this one).
-    fn insert(&mut self, address: IpAddr, number: u64, held: OpenConnection, leaves: EvictionOrder) -> u64 {
-        self.by_address.entry(address).or_default().insert(number, held);
+    fn insert(
+        &mut self,
+        address: IpAddr,
+        number: u64,
+        held: OpenConnection,
+        leaves: EvictionOrder,
+    ) -> u64 {
+        self.by_address
+            .entry(address)
+            .or_default()
+            .insert(number, held);
         self.open += 1;
         if self.open <= self.open_max {
             return 0;
         }
         // If addresses have equally many, the new connection's own address loses one: an address
         // never loses a connection to another that has as many.
-        let heaviest = self.by_address.iter().max_by_key(|(a, held)| (held.len(), **a == address));
+        let heaviest = self
+            .by_address
+            .iter()
+            .max_by_key(|(a, held)| (held.len(), **a == address));
         let leaver = heaviest.and_then(|(address, held)| {
             let number = match leaves {
                 EvictionOrder::Oldest => held.keys().next(),
@@ -144,7 +176,9 @@ impl ConnectionGroup {
             };
             number.map(|number| (*address, *number))
         });
-        leaver.and_then(|(address, number)| self.remove(address, number)).map_or(0, |_| 1)
+        leaver
+            .and_then(|(address, number)| self.remove(address, number))
+            .map_or(0, |_| 1)
     }
 
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<OpenConnection> {
@@ -181,7 +215,9 @@ mod tests {
 
     /// Room for 4 connections that wait and 12 that are served.
     fn rooms() -> ConnectionLimits {
-        ConnectionLimits::new(ConnectionBudget { connections_max: 16 })
+        ConnectionLimits::new(ConnectionBudget {
+            connections_max: 16,
+        })
     }
 
     fn is_open(closed: &mut oneshot::Receiver<()>) -> bool {
@@ -192,10 +228,16 @@ mod tests {
     fn silent_connections_of_one_address_do_not_keep_others_out() {
         let (mut rooms, now) = (rooms(), Instant::now());
         let mut proper = rooms.admit(other(1), now).unwrap();
-        let mut silent: Vec<_> = (0..4).map(|_| rooms.admit(ATTACKER, now).unwrap()).collect();
+        let mut silent: Vec<_> = (0..4)
+            .map(|_| rooms.admit(ATTACKER, now).unwrap())
+            .collect();
         assert!(is_open(&mut proper.1));
         let open: Vec<bool> = silent.iter_mut().map(|s| is_open(&mut s.1)).collect();
-        assert_eq!(open, [false, true, true, true], "the oldest of the address with the most");
+        assert_eq!(
+            open,
+            [false, true, true, true],
+            "the oldest of the address with the most"
+        );
         rooms.remove(ATTACKER, silent[0].0);
         let mut second = rooms.admit(other(2), now).unwrap();
         assert!(is_open(&mut second.1) && is_open(&mut proper.1) && !is_open(&mut silent[1].1));
@@ -204,7 +246,9 @@ mod tests {
     #[test]
     fn a_flood_from_our_own_address_gives_way_to_us() {
         let (mut rooms, now) = (rooms(), Instant::now());
-        let flood: Vec<_> = (0..4).map(|_| rooms.admit(ATTACKER, now).unwrap()).collect();
+        let flood: Vec<_> = (0..4)
+            .map(|_| rooms.admit(ATTACKER, now).unwrap())
+            .collect();
         let mut proper = rooms.admit(ATTACKER, now).unwrap();
         assert!(is_open(&mut proper.1));
         rooms.mark_requested(ATTACKER, proper.0);
@@ -215,7 +259,10 @@ mod tests {
             let (number, _closed) = rooms.admit(ATTACKER, now).unwrap();
             rooms.remove(ATTACKER, number);
         }
-        assert!(is_open(&mut proper.1), "waiting connections do not close a served one");
+        assert!(
+            is_open(&mut proper.1),
+            "waiting connections do not close a served one"
+        );
     }
 
     #[test]
@@ -231,26 +278,50 @@ mod tests {
         assert!(!is_open(&mut refused.1), "its own address holds the most");
         let mut proper = ask(other(1));
         assert!(is_open(&mut proper.1));
-        assert!(!is_open(&mut hoard[11].1) && is_open(&mut hoard[0].1), "the newest of the address with the most is closed");
-        assert_eq!(rooms.closed(), ClosedConnections { silent: 0, crowded: 2 });
+        assert!(
+            !is_open(&mut hoard[11].1) && is_open(&mut hoard[0].1),
+            "the newest of the address with the most is closed"
+        );
+        assert_eq!(
+            rooms.closed(),
+            ClosedConnections {
+                silent: 0,
+                crowded: 2
+            }
+        );
     }
 
     #[test]
     fn a_connection_without_a_request_is_closed_in_time() {
         let (mut rooms, now) = (rooms(), Instant::now());
-        let (mut silent, mut asking) = (rooms.admit(ATTACKER, now).unwrap(), rooms.admit(other(1), now).unwrap());
+        let (mut silent, mut asking) = (
+            rooms.admit(ATTACKER, now).unwrap(),
+            rooms.admit(other(1), now).unwrap(),
+        );
         rooms.mark_requested(other(1), asking.0);
         rooms.sweep(now + FIRST_REQUEST_WAIT_MAX / 2);
         assert!(is_open(&mut silent.1));
         rooms.sweep(now + FIRST_REQUEST_WAIT_MAX);
         assert!(!is_open(&mut silent.1) && is_open(&mut asking.1));
-        assert_eq!(rooms.closed(), ClosedConnections { silent: 1, crowded: 0 });
+        assert_eq!(
+            rooms.closed(),
+            ClosedConnections {
+                silent: 1,
+                crowded: 0
+            }
+        );
     }
 
     #[test]
     fn descriptors_are_bounded_also_while_connections_close() {
         let (mut rooms, now) = (rooms(), Instant::now());
         let admitted = (0..1_000).map_while(|_| rooms.admit(ATTACKER, now)).count();
-        assert_eq!(admitted, ConnectionBudget { connections_max: 16 }.open_max());
+        assert_eq!(
+            admitted,
+            ConnectionBudget {
+                connections_max: 16
+            }
+            .open_max()
+        );
     }
 }

@@ -54,9 +54,13 @@ fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
 impl PeerName {
     /// The name in a certificate that was verified.
     pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
-        let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Self(None) };
+        let Ok(certificate) = EndEntityCert::try_from(certificate) else {
+            return Self(None);
+        };
         let uri = certificate.valid_uri_names().next();
-        let name = uri.or_else(|| certificate.valid_dns_names().next()).or_else(|| common_name(certificate.subject()));
+        let name = uri
+            .or_else(|| certificate.valid_dns_names().next())
+            .or_else(|| common_name(certificate.subject()));
         Self(name.map(Arc::from))
     }
 }
@@ -70,7 +74,9 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
             set = rest;
             let (kind, value) = element(pair)?;
             if kind == COMMON_NAME {
-                return element(value).and_then(|(text, _)| std::str::from_utf8(text).ok()).filter(|text| !text.is_empty());
+                return element(value)
+                    .and_then(|(text, _)| std::str::from_utf8(text).ok())
+                    .filter(|text| !text.is_empty());
             }
         }
     }
@@ -92,34 +98,57 @@ fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType, string::Ia5String};
+    use rcgen::{
+        CertificateParams, DistinguishedName, DnType, KeyPair, SanType, string::Ia5String,
+    };
 
     use super::*;
 
     fn name(common: Option<&str>, dns: &[&str], uri: &[&str]) -> Option<String> {
-        let mut params = CertificateParams::new(dns.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap();
+        let mut params =
+            CertificateParams::new(dns.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+                .unwrap();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, "o".repeat(200)); // needs more than a one-byte length
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, "o".repeat(200)); // needs more than a one-byte length
         if let Some(common) = common {
             params.distinguished_name.push(DnType::CommonName, common);
         }
-        params.subject_alt_names.extend(uri.iter().map(|&uri| SanType::URI(Ia5String::try_from(uri).unwrap())));
+        params.subject_alt_names.extend(
+            uri.iter()
+                .map(|&uri| SanType::URI(Ia5String::try_from(uri).unwrap())),
+        );
         let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        PeerName::of(certificate.der()).0.map(|name| name.to_string())
+        PeerName::of(certificate.der())
+            .0
+            .map(|name| name.to_string())
     }
 
     #[test]
     fn a_uri_comes_before_a_dns_name_before_a_common_name() {
         let spiffe = "spiffe://cluster.local/ns/gateway/sa/envoy";
-        assert_eq!(name(Some("c"), &["a.example", "b.example"], &[spiffe]).as_deref(), Some(spiffe));
-        assert_eq!(name(Some("c"), &["a.example", "b.example"], &[]).as_deref(), Some("a.example"));
+        assert_eq!(
+            name(Some("c"), &["a.example", "b.example"], &[spiffe]).as_deref(),
+            Some(spiffe)
+        );
+        assert_eq!(
+            name(Some("c"), &["a.example", "b.example"], &[]).as_deref(),
+            Some("a.example")
+        );
         assert_eq!(name(Some("proxy 7"), &[], &[]).as_deref(), Some("proxy 7"));
         assert_eq!(name(None, &[], &[]), None);
     }
 
     #[test]
     fn bytes_that_are_no_name_have_none() {
-        for bytes in [&[][..], &[0x31], &[0x31, 0x80], &[0x31, 0x84, 1, 1, 1, 1], &[0x31, 9, 0x30, 7, 6, 3, 0x55, 4, 3]] {
+        for bytes in [
+            &[][..],
+            &[0x31],
+            &[0x31, 0x80],
+            &[0x31, 0x84, 1, 1, 1, 1],
+            &[0x31, 9, 0x30, 7, 6, 3, 0x55, 4, 3],
+        ] {
             assert_eq!(common_name(bytes), None, "{bytes:?}");
         }
     }

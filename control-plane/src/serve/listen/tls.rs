@@ -39,26 +39,44 @@ pub enum ServerTls {
 }
 
 /// The TLS configuration, now and after each change; `None` for plaintext.
-pub(super) async fn configuration(tls: ServerTls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
+pub(super) async fn configuration(
+    tls: ServerTls,
+    shutdown: &Shutdown,
+) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
     Ok(match tls {
         ServerTls::Off => None,
         ServerTls::Files(files) => Some(follow(files, shutdown.clone()).await?),
-        ServerTls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
+        ServerTls::SelfSigned => {
+            Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1)
+        }
     })
 }
 
 /// Reads the files, and again when they change.
-async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
-    let (sender, receiver) = watch::channel(Arc::new(server_config(&files).await.map_err(io::Error::other)?));
-    let mut follows: Vec<FileWatcher> =
-        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(FileWatcher::new).collect();
+async fn follow(
+    files: TlsFiles,
+    mut shutdown: Shutdown,
+) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
+    let (sender, receiver) = watch::channel(Arc::new(
+        server_config(&files).await.map_err(io::Error::other)?,
+    ));
+    let mut follows: Vec<FileWatcher> = [
+        Some(&files.cert),
+        Some(&files.key),
+        files.client_ca.as_ref(),
+    ]
+    .into_iter()
+    .flatten()
+    .map(FileWatcher::new)
+    .collect();
     // The first content was just read.
     for follow in &mut follows {
         let _ = follow.changed().await;
     }
     tokio::spawn(async move {
         loop {
-            let any = futures::future::select_all(follows.iter_mut().map(|f| Box::pin(f.changed())));
+            let any =
+                futures::future::select_all(follows.iter_mut().map(|f| Box::pin(f.changed())));
             tokio::select! {
                 _ = any => {}
                 () = shutdown.begun() => return,
@@ -68,7 +86,9 @@ async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Re
                     sender.send_replace(Arc::new(config));
                     tracing::info!(cert = %files.cert.display(), "new certificates in force");
                 }
-                Err(why) => tracing::error!(why, "new certificates cannot be used; the old ones stay"),
+                Err(why) => {
+                    tracing::error!(why, "new certificates cannot be used; the old ones stay")
+                }
             }
         }
     });
@@ -76,10 +96,15 @@ async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Re
 }
 
 async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
-    let TlsFiles { cert, key, client_ca } = files;
+    let TlsFiles {
+        cert,
+        key,
+        client_ca,
+    } = files;
     let chain = certificates(cert).await?;
     let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
-    let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
+        .map_err(|e| format!("{}: {e}", key.display()))?;
     // An error means that a provider is installed already; all code of this process installs the
     // same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -88,21 +113,31 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for authority in certificates(path).await? {
-                roots.add(authority).map_err(|e| format!("{}: {e}", path.display()))?;
+                roots
+                    .add(authority)
+                    .map_err(|e| format!("{}: {e}", path.display()))?;
             }
-            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().map_err(|e| format!("{}: {e}", path.display()))?;
+            let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
+                .build()
+                .map_err(|e| format!("{}: {e}", path.display()))?;
             ServerConfig::builder().with_client_cert_verifier(verifier)
         }
     };
-    let config = builder.with_single_cert(chain, key).map_err(|e| format!("{}: {e}", cert.display()))?;
+    let config = builder
+        .with_single_cert(chain, key)
+        .map_err(|e| format!("{}: {e}", cert.display()))?;
     Ok(with_protocols(config))
 }
 
 fn self_signed() -> Result<ServerConfig, String> {
     let _ = rustls::crypto::ring::default_provider().install_default(); // as above
-    let made = rcgen::generate_simple_self_signed(["switchpointd".to_owned(), "localhost".to_owned()]).map_err(|e| e.to_string())?;
+    let made =
+        rcgen::generate_simple_self_signed(["switchpointd".to_owned(), "localhost".to_owned()])
+            .map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())?;
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key);
+    let config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key);
     config.map(with_protocols).map_err(|e| e.to_string())
 }
 
@@ -115,7 +150,11 @@ async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'stat
     let pem = file_watcher::read(path).await.map_err(|e| e.to_string())?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
-    if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }
+    if chain.is_empty() {
+        Err(format!("{}: no certificate in it", path.display()))
+    } else {
+        Ok(chain)
+    }
 }
 
 // === impl ServerTls ===

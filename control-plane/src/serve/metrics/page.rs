@@ -24,18 +24,30 @@ pub(super) struct MetricsPage<'e>(pub(super) DescriptorEncoder<'e>);
 
 impl HistogramBuckets {
     pub(super) fn scaled(histogram: &TotalsHistogram, scale: f64) -> Self {
-        let bounds = HISTOGRAM_BOUNDS.iter().map(|bound| bound * scale).chain([f64::INFINITY]);
-        Self { counts: bounds.zip(histogram.counts).collect(), sum: histogram.sum * scale }
+        let bounds = HISTOGRAM_BOUNDS
+            .iter()
+            .map(|bound| bound * scale)
+            .chain([f64::INFINITY]);
+        Self {
+            counts: bounds.zip(histogram.counts).collect(),
+            sum: histogram.sum * scale,
+        }
     }
 
     pub(super) fn sum_only(sum: u64, count: u64) -> Self {
-        Self { counts: vec![(f64::INFINITY, count)], sum: float(sum) }
+        Self {
+            counts: vec![(f64::INFINITY, count)],
+            sum: float(sum),
+        }
     }
 }
 
 impl EncodeMetric for HistogramBuckets {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let count = self.counts.iter().fold(0, |sum, (_, count)| count.saturating_add(sum));
+        let count = self
+            .counts
+            .iter()
+            .fold(0, |sum, (_, count)| count.saturating_add(sum));
         encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.counts, None)
     }
 
@@ -48,16 +60,32 @@ impl EncodeMetric for HistogramBuckets {
 
 impl MetricsPage<'_> {
     /// Writes a counter. `name` has no `_total`; the encoder appends it.
-    pub(super) fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (MetricLabels, u64)>) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+    pub(super) fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = (MetricLabels, u64)>,
+    ) -> fmt::Result {
+        let mut family = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
-            labelled(&mut family, &labels, |row| row.encode_counter::<NoLabelSet, _, f64>(&value, None))?;
+            labelled(&mut family, &labels, |row| {
+                row.encode_counter::<NoLabelSet, _, f64>(&value, None)
+            })?;
         }
         Ok(())
     }
 
-    pub(super) fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (MetricLabels, f64)>) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    pub(super) fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = (MetricLabels, f64)>,
+    ) -> fmt::Result {
+        let mut family = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in rows {
             labelled(&mut family, &labels, |row| row.encode_gauge(&value))?;
         }
@@ -70,7 +98,9 @@ impl MetricsPage<'_> {
         help: &str,
         rows: impl IntoIterator<Item = (MetricLabels, HistogramBuckets)>,
     ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let mut family = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (labels, buckets) in rows {
             buckets.encode(family.encode_family(&labels)?)?;
         }
@@ -84,7 +114,11 @@ fn labelled(
     labels: &MetricLabels,
     write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
 ) -> fmt::Result {
-    if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
+    if labels.is_empty() {
+        write(family)
+    } else {
+        write(&mut family.encode_family(labels)?)
+    }
 }
 
 pub(super) fn with(labels: &MetricLabels, key: &'static str, value: &str) -> MetricLabels {

@@ -9,31 +9,64 @@ use super::page::{MetricLabels, MetricsPage};
 use super::{MetricsCollector, pool_label};
 
 /// Name, help text and value.
-type SignalGauge = (&'static str, &'static str, fn(&ScalingSignal) -> Option<f64>);
+type SignalGauge = (
+    &'static str,
+    &'static str,
+    fn(&ScalingSignal) -> Option<f64>,
+);
 
 const GAUGES: [SignalGauge; 3] = [
-    ("switchpoint_backlog_seconds", "Time in which the replicas of a group could do all work that is outstanding.", |s| s.backlog_s),
-    ("switchpoint_busy_replicas", "Replicas that the arriving requests of a group keep busy.", |s| Some(s.busy)),
-    ("switchpoint_desired_replicas", "Replicas that a group needs for the goal of --scale-ttft, not rounded.", |s| Some(s.desired)),
+    (
+        "switchpoint_backlog_seconds",
+        "Time in which the replicas of a group could do all work that is outstanding.",
+        |s| s.backlog_s,
+    ),
+    (
+        "switchpoint_busy_replicas",
+        "Replicas that the arriving requests of a group keep busy.",
+        |s| Some(s.busy),
+    ),
+    (
+        "switchpoint_desired_replicas",
+        "Replicas that a group needs for the goal of --scale-ttft, not rounded.",
+        |s| Some(s.desired),
+    ),
 ];
 
 // === impl MetricsCollector ===
 
 impl MetricsCollector {
     pub(super) fn scaling(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let signals = self.shared.learning.scaling.get().filter(|_| self.shared.life.leads());
+        let signals = self
+            .shared
+            .learning
+            .scaling
+            .get()
+            .filter(|_| self.shared.life.leads());
         let now = Instant::now();
-        let of_pool = |pool: &str| signals.map(|signals| signals.groups(&self.shared, pool, now)).unwrap_or_default();
+        let of_pool = |pool: &str| {
+            signals
+                .map(|signals| signals.groups(&self.shared, pool, now))
+                .unwrap_or_default()
+        };
         let mut rows: Vec<(MetricLabels, ScalingSignal)> = Vec::new();
         for pool in &self.pools {
             for group in of_pool(&pool.view.name) {
                 let mut labels = pool_label(pool);
-                labels.extend([("role", group.key.0.name().to_owned()), ("model_name", group.models())]);
+                labels.extend([
+                    ("role", group.key.0.name().to_owned()),
+                    ("model_name", group.models()),
+                ]);
                 rows.extend(signals.map(|signals| (labels, group.signal(&signals.goal))));
             }
         }
         for (name, help, of) in GAUGES {
-            page.gauge(name, help, rows.iter().filter_map(|(labels, signal)| Some((labels.clone(), of(signal)?))))?;
+            page.gauge(
+                name,
+                help,
+                rows.iter()
+                    .filter_map(|(labels, signal)| Some((labels.clone(), of(signal)?))),
+            )?;
         }
         Ok(())
     }

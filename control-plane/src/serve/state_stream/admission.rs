@@ -62,7 +62,10 @@ pub struct Admission {
 ///
 /// # Errors
 /// Says which rule of the protocol the Hello breaks.
-pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hello, Vec<String>), Status> {
+pub fn hello(
+    mut hello: state::Hello,
+    served: &[Arc<str>],
+) -> Result<(state::Hello, Vec<String>), Status> {
     let (version, oldest, newest) = (env!("CARGO_PKG_VERSION"), proto::SCHEMA_MIN, proto::SCHEMA);
     hello.schema = proto::common_schema(hello.schema).ok_or_else(|| {
         Status::failed_precondition(format!(
@@ -72,13 +75,25 @@ pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hel
         ))
     })?;
     if hello.pools.len() > POOLS_ASKED_MAX {
-        return Err(Status::invalid_argument(format!("{} pools requested, at most {POOLS_ASKED_MAX} are allowed", hello.pools.len())));
+        return Err(Status::invalid_argument(format!(
+            "{} pools requested, at most {POOLS_ASKED_MAX} are allowed",
+            hello.pools.len()
+        )));
     }
-    if hello.pools.iter().chain([&hello.node_id, &hello.release]).any(|name| name.len() > NAME_BYTES_MAX) {
-        return Err(Status::invalid_argument(format!("a node id, release or pool name is longer than {NAME_BYTES_MAX} bytes")));
+    if hello
+        .pools
+        .iter()
+        .chain([&hello.node_id, &hello.release])
+        .any(|name| name.len() > NAME_BYTES_MAX)
+    {
+        return Err(Status::invalid_argument(format!(
+            "a node id, release or pool name is longer than {NAME_BYTES_MAX} bytes"
+        )));
     }
     let is_served = |name: &String| served.iter().any(|served| **served == **name);
-    let (known, unknown) = std::mem::take(&mut hello.pools).into_iter().partition(is_served);
+    let (known, unknown) = std::mem::take(&mut hello.pools)
+        .into_iter()
+        .partition(is_served);
     hello.pools = known;
     Ok((hello, unknown))
 }
@@ -98,20 +113,40 @@ impl ProxyScope {
     /// [`Status::invalid_argument`] if the protocol does not allow the message at this point.
     pub fn admit(&self, message: state::ProxyMessage) -> Result<Admission, Status> {
         let (said, refused) = match message.message {
-            Some(proxy_message::Message::Ack(ack)) => single(self.ack(ack).map(AdmittedMessage::Ack)),
+            Some(proxy_message::Message::Ack(ack)) => {
+                single(self.ack(ack).map(AdmittedMessage::Ack))
+            }
             Some(proxy_message::Message::Report(report)) => {
                 let parts = report.counters.len();
-                let counters: Vec<_> = report.counters.iter().filter_map(|bytes| self.counters(bytes)).collect();
+                let counters: Vec<_> = report
+                    .counters
+                    .iter()
+                    .filter_map(|bytes| self.counters(bytes))
+                    .collect();
                 let refused = parts - counters.len();
-                (Some(AdmittedMessage::Report(counters)), u64::try_from(refused).unwrap_or(u64::MAX))
+                (
+                    Some(AdmittedMessage::Report(counters)),
+                    u64::try_from(refused).unwrap_or(u64::MAX),
+                )
             }
-            Some(proxy_message::Message::LoadReport(share)) => single(self.share(share).map(AdmittedMessage::Share)),
-            Some(proxy_message::Message::Observations(told)) => single(self.observations(told).map(AdmittedMessage::Observations)),
-            Some(proxy_message::Message::LearnedModels(models)) => single(self.models(models).map(AdmittedMessage::Models)),
-            Some(proxy_message::Message::Hello(_)) => return Err(Status::invalid_argument("a second Hello")),
+            Some(proxy_message::Message::LoadReport(share)) => {
+                single(self.share(share).map(AdmittedMessage::Share))
+            }
+            Some(proxy_message::Message::Observations(told)) => {
+                single(self.observations(told).map(AdmittedMessage::Observations))
+            }
+            Some(proxy_message::Message::LearnedModels(models)) => {
+                single(self.models(models).map(AdmittedMessage::Models))
+            }
+            Some(proxy_message::Message::Hello(_)) => {
+                return Err(Status::invalid_argument("a second Hello"));
+            }
             None => (None, 0), // a message that only a newer filter and daemon know
         };
-        Ok(Admission { message: said, refused })
+        Ok(Admission {
+            message: said,
+            refused,
+        })
     }
 
     /// The pools of the proxy.
@@ -125,7 +160,8 @@ impl ProxyScope {
     }
 
     fn ack(&self, mut ack: state::Ack) -> Option<state::Ack> {
-        ack.refused.truncate(ack.refused.floor_char_boundary(REASON_BYTES_MAX));
+        ack.refused
+            .truncate(ack.refused.floor_char_boundary(REASON_BYTES_MAX));
         self.has(&ack.pool).then_some(ack)
     }
 
@@ -135,7 +171,8 @@ impl ProxyScope {
     }
 
     fn share(&self, share: state::LoadReport) -> Option<state::LoadReport> {
-        let fits = share.row.len() <= ROW_BYTES_MAX && share.placements.len() <= SHARE_PLACEMENTS_BYTES_MAX;
+        let fits = share.row.len() <= ROW_BYTES_MAX
+            && share.placements.len() <= SHARE_PLACEMENTS_BYTES_MAX;
         (fits && self.has(&share.pool)).then_some(share)
     }
 
@@ -155,48 +192,95 @@ fn single(said: Option<AdmittedMessage>) -> (Option<AdmittedMessage>, u64) {
     (said, refused)
 }
 
-const _: () = assert!(ROW_BYTES_MAX + SHARE_PLACEMENTS_BYTES_MAX < PROXY_MESSAGE_BYTES_MAX, "the largest share fits a message");
+const _: () = assert!(
+    ROW_BYTES_MAX + SHARE_PLACEMENTS_BYTES_MAX < PROXY_MESSAGE_BYTES_MAX,
+    "the largest share fits a message"
+);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn admit(message: proxy_message::Message) -> Admission {
-        ProxyScope::new(vec!["p".to_owned()]).admit(state::ProxyMessage { message: Some(message) }).unwrap()
+        ProxyScope::new(vec!["p".to_owned()])
+            .admit(state::ProxyMessage {
+                message: Some(message),
+            })
+            .unwrap()
     }
 
     #[test]
     fn what_is_of_another_pool_or_too_large_is_left_out() {
-        let vm = |pool: &str| state::VmCounters { pool: pool.to_owned(), ..Default::default() }.encode_to_vec();
-        let report = state::Report { counters: vec![vm("p"), vm("q"), vec![0xff; 9], vm("p")] };
-        let Admission { message: Some(AdmittedMessage::Report(counters)), refused: 2 } = admit(proxy_message::Message::Report(report))
+        let vm = |pool: &str| {
+            state::VmCounters {
+                pool: pool.to_owned(),
+                ..Default::default()
+            }
+            .encode_to_vec()
+        };
+        let report = state::Report {
+            counters: vec![vm("p"), vm("q"), vec![0xff; 9], vm("p")],
+        };
+        let Admission {
+            message: Some(AdmittedMessage::Report(counters)),
+            refused: 2,
+        } = admit(proxy_message::Message::Report(report))
         else {
             panic!()
         };
         assert_eq!(counters.len(), 2);
         let share = |pool: &str, row, placements| {
             let (pool, row, placements) = (pool.to_owned(), vec![0; row], vec![0; placements]);
-            admit(proxy_message::Message::LoadReport(state::LoadReport { pool, row, placements, ..state::LoadReport::default() }))
-                .message
-                .is_some()
+            admit(proxy_message::Message::LoadReport(state::LoadReport {
+                pool,
+                row,
+                placements,
+                ..state::LoadReport::default()
+            }))
+            .message
+            .is_some()
         };
         assert!(share("p", ROW_BYTES_MAX, SHARE_PLACEMENTS_BYTES_MAX));
-        assert!(!share("q", 0, 0) && !share("p", ROW_BYTES_MAX + 1, 0) && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1));
+        assert!(
+            !share("q", 0, 0)
+                && !share("p", ROW_BYTES_MAX + 1, 0)
+                && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1)
+        );
         let told = |pool: &str, rows| {
             let (pool, rows) = (pool.to_owned(), vec![0; rows]);
-            admit(proxy_message::Message::Observations(state::Observations { pool, rows, ..Default::default() })).message.is_some()
+            admit(proxy_message::Message::Observations(state::Observations {
+                pool,
+                rows,
+                ..Default::default()
+            }))
+            .message
+            .is_some()
         };
         let most = OBSERVATIONS_MAX * OBSERVATION_BYTES;
         assert!(told("p", most) && !told("q", 0) && !told("p", most + 1));
-        let models = |pool: &str| state::LearnedModels { pool: pool.to_owned(), ..Default::default() };
-        let claimed = |pool: &str| admit(proxy_message::Message::LearnedModels(models(pool))).message.is_some();
+        let models = |pool: &str| state::LearnedModels {
+            pool: pool.to_owned(),
+            ..Default::default()
+        };
+        let claimed = |pool: &str| {
+            admit(proxy_message::Message::LearnedModels(models(pool)))
+                .message
+                .is_some()
+        };
         assert!(claimed("p") && !claimed("q"));
     }
 
     #[test]
     fn a_reason_is_cut_at_a_character() {
-        let ack = state::Ack { pool: "p".to_owned(), refused: "ä".repeat(REASON_BYTES_MAX), ..Default::default() };
-        let Some(AdmittedMessage::Ack(ack)) = admit(proxy_message::Message::Ack(ack)).message else { panic!() };
+        let ack = state::Ack {
+            pool: "p".to_owned(),
+            refused: "ä".repeat(REASON_BYTES_MAX),
+            ..Default::default()
+        };
+        let Some(AdmittedMessage::Ack(ack)) = admit(proxy_message::Message::Ack(ack)).message
+        else {
+            panic!()
+        };
         assert_eq!(ack.refused.len(), REASON_BYTES_MAX);
     }
 }

@@ -82,7 +82,10 @@ pub fn router(server: StateServer) -> Router {
     Router::new()
         .route("/switchpoint/state/tell", post(receive_call))
         .route("/switchpoint/state/hear", post(poll_call))
-        .with_state(CallConnections { server, table: Arc::default() })
+        .with_state(CallConnections {
+            server,
+            table: Arc::default(),
+        })
 }
 
 async fn receive_call(
@@ -94,18 +97,34 @@ async fn receive_call(
     let session = session(&headers)?;
     // The permit is acquired before the body is read and held until the whole body is processed,
     // because a body takes as much memory as a message may.
-    let _permit = calls.server.shared.origins.acquire(StreamQuota::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
+    let _permit = calls
+        .server
+        .shared
+        .origins
+        .acquire(StreamQuota::Upload, &remote.origin, Instant::now())
+        .map_err(refusal)?;
     let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
-    let messages = messages(&body.map_err(|error| Status::out_of_range(format!("{MESSAGE_BYTES_MAX} bytes at most: {error}")))?)?;
-    let hello = matches!(messages.first(), Some(state::ProxyMessage { message: Some(proxy_message::Message::Hello(_)) }));
+    let messages = messages(&body.map_err(|error| {
+        Status::out_of_range(format!("{MESSAGE_BYTES_MAX} bytes at most: {error}"))
+    })?)?;
+    let hello = matches!(
+        messages.first(),
+        Some(state::ProxyMessage {
+            message: Some(proxy_message::Message::Hello(_))
+        })
+    );
     let connection = match calls.find(session, &remote.origin) {
         Some(connection) => connection,
         None if hello => calls.begin(session, remote)?,
         None => return Err(over()),
     };
     for message in messages {
-        connection.from_proxy.send(Ok(message)).await.map_err(|_| over())?;
+        connection
+            .from_proxy
+            .send(Ok(message))
+            .await
+            .map_err(|_| over())?;
     }
     Ok(())
 }
@@ -115,7 +134,9 @@ async fn poll_call(
     CallOrigin(remote): CallOrigin,
     headers: HeaderMap,
 ) -> Result<Vec<u8>, CallRefusal> {
-    let connection = calls.find(session(&headers)?, &remote.origin).ok_or_else(over)?;
+    let connection = calls
+        .find(session(&headers)?, &remote.origin)
+        .ok_or_else(over)?;
     let mut heard = connection.to_proxy.lock().await;
     let mut answer = Vec::new();
     match tokio::time::timeout(HOLD_MAX, heard.recv()).await {
@@ -132,7 +153,10 @@ async fn poll_call(
     Ok(answer)
 }
 
-fn push(answer: &mut Vec<u8>, message: Result<state::DaemonMessage, Status>) -> Result<(), CallRefusal> {
+fn push(
+    answer: &mut Vec<u8>,
+    message: Result<state::DaemonMessage, Status>,
+) -> Result<(), CallRefusal> {
     frames::push(answer, &message.map_err(CallRefusal)?.encode_to_vec());
     Ok(())
 }
@@ -140,7 +164,11 @@ fn push(answer: &mut Vec<u8>, message: Result<state::DaemonMessage, Status>) -> 
 fn session(headers: &HeaderMap) -> Result<u64, CallRefusal> {
     let text = headers.get(SESSION).and_then(|value| value.to_str().ok());
     let session = text.and_then(|text| u64::from_str_radix(text, 16).ok());
-    session.ok_or_else(|| CallRefusal(Status::invalid_argument(format!("header {SESSION} must be a number in hexadecimal digits"))))
+    session.ok_or_else(|| {
+        CallRefusal(Status::invalid_argument(format!(
+            "header {SESSION} must be a number in hexadecimal digits"
+        )))
+    })
 }
 
 fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
@@ -150,13 +178,25 @@ fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
             rest = after;
             state::ProxyMessage::decode(message).ok()
         });
-        messages.push(message.ok_or_else(|| CallRefusal(Status::invalid_argument("the body is not a sequence of messages")))?);
+        messages.push(message.ok_or_else(|| {
+            CallRefusal(Status::invalid_argument(
+                "the body is not a sequence of messages",
+            ))
+        })?);
     }
-    if rest.is_empty() { Ok(messages) } else { Err(CallRefusal(Status::invalid_argument(format!("more than {MESSAGES_MAX} messages")))) }
+    if rest.is_empty() {
+        Ok(messages)
+    } else {
+        Err(CallRefusal(Status::invalid_argument(format!(
+            "more than {MESSAGES_MAX} messages"
+        ))))
+    }
 }
 
 fn over() -> CallRefusal {
-    CallRefusal(Status::not_found("this connection is over; begin another with a Hello"))
+    CallRefusal(Status::not_found(
+        "this connection is over; begin another with a Hello",
+    ))
 }
 
 // === impl CallConnections ===
@@ -164,18 +204,38 @@ fn over() -> CallRefusal {
 impl CallConnections {
     /// The connection with this number, if it belongs to this origin.
     fn find(&self, session: u64, origin: &Origin) -> Option<Arc<CallConnection>> {
-        let connection = self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&session).cloned();
-        connection.filter(|connection| connection.origin == *origin).inspect(|connection| connection.record_call())
+        let connection = self
+            .table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&session)
+            .cloned();
+        connection
+            .filter(|connection| connection.origin == *origin)
+            .inspect(|connection| connection.record_call())
     }
 
     /// Begins a connection, and removes it when it has ended.
-    fn begin(&self, session: u64, remote: RemoteAddress) -> Result<Arc<CallConnection>, CallRefusal> {
+    fn begin(
+        &self,
+        session: u64,
+        remote: RemoteAddress,
+    ) -> Result<Arc<CallConnection>, CallRefusal> {
         let permit = self.server.acquire(&remote)?;
         let ((told, inbound), (outbound, heard)) = (mpsc::channel(TOLD_MAX), mpsc::channel(1));
         let origin = remote.origin.clone();
-        let connection =
-            Arc::new(CallConnection { origin, from_proxy: told, to_proxy: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
-        match self.table.lock().unwrap_or_else(PoisonError::into_inner).entry(session) {
+        let connection = Arc::new(CallConnection {
+            origin,
+            from_proxy: told,
+            to_proxy: AsyncMutex::new(heard),
+            called: Mutex::new(Instant::now()),
+        });
+        match self
+            .table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(session)
+        {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&connection))),
             Entry::Occupied(_) => return Err(over()), // it belongs to another origin, or another call has just begun it
         }
@@ -183,8 +243,16 @@ impl CallConnections {
         tokio::spawn(async move {
             // Calls use many TCP connections, so none of them identifies the EDS stream of the same
             // Envoy.
-            let remote = RemoteAddress { socket: None, ..remote };
-            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, permit);
+            let remote = RemoteAddress {
+                socket: None,
+                ..remote
+            };
+            let served = calls.server.clone().serve(
+                ReceiverStream::new(inbound),
+                outbound.clone(),
+                remote,
+                permit,
+            );
             let ended = tokio::select! {
                 ended = served => ended,
                 () = ours.wait_for_silence() => Ok(()),
@@ -194,7 +262,11 @@ impl CallConnections {
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.send(Err(status))).await;
                 let _ = tokio::time::timeout(SILENCE_MAX, outbound.reserve()).await;
             }
-            calls.table.lock().unwrap_or_else(PoisonError::into_inner).remove(&session);
+            calls
+                .table
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&session);
         });
         Ok(connection)
     }
@@ -235,8 +307,14 @@ impl<S: Sync> FromRequestParts<S> for CallOrigin {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        let socket = parts.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-        Ok(Self(RemoteAddress::new(parts.extensions.get::<PeerName>(), socket)))
+        let socket = parts
+            .extensions
+            .get::<TcpConnectInfo>()
+            .and_then(TcpConnectInfo::remote_addr);
+        Ok(Self(RemoteAddress::new(
+            parts.extensions.get::<PeerName>(),
+            socket,
+        )))
     }
 }
 

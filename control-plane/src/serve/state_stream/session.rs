@@ -102,14 +102,24 @@ impl StateSession {
     /// Starts a session after a Hello that requested `pools`.
     #[must_use]
     pub fn new(peer: ProxyProcess, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
-        Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
+        Self {
+            peer,
+            begun: now,
+            pools: pools
+                .into_iter()
+                .map(|name| (name, PoolSession::default()))
+                .collect(),
+        }
     }
 
     /// The state that the proxy has of each pool, for display and for waits for its
     /// acknowledgement.
     #[must_use]
     pub fn status(&self) -> BTreeMap<String, ProxyPool> {
-        self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
+        self.pools
+            .iter()
+            .map(|(name, pool)| (name.clone(), pool.status.clone()))
+            .collect()
     }
 
     /// The newest message that is due, if any. The order is pool updates, metrics, learned models,
@@ -118,27 +128,45 @@ impl StateSession {
         use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
         let (peer, begun) = (&self.peer, self.begun);
-        let wrap = |message| Some(state::DaemonMessage { message: Some(message) });
+        let wrap = |message| {
+            Some(state::DaemonMessage {
+                message: Some(message),
+            })
+        };
         for (name, pool) in &mut self.pools {
-            let Some(view) = views.get(name) else { continue };
+            let Some(view) = views.get(name) else {
+                continue;
+            };
             let gate = gate(peer, begun, name, &eds, now);
             if let Some(pool_update) = pool.next_pool_update(view, gate, begun, shared, now) {
                 return wrap(PoolUpdate(pool_update));
             }
         }
         for (name, pool) in &mut self.pools {
-            let Some(view) = views.get(name) else { continue };
+            let Some(view) = views.get(name) else {
+                continue;
+            };
             if let Some(metrics) = pool.next_metrics(view, shared, now) {
                 return wrap(Metrics(metrics));
             }
         }
-        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.pool_update.is_some()) {
+        for (name, pool) in self
+            .pools
+            .iter_mut()
+            .filter(|(_, pool)| pool.pool_update.is_some())
+        {
             if let Some(learned) = pool.next_models(name, shared) {
                 return wrap(LearnedModels(learned));
             }
         }
-        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.pool_update.is_some()) {
-            let Some(view) = views.get(name) else { continue };
+        for (name, pool) in self
+            .pools
+            .iter_mut()
+            .filter(|(_, pool)| pool.pool_update.is_some())
+        {
+            let Some(view) = views.get(name) else {
+                continue;
+            };
             if let Some(peers) = shared.relay().next(view, peer.id, &mut pool.relayed, now) {
                 return wrap(PeerLoad(peers));
             }
@@ -150,7 +178,11 @@ impl StateSession {
     /// once.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
-        self.pools.values().filter_map(|pool| pool.relayed.due_at()).max().unwrap_or(now)
+        self.pools
+            .values()
+            .filter_map(|pool| pool.relayed.due_at())
+            .max()
+            .unwrap_or(now)
     }
 
     /// When to call [`Self::next`] again if nothing changes.
@@ -158,18 +190,33 @@ impl StateSession {
     pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         let mut at = now + HEARTBEAT;
         for (name, pool) in &self.pools {
-            let Some(view) = pools.get(name) else { continue };
+            let Some(view) = pools.get(name) else {
+                continue;
+            };
             if pool.pool_update.is_none() {
-                at = at.min(next_after(now, [self.begun + EDS_ABSENT_GRACE, self.begun + FIRST_POOL_UPDATE_WAIT]));
+                at = at.min(next_after(
+                    now,
+                    [
+                        self.begun + EDS_ABSENT_GRACE,
+                        self.begun + FIRST_POOL_UPDATE_WAIT,
+                    ],
+                ));
             }
             if pool.status.withheld > 0 {
-                at = at.min(next_after(now, view.members.iter().map(|m| m.joined + EDS_ABSENT_GRACE)));
+                at = at.min(next_after(
+                    now,
+                    view.members.iter().map(|m| m.joined + EDS_ABSENT_GRACE),
+                ));
             }
             if pool.relayed.has_more() {
                 at = at.min(pool.relayed.due_at().unwrap_or(now));
             }
             if let Some(sent) = &pool.metrics {
-                let interval = if sent.revision == view.metrics_revision { HEARTBEAT } else { METRICS_INTERVAL_MIN };
+                let interval = if sent.revision == view.metrics_revision {
+                    HEARTBEAT
+                } else {
+                    METRICS_INTERVAL_MIN
+                };
                 at = at.min(sent.at + interval);
             }
         }
@@ -179,8 +226,18 @@ impl StateSession {
     /// Records an acknowledgement or refusal of a pool update. One for a version that was not sent
     /// changes nothing.
     pub fn ack(&mut self, ack: state::Ack, now: Instant) -> Option<&ProxyPool> {
-        let state::Ack { pool, version, refused, held } = ack;
-        let [version, held] = [version, held].map(|v| v.map(|v| Version { term: v.term, sequence: v.sequence }));
+        let state::Ack {
+            pool,
+            version,
+            refused,
+            held,
+        } = ack;
+        let [version, held] = [version, held].map(|v| {
+            v.map(|v| Version {
+                term: v.term,
+                sequence: v.sequence,
+            })
+        });
         let version = version?;
         let pool = self.pools.get_mut(&pool)?;
         let position = pool.unacked.iter().position(|(sent, _)| *sent == version)?;
@@ -218,7 +275,10 @@ impl PoolSession {
     }
 
     fn of_term(&self, version: Version) -> Version {
-        Version { term: version.term.max(self.term_min), ..version }
+        Version {
+            term: version.term.max(self.term_min),
+            ..version
+        }
     }
 
     fn next_pool_update(
@@ -229,13 +289,20 @@ impl PoolSession {
         shared: &DaemonState,
         now: Instant,
     ) -> Option<state::PoolUpdate> {
-        let rows: Vec<usize> = (0..).zip(view.members.iter()).filter(|(_, m)| gate.admits(m)).map(|(i, _)| i).collect();
+        let rows: Vec<usize> = (0..)
+            .zip(view.members.iter())
+            .filter(|(_, m)| gate.admits(m))
+            .map(|(i, _)| i)
+            .collect();
         let withheld = view.members.len() - rows.len();
         self.status.withheld = withheld;
         let due = match &self.pool_update {
             // A first pool update without all members would replace a complete one that the proxy
             // may have, or end its parking too soon.
-            None => withheld == 0 && !matches!(gate, MemberGate::Undecided) || now >= begun + FIRST_POOL_UPDATE_WAIT,
+            None => {
+                withheld == 0 && !matches!(gate, MemberGate::Undecided)
+                    || now >= begun + FIRST_POOL_UPDATE_WAIT
+            }
             Some(sent) => sent.revision != view.revision || sent.rows != rows,
         };
         // If all members are withheld, send nothing, because the proxy would treat the pool as
@@ -244,7 +311,11 @@ impl PoolSession {
             return None;
         }
         let version = self.of_term(shared.next_version());
-        let endpoints: Vec<Endpoint> = rows.iter().filter_map(|&i| view.members.get(i)).map(|m| m.endpoint(now)).collect();
+        let endpoints: Vec<Endpoint> = rows
+            .iter()
+            .filter_map(|&i| view.members.get(i))
+            .map(|m| m.endpoint(now))
+            .collect();
         let pool_update = proto::encode_pool_update(PoolState {
             pool: &view.name,
             version,
@@ -254,7 +325,11 @@ impl PoolSession {
             hash_secret: shared.life.hash_secret(),
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });
-        self.pool_update = Some(SentPoolUpdate { version, revision: view.revision, rows });
+        self.pool_update = Some(SentPoolUpdate {
+            version,
+            revision: view.revision,
+            rows,
+        });
         self.metrics = None;
         self.status.sent = Some((version, view.revision));
         self.unacked.push_back((version, view.revision));
@@ -264,10 +339,19 @@ impl PoolSession {
         Some(pool_update)
     }
 
-    fn next_metrics(&mut self, view: &PoolView, shared: &DaemonState, now: Instant) -> Option<state::Metrics> {
+    fn next_metrics(
+        &mut self,
+        view: &PoolView,
+        shared: &DaemonState,
+        now: Instant,
+    ) -> Option<state::Metrics> {
         let pool_update = self.pool_update.as_ref()?;
         let due = self.metrics.as_ref().is_none_or(|sent| {
-            let interval = if sent.revision == view.metrics_revision { HEARTBEAT } else { METRICS_INTERVAL_MIN };
+            let interval = if sent.revision == view.metrics_revision {
+                HEARTBEAT
+            } else {
+                METRICS_INTERVAL_MIN
+            };
             now >= sent.at + interval
         });
         if !due {
@@ -276,10 +360,24 @@ impl PoolSession {
         // While a newer pool update is withheld, the sent endpoints are not those of the view: send
         // a heartbeat with unknown metrics.
         let current = pool_update.revision == view.revision;
-        let of_row = |&i: &usize| view.metrics.get(i).filter(|_| current).cloned().unwrap_or_default();
+        let of_row = |&i: &usize| {
+            view.metrics
+                .get(i)
+                .filter(|_| current)
+                .cloned()
+                .unwrap_or_default()
+        };
         let metrics: Vec<EndpointMetrics> = pool_update.rows.iter().map(of_row).collect();
-        self.metrics = Some(SentMetrics { at: now, revision: view.metrics_revision });
-        Some(proto::encode_metrics(&view.name, pool_update.version, shared.next_version().sequence, &metrics))
+        self.metrics = Some(SentMetrics {
+            at: now,
+            revision: view.metrics_revision,
+        });
+        Some(proto::encode_metrics(
+            &view.name,
+            pool_update.version,
+            shared.next_version().sequence,
+            &metrics,
+        ))
     }
 
     fn next_models(&mut self, name: &str, shared: &DaemonState) -> Option<state::LearnedModels> {
@@ -309,14 +407,26 @@ impl MemberGate {
     }
 }
 
-fn gate(peer: &ProxyProcess, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> MemberGate {
+fn gate(
+    peer: &ProxyProcess,
+    begun: Instant,
+    pool: &str,
+    eds: &EdsStreams,
+    now: Instant,
+) -> MemberGate {
     match eds.of(peer, pool, now) {
         ProxyEds::Acked(revision) => MemberGate::Eds(revision),
         ProxyEds::None if now < begun + EDS_ABSENT_GRACE => MemberGate::Undecided,
-        ProxyEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(MemberGate::Undecided, MemberGate::JoinedBefore),
+        ProxyEds::None => now
+            .checked_sub(EDS_ABSENT_GRACE)
+            .map_or(MemberGate::Undecided, MemberGate::JoinedBefore),
     }
 }
 
 fn next_after(now: Instant, moments: impl IntoIterator<Item = Instant>) -> Instant {
-    moments.into_iter().filter(|&at| at > now).min().unwrap_or(now + HEARTBEAT)
+    moments
+        .into_iter()
+        .filter(|&at| at > now)
+        .min()
+        .unwrap_or(now + HEARTBEAT)
 }

@@ -48,19 +48,42 @@ impl StateStream {
         }
         let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
         let stream_id = shared.next_stream_id();
-        let proxy = ConnectedProxy { peer: peer.clone(), release: hello.release, since: SystemTime::now(), pools: session.status() };
+        let proxy = ConnectedProxy {
+            peer: peer.clone(),
+            release: hello.release,
+            since: SystemTime::now(),
+            pools: session.status(),
+        };
         shared.proxies.send_modify(|proxies| {
             proxies.retain(|_, other| other.peer.id != peer.id);
             proxies.insert(stream_id, proxy);
         });
         for pool in &hello.pools {
-            shared.relay().join(pool, (peer.id, &peer.remote.origin), now);
+            shared
+                .relay()
+                .join(pool, (peer.id, &peer.remote.origin), now);
         }
         shared.peers.relayed.send_replace(());
-        let welcome = state::Welcome { schema: hello.schema, release: env!("CARGO_PKG_VERSION").to_owned(), unknown_pools };
-        let welcome = state::DaemonMessage { message: Some(daemon_message::Message::Welcome(welcome)) };
+        let welcome = state::Welcome {
+            schema: hello.schema,
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            unknown_pools,
+        };
+        let welcome = state::DaemonMessage {
+            message: Some(daemon_message::Message::Welcome(welcome)),
+        };
         let scope = ProxyScope::new(hello.pools);
-        Ok((Self { shared: Arc::clone(shared), peer, scope, session, stream_id, refusals: 0 }, welcome))
+        Ok((
+            Self {
+                shared: Arc::clone(shared),
+                peer,
+                scope,
+                session,
+                stream_id,
+                refusals: 0,
+            },
+            welcome,
+        ))
     }
 
     /// The proxy process at the other end.
@@ -87,7 +110,10 @@ impl StateStream {
     /// # Errors
     /// Says why the stream must end.
     pub fn receive(&mut self, message: state::ProxyMessage, now: Instant) -> Result<(), Status> {
-        let Admission { message: said, refused } = self.scope.admit(message)?;
+        let Admission {
+            message: said,
+            refused,
+        } = self.scope.admit(message)?;
         if refused > 0 {
             let mut counters = self.shared.counters();
             let count = if matches!(said, Some(AdmittedMessage::Report(_))) {
@@ -104,7 +130,9 @@ impl StateStream {
                 self.shared.relay().receive(self.peer.id, share, now);
                 self.shared.peers.relayed.send_replace(());
             }
-            Some(AdmittedMessage::Observations(observations)) => self.shared.observed(self.peer.id, observations),
+            Some(AdmittedMessage::Observations(observations)) => {
+                self.shared.observed(self.peer.id, observations)
+            }
             Some(AdmittedMessage::Models(models)) => self.shared.claimed(models),
             None => {}
         }
@@ -156,7 +184,9 @@ impl StateStream {
 
     fn update(&self) {
         self.shared.proxies.send_if_modified(|proxies| {
-            let Some(proxy) = proxies.get_mut(&self.stream_id) else { return false };
+            let Some(proxy) = proxies.get_mut(&self.stream_id) else {
+                return false;
+            };
             let status = self.session.status();
             let changed = proxy.pools != status;
             proxy.pools = status;

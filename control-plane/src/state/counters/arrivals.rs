@@ -39,16 +39,31 @@ impl PoolArrivals {
     /// Adds what a VM counted between two reports.
     pub(super) fn add(&mut self, before: &CounterTotals, now: &CounterTotals) {
         for (id, row) in &now.endpoints {
-            let more = row.picked.saturating_sub(before.endpoints.get(id).map_or(0, |row| row.picked));
+            let more = row
+                .picked
+                .saturating_sub(before.endpoints.get(id).map_or(0, |row| row.picked));
             if more > 0 {
                 let picked = self.picked.entry(*id).or_default();
                 *picked = picked.saturating_add(more);
             }
         }
-        let refused = |totals: &CounterTotals| totals.dropped.values().fold(0_u64, |sum, count| sum.saturating_add(*count));
-        self.refused = self.refused.saturating_add(refused(now).saturating_sub(refused(before)));
+        let refused = |totals: &CounterTotals| {
+            totals
+                .dropped
+                .values()
+                .fold(0_u64, |sum, count| sum.saturating_add(*count))
+        };
+        self.refused = self
+            .refused
+            .saturating_add(refused(now).saturating_sub(refused(before)));
         for (label, row) in &now.models {
-            let more = EndedRequests::of(row).without(before.models.get(label).map(EndedRequests::of).unwrap_or_default());
+            let more = EndedRequests::of(row).without(
+                before
+                    .models
+                    .get(label)
+                    .map(EndedRequests::of)
+                    .unwrap_or_default(),
+            );
             if more == EndedRequests::default() {
                 continue;
             }
@@ -64,7 +79,10 @@ impl PoolArrivals {
 
 impl EndedRequests {
     fn of(row: &ModelTotals) -> Self {
-        let errors = row.errors.values().fold(0_u64, |sum, count| sum.saturating_add(*count));
+        let errors = row
+            .errors
+            .values()
+            .fold(0_u64, |sum, count| sum.saturating_add(*count));
         Self {
             requests: row.duration_ms.count().saturating_sub(errors),
             prompt_tokens: row.prompt_tokens,

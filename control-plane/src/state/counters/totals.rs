@@ -167,12 +167,21 @@ impl CounterTotals {
             ..
         } = counters;
         let pick_us = TotalsHistogram::of(pick_us);
-        let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };
+        let mut totals = Self {
+            vms: 1,
+            pick_us,
+            prefix_entries,
+            prefix_evictions,
+            placements_dropped,
+            ..Self::default()
+        };
         if (1..=RUNNING_BYTES_MAX).contains(&running.len()) {
             totals.running.push(running.into());
         }
         for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
-            let Ok(slot) = u16::try_from(e.slot) else { continue };
+            let Ok(slot) = u16::try_from(e.slot) else {
+                continue;
+            };
             let state::EndpointCounters {
                 generation,
                 picked,
@@ -185,15 +194,40 @@ impl CounterTotals {
                 tracked,
                 ..
             } = e;
-            let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked };
-            totals.endpoints.insert((Generation(generation), Slot(slot)), row);
+            let row = EndpointTotals {
+                picked,
+                served,
+                failed,
+                requests,
+                prefill_tokens,
+                decode_tokens,
+                prompts,
+                tracked,
+            };
+            totals
+                .endpoints
+                .insert((Generation(generation), Slot(slot)), row);
         }
-        totals.bands.extend(bands.into_iter().take(BANDS_MAX).map(|band| (band.priority, BandTotals::of(band))));
+        totals.bands.extend(
+            bands
+                .into_iter()
+                .take(BANDS_MAX)
+                .map(|band| (band.priority, BandTotals::of(band))),
+        );
         for m in models {
-            let label = TotalsLabel { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
-            totals.model_mut(label, MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
+            let label = TotalsLabel {
+                model: shorten(&m.model),
+                target: shorten(&m.target_model),
+                priority: m.priority,
+            };
+            totals
+                .model_mut(label, MODELS_PER_VM_MAX)
+                .add(&ModelTotals::of(m), true);
         }
-        add_counts(&mut totals.dropped, dropped.into_iter().map(|c| (shorten(&c.key), c.count)));
+        add_counts(
+            &mut totals.dropped,
+            dropped.into_iter().map(|c| (shorten(&c.key), c.count)),
+        );
         totals
     }
 
@@ -218,14 +252,26 @@ impl CounterTotals {
         Self {
             vms: 1,
             endpoints: counters.endpoints().iter().map(endpoint).collect(),
-            models: counters.models().iter().map(|m| (TotalsLabel::of_local(&m.label), ModelTotals::of_local(m))).collect(),
-            dropped: counters.dropped().iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
+            models: counters
+                .models()
+                .iter()
+                .map(|m| (TotalsLabel::of_local(&m.label), ModelTotals::of_local(m)))
+                .collect(),
+            dropped: counters
+                .dropped()
+                .iter()
+                .map(|(reason, count)| ((*reason).to_owned(), *count))
+                .collect(),
             pick_us: TotalsHistogram::of_local(pick_us),
             prefix_entries: prefixes.entries as u64,
             prefix_evictions: prefixes.evictions,
             placements_dropped: pool.placements_dropped(),
             running: vec![exchange::record::running(pool).into()],
-            bands: pool.queues().counters().map(|band| (band.priority, BandTotals::of_local(band))).collect(),
+            bands: pool
+                .queues()
+                .counters()
+                .map(|band| (band.priority, BandTotals::of_local(band)))
+                .collect(),
         }
     }
 
@@ -233,14 +279,32 @@ impl CounterTotals {
     pub(super) fn bytes(&self) -> usize {
         // Memory of a tree for each entry, beside the entry.
         const NODE: usize = 16;
-        let counts = |counts: &BTreeMap<String, u64>| counts.keys().map(|key| key.len() + size_of::<(String, u64)>() + NODE).sum::<usize>();
-        let model = |(label, totals): (&TotalsLabel, &ModelTotals)| {
-            size_of::<(TotalsLabel, ModelTotals)>() + NODE + label.model.len() + label.target.len() + counts(&totals.errors)
+        let counts = |counts: &BTreeMap<String, u64>| {
+            counts
+                .keys()
+                .map(|key| key.len() + size_of::<(String, u64)>() + NODE)
+                .sum::<usize>()
         };
-        let endpoints = self.endpoints.len() * (size_of::<((Generation, Slot), EndpointTotals)>() + NODE);
-        let running = self.running.iter().map(|running| running.len() + size_of::<Box<str>>()).sum::<usize>();
+        let model = |(label, totals): (&TotalsLabel, &ModelTotals)| {
+            size_of::<(TotalsLabel, ModelTotals)>()
+                + NODE
+                + label.model.len()
+                + label.target.len()
+                + counts(&totals.errors)
+        };
+        let endpoints =
+            self.endpoints.len() * (size_of::<((Generation, Slot), EndpointTotals)>() + NODE);
+        let running = self
+            .running
+            .iter()
+            .map(|running| running.len() + size_of::<Box<str>>())
+            .sum::<usize>();
         let bands = self.bands.len() * (size_of::<(i32, BandTotals)>() + NODE);
-        bands + endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
+        bands
+            + endpoints
+            + self.models.iter().map(model).sum::<usize>()
+            + counts(&self.dropped)
+            + running
     }
 
     /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
@@ -265,7 +329,13 @@ impl CounterTotals {
                 self.bands.entry(*priority).or_default().add(row, fresh);
             }
         }
-        add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
+        add_counts(
+            &mut self.dropped,
+            other
+                .dropped
+                .iter()
+                .map(|(key, count)| (key.clone(), *count)),
+        );
         self.pick_us.add(&other.pick_us);
         add_to(&mut self.prefix_evictions, other.prefix_evictions);
         add_to(&mut self.placements_dropped, other.placements_dropped);
@@ -273,8 +343,14 @@ impl CounterTotals {
 
     fn model_mut(&mut self, label: TotalsLabel, models_max: usize) -> &mut ModelTotals {
         let room = self.models.len() < models_max || self.models.contains_key(&label);
-        let other = || TotalsLabel { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
-        self.models.entry(if room { label } else { other() }).or_default()
+        let other = || TotalsLabel {
+            model: OTHER.to_owned(),
+            target: OTHER.to_owned(),
+            priority: 0,
+        };
+        self.models
+            .entry(if room { label } else { other() })
+            .or_default()
     }
 }
 
@@ -292,7 +368,10 @@ impl BandTotals {
             queue_ms: TotalsHistogram::of(band.queue_ms),
             ..Self::default()
         };
-        band.outcomes.iter().zip(&mut totals.outcomes).for_each(|(count, total)| *total = *count);
+        band.outcomes
+            .iter()
+            .zip(&mut totals.outcomes)
+            .for_each(|(count, total)| *total = *count);
         totals
     }
 
@@ -318,7 +397,11 @@ impl BandTotals {
                 (self.oldest_ms, self.full_at) = (other.oldest_ms, other.full_at);
             }
         }
-        other.outcomes.iter().zip(&mut self.outcomes).for_each(|(count, total)| add_to(total, *count));
+        other
+            .outcomes
+            .iter()
+            .zip(&mut self.outcomes)
+            .for_each(|(count, total)| add_to(total, *count));
         add_to(&mut self.given_up, other.given_up);
         add_to(&mut self.given_up_for, other.given_up_for);
         self.queue_ms.add(&other.queue_ms);
@@ -329,7 +412,11 @@ impl BandTotals {
 
 impl TotalsLabel {
     fn of_local(label: &pool_state::ModelLabel) -> Self {
-        Self { model: label.model.to_string(), target: label.target_model.to_string(), priority: label.priority }
+        Self {
+            model: label.model.to_string(),
+            target: label.target_model.to_string(),
+            priority: label.priority,
+        }
     }
 }
 
@@ -337,7 +424,16 @@ impl TotalsLabel {
 
 impl EndpointTotals {
     fn add(&mut self, other: &Self, fresh: bool) {
-        let Self { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked } = other;
+        let Self {
+            picked,
+            served,
+            failed,
+            requests,
+            prefill_tokens,
+            decode_tokens,
+            prompts,
+            tracked,
+        } = other;
         add_to(&mut self.picked, *picked);
         add_to(&mut self.served, *served);
         add_to(&mut self.failed, *failed);
@@ -356,7 +452,10 @@ impl EndpointTotals {
 impl ModelTotals {
     fn of(m: state::ModelCounters) -> Self {
         let mut errors = BTreeMap::new();
-        add_counts(&mut errors, m.errors.into_iter().map(|c| (shorten(&c.key), c.count)));
+        add_counts(
+            &mut errors,
+            m.errors.into_iter().map(|c| (shorten(&c.key), c.count)),
+        );
         Self {
             requests: m.requests,
             errors,
@@ -377,7 +476,11 @@ impl ModelTotals {
     fn of_local(m: &pool_state::ModelCounters) -> Self {
         Self {
             requests: m.requests,
-            errors: m.errors.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
+            errors: m
+                .errors
+                .iter()
+                .map(|(status, count)| (status.to_string(), *count))
+                .collect(),
             duration_ms: TotalsHistogram::of_local(&m.duration_ms),
             ttft_ms: TotalsHistogram::of_local(&m.ttft_ms),
             tpot_ms: TotalsHistogram::of_local(&m.tpot_ms),
@@ -395,7 +498,13 @@ impl ModelTotals {
     /// Adds the counts of `other`. Its outstanding requests count only if `fresh`.
     pub(crate) fn add(&mut self, other: &Self, fresh: bool) {
         add_to(&mut self.requests, other.requests);
-        add_counts(&mut self.errors, other.errors.iter().map(|(key, count)| (key.clone(), *count)));
+        add_counts(
+            &mut self.errors,
+            other
+                .errors
+                .iter()
+                .map(|(key, count)| (key.clone(), *count)),
+        );
         self.duration_ms.add(&other.duration_ms);
         self.ttft_ms.add(&other.ttft_ms);
         self.tpot_ms.add(&other.tpot_ms);
@@ -404,8 +513,14 @@ impl ModelTotals {
         add_to(&mut self.cached_tokens, other.cached_tokens);
         add_to(&mut self.request_bytes, other.request_bytes);
         add_to(&mut self.response_bytes, other.response_bytes);
-        self.missed_tokens.iter_mut().zip(other.missed_tokens).for_each(|(total, count)| add_to(total, count));
-        self.slo.iter_mut().zip(other.slo).for_each(|(total, count)| add_to(total, count));
+        self.missed_tokens
+            .iter_mut()
+            .zip(other.missed_tokens)
+            .for_each(|(total, count)| add_to(total, count));
+        self.slo
+            .iter_mut()
+            .zip(other.slo)
+            .for_each(|(total, count)| add_to(total, count));
         if fresh {
             add_to(&mut self.running, other.running);
         }
@@ -418,12 +533,17 @@ impl TotalsHistogram {
     /// The number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+        self.counts
+            .iter()
+            .fold(0, |sum, count| sum.saturating_add(*count))
     }
 
     /// Counts `value` in the bucket of the first bound that is not below it.
     pub fn record(&mut self, value: f64) {
-        if let Some(count) = self.counts.get_mut(HISTOGRAM_BOUNDS.partition_point(|bound| *bound < value)) {
+        if let Some(count) = self
+            .counts
+            .get_mut(HISTOGRAM_BOUNDS.partition_point(|bound| *bound < value))
+        {
             *count += 1;
         }
         self.sum += value;
@@ -432,18 +552,32 @@ impl TotalsHistogram {
     fn of(message: Option<state::Histogram>) -> Self {
         let mut histogram = Self::default();
         if let Some(state::Histogram { counts, sum }) = message {
-            histogram.counts.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket = count);
-            histogram.sum = if sum.is_finite() && sum >= 0.0 { sum } else { 0.0 };
+            histogram
+                .counts
+                .iter_mut()
+                .zip(counts)
+                .for_each(|(bucket, count)| *bucket = count);
+            histogram.sum = if sum.is_finite() && sum >= 0.0 {
+                sum
+            } else {
+                0.0
+            };
         }
         histogram
     }
 
     fn of_local(histogram: &pool_state::CountHistogram) -> Self {
-        Self { counts: histogram.counts, sum: histogram.sum }
+        Self {
+            counts: histogram.counts,
+            sum: histogram.sum,
+        }
     }
 
     fn add(&mut self, other: &Self) {
-        self.counts.iter_mut().zip(other.counts).for_each(|(bucket, count)| add_to(bucket, count));
+        self.counts
+            .iter_mut()
+            .zip(other.counts)
+            .for_each(|(bucket, count)| add_to(bucket, count));
         self.sum += other.sum;
     }
 }
@@ -455,10 +589,17 @@ fn add_to(total: &mut u64, count: u64) {
 fn add_counts(totals: &mut BTreeMap<String, u64>, counts: impl IntoIterator<Item = (String, u64)>) {
     for (key, count) in counts {
         let room = totals.len() < KEYS_MAX || totals.contains_key(&key);
-        add_to(totals.entry(if room { key } else { OTHER.to_owned() }).or_default(), count);
+        add_to(
+            totals
+                .entry(if room { key } else { OTHER.to_owned() })
+                .or_default(),
+            count,
+        );
     }
 }
 
 fn shorten(name: &str) -> String {
-    name.get(..name.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default().to_owned()
+    name.get(..name.floor_char_boundary(NAME_BYTES_MAX))
+        .unwrap_or_default()
+        .to_owned()
 }

@@ -24,22 +24,41 @@ type CallReply = (u16, Vec<u8>);
 impl CallClient {
     fn new(address: SocketAddr, session: u64) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        Self { client: reqwest::Client::new(), address, session }
+        Self {
+            client: reqwest::Client::new(),
+            address,
+            session,
+        }
     }
 
     async fn post(&self, kind: &str, session: Option<&str>, body: Vec<u8>) -> CallReply {
-        let mut request = self.client.post(format!("http://{}/switchpoint/state/{kind}", self.address)).body(body);
+        let mut request = self
+            .client
+            .post(format!("http://{}/switchpoint/state/{kind}", self.address))
+            .body(body);
         if let Some(session) = session {
             request = request.header("x-switchpoint-session", session);
         }
-        let answer = tokio::time::timeout(PATIENCE, request.send()).await.expect("the daemon stopped answering").unwrap();
-        (answer.status().as_u16(), answer.bytes().await.unwrap().to_vec())
+        let answer = tokio::time::timeout(PATIENCE, request.send())
+            .await
+            .expect("the daemon stopped answering")
+            .unwrap();
+        (
+            answer.status().as_u16(),
+            answer.bytes().await.unwrap().to_vec(),
+        )
     }
 
     async fn tell(&self, messages: Vec<proxy_message::Message>) -> CallReply {
         let mut body = Vec::new();
-        messages.into_iter().for_each(|m| frames::push(&mut body, &state::ProxyMessage { message: Some(m) }.encode_to_vec()));
-        self.post("tell", Some(&format!("{:x}", self.session)), body).await
+        messages.into_iter().for_each(|m| {
+            frames::push(
+                &mut body,
+                &state::ProxyMessage { message: Some(m) }.encode_to_vec(),
+            )
+        });
+        self.post("tell", Some(&format!("{:x}", self.session)), body)
+            .await
     }
 
     async fn hello(address: SocketAddr, session: u64, process_id: u64) -> Self {
@@ -50,7 +69,9 @@ impl CallClient {
     }
 
     async fn hear(&self) -> Result<Vec<Message>, (u16, String)> {
-        let (status, body) = self.post("hear", Some(&format!("{:x}", self.session)), Vec::new()).await;
+        let (status, body) = self
+            .post("hear", Some(&format!("{:x}", self.session)), Vec::new())
+            .await;
         if status != 200 {
             return Err((status, String::from_utf8(body).unwrap()));
         }
@@ -73,7 +94,14 @@ impl CallClient {
     }
 
     async fn pool_update(&self) -> state::PoolUpdate {
-        self.next(|message| if let Message::PoolUpdate(pool_update) = message { Some(pool_update) } else { None }).await
+        self.next(|message| {
+            if let Message::PoolUpdate(pool_update) = message {
+                Some(pool_update)
+            } else {
+                None
+            }
+        })
+        .await
     }
 
     async fn end(&self) -> (u16, String) {
@@ -87,24 +115,63 @@ impl CallClient {
 
 fn hello(schema: u32, process_id: u64) -> proxy_message::Message {
     let pools = vec!["default".to_owned()];
-    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id, pools, ..state::Hello::default() })
+    proxy_message::Message::Hello(state::Hello {
+        schema,
+        node_id: "n".to_owned(),
+        process_id,
+        pools,
+        ..state::Hello::default()
+    })
 }
 
 #[tokio::test]
 async fn a_hello_gets_the_same_messages_as_on_a_stream() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
-    let welcome = caller.next(|message| if let Message::Welcome(welcome) = message { Some(welcome) } else { None }).await;
-    assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
+    let welcome = caller
+        .next(|message| {
+            if let Message::Welcome(welcome) = message {
+                Some(welcome)
+            } else {
+                None
+            }
+        })
+        .await;
+    assert_eq!(
+        (welcome.schema, welcome.unknown_pools.len()),
+        (proto::SCHEMA, 0)
+    );
     let pool_update = caller.pool_update().await;
     assert_eq!(names(&pool_update), ["a"]);
-    let ack = state::Ack { pool: "default".to_owned(), version: pool_update.version, ..state::Ack::default() };
-    assert_eq!(caller.tell(vec![proxy_message::Message::Ack(ack)]).await.0, 200);
-    until("the acknowledgement counts", || async { rig.shared.acknowledged("default", 1) }).await;
-    let metrics = caller.next(|message| if let Message::Metrics(metrics) = message { Some(metrics) } else { None }).await;
+    let ack = state::Ack {
+        pool: "default".to_owned(),
+        version: pool_update.version,
+        ..state::Ack::default()
+    };
+    assert_eq!(
+        caller.tell(vec![proxy_message::Message::Ack(ack)]).await.0,
+        200
+    );
+    until("the acknowledgement counts", || async {
+        rig.shared.acknowledged("default", 1)
+    })
+    .await;
+    let metrics = caller
+        .next(|message| {
+            if let Message::Metrics(metrics) = message {
+                Some(metrics)
+            } else {
+                None
+            }
+        })
+        .await;
     assert_eq!(metrics.pool_update, pool_update.version);
     rig.reset(vec![instance("b", 2)]).await;
-    assert_eq!(names(&caller.pool_update().await), ["b"], "a waiting call returns as soon as something changes");
+    assert_eq!(
+        names(&caller.pool_update().await),
+        ["b"],
+        "a waiting call returns as soon as something changes"
+    );
 }
 
 #[tokio::test]
@@ -116,10 +183,25 @@ async fn proxies_share_by_whatever_way_they_are_connected() {
     filter.pool_update().await;
     let share = |block| {
         let (mut placements, slot) = (Vec::new(), Slot(u16::try_from(id.slot).unwrap()));
-        proto::placements::push(&mut placements, EndpointRef { slot, generation: Generation(id.generation) }, &[block]);
-        proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), placements, ..Default::default() })
+        proto::placements::push(
+            &mut placements,
+            EndpointRef {
+                slot,
+                generation: Generation(id.generation),
+            },
+            &[block],
+        );
+        proxy_message::Message::LoadReport(state::LoadReport {
+            pool: "default".to_owned(),
+            placements,
+            ..Default::default()
+        })
     };
-    let blocks = |peers: &state::PeerLoad| proto::placements::each(&peers.placements).flat_map(|(_, blocks)| blocks).collect::<Vec<_>>();
+    let blocks = |peers: &state::PeerLoad| {
+        proto::placements::each(&peers.placements)
+            .flat_map(|(_, blocks)| blocks)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(caller.tell(vec![share(11)]).await.0, 200);
     loop {
         if let Message::PeerLoad(peers) = filter.next().await.unwrap()
@@ -130,7 +212,13 @@ async fn proxies_share_by_whatever_way_they_are_connected() {
         }
     }
     filter.say(share(22)).await;
-    let told = |message| if let Message::PeerLoad(peers) = message { Some(peers).filter(|p| !p.placements.is_empty()) } else { None };
+    let told = |message| {
+        if let Message::PeerLoad(peers) = message {
+            Some(peers).filter(|p| !p.placements.is_empty())
+        } else {
+            None
+        }
+    };
     assert_eq!(blocks(&caller.next(told).await), [22]);
 }
 
@@ -139,31 +227,98 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::new(rig.address, 5);
     let cases = [
-        (caller.post("tell", None, Vec::new()).await, 400, "x-switchpoint-session"),
-        (caller.post("tell", Some("no number"), Vec::new()).await, 400, "hexadecimal"),
-        (caller.post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec()).await, 400, "not a sequence of messages"),
-        (caller.post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec()).await, 400, "not a sequence of messages"),
-        (caller.post("tell", Some("5"), Vec::new()).await, 410, "Hello"),
-        (caller.tell(vec![proxy_message::Message::Report(state::Report::default())]).await, 410, "Hello"),
-        (caller.post("hear", Some("5"), Vec::new()).await, 410, "Hello"),
-        (caller.post("tell", Some("5"), vec![0; proto::MESSAGE_BYTES_MAX + 1]).await, 413, ""),
+        (
+            caller.post("tell", None, Vec::new()).await,
+            400,
+            "x-switchpoint-session",
+        ),
+        (
+            caller.post("tell", Some("no number"), Vec::new()).await,
+            400,
+            "hexadecimal",
+        ),
+        (
+            caller
+                .post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec())
+                .await,
+            400,
+            "not a sequence of messages",
+        ),
+        (
+            caller
+                .post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec())
+                .await,
+            400,
+            "not a sequence of messages",
+        ),
+        (
+            caller.post("tell", Some("5"), Vec::new()).await,
+            410,
+            "Hello",
+        ),
+        (
+            caller
+                .tell(vec![proxy_message::Message::Report(
+                    state::Report::default(),
+                )])
+                .await,
+            410,
+            "Hello",
+        ),
+        (
+            caller.post("hear", Some("5"), Vec::new()).await,
+            410,
+            "Hello",
+        ),
+        (
+            caller
+                .post("tell", Some("5"), vec![0; proto::MESSAGE_BYTES_MAX + 1])
+                .await,
+            413,
+            "",
+        ),
     ];
     for ((status, body), wanted, why) in cases {
         let body = String::from_utf8(body).unwrap();
-        assert!(status == wanted && body.contains(why), "{status} {body:?}, should be {wanted} {why:?}");
+        assert!(
+            status == wanted && body.contains(why),
+            "{status} {body:?}, should be {wanted} {why:?}"
+        );
     }
-    assert_eq!(caller.client.get(format!("http://{}/switchpoint/state/hear", rig.address)).send().await.unwrap().status(), 405);
+    assert_eq!(
+        caller
+            .client
+            .get(format!("http://{}/switchpoint/state/hear", rig.address))
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        405
+    );
     assert_eq!(rig.shared.proxies.borrow().len(), 0);
 
     let other_schema = CallClient::new(rig.address, 6);
-    assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA_MIN - 1, 1)]).await.0, 200, "the call is accepted before its messages are read");
+    assert_eq!(
+        other_schema
+            .tell(vec![hello(proto::SCHEMA_MIN - 1, 1)])
+            .await
+            .0,
+        200,
+        "the call is accepted before its messages are read"
+    );
     let (status, why) = other_schema.end().await;
-    assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA_MIN - 1)), "{status} {why}");
+    assert!(
+        status == 400 && why.contains(&format!("schema {}", proto::SCHEMA_MIN - 1)),
+        "{status} {why}"
+    );
     let twice = CallClient::hello(rig.address, 7, 1).await;
     twice.pool_update().await;
     twice.tell(vec![hello(proto::SCHEMA, 1)]).await;
     let (status, why) = twice.end().await;
-    assert!(status == 410 || why.contains("second Hello"), "{status} {why}");
+    assert!(
+        status == 410 || why.contains("second Hello"),
+        "{status} {why}"
+    );
 }
 
 #[tokio::test]
@@ -187,6 +342,9 @@ async fn a_proxy_that_calls_no_more_is_gone() {
         caller.hear().await.unwrap();
     }
     assert_eq!(rig.shared.proxies.borrow().len(), 1);
-    until("the row of a silent proxy is gone", || async { rig.shared.proxies.borrow().is_empty() }).await;
+    until("the row of a silent proxy is gone", || async {
+        rig.shared.proxies.borrow().is_empty()
+    })
+    .await;
     assert_eq!(caller.end().await.0, 410);
 }

@@ -20,7 +20,12 @@ fn schema() -> JsonSchema {
 
 async fn post(daemon: &Daemon, question: &Value) -> (u16, Value) {
     let url = format!("http://{}/api/v1/explain", daemon.admin_address);
-    let reply = reqwest::Client::new().post(url).json(question).send().await.unwrap();
+    let reply = reqwest::Client::new()
+        .post(url)
+        .json(question)
+        .send()
+        .await
+        .unwrap();
     (reply.status().as_u16(), reply.json().await.unwrap())
 }
 
@@ -45,18 +50,33 @@ async fn the_page_is_served_with_a_strict_policy() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let (status, page) = get(daemon.admin_address, "/").await;
     assert_eq!(status, 200);
-    assert!(page.contains("console.js") && !page.contains("://"), "it names no other site: {page}");
+    assert!(
+        page.contains("console.js") && !page.contains("://"),
+        "it names no other site: {page}"
+    );
     let client = reqwest::Client::new();
-    for (path, media_type) in
-        [("/", "text/html"), ("/console.js", "text/javascript"), ("/console.css", "text/css"), ("/icon.svg", "image/svg")]
-    {
+    for (path, media_type) in [
+        ("/", "text/html"),
+        ("/console.js", "text/javascript"),
+        ("/console.css", "text/css"),
+        ("/icon.svg", "image/svg"),
+    ] {
         let url = format!("http://{}{path}", daemon.admin_address);
         let reply = client.get(&url).send().await.unwrap();
         let header = |name: &str| reply.headers()[name].to_str().unwrap().to_owned();
         assert!(header("content-type").starts_with(media_type), "{path}");
-        assert!(header("content-security-policy").starts_with("default-src 'none'; script-src 'self'; style-src 'self';"), "{path}");
+        assert!(
+            header("content-security-policy")
+                .starts_with("default-src 'none'; script-src 'self'; style-src 'self';"),
+            "{path}"
+        );
         assert_eq!(header("x-content-type-options"), "nosniff");
-        let again = client.get(&url).header("if-none-match", header("etag")).send().await.unwrap();
+        let again = client
+            .get(&url)
+            .header("if-none-match", header("etag"))
+            .send()
+            .await
+            .unwrap();
         assert_eq!(again.status(), 304, "{path}");
     }
     daemon.stop().await;
@@ -67,22 +87,45 @@ async fn with_a_token_the_data_needs_it_and_the_page_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     write(&file, "0123456789abcdef0123456789abcdef\n");
-    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--admin-token-file", file.to_str().unwrap()]).await;
+    let daemon = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--admin-token-file",
+        file.to_str().unwrap(),
+    ])
+    .await;
     for path in ["/", "/console.js", "/console.css", "/icon.svg"] {
         assert_eq!(get(daemon.admin_address, path).await.0, 200, "{path}");
     }
-    for path in ["/api/v1/overview", "/api/v1/history", "/api/v1/decisions", "/debug/state", "/metrics", "/console.js/../api/v1/overview"] {
+    for path in [
+        "/api/v1/overview",
+        "/api/v1/history",
+        "/api/v1/decisions",
+        "/debug/state",
+        "/metrics",
+        "/console.js/../api/v1/overview",
+    ] {
         assert_eq!(get(daemon.admin_address, path).await.0, 401, "{path}");
     }
     let url = format!("http://{}/api/v1/explain", daemon.admin_address);
-    assert_eq!(reqwest::Client::new().post(url).json(&json!({})).send().await.unwrap().status(), 401);
+    assert_eq!(
+        reqwest::Client::new()
+            .post(url)
+            .json(&json!({}))
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        401
+    );
     daemon.stop().await;
 }
 
 #[tokio::test]
 async fn every_answer_is_as_the_schema_says() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
-    let (mut filter, _) = FilterStream::connect(daemon.state_address, "node-7", 1, &["default"]).await;
+    let (mut filter, _) =
+        FilterStream::connect(daemon.state_address, "node-7", 1, &["default"]).await;
     let endpoint = filter.pool_update().await.endpoints[0].clone();
     let report = |requests: u64, decision: String| {
         let mut counts = vec![0; proto::HISTOGRAM_BOUNDS.len() + 1];
@@ -90,51 +133,95 @@ async fn every_answer_is_as_the_schema_says() {
         let model = state::ModelCounters {
             model: "m".to_owned(),
             requests,
-            errors: vec![state::Count { key: "503".to_owned(), count: 1 }],
+            errors: vec![state::Count {
+                key: "503".to_owned(),
+                count: 1,
+            }],
             ttft_ms: Some(state::Histogram { counts, sum: 1.0 }),
             prompt_tokens: 300,
             cached_tokens: 100,
             slo: vec![5, 6, 7],
             ..Default::default()
         };
-        let row = state::EndpointCounters { slot: endpoint.slot, generation: endpoint.generation, picked: requests, ..Default::default() };
+        let row = state::EndpointCounters {
+            slot: endpoint.slot,
+            generation: endpoint.generation,
+            picked: requests,
+            ..Default::default()
+        };
         let vm = state::VmCounters {
             pool: "default".to_owned(),
             vm_id: 1,
             endpoints: vec![row],
             models: vec![model],
-            dropped: vec![state::Count { key: "saturated".to_owned(), count: 2 }],
+            dropped: vec![state::Count {
+                key: "saturated".to_owned(),
+                count: 2,
+            }],
             decision,
             ..Default::default()
         };
-        proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })
+        proxy_message::Message::Report(state::Report {
+            counters: vec![vm.encode_to_vec()],
+        })
     };
     filter.say(report(1_000_000, String::new())).await;
-    let counted = || async { !get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["models"][0].is_null() };
+    let counted = || async {
+        !get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["models"][0].is_null()
+    };
     until("the first report is counted", counted).await;
     daemon.shared.sample_traffic(Instant::now());
     filter.say(report(1_000_007, record(&endpoint))).await;
-    until("the decision is kept", || async { !get_json(daemon.admin_address, "/api/v1/decisions").await["decisions"][0].is_null() }).await;
+    until("the decision is kept", || async {
+        !get_json(daemon.admin_address, "/api/v1/decisions").await["decisions"][0].is_null()
+    })
+    .await;
     daemon.shared.sample_traffic(Instant::now());
 
     let schema = schema();
     let overview = get_json(daemon.admin_address, "/api/v1/overview").await;
     schema.check("Overview", &overview);
-    assert_eq!(overview["pools"][0]["endpoints"].as_array().unwrap().len(), 2);
-    assert_eq!(overview["proxies"][0]["pools"][0]["acknowledged"], overview["pools"][0]["revision"]);
+    assert_eq!(
+        overview["pools"][0]["endpoints"].as_array().unwrap().len(),
+        2
+    );
+    assert_eq!(
+        overview["proxies"][0]["pools"][0]["acknowledged"],
+        overview["pools"][0]["revision"]
+    );
     let proxy = &overview["proxies"][0];
     assert_eq!(proxy["release"], "9.8.7");
-    assert!(proxy["heard_ms"].is_u64() && proxy["pools"][0]["age_ms"].is_u64(), "{proxy}");
-    assert_eq!((&overview["pools"][0]["flow_control"], &overview["pools"][0]["bands"]), (&json!(false), &json!([])));
+    assert!(
+        proxy["heard_ms"].is_u64() && proxy["pools"][0]["age_ms"].is_u64(),
+        "{proxy}"
+    );
+    assert_eq!(
+        (
+            &overview["pools"][0]["flow_control"],
+            &overview["pools"][0]["bands"]
+        ),
+        (&json!(false), &json!([]))
+    );
     let history = get_json(daemon.admin_address, "/api/v1/history").await;
     schema.check("History", &history);
-    let last = history["pools"][0]["samples"].as_array().unwrap().last().unwrap().clone();
-    assert_eq!(last["requests"], 7, "what the proxy counted before it was known is not the traffic of now: {last}");
+    let last = history["pools"][0]["samples"]
+        .as_array()
+        .unwrap()
+        .last()
+        .unwrap()
+        .clone();
+    assert_eq!(
+        last["requests"], 7,
+        "what the proxy counted before it was known is not the traffic of now: {last}"
+    );
     assert_eq!(last["ttft_ms"]["p50"], 7.5, "{last}");
     let decisions = get_json(daemon.admin_address, "/api/v1/decisions").await;
     schema.check("Decisions", &decisions);
     let decision = &decisions["decisions"][0];
-    assert_eq!((&decision["source"], &decision["cached_tokens_max"]), (&json!("node-7"), &json!(32)));
+    assert_eq!(
+        (&decision["source"], &decision["cached_tokens_max"]),
+        (&json!("node-7"), &json!(32))
+    );
 
     let question = json!({"decision": decision["id"]});
     schema.check("Question", &question);
@@ -142,7 +229,13 @@ async fn every_answer_is_as_the_schema_says() {
     assert_eq!(status, 200, "{explained}");
     schema.check("Explanation", &explained);
     assert_eq!(explained["picked"][0], endpoint.address);
-    assert!(explained["candidates"][0]["cost"]["prefill_ms"].as_f64().unwrap() > 0.0, "{explained}");
+    assert!(
+        explained["candidates"][0]["cost"]["prefill_ms"]
+            .as_f64()
+            .unwrap()
+            > 0.0,
+        "{explained}"
+    );
     daemon.stop().await;
 }
 
@@ -150,9 +243,13 @@ async fn every_answer_is_as_the_schema_says() {
 async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
     let schema = schema();
-    let request = json!({"model": "m", "messages": [{"role": "user", "content": SECRET}]}).to_string();
+    let request =
+        json!({"model": "m", "messages": [{"role": "user", "content": SECRET}]}).to_string();
     let ask = |without: Value| json!({"request": request, "path": "/v1/chat/completions", "without": without});
-    until("the endpoints are known", || async { post(&daemon, &ask(json!([]))).await.0 == 200 }).await;
+    until("the endpoints are known", || async {
+        post(&daemon, &ask(json!([]))).await.0 == 200
+    })
+    .await;
     let (_, both) = post(&daemon, &ask(json!([]))).await;
     let (_, one) = post(&daemon, &ask(json!([both["picked"][0]]))).await;
     for explained in [&both, &one] {
@@ -162,21 +259,44 @@ async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
     assert_ne!(one["picked"][0], both["picked"][0]);
     let (_, invalid) = post(&daemon, &json!({"request": "{"})).await;
     schema.check("Explanation", &invalid);
-    assert_eq!((&invalid["reply"]["status"], &invalid["picked"]), (&json!(400), &json!([])));
-    for path in ["/api/v1/overview", "/api/v1/history", "/api/v1/decisions", "/debug/state", "/metrics"] {
-        assert!(!get(daemon.admin_address, path).await.1.contains(SECRET), "{path}");
+    assert_eq!(
+        (&invalid["reply"]["status"], &invalid["picked"]),
+        (&json!(400), &json!([]))
+    );
+    for path in [
+        "/api/v1/overview",
+        "/api/v1/history",
+        "/api/v1/decisions",
+        "/debug/state",
+        "/metrics",
+    ] {
+        assert!(
+            !get(daemon.admin_address, path).await.1.contains(SECRET),
+            "{path}"
+        );
     }
     for (question, expected, why) in [
         (json!({"decision": 99}), 404, "no longer kept"),
         (json!({}), 400, "name a decision"),
-        (json!({"request": "{}", "pool": "other"}), 400, "no pool other"),
-        (json!({"request": request, "without": ["127.0.0.1:3"]}), 400, "no endpoint 127.0.0.1:3"),
+        (
+            json!({"request": "{}", "pool": "other"}),
+            400,
+            "no pool other",
+        ),
+        (
+            json!({"request": request, "without": ["127.0.0.1:3"]}),
+            400,
+            "no endpoint 127.0.0.1:3",
+        ),
         (json!({"prompt": "x"}), 422, "unknown field"),
     ] {
         let (status, failure) = post(&daemon, &question).await;
         schema.check("Failure", &failure);
         assert_eq!(status, expected, "{question}");
-        assert!(failure["error"].as_str().unwrap().contains(why), "{failure}");
+        assert!(
+            failure["error"].as_str().unwrap().contains(why),
+            "{failure}"
+        );
     }
     daemon.stop().await;
 }
@@ -193,13 +313,31 @@ async fn every_error_is_a_failure() {
         ("POST", "/api/v1/", 404),
         ("GET", "/api/v1/decisions/7", 404),
     ] {
-        let reply = client.request(method.parse().unwrap(), url(path)).send().await.unwrap();
+        let reply = client
+            .request(method.parse().unwrap(), url(path))
+            .send()
+            .await
+            .unwrap();
         assert_eq!(reply.status(), status, "{method} {path}");
-        assert_eq!(reply.headers().contains_key("allow"), status == 405, "{method} {path}");
+        assert_eq!(
+            reply.headers().contains_key("allow"),
+            status == 405,
+            "{method} {path}"
+        );
         schema.check("Failure", &reply.json().await.unwrap());
     }
-    for (media_type, status) in [("application/json", 400), ("text/plain", 415), ("application/x-www-form-urlencoded", 415)] {
-        let invalid = client.post(url("/api/v1/explain")).header("content-type", media_type).body("{").send().await.unwrap();
+    for (media_type, status) in [
+        ("application/json", 400),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+    ] {
+        let invalid = client
+            .post(url("/api/v1/explain"))
+            .header("content-type", media_type)
+            .body("{")
+            .send()
+            .await
+            .unwrap();
         assert_eq!(invalid.status(), status, "{media_type}");
         schema.check("Failure", &invalid.json().await.unwrap());
     }
@@ -209,17 +347,56 @@ async fn every_error_is_a_failure() {
 /// The requests that a browser sends for a page of another site.
 #[tokio::test]
 async fn pages_of_other_sites_get_nothing() {
-    let (open, named) =
-        (daemon(&["--endpoint", "127.0.0.1:1"]).await, daemon(&["--endpoint", "127.0.0.1:1", "--admin-host", "rebound.example"]).await);
+    let (open, named) = (
+        daemon(&["--endpoint", "127.0.0.1:1"]).await,
+        daemon(&[
+            "--endpoint",
+            "127.0.0.1:1",
+            "--admin-host",
+            "rebound.example",
+        ])
+        .await,
+    );
     let client = reqwest::Client::new();
-    for path in ["/", "/metrics", "/livez", "/debug/state", "/debug/config", "/api/v1/overview", "/api/v1/bogus"] {
+    for path in [
+        "/",
+        "/metrics",
+        "/livez",
+        "/debug/state",
+        "/debug/config",
+        "/api/v1/overview",
+        "/api/v1/bogus",
+    ] {
         let status = async |daemon: &Daemon, header: &'static str, value: &'static str| {
-            client.get(format!("http://{}{path}", daemon.admin_address)).header(header, value).send().await.unwrap().status().as_u16()
+            client
+                .get(format!("http://{}{path}", daemon.admin_address))
+                .header(header, value)
+                .send()
+                .await
+                .unwrap()
+                .status()
+                .as_u16()
         };
-        assert_eq!(status(&open, "host", "rebound.example:9090").await, 421, "{path}");
-        assert_ne!(status(&named, "host", "rebound.example:9090").await, 421, "{path}");
-        assert_eq!(status(&open, "origin", "https://page.example").await, 403, "{path}");
-        assert_eq!(status(&open, "sec-fetch-site", "cross-site").await, 403, "{path}");
+        assert_eq!(
+            status(&open, "host", "rebound.example:9090").await,
+            421,
+            "{path}"
+        );
+        assert_ne!(
+            status(&named, "host", "rebound.example:9090").await,
+            421,
+            "{path}"
+        );
+        assert_eq!(
+            status(&open, "origin", "https://page.example").await,
+            403,
+            "{path}"
+        );
+        assert_eq!(
+            status(&open, "sec-fetch-site", "cross-site").await,
+            403,
+            "{path}"
+        );
     }
     open.stop().await;
     named.stop().await;
@@ -231,13 +408,18 @@ async fn one_question_is_explained_at_a_time() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let question = json!({"request": r#"{"model":"m","prompt":"x"}"#});
     let body = question.to_string();
-    let mut slow = tokio::net::TcpStream::connect(daemon.admin_address).await.unwrap();
+    let mut slow = tokio::net::TcpStream::connect(daemon.admin_address)
+        .await
+        .unwrap();
     let head = format!(
         "POST /debug/explain HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     slow.write_all(head.as_bytes()).await.unwrap();
-    until("the turn is taken", || async { post(&daemon, &question).await.0 == 503 }).await;
+    until("the turn is taken", || async {
+        post(&daemon, &question).await.0 == 503
+    })
+    .await;
     assert_eq!(get(daemon.admin_address, "/livez").await.0, 200);
     slow.write_all(body.as_bytes()).await.unwrap();
     let mut reply = String::new();
@@ -250,17 +432,35 @@ async fn one_question_is_explained_at_a_time() {
 #[tokio::test]
 async fn questions_that_cannot_be_meant_are_refused() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
-    let laughs: String = (1..=8).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(","))).collect();
+    let laughs: String = (1..=8)
+        .map(|n| {
+            format!(
+                "a{n}: &a{n} [{}]\n",
+                vec![format!("*a{}", n - 1); 9].join(",")
+            )
+        })
+        .collect();
     for (part, value, why) in [
         ("without", json!(vec!["127.0.0.1:1"; 1_025]), "at most 1024"),
-        ("config", json!(" ".repeat((1 << 20) + 1)), "at most 1048576"),
-        ("config", json!(format!("a0: &a0 [x,x,x]\n{laughs}")), "too complex"),
+        (
+            "config",
+            json!(" ".repeat((1 << 20) + 1)),
+            "at most 1048576",
+        ),
+        (
+            "config",
+            json!(format!("a0: &a0 [x,x,x]\n{laughs}")),
+            "too complex",
+        ),
     ] {
         let mut question = json!({"request": r#"{"model":"m","prompt":"x"}"#});
         question[part] = value;
         let (status, failure) = post(&daemon, &question).await;
         assert_eq!(status, 400, "{part}");
-        assert!(failure["error"].as_str().unwrap().contains(why), "{failure}");
+        assert!(
+            failure["error"].as_str().unwrap().contains(why),
+            "{failure}"
+        );
     }
     daemon.stop().await;
 }
@@ -270,22 +470,48 @@ async fn the_text_of_a_configuration_is_there_to_be_edited() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     write(&file, ONE_SEAT);
-    for (options, known) in
-        [(vec!["--endpoint", "127.0.0.1:1"], None), (vec!["--endpoint", "127.0.0.1:1", "--config", file.to_str().unwrap()], Some(ONE_SEAT))]
-    {
+    for (options, known) in [
+        (vec!["--endpoint", "127.0.0.1:1"], None),
+        (
+            vec![
+                "--endpoint",
+                "127.0.0.1:1",
+                "--config",
+                file.to_str().unwrap(),
+            ],
+            Some(ONE_SEAT),
+        ),
+    ] {
         let daemon = daemon(&options).await;
-        until("the pool is known", || async { !get_json(daemon.admin_address, "/api/v1/configs").await["pools"][0].is_null() }).await;
+        until("the pool is known", || async {
+            !get_json(daemon.admin_address, "/api/v1/configs").await["pools"][0].is_null()
+        })
+        .await;
         let configs = get_json(daemon.admin_address, "/api/v1/configs").await;
         schema().check("Configs", &configs);
         let text = configs["pools"][0]["text"].as_str().unwrap();
         assert!(known.is_none_or(|known| known == text), "{text}");
         assert_eq!(configs["pools"][0]["file"].is_null(), known.is_none());
-        let (status, explained) = post(&daemon, &json!({"request": r#"{"model":"m","prompt":"x"}"#, "config": text})).await;
-        assert_eq!((status, &explained["picked"][0]), (200, &json!("127.0.0.1:1")), "{explained}");
+        let (status, explained) = post(
+            &daemon,
+            &json!({"request": r#"{"model":"m","prompt":"x"}"#, "config": text}),
+        )
+        .await;
+        assert_eq!(
+            (status, &explained["picked"][0]),
+            (200, &json!("127.0.0.1:1")),
+            "{explained}"
+        );
         if known.is_some() {
             write(&file, &format!("# edited\n{ONE_SEAT}"));
-            let text = || async { get_json(daemon.admin_address, "/api/v1/configs").await["pools"][0]["text"].to_string() };
-            until("the new text is in force", || async { text().await.contains("# edited") }).await;
+            let text = || async {
+                get_json(daemon.admin_address, "/api/v1/configs").await["pools"][0]["text"]
+                    .to_string()
+            };
+            until("the new text is in force", || async {
+                text().await.contains("# edited")
+            })
+            .await;
         }
         daemon.stop().await;
     }
@@ -309,14 +535,29 @@ async fn requests_held_are_shown_and_explained() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config.yaml");
     std::fs::write(&config, ONE_SEAT).unwrap();
-    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--config", config.to_str().unwrap()]).await;
-    let (mut filter, _) = FilterStream::connect(daemon.state_address, "node-7", 7, &["default"]).await;
+    let daemon = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--config",
+        config.to_str().unwrap(),
+    ])
+    .await;
+    let (mut filter, _) =
+        FilterStream::connect(daemon.state_address, "node-7", 7, &["default"]).await;
     let endpoint = filter.pool_update().await.endpoints[0].clone();
     let question = json!({"request": r#"{"model":"m","prompt":"x"}"#, "path": "/v1/completions"});
     let (schema, (_, free)) = (schema(), post(&daemon, &question).await);
-    assert_eq!((&free["held"], &free["picked"][0]), (&Value::Null, &json!("127.0.0.1:1")));
+    assert_eq!(
+        (&free["held"], &free["picked"][0]),
+        (&Value::Null, &json!("127.0.0.1:1"))
+    );
 
-    let row = state::EndpointCounters { slot: endpoint.slot, generation: endpoint.generation, requests: 2, ..Default::default() };
+    let row = state::EndpointCounters {
+        slot: endpoint.slot,
+        generation: endpoint.generation,
+        requests: 2,
+        ..Default::default()
+    };
     let band = |priority, held, outcomes| state::BandCounters {
         priority,
         held,
@@ -328,21 +569,69 @@ async fn requests_held_are_shown_and_explained() {
         ..Default::default()
     };
     let bands = vec![band(-1, 3, vec![5, 1]), band(4, 0, vec![9])];
-    let vm = state::VmCounters { pool: "default".to_owned(), vm_id: 1, endpoints: vec![row], bands, ..Default::default() };
-    filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
-    let bands = || async { get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["bands"].clone() };
-    until("the report is counted", || async { bands().await != json!([]) }).await;
-    let (overview, bands) = (get_json(daemon.admin_address, "/api/v1/overview").await, bands().await);
+    let vm = state::VmCounters {
+        pool: "default".to_owned(),
+        vm_id: 1,
+        endpoints: vec![row],
+        bands,
+        ..Default::default()
+    };
+    filter
+        .say(proxy_message::Message::Report(state::Report {
+            counters: vec![vm.encode_to_vec()],
+        }))
+        .await;
+    let bands = || async {
+        get_json(daemon.admin_address, "/api/v1/overview").await["pools"][0]["bands"].clone()
+    };
+    until("the report is counted", || async {
+        bands().await != json!([])
+    })
+    .await;
+    let (overview, bands) = (
+        get_json(daemon.admin_address, "/api/v1/overview").await,
+        bands().await,
+    );
     schema.check("Overview", &overview);
     assert_eq!(overview["pools"][0]["flow_control"], true);
-    let row = |band: &Value| ["priority", "held", "bytes", "oldest_ms", "full"].map(|name| band[name].clone());
-    assert_eq!(row(&bands[0]), [json!(4), json!(0), json!(0), Value::Null, Value::Null]);
-    assert_eq!(row(&bands[1]), [json!(-1), json!(3), json!(300), json!(1_500), json!("127.0.0.1:1")]);
-    assert_eq!((&bands[1]["outcomes"]["Dispatched"], &bands[1]["outcomes"]["RejectedCapacity"]), (&json!(5), &json!(1)));
+    let row = |band: &Value| {
+        ["priority", "held", "bytes", "oldest_ms", "full"].map(|name| band[name].clone())
+    };
+    assert_eq!(
+        row(&bands[0]),
+        [json!(4), json!(0), json!(0), Value::Null, Value::Null]
+    );
+    assert_eq!(
+        row(&bands[1]),
+        [
+            json!(-1),
+            json!(3),
+            json!(300),
+            json!(1_500),
+            json!("127.0.0.1:1")
+        ]
+    );
+    assert_eq!(
+        (
+            &bands[1]["outcomes"]["Dispatched"],
+            &bands[1]["outcomes"]["RejectedCapacity"]
+        ),
+        (&json!(5), &json!(1))
+    );
 
     let (_, held) = post(&daemon, &question).await;
     schema.check("Explanation", &held);
-    assert_eq!(held["held"], json!({"ms": 0, "priority": 0, "full": "127.0.0.1:1"}), "{held}");
-    assert_eq!((&held["picked"][0], held["candidates"].as_array().unwrap().len()), (&json!("127.0.0.1:1"), 1));
+    assert_eq!(
+        held["held"],
+        json!({"ms": 0, "priority": 0, "full": "127.0.0.1:1"}),
+        "{held}"
+    );
+    assert_eq!(
+        (
+            &held["picked"][0],
+            held["candidates"].as_array().unwrap().len()
+        ),
+        (&json!("127.0.0.1:1"), 1)
+    );
     daemon.stop().await;
 }

@@ -41,12 +41,21 @@ async fn a_name_that_is_requested_again_is_answered_again() {
 #[tokio::test]
 async fn another_type_is_refused_by_name() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address)).unwrap().connect().await.unwrap();
+    let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
     let (outbound, messages) = mpsc::channel(1);
-    let mut inbound =
-        EndpointDiscoveryServiceClient::new(channel).delta_endpoints(ReceiverStream::new(messages)).await.unwrap().into_inner();
-    let request =
-        DeltaDiscoveryRequest { type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned(), ..Default::default() };
+    let mut inbound = EndpointDiscoveryServiceClient::new(channel)
+        .delta_endpoints(ReceiverStream::new(messages))
+        .await
+        .unwrap()
+        .into_inner();
+    let request = DeltaDiscoveryRequest {
+        type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned(),
+        ..Default::default()
+    };
     outbound.send(request).await.unwrap();
     let status = inbound.message().await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
@@ -56,19 +65,47 @@ async fn another_type_is_refused_by_name() {
 #[tokio::test]
 async fn the_incremental_variant_sends_the_same_set() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address)).unwrap().connect().await.unwrap();
+    let channel = tonic::transport::Channel::from_shared(format!("http://{}", rig.address))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
     let (outbound, messages) = mpsc::channel(4);
-    let mut inbound =
-        EndpointDiscoveryServiceClient::new(channel).delta_endpoints(ReceiverStream::new(messages)).await.unwrap().into_inner();
-    let node = Some(Node { id: "n".to_owned(), ..Node::default() });
-    let subscribe = DeltaDiscoveryRequest { node, resource_names_subscribe: vec!["default".to_owned()], ..Default::default() };
+    let mut inbound = EndpointDiscoveryServiceClient::new(channel)
+        .delta_endpoints(ReceiverStream::new(messages))
+        .await
+        .unwrap()
+        .into_inner();
+    let node = Some(Node {
+        id: "n".to_owned(),
+        ..Node::default()
+    });
+    let subscribe = DeltaDiscoveryRequest {
+        node,
+        resource_names_subscribe: vec!["default".to_owned()],
+        ..Default::default()
+    };
     outbound.send(subscribe).await.unwrap();
     let first = inbound.message().await.unwrap().unwrap();
     assert_eq!(first.resources[0].name, "default");
-    outbound.send(DeltaDiscoveryRequest { response_nonce: first.nonce, ..Default::default() }).await.unwrap();
+    outbound
+        .send(DeltaDiscoveryRequest {
+            response_nonce: first.nonce,
+            ..Default::default()
+        })
+        .await
+        .unwrap();
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     let second = inbound.message().await.unwrap().unwrap();
-    let set = ClusterLoadAssignment::decode(second.resources[0].resource.as_ref().unwrap().value.as_slice()).unwrap();
+    let set = ClusterLoadAssignment::decode(
+        second.resources[0]
+            .resource
+            .as_ref()
+            .unwrap()
+            .value
+            .as_slice(),
+    )
+    .unwrap();
     assert_eq!(set.endpoints[0].lb_endpoints.len(), 2);
     assert_ne!(first.resources[0].version, second.resources[0].version);
 }

@@ -40,14 +40,28 @@ impl HandoverDrill {
         let endpoint = silent.local_addr().unwrap().to_string();
         let lease = format!("default/{lease}");
         let ext_proc = ["--listen-ext-proc", "127.0.0.1:0", "--ext-proc-plaintext"];
-        let arguments = [&["--endpoint", &endpoint, "--lease-kubernetes", &lease][..], &ext_proc].concat();
+        let arguments = [
+            &["--endpoint", &endpoint, "--lease-kubernetes", &lease][..],
+            &ext_proc,
+        ]
+        .concat();
         let arguments = arguments.into_iter().map(str::to_owned).collect();
-        Self { kubeconfig: cluster.kubeconfig().to_str().unwrap().to_owned(), arguments, _silent: silent }
+        Self {
+            kubeconfig: cluster.kubeconfig().to_str().unwrap().to_owned(),
+            arguments,
+            _silent: silent,
+        }
     }
 
     async fn daemon(&self, message: &str) -> LoggedDaemon {
         let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
-        LoggedDaemon::start_in(1_024, &arguments, message, &[("KUBECONFIG", &self.kubeconfig)]).await
+        LoggedDaemon::start_in(
+            1_024,
+            &arguments,
+            message,
+            &[("KUBECONFIG", &self.kubeconfig)],
+        )
+        .await
     }
 
     /// The leader, and a standby that has seen its lease.
@@ -60,7 +74,10 @@ impl HandoverDrill {
     /// A standby that reads the lease at another moment in each round.
     async fn standby(&self, round: u64) -> LoggedDaemon {
         let standby = self.daemon(STANDS_BY).await;
-        until("the standby is alive", || async { standby.health().await[..2] == [true, false] }).await;
+        until("the standby is alive", || async {
+            standby.health().await[..2] == [true, false]
+        })
+        .await;
         tokio::time::sleep(Duration::from_millis(300 + 120 * round)).await; // it has read the lease
         standby
     }
@@ -72,9 +89,19 @@ async fn hand_over(leader: &mut LoggedDaemon, standby: &LoggedDaemon, signal: &s
     let gateway = BusyGateway::start(standby.at("ext_proc")).await;
     let began = Instant::now();
     let pid = leader.child.id().unwrap().to_string();
-    assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args([signal, &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     while serving(&probe, LEADING).await != Ok(true) {
-        assert_eq!(serving(&probe, LIVENESS).await, Ok(true), "the standby is alive");
+        assert_eq!(
+            serving(&probe, LIVENESS).await,
+            Ok(true),
+            "the standby is alive"
+        );
         assert!(began.elapsed() < KILLED_MAX * 2, "no daemon leads");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -88,7 +115,9 @@ async fn hand_over(leader: &mut LoggedDaemon, standby: &LoggedDaemon, signal: &s
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`")]
 async fn a_leader_that_is_stopped_hands_over_in_less_than_three_seconds_ten_times() {
-    let Some(cluster) = cluster::shared().await else { return };
+    let Some(cluster) = cluster::shared().await else {
+        return;
+    };
     let drill = HandoverDrill::new(&cluster, "stopped").await;
     let (mut leader, mut standby) = drill.pair().await;
     let mut times = Vec::new();
@@ -99,14 +128,18 @@ async fn a_leader_that_is_stopped_hands_over_in_less_than_three_seconds_ten_time
         leader = std::mem::replace(&mut standby, drill.standby(round).await);
     }
     let worst = times.iter().max().copied().unwrap_or_default();
-    println!("drill: SIGTERM to the leader, ten times: the next leads after {times:.2?}, at most {worst:.2?}");
+    println!(
+        "drill: SIGTERM to the leader, ten times: the next leads after {times:.2?}, at most {worst:.2?}"
+    );
     assert!(worst < RELEASED_MAX, "{times:?}");
 }
 
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`")]
 async fn a_leader_that_is_killed_is_replaced_when_its_lease_has_lapsed() {
-    let Some(cluster) = cluster::shared().await else { return };
+    let Some(cluster) = cluster::shared().await else {
+        return;
+    };
     let drill = HandoverDrill::new(&cluster, "killed").await;
     let (mut leader, standby) = drill.pair().await;
     let elapsed = hand_over(&mut leader, &standby, "-KILL").await;

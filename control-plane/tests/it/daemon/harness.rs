@@ -79,9 +79,21 @@ pub(crate) async fn daemon(args: &[&str]) -> Daemon {
 
 /// The command line of such a daemon.
 pub(crate) fn serve(args: &[&str]) -> ServeArgs {
-    let ports = ["--listen-state", "--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().flat_map(|l| [l, "127.0.0.1:0"]);
-    let line = ["switchpointd", "serve"].into_iter().chain(args.iter().copied()).chain(ports);
-    let CliCommand::Serve(serve) = Cli::try_parse_from(line).unwrap().command else { panic!("not serve") };
+    let ports = [
+        "--listen-state",
+        "--listen-admin",
+        "--listen-ext-proc",
+        "--listen-health",
+    ]
+    .into_iter()
+    .flat_map(|l| [l, "127.0.0.1:0"]);
+    let line = ["switchpointd", "serve"]
+        .into_iter()
+        .chain(args.iter().copied())
+        .chain(ports);
+    let CliCommand::Serve(serve) = Cli::try_parse_from(line).unwrap().command else {
+        panic!("not serve")
+    };
     *serve
 }
 
@@ -93,13 +105,22 @@ pub(crate) fn write(path: &Path, text: &str) {
 
 /// An endpoints file with these ports.
 pub(crate) fn endpoints(ports: &[u16]) -> String {
-    let rows: String = ports.iter().map(|p| format!("- {{name: e{p}, address: 127.0.0.1, port: {p}}}\n")).collect();
-    if rows.is_empty() { "endpoints: []\n".to_owned() } else { format!("endpoints:\n{rows}") }
+    let rows: String = ports
+        .iter()
+        .map(|p| format!("- {{name: e{p}, address: 127.0.0.1, port: {p}}}\n"))
+        .collect();
+    if rows.is_empty() {
+        "endpoints: []\n".to_owned()
+    } else {
+        format!("endpoints:\n{rows}")
+    }
 }
 
 pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let response = reqwest::get(format!("http://{address}{path}")).await.unwrap();
+    let response = reqwest::get(format!("http://{address}{path}"))
+        .await
+        .unwrap();
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
@@ -114,7 +135,9 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, patient).await.unwrap_or_else(|_| panic!("never: {what}"));
+    tokio::time::timeout(PATIENCE, patient)
+        .await
+        .unwrap_or_else(|_| panic!("never: {what}"));
 }
 
 // === impl Daemon ===
@@ -147,7 +170,13 @@ impl Daemon {
 impl DaemonHarness {
     pub(crate) async fn start(instances: Vec<Instance>) -> Self {
         let (changes, changed) = mpsc::channel(16);
-        let rig = Self::fed_by(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), changes).await;
+        let rig = Self::fed_by(
+            ReceiverStream::new(changed)
+                .chain(futures::stream::pending())
+                .boxed(),
+            changes,
+        )
+        .await;
         rig.reset(instances).await;
         rig
     }
@@ -161,9 +190,15 @@ impl DaemonHarness {
         let (trigger, shutdown) = shutdown::channel();
         let (scrapes, scraped) = mpsc::channel(1024);
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
-        let shared = DaemonState::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
-        let CompiledConfig { pipeline, scraping, .. } =
-            CompiledConfig::default_config(&control_plane::config::LatencyOptions::default()).unwrap();
+        let shared = DaemonState::new(
+            7,
+            99,
+            [(Arc::from("default"), ScraperHandle { busy, stats })].into(),
+        );
+        let CompiledConfig {
+            pipeline, scraping, ..
+        } = CompiledConfig::default_config(&control_plane::config::LatencyOptions::default())
+            .unwrap();
         let settings = PoolSettings {
             name: "default".into(),
             pipeline,
@@ -182,14 +217,30 @@ impl DaemonHarness {
             adoptions: AdoptionSender::channel().1,
         };
         tokio::spawn(feed.run(discovered, scraped, shutdown.clone()));
-        let incoming = listen(ListenerName::State, ([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
+        let incoming = listen(
+            ListenerName::State,
+            ([127, 0, 0, 1], 0).into(),
+            None,
+            shutdown.clone(),
+        )
+        .await
+        .unwrap();
         let address = incoming.address();
         tokio::spawn(serve_state(incoming, Arc::clone(&shared), shutdown));
-        Self { shared, address, changes, scrapes, _trigger: trigger }
+        Self {
+            shared,
+            address,
+            changes,
+            scrapes,
+            _trigger: trigger,
+        }
     }
 
     pub(crate) async fn reset(&self, instances: Vec<Instance>) {
-        self.changes.send(SetChange::Reset(instances)).await.unwrap();
+        self.changes
+            .send(SetChange::Reset(instances))
+            .await
+            .unwrap();
     }
 
     pub(crate) async fn scraped(&self, event: ScrapeEvent) {
@@ -202,21 +253,36 @@ impl DaemonHarness {
 impl FilterStream {
     /// Connects without sending anything.
     pub(crate) async fn silent(address: SocketAddr) -> Self {
-        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let channel = Channel::from_shared(format!("http://{address}"))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap();
         Self::over(channel).await.unwrap()
     }
 
     pub(crate) async fn over(channel: Channel) -> Result<Self, Status> {
         let (outbound, messages) = mpsc::channel(16);
-        let mut client = StateServiceClient::new(channel).max_decoding_message_size(proto::MESSAGE_BYTES_MAX);
-        let inbound = client.stream(ReceiverStream::new(messages)).await?.into_inner();
+        let mut client =
+            StateServiceClient::new(channel).max_decoding_message_size(proto::MESSAGE_BYTES_MAX);
+        let inbound = client
+            .stream(ReceiverStream::new(messages))
+            .await?
+            .into_inner();
         Ok(Self { outbound, inbound })
     }
 
     /// Connects, sends a Hello and reads the Welcome.
-    pub(crate) async fn connect(address: SocketAddr, node_id: &str, process_id: u64, pools: &[&str]) -> (Self, state::Welcome) {
+    pub(crate) async fn connect(
+        address: SocketAddr,
+        node_id: &str,
+        process_id: u64,
+        pools: &[&str],
+    ) -> (Self, state::Welcome) {
         let mut filter = Self::silent(address).await;
-        filter.hello(proto::SCHEMA, node_id, process_id, pools).await;
+        filter
+            .hello(proto::SCHEMA, node_id, process_id, pools)
+            .await;
         match filter.next().await {
             Ok(daemon_message::Message::Welcome(welcome)) => (filter, welcome),
             other => panic!("not a welcome: {other:?}"),
@@ -224,12 +290,22 @@ impl FilterStream {
     }
 
     pub(crate) async fn say(&self, message: proxy_message::Message) {
-        self.outbound.send(state::ProxyMessage { message: Some(message) }).await.unwrap();
+        self.outbound
+            .send(state::ProxyMessage {
+                message: Some(message),
+            })
+            .await
+            .unwrap();
     }
 
     /// Sends a message; returns false if the stream has ended.
     pub(crate) async fn tell(&self, message: proxy_message::Message) -> bool {
-        self.outbound.send(state::ProxyMessage { message: Some(message) }).await.is_ok()
+        self.outbound
+            .send(state::ProxyMessage {
+                message: Some(message),
+            })
+            .await
+            .is_ok()
     }
 
     pub(crate) async fn hello(&self, schema: u32, node_id: &str, process_id: u64, pools: &[&str]) {
@@ -245,8 +321,13 @@ impl FilterStream {
     }
 
     pub(crate) async fn next(&mut self) -> Result<daemon_message::Message, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon stopped answering")?;
-        Ok(next.expect("the stream ended").message.expect("an empty message"))
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message())
+            .await
+            .expect("the daemon stopped answering")?;
+        Ok(next
+            .expect("the stream ended")
+            .message
+            .expect("an empty message"))
     }
 
     pub(crate) async fn metrics(&mut self) -> state::Metrics {
@@ -273,7 +354,12 @@ impl FilterStream {
     }
 
     pub(crate) async fn ack(&self, pool_update: &state::PoolUpdate, refused: &str) {
-        let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused: refused.to_owned(), held: None };
+        let ack = state::Ack {
+            pool: pool_update.pool.clone(),
+            version: pool_update.version,
+            refused: refused.to_owned(),
+            held: None,
+        };
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 
@@ -288,13 +374,20 @@ impl FilterStream {
 impl EnvoyStream {
     /// Subscribes to the pool `default`.
     pub(crate) async fn connect(address: SocketAddr, node_id: &str) -> Self {
-        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let channel = Channel::from_shared(format!("http://{address}"))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap();
         Self::over(channel, node_id).await
     }
 
     /// Subscribes over this connection.
     pub(crate) async fn over(channel: Channel, node_id: &str) -> Self {
-        let envoy = Self { node_id: node_id.to_owned(), ..Self::mute(channel).await };
+        let envoy = Self {
+            node_id: node_id.to_owned(),
+            ..Self::mute(channel).await
+        };
         envoy.send("", None, &["default"]).await;
         envoy
     }
@@ -302,17 +395,30 @@ impl EnvoyStream {
     /// Opens a stream without subscribing.
     pub(crate) async fn mute(channel: Channel) -> Self {
         let (outbound, messages) = mpsc::channel(16);
-        let stream = EndpointDiscoveryServiceClient::new(channel).stream_endpoints(ReceiverStream::new(messages)).await.unwrap();
-        Self { inbound: stream.into_inner(), outbound, node_id: String::new() }
+        let stream = EndpointDiscoveryServiceClient::new(channel)
+            .stream_endpoints(ReceiverStream::new(messages))
+            .await
+            .unwrap();
+        Self {
+            inbound: stream.into_inner(),
+            outbound,
+            node_id: String::new(),
+        }
     }
 
     pub(crate) async fn send(&self, nonce: &str, refused: Option<&str>, names: &[&str]) {
         let request = DiscoveryRequest {
-            node: Some(Node { id: self.node_id.clone(), ..Node::default() }),
+            node: Some(Node {
+                id: self.node_id.clone(),
+                ..Node::default()
+            }),
             type_url: control_plane::serve::eds::TYPE_URL.to_owned(),
             resource_names: names.iter().map(|&n| n.to_owned()).collect(),
             response_nonce: nonce.to_owned(),
-            error_detail: refused.map(|why| rpc::Status { message: why.to_owned(), ..rpc::Status::default() }),
+            error_detail: refused.map(|why| rpc::Status {
+                message: why.to_owned(),
+                ..rpc::Status::default()
+            }),
             ..DiscoveryRequest::default()
         };
         self.outbound.send(request).await.unwrap();
@@ -323,7 +429,9 @@ impl EnvoyStream {
     }
 
     pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon stopped answering")?;
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message())
+            .await
+            .expect("the daemon stopped answering")?;
         Ok(next.expect("the stream ended"))
     }
 
@@ -335,29 +443,49 @@ impl EnvoyStream {
     }
 
     pub(crate) async fn within(&mut self, time: Duration) -> Option<DiscoveryResponse> {
-        tokio::time::timeout(time, self.next()).await.ok().map(Result::unwrap)
+        tokio::time::timeout(time, self.next())
+            .await
+            .ok()
+            .map(Result::unwrap)
     }
 }
 
 pub(crate) fn assignment(response: &DiscoveryResponse) -> ClusterLoadAssignment {
-    let [resource] = response.resources.as_slice() else { panic!("{} resources", response.resources.len()) };
+    let [resource] = response.resources.as_slice() else {
+        panic!("{} resources", response.resources.len())
+    };
     ClusterLoadAssignment::decode(resource.value.as_slice()).unwrap()
 }
 
 pub(crate) fn ports(response: &DiscoveryResponse) -> Vec<u32> {
-    assignment(response).endpoints.iter().flat_map(|l| &l.lb_endpoints).map(port).collect()
+    assignment(response)
+        .endpoints
+        .iter()
+        .flat_map(|l| &l.lb_endpoints)
+        .map(port)
+        .collect()
 }
 
 fn port(endpoint: &LbEndpoint) -> u32 {
     use envoy_types::pb::envoy::config::core::v3::address::Address::SocketAddress;
     use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier::PortValue;
     use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier::Endpoint;
-    let Some(Endpoint(endpoint)) = &endpoint.host_identifier else { panic!("no endpoint") };
-    let Some(SocketAddress(address)) = &endpoint.address.as_ref().unwrap().address else { panic!("no socket address") };
-    let Some(PortValue(port)) = address.port_specifier else { panic!("no port") };
+    let Some(Endpoint(endpoint)) = &endpoint.host_identifier else {
+        panic!("no endpoint")
+    };
+    let Some(SocketAddress(address)) = &endpoint.address.as_ref().unwrap().address else {
+        panic!("no socket address")
+    };
+    let Some(PortValue(port)) = address.port_specifier else {
+        panic!("no port")
+    };
     port
 }
 
 pub(crate) fn names(pool_update: &state::PoolUpdate) -> Vec<&str> {
-    pool_update.endpoints.iter().map(|e| e.name.as_str()).collect()
+    pool_update
+        .endpoints
+        .iter()
+        .map(|e| e.name.as_str())
+        .collect()
 }

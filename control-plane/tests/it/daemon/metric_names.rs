@@ -23,11 +23,20 @@ fn root() -> &'static Path {
 /// The metrics that a page declares, by the name that Prometheus stores.
 fn declared(page: &str) -> BTreeMap<String, DeclaredMetric> {
     let lines = |word: &str| -> BTreeMap<String, String> {
-        let rows = page.lines().filter_map(|line| line.strip_prefix(word)?.trim().split_once(' '));
-        rows.map(|(name, text)| (name.to_owned(), text.trim_end_matches("..").to_owned())).collect()
+        let rows = page
+            .lines()
+            .filter_map(|line| line.strip_prefix(word)?.trim().split_once(' '));
+        rows.map(|(name, text)| (name.to_owned(), text.trim_end_matches("..").to_owned()))
+            .collect()
     };
     let mut helps = lines("# HELP");
-    let stored = |name: String, kind: &str| if kind == "counter" { format!("{name}_total") } else { name };
+    let stored = |name: String, kind: &str| {
+        if kind == "counter" {
+            format!("{name}_total")
+        } else {
+            name
+        }
+    };
     lines("# TYPE")
         .into_iter()
         .map(|(name, kind)| {
@@ -39,20 +48,36 @@ fn declared(page: &str) -> BTreeMap<String, DeclaredMetric> {
 
 /// The text between the marks `begin` and `end` of a part.
 fn part<'a>(document: &'a str, name: &str) -> (&'a str, &'a str, &'a str) {
-    let (before, rest) = document.split_once(&format!("<!-- {name}: begin -->\n")).unwrap();
+    let (before, rest) = document
+        .split_once(&format!("<!-- {name}: begin -->\n"))
+        .unwrap();
     let (inside, after) = rest.split_once(&format!("<!-- {name}: end -->")).unwrap();
     (before, inside, after)
 }
 
 /// The cells of a table, without its head.
 fn rows(table: &str) -> Vec<Vec<&str>> {
-    table.lines().skip(2).map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect()).collect()
+    table
+        .lines()
+        .skip(2)
+        .map(|line| {
+            line.trim_matches('|')
+                .split('|')
+                .map(|cell| cell.trim().trim_matches('`'))
+                .collect()
+        })
+        .collect()
 }
 
 fn table<'a>(metrics: impl Iterator<Item = (&'a str, &'a str, &'a str)>) -> String {
     let mut text = "| name | type | meaning |\n|---|---|---|\n".to_owned();
     for (name, kind, help) in metrics {
-        writeln!(text, "| `{name}` | {kind} | {} |", help.trim_end_matches('.').replace('|', "\\|")).unwrap();
+        writeln!(
+            text,
+            "| `{name}` | {kind} | {} |",
+            help.trim_end_matches('.').replace('|', "\\|")
+        )
+        .unwrap();
     }
     text
 }
@@ -62,9 +87,17 @@ fn filter_metrics(source: &str) -> Vec<(String, String, String)> {
     let row = |line: &str| {
         let (kind, rest) = line.trim().split_once(": ")?.1.split_once(" \"")?;
         let (name, rest) = rest.split_once("\", \"")?;
-        Some((name.to_owned(), kind.to_lowercase(), rest.strip_suffix("\";")?.to_owned()))
+        Some((
+            name.to_owned(),
+            kind.to_lowercase(),
+            rest.strip_suffix("\";")?.to_owned(),
+        ))
     };
-    source.lines().filter_map(row).filter(|(name, ..)| name.starts_with("switchpoint_")).collect()
+    source
+        .lines()
+        .filter_map(row)
+        .filter(|(name, ..)| name.starts_with("switchpoint_"))
+        .collect()
 }
 
 #[tokio::test]
@@ -72,29 +105,51 @@ async fn metric_names_of_llm_d_are_those_of_the_document() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let page = declared(&get(daemon.admin_address, "/metrics").await.1);
     let document = std::fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
-    let filter = filter_metrics(&std::fs::read_to_string(root().join("filter/src/metrics.rs")).unwrap());
+    let filter =
+        filter_metrics(&std::fs::read_to_string(root().join("filter/src/metrics.rs")).unwrap());
     let listed = rows(part(&document, "llm-d").1);
     assert!(listed.len() > 60, "{} rows", listed.len());
     for row in &listed {
-        let [name, kind, here, note] = row[..] else { panic!("{row:?}") };
+        let [name, kind, here, note] = row[..] else {
+            panic!("{row:?}")
+        };
         let found = page.get(name).map(|metric| metric.kind.as_str());
         match here {
             "yes" => assert_eq!(found, Some(kind), "{name}"),
-            "no" => assert!(found.is_none() && !note.is_empty(), "{name} is published, or has no reason: {found:?} {note}"),
+            "no" => assert!(
+                found.is_none() && !note.is_empty(),
+                "{name} is published, or has no reason: {found:?} {note}"
+            ),
             other => panic!("{name}: {other}"),
         }
         // A note may only name metrics that exist, or other rows of this table.
         let is_known = |word: &str| {
-            let rows = listed.iter().map(|row| row[0]).chain(filter.iter().map(|(name, ..)| name.as_str()));
+            let rows = listed
+                .iter()
+                .map(|row| row[0])
+                .chain(filter.iter().map(|(name, ..)| name.as_str()));
             page.contains_key(word) || rows.into_iter().any(|known| known == word)
         };
         let mut words = note.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let unknown = words.find(|word| ["switchpoint_", LLM_D].iter().any(|prefix| word.starts_with(prefix)) && !is_known(word));
-        assert_eq!(unknown, None, "{name}: its note names a metric that does not exist");
+        let unknown = words.find(|word| {
+            ["switchpoint_", LLM_D]
+                .iter()
+                .any(|prefix| word.starts_with(prefix))
+                && !is_known(word)
+        });
+        assert_eq!(
+            unknown, None,
+            "{name}: its note names a metric that does not exist"
+        );
     }
-    let unlisted: Vec<&String> =
-        page.keys().filter(|name| name.starts_with(LLM_D) && !listed.iter().any(|row| row[0] == name.as_str())).collect();
-    assert!(unlisted.is_empty(), "published, but not llm-d's names: {unlisted:?}");
+    let unlisted: Vec<&String> = page
+        .keys()
+        .filter(|name| name.starts_with(LLM_D) && !listed.iter().any(|row| row[0] == name.as_str()))
+        .collect();
+    assert!(
+        unlisted.is_empty(),
+        "published, but not llm-d's names: {unlisted:?}"
+    );
     daemon.stop().await;
 }
 
@@ -103,12 +158,20 @@ async fn metric_names_of_the_daemon_and_the_filter_are_in_the_document() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
     let page = declared(&get(daemon.admin_address, "/metrics").await.1);
     daemon.stop().await;
-    let own = page.iter().filter(|(name, _)| name.starts_with("switchpoint_"));
-    let daemon_table = table(own.map(|(name, metric)| (name.as_str(), metric.kind.as_str(), metric.help.as_str())));
+    let own = page
+        .iter()
+        .filter(|(name, _)| name.starts_with("switchpoint_"));
+    let daemon_table = table(
+        own.map(|(name, metric)| (name.as_str(), metric.kind.as_str(), metric.help.as_str())),
+    );
     let source = std::fs::read_to_string(root().join("filter/src/metrics.rs")).unwrap();
     let filter = filter_metrics(&source);
     assert!(filter.len() > 20, "{filter:?}");
-    let filter_table = table(filter.iter().map(|(name, kind, help)| (name.as_str(), kind.as_str(), help.as_str())));
+    let filter_table = table(
+        filter
+            .iter()
+            .map(|(name, kind, help)| (name.as_str(), kind.as_str(), help.as_str())),
+    );
 
     let file = root().join("docs/reference/metrics.md");
     let mut document = std::fs::read_to_string(&file).unwrap();

@@ -31,8 +31,12 @@ fn median(mut times: Vec<Duration>) -> Duration {
 #[tokio::test]
 async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
     let fake = FakeApi::start().await;
-    let selector = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": "decode"});
-    fake.put("services", json!({"metadata": {"name": "svc"}, "spec": {"selector": selector}}));
+    let selector =
+        json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": "decode"});
+    fake.put(
+        "services",
+        json!({"metadata": {"name": "svc"}, "spec": {"selector": selector}}),
+    );
     fake.put("endpointslices", slice(&["stays"], 0));
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
     let rig = DaemonHarness::following(discovery.changes("dynamo", "decode").unwrap()).await;
@@ -44,7 +48,10 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
 
     let (mut added, mut removed) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        for (pods, times) in [(["stays", "comes"].as_slice(), &mut added), (&["stays"], &mut removed)] {
+        for (pods, times) in [
+            (["stays", "comes"].as_slice(), &mut added),
+            (&["stays"], &mut removed),
+        ] {
             let began = Instant::now();
             fake.put("endpointslices", slice(pods, round));
             while names(&filter.pool_update().await).len() != pods.len() {}
@@ -52,7 +59,10 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
         }
     }
     let (added, removed) = (median(added), median(removed));
-    assert!(added <= LIMIT && removed <= LIMIT, "added after {added:?}, removed after {removed:?}");
+    assert!(
+        added <= LIMIT && removed <= LIMIT,
+        "added after {added:?}, removed after {removed:?}"
+    );
 
     // Written again and again, as a controller does for changes of pods that the daemon ignores.
     for round in 0..20 {
@@ -61,6 +71,10 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
     let told = filter.pool_update_within(Duration::from_secs(1)).await;
     assert!(told.is_none(), "sent again: {told:?}");
     fake.put("endpointslices", slice(&["stays", "comes"], 21));
-    assert_eq!(names(&filter.pool_update().await), ["stays", "comes"], "the next pool update has the change");
+    assert_eq!(
+        names(&filter.pool_update().await),
+        ["stays", "comes"],
+        "the next pool update has the change"
+    );
     acknowledges.abort();
 }

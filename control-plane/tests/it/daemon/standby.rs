@@ -14,7 +14,9 @@ use tokio::task::JoinHandle;
 
 use super::cluster;
 use super::ext_proc::{GatewayStream, plain, serving};
-use super::harness::{FilterStream, PATIENCE, endpoints, get, get_json, names, serve, until, write};
+use super::harness::{
+    FilterStream, PATIENCE, endpoints, get, get_json, names, serve, until, write,
+};
 use super::outsiders::LoggedDaemon;
 
 /// A gateway that sends one request after another to a daemon. Each must get a destination.
@@ -29,22 +31,37 @@ pub(super) struct BusyGateway {
 impl BusyGateway {
     pub(super) async fn start(address: SocketAddr) -> Self {
         let (answered, stops) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
-        let (count, stop, channel) = (Arc::clone(&answered), Arc::clone(&stops), plain(address).await);
+        let (count, stop, channel) = (
+            Arc::clone(&answered),
+            Arc::clone(&stops),
+            plain(address).await,
+        );
         let task = tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
-                let destination = GatewayStream::ask(channel.clone(), &[]).await.unwrap().destination().await;
+                let destination = GatewayStream::ask(channel.clone(), &[])
+                    .await
+                    .unwrap()
+                    .destination()
+                    .await;
                 assert!(destination.parse::<SocketAddr>().is_ok(), "{destination}");
                 count.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(5)).await; // other tests run on the same cores
             }
         });
-        Self { answered, stops, task }
+        Self {
+            answered,
+            stops,
+            task,
+        }
     }
 
     /// Waits until further requests have been answered.
     pub(super) async fn goes_on(&self) {
         let before = self.answered.load(Ordering::Relaxed);
-        until("ten more answers", || async { self.task.is_finished() || self.answered.load(Ordering::Relaxed) >= before + 10 }).await;
+        until("ten more answers", || async {
+            self.task.is_finished() || self.answered.load(Ordering::Relaxed) >= before + 10
+        })
+        .await;
     }
 
     pub(super) async fn stop(self) {
@@ -54,7 +71,11 @@ impl BusyGateway {
 }
 
 fn ids(update: &PoolUpdate) -> Vec<(String, u32, u32)> {
-    update.endpoints.iter().map(|e| (e.name.clone(), e.slot, e.generation)).collect()
+    update
+        .endpoints
+        .iter()
+        .map(|e| (e.name.clone(), e.slot, e.generation))
+        .collect()
 }
 
 fn term(update: &PoolUpdate) -> u64 {
@@ -63,39 +84,73 @@ fn term(update: &PoolUpdate) -> u64 {
 
 #[tokio::test]
 async fn a_standby_answers_ext_proc_and_a_lost_lease_interrupts_nothing() {
-    let standby = StandbyDaemon::start(serve(&["--endpoint", "127.0.0.1:1", "--ext-proc-plaintext"])).await.unwrap();
+    let standby = StandbyDaemon::start(serve(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--ext-proc-plaintext",
+    ]))
+    .await
+    .unwrap();
     let gateway = BusyGateway::start(standby.ext_proc_address.unwrap()).await;
     gateway.goes_on().await;
     let health = plain(standby.monitoring.health_address.unwrap()).await;
-    let says = async || [serving(&health, LIVENESS).await, serving(&health, LEADING).await, serving(&health, READINESS).await];
-    assert_eq!(says().await, [Ok(true), Ok(false), Ok(true)], "ready to pick, though it does not lead");
+    let says = async || {
+        [
+            serving(&health, LIVENESS).await,
+            serving(&health, LEADING).await,
+            serving(&health, READINESS).await,
+        ]
+    };
+    assert_eq!(
+        says().await,
+        [Ok(true), Ok(false), Ok(true)],
+        "ready to pick, though it does not lead"
+    );
     assert_eq!(get(standby.admin_address, "/readyz").await.0, 200);
 
     let mut before: Option<PoolUpdate> = None;
     for _ in 0..3 {
         let leading = standby.lead().await.unwrap();
-        let (mut filter, _) = FilterStream::connect(leading.state_address, "n", 1, &["default"]).await;
+        let (mut filter, _) =
+            FilterStream::connect(leading.state_address, "n", 1, &["default"]).await;
         let update = filter.pool_update().await;
         if let Some(before) = before {
-            assert_eq!((ids(&update), update.hash_secret), (ids(&before), before.hash_secret));
-            assert!(term(&update) > term(&before), "each term is larger than the one before");
+            assert_eq!(
+                (ids(&update), update.hash_secret),
+                (ids(&before), before.hash_secret)
+            );
+            assert!(
+                term(&update) > term(&before),
+                "each term is larger than the one before"
+            );
         }
         assert_eq!(says().await, [Ok(true); 3]);
-        assert_eq!(get_json(standby.admin_address, "/debug/state").await["leads"], true);
+        assert_eq!(
+            get_json(standby.admin_address, "/debug/state").await["leads"],
+            true
+        );
         gateway.goes_on().await;
 
         let state_address = leading.state_address;
         leading.lose().await;
         let ended = async { while filter.next().await.is_ok() {} };
-        tokio::time::timeout(PATIENCE, ended).await.expect("the stream ends");
-        assert!(TcpStream::connect(state_address).await.is_err(), "no proxy can read the state of a standby");
+        tokio::time::timeout(PATIENCE, ended)
+            .await
+            .expect("the stream ends");
+        assert!(
+            TcpStream::connect(state_address).await.is_err(),
+            "no proxy can read the state of a standby"
+        );
         assert_eq!(says().await, [Ok(true), Ok(false), Ok(true)]);
         gateway.goes_on().await;
         before = Some(update);
     }
     let page = get(standby.admin_address, "/metrics").await.1;
     for line in ["switchpoint_leads 0", "llm_d_epp_extproc_streams_total"] {
-        assert!(page.lines().any(|l| l.starts_with(line)), "{line} in\n{page}");
+        assert!(
+            page.lines().any(|l| l.starts_with(line)),
+            "{line} in\n{page}"
+        );
     }
     gateway.stop().await;
     standby.stop().await;
@@ -107,7 +162,12 @@ async fn update_with(filter: &mut FilterStream, ports: &[u16]) -> PoolUpdate {
         let update = filter.pool_update().await;
         let mut names = names(&update);
         names.sort();
-        if names == ports.iter().map(|port| format!("e{port}")).collect::<Vec<_>>() {
+        if names
+            == ports
+                .iter()
+                .map(|port| format!("e{port}"))
+                .collect::<Vec<_>>()
+        {
             return update;
         }
     }
@@ -116,20 +176,46 @@ async fn update_with(filter: &mut FilterStream, ports: &[u16]) -> PoolUpdate {
 #[tokio::test]
 async fn daemons_that_share_a_snapshot_file_keep_slots_generations_and_secret() {
     let folder = TempDir::new().unwrap();
-    let (file, snapshot) = (folder.path().join("endpoints.yaml"), folder.path().join("snapshot.json"));
+    let (file, snapshot) = (
+        folder.path().join("endpoints.yaml"),
+        folder.path().join("snapshot.json"),
+    );
     write(&file, &endpoints(&[1, 2]));
-    let args = ["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap(), "--ext-proc-plaintext"];
-    let [a, b] = [StandbyDaemon::start(serve(&args)).await.unwrap(), StandbyDaemon::start(serve(&args)).await.unwrap()];
-    let gateways = [BusyGateway::start(a.ext_proc_address.unwrap()).await, BusyGateway::start(b.ext_proc_address.unwrap()).await];
+    let args = [
+        "--endpoints-file",
+        file.to_str().unwrap(),
+        "--snapshot-file",
+        snapshot.to_str().unwrap(),
+        "--ext-proc-plaintext",
+    ];
+    let [a, b] = [
+        StandbyDaemon::start(serve(&args)).await.unwrap(),
+        StandbyDaemon::start(serve(&args)).await.unwrap(),
+    ];
+    let gateways = [
+        BusyGateway::start(a.ext_proc_address.unwrap()).await,
+        BusyGateway::start(b.ext_proc_address.unwrap()).await,
+    ];
     let mut known: Option<PoolUpdate> = None;
-    for (daemon, before, after) in [(&a, [1, 2].as_slice(), [2, 3].as_slice()), (&b, &[2, 3], &[1, 2, 3]), (&a, &[1, 2, 3], &[1, 3])] {
-        let followed = || async { get_json(daemon.admin_address, "/debug/state").await["pools"][0]["endpoints"] == before.len() };
+    for (daemon, before, after) in [
+        (&a, [1, 2].as_slice(), [2, 3].as_slice()),
+        (&b, &[2, 3], &[1, 2, 3]),
+        (&a, &[1, 2, 3], &[1, 3]),
+    ] {
+        let followed = || async {
+            get_json(daemon.admin_address, "/debug/state").await["pools"][0]["endpoints"]
+                == before.len()
+        };
         until("the endpoints are followed", followed).await;
         let leading = daemon.lead().await.unwrap();
-        let (mut filter, _) = FilterStream::connect(leading.state_address, "n", 1, &["default"]).await;
+        let (mut filter, _) =
+            FilterStream::connect(leading.state_address, "n", 1, &["default"]).await;
         let first = update_with(&mut filter, before).await;
         if let Some(known) = known {
-            assert_eq!((ids(&first), first.hash_secret), (ids(&known), known.hash_secret));
+            assert_eq!(
+                (ids(&first), first.hash_secret),
+                (ids(&known), known.hash_secret)
+            );
             assert!(term(&first) > term(&known));
         }
         write(&file, &endpoints(after));
@@ -151,8 +237,16 @@ async fn two_daemons_of_one_moment_give_no_number_twice() {
     for _ in 0..2 {
         let daemon = StandbyDaemon::start(serve(&args)).await.unwrap();
         let leading = daemon.lead().await.unwrap();
-        let (mut filter, _) = FilterStream::connect(leading.state_address, "n", 1, &["default"]).await;
-        seen.extend(filter.pool_update().await.endpoints.into_iter().map(|endpoint| endpoint.generation));
+        let (mut filter, _) =
+            FilterStream::connect(leading.state_address, "n", 1, &["default"]).await;
+        seen.extend(
+            filter
+                .pool_update()
+                .await
+                .endpoints
+                .into_iter()
+                .map(|endpoint| endpoint.generation),
+        );
         leading.end().await;
         daemon.stop().await;
     }
@@ -163,26 +257,58 @@ async fn two_daemons_of_one_moment_give_no_number_twice() {
 
 #[tokio::test]
 async fn a_leader_whose_store_is_away_stands_by_and_leads_again() {
-    let Some(binary) = cluster::tool("etcd") else { return };
+    let Some(binary) = cluster::tool("etcd") else {
+        return;
+    };
     let (folder, port) = (TempDir::new().unwrap(), cluster::free_port());
     let mut etcd = cluster::etcd(binary, folder.path(), port);
     let url = format!("http://127.0.0.1:{port}");
-    let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "127.0.0.1:0", "--ext-proc-plaintext", "--lease-etcd", &url];
+    let args = [
+        "--endpoint",
+        "127.0.0.1:1",
+        "--listen-ext-proc",
+        "127.0.0.1:0",
+        "--ext-proc-plaintext",
+        "--lease-etcd",
+        &url,
+    ];
     let daemon = LoggedDaemon::start(1_024, &args, "serving").await;
-    let (health, gateway) = (plain(daemon.at("health")).await, BusyGateway::start(daemon.at("ext_proc")).await);
+    let (health, gateway) = (
+        plain(daemon.at("health")).await,
+        BusyGateway::start(daemon.at("ext_proc")).await,
+    );
     let state = async || {
-        let mut filter = FilterStream::connect(daemon.at("state"), "n", 1, &["default"]).await.0;
+        let mut filter = FilterStream::connect(daemon.at("state"), "n", 1, &["default"])
+            .await
+            .0;
         term(&filter.pool_update().await)
     };
     let first = state().await;
     etcd.kill();
-    until("it stands by", || async { serving(&health, LEADING).await == Ok(false) }).await;
-    assert_eq!([serving(&health, LIVENESS).await, serving(&health, READINESS).await], [Ok(true); 2]);
-    assert!(TcpStream::connect(daemon.at("state")).await.is_err(), "it serves no state");
+    until("it stands by", || async {
+        serving(&health, LEADING).await == Ok(false)
+    })
+    .await;
+    assert_eq!(
+        [
+            serving(&health, LIVENESS).await,
+            serving(&health, READINESS).await
+        ],
+        [Ok(true); 2]
+    );
+    assert!(
+        TcpStream::connect(daemon.at("state")).await.is_err(),
+        "it serves no state"
+    );
     gateway.goes_on().await;
     etcd.start();
-    until("it leads again", || async { serving(&health, LEADING).await == Ok(true) }).await;
-    let again = get_json(daemon.at("admin"), "/debug/state").await["term"].as_u64().unwrap();
+    until("it leads again", || async {
+        serving(&health, LEADING).await == Ok(true)
+    })
+    .await;
+    let again = get_json(daemon.at("admin"), "/debug/state").await["term"]
+        .as_u64()
+        .unwrap();
     assert!(again > first, "{again} after {first}");
     gateway.goes_on().await;
     gateway.stop().await;

@@ -24,30 +24,62 @@ async fn refused(rig: &DaemonHarness, message: proxy_message::Message) -> tonic:
 }
 
 fn hello(schema: u32, pools: Vec<String>) -> proxy_message::Message {
-    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id: 1, pools, ..state::Hello::default() })
+    proxy_message::Message::Hello(state::Hello {
+        schema,
+        node_id: "n".to_owned(),
+        process_id: 1,
+        pools,
+        ..state::Hello::default()
+    })
 }
 
 fn observed(queue: f32) -> ScrapedMetrics {
-    let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-    ScrapedMetrics { metrics, process_start: None, adapters: [].into(), observed_at: tokio::time::Instant::now() }
+    let metrics = EndpointMetrics {
+        queue_depth: Some(queue),
+        ..EndpointMetrics::default()
+    };
+    ScrapedMetrics {
+        metrics,
+        process_start: None,
+        adapters: [].into(),
+        observed_at: tokio::time::Instant::now(),
+    }
 }
 
 fn queue_depths(message: &state::Metrics) -> &[f32] {
-    &message.columns.iter().find(|column| column.name == QUEUE_DEPTH.name).expect("no column of queue depths").values
+    &message
+        .columns
+        .iter()
+        .find(|column| column.name == QUEUE_DEPTH.name)
+        .expect("no column of queue depths")
+        .values
 }
 
 fn first_id(pool_update: &state::PoolUpdate) -> EndpointRef {
     let e = &pool_update.endpoints[0];
-    EndpointRef { slot: Slot(u16::try_from(e.slot).unwrap()), generation: Generation(e.generation) }
+    EndpointRef {
+        slot: Slot(u16::try_from(e.slot).unwrap()),
+        generation: Generation(e.generation),
+    }
 }
 
 #[tokio::test]
 async fn hello_is_answered_by_welcome_pool_update_and_metrics() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let (mut filter, welcome) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
-    assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
+    assert_eq!(
+        (welcome.schema, welcome.unknown_pools.len()),
+        (proto::SCHEMA, 0)
+    );
     let pool_update = filter.pool_update().await;
-    assert_eq!((pool_update.pool.as_str(), pool_update.hash_secret, pool_update.staleness_max_ms), ("default", 99, 5000));
+    assert_eq!(
+        (
+            pool_update.pool.as_str(),
+            pool_update.hash_secret,
+            pool_update.staleness_max_ms
+        ),
+        ("default", 99, 5000)
+    );
     assert_eq!(pool_update.version.unwrap().term, 7);
     let metrics = filter.metrics().await;
     assert_eq!(metrics.pool_update, pool_update.version);
@@ -71,17 +103,29 @@ async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
     for _ in 0..3 {
         let asked = Instant::now();
         let beat = filter.metrics().await;
-        assert!(asked.elapsed() < 4 * Duration::from_millis(proto::METRICS_INTERVAL_MAX_MS), "no heartbeat");
+        assert!(
+            asked.elapsed() < 4 * Duration::from_millis(proto::METRICS_INTERVAL_MAX_MS),
+            "no heartbeat"
+        );
         assert!(beat.sequence > sequence);
         sequence = beat.sequence;
     }
     rig.scraped(ScrapeEvent::Metrics(id, observed(5.0))).await;
     while queue_depths(&filter.metrics().await) != [5.0] {}
-    let other_life = EndpointRef { generation: Generation(id.generation.0 + 100), ..id };
-    rig.scraped(ScrapeEvent::Metrics(other_life, observed(6.0))).await;
-    rig.scraped(ScrapeEvent::Failed(id, FailReason::Timeout, 1)).await;
+    let other_life = EndpointRef {
+        generation: Generation(id.generation.0 + 100),
+        ..id
+    };
+    rig.scraped(ScrapeEvent::Metrics(other_life, observed(6.0)))
+        .await;
+    rig.scraped(ScrapeEvent::Failed(id, FailReason::Timeout, 1))
+        .await;
     for _ in 0..3 {
-        assert_eq!(queue_depths(&filter.metrics().await), [5.0], "an event of another generation, or a failed scrape, changed the metrics");
+        assert_eq!(
+            queue_depths(&filter.metrics().await),
+            [5.0],
+            "an event of another generation, or a failed scrape, changed the metrics"
+        );
     }
 }
 
@@ -97,7 +141,10 @@ async fn a_restarted_engine_is_another_life_in_the_same_slot() {
     assert_eq!(after.endpoints[0].slot, before.endpoints[0].slot);
     assert!(after.endpoints[0].generation > before.endpoints[0].generation);
     assert!(after.version.unwrap().sequence > before.version.unwrap().sequence);
-    assert!(queue_depths(&filter.metrics().await)[0].is_nan(), "metrics of the old process do not apply to the new one");
+    assert!(
+        queue_depths(&filter.metrics().await)[0].is_nan(),
+        "metrics of the old process do not apply to the new one"
+    );
 }
 
 #[tokio::test]
@@ -105,17 +152,30 @@ async fn a_schema_that_is_too_old_is_refused_by_name() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let status = refused(&rig, hello(proto::SCHEMA_MIN - 1, vec![])).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(status.message().contains(&format!("schema {}", proto::SCHEMA_MIN - 1)), "{}", status.message());
+    assert!(
+        status
+            .message()
+            .contains(&format!("schema {}", proto::SCHEMA_MIN - 1)),
+        "{}",
+        status.message()
+    );
 }
 
 /// A module of the next release knows by the Welcome that it must speak this release's schema.
 #[tokio::test]
 async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    for (theirs, common) in [(proto::SCHEMA_MIN, proto::SCHEMA_MIN), (proto::SCHEMA + 1, proto::SCHEMA)] {
+    for (theirs, common) in [
+        (proto::SCHEMA_MIN, proto::SCHEMA_MIN),
+        (proto::SCHEMA + 1, proto::SCHEMA),
+    ] {
         let mut filter = FilterStream::silent(rig.address).await;
-        filter.hello(theirs, "n", u64::from(theirs), &["default"]).await;
-        let Ok(Message::Welcome(welcome)) = filter.next().await else { panic!("no welcome") };
+        filter
+            .hello(theirs, "n", u64::from(theirs), &["default"])
+            .await;
+        let Ok(Message::Welcome(welcome)) = filter.next().await else {
+            panic!("no welcome")
+        };
         assert_eq!(welcome.schema, common);
         assert_eq!(names(&filter.pool_update().await), ["a"]);
     }
@@ -124,9 +184,17 @@ async fn a_newer_filter_is_served_in_the_schema_of_the_daemon() {
 #[tokio::test]
 async fn what_breaks_the_protocol_ends_the_stream_with_the_reason() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let first = refused(&rig, proxy_message::Message::Report(state::Report::default())).await;
+    let first = refused(
+        &rig,
+        proxy_message::Message::Report(state::Report::default()),
+    )
+    .await;
     assert!(first.message().contains("Hello"), "{first}");
-    let many = refused(&rig, hello(proto::SCHEMA, (0..1000).map(|i| i.to_string()).collect())).await;
+    let many = refused(
+        &rig,
+        hello(proto::SCHEMA, (0..1000).map(|i| i.to_string()).collect()),
+    )
+    .await;
     assert!(many.message().contains("1000 pools"), "{many}");
     let long = refused(&rig, hello(proto::SCHEMA, vec!["x".repeat(100_000)])).await;
     assert!(long.message().contains("longer"), "{long}");
@@ -143,7 +211,8 @@ async fn what_breaks_the_protocol_ends_the_stream_with_the_reason() {
 #[tokio::test]
 async fn an_unknown_pool_is_named_and_the_others_served() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let (mut filter, welcome) = FilterStream::connect(rig.address, "n", 1, &["default", "defualt"]).await;
+    let (mut filter, welcome) =
+        FilterStream::connect(rig.address, "n", 1, &["default", "defualt"]).await;
     assert_eq!(welcome.unknown_pools, ["defualt"]);
     assert_eq!(filter.pool_update().await.pool, "default");
 }
@@ -161,7 +230,10 @@ async fn a_newer_stream_of_a_process_takes_over() {
     };
     assert_eq!(status.code(), Code::Aborted);
     let after = new.pool_update().await;
-    assert!(after.version.unwrap().sequence > before.version.unwrap().sequence, "a process never sees versions go back");
+    assert!(
+        after.version.unwrap().sequence > before.version.unwrap().sequence,
+        "a process never sees versions go back"
+    );
     assert_eq!(rig.shared.proxies.borrow().len(), 1);
 }
 
@@ -171,7 +243,13 @@ async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_no
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let pool_update = filter.pool_update_unanswered().await;
     filter.ack(&pool_update, "slot 7 twice").await;
-    let told = || async { rig.shared.proxies.borrow().values().any(|p| p.pools["default"].refused.as_deref() == Some("slot 7 twice")) };
+    let told = || async {
+        rig.shared
+            .proxies
+            .borrow()
+            .values()
+            .any(|p| p.pools["default"].refused.as_deref() == Some("slot 7 twice"))
+    };
     until("the refusal is seen", told).await;
     assert_eq!(rig.shared.counters().pool_updates_refused, 1);
     assert!(!rig.shared.acknowledged("default", 1));
@@ -187,7 +265,9 @@ async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_no
 async fn a_message_too_large_ends_its_stream_and_nothing_else() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
-    let report = state::Report { counters: vec![vec![0; proto::MESSAGE_BYTES_MAX + 1]] };
+    let report = state::Report {
+        counters: vec![vec![0; proto::MESSAGE_BYTES_MAX + 1]],
+    };
     filter.say(proxy_message::Message::Report(report)).await;
     while filter.next().await.is_ok() {}
     let (mut again, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
@@ -197,9 +277,18 @@ async fn a_message_too_large_ends_its_stream_and_nothing_else() {
 #[tokio::test]
 async fn a_slow_reader_is_sent_the_newest_and_not_what_it_missed() {
     let large = |revision: u16| {
-        let label =
-            |i: u16| vec![("generation".to_owned(), revision.to_string()), ("pad".to_owned(), "x".repeat(2000 + usize::from(i % 7)))];
-        (0..1000).map(|i| discovery::Instance { labels: label(i), ..instance(&format!("e{i}"), i + 1) }).collect::<Vec<_>>()
+        let label = |i: u16| {
+            vec![
+                ("generation".to_owned(), revision.to_string()),
+                ("pad".to_owned(), "x".repeat(2000 + usize::from(i % 7))),
+            ]
+        };
+        (0..1000)
+            .map(|i| discovery::Instance {
+                labels: label(i),
+                ..instance(&format!("e{i}"), i + 1)
+            })
+            .collect::<Vec<_>>()
     };
     let rig = DaemonHarness::start(large(0)).await;
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
@@ -217,18 +306,29 @@ async fn a_slow_reader_is_sent_the_newest_and_not_what_it_missed() {
     loop {
         let pool_update = filter.pool_update().await;
         pool_updates += 1;
-        if pool_update.endpoints[0].labels.iter().any(|l| l.value == CHANGES.to_string()) {
+        if pool_update.endpoints[0]
+            .labels
+            .iter()
+            .any(|l| l.value == CHANGES.to_string())
+        {
             break;
         }
     }
-    assert!(pool_updates <= 4, "{pool_updates} pool updates of 2 MB queued for a reader that was not reading");
+    assert!(
+        pool_updates <= 4,
+        "{pool_updates} pool updates of 2 MB queued for a reader that was not reading"
+    );
 }
 
 #[tokio::test]
 async fn a_full_pool_fits_a_message() {
     let label = |i: usize| {
-        (0..discovery::LABELS_MAX)
-            .map(move |j| (format!("{i:04}{j:04}"), "x".repeat(discovery::LABEL_BYTES_MAX / discovery::LABELS_MAX - 8)))
+        (0..discovery::LABELS_MAX).map(move |j| {
+            (
+                format!("{i:04}{j:04}"),
+                "x".repeat(discovery::LABEL_BYTES_MAX / discovery::LABELS_MAX - 8),
+            )
+        })
     };
     let full = (0..discovery::INSTANCES_MAX)
         .map(|i| discovery::Instance {
@@ -242,7 +342,11 @@ async fn a_full_pool_fits_a_message() {
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let pool_update = filter.pool_update().await;
     assert_eq!(pool_update.endpoints.len(), discovery::INSTANCES_MAX);
-    assert!(pool_update.encoded_len() < proto::MESSAGE_BYTES_MAX * 9 / 10, "{} bytes", pool_update.encoded_len());
+    assert!(
+        pool_update.encoded_len() < proto::MESSAGE_BYTES_MAX * 9 / 10,
+        "{} bytes",
+        pool_update.encoded_len()
+    );
 }
 
 #[tokio::test]
@@ -251,7 +355,16 @@ async fn many_proxies_all_get_every_change() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut filters = Vec::new();
     for process_id in 0..PROXIES {
-        filters.push(FilterStream::connect(rig.address, &format!("n{process_id}"), process_id, &["default"]).await.0);
+        filters.push(
+            FilterStream::connect(
+                rig.address,
+                &format!("n{process_id}"),
+                process_id,
+                &["default"],
+            )
+            .await
+            .0,
+        );
     }
     for filter in &mut filters {
         filter.pool_update().await;
@@ -260,9 +373,15 @@ async fn many_proxies_all_get_every_change() {
     for filter in &mut filters {
         while names(&filter.pool_update().await) != ["b"] {}
     }
-    assert_eq!(rig.shared.proxies.borrow().len(), usize::try_from(PROXIES).unwrap());
+    assert_eq!(
+        rig.shared.proxies.borrow().len(),
+        usize::try_from(PROXIES).unwrap()
+    );
     drop(filters);
-    until("rows of closed streams are gone", || async { rig.shared.proxies.borrow().is_empty() }).await;
+    until("rows of closed streams are gone", || async {
+        rig.shared.proxies.borrow().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -271,23 +390,50 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let id = first_id(&filter.pool_update().await);
     let counters = |vm_id, picked, requests| {
-        let row =
-            state::EndpointCounters { slot: u32::from(id.slot.0), generation: id.generation.0, picked, requests, ..Default::default() };
-        state::VmCounters { pool: "default".to_owned(), vm_id, endpoints: vec![row], ..Default::default() }.encode_to_vec()
+        let row = state::EndpointCounters {
+            slot: u32::from(id.slot.0),
+            generation: id.generation.0,
+            picked,
+            requests,
+            ..Default::default()
+        };
+        state::VmCounters {
+            pool: "default".to_owned(),
+            vm_id,
+            endpoints: vec![row],
+            ..Default::default()
+        }
+        .encode_to_vec()
     };
     let report = |counters| proxy_message::Message::Report(state::Report { counters });
-    filter.say(report(vec![counters(1, 10, 1), counters(2, 5, 2), vec![0xff; 9]])).await;
+    filter
+        .say(report(vec![
+            counters(1, 10, 1),
+            counters(2, 5, 2),
+            vec![0xff; 9],
+        ]))
+        .await;
     filter.say(report(vec![counters(1, 12, 3)])).await;
     let total = || async {
-        let totals = rig.shared.counters().totals("default", tokio::time::Instant::now());
-        totals.endpoints.get(&(id.generation, id.slot)).is_some_and(|e| (e.picked, e.requests) == (17, 5))
+        let totals = rig
+            .shared
+            .counters()
+            .totals("default", tokio::time::Instant::now());
+        totals
+            .endpoints
+            .get(&(id.generation, id.slot))
+            .is_some_and(|e| (e.picked, e.requests) == (17, 5))
     };
     until("cumulative counts replace, VMs add", total).await;
     assert_eq!(rig.shared.counters().reports_invalid, 1);
     let later = tokio::time::Instant::now() + Duration::from_secs(60);
     let totals = rig.shared.counters().totals("default", later);
     let row = totals.endpoints[&(id.generation, id.slot)];
-    assert_eq!((row.picked, row.requests, totals.vms), (17, 0, 0), "a silent VM's counts stay, and its outstanding requests do not");
+    assert_eq!(
+        (row.picked, row.requests, totals.vms),
+        (17, 0, 0),
+        "a silent VM's counts stay, and its outstanding requests do not"
+    );
 }
 
 #[tokio::test]
@@ -309,7 +455,12 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
     let (mut one, _) = FilterStream::connect(rig.address, "one", 1, &["default"]).await;
     let (mut two, _) = FilterStream::connect(rig.address, "two", 2, &["default"]).await;
     let (pool_update, _) = (one.pool_update().await, two.pool_update().await);
-    let share = || proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), ..state::LoadReport::default() });
+    let share = || {
+        proxy_message::Message::LoadReport(state::LoadReport {
+            pool: "default".to_owned(),
+            ..state::LoadReport::default()
+        })
+    };
     // `late` counts rounds in which a heartbeat had to come first.
     let (mut rounds, mut late) = (0, 0);
     for _ in 0..TRIES_MAX {

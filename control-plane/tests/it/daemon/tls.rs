@@ -19,13 +19,19 @@ impl TlsAuthority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self { pem, issuer: Issuer::new(params, key) }
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     /// A certificate and its key, PEM.
     fn sign(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let certificate = CertificateParams::new(vec!["localhost".to_owned()])
+            .unwrap()
+            .signed_by(&key, &self.issuer)
+            .unwrap();
         (certificate.pem(), key.serialize_pem())
     }
 
@@ -39,7 +45,9 @@ impl TlsAuthority {
 }
 
 pub(super) fn tls(server: &TlsAuthority, client: Option<&TlsAuthority>) -> ClientTlsConfig {
-    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&server.pem)).domain_name("localhost");
+    let config = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&server.pem))
+        .domain_name("localhost");
     match client {
         None => config,
         Some(authority) => {
@@ -49,15 +57,26 @@ pub(super) fn tls(server: &TlsAuthority, client: Option<&TlsAuthority>) -> Clien
     }
 }
 
-async fn connect(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<Channel, tonic::transport::Error> {
+async fn connect(
+    address: std::net::SocketAddr,
+    tls: ClientTlsConfig,
+) -> Result<Channel, tonic::transport::Error> {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Endpoint::from_shared(format!("https://localhost:{}", address.port())).unwrap().tls_config(tls)?.connect().await
+    Endpoint::from_shared(format!("https://localhost:{}", address.port()))
+        .unwrap()
+        .tls_config(tls)?
+        .connect()
+        .await
 }
 
 /// Whether a client with this TLS configuration gets a pool update.
 pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
-    let Ok(channel) = connect(address, tls).await else { return false };
-    let Ok(filter) = FilterStream::over(channel).await else { return false };
+    let Ok(channel) = connect(address, tls).await else {
+        return false;
+    };
+    let Ok(filter) = FilterStream::over(channel).await else {
+        return false;
+    };
     let mut filter = filter;
     filter.hello(proto::SCHEMA, "n", 1, &["default"]).await;
     if !matches!(filter.inbound.message().await, Ok(Some(_))) {
@@ -74,19 +93,43 @@ async fn only_clients_of_the_right_authority_are_served() {
     let ca = folder.path().join("ca.pem");
     write(&ca, &ours.pem);
     let [cert, key, ca] = [&cert, &key, &ca].map(|p| p.to_str().unwrap());
-    let daemon =
-        daemon(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", cert, "--state-tls-key", key, "--state-tls-client-ca", ca]).await;
+    let daemon = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--state-tls-cert",
+        cert,
+        "--state-tls-key",
+        key,
+        "--state-tls-client-ca",
+        ca,
+    ])
+    .await;
     assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await);
-    assert!(!served(daemon.state_address, tls(&ours, None)).await, "a client without a certificate");
-    assert!(!served(daemon.state_address, tls(&ours, Some(&theirs))).await, "a client of another authority");
-    assert!(!served(daemon.state_address, tls(&theirs, Some(&ours))).await, "a client that does not trust us");
-    let plain = Channel::from_shared(format!("http://{}", daemon.state_address)).unwrap().connect().await;
+    assert!(
+        !served(daemon.state_address, tls(&ours, None)).await,
+        "a client without a certificate"
+    );
+    assert!(
+        !served(daemon.state_address, tls(&ours, Some(&theirs))).await,
+        "a client of another authority"
+    );
+    assert!(
+        !served(daemon.state_address, tls(&theirs, Some(&ours))).await,
+        "a client that does not trust us"
+    );
+    let plain = Channel::from_shared(format!("http://{}", daemon.state_address))
+        .unwrap()
+        .connect()
+        .await;
     let refused = match plain {
         Err(_) => true,
         Ok(channel) => FilterStream::over(channel).await.is_err(),
     };
     assert!(refused, "a plaintext client");
-    assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await, "a proper client is still served");
+    assert!(
+        served(daemon.state_address, tls(&ours, Some(&ours))).await,
+        "a proper client is still served"
+    );
     daemon.stop().await;
 }
 
@@ -96,14 +139,28 @@ async fn certificates_are_read_again_when_they_change() {
     let (old, new) = (TlsAuthority::new(), TlsAuthority::new());
     let (cert, key) = old.put(folder.path());
     let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
-    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", cert, "--state-tls-key", key]).await;
+    let daemon = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--state-tls-cert",
+        cert,
+        "--state-tls-key",
+        key,
+    ])
+    .await;
     assert!(served(daemon.state_address, tls(&old, None)).await);
     assert!(!served(daemon.state_address, tls(&new, None)).await);
     new.put(folder.path());
-    until("the new certificate is shown", || served(daemon.state_address, tls(&new, None))).await;
+    until("the new certificate is shown", || {
+        served(daemon.state_address, tls(&new, None))
+    })
+    .await;
     std::fs::write(folder.path().join("cert.pem"), "garbage").unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(600)).await; // longer than the interval of the file watcher
-    assert!(served(daemon.state_address, tls(&new, None)).await, "garbage does not replace a certificate");
+    assert!(
+        served(daemon.state_address, tls(&new, None)).await,
+        "garbage does not replace a certificate"
+    );
     daemon.stop().await;
 }
 
@@ -113,12 +170,39 @@ async fn the_admin_listener_has_its_own_tls() {
     let ours = TlsAuthority::new();
     let (cert, key) = ours.put(folder.path());
     let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
-    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--admin-tls-cert", cert, "--admin-tls-key", key]).await;
+    let daemon = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--admin-tls-cert",
+        cert,
+        "--admin-tls-key",
+        key,
+    ])
+    .await;
     let _ = rustls::crypto::ring::default_provider().install_default();
     let authority = reqwest::Certificate::from_pem(ours.pem.as_bytes()).unwrap();
-    let client = reqwest::Client::builder().tls_certs_only([authority]).build().unwrap();
-    let response = client.get(format!("https://localhost:{}/livez", daemon.admin_address.port())).send().await.unwrap();
+    let client = reqwest::Client::builder()
+        .tls_certs_only([authority])
+        .build()
+        .unwrap();
+    let response = client
+        .get(format!(
+            "https://localhost:{}/livez",
+            daemon.admin_address.port()
+        ))
+        .send()
+        .await
+        .unwrap();
     assert_eq!(response.status(), 200);
-    assert!(client.get(format!("http://localhost:{}/livez", daemon.admin_address.port())).send().await.is_err());
+    assert!(
+        client
+            .get(format!(
+                "http://localhost:{}/livez",
+                daemon.admin_address.port()
+            ))
+            .send()
+            .await
+            .is_err()
+    );
     daemon.stop().await;
 }

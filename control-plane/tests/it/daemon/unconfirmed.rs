@@ -48,9 +48,20 @@ impl LostNodeDrill {
     /// The pods as /debug/endpoints shows them: `name state`.
     async fn shown(&self) -> String {
         let page = get_json(self.admin, "/debug/endpoints").await;
-        let rows = page["endpoints"].as_array().unwrap().iter().filter(|row| row["state"] != "departing");
-        let mut rows: Vec<String> =
-            rows.map(|row| format!("{} {}", row["name"].as_str().unwrap(), row["state"].as_str().unwrap())).collect();
+        let rows = page["endpoints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|row| row["state"] != "departing");
+        let mut rows: Vec<String> = rows
+            .map(|row| {
+                format!(
+                    "{} {}",
+                    row["name"].as_str().unwrap(),
+                    row["state"].as_str().unwrap()
+                )
+            })
+            .collect();
         rows.sort();
         rows.join(", ")
     }
@@ -65,7 +76,10 @@ impl LostNodeDrill {
 
     async fn metric(&self) -> String {
         let page = harness::get(self.admin, "/metrics").await.1;
-        page.lines().find(|line| line.starts_with("switchpoint_endpoints_unconfirmed{")).unwrap_or_default().to_owned()
+        page.lines()
+            .find(|line| line.starts_with("switchpoint_endpoints_unconfirmed{"))
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
@@ -89,7 +103,9 @@ async fn engines(count: u8) -> (u16, Vec<AbortHandle>) {
     let mut port = 0;
     let mut tasks = Vec::new();
     for number in 0..count {
-        let listener = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, number + 2), port)).await.unwrap();
+        let listener = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, number + 2), port))
+            .await
+            .unwrap();
         port = listener.local_addr().unwrap().port();
         let page = || async { "vllm:num_requests_waiting{model_name=\"m\"} 0\n" };
         let router = Router::new().route("/metrics", get(page));
@@ -102,26 +118,61 @@ async fn engines(count: u8) -> (u16, Vec<AbortHandle>) {
 async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
     let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
     let (port, engines) = engines(4).await;
-    let spec =
-        json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": port}], "endpointPickerRef": {"name": "epp"}});
+    let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": port}], "endpointPickerRef": {"name": "epp"}});
     fake.put("inferencepools", json!({"apiVersion": "x", "kind": "InferencePool", "metadata": {"name": "llama"}, "spec": spec}));
     (0..4).for_each(|number| put_pod(&fake, number, PodState::Ready));
     let pools = root.path().join("pools.json");
-    std::fs::write(&pools, json!({"pools": [{"name": "p", "inferencePool": {"name": "llama"}}]}).to_string()).unwrap();
+    std::fs::write(
+        &pools,
+        json!({"pools": [{"name": "p", "inferencePool": {"name": "llama"}}]}).to_string(),
+    )
+    .unwrap();
     let any = "127.0.0.1:0";
-    let mut child = tokio::process::Command::from(switchpointd(&["serve", "--pools", pools.to_str().unwrap()]))
-        .args(["--listen-state", any, "--listen-admin", any, "--listen-health", "none", "--listen-ext-proc", "none"])
-        .args(["--log-format", "json", "--scrape-interval", "100ms", "--staleness-max", "1s"])
-        .env("KUBECONFIG", kubeconfig(root.path(), &fake))
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
+    let mut child =
+        tokio::process::Command::from(switchpointd(&["serve", "--pools", pools.to_str().unwrap()]))
+            .args([
+                "--listen-state",
+                any,
+                "--listen-admin",
+                any,
+                "--listen-health",
+                "none",
+                "--listen-ext-proc",
+                "none",
+            ])
+            .args([
+                "--log-format",
+                "json",
+                "--scrape-interval",
+                "100ms",
+                "--staleness-max",
+                "1s",
+            ])
+            .env("KUBECONFIG", kubeconfig(root.path(), &fake))
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
     let log = DaemonLog::read(child.stderr.take().unwrap());
-    let admin = log.line("\"serving\"").await["admin"].as_str().unwrap().parse().unwrap();
-    let drill = LostNodeDrill { fake, admin, engines };
+    let admin = log.line("\"serving\"").await["admin"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let drill = LostNodeDrill {
+        fake,
+        admin,
+        engines,
+    };
     drill.shows("p0 ready, p1 ready, p2 ready, p3 ready").await;
-    let scraped = || async { harness::get(admin, "/debug/endpoints").await.1.matches("\"reason\":\"\"").count() == 4 };
+    let scraped = || async {
+        harness::get(admin, "/debug/endpoints")
+            .await
+            .1
+            .matches("\"reason\":\"\"")
+            .count()
+            == 4
+    };
     until("that all engines are scraped", scraped).await;
 
     // One after another, as the node lifecycle controller does it.
@@ -129,17 +180,35 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
         drill.pod(number, PodState::NodeLost);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    drill.shows("p0 unconfirmed, p1 unconfirmed, p2 unconfirmed, p3 unconfirmed").await;
+    drill
+        .shows("p0 unconfirmed, p1 unconfirmed, p2 unconfirmed, p3 unconfirmed")
+        .await;
     let began = Instant::now();
     while began.elapsed() < OBSERVED {
-        assert_eq!(drill.shown().await, "p0 unconfirmed, p1 unconfirmed, p2 unconfirmed, p3 unconfirmed");
+        assert_eq!(
+            drill.shown().await,
+            "p0 unconfirmed, p1 unconfirmed, p2 unconfirmed, p3 unconfirmed"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(drill.metric().await, "switchpoint_endpoints_unconfirmed{pool=\"p\"} 4.0");
+    assert_eq!(
+        drill.metric().await,
+        "switchpoint_endpoints_unconfirmed{pool=\"p\"} 4.0"
+    );
     let said = log.line("stay while they answer").await;
-    assert!(said["level"] == "WARN" && said["why"].as_str().unwrap().contains("node"), "{said}");
+    assert!(
+        said["level"] == "WARN" && said["why"].as_str().unwrap().contains("node"),
+        "{said}"
+    );
     let row = get_json(admin, "/debug/endpoints").await["endpoints"][0].clone();
-    assert!(row["slot"].is_number() && row["reason"].as_str().unwrap().starts_with("kept for at most 300 s"), "{row}");
+    assert!(
+        row["slot"].is_number()
+            && row["reason"]
+                .as_str()
+                .unwrap()
+                .starts_with("kept for at most 300 s"),
+        "{row}"
+    );
 
     // Deliberate removals, and an engine that is dead.
     drill.removed_at_once(0, None).await;
@@ -148,14 +217,24 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
     let in_pool = |row: &Value| row["slot"].is_number() && row["state"] != "departing";
     let left = || async { !drill.rows("p2").await.iter().any(in_pool) };
     until("that the dead engine leaves", left).await;
-    assert_eq!(drill.shown().await, "p2 unconfirmed, p3 unconfirmed", "it is still shown, with the reason");
-    assert_eq!(drill.metric().await, "switchpoint_endpoints_unconfirmed{pool=\"p\"} 1.0");
+    assert_eq!(
+        drill.shown().await,
+        "p2 unconfirmed, p3 unconfirmed",
+        "it is still shown, with the reason"
+    );
+    assert_eq!(
+        drill.metric().await,
+        "switchpoint_endpoints_unconfirmed{pool=\"p\"} 1.0"
+    );
 
     // The kubelets are back.
     drill.pod(3, PodState::Ready);
     drill.shows("p2 unconfirmed, p3 ready").await;
     log.line("no endpoint is unconfirmed any more").await;
-    assert_eq!(drill.metric().await, "switchpoint_endpoints_unconfirmed{pool=\"p\"} 0.0");
+    assert_eq!(
+        drill.metric().await,
+        "switchpoint_endpoints_unconfirmed{pool=\"p\"} 0.0"
+    );
     drill.pod(3, PodState::NodeLost);
     drill.shows("p2 unconfirmed, p3 unconfirmed").await;
     drill.removed_at_once(3, Some(PodState::Terminating)).await;
@@ -164,7 +243,13 @@ async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
 impl LostNodeDrill {
     async fn rows(&self, name: &str) -> Vec<Value> {
         let page = get_json(self.admin, "/debug/endpoints").await;
-        page["endpoints"].as_array().unwrap().iter().filter(|row| row["name"] == name).cloned().collect()
+        page["endpoints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|row| row["name"] == name)
+            .cloned()
+            .collect()
     }
 
     /// Deletes the pod, or gives it this state, and checks that it leaves the pool at once.
@@ -175,7 +260,14 @@ impl LostNodeDrill {
             Some(state) => self.pod(number, state),
             None => self.fake.delete("pods", &name),
         }
-        until(&format!("that {name} leaves"), || async { !self.shown().await.contains(&name) }).await;
-        assert!(began.elapsed() < AT_ONCE, "{name} left after {:?}", began.elapsed());
+        until(&format!("that {name} leaves"), || async {
+            !self.shown().await.contains(&name)
+        })
+        .await;
+        assert!(
+            began.elapsed() < AT_ONCE,
+            "{name} left after {:?}",
+            began.elapsed()
+        );
     }
 }

@@ -35,10 +35,26 @@ impl FloodedDaemon {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("endpoints.yaml");
         write(&file, &endpoints(&[1, 2, 3, 4]));
-        let state = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let state = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
         let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
-            .args(["serve", "--endpoints-file", file.to_str().unwrap(), "--listen-state", &state.to_string()])
-            .args(["--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none", "--listen-health", "none"])
+            .args([
+                "serve",
+                "--endpoints-file",
+                file.to_str().unwrap(),
+                "--listen-state",
+                &state.to_string(),
+            ])
+            .args([
+                "--listen-admin",
+                "127.0.0.1:0",
+                "--listen-ext-proc",
+                "none",
+                "--listen-health",
+                "none",
+            ])
             .env("RUST_LOG", "error")
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)
@@ -49,8 +65,14 @@ impl FloodedDaemon {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, up).await.expect("it does not start");
-        Self { child, state, folder }
+        tokio::time::timeout(PATIENCE, up)
+            .await
+            .expect("it does not start");
+        Self {
+            child,
+            state,
+            folder,
+        }
     }
 
     fn stat(&self, file: &str) -> String {
@@ -59,14 +81,25 @@ impl FloodedDaemon {
 
     /// Resident memory, in bytes.
     fn memory(&self) -> u64 {
-        let pages: u64 = self.stat("statm").split(' ').nth(1).unwrap().parse().unwrap();
+        let pages: u64 = self
+            .stat("statm")
+            .split(' ')
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
         pages * 4096
     }
 
     /// CPU time so far.
     fn cpu(&self) -> Duration {
         let stat = self.stat("stat");
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         Duration::from_millis(ticks * 10)
     }
@@ -83,31 +116,67 @@ async fn say_without_end(filter: FilterStream, messages: Vec<proxy_message::Mess
 
 /// Messages of each kind, as large or as small as a peer can make them.
 fn everything() -> Vec<Vec<proxy_message::Message>> {
-    let at: Vec<EndpointRef> = (0..1_024).map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(1) }).collect();
+    let at: Vec<EndpointRef> = (0..1_024)
+        .map(|slot| EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        })
+        .collect();
     let pool = || "default".to_owned();
     let mut junk = Vec::new();
     (0..20).for_each(|block| proto::placements::push(&mut junk, at[0], &vec![block; 100]));
-    let model =
-        |vm: u64, i: u64| state::ModelCounters { model: format!("{vm}-{i}-{}", "x".repeat(200)), requests: u64::MAX, ..Default::default() };
-    let vm = |vm_id| state::VmCounters { pool: pool(), vm_id, models: (0..100).map(|i| model(vm_id, i)).collect(), ..Default::default() };
-    let reports = (0..500).map(|of| state::Report { counters: (0..10).map(|vm_id| vm(of * 10 + vm_id).encode_to_vec()).collect() });
-    let observations = |first| state::Observations { pool: pool(), vm_id: first, first, rows: vec![0xff; 512 * 64] };
-    let version = Some(state::Version { term: u64::MAX, sequence: u64::MAX });
-    let ack = state::Ack { pool: pool(), version, refused: "x".repeat(100_000), held: version };
+    let model = |vm: u64, i: u64| state::ModelCounters {
+        model: format!("{vm}-{i}-{}", "x".repeat(200)),
+        requests: u64::MAX,
+        ..Default::default()
+    };
+    let vm = |vm_id| state::VmCounters {
+        pool: pool(),
+        vm_id,
+        models: (0..100).map(|i| model(vm_id, i)).collect(),
+        ..Default::default()
+    };
+    let reports = (0..500).map(|of| state::Report {
+        counters: (0..10)
+            .map(|vm_id| vm(of * 10 + vm_id).encode_to_vec())
+            .collect(),
+    });
+    let observations = |first| state::Observations {
+        pool: pool(),
+        vm_id: first,
+        first,
+        rows: vec![0xff; 512 * 64],
+    };
+    let version = Some(state::Version {
+        term: u64::MAX,
+        sequence: u64::MAX,
+    });
+    let ack = state::Ack {
+        pool: pool(),
+        version,
+        refused: "x".repeat(100_000),
+        held: version,
+    };
     vec![
         vec![share(largest_row(&at), junk.clone())],
         vec![share(Vec::new(), Vec::new())],
         vec![share(Vec::new(), junk)],
         vec![share(vec![0xff; 80_000], vec![0xff; 20_000])],
         reports.map(proxy_message::Message::Report).collect(),
-        vec![proxy_message::Message::Report(state::Report { counters: vec![Vec::new(); 50_000] })],
-        [0, u64::MAX, 7, 7, 3].map(|first| proxy_message::Message::Observations(observations(first))).to_vec(),
-        vec![proxy_message::Message::Ack(ack)],
-        vec![proxy_message::Message::LearnedModels(state::LearnedModels {
-            pool: pool(),
-            step: vec![u32::MAX; 100_000],
-            ..state::LearnedModels::default()
+        vec![proxy_message::Message::Report(state::Report {
+            counters: vec![Vec::new(); 50_000],
         })],
+        [0, u64::MAX, 7, 7, 3]
+            .map(|first| proxy_message::Message::Observations(observations(first)))
+            .to_vec(),
+        vec![proxy_message::Message::Ack(ack)],
+        vec![proxy_message::Message::LearnedModels(
+            state::LearnedModels {
+                pool: pool(),
+                step: vec![u32::MAX; 100_000],
+                ..state::LearnedModels::default()
+            },
+        )],
     ]
 }
 
@@ -127,12 +196,22 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     tokio::time::sleep(Duration::from_secs(3)).await;
 
     // During the floods: a change of the pool, and a placement of another proxy.
-    write(&daemon.folder.path().join("endpoints.yaml"), &endpoints(&[1, 2, 3, 4, 5]));
+    write(
+        &daemon.folder.path().join("endpoints.yaml"),
+        &endpoints(&[1, 2, 3, 4, 5]),
+    );
     let asked = Instant::now();
     while names(&good.pool_update().await).len() != 5 {}
-    assert!(asked.elapsed() < LATE_MAX, "the pool update took {:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() < LATE_MAX,
+        "the pool update took {:?}",
+        asked.elapsed()
+    );
     let first = &pool_update.endpoints[0];
-    let at = EndpointRef { slot: Slot(u16::try_from(first.slot).unwrap()), generation: Generation(first.generation) };
+    let at = EndpointRef {
+        slot: Slot(u16::try_from(first.slot).unwrap()),
+        generation: Generation(first.generation),
+    };
     let mut placements = Vec::new();
     proto::placements::push(&mut placements, at, &[424_242]);
     third.say(share(Vec::new(), placements)).await;
@@ -141,13 +220,16 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
         loop {
             if let Message::PeerLoad(peers) = good.next().await.unwrap() {
                 assert!(peers.active <= 18, "{} others", peers.active);
-                if proto::placements::each(&peers.placements).any(|(_, blocks)| blocks == [424_242]) {
+                if proto::placements::each(&peers.placements).any(|(_, blocks)| blocks == [424_242])
+                {
                     return;
                 }
             }
         }
     };
-    tokio::time::timeout(LATE_MAX, arrives).await.expect("the placement of another proxy was lost");
+    tokio::time::timeout(LATE_MAX, arrives)
+        .await
+        .expect("the placement of another proxy was lost");
     assert!(asked.elapsed() < LATE_MAX);
 
     let cores = (daemon.cpu() - cpu).as_secs_f64() / begun.elapsed().as_secs_f64();
@@ -168,7 +250,13 @@ async fn half_messages(address: SocketAddr, streams: u32) -> TcpStream {
         [&length[1..], &[kind, flags], &id.to_be_bytes(), body].concat()
     };
     let literal = |name: &str, value: &str| {
-        [&[0, u8::try_from(name.len()).unwrap()], name.as_bytes(), &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+        [
+            &[0, u8::try_from(name.len()).unwrap()],
+            name.as_bytes(),
+            &[u8::try_from(value.len()).unwrap()],
+            value.as_bytes(),
+        ]
+        .concat()
     };
     let path = "/switchpoint.state.v1.StateService/Stream";
     let headers = [
@@ -217,5 +305,7 @@ async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_close
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.expect("their streams are not free");
+    tokio::time::timeout(PATIENCE, again)
+        .await
+        .expect("their streams are not free");
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use proto::state::{self, proxy_message};
 use tonic::Code;
 
-use super::kit::{ELSEWHERE, HOME, NODE, channel, endpoints, filter, peers, row_of_failures, share};
+use super::kit::{
+    ELSEWHERE, HOME, NODE, channel, endpoints, filter, peers, row_of_failures, share,
+};
 use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
 
 #[tokio::test]
@@ -26,7 +28,11 @@ async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it(
         by_answers: false,
     };
     bad.say(share(row_of_failures(1, &[lie]), Vec::new())).await;
-    assert_eq!(peers(&mut good).await.proxies, 2, "two processes, whatever they claim");
+    assert_eq!(
+        peers(&mut good).await.proxies,
+        2,
+        "two processes, whatever they claim"
+    );
 }
 
 #[tokio::test]
@@ -41,7 +47,9 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
             for stream in 0..190_u64 {
                 match FilterStream::over(channel.clone()).await {
                     Ok(filter) => {
-                        filter.hello(proto::SCHEMA, NODE, connection * 1_000 + stream, &[]).await;
+                        filter
+                            .hello(proto::SCHEMA, NODE, connection * 1_000 + stream, &[])
+                            .await;
                         crowd.push(filter);
                         taken += 1;
                     }
@@ -53,8 +61,13 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
             }
         }
     };
-    tokio::time::timeout(4 * PATIENCE, flood).await.expect("the daemon stopped answering");
-    assert!(refused > 3_000 && taken >= 256, "{taken} taken, {refused} refused");
+    tokio::time::timeout(4 * PATIENCE, flood)
+        .await
+        .expect("the daemon stopped answering");
+    assert!(
+        refused > 3_000 && taken >= 256,
+        "{taken} taken, {refused} refused"
+    );
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     assert_eq!(names(&good.pool_update().await), ["a"]);
 }
@@ -69,27 +82,45 @@ async fn silent_streams_take_no_more_than_their_share_and_are_closed() {
             silent.extend(FilterStream::over(channel.clone()).await.ok());
         }
     }
-    assert_eq!(silent.len(), 256, "a stream counts before its first message");
+    assert_eq!(
+        silent.len(),
+        256,
+        "a stream counts before its first message"
+    );
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     good.pool_update().await;
-    let ended = tokio::time::timeout(PATIENCE, silent[0].next()).await.unwrap();
+    let ended = tokio::time::timeout(PATIENCE, silent[0].next())
+        .await
+        .unwrap();
     assert_eq!(ended.unwrap_err().code(), Code::DeadlineExceeded);
     let again = async {
-        while FilterStream::over(channel(rig.address, ELSEWHERE).await).await.is_err() {
+        while FilterStream::over(channel(rig.address, ELSEWHERE).await)
+            .await
+            .is_err()
+        {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.expect("their streams are not free");
+    tokio::time::timeout(PATIENCE, again)
+        .await
+        .expect("their streams are not free");
 }
 
 #[tokio::test]
 async fn a_call_belongs_to_the_host_that_began_the_connection() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = |from| reqwest::Client::builder().local_address(Some(from)).build().unwrap();
+    let client = |from| {
+        reqwest::Client::builder()
+            .local_address(Some(from))
+            .build()
+            .unwrap()
+    };
     let call = |client: &reqwest::Client, kind: &str, body: Vec<u8>| {
-        let request =
-            client.post(format!("http://{}/switchpoint/state/{kind}", rig.address)).header("x-switchpoint-session", "5").body(body);
+        let request = client
+            .post(format!("http://{}/switchpoint/state/{kind}", rig.address))
+            .header("x-switchpoint-session", "5")
+            .body(body);
         async { request.send().await.unwrap().status().as_u16() }
     };
     let hello = state::Hello {
@@ -100,7 +131,9 @@ async fn a_call_belongs_to_the_host_that_began_the_connection() {
         ..state::Hello::default()
     };
     let mut body = Vec::new();
-    let message = state::ProxyMessage { message: Some(proxy_message::Message::Hello(hello)) };
+    let message = state::ProxyMessage {
+        message: Some(proxy_message::Message::Hello(hello)),
+    };
     proto::frames::push(&mut body, &prost::Message::encode_to_vec(&message));
     let (good, bad) = (client(HOME), client(ELSEWHERE));
     assert_eq!(call(&good, "tell", body.clone()).await, 200);

@@ -23,13 +23,20 @@ pub(super) const NODE: &str = "switchpoint-envoy";
 
 /// A connection from that address.
 pub(super) async fn channel(address: SocketAddr, from: IpAddr) -> Channel {
-    Endpoint::from_shared(format!("http://{address}")).unwrap().local_address(Some(from)).connect().await.unwrap()
+    Endpoint::from_shared(format!("http://{address}"))
+        .unwrap()
+        .local_address(Some(from))
+        .connect()
+        .await
+        .unwrap()
 }
 
 /// A stream after Hello and Welcome.
 pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
     let mut filter = FilterStream::over(channel.clone()).await.unwrap();
-    filter.hello(proto::SCHEMA, NODE, process_id, &["default"]).await;
+    filter
+        .hello(proto::SCHEMA, NODE, process_id, &["default"])
+        .await;
     assert!(matches!(filter.next().await, Ok(Message::Welcome(_))));
     filter
 }
@@ -37,24 +44,56 @@ pub(super) async fn filter(channel: &Channel, process_id: u64) -> FilterStream {
 /// The endpoints of the pool.
 pub(super) fn endpoints(rig: &DaemonHarness) -> Vec<EndpointRef> {
     let pools = rig.shared.pools.borrow().clone();
-    pools.get("default").unwrap().members.iter().map(|member: &PoolMember| member.id).collect()
+    pools
+        .get("default")
+        .unwrap()
+        .members
+        .iter()
+        .map(|member: &PoolMember| member.id)
+        .collect()
 }
 
 /// A row with these failures and no load, written at `written`.
 pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
-    let head = pool_state::LoadReportHead { vm: 7, written: Timestamp(written), ring: 0 };
+    let head = pool_state::LoadReportHead {
+        vm: 7,
+        written: Timestamp(written),
+        ring: 0,
+    };
     LoadReportSum::default().row(head, [], failures)
 }
 
 /// A row with the largest possible numbers for these endpoints.
 pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
     let count = endpoints.len() as u64;
-    let mut row: Vec<u8> = [u64::MAX, u64::MAX, u64::MAX, count | count << 16 | count << 32].map(u64::to_le_bytes).concat();
-    let place = |at: &EndpointRef, low: u64| (u64::from(at.slot.0) | low << 16 | u64::from(at.generation.0) << 32).to_le_bytes();
+    let mut row: Vec<u8> = [
+        u64::MAX,
+        u64::MAX,
+        u64::MAX,
+        count | count << 16 | count << 32,
+    ]
+    .map(u64::to_le_bytes)
+    .concat();
+    let place = |at: &EndpointRef, low: u64| {
+        (u64::from(at.slot.0) | low << 16 | u64::from(at.generation.0) << 32).to_le_bytes()
+    };
     let most = [0xff; 24];
-    endpoints.iter().for_each(|at| row.extend([&place(at, 0xffff)[..], &most].concat()));
-    endpoints.iter().for_each(|at| row.extend([&place(at, 0)[..], &1_u64.to_le_bytes()].concat()));
-    endpoints.iter().for_each(|at| row.extend([&place(at, 0)[..], &most[..16], &(u64::from(u32::MAX)).to_le_bytes()].concat()));
+    endpoints
+        .iter()
+        .for_each(|at| row.extend([&place(at, 0xffff)[..], &most].concat()));
+    endpoints
+        .iter()
+        .for_each(|at| row.extend([&place(at, 0)[..], &1_u64.to_le_bytes()].concat()));
+    endpoints.iter().for_each(|at| {
+        row.extend(
+            [
+                &place(at, 0)[..],
+                &most[..16],
+                &(u64::from(u32::MAX)).to_le_bytes(),
+            ]
+            .concat(),
+        )
+    });
     row
 }
 

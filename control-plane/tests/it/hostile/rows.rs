@@ -9,11 +9,19 @@ use proto::state;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{EndpointRef, Generation, Slot};
 
-use super::kit::{ELSEWHERE, HOME, channel, endpoints, failures, filter, largest_row, peers, row_of_failures, share};
+use super::kit::{
+    ELSEWHERE, HOME, channel, endpoints, failures, filter, largest_row, peers, row_of_failures,
+    share,
+};
 use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance};
 
 async fn rig() -> (DaemonHarness, FilterStream, FilterStream) {
-    let rig = DaemonHarness::start((1..=4).map(|port| instance(&format!("e{port}"), port)).collect()).await;
+    let rig = DaemonHarness::start(
+        (1..=4)
+            .map(|port| instance(&format!("e{port}"), port))
+            .collect(),
+    )
+    .await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;
     good.pool_update().await;
@@ -39,7 +47,12 @@ fn load(peers: state::PeerLoad, at: EndpointRef) -> EndpointLoad {
 #[tokio::test]
 async fn a_failure_that_a_hostile_peer_reports_ejects_for_half_a_minute_at_most() {
     let (rig, mut good, bad) = rig().await;
-    for (written, at, until) in [(0, 0, u64::MAX), (5, u64::MAX, u64::MAX), (u64::MAX, u64::MAX, u64::MAX), (u64::MAX - 1, 0, u64::MAX)] {
+    for (written, at, until) in [
+        (0, 0, u64::MAX),
+        (5, u64::MAX, u64::MAX),
+        (u64::MAX, u64::MAX, u64::MAX),
+        (u64::MAX - 1, 0, u64::MAX),
+    ] {
         let lie = |endpoint| Ejection {
             at: Timestamp(at),
             failures: u32::MAX,
@@ -49,7 +62,8 @@ async fn a_failure_that_a_hostile_peer_reports_ejects_for_half_a_minute_at_most(
             by_answers: false,
         };
         let lies: Vec<Ejection> = endpoints(&rig).into_iter().take(2).map(lie).collect();
-        bad.say(share(row_of_failures(written, &lies), Vec::new())).await;
+        bad.say(share(row_of_failures(written, &lies), Vec::new()))
+            .await;
         let heard = tokio::time::timeout(PATIENCE, async {
             loop {
                 let (now, heard) = failures(&peers(&mut good).await.row);
@@ -61,7 +75,10 @@ async fn a_failure_that_a_hostile_peer_reports_ejects_for_half_a_minute_at_most(
         let (now, heard) = heard.await.unwrap();
         for told in heard {
             let ms = told.until.ms_since(now);
-            assert!(told.at <= now && ms <= PEER_EJECTION_MS_MAX, "ejected for {ms} ms more");
+            assert!(
+                told.at <= now && ms <= PEER_EJECTION_MS_MAX,
+                "ejected for {ms} ms more"
+            );
         }
     }
 }
@@ -72,11 +89,16 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
     let at = endpoints(&rig)[0];
     let mut third = filter(&channel(rig.address, HOME).await, 3).await;
     third.pool_update().await;
-    let mut small = EndpointLoad { requests: 3, prefill_tokens: 70, ..EndpointLoad::default() };
+    let mut small = EndpointLoad {
+        requests: 3,
+        prefill_tokens: 70,
+        ..EndpointLoad::default()
+    };
     (small.prefills.prompts, small.prefills.prompt_tokens) = (2, 70);
     let tell = || share(row_of_load(at, small), Vec::new());
     third.say(tell()).await;
-    bad.say(share(largest_row(&endpoints(&rig)), Vec::new())).await;
+    bad.say(share(largest_row(&endpoints(&rig)), Vec::new()))
+        .await;
     while load(peers(&mut good).await, at).requests < 0xffff {}
     drop(bad);
     let mended = async {
@@ -101,14 +123,35 @@ async fn many_processes_of_one_host_stand_for_a_few() {
     let mut crowd = Vec::new();
     for process_id in 100..180 {
         let one = filter(&elsewhere, process_id).await;
-        one.say(share(row_of_load(at, EndpointLoad { requests: 1, ..EndpointLoad::default() }), Vec::new())).await;
+        one.say(share(
+            row_of_load(
+                at,
+                EndpointLoad {
+                    requests: 1,
+                    ..EndpointLoad::default()
+                },
+            ),
+            Vec::new(),
+        ))
+        .await;
         crowd.push(one);
     }
     let mut most = 0;
     let end = tokio::time::Instant::now() + Duration::from_secs(1);
     while tokio::time::Instant::now() < end {
         most = most.max(peers(&mut good).await.active);
-        crowd[0].say(share(row_of_load(at, EndpointLoad { requests: 1, ..EndpointLoad::default() }), Vec::new())).await;
+        crowd[0]
+            .say(share(
+                row_of_load(
+                    at,
+                    EndpointLoad {
+                        requests: 1,
+                        ..EndpointLoad::default()
+                    },
+                ),
+                Vec::new(),
+            ))
+            .await;
     }
     assert!(most <= 17, "each pick counts {most} times");
 }
@@ -121,7 +164,10 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     let mut third = filter(&channel(rig.address, HOME).await, 3).await;
     let flood = tokio::spawn(async move {
         let mut junk = Vec::new();
-        let nonsense = EndpointRef { slot: Slot(1), generation: Generation(1) };
+        let nonsense = EndpointRef {
+            slot: Slot(1),
+            generation: Generation(1),
+        };
         (0..23).for_each(|block| proto::placements::push(&mut junk, nonsense, &vec![block; 100]));
         while bad.tell(share(Vec::new(), junk.clone())).await {}
     });
@@ -142,7 +188,11 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     let hears = async {
         while arrived.len() < sent.len() {
             let told = peers(&mut good).await;
-            arrived.extend(proto::placements::each(&told.placements).flat_map(|(_, blocks)| blocks).filter(|block| *block >= LEAST));
+            arrived.extend(
+                proto::placements::each(&told.placements)
+                    .flat_map(|(_, blocks)| blocks)
+                    .filter(|block| *block >= LEAST),
+            );
         }
     };
     let _ = tokio::time::timeout(PATIENCE, hears).await;

@@ -59,22 +59,48 @@ pub fn play(bytes: &[u8]) {
 impl SequenceDaemon {
     fn new() -> Self {
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
-        let shared = DaemonState::new(7, 99, [(Arc::from("p"), ScraperHandle { busy, stats })].into());
-        let CompiledConfig { pipeline, .. } = CompiledConfig::default_config(&LatencyOptions::default()).unwrap();
+        let shared = DaemonState::new(
+            7,
+            99,
+            [(Arc::from("p"), ScraperHandle { busy, stats })].into(),
+        );
+        let CompiledConfig { pipeline, .. } =
+            CompiledConfig::default_config(&LatencyOptions::default()).unwrap();
         let staleness_max = Duration::from_secs(5);
-        let pool = Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max, generation_first: 1 });
+        let pool = Pool::new(PoolSettings {
+            name: "p".into(),
+            pipeline,
+            config_file: None,
+            staleness_max,
+            generation_first: 1,
+        });
         let now = Instant::now();
         let good = begin(&shared, 0, 0, now);
-        let mut world =
-            Self { shared, pool, now, endpoints: 0, good, good_has: ReceivedState::default(), bad: (0..PEERS).map(|_| None).collect() };
+        let mut world = Self {
+            shared,
+            pool,
+            now,
+            endpoints: 0,
+            good,
+            good_has: ReceivedState::default(),
+            bad: (0..PEERS).map(|_| None).collect(),
+        };
         world.discover(3);
         world
     }
 
     fn discover(&mut self, endpoints: u16) {
         self.endpoints = endpoints;
-        let all = (1..=endpoints).map(|port| Instance::new(format!("e{port}"), ([127, 0, 0, 1], port).into())).collect();
-        self.pool.replace_instances(all, WallAndMonotonic { instant: self.now, wall: SystemTime::UNIX_EPOCH });
+        let all = (1..=endpoints)
+            .map(|port| Instance::new(format!("e{port}"), ([127, 0, 0, 1], port).into()))
+            .collect();
+        self.pool.replace_instances(
+            all,
+            WallAndMonotonic {
+                instant: self.now,
+                wall: SystemTime::UNIX_EPOCH,
+            },
+        );
         self.publish();
     }
 
@@ -89,22 +115,46 @@ impl SequenceDaemon {
         match bytes.byte() % 8 {
             0 => {
                 let (host, process_id) = (1 + bytes.byte() % HOSTS, u64::from(bytes.byte() % 4));
-                self.bad[who] = Some((begin(&self.shared, host, process_id, self.now), ReceivedState::default()));
+                self.bad[who] = Some((
+                    begin(&self.shared, host, process_id, self.now),
+                    ReceivedState::default(),
+                ));
             }
             1 => self.bad[who] = None,
             2 => self.now += Duration::from_millis(u64::from(bytes.byte()) * 20),
             3 => self.discover(u16::from(bytes.byte() % 6)),
             4 => {
-                let (host, stream, acked, late) =
-                    (1 + bytes.byte() % HOSTS, u64::from(bytes.byte()), bytes.number(), bytes.byte().is_multiple_of(2));
-                let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, late, refused: None })]);
-                let eds = EdsStream { node_id: "n".to_owned(), remote: remote(host), since: SystemTime::UNIX_EPOCH, pools };
-                self.shared
-                    .eds
-                    .send_modify(|all| if acked.is_multiple_of(7) { all.close(stream, self.now) } else { all.open(stream, eds) });
+                let (host, stream, acked, late) = (
+                    1 + bytes.byte() % HOSTS,
+                    u64::from(bytes.byte()),
+                    bytes.number(),
+                    bytes.byte().is_multiple_of(2),
+                );
+                let pools = BTreeMap::from([(
+                    "p".to_owned(),
+                    EdsAck {
+                        acked,
+                        late,
+                        refused: None,
+                    },
+                )]);
+                let eds = EdsStream {
+                    node_id: "n".to_owned(),
+                    remote: remote(host),
+                    since: SystemTime::UNIX_EPOCH,
+                    pools,
+                };
+                self.shared.eds.send_modify(|all| {
+                    if acked.is_multiple_of(7) {
+                        all.close(stream, self.now)
+                    } else {
+                        all.open(stream, eds)
+                    }
+                });
             }
             _ => {
-                let message = bytes.message(self.bad[who].as_ref().and_then(|(_, heard)| heard.version));
+                let message =
+                    bytes.message(self.bad[who].as_ref().and_then(|(_, heard)| heard.version));
                 if let Some((conversation, _)) = &mut self.bad[who]
                     && conversation.receive(message, self.now).is_err()
                 {
@@ -113,8 +163,13 @@ impl SequenceDaemon {
             }
         }
         let shared = Arc::clone(&self.shared);
-        self.pool
-            .settle(|revision| shared.acknowledged("p", revision), WallAndMonotonic { instant: self.now, wall: SystemTime::UNIX_EPOCH });
+        self.pool.settle(
+            |revision| shared.acknowledged("p", revision),
+            WallAndMonotonic {
+                instant: self.now,
+                wall: SystemTime::UNIX_EPOCH,
+            },
+        );
         self.publish();
     }
 
@@ -127,20 +182,44 @@ impl SequenceDaemon {
         }
         while let Some(message) = self.good.next(self.now) {
             if let Some(ack) = self.good_has.take(message) {
-                self.good.receive(state::ProxyMessage { message: Some(proxy_message::Message::Ack(ack)) }, self.now).unwrap();
+                self.good
+                    .receive(
+                        state::ProxyMessage {
+                            message: Some(proxy_message::Message::Ack(ack)),
+                        },
+                        self.now,
+                    )
+                    .unwrap();
             }
         }
         let open = self.bad.iter().flatten().count() + 1;
-        assert!(self.shared.proxies.borrow().len() <= open, "rows of ended streams are left");
-        assert!(self.shared.proxies.borrow().contains_key(&self.good.stream_id()), "the good one was replaced");
+        assert!(
+            self.shared.proxies.borrow().len() <= open,
+            "rows of ended streams are left"
+        );
+        assert!(
+            self.shared
+                .proxies
+                .borrow()
+                .contains_key(&self.good.stream_id()),
+            "the good one was replaced"
+        );
         let counters = self.shared.counters();
-        assert_eq!(counters.totals("q", self.now).vms, 0, "a pool that is not served is counted");
+        assert_eq!(
+            counters.totals("q", self.now).vms,
+            0,
+            "a pool that is not served is counted"
+        );
     }
 
     fn end(&mut self) {
         self.now += FIRST_POOL_UPDATE_WAIT;
         self.listen();
-        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one does not have the newest pool update");
+        assert_eq!(
+            self.good_has.endpoints,
+            usize::from(self.endpoints),
+            "the good one does not have the newest pool update"
+        );
     }
 }
 
@@ -151,19 +230,31 @@ impl ReceivedState {
         match message.message? {
             daemon_message::Message::PoolUpdate(pool_update) => {
                 let version = pool_update.version.map(|v| (v.term, v.sequence));
-                assert!(version > self.version, "{version:?} after {:?}", self.version);
+                assert!(
+                    version > self.version,
+                    "{version:?} after {:?}",
+                    self.version
+                );
                 (self.version, self.endpoints) = (version, pool_update.endpoints.len());
-                Some(state::Ack { pool: pool_update.pool, version: pool_update.version, ..state::Ack::default() })
+                Some(state::Ack {
+                    pool: pool_update.pool,
+                    version: pool_update.version,
+                    ..state::Ack::default()
+                })
             }
             daemon_message::Message::PeerLoad(peers) => {
                 assert!(
-                    peers.active <= u32::from(1 + HOSTS) * ACTIVE_PER_ORIGIN_MAX && peers.placements.len() <= proto::PLACEMENTS_BYTES_MAX
+                    peers.active <= u32::from(1 + HOSTS) * ACTIVE_PER_ORIGIN_MAX
+                        && peers.placements.len() <= proto::PLACEMENTS_BYTES_MAX
                 );
                 let mut row = PeerLoadReport::default();
                 LoadReportSum::default().read(&mut row, peers.row);
                 let written = row.head().written;
                 for told in row.ejections() {
-                    assert!(told.at <= written && told.until.ms_since(written) <= PEER_EJECTION_MS_MAX, "{told:?} at {written:?}");
+                    assert!(
+                        told.at <= written && told.until.ms_since(written) <= PEER_EJECTION_MS_MAX,
+                        "{told:?} at {written:?}"
+                    );
                 }
                 None
             }
@@ -174,7 +265,9 @@ impl ReceivedState {
 
 impl SequenceBytes<'_> {
     fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
         self.0 = rest;
         *first
     }
@@ -202,9 +295,19 @@ impl SequenceBytes<'_> {
             return self.some();
         }
         let count = u64::from(self.byte() % 6);
-        let mut words = vec![self.number(), self.number(), self.number(), count | count << 32];
+        let mut words = vec![
+            self.number(),
+            self.number(),
+            self.number(),
+            count | count << 32,
+        ];
         for slot in 0..count {
-            words.extend([slot | self.number() << 16, self.number(), self.number(), self.number()]);
+            words.extend([
+                slot | self.number() << 16,
+                self.number(),
+                self.number(),
+                self.number(),
+            ]);
         }
         for slot in 0..count {
             words.extend([slot | 1 << 32, self.number(), self.number(), self.number()]);
@@ -213,14 +316,27 @@ impl SequenceBytes<'_> {
     }
 
     fn message(&mut self, newest: Option<(u64, u64)>) -> state::ProxyMessage {
-        let pool = if self.byte().is_multiple_of(8) { "q" } else { "p" }.to_owned();
+        let pool = if self.byte().is_multiple_of(8) {
+            "q"
+        } else {
+            "p"
+        }
+        .to_owned();
         let version = |(term, sequence)| state::Version { term, sequence };
         let message = match self.byte() % 6 {
             0 => {
-                let sent = newest.filter(|_| !self.byte().is_multiple_of(4)).unwrap_or((self.number(), self.number()));
-                let held = (self.byte().is_multiple_of(2)).then(|| version((self.number(), self.number())));
+                let sent = newest
+                    .filter(|_| !self.byte().is_multiple_of(4))
+                    .unwrap_or((self.number(), self.number()));
+                let held = (self.byte().is_multiple_of(2))
+                    .then(|| version((self.number(), self.number())));
                 let refused = "r".repeat(usize::from(self.byte() % 2) * 2_000);
-                proxy_message::Message::Ack(state::Ack { pool, version: Some(version(sent)), refused, held })
+                proxy_message::Message::Ack(state::Ack {
+                    pool,
+                    version: Some(version(sent)),
+                    refused,
+                    held,
+                })
             }
             1 | 2 => proxy_message::Message::LoadReport(state::LoadReport {
                 pool,
@@ -236,10 +352,21 @@ impl SequenceBytes<'_> {
                     requests: self.number(),
                     ..Default::default()
                 };
-                let model = state::ModelCounters { model: self.byte().to_string(), requests: self.number(), ..Default::default() };
-                let vm =
-                    state::VmCounters { pool, vm_id: self.number(), endpoints: vec![endpoint], models: vec![model], ..Default::default() };
-                proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec(), self.some()] })
+                let model = state::ModelCounters {
+                    model: self.byte().to_string(),
+                    requests: self.number(),
+                    ..Default::default()
+                };
+                let vm = state::VmCounters {
+                    pool,
+                    vm_id: self.number(),
+                    endpoints: vec![endpoint],
+                    models: vec![model],
+                    ..Default::default()
+                };
+                proxy_message::Message::Report(state::Report {
+                    counters: vec![vm.encode_to_vec(), self.some()],
+                })
             }
             4 => proxy_message::Message::Observations(state::Observations {
                 pool,
@@ -249,17 +376,31 @@ impl SequenceBytes<'_> {
             }),
             _ => return state::ProxyMessage::decode(self.some().as_slice()).unwrap_or_default(),
         };
-        state::ProxyMessage { message: Some(message) }
+        state::ProxyMessage {
+            message: Some(message),
+        }
     }
 }
 
 fn remote(host: u8) -> RemoteAddress {
-    RemoteAddress { origin: Origin { certificate: None, address: Some([10, 0, 0, host].into()) }, socket: None }
+    RemoteAddress {
+        origin: Origin {
+            certificate: None,
+            address: Some([10, 0, 0, host].into()),
+        },
+        socket: None,
+    }
 }
 
 fn begin(shared: &Arc<DaemonState>, host: u8, process_id: u64, now: Instant) -> StateStream {
     let pools = vec!["p".to_owned(), "q".to_owned()];
-    let hello = state::Hello { schema: proto::SCHEMA, node_id: "n".to_owned(), process_id, pools, ..state::Hello::default() };
+    let hello = state::Hello {
+        schema: proto::SCHEMA,
+        node_id: "n".to_owned(),
+        process_id,
+        pools,
+        ..state::Hello::default()
+    };
     let (conversation, _) = StateStream::begin(shared, hello, remote(host), now).unwrap();
     conversation
 }

@@ -9,7 +9,12 @@ use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, na
 
 async fn refuse(filter: &FilterStream, pool_update: &state::PoolUpdate, held: state::Version) {
     let refused = "older than the state in force".to_owned();
-    let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused, held: Some(held) };
+    let ack = state::Ack {
+        pool: pool_update.pool.clone(),
+        version: pool_update.version,
+        refused,
+        held: Some(held),
+    };
     filter.say(proxy_message::Message::Ack(ack)).await;
 }
 
@@ -18,15 +23,30 @@ async fn a_daemon_whose_term_is_behind_numbers_its_pool_updates_above_what_the_p
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut filter = filter(&channel(rig.address, HOME).await, 1).await;
     let first = filter.pool_update_unanswered().await;
-    let held = state::Version { term: first.version.unwrap().term + 1_000_000, sequence: u64::MAX };
+    let held = state::Version {
+        term: first.version.unwrap().term + 1_000_000,
+        sequence: u64::MAX,
+    };
     refuse(&filter, &first, held).await;
-    let second = tokio::time::timeout(PATIENCE, filter.pool_update_unanswered()).await.expect("no newer pool update");
+    let second = tokio::time::timeout(PATIENCE, filter.pool_update_unanswered())
+        .await
+        .expect("no newer pool update");
     let version = second.version.unwrap();
-    assert!((version.term, version.sequence) > (held.term, held.sequence), "{version:?}");
+    assert!(
+        (version.term, version.sequence) > (held.term, held.sequence),
+        "{version:?}"
+    );
     assert_eq!(names(&second), ["a"]);
     filter.ack(&second, "").await;
-    assert_eq!(filter.metrics().await.pool_update, second.version, "metrics are of that pool update");
-    crate::daemon::harness::until("it is acknowledged", || async { rig.shared.acknowledged("default", 1) }).await;
+    assert_eq!(
+        filter.metrics().await.pool_update,
+        second.version,
+        "metrics are of that pool update"
+    );
+    crate::daemon::harness::until("it is acknowledged", || async {
+        rig.shared.acknowledged("default", 1)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -41,15 +61,25 @@ async fn a_peer_that_lies_about_its_term_changes_no_other_term_and_gets_few_pool
             let pool_update = bad.pool_update_unanswered().await;
             pool_updates += 1;
             let mut held = pool_update.version.unwrap();
-            held.term = if pool_updates % 2 == 0 { u64::MAX } else { held.term + 5 };
+            held.term = if pool_updates % 2 == 0 {
+                u64::MAX
+            } else {
+                held.term + 5
+            };
             refuse(&bad, &pool_update, held).await;
         }
     };
     let _: Result<(), _> = tokio::time::timeout(Duration::from_secs(1), lie).await;
-    assert!((2..10).contains(&pool_updates), "{pool_updates} pool updates");
+    assert!(
+        (2..10).contains(&pool_updates),
+        "{pool_updates} pool updates"
+    );
     rig.reset(vec![instance("b", 2)]).await;
     let after = good.pool_update().await.version.unwrap();
-    assert!(after.term == before.term && after.sequence > before.sequence, "{before:?} {after:?}");
+    assert!(
+        after.term == before.term && after.sequence > before.sequence,
+        "{before:?} {after:?}"
+    );
     // The proxy that lied is still served.
     while !matches!(bad.next().await.unwrap(), Message::Metrics(_)) {}
 }

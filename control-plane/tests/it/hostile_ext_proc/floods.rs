@@ -10,7 +10,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tonic::codegen::Bytes;
 
-use super::kit::{DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, headers, prompt, said};
+use super::kit::{
+    DaemonProgram, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, headers, prompt,
+    said,
+};
 use crate::daemon::harness::until;
 
 /// How long each flood lasts.
@@ -47,7 +50,10 @@ async fn flood(message: Bytes, begins: Bytes) {
     }
     let peak = program.peak_rss();
     let slowest = neighbour.was_served().await;
-    eprintln!("peak {} MiB, slowest pick of the neighbour {slowest:?}", peak >> 20);
+    eprintln!(
+        "peak {} MiB, slowest pick of the neighbour {slowest:?}",
+        peak >> 20
+    );
     assert!(peak < RSS_BYTES_MAX, "{} MiB", peak >> 20);
     program.settled().await;
 }
@@ -59,19 +65,30 @@ async fn a_flood_of_messages_that_say_nothing_leaves_room_for_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_requests_on_a_stream_leaves_room_for_others() {
-    let get = framed(&said(Part::RequestHeaders(headers(&[(":method", "GET"), (":path", "/v1/models")], true))));
+    let get = framed(&said(Part::RequestHeaders(headers(
+        &[(":method", "GET"), (":path", "/v1/models")],
+        true,
+    ))));
     flood(get, Bytes::new()).await;
 }
 
 /// Each piece has few bytes or none, and takes more memory than that to keep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_empty_pieces_is_not_kept_for_ever() {
-    flood(framed(&body("", false)), framed(&chat(BodySendMode::FullDuplexStreamed))).await;
+    flood(
+        framed(&body("", false)),
+        framed(&chat(BodySendMode::FullDuplexStreamed)),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_tiny_pieces_is_not_kept_for_ever() {
-    flood(framed(&body("x", false)), framed(&chat(BodySendMode::FullDuplexStreamed))).await;
+    flood(
+        framed(&body("x", false)),
+        framed(&chat(BodySendMode::FullDuplexStreamed)),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -89,7 +106,10 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     }
     #[expect(clippy::cast_precision_loss, reason = "some thousands")]
     let limit = limit as f64;
-    until("as many are open as may be", || async { program.metric("llm_d_epp_extproc_streams_inflight").await >= limit }).await;
+    until("as many are open as may be", || async {
+        program.metric("llm_d_epp_extproc_streams_inflight").await >= limit
+    })
+    .await;
     assert!(program.metric("llm_d_epp_extproc_streams_inflight").await <= limit);
     let each = (program.rss() - idle) / u64::from(STREAMS_PER_CONNECTION_MAX);
     // On a busy machine the daemon still reads what the last streams said: that is no idle time.
@@ -125,14 +145,20 @@ async fn half_open_handshakes_leave_room_for_others() {
     for index in 0..300 {
         let mut connection = TcpStream::connect(program.ext_proc).await.unwrap();
         // Cut off after each possible number of bytes.
-        connection.write_all(&whole[..index % (whole.len() + 1)]).await.unwrap();
+        connection
+            .write_all(&whole[..index % (whole.len() + 1)])
+            .await
+            .unwrap();
         connections.push(connection);
     }
     let (cpu, began) = (program.cpu(), Instant::now());
     tokio::time::sleep(FLOOD).await;
     let cores = (program.cpu() - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
     let slowest = neighbour.was_served().await;
-    eprintln!("{cores:.3} cores, peak {} MiB, slowest pick of the neighbour {slowest:?}", program.peak_rss() >> 20);
+    eprintln!(
+        "{cores:.3} cores, peak {} MiB, slowest pick of the neighbour {slowest:?}",
+        program.peak_rss() >> 20
+    );
     assert!(cores < IDLE_CORES_MAX, "{cores} cores");
     assert!(program.peak_rss() < RSS_BYTES_MAX);
     drop(connections);
@@ -149,12 +175,21 @@ async fn answers_that_are_not_read_are_bounded_too() {
     let mut senders = Vec::new();
     for _ in 0..40 {
         // The peer reads one byte of each stream.
-        let channel = program.endpoint().initial_stream_window_size(1).initial_connection_window_size(65_535).connect().await.unwrap();
+        let channel = program
+            .endpoint()
+            .initial_stream_window_size(1)
+            .initial_connection_window_size(65_535)
+            .connect()
+            .await
+            .unwrap();
         let (peer, piece) = (RawStream::unread(&channel), piece.clone());
         senders.push(tokio::spawn(async move {
             peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
             for _ in 0..(20 << 20) / (64 << 10) {
-                if !tokio::time::timeout(Duration::from_secs(5), peer.send(piece.clone())).await.unwrap_or(false) {
+                if !tokio::time::timeout(Duration::from_secs(5), peer.send(piece.clone()))
+                    .await
+                    .unwrap_or(false)
+                {
                     break;
                 }
             }
@@ -168,7 +203,10 @@ async fn answers_that_are_not_read_are_bounded_too() {
     }
     let peak = program.peak_rss();
     let slowest = neighbour.was_served().await;
-    eprintln!("peak {} MiB, slowest pick of the neighbour {slowest:?}", peak >> 20);
+    eprintln!(
+        "peak {} MiB, slowest pick of the neighbour {slowest:?}",
+        peak >> 20
+    );
     assert!(peak < RSS_BYTES_MAX, "{} MiB", peak >> 20);
     peers.into_iter().for_each(RawStream::leave);
     program.settled().await;
@@ -184,14 +222,25 @@ async fn a_long_piece_takes_time_in_proportion_to_its_length() {
         let before = program.cpu();
         for _ in 0..4 {
             let peer = RawStream::open(&channel);
-            peer.say(&said(Part::RequestHeaders(headers(&[(":method", "POST"), (":path", "/x")], false)))).await;
+            peer.say(&said(Part::RequestHeaders(headers(
+                &[(":method", "POST"), (":path", "/x")],
+                false,
+            ))))
+            .await;
             peer.say(&body(vec![b'x'; bytes], true)).await;
             let (answers, status) = peer.end().await;
-            assert!(answers.len() > bytes / (64 << 10), "{} answers, {status:?}", answers.len());
+            assert!(
+                answers.len() > bytes / (64 << 10),
+                "{} answers, {status:?}",
+                answers.len()
+            );
         }
         (program.cpu() - before).as_secs_f64().max(0.05)
     };
     let (short, long) = (spent(3 << 20).await, spent(24 << 20).await);
     eprintln!("{short} s for 3 MiB, {long} s for 24 MiB");
-    assert!(long < short * 8.0 * 4.0, "{short} s for 3 MiB, {long} s for 24 MiB");
+    assert!(
+        long < short * 8.0 * 4.0,
+        "{short} s for 3 MiB, {long} s for 24 MiB"
+    );
 }

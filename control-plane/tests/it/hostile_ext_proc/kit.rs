@@ -12,7 +12,8 @@ use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    HttpBody, HttpHeaders, ImmediateResponse, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+    HttpBody, HttpHeaders, ImmediateResponse, ProcessingRequest, ProcessingResponse,
+    ProtocolConfiguration,
 };
 use http_body_util::{BodyExt, StreamBody};
 use prost::Message;
@@ -59,7 +60,10 @@ pub(crate) struct SteadyClient {
 }
 
 fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
 }
 
 // === impl DaemonProgram ===
@@ -68,15 +72,40 @@ impl DaemonProgram {
     pub(crate) async fn start() -> Self {
         let [ext_proc, state, admin] = [(); 3].map(|()| free_port());
         let child = Command::new(env!("CARGO_BIN_EXE_switchpointd"))
-            .args(["serve", "--endpoint", "127.0.0.1:1", "--ext-proc-plaintext", "--listen-health", "none"])
-            .args(["--listen-ext-proc", &ext_proc.to_string(), "--listen-state", &state.to_string(), "--listen-admin", &admin.to_string()])
+            .args([
+                "serve",
+                "--endpoint",
+                "127.0.0.1:1",
+                "--ext-proc-plaintext",
+                "--listen-health",
+                "none",
+            ])
+            .args([
+                "--listen-ext-proc",
+                &ext_proc.to_string(),
+                "--listen-state",
+                &state.to_string(),
+                "--listen-admin",
+                &admin.to_string(),
+            ])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let program = Self { child, ext_proc, state, admin };
-        until("the daemon listens", || async { tokio::net::TcpStream::connect(ext_proc).await.is_ok() }).await;
-        until("it has state", || async { pick(&program.channel().await).await.is_ok() }).await;
+        let program = Self {
+            child,
+            ext_proc,
+            state,
+            admin,
+        };
+        until("the daemon listens", || async {
+            tokio::net::TcpStream::connect(ext_proc).await.is_ok()
+        })
+        .await;
+        until("it has state", || async {
+            pick(&program.channel().await).await.is_ok()
+        })
+        .await;
         program
     }
 
@@ -91,8 +120,12 @@ impl DaemonProgram {
 
     /// A figure of `/proc/PID/status`, in kB.
     fn status(&self, name: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the daemon lives");
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))
+            .expect("the daemon lives");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap();
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
@@ -110,27 +143,43 @@ impl DaemonProgram {
     pub(crate) fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-        let ticks: u64 = [fields[11], fields[12]].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        let ticks: u64 = [fields[11], fields[12]]
+            .iter()
+            .map(|field| field.parse::<u64>().unwrap())
+            .sum();
         Duration::from_millis(ticks * 10) // 100 ticks a second on Linux
     }
 
     /// The value of a metric without labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = get(self.admin, "/metrics").await.1;
-        let line =
-            page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap_or_else(|| panic!("no {name} in\n{page}"));
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .unwrap_or_else(|| panic!("no {name} in\n{page}"));
         line.parse().unwrap()
     }
 
     pub(crate) async fn in_flight(&self) -> u64 {
-        get_json(self.admin, "/debug/endpoints").await["endpoints"][0]["in_flight"].as_u64().unwrap()
+        get_json(self.admin, "/debug/endpoints").await["endpoints"][0]["in_flight"]
+            .as_u64()
+            .unwrap()
     }
 
     /// Waits until everything that hostile peers held is released.
     pub(crate) async fn settled(&self) {
-        until("nothing is in flight", || async { self.in_flight().await == 0 }).await;
-        until("no stream is open", || async { self.metric("llm_d_epp_extproc_streams_inflight").await == 0.0 }).await;
-        until("no bytes are held", || async { self.metric("switchpoint_ext_proc_held_bytes").await == 0.0 }).await;
+        until("nothing is in flight", || async {
+            self.in_flight().await == 0
+        })
+        .await;
+        until("no stream is open", || async {
+            self.metric("llm_d_epp_extproc_streams_inflight").await == 0.0
+        })
+        .await;
+        until("no bytes are held", || async {
+            self.metric("switchpoint_ext_proc_held_bytes").await == 0.0
+        })
+        .await;
     }
 }
 
@@ -156,28 +205,57 @@ pub(crate) fn framed_bytes(message: &[u8]) -> Bytes {
 }
 
 pub(crate) fn said(part: Part) -> ProcessingRequest {
-    ProcessingRequest { request: Some(part), ..ProcessingRequest::default() }
+    ProcessingRequest {
+        request: Some(part),
+        ..ProcessingRequest::default()
+    }
 }
 
 pub(crate) fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
-    let header = |(name, value): &(&str, &str)| HeaderValue { key: (*name).into(), raw_value: (*value).into(), ..HeaderValue::default() };
-    HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
+    let header = |(name, value): &(&str, &str)| HeaderValue {
+        key: (*name).into(),
+        raw_value: (*value).into(),
+        ..HeaderValue::default()
+    };
+    HttpHeaders {
+        headers: Some(HeaderMap {
+            headers: pairs.iter().map(header).collect(),
+        }),
+        end_of_stream,
+        ..HttpHeaders::default()
+    }
 }
 
 /// The beginning of a chat request whose body is sent in this mode.
 pub(crate) fn chat(mode: BodySendMode) -> ProcessingRequest {
-    let config =
-        ProtocolConfiguration { request_body_mode: mode.into(), response_body_mode: mode.into(), ..ProtocolConfiguration::default() };
-    let headers = headers(&[(":method", "POST"), (":path", "/v1/chat/completions")], false);
-    ProcessingRequest { protocol_config: Some(config), ..said(Part::RequestHeaders(headers)) }
+    let config = ProtocolConfiguration {
+        request_body_mode: mode.into(),
+        response_body_mode: mode.into(),
+        ..ProtocolConfiguration::default()
+    };
+    let headers = headers(
+        &[(":method", "POST"), (":path", "/v1/chat/completions")],
+        false,
+    );
+    ProcessingRequest {
+        protocol_config: Some(config),
+        ..said(Part::RequestHeaders(headers))
+    }
 }
 
 pub(crate) fn body(bytes: impl Into<Vec<u8>>, end_of_stream: bool) -> ProcessingRequest {
-    said(Part::RequestBody(HttpBody { body: bytes.into(), end_of_stream, ..HttpBody::default() }))
+    said(Part::RequestBody(HttpBody {
+        body: bytes.into(),
+        end_of_stream,
+        ..HttpBody::default()
+    }))
 }
 
 pub(crate) fn prompt() -> ProcessingRequest {
-    body(r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#, true)
+    body(
+        r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#,
+        true,
+    )
 }
 
 // === impl RawStream ===
@@ -198,17 +276,27 @@ impl RawStream {
 
     fn over(channel: &Channel, metadata: &[(&str, &str)], reads: bool) -> Self {
         let (bytes, sent) = mpsc::channel::<Bytes>(4);
-        let frames = ReceiverStream::new(sent).map(|bytes| Ok::<_, Status>(http_body::Frame::data(bytes)));
-        let mut request =
-            http::Request::post(format!("http://d{PATH}")).header("content-type", "application/grpc").header("te", "trailers");
+        let frames =
+            ReceiverStream::new(sent).map(|bytes| Ok::<_, Status>(http_body::Frame::data(bytes)));
+        let mut request = http::Request::post(format!("http://d{PATH}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
         for (name, value) in metadata {
             request = request.header(*name, *value);
         }
-        let request = request.body(tonic::body::Body::new(StreamBody::new(frames))).unwrap();
+        let request = request
+            .body(tonic::body::Body::new(StreamBody::new(frames)))
+            .unwrap();
         let mut channel = channel.clone();
         let answers = tokio::spawn(async move {
-            let failed = |error: tonic::transport::Error| (Vec::new(), Some(Status::from_error(error.into())));
-            if let Err(error) = futures::future::poll_fn(|cx| GrpcService::<tonic::body::Body>::poll_ready(&mut channel, cx)).await {
+            let failed = |error: tonic::transport::Error| {
+                (Vec::new(), Some(Status::from_error(error.into())))
+            };
+            if let Err(error) = futures::future::poll_fn(|cx| {
+                GrpcService::<tonic::body::Body>::poll_ready(&mut channel, cx)
+            })
+            .await
+            {
                 return failed(error);
             }
             match GrpcService::<tonic::body::Body>::call(&mut channel, request).await {
@@ -236,12 +324,18 @@ impl RawStream {
     /// Ends the sending side. Returns all answers, and the status if it is an error.
     pub(crate) async fn end(self) -> (Vec<ProcessingResponse>, Option<Status>) {
         drop(self.bytes);
-        tokio::time::timeout(Duration::from_secs(20), self.answers).await.expect("the daemon leaves its peer hanging").unwrap()
+        tokio::time::timeout(Duration::from_secs(20), self.answers)
+            .await
+            .expect("the daemon leaves its peer hanging")
+            .unwrap()
     }
 
     /// Sends nothing more, and returns when the daemon has ended the stream.
     pub(crate) async fn ended(self) -> (Vec<ProcessingResponse>, Option<Status>) {
-        tokio::time::timeout(Duration::from_secs(20), self.answers).await.expect("the daemon leaves its peer hanging").unwrap()
+        tokio::time::timeout(Duration::from_secs(20), self.answers)
+            .await
+            .expect("the daemon leaves its peer hanging")
+            .unwrap()
     }
 
     /// Resets the stream.
@@ -250,7 +344,9 @@ impl RawStream {
     }
 }
 
-async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingResponse>, Option<Status>) {
+async fn read(
+    response: http::Response<tonic::body::Body>,
+) -> (Vec<ProcessingResponse>, Option<Status>) {
     let (mut bytes, mut trailers) = (Vec::new(), Status::from_header_map(response.headers()));
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
@@ -262,7 +358,13 @@ async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingRes
             }
             Ok(frame) => match frame.into_data() {
                 Ok(data) => bytes.extend_from_slice(&data),
-                Err(frame) => trailers = frame.into_trailers().ok().and_then(|map| Status::from_header_map(&map)).or(trailers),
+                Err(frame) => {
+                    trailers = frame
+                        .into_trailers()
+                        .ok()
+                        .and_then(|map| Status::from_header_map(&map))
+                        .or(trailers)
+                }
             },
         }
     }
@@ -273,7 +375,10 @@ async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingRes
         answers.push(ProcessingResponse::decode(message).unwrap());
         rest = after;
     }
-    (answers, trailers.filter(|status| status.code() != tonic::Code::Ok))
+    (
+        answers,
+        trailers.filter(|status| status.code() != tonic::Code::Ok),
+    )
 }
 
 /// The reply to the client that is among the answers, if there is one.
@@ -290,9 +395,15 @@ pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
     peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
     peer.say(&prompt()).await;
     let (answers, status) = peer.end().await;
-    let routed =
-        answers.iter().any(|answer| matches!(&answer.response, Some(Answer::RequestHeaders(_))) && answer.dynamic_metadata.is_some());
-    if routed { Ok(()) } else { Err(format!("{answers:?} {status:?}")) }
+    let routed = answers.iter().any(|answer| {
+        matches!(&answer.response, Some(Answer::RequestHeaders(_)))
+            && answer.dynamic_metadata.is_some()
+    });
+    if routed {
+        Ok(())
+    } else {
+        Err(format!("{answers:?} {status:?}"))
+    }
 }
 
 // === impl SteadyClient ===
@@ -301,7 +412,10 @@ impl SteadyClient {
     /// Makes picks again and again from now on.
     pub(crate) async fn of(program: &DaemonProgram) -> Self {
         let channel = program.channel().await;
-        let (stop, picks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, picks) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&picks));
         let task = tokio::spawn(async move {
             let mut slowest = Duration::ZERO;

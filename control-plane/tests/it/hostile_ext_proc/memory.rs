@@ -6,7 +6,10 @@ use control_plane::serve::ext_proc::HELD_BYTES_MAX;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use tonic::Code;
 
-use super::kit::{DaemonProgram, PICK_MAX, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, immediate, pick};
+use super::kit::{
+    DaemonProgram, PICK_MAX, RSS_BYTES_MAX, RawStream, SteadyClient, body, chat, framed, immediate,
+    pick,
+};
 use crate::daemon::harness::{EnvoyStream, PATIENCE, get, until};
 
 /// The number of clients, and what each sends of its body.
@@ -21,7 +24,10 @@ async fn hog(peer: RawStream, mode: BodySendMode) -> RawStream {
         let whole = framed(&body(vec![b'x'; BODY_BYTES], true));
         let withheld = whole.slice(..whole.len() - 1);
         for at in (0..withheld.len()).step_by(PIECE_BYTES) {
-            if !peer.send(withheld.slice(at..(at + PIECE_BYTES).min(withheld.len()))).await {
+            if !peer
+                .send(withheld.slice(at..(at + PIECE_BYTES).min(withheld.len())))
+                .await
+            {
                 break;
             }
         }
@@ -49,7 +55,12 @@ async fn unfinished_bodies(mode: BodySendMode) {
     }
     let mut peers = Vec::new();
     for hog in hogs {
-        peers.push(tokio::time::timeout(4 * PATIENCE, hog).await.expect("a peer got no answer").unwrap());
+        peers.push(
+            tokio::time::timeout(4 * PATIENCE, hog)
+                .await
+                .expect("a peer got no answer")
+                .unwrap(),
+        );
     }
     until("all that is sent has come", || async {
         let before = program.rss();
@@ -59,7 +70,12 @@ async fn unfinished_bodies(mode: BodySendMode) {
     .await;
     let (rss, peak) = (program.rss(), program.peak_rss());
     let slowest = neighbour.was_served().await;
-    eprintln!("{mode:?}: idle {}, now {}, peak {} MiB, slowest pick of the neighbour {slowest:?}", idle >> 20, rss >> 20, peak >> 20);
+    eprintln!(
+        "{mode:?}: idle {}, now {}, peak {} MiB, slowest pick of the neighbour {slowest:?}",
+        idle >> 20,
+        rss >> 20,
+        peak >> 20
+    );
     assert!(peak < RSS_BYTES_MAX, "{} MiB", peak >> 20);
     let held = program.metric("switchpoint_ext_proc_held_bytes").await;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
@@ -74,18 +90,38 @@ async fn unfinished_bodies(mode: BodySendMode) {
             let reply = immediate(&answers).expect("a reply for the client");
             assert_eq!(reply.status.as_ref().unwrap().code, 503);
             let text = String::from_utf8_lossy(&reply.body).into_owned();
-            assert!(text.contains("memory") && text.contains("try again") && text.contains("picker_out_of_memory"), "{text}");
+            assert!(
+                text.contains("memory")
+                    && text.contains("try again")
+                    && text.contains("picker_out_of_memory"),
+                "{text}"
+            );
             let set = &reply.headers.as_ref().unwrap().set_headers;
-            assert!(set.iter().any(|option| option.header.as_ref().is_some_and(|header| header.key == "retry-after")), "{set:?}");
+            assert!(
+                set.iter().any(|option| option
+                    .header
+                    .as_ref()
+                    .is_some_and(|header| header.key == "retry-after")),
+                "{set:?}"
+            );
             refused += 1;
         } else {
             waiting.push(peer);
         }
     }
-    assert!(refused > 0 && !waiting.is_empty(), "{refused} of {HOGS} refused");
+    assert!(
+        refused > 0 && !waiting.is_empty(),
+        "{refused} of {HOGS} refused"
+    );
     // The rest of the daemon still works.
     let began = Instant::now();
-    assert_eq!(EnvoyStream::connect(program.state, "another").await.ports().await, [1]);
+    assert_eq!(
+        EnvoyStream::connect(program.state, "another")
+            .await
+            .ports()
+            .await,
+        [1]
+    );
     assert_eq!(get(program.admin, "/metrics").await.0, 200);
     pick(&program.channel().await).await.unwrap();
     assert!(began.elapsed() < 3 * PICK_MAX);

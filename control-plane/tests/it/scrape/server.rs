@@ -56,15 +56,18 @@ pub struct MetricsServer {
 
 /// A page as vLLM writes it, with other series around the needed ones.
 pub fn page(waiting: u32, running: u32, kv: f64) -> String {
-    let mut page =
-        String::from("# TYPE python_gc_objects_collected_total counter\npython_gc_objects_collected_total{generation=\"0\"} 1\n");
+    let mut page = String::from(
+        "# TYPE python_gc_objects_collected_total counter\npython_gc_objects_collected_total{generation=\"0\"} 1\n",
+    );
     page += "process_start_time_seconds 1.76e+09\n";
     page += &format!("vllm:num_requests_running{{engine=\"0\",model_name=\"m\"}} {running}\n");
     page += &format!("vllm:num_requests_waiting{{engine=\"0\",model_name=\"m\"}} {waiting}\n");
     page += &format!("vllm:kv_cache_usage_perc{{engine=\"0\",model_name=\"m\"}} {kv}\n");
     page += "vllm:prompt_tokens_total{engine=\"0\",model_name=\"m\"} 10\nvllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 10\n";
     for bucket in 0..200 {
-        page += &format!("vllm:time_to_first_token_seconds_bucket{{engine=\"0\",le=\"{bucket}\",model_name=\"m\"}} 0\n");
+        page += &format!(
+            "vllm:time_to_first_token_seconds_bucket{{engine=\"0\",le=\"{bucket}\",model_name=\"m\"}} 0\n"
+        );
     }
     page + "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"1000\"} 1\n"
 }
@@ -111,7 +114,10 @@ impl MetricsServer {
 async fn accept(listener: TcpListener, shared: MetricsServerState) {
     let inner = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let inner_address = inner.local_addr().unwrap();
-    let router = Router::new().route("/v1/models", get(models)).fallback(get(reply)).with_state(shared.clone());
+    let router = Router::new()
+        .route("/v1/models", get(models))
+        .fallback(get(reply))
+        .with_state(shared.clone());
     tokio::spawn(async move { axum::serve(inner, router).await });
     while let Ok((mut outer, _)) = listener.accept().await {
         *shared.connections.lock().unwrap() += 1;
@@ -121,7 +127,12 @@ async fn accept(listener: TcpListener, shared: MetricsServerState) {
             match answer {
                 ServerAnswer::NotHttp => raw(&mut outer, &shared, "SSH-2.0-nonsense\r\n").await,
                 ServerAnswer::CutShort(page) => {
-                    raw(&mut outer, &shared, &format!("HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{page}")).await;
+                    raw(
+                        &mut outer,
+                        &shared,
+                        &format!("HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{page}"),
+                    )
+                    .await;
                 }
                 _ => {
                     let mut inner = TcpStream::connect(inner_address).await.unwrap();
@@ -135,12 +146,24 @@ async fn accept(listener: TcpListener, shared: MetricsServerState) {
 async fn raw(stream: &mut TcpStream, shared: &MetricsServerState, answer: &str) {
     let mut request = [0; 4096];
     let read = stream.read(&mut request).await.unwrap_or(0);
-    shared.queries.lock().unwrap().push(format!("{read} raw bytes"));
+    shared
+        .queries
+        .lock()
+        .unwrap()
+        .push(format!("{read} raw bytes"));
     let _ = stream.write_all(answer.as_bytes()).await;
 }
 
-async fn reply(State(shared): State<MetricsServerState>, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
-    assert_eq!(headers.get(header::ACCEPT_ENCODING), None, "compression would only cost both sides");
+async fn reply(
+    State(shared): State<MetricsServerState>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    assert_eq!(
+        headers.get(header::ACCEPT_ENCODING),
+        None,
+        "compression would only cost both sides"
+    );
     let query = query.unwrap_or_default();
     shared.queries.lock().unwrap().push(query.clone());
     let answer = shared.answer.lock().unwrap().clone();
@@ -154,24 +177,38 @@ async fn models(State(shared): State<MetricsServerState>) -> Response {
 }
 
 async fn answer_with(answer: ServerAnswer, query: &str) -> Response {
-    let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from("a_bucket{le=\"1\"} 0\n".repeat(1000)))));
+    let endless = || {
+        Body::from_stream(stream::repeat_with(|| {
+            Ok::<_, std::io::Error>(Bytes::from("a_bucket{le=\"1\"} 0\n".repeat(1000)))
+        }))
+    };
     match answer {
         ServerAnswer::Page(page) => page.into_response(),
         ServerAnswer::HonoursFilter(page) => filtered(&page, query).into_response(),
-        ServerAnswer::EmptyWhenFiltered(_) | ServerAnswer::RefusesQueries(_) if query.is_empty() => whole(answer).into_response(),
+        ServerAnswer::EmptyWhenFiltered(_) | ServerAnswer::RefusesQueries(_)
+            if query.is_empty() =>
+        {
+            whole(answer).into_response()
+        }
         ServerAnswer::EmptyWhenFiltered(_) => "".into_response(),
         ServerAnswer::RefusesQueries(_) => StatusCode::BAD_REQUEST.into_response(),
         ServerAnswer::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
         ServerAnswer::Redirect(to) => (StatusCode::FOUND, [(header::LOCATION, to)]).into_response(),
-        ServerAnswer::Compressed => ([(header::CONTENT_ENCODING, "gzip")], "not really").into_response(),
-        ServerAnswer::Huge { announced: true } => ([(header::CONTENT_LENGTH, "1000000000")], endless()).into_response(),
+        ServerAnswer::Compressed => {
+            ([(header::CONTENT_ENCODING, "gzip")], "not really").into_response()
+        }
+        ServerAnswer::Huge { announced: true } => {
+            ([(header::CONTENT_LENGTH, "1000000000")], endless()).into_response()
+        }
         ServerAnswer::Huge { announced: false } => endless().into_response(),
         ServerAnswer::Trickle => Body::from_stream(stream::unfold((), |()| async {
             tokio::time::sleep(Duration::from_millis(10)).await;
             Some((Ok::<_, std::io::Error>(Bytes::from("#")), ()))
         }))
         .into_response(),
-        ServerAnswer::Silent | ServerAnswer::NotHttp | ServerAnswer::CutShort(_) => std::future::pending().await,
+        ServerAnswer::Silent | ServerAnswer::NotHttp | ServerAnswer::CutShort(_) => {
+            std::future::pending().await
+        }
     }
 }
 
@@ -183,8 +220,19 @@ fn whole(answer: ServerAnswer) -> String {
 }
 
 fn filtered(page: &str, query: &str) -> String {
-    let names: Vec<String> =
-        query.split('&').filter_map(|pair| pair.strip_prefix("name%5B%5D=")).map(|name| name.replace("%3A", ":")).collect();
-    let wanted = |line: &&str| names.is_empty() || names.iter().any(|name| line.split(['{', ' ']).next() == Some(name));
-    page.lines().filter(wanted).map(|line| format!("{line}\n")).collect()
+    let names: Vec<String> = query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix("name%5B%5D="))
+        .map(|name| name.replace("%3A", ":"))
+        .collect();
+    let wanted = |line: &&str| {
+        names.is_empty()
+            || names
+                .iter()
+                .any(|name| line.split(['{', ' ']).next() == Some(name))
+    };
+    page.lines()
+        .filter(wanted)
+        .map(|line| format!("{line}\n"))
+        .collect()
 }

@@ -25,22 +25,36 @@ fn pki(clients_need_certificates: bool) -> TlsFixture {
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
     let (client, server) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-    let issue = |key: &KeyPair, name: &str| CertificateParams::new([name.to_owned()]).unwrap().signed_by(key, &authority).unwrap();
+    let issue = |key: &KeyPair, name: &str| {
+        CertificateParams::new([name.to_owned()])
+            .unwrap()
+            .signed_by(key, &authority)
+            .unwrap()
+    };
     write("ca.pem", authority.pem());
     write("client.pem", issue(&client, "switchpoint").pem());
     write("client.key", client.serialize_pem());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions().unwrap();
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let builder = if clients_need_certificates {
         let mut roots = RootCertStore::empty();
         roots.add(authority.der().clone()).unwrap();
-        builder.with_client_cert_verifier(WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap())
+        builder.with_client_cert_verifier(
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .unwrap(),
+        )
     } else {
         builder.with_no_client_auth()
     };
     let chain: Vec<CertificateDer<'static>> = vec![issue(&server, "127.0.0.1").der().clone()];
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(server.serialize_der()));
-    TlsFixture { server: builder.with_single_cert(chain, key).unwrap(), folder }
+    TlsFixture {
+        server: builder.with_single_cert(chain, key).unwrap(),
+        folder,
+    }
 }
 
 impl TlsFixture {
@@ -55,11 +69,16 @@ impl TlsFixture {
         let config = Arc::new(self.server.clone());
         std::thread::spawn(move || {
             for socket in listener.incoming().map_while(Result::ok) {
-                let mut stream = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), socket);
+                let mut stream =
+                    StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), socket);
                 let mut request = [0; 4096];
                 if stream.read(&mut request).is_ok() {
                     let page = page(5, 0, 0.0);
-                    let _ = write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{page}", page.len());
+                    let _ = write!(
+                        stream,
+                        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{page}",
+                        page.len()
+                    );
                 }
             }
         });
@@ -68,21 +87,47 @@ impl TlsFixture {
 }
 
 async fn heard(address: &str, tls: EndpointTls) -> ScrapeEvent {
-    let location = MetricsLocation { https: true, ..MetricsLocation::default() };
+    let location = MetricsLocation {
+        https: true,
+        ..MetricsLocation::default()
+    };
     let config = ScrapeConfig { tls, ..config() };
-    ScraperHarness::start(&config, vec![target_at(id(1, 1), address, "vllm", &location)]).next().await
+    ScraperHarness::start(
+        &config,
+        vec![target_at(id(1, 1), address, "vllm", &location)],
+    )
+    .next()
+    .await
 }
 
 #[tokio::test]
 async fn the_authority_decides_which_servers_are_trusted() {
     let (pki, stranger) = (pki(false), pki(false));
     let address = pki.serve();
-    let trusting = |authority: &TlsFixture| EndpointTls { ca_file: Some(authority.path("ca.pem")), ..EndpointTls::default() };
-    assert!(matches!(heard(&address, trusting(&pki)).await, ScrapeEvent::Metrics(..)));
-    assert!(matches!(heard(&address, trusting(&stranger)).await, ScrapeEvent::Failed(_, FailReason::Connect(_), 1)));
-    assert!(matches!(heard(&address, EndpointTls::default()).await, ScrapeEvent::Failed(_, FailReason::Connect(_), 1)));
-    let careless = EndpointTls { insecure_skip_verify: true, ..EndpointTls::default() };
-    assert!(matches!(heard(&address, careless).await, ScrapeEvent::Metrics(..)));
+    let trusting = |authority: &TlsFixture| EndpointTls {
+        ca_file: Some(authority.path("ca.pem")),
+        ..EndpointTls::default()
+    };
+    assert!(matches!(
+        heard(&address, trusting(&pki)).await,
+        ScrapeEvent::Metrics(..)
+    ));
+    assert!(matches!(
+        heard(&address, trusting(&stranger)).await,
+        ScrapeEvent::Failed(_, FailReason::Connect(_), 1)
+    ));
+    assert!(matches!(
+        heard(&address, EndpointTls::default()).await,
+        ScrapeEvent::Failed(_, FailReason::Connect(_), 1)
+    ));
+    let careless = EndpointTls {
+        insecure_skip_verify: true,
+        ..EndpointTls::default()
+    };
+    assert!(matches!(
+        heard(&address, careless).await,
+        ScrapeEvent::Metrics(..)
+    ));
 }
 
 #[tokio::test]
@@ -91,18 +136,53 @@ async fn endpoints_may_require_a_client_certificate() {
     let address = pki.serve();
     let ca_file = Some(pki.path("ca.pem"));
     let identity = Some((pki.path("client.pem"), pki.path("client.key")));
-    let known = EndpointTls { ca_file: ca_file.clone(), identity, ..EndpointTls::default() };
-    assert!(matches!(heard(&address, known).await, ScrapeEvent::Metrics(..)));
-    let unknown = EndpointTls { ca_file, ..EndpointTls::default() };
-    assert!(matches!(heard(&address, unknown).await, ScrapeEvent::Failed(..)));
+    let known = EndpointTls {
+        ca_file: ca_file.clone(),
+        identity,
+        ..EndpointTls::default()
+    };
+    assert!(matches!(
+        heard(&address, known).await,
+        ScrapeEvent::Metrics(..)
+    ));
+    let unknown = EndpointTls {
+        ca_file,
+        ..EndpointTls::default()
+    };
+    assert!(matches!(
+        heard(&address, unknown).await,
+        ScrapeEvent::Failed(..)
+    ));
 }
 
 #[test]
 fn unusable_files_are_named() {
     let pki = pki(false);
-    let refusal = |tls: EndpointTls| Scraper::try_new(&ScrapeConfig { tls, ..config() }).unwrap_err().to_string();
-    assert!(refusal(EndpointTls { ca_file: Some(pki.path("missing.pem")), ..EndpointTls::default() }).contains("missing.pem"));
-    assert!(refusal(EndpointTls { ca_file: Some(pki.path("client.key")), ..EndpointTls::default() }).contains("client.key"));
+    let refusal = |tls: EndpointTls| {
+        Scraper::try_new(&ScrapeConfig { tls, ..config() })
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(
+        refusal(EndpointTls {
+            ca_file: Some(pki.path("missing.pem")),
+            ..EndpointTls::default()
+        })
+        .contains("missing.pem")
+    );
+    assert!(
+        refusal(EndpointTls {
+            ca_file: Some(pki.path("client.key")),
+            ..EndpointTls::default()
+        })
+        .contains("client.key")
+    );
     let keyless = Some((pki.path("client.pem"), pki.path("ca.pem")));
-    assert!(refusal(EndpointTls { identity: keyless, ..EndpointTls::default() }).contains("client.pem"));
+    assert!(
+        refusal(EndpointTls {
+            identity: keyless,
+            ..EndpointTls::default()
+        })
+        .contains("client.pem")
+    );
 }

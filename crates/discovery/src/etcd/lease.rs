@@ -28,38 +28,74 @@ impl EtcdLease {
     }
 
     async fn look(&self) -> Result<Option<LeaseRecord>, tonic::Status> {
-        let ask = api::RangeRequest { key: self.key.clone(), range_end: Vec::new(), limit: 1 };
+        let ask = api::RangeRequest {
+            key: self.key.clone(),
+            range_end: Vec::new(),
+            limit: 1,
+        };
         let mut kv = KvClient::new(self.connection.channel.clone());
-        let found = within(kv.range(self.connection.request(ask, true).await?)).await?.kvs.into_iter().next();
+        let found = within(kv.range(self.connection.request(ask, true).await?))
+            .await?
+            .kvs
+            .into_iter()
+            .next();
         Ok(found.map(|kv| {
             let (holder, transitions) = parsed(&kv.value);
-            LeaseRecord { holder, version: kv.mod_revision.to_string(), transitions }
+            LeaseRecord {
+                holder,
+                version: kv.mod_revision.to_string(),
+                transitions,
+            }
         }))
     }
 
-    async fn swap(&self, holder: &str, expected: Option<&LeaseRecord>) -> Result<Option<LeaseRecord>, tonic::Status> {
-        let revision = expected.and_then(|seen| seen.version.parse().ok()).unwrap_or(0); // 0: the key does not exist
-        let transitions = expected.map_or(0, |seen| seen.transitions + u32::from(seen.holder != holder));
+    async fn swap(
+        &self,
+        holder: &str,
+        expected: Option<&LeaseRecord>,
+    ) -> Result<Option<LeaseRecord>, tonic::Status> {
+        let revision = expected
+            .and_then(|seen| seen.version.parse().ok())
+            .unwrap_or(0); // 0: the key does not exist
+        let transitions = expected.map_or(0, |seen| {
+            seen.transitions + u32::from(seen.holder != holder)
+        });
         let compare = api::Compare {
             result: api::compare::CompareResult::Equal.into(),
             target: api::compare::CompareTarget::Mod.into(),
             key: self.key.clone(),
             target_union: Some(api::compare::TargetUnion::ModRevision(revision)),
         };
-        let put = api::PutRequest { key: self.key.clone(), value: format!("{transitions} {holder}").into_bytes(), lease: 0 };
-        let put = api::RequestOp { request: Some(api::request_op::Request::RequestPut(put)) };
-        let swap = api::TxnRequest { compare: vec![compare], success: vec![put] };
+        let put = api::PutRequest {
+            key: self.key.clone(),
+            value: format!("{transitions} {holder}").into_bytes(),
+            lease: 0,
+        };
+        let put = api::RequestOp {
+            request: Some(api::request_op::Request::RequestPut(put)),
+        };
+        let swap = api::TxnRequest {
+            compare: vec![compare],
+            success: vec![put],
+        };
         let mut kv = KvClient::new(self.connection.channel.clone());
         let done = within(kv.txn(self.connection.request(swap, true).await?)).await?;
         let version = done.header.map_or(0, |header| header.revision).to_string();
-        Ok(done.succeeded.then(|| LeaseRecord { holder: holder.to_owned(), version, transitions }))
+        Ok(done.succeeded.then(|| LeaseRecord {
+            holder: holder.to_owned(),
+            version,
+            transitions,
+        }))
     }
 }
 
 /// Reads `<transitions> <holder>`; any other text is the holder.
 fn parsed(value: &[u8]) -> (String, u32) {
     let text = String::from_utf8_lossy(value);
-    match text.split_once(' ').and_then(|(count, holder)| Some((holder.to_owned(), count.parse().ok()?))) {
+    match text
+        .split_once(' ')
+        .and_then(|(count, holder)| Some((holder.to_owned(), count.parse().ok()?)))
+    {
         Some(both) => both,
         None => (text.into_owned(), 0),
     }
@@ -75,7 +111,11 @@ impl LeaseStore for EtcdLease {
         })
     }
 
-    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a LeaseRecord>) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
+    fn write<'a>(
+        &'a self,
+        holder: &'a str,
+        expected: Option<&'a LeaseRecord>,
+    ) -> BoxFuture<'a, Result<Option<LeaseRecord>, String>> {
         Box::pin(async move {
             match self.swap(holder, expected).await {
                 Ok(seen) => Ok(seen),

@@ -112,22 +112,39 @@ pub(super) enum ObjectWatchEvent<K> {
     Failed(String),
 }
 
-impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
+impl<K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static>
+    ObjectWatch<K>
+{
     pub(super) fn new(api: Api<K>, selector: &str) -> Self {
         let labels = (!selector.is_empty()).then(|| selector.to_owned());
-        Self::with_selectors(api, ObjectSelectors { labels, fields: None })
+        Self::with_selectors(
+            api,
+            ObjectSelectors {
+                labels,
+                fields: None,
+            },
+        )
     }
 }
 
 impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatch<K> {
     /// One object, selected by its name.
     pub(super) fn of_one(api: Api<K>, name: &str) -> Self {
-        Self::with_selectors(api, ObjectSelectors { labels: None, fields: Some(format!("metadata.name={name}")) })
+        Self::with_selectors(
+            api,
+            ObjectSelectors {
+                labels: None,
+                fields: Some(format!("metadata.name={name}")),
+            },
+        )
     }
 
     /// All objects of a kind that may not be installed.
     pub(super) fn of_kind(api: Api<K>) -> Self {
-        Self { optional: true, ..Self::with_selectors(api, ObjectSelectors::default()) }
+        Self {
+            optional: true,
+            ..Self::with_selectors(api, ObjectSelectors::default())
+        }
     }
 
     fn with_selectors(api: Api<K>, selectors: ObjectSelectors) -> Self {
@@ -164,7 +181,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
             };
             match event {
                 Some(ListWatchEvent::Listed(objects)) => {
-                    (self.state, self.until) = (ObjectWatchState::Watching, Instant::now() + RELIST_INTERVAL);
+                    (self.state, self.until) =
+                        (ObjectWatchState::Watching, Instant::now() + RELIST_INTERVAL);
                     return ObjectWatchEvent::All(objects);
                 }
                 Some(ListWatchEvent::Applied(object)) => {
@@ -181,7 +199,9 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
                     self.rest(RETRY_MAX);
                     return ObjectWatchEvent::All(Vec::new());
                 }
-                Some(ListWatchEvent::UnknownKind(why) | ListWatchEvent::Failed(why)) => return self.failed(why),
+                Some(ListWatchEvent::UnknownKind(why) | ListWatchEvent::Failed(why)) => {
+                    return self.failed(why);
+                }
                 None => return self.failed("the watch ended".to_owned()),
             }
         }
@@ -193,14 +213,19 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
     }
 
     fn rest_longer(&mut self) {
-        let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
+        let wait = RETRY_FIRST
+            .saturating_mul(1 << self.failures.min(16))
+            .min(RETRY_MAX);
         self.failures += 1;
         self.rest(wait);
     }
 
     fn rest(&mut self, wait: Duration) {
         // Half of the wait is random, so that not all daemons come back at once.
-        (self.state, self.until) = (ObjectWatchState::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
+        (self.state, self.until) = (
+            ObjectWatchState::Resting,
+            Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0),
+        );
         self.watch = futures::stream::pending().boxed();
     }
 }
@@ -209,7 +234,12 @@ fn start<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
     api: &Api<K>,
     selectors: &ObjectSelectors,
 ) -> BoxStream<'static, ListWatchEvent<K>> {
-    let listing = ListWatch { api: api.clone(), selectors: selectors.clone(), version: None, open: None };
+    let listing = ListWatch {
+        api: api.clone(),
+        selectors: selectors.clone(),
+        version: None,
+        open: None,
+    };
     futures::stream::unfold(listing, |mut listing| async {
         let event = listing.next().await;
         Some((event, listing))
@@ -223,13 +253,19 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
         if self.version.is_none() {
             return match self.list().await {
                 Ok(objects) => ListWatchEvent::Listed(objects),
-                Err(kube::Error::Api(status)) if status.code == 404 => ListWatchEvent::UnknownKind(status.to_string()),
-                Err(error) => ListWatchEvent::Failed(format!("the list failed: {}", innermost(&error))),
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    ListWatchEvent::UnknownKind(status.to_string())
+                }
+                Err(error) => {
+                    ListWatchEvent::Failed(format!("the list failed: {}", innermost(&error)))
+                }
             };
         }
         match self.watch().await {
             Ok(event) => event,
-            Err(error) => ListWatchEvent::Failed(format!("the watch failed: {}", innermost(&error))),
+            Err(error) => {
+                ListWatchEvent::Failed(format!("the watch failed: {}", innermost(&error)))
+            }
         }
     }
 
@@ -262,7 +298,10 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
             let version = self.version.get_or_insert_default();
             let (events, began) = match &mut self.open {
                 Some(open) => open,
-                None => self.open.insert((self.api.watch(&params, version).await?.boxed(), Instant::now())),
+                None => self.open.insert((
+                    self.api.watch(&params, version).await?.boxed(),
+                    Instant::now(),
+                )),
             };
             match tokio::time::timeout(WATCH_SILENCE_MAX, events.next()).await {
                 Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => {
@@ -273,12 +312,20 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
                     *version = object.resource_version().unwrap_or_default();
                     return Ok(ListWatchEvent::Deleted(object));
                 }
-                Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => *version = bookmark.metadata.resource_version,
+                Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => {
+                    *version = bookmark.metadata.resource_version
+                }
                 Ok(Some(Ok(WatchEvent::Error(status)))) => return Err(kube::Error::Api(status)),
                 Ok(Some(Err(error))) => return Err(error),
-                Ok(None) if began.elapsed() < WATCH_LASTS_MIN => return Ok(ListWatchEvent::EndedEarly),
+                Ok(None) if began.elapsed() < WATCH_LASTS_MIN => {
+                    return Ok(ListWatchEvent::EndedEarly);
+                }
                 Ok(None) => self.open = None,
-                Err(_) => return Ok(ListWatchEvent::Failed(format!("the watch is silent for {WATCH_SILENCE_MAX:?}"))),
+                Err(_) => {
+                    return Ok(ListWatchEvent::Failed(format!(
+                        "the watch is silent for {WATCH_SILENCE_MAX:?}"
+                    )));
+                }
             }
         }
     }

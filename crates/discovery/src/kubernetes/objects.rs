@@ -35,15 +35,31 @@ struct ObjectFollower {
 /// Follows all objects of these kinds in `kube_namespace`, without the fields that the API server
 /// manages. An error says why they cannot be read now; the last set stays in force.
 #[must_use]
-pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind]) -> BoxStream<'static, Result<Vec<Value>, String>> {
+pub fn follow_objects(
+    client: &Client,
+    kube_namespace: &str,
+    kinds: &[CustomKind],
+) -> BoxStream<'static, Result<Vec<Value>, String>> {
     let streams = kinds.iter().enumerate().map(|(at, kind)| {
         let gvk = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
-        let api = Api::namespaced_with(client.clone(), kube_namespace, &ApiResource::from_gvk_with_plural(&gvk, kind.plural));
-        futures::stream::unfold(ObjectWatch::of_kind(api), move |mut listing| async move { Some(((at, listing.next().await), listing)) })
-            .boxed()
+        let api = Api::namespaced_with(
+            client.clone(),
+            kube_namespace,
+            &ApiResource::from_gvk_with_plural(&gvk, kind.plural),
+        );
+        futures::stream::unfold(ObjectWatch::of_kind(api), move |mut listing| async move {
+            Some(((at, listing.next().await), listing))
+        })
+        .boxed()
     });
-    let follow = ObjectFollower { events: futures::stream::select_all(streams), sets: vec![None; kinds.len()] };
-    futures::stream::unfold(follow, |mut follow| async move { Some((follow.next().await?, follow)) }).boxed()
+    let follow = ObjectFollower {
+        events: futures::stream::select_all(streams),
+        sets: vec![None; kinds.len()],
+    };
+    futures::stream::unfold(follow, |mut follow| async move {
+        Some((follow.next().await?, follow))
+    })
+    .boxed()
 }
 
 // === impl ObjectFollower ===
@@ -54,13 +70,33 @@ impl ObjectFollower {
             let (at, told) = self.events.next().await?;
             let set = self.sets.get_mut(at)?;
             match told {
-                ObjectWatchEvent::All(objects) => *set = Some(objects.iter().map(|object| (object.name_any(), value(object))).collect()),
-                ObjectWatchEvent::Applied(object) => drop(set.get_or_insert_default().insert(object.name_any(), value(&object))),
-                ObjectWatchEvent::Deleted(object) => drop(set.get_or_insert_default().remove(&object.name_any())),
+                ObjectWatchEvent::All(objects) => {
+                    *set = Some(
+                        objects
+                            .iter()
+                            .map(|object| (object.name_any(), value(object)))
+                            .collect(),
+                    )
+                }
+                ObjectWatchEvent::Applied(object) => drop(
+                    set.get_or_insert_default()
+                        .insert(object.name_any(), value(&object)),
+                ),
+                ObjectWatchEvent::Deleted(object) => {
+                    drop(set.get_or_insert_default().remove(&object.name_any()))
+                }
                 ObjectWatchEvent::Failed(why) => return Some(Err(why)),
             }
-            if let Some(all) = self.sets.iter().map(Option::as_ref).collect::<Option<Vec<_>>>() {
-                return Some(Ok(all.into_iter().flat_map(|set| set.values().cloned()).collect()));
+            if let Some(all) = self
+                .sets
+                .iter()
+                .map(Option::as_ref)
+                .collect::<Option<Vec<_>>>()
+            {
+                return Some(Ok(all
+                    .into_iter()
+                    .flat_map(|set| set.values().cloned())
+                    .collect()));
             }
         }
     }
@@ -73,7 +109,8 @@ fn value(object: &DynamicObject) -> Value {
     value["apiVersion"] = types.api_version.into();
     value["kind"] = types.kind.into();
     let created = object.creation_timestamp().map(|t| t.0.to_string());
-    value["metadata"] = serde_json::json!({ "name": object.name_any(), "namespace": object.namespace() });
+    value["metadata"] =
+        serde_json::json!({ "name": object.name_any(), "namespace": object.namespace() });
     if let Some(created) = created {
         value["metadata"]["creationTimestamp"] = created.into();
     }

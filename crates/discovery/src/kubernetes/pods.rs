@@ -30,12 +30,18 @@ pub(super) struct PodIndex {
 
 impl PodIndex {
     pub(super) fn new(ports: Vec<u16>) -> Self {
-        Self { ports, pods: HashMap::new() }
+        Self {
+            ports,
+            pods: HashMap::new(),
+        }
     }
 
     pub(super) fn apply(&mut self, pod: &Pod) -> Vec<BackendEvent> {
         let new = records(pod, &self.ports);
-        let old = self.pods.insert(pod.name_any(), new.clone()).unwrap_or_default();
+        let old = self
+            .pods
+            .insert(pod.name_any(), new.clone())
+            .unwrap_or_default();
         difference(&old, new)
     }
 
@@ -44,15 +50,26 @@ impl PodIndex {
     }
 
     pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<Arc<InstanceRecord>> {
-        self.pods = pods.iter().map(|pod| (pod.name_any(), records(pod, &self.ports))).collect();
+        self.pods = pods
+            .iter()
+            .map(|pod| (pod.name_any(), records(pod, &self.ports)))
+            .collect();
         self.pods.values().flatten().cloned().collect()
     }
 }
 
 fn difference(old: &[Arc<InstanceRecord>], new: Vec<Arc<InstanceRecord>>) -> Vec<BackendEvent> {
-    let gone = old.iter().filter(|o| new.iter().all(|n| n.name() != o.name()));
-    let mut events: Vec<BackendEvent> = gone.map(|record| BackendEvent::Delete(Arc::from(record.name()))).collect();
-    events.extend(new.into_iter().filter(|record| !old.contains(record)).map(BackendEvent::Apply));
+    let gone = old
+        .iter()
+        .filter(|o| new.iter().all(|n| n.name() != o.name()));
+    let mut events: Vec<BackendEvent> = gone
+        .map(|record| BackendEvent::Delete(Arc::from(record.name())))
+        .collect();
+    events.extend(
+        new.into_iter()
+            .filter(|record| !old.contains(record))
+            .map(BackendEvent::Apply),
+    );
     if events.is_empty() {
         events.push(BackendEvent::Alive);
     }
@@ -62,26 +79,49 @@ fn difference(old: &[Arc<InstanceRecord>], new: Vec<Arc<InstanceRecord>>) -> Vec
 fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
     let status = pod.status.as_ref();
     // An evicted pod has no address.
-    let Some(ip) = status.and_then(|s| s.pod_ip.as_ref()).and_then(|ip| ip.parse::<IpAddr>().ok()) else { return Vec::new() };
+    let Some(ip) = status
+        .and_then(|s| s.pod_ip.as_ref())
+        .and_then(|ip| ip.parse::<IpAddr>().ok())
+    else {
+        return Vec::new();
+    };
     let readiness = readiness(pod);
     // If two pods have one address, the later one wins.
-    let created = pod.creation_timestamp().and_then(|t| u64::try_from(t.0.as_microsecond()).ok()).unwrap_or(0);
+    let created = pod
+        .creation_timestamp()
+        .and_then(|t| u64::try_from(t.0.as_microsecond()).ok())
+        .unwrap_or(0);
     let one = ports.len() == 1;
     let record = |(rank, port): (usize, &u16)| {
         let address = SocketAddr::new(ip, *port);
-        let mut labels: Vec<(String, String)> = pod.labels().iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let mut labels: Vec<(String, String)> = pod
+            .labels()
+            .iter()
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect();
         if !one {
             labels.push((RANK_LABEL.to_owned(), rank.to_string()));
             labels.sort_unstable();
         }
-        let name = if one { pod.name_any() } else { format!("{}-rank-{rank}", pod.name_any()) };
+        let name = if one {
+            pod.name_any()
+        } else {
+            format!("{}-rank-{rank}", pod.name_any())
+        };
         let instance = Instance {
-            namespace: pod.namespace().unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
+            namespace: pod
+                .namespace()
+                .unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
             generation: pod.uid().unwrap_or_default(),
             labels,
             ..Instance::new(name, address)
         };
-        Arc::new(InstanceRecord { instance, readiness: readiness.clone(), metadata: MetadataSource::At(address), freshness: created })
+        Arc::new(InstanceRecord {
+            instance,
+            readiness: readiness.clone(),
+            metadata: MetadataSource::At(address),
+            freshness: created,
+        })
     };
     ports.iter().enumerate().map(record).collect()
 }
@@ -107,10 +147,17 @@ pub(super) fn readiness(pod: &Pod) -> InstanceReadiness {
     let containers_ready = condition("ContainersReady").is_some_and(|c| c.status == "True");
     match condition("Ready") {
         Some(condition) if condition.status == "True" => InstanceReadiness::Ready,
-        Some(condition) if containers_ready && condition.reason.as_ref().is_none_or(String::is_empty) => {
+        Some(condition)
+            if containers_ready && condition.reason.as_ref().is_none_or(String::is_empty) =>
+        {
             InstanceReadiness::Unconfirmed(NODE_NOT_READY.to_owned())
         }
-        Some(condition) => InstanceReadiness::NotReady(condition.reason.clone().unwrap_or_else(|| "its readiness probe fails".to_owned())),
+        Some(condition) => InstanceReadiness::NotReady(
+            condition
+                .reason
+                .clone()
+                .unwrap_or_else(|| "its readiness probe fails".to_owned()),
+        ),
         None => InstanceReadiness::NotReady("its readiness is not known yet".to_owned()),
     }
 }
@@ -122,7 +169,10 @@ mod tests {
     use super::*;
 
     fn of(conditions: &Value) -> String {
-        let pod = serde_json::from_value(json!({ "metadata": { "name": "p" }, "status": { "conditions": conditions } })).unwrap();
+        let pod = serde_json::from_value(
+            json!({ "metadata": { "name": "p" }, "status": { "conditions": conditions } }),
+        )
+        .unwrap();
         match readiness(&pod) {
             InstanceReadiness::Ready => "ready".to_owned(),
             InstanceReadiness::Unconfirmed(_) => "unconfirmed".to_owned(),
@@ -133,14 +183,30 @@ mod tests {
     #[test]
     fn conditions_show_whether_the_pod_or_its_node_is_not_ready() {
         let both = |ready: &str, containers: &str, reason: &str| {
-            of(&json!([{ "type": "Ready", "status": ready, "reason": reason }, { "type": "ContainersReady", "status": containers }]))
+            of(
+                &json!([{ "type": "Ready", "status": ready, "reason": reason }, { "type": "ContainersReady", "status": containers }]),
+            )
         };
         assert_eq!(both("True", "True", ""), "ready");
-        assert_eq!(both("False", "True", ""), "unconfirmed", "as the node lifecycle controller writes it");
-        assert_eq!(both("False", "False", "ContainersNotReady"), "ContainersNotReady", "as a kubelet writes a failed probe");
-        assert_eq!(both("False", "True", "ReadinessGatesNotReady"), "ReadinessGatesNotReady");
+        assert_eq!(
+            both("False", "True", ""),
+            "unconfirmed",
+            "as the node lifecycle controller writes it"
+        );
+        assert_eq!(
+            both("False", "False", "ContainersNotReady"),
+            "ContainersNotReady",
+            "as a kubelet writes a failed probe"
+        );
+        assert_eq!(
+            both("False", "True", "ReadinessGatesNotReady"),
+            "ReadinessGatesNotReady"
+        );
         assert_eq!(both("False", "False", ""), "");
-        assert_eq!(of(&json!([{ "type": "Ready", "status": "False" }])), "its readiness probe fails");
+        assert_eq!(
+            of(&json!([{ "type": "Ready", "status": "False" }])),
+            "its readiness probe fails"
+        );
         assert_eq!(of(&json!([])), "its readiness is not known yet");
     }
 
@@ -148,7 +214,13 @@ mod tests {
     fn a_terminating_pod_is_never_unconfirmed() {
         let conditions = json!([{ "type": "Ready", "status": "False" }, { "type": "ContainersReady", "status": "True" }]);
         let metadata = json!({ "name": "p", "deletionTimestamp": "2026-11-25T00:00:00Z" });
-        let pod = serde_json::from_value(json!({ "metadata": metadata, "status": { "conditions": conditions } })).unwrap();
-        assert_eq!(readiness(&pod), InstanceReadiness::NotReady("it is terminating".to_owned()));
+        let pod = serde_json::from_value(
+            json!({ "metadata": metadata, "status": { "conditions": conditions } }),
+        )
+        .unwrap();
+        assert_eq!(
+            readiness(&pod),
+            InstanceReadiness::NotReady("it is terminating".to_owned())
+        );
     }
 }

@@ -20,7 +20,8 @@ use tokio::sync::Notify;
 use super::listing::{ObjectWatch, ObjectWatchEvent};
 use super::pods::PodIndex;
 use crate::backend::{
-    AppProtocol, Backend, BackendEvent, Component, ComponentFollower, PickerFailureMode, PickerService, PoolRequirements, stream,
+    AppProtocol, Backend, BackendEvent, Component, ComponentFollower, PickerFailureMode,
+    PickerService, PoolRequirements, stream,
 };
 use crate::event::MetadataPolicy;
 use crate::watch::Discovery;
@@ -82,12 +83,18 @@ impl InferencePools {
 
 impl std::fmt::Debug for InferencePools {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InferencePools").field("group", &self.group).finish_non_exhaustive()
+        f.debug_struct("InferencePools")
+            .field("group", &self.group)
+            .finish_non_exhaustive()
     }
 }
 
 impl Backend for InferencePools {
-    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+    fn follow(
+        &self,
+        component: &Component,
+        relist: Arc<Notify>,
+    ) -> BoxStream<'static, BackendEvent> {
         let kind = ApiResource::from_gvk_with_plural(&self.group.kind(), "inferencepools");
         let pools = Api::namespaced_with(self.client.clone(), component.namespace(), &kind);
         let follow = PoolFollower {
@@ -145,7 +152,9 @@ impl PoolFollower {
             ObjectWatchEvent::Deleted(_) => None,
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        let asked = pool.as_ref().map(|pool| requirements(&pool.data, &self.kube_namespace));
+        let asked = pool
+            .as_ref()
+            .map(|pool| requirements(&pool.data, &self.kube_namespace));
         let changed = self.requirements != asked;
         self.requirements.clone_from(&asked);
         let mut events = Vec::from_iter(changed.then_some(BackendEvent::Requirements(asked)));
@@ -155,7 +164,10 @@ impl PoolFollower {
 
     /// Lists the pods again if the selector or the ports changed.
     fn pods_of(&mut self, pool: Option<&DynamicObject>) -> Option<BackendEvent> {
-        let spec = match pool.map(|pool| InferencePoolSpec::parse(&pool.data)).transpose() {
+        let spec = match pool
+            .map(|pool| InferencePoolSpec::parse(&pool.data))
+            .transpose()
+        {
             Ok(spec) => spec,
             Err(why) => return Some(BackendEvent::Failed(format!("InferencePool: {why}"))),
         };
@@ -176,23 +188,48 @@ impl PoolFollower {
 
 /// Reads the settings for gateways. The default of the failure mode is `FailClose`, as in the API.
 fn requirements(object: &Value, kube_namespace: &Arc<str>) -> PoolRequirements {
-    let picker = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|name| object.get("spec")?.get(name));
-    let text = |key: &str| picker.and_then(|picker| picker.get(key)).and_then(Value::as_str);
+    let picker = ["endpointPickerRef", "extensionRef"]
+        .into_iter()
+        .find_map(|name| object.get("spec")?.get(name));
+    let text = |key: &str| {
+        picker
+            .and_then(|picker| picker.get(key))
+            .and_then(Value::as_str)
+    };
     let failure_mode = match text("failureMode") {
         Some("FailOpen") => PickerFailureMode::Open,
         _ => PickerFailureMode::Close,
     };
-    let port = picker.and_then(|picker| picker.pointer("/port/number").or_else(|| picker.get("portNumber")));
-    let port = port.and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
-    let is_service = text("kind").is_none_or(|kind| kind == "Service") && text("group").is_none_or(str::is_empty);
+    let port = picker.and_then(|picker| {
+        picker
+            .pointer("/port/number")
+            .or_else(|| picker.get("portNumber"))
+    });
+    let port = port
+        .and_then(Value::as_u64)
+        .and_then(|port| u16::try_from(port).ok());
+    let is_service = text("kind").is_none_or(|kind| kind == "Service")
+        && text("group").is_none_or(str::is_empty);
     let service = text("name").filter(|_| is_service);
-    let picker = service.map(|name| PickerService { namespace: Arc::clone(kube_namespace), name: name.into(), port });
-    PoolRequirements { failure_mode, protocol: protocol(object), picker }
+    let picker = service.map(|name| PickerService {
+        namespace: Arc::clone(kube_namespace),
+        name: name.into(),
+        port,
+    });
+    PoolRequirements {
+        failure_mode,
+        protocol: protocol(object),
+        picker,
+    }
 }
 
 /// Reads `appProtocol`, which only the newer group has. The default is HTTP/1.1, as in the API.
 fn protocol(object: &Value) -> AppProtocol {
-    match object.get("spec").and_then(|spec| spec.get("appProtocol")).and_then(Value::as_str) {
+    match object
+        .get("spec")
+        .and_then(|spec| spec.get("appProtocol"))
+        .and_then(Value::as_str)
+    {
         Some("kubernetes.io/h2c") => AppProtocol::H2c,
         _ => AppProtocol::Http,
     }
@@ -206,21 +243,44 @@ impl InferencePoolSpec {
         let spec = object.get("spec").ok_or("it has no spec")?;
         let selector = spec.get("selector").ok_or("it has no selector")?;
         // v1 has `matchLabels`; the older group has the labels directly.
-        let labels = selector.get("matchLabels").unwrap_or(selector).as_object().ok_or("its selector is not an object")?;
-        let labels: Option<Vec<String>> = labels.iter().map(|(key, value)| Some(format!("{key}={}", value.as_str()?))).collect();
-        let selector = labels.ok_or("a label of its selector is not text")?.join(",");
+        let labels = selector
+            .get("matchLabels")
+            .unwrap_or(selector)
+            .as_object()
+            .ok_or("its selector is not an object")?;
+        let labels: Option<Vec<String>> = labels
+            .iter()
+            .map(|(key, value)| Some(format!("{key}={}", value.as_str()?)))
+            .collect();
+        let selector = labels
+            .ok_or("a label of its selector is not text")?
+            .join(",");
         if selector.is_empty() {
             return Err("its selector is empty: it would match every pod".to_owned());
         }
-        let number = |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
-        let ports: Option<Vec<u16>> = match (spec.get("targetPorts"), spec.get("targetPortNumber")) {
-            (Some(Value::Array(ports)), _) => ports.iter().map(|port| port.get("number").and_then(number)).collect(),
+        let number = |value: &Value| {
+            value
+                .as_u64()
+                .and_then(|port| u16::try_from(port).ok())
+                .filter(|&port| port > 0)
+        };
+        let ports: Option<Vec<u16>> = match (spec.get("targetPorts"), spec.get("targetPortNumber"))
+        {
+            (Some(Value::Array(ports)), _) => ports
+                .iter()
+                .map(|port| port.get("number").and_then(number))
+                .collect(),
             (_, Some(port)) => number(port).map(|port| vec![port]),
             _ => None,
         };
-        let ports = ports.filter(|ports| !ports.is_empty()).ok_or("it has no target port in 1 to 65535")?;
+        let ports = ports
+            .filter(|ports| !ports.is_empty())
+            .ok_or("it has no target port in 1 to 65535")?;
         if ports.len() > TARGET_PORTS_MAX {
-            return Err(format!("{} target ports; at most {TARGET_PORTS_MAX} are allowed", ports.len()));
+            return Err(format!(
+                "{} target ports; at most {TARGET_PORTS_MAX} are allowed",
+                ports.len()
+            ));
         }
         Ok(Self { selector, ports })
     }
@@ -230,7 +290,9 @@ impl PoolGroup {
     fn kind(self) -> GroupVersionKind {
         match self {
             Self::V1 => GroupVersionKind::gvk("inference.networking.k8s.io", "v1", "InferencePool"),
-            Self::V1Alpha2 => GroupVersionKind::gvk("inference.networking.x-k8s.io", "v1alpha2", "InferencePool"),
+            Self::V1Alpha2 => {
+                GroupVersionKind::gvk("inference.networking.x-k8s.io", "v1alpha2", "InferencePool")
+            }
         }
     }
 }

@@ -22,7 +22,10 @@ use crate::backend::{BackendEvent, InstanceReadiness, InstanceRecord, MetadataSo
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
 /// Labels that describe the slice, not the endpoint.
-const SLICE_LABELS: &[&str] = &["kubernetes.io/service-name", "service.kubernetes.io/headless"];
+const SLICE_LABELS: &[&str] = &[
+    "kubernetes.io/service-name",
+    "service.kubernetes.io/headless",
+];
 const SLICE_LABEL_PREFIX: &str = "endpointslice.kubernetes.io/";
 
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
@@ -61,7 +64,11 @@ impl SliceIndex {
     /// Creates an index without slices.
     #[must_use]
     pub fn new(ports: PortRule) -> Self {
-        Self { ports, slices: HashMap::new(), endpoints: HashMap::new() }
+        Self {
+            ports,
+            slices: HashMap::new(),
+            endpoints: HashMap::new(),
+        }
     }
 
     /// Applies a new or changed slice; returns the resulting events.
@@ -90,19 +97,37 @@ impl SliceIndex {
     /// The whole set.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<InstanceRecord>> {
-        self.endpoints.values().filter_map(|said| best(said)).cloned().collect()
+        self.endpoints
+            .values()
+            .filter_map(|said| best(said))
+            .cloned()
+            .collect()
     }
 
     /// The merged record of one endpoint.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<InstanceRecord>> {
-        self.endpoints.get(name).and_then(|said| best(said)).cloned()
+        self.endpoints
+            .get(name)
+            .and_then(|said| best(said))
+            .cloned()
     }
 
-    fn replace(&mut self, slice: &Arc<str>, records: Vec<Arc<InstanceRecord>>) -> Vec<BackendEvent> {
+    fn replace(
+        &mut self,
+        slice: &Arc<str>,
+        records: Vec<Arc<InstanceRecord>>,
+    ) -> Vec<BackendEvent> {
         let mut before: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>> = BTreeMap::new();
         let new = records.iter().map(|record| Arc::from(record.name()));
-        for id in self.slices.get(slice).into_iter().flatten().cloned().chain(new) {
+        for id in self
+            .slices
+            .get(slice)
+            .into_iter()
+            .flatten()
+            .cloned()
+            .chain(new)
+        {
             let said = self.endpoints.get(&id).and_then(|said| best(said)).cloned();
             before.insert(id, said);
         }
@@ -118,7 +143,9 @@ impl SliceIndex {
         let mut events = Vec::new();
         for (id, before) in before {
             match (self.endpoints.get(&id).and_then(|said| best(said)), before) {
-                (Some(now), before) if before.as_ref() != Some(now) => events.push(BackendEvent::Apply(Arc::clone(now))),
+                (Some(now), before) if before.as_ref() != Some(now) => {
+                    events.push(BackendEvent::Apply(Arc::clone(now)))
+                }
                 (None, Some(_)) => events.push(BackendEvent::Delete(id)),
                 _ => {}
             }
@@ -133,7 +160,13 @@ impl SliceIndex {
         let mut ids = BTreeSet::new();
         for record in records {
             let id: Arc<str> = record.name().into();
-            self.endpoints.entry(Arc::clone(&id)).or_default().push(SliceRecord { slice: Arc::clone(slice), record });
+            self.endpoints
+                .entry(Arc::clone(&id))
+                .or_default()
+                .push(SliceRecord {
+                    slice: Arc::clone(slice),
+                    record,
+                });
             ids.insert(id);
         }
         if !ids.is_empty() {
@@ -144,59 +177,125 @@ impl SliceIndex {
 
 fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
     let rank = |said: &SliceRecord| {
-        let InstanceRecord { instance, readiness, freshness, .. } = &*said.record;
-        let (ready, v4) = (*readiness == InstanceReadiness::Ready, instance.address.is_ipv4());
-        (ready, v4, *freshness, instance.generation.clone(), instance.address, Reverse(Arc::clone(&said.slice)))
+        let InstanceRecord {
+            instance,
+            readiness,
+            freshness,
+            ..
+        } = &*said.record;
+        let (ready, v4) = (
+            *readiness == InstanceReadiness::Ready,
+            instance.address.is_ipv4(),
+        );
+        (
+            ready,
+            v4,
+            *freshness,
+            instance.generation.clone(),
+            instance.address,
+            Reverse(Arc::clone(&said.slice)),
+        )
     };
-    said.iter().max_by_key(|said| rank(said)).map(|said| &said.record)
+    said.iter()
+        .max_by_key(|said| rank(said))
+        .map(|said| &said.record)
 }
 
 /// The records of one slice, without entries that cannot be used (without an address, or with a
 /// name instead).
 fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
     let port = port(slice.ports.as_deref().unwrap_or_default(), rule);
-    let service = slice.labels().get("kubernetes.io/service-name").map_or("service", String::as_str);
-    let trigger = slice.annotations().get(TRIGGER_TIME).and_then(|t| t.parse::<Timestamp>().ok());
-    let freshness = trigger.and_then(|t| u64::try_from(t.as_microsecond()).ok()).unwrap_or(0);
+    let service = slice
+        .labels()
+        .get("kubernetes.io/service-name")
+        .map_or("service", String::as_str);
+    let trigger = slice
+        .annotations()
+        .get(TRIGGER_TIME)
+        .and_then(|t| t.parse::<Timestamp>().ok());
+    let freshness = trigger
+        .and_then(|t| u64::try_from(t.as_microsecond()).ok())
+        .unwrap_or(0);
     let shared: Vec<(String, String)> = slice
         .labels()
         .iter()
-        .filter(|(key, _)| !key.starts_with(SLICE_LABEL_PREFIX) && !SLICE_LABELS.contains(&key.as_str()))
+        .filter(|(key, _)| {
+            !key.starts_with(SLICE_LABEL_PREFIX) && !SLICE_LABELS.contains(&key.as_str())
+        })
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
-    let kube_namespace = slice.namespace().unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
+    let kube_namespace = slice
+        .namespace()
+        .unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
     let record = |endpoint: &Endpoint| {
         let ip: IpAddr = endpoint.addresses.first()?.parse().ok()?; // further addresses have no meaning
-        let pod = endpoint.target_ref.as_ref().filter(|r| r.kind.as_deref() == Some("Pod"));
-        let name = pod.and_then(|r| r.name.clone()).unwrap_or_else(|| format!("{service}-{ip}").replace(':', "-"));
+        let pod = endpoint
+            .target_ref
+            .as_ref()
+            .filter(|r| r.kind.as_deref() == Some("Pod"));
+        let name = pod
+            .and_then(|r| r.name.clone())
+            .unwrap_or_else(|| format!("{service}-{ip}").replace(':', "-"));
         let mut labels = shared.clone();
-        labels.extend(endpoint.zone.iter().map(|zone| (ZONE_LABEL.to_owned(), zone.clone())));
-        labels.extend(endpoint.node_name.iter().map(|node| (NODE_LABEL.to_owned(), node.clone())));
+        labels.extend(
+            endpoint
+                .zone
+                .iter()
+                .map(|zone| (ZONE_LABEL.to_owned(), zone.clone())),
+        );
+        labels.extend(
+            endpoint
+                .node_name
+                .iter()
+                .map(|node| (NODE_LABEL.to_owned(), node.clone())),
+        );
         labels.sort_unstable();
         labels.dedup_by(|a, b| a.0 == b.0);
         let address = SocketAddr::new(ip, port.unwrap_or(0));
         let instance = Instance {
-            namespace: pod.and_then(|r| r.namespace.clone()).unwrap_or_else(|| kube_namespace.clone()),
+            namespace: pod
+                .and_then(|r| r.namespace.clone())
+                .unwrap_or_else(|| kube_namespace.clone()),
             generation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
             labels,
             ..Instance::new(name, address)
         };
         let readiness = match port {
-            None => InstanceReadiness::NotReady("its slice has no such port, and no port is configured".to_owned()),
+            None => InstanceReadiness::NotReady(
+                "its slice has no such port, and no port is configured".to_owned(),
+            ),
             Some(_) => readiness(endpoint.conditions.as_ref()),
         };
-        Some(Arc::new(InstanceRecord { instance, readiness, metadata: MetadataSource::At(address), freshness }))
+        Some(Arc::new(InstanceRecord {
+            instance,
+            readiness,
+            metadata: MetadataSource::At(address),
+            freshness,
+        }))
     };
     // Slices of type FQDN have no defined semantics and are deprecated.
     let slices_of_addresses = ["IPv4", "IPv6"].contains(&slice.address_type.as_str());
-    slice.endpoints.iter().flatten().filter(|_| slices_of_addresses).filter_map(record).collect()
+    slice
+        .endpoints
+        .iter()
+        .flatten()
+        .filter(|_| slices_of_addresses)
+        .filter_map(record)
+        .collect()
 }
 
 /// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always
 /// true, also for a server that does not serve. A slice does not show whether the server or its
 /// node is not ready; the pod does ([`super::labels`]).
 fn readiness(conditions: Option<&EndpointConditions>) -> InstanceReadiness {
-    let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return InstanceReadiness::Ready };
+    let Some(EndpointConditions {
+        ready,
+        serving,
+        terminating,
+    }) = conditions
+    else {
+        return InstanceReadiness::Ready;
+    };
     if terminating.unwrap_or(false) {
         InstanceReadiness::NotReady("it is terminating".to_owned())
     } else if !ready.unwrap_or(true) {
@@ -213,7 +312,11 @@ fn port(ports: &[EndpointPort], rule: &PortRule) -> Option<u16> {
         Some(name) => ports.iter().find(|port| port.name.as_ref() == Some(name)),
         None => ports.first(),
     };
-    meant.and_then(|port| port.port).and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0).or(rule.fallback)
+    meant
+        .and_then(|port| port.port)
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|&port| port > 0)
+        .or(rule.fallback)
 }
 
 #[cfg(test)]

@@ -7,7 +7,12 @@ const AT: &str = "10.0.0.1:8000";
 
 fn record(name: &str, address: &str) -> InstanceRecord {
     let instance = Instance::new(name, address.parse().unwrap());
-    InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::None, freshness: 0 }
+    InstanceRecord {
+        instance,
+        readiness: InstanceReadiness::Ready,
+        metadata: MetadataSource::None,
+        freshness: 0,
+    }
 }
 
 fn served(name: &str, address: &str, generation: &str) -> InstanceRecord {
@@ -18,7 +23,10 @@ fn served(name: &str, address: &str, generation: &str) -> InstanceRecord {
 }
 
 fn not_ready(record: InstanceRecord) -> InstanceRecord {
-    InstanceRecord { readiness: InstanceReadiness::NotReady("probe".to_owned()), ..record }
+    InstanceRecord {
+        readiness: InstanceReadiness::NotReady("probe".to_owned()),
+        ..record
+    }
 }
 
 fn model(name: &str) -> Arc<Metadata> {
@@ -34,15 +42,25 @@ struct TableHarness {
 
 impl TableHarness {
     fn new(policy: MetadataPolicy) -> Self {
-        Self { table: InstanceTable::new(policy), origin: Instant::now(), ms: 0 }
+        Self {
+            table: InstanceTable::new(policy),
+            origin: Instant::now(),
+            ms: 0,
+        }
     }
 
     fn now(&self) -> ClockReading {
         let elapsed = Duration::from_millis(self.ms);
-        ClockReading { instant: self.origin + elapsed, wall: SystemTime::UNIX_EPOCH + elapsed }
+        ClockReading {
+            instant: self.origin + elapsed,
+            wall: SystemTime::UNIX_EPOCH + elapsed,
+        }
     }
 
-    fn run(&mut self, verb: impl FnOnce(&mut InstanceTable, ClockReading, &mut Vec<InstanceEvent>)) -> String {
+    fn run(
+        &mut self,
+        verb: impl FnOnce(&mut InstanceTable, ClockReading, &mut Vec<InstanceEvent>),
+    ) -> String {
         let (now, mut events) = (self.now(), Vec::new());
         verb(&mut self.table, now, &mut events);
         let text = |event: &InstanceEvent| match event {
@@ -68,7 +86,10 @@ impl TableHarness {
     }
 
     fn answer(&mut self, fetched: MetadataResponse) -> String {
-        let fetch = self.table.next_fetch(self.now().instant).expect("a fetch is due");
+        let fetch = self
+            .table
+            .next_fetch(self.now().instant)
+            .expect("a fetch is due");
         self.run(|table, now, events| table.fetched(&fetch, fetched, now, events))
     }
 
@@ -78,11 +99,19 @@ impl TableHarness {
     }
 
     fn state(&self, id: &str) -> InstanceState {
-        self.table.seen().into_iter().find(|seen| *seen.id == *id).unwrap().state
+        self.table
+            .seen()
+            .into_iter()
+            .find(|seen| *seen.id == *id)
+            .unwrap()
+            .state
     }
 
     fn model_of_added(&self, id: &str) -> Option<String> {
-        let (_, instance) = self.table.published_instances().find(|(told, _)| ***told == *id)?;
+        let (_, instance) = self
+            .table
+            .published_instances()
+            .find(|(told, _)| ***told == *id)?;
         instance.metadata().models().first().map(|m| m.name.clone())
     }
 }
@@ -92,7 +121,11 @@ fn an_event_is_an_upsert_of_the_whole_value_and_no_event_is_sent_twice() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
     assert_eq!(rig.apply(record("a", AT)), "");
-    assert_eq!(rig.apply(record("a", "10.0.0.1:9000")), "+a@9000", "restarted at another port, with no dip in readiness");
+    assert_eq!(
+        rig.apply(record("a", "10.0.0.1:9000")),
+        "+a@9000",
+        "restarted at another port, with no dip in readiness"
+    );
     assert_eq!(rig.apply(not_ready(record("a", "10.0.0.1:9000"))), "-a");
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
     assert_eq!(rig.delete("a"), "-a");
@@ -103,8 +136,18 @@ fn an_event_is_an_upsert_of_the_whole_value_and_no_event_is_sent_twice() {
 #[test]
 fn a_list_replaces_the_set() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
-    assert_eq!(rig.reset(vec![record("a", AT), record("b", "10.0.0.2:1")], false), "+a@8000 +b@1");
-    assert_eq!(rig.reset(vec![record("b", "10.0.0.2:1"), record("c", "10.0.0.3:1")], true), "-a +c@1", "too few to hold their removal");
+    assert_eq!(
+        rig.reset(vec![record("a", AT), record("b", "10.0.0.2:1")], false),
+        "+a@8000 +b@1"
+    );
+    assert_eq!(
+        rig.reset(
+            vec![record("b", "10.0.0.2:1"), record("c", "10.0.0.3:1")],
+            true
+        ),
+        "-a +c@1",
+        "too few to hold their removal"
+    );
     assert_eq!(rig.reset(vec![], false), "-b -c");
 }
 
@@ -113,15 +156,32 @@ fn ready_without_metadata_is_pending_and_none_is_an_answer() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     assert_eq!(rig.apply(served("a", AT, "1")), "");
     assert!(matches!(rig.state("a"), InstanceState::Pending(_)));
-    assert_eq!(rig.answer(MetadataResponse::Failed("refused".to_owned())), "");
-    assert_eq!(rig.state("a"), InstanceState::Pending("its metadata cannot be fetched: refused".to_owned()));
-    assert_eq!(rig.table.next_fetch(rig.now().instant), None, "not again at once");
+    assert_eq!(
+        rig.answer(MetadataResponse::Failed("refused".to_owned())),
+        ""
+    );
+    assert_eq!(
+        rig.state("a"),
+        InstanceState::Pending("its metadata cannot be fetched: refused".to_owned())
+    );
+    assert_eq!(
+        rig.table.next_fetch(rig.now().instant),
+        None,
+        "not again at once"
+    );
     rig.wait(METADATA_RETRY_FIRST * 2);
-    assert_eq!(rig.answer(MetadataResponse::Absent), "+a@8000", "an instance without metadata is published");
+    assert_eq!(
+        rig.answer(MetadataResponse::Absent),
+        "+a@8000",
+        "an instance without metadata is published"
+    );
     let mut rig = TableHarness::new(MetadataPolicy::Required);
     rig.apply(served("a", AT, "1"));
     assert_eq!(rig.answer(MetadataResponse::Absent), "");
-    assert_eq!(rig.state("a"), InstanceState::Pending("it has no metadata, but metadata is required".to_owned()));
+    assert_eq!(
+        rig.state("a"),
+        InstanceState::Pending("it has no metadata, but metadata is required".to_owned())
+    );
     let mut rig = TableHarness::new(MetadataPolicy::Ignored);
     assert_eq!(rig.apply(served("a", AT, "1")), "+a@8000");
     assert_eq!(rig.table.next_due(), None);
@@ -131,19 +191,52 @@ fn ready_without_metadata_is_pending_and_none_is_an_answer() {
 fn the_last_good_metadata_counts_while_it_is_the_same_life() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.apply(served("a", AT, "1"));
-    assert_eq!(rig.answer(MetadataResponse::Is(model("m"), Some("\"1\"".to_owned()))), "+a@8000");
+    assert_eq!(
+        rig.answer(MetadataResponse::Is(model("m"), Some("\"1\"".to_owned()))),
+        "+a@8000"
+    );
     rig.wait(METADATA_POLL_INTERVAL * 2);
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
-    assert_eq!(fetch.etag.as_deref(), Some("\"1\""), "a conditional request");
-    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Failed("reset".to_owned()), now, events)), "");
-    assert_eq!((rig.model_of_added("a"), rig.state("a")), (Some("m".to_owned()), InstanceState::Stale("reset".to_owned())));
-    assert_eq!(rig.apply(served("a", AT, "2")), "-a", "the new generation has no metadata yet");
     assert_eq!(
-        rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("old"), None), now, events)),
+        fetch.etag.as_deref(),
+        Some("\"1\""),
+        "a conditional request"
+    );
+    assert_eq!(
+        rig.run(|t, now, events| t.fetched(
+            &fetch,
+            MetadataResponse::Failed("reset".to_owned()),
+            now,
+            events
+        )),
+        ""
+    );
+    assert_eq!(
+        (rig.model_of_added("a"), rig.state("a")),
+        (
+            Some("m".to_owned()),
+            InstanceState::Stale("reset".to_owned())
+        )
+    );
+    assert_eq!(
+        rig.apply(served("a", AT, "2")),
+        "-a",
+        "the new generation has no metadata yet"
+    );
+    assert_eq!(
+        rig.run(|t, now, events| t.fetched(
+            &fetch,
+            MetadataResponse::Is(model("old"), None),
+            now,
+            events
+        )),
         "",
         "the answer of the old generation"
     );
-    assert_eq!(rig.answer(MetadataResponse::Is(model("new"), None)), "+a@8000");
+    assert_eq!(
+        rig.answer(MetadataResponse::Is(model("new"), None)),
+        "+a@8000"
+    );
     assert_eq!(rig.model_of_added("a").as_deref(), Some("new"));
 }
 
@@ -152,12 +245,32 @@ fn changed_metadata_is_published_and_a_change_during_a_fetch_causes_another_fetc
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.apply(served("a", AT, "1"));
     let fetch = rig.table.next_fetch(rig.now().instant).unwrap();
-    let labelled =
-        |r: InstanceRecord| InstanceRecord { instance: Instance { labels: vec![("z".into(), "1".into())], ..r.instance.clone() }, ..r };
+    let labelled = |r: InstanceRecord| InstanceRecord {
+        instance: Instance {
+            labels: vec![("z".into(), "1".into())],
+            ..r.instance.clone()
+        },
+        ..r
+    };
     rig.apply(labelled(served("a", AT, "1")));
-    assert_eq!(rig.table.next_fetch(rig.now().instant), None, "one fetch at a time");
-    assert_eq!(rig.run(|t, now, events| t.fetched(&fetch, MetadataResponse::Is(model("m"), None), now, events)), "+a@8000");
-    assert_eq!(rig.answer(MetadataResponse::Is(model("n"), None)), "+a@8000");
+    assert_eq!(
+        rig.table.next_fetch(rig.now().instant),
+        None,
+        "one fetch at a time"
+    );
+    assert_eq!(
+        rig.run(|t, now, events| t.fetched(
+            &fetch,
+            MetadataResponse::Is(model("m"), None),
+            now,
+            events
+        )),
+        "+a@8000"
+    );
+    assert_eq!(
+        rig.answer(MetadataResponse::Is(model("n"), None)),
+        "+a@8000"
+    );
     rig.wait(METADATA_POLL_INTERVAL * 2);
     assert_eq!(rig.answer(MetadataResponse::Unchanged), "");
     assert_eq!(rig.model_of_added("a").as_deref(), Some("n"));
@@ -166,33 +279,64 @@ fn changed_metadata_is_published_and_a_change_during_a_fetch_causes_another_fetc
 #[test]
 fn traffic_goes_where_the_metadata_says_if_that_is_the_instance_itself() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
-    let transport = |text: &str| Arc::new(Metadata::parse(format!(r#"{{"transport":{{"address":"{text}"}}}}"#).as_bytes()).unwrap());
+    let transport = |text: &str| {
+        Arc::new(
+            Metadata::parse(format!(r#"{{"transport":{{"address":"{text}"}}}}"#).as_bytes())
+                .unwrap(),
+        )
+    };
     rig.apply(served("a", AT, "1"));
-    assert_eq!(rig.answer(MetadataResponse::Is(transport("10.0.0.1:9"), None)), "+a@9");
+    assert_eq!(
+        rig.answer(MetadataResponse::Is(transport("10.0.0.1:9"), None)),
+        "+a@9"
+    );
     rig.wait(METADATA_POLL_INTERVAL * 2);
-    assert_eq!(rig.answer(MetadataResponse::Is(transport("10.6.6.6:9"), None)), "-a", "an instance that points at another host");
+    assert_eq!(
+        rig.answer(MetadataResponse::Is(transport("10.6.6.6:9"), None)),
+        "-a",
+        "an instance that points at another host"
+    );
     assert!(matches!(rig.state("a"), InstanceState::Refused(_)));
 }
 
 #[test]
 fn one_address_is_published_once_for_the_newer_instance() {
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
-    let aged = |name: &str, freshness| InstanceRecord { freshness, ..record(name, AT) };
+    let aged = |name: &str, freshness| InstanceRecord {
+        freshness,
+        ..record(name, AT)
+    };
     assert_eq!(rig.apply(aged("old", 1)), "+old@8000");
-    assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000", "never both at once");
+    assert_eq!(
+        rig.apply(aged("new", 2)),
+        "-old +new@8000",
+        "never both at once"
+    );
     assert!(matches!(rig.state("old"), InstanceState::Refused(_)));
     assert_eq!(rig.apply(record("new", "10.0.0.2:1")), "+new@1 +old@8000");
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000");
-    assert_eq!(rig.apply(not_ready(aged("new", 2))), "-new +old@8000", "an instance that is not ready has no claim");
+    assert_eq!(
+        rig.apply(not_ready(aged("new", 2))),
+        "-new +old@8000",
+        "an instance that is not ready has no claim"
+    );
     assert_eq!(rig.apply(aged("new", 2)), "-old +new@8000");
     assert_eq!(rig.delete("new"), "-new +old@8000");
     assert_eq!(rig.apply(aged("newest", 3)), "-old +newest@8000");
-    assert_eq!(rig.apply(aged("newest", 0)), "-newest +old@8000", "also if a claim at the same address becomes the lesser one");
+    assert_eq!(
+        rig.apply(aged("newest", 0)),
+        "-newest +old@8000",
+        "also if a claim at the same address becomes the lesser one"
+    );
 }
 
 #[test]
 fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
-    let all = |n: u16| (0..n).map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1))).collect::<Vec<_>>();
+    let all = |n: u16| {
+        (0..n)
+            .map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1)))
+            .collect::<Vec<_>>()
+    };
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.reset(all(8), false);
     assert_eq!(rig.reset(all(5), true), "-e5 -e6 -e7", "less than half");
@@ -202,24 +346,40 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
         rig.table.reset(few, true, now, &mut Vec::new())
     };
     assert!(asks, "the backend should list again");
-    assert_eq!((rig.table.published_instances().count(), rig.state("e7")), (8, InstanceState::RemovalHeld));
-    assert_eq!(rig.delete("e7"), "-e7", "an explicit removal takes effect at once");
+    assert_eq!(
+        (rig.table.published_instances().count(), rig.state("e7")),
+        (8, InstanceState::RemovalHeld)
+    );
+    assert_eq!(
+        rig.delete("e7"),
+        "-e7",
+        "an explicit removal takes effect at once"
+    );
     assert_eq!(rig.reset(all(1), false), "", "the second list has the same");
     assert_eq!(rig.wait(HOLD - Duration::from_millis(1)), "");
-    assert_eq!(rig.wait(Duration::from_millis(1)), "-e1 -e2 -e3 -e4 -e5 -e6");
+    assert_eq!(
+        rig.wait(Duration::from_millis(1)),
+        "-e1 -e2 -e3 -e4 -e5 -e6"
+    );
     rig.reset(all(8), false);
     rig.reset(vec![], true);
     assert_eq!(rig.reset(all(8), false), "", "the backend has them again");
     assert_eq!(rig.wait(HOLD * 2), "");
     assert_eq!(rig.state("e3"), InstanceState::Ready);
     let all_not_ready = all(8).into_iter().map(not_ready).collect();
-    assert_eq!(rig.reset(all_not_ready, true), "", "also if all become not ready");
+    assert_eq!(
+        rig.reset(all_not_ready, true),
+        "",
+        "also if all become not ready"
+    );
     assert_eq!(rig.wait(HOLD), "-e0 -e1 -e2 -e3 -e4 -e5 -e6 -e7");
 }
 
 #[test]
 fn without_an_outage_all_instances_may_leave_at_once() {
-    let all: Vec<InstanceRecord> = (0..8).map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1))).collect();
+    let all: Vec<InstanceRecord> = (0..8)
+        .map(|i| record(&format!("e{i}"), &format!("10.0.0.1:{}", i + 1)))
+        .collect();
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     rig.reset(all, false);
     assert_eq!(rig.reset(vec![], false), "-e0 -e1 -e2 -e3 -e4 -e5 -e6 -e7");
@@ -227,21 +387,43 @@ fn without_an_outage_all_instances_may_leave_at_once() {
 
 #[test]
 fn an_unconfirmed_instance_is_published_as_such_and_leaves_when_it_is_not_ready() {
-    let unconfirmed = |record| InstanceRecord { readiness: InstanceReadiness::Unconfirmed("node".to_owned()), ..record };
+    let unconfirmed = |record| InstanceRecord {
+        readiness: InstanceReadiness::Unconfirmed("node".to_owned()),
+        ..record
+    };
     let mut rig = TableHarness::new(MetadataPolicy::Preferred);
     let published = |rig: &TableHarness| {
-        rig.table.published_instances().map(|(_, instance)| instance.unconfirmed.as_deref().map(str::to_owned)).collect::<Vec<_>>()
+        rig.table
+            .published_instances()
+            .map(|(_, instance)| instance.unconfirmed.as_deref().map(str::to_owned))
+            .collect::<Vec<_>>()
     };
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
     assert_eq!(rig.apply(unconfirmed(record("a", AT))), "+a@8000");
-    assert_eq!((published(&rig), rig.state("a")), (vec![Some("node".to_owned())], InstanceState::Unconfirmed("node".to_owned())));
-    assert_eq!(rig.apply(unconfirmed(record("a", AT))), "", "published once");
+    assert_eq!(
+        (published(&rig), rig.state("a")),
+        (
+            vec![Some("node".to_owned())],
+            InstanceState::Unconfirmed("node".to_owned())
+        )
+    );
+    assert_eq!(
+        rig.apply(unconfirmed(record("a", AT))),
+        "",
+        "published once"
+    );
     assert_eq!(rig.apply(record("a", AT)), "+a@8000");
-    assert_eq!((published(&rig), rig.state("a")), (vec![None], InstanceState::Ready));
+    assert_eq!(
+        (published(&rig), rig.state("a")),
+        (vec![None], InstanceState::Ready)
+    );
     assert_eq!(rig.apply(unconfirmed(record("a", AT))), "+a@8000");
     assert_eq!(rig.apply(not_ready(record("a", AT))), "-a");
     // After a restart of the daemon it is first seen as unconfirmed; its metadata must be known.
-    assert_eq!(rig.apply(unconfirmed(served("b", "10.0.0.1:8001", "1"))), "");
+    assert_eq!(
+        rig.apply(unconfirmed(served("b", "10.0.0.1:8001", "1"))),
+        ""
+    );
     assert_eq!(rig.answer(MetadataResponse::Absent), "+b@8001");
 }
 
@@ -256,9 +438,13 @@ enum TableStep {
 
 fn any_step() -> impl Strategy<Value = TableStep> {
     prop_oneof![
-        (0u8..6, 0u8..6, any::<bool>(), 0u64..3).prop_map(|(name, port, ready, fresh)| TableStep::Apply(name, port, ready, fresh)),
+        (0u8..6, 0u8..6, any::<bool>(), 0u64..3)
+            .prop_map(|(name, port, ready, fresh)| TableStep::Apply(name, port, ready, fresh)),
         (0u8..6).prop_map(TableStep::Delete),
-        (prop::collection::vec((0u8..6, 0u8..6, any::<bool>()), 0..6), any::<bool>())
+        (
+            prop::collection::vec((0u8..6, 0u8..6, any::<bool>()), 0..6),
+            any::<bool>()
+        )
             .prop_map(|(all, outage)| TableStep::Reset(all, outage)),
         (0u8..4).prop_map(TableStep::Answer),
         (0u64..12_000).prop_map(TableStep::Wait),

@@ -5,8 +5,15 @@
 //! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
 //! counted as skipped.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
-#![allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops where it cannot go on"
+)]
+#![allow(
+    dead_code,
+    reason = "also a part of other tests, none of which uses all of it"
+)]
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -27,7 +34,8 @@ use tokio::sync::Mutex as AsyncMutex;
 const START_MAX: Duration = Duration::from_secs(120);
 
 /// Authentication is not tested here, so all tests know the tokens.
-const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
+const TOKENS: &str =
+    "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
 
 pub(crate) struct TestCluster {
     pub(crate) etcd: Mutex<ClusterProcess>,
@@ -57,7 +65,10 @@ pub(crate) async fn shared_with_controllers() -> Option<Arc<TestCluster>> {
     share(&SHARED, TestCluster::start_with_controllers()).await
 }
 
-async fn share(shared: &AsyncMutex<Weak<TestCluster>>, start: impl Future<Output = Option<TestCluster>>) -> Option<Arc<TestCluster>> {
+async fn share(
+    shared: &AsyncMutex<Weak<TestCluster>>,
+    start: impl Future<Output = Option<TestCluster>>,
+) -> Option<Arc<TestCluster>> {
     let mut shared = shared.lock().await;
     if let Some(cluster) = shared.upgrade() {
         return Some(cluster);
@@ -71,9 +82,15 @@ async fn share(shared: &AsyncMutex<Weak<TestCluster>>, start: impl Future<Output
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin");
-    let found = assets.into_iter().chain([built]).map(|folder| folder.join(name)).find(|path| path.exists());
+    let found = assets
+        .into_iter()
+        .chain([built])
+        .map(|folder| folder.join(name))
+        .find(|path| path.exists());
     if found.is_none() {
-        skipped(&format!("there is no {name}; `.ci/cluster_tools.py {name}` builds it where Go is installed"));
+        skipped(&format!(
+            "there is no {name}; `.ci/cluster_tools.py {name}` builds it where Go is installed"
+        ));
     }
     found
 }
@@ -82,13 +99,19 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
 /// are not written with `print!`, because `cargo test` hides its output for tests that pass.
 pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
-    let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));
+    let _ = writeln!(
+        std::io::stdout(),
+        "SKIPPED {}: {why}",
+        thread.name().unwrap_or("a_test")
+    );
 }
 
 /// All objects of a YAML file.
 pub(crate) fn objects(path: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let all: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text =
+        fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let all: Vec<Value> = serde_saphyr::from_multiple(&text)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     all.into_iter().filter(|object| !object.is_null()).collect()
 }
 
@@ -96,11 +119,20 @@ pub(crate) fn objects(path: &Path) -> Vec<Value> {
 /// them.
 pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/schemas");
-    let files = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
-    let all = files.filter(|file| file.to_string_lossy().contains(part)).flat_map(|file| objects(&file));
-    let all: Vec<Value> = all.filter(|object| object["kind"] == "CustomResourceDefinition").collect();
+    let files = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().path());
+    let all = files
+        .filter(|file| file.to_string_lossy().contains(part))
+        .flat_map(|file| objects(&file));
+    let all: Vec<Value> = all
+        .filter(|object| object["kind"] == "CustomResourceDefinition")
+        .collect();
     if all.is_empty() {
-        skipped(&format!("there are no schemas {part:?}; `.ci/cluster_tools.py schemas` fetches them where Go is installed"));
+        skipped(&format!(
+            "there are no schemas {part:?}; `.ci/cluster_tools.py schemas` fetches them where Go is installed"
+        ));
         return None;
     }
     Some(all)
@@ -108,25 +140,49 @@ pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
 
 /// Creates an object; it may already exist.
 pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<Value, String> {
-    let request = Request::post(path).header("content-type", "application/json").body(object.to_string().into_bytes()).unwrap();
-    client.request(request).await.map_err(|error| error.to_string())
+    let request = Request::post(path)
+        .header("content-type", "application/json")
+        .body(object.to_string().into_bytes())
+        .unwrap();
+    client
+        .request(request)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 /// Installs these definitions and waits until the API server serves them.
 pub(crate) async fn define(client: &Client, definitions: &[Value]) {
     for definition in definitions {
-        match post(client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await {
+        match post(
+            client,
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            definition,
+        )
+        .await
+        {
             Ok(_) => {}
-            Err(error) => assert!(error.contains("already exists"), "{}: {error}", definition["metadata"]["name"]),
+            Err(error) => assert!(
+                error.contains("already exists"),
+                "{}: {error}",
+                definition["metadata"]["name"]
+            ),
         }
     }
     let began = Instant::now();
     for definition in definitions {
         let spec = &definition["spec"];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let path =
-            format!("/apis/{}/{}/{}?limit=1", text(&spec["group"]), text(&spec["versions"][0]["name"]), text(&spec["names"]["plural"]));
-        while client.request_text(Request::get(&path).body(Vec::new()).unwrap()).await.is_err() {
+        let path = format!(
+            "/apis/{}/{}/{}?limit=1",
+            text(&spec["group"]),
+            text(&spec["versions"][0]["name"]),
+            text(&spec["names"]["plural"])
+        );
+        while client
+            .request_text(Request::get(&path).body(Vec::new()).unwrap())
+            .await
+            .is_err()
+        {
             assert!(began.elapsed() < START_MAX, "{path} is not served");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -135,7 +191,11 @@ pub(crate) async fn define(client: &Client, definitions: &[Value]) {
 
 /// A port that is free now.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> ClusterProcess {
@@ -143,7 +203,12 @@ pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> ClusterProcess 
 }
 
 /// An etcd with the client URL `client` and more arguments.
-pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[String]) -> ClusterProcess {
+pub(crate) fn etcd_at(
+    binary: PathBuf,
+    folder: &Path,
+    client: &str,
+    further: &[String],
+) -> ClusterProcess {
     let peer = format!("http://127.0.0.1:{}", free_port());
     let arguments = [
         format!("--data-dir={}", folder.join("etcd").display()),
@@ -154,7 +219,11 @@ pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[S
         format!("--initial-cluster=default={peer}"),
         "--unsafe-no-fsync".to_owned(),
     ];
-    ClusterProcess::new(binary, [&arguments, further].concat(), folder.join("etcd.log"))
+    ClusterProcess::new(
+        binary,
+        [&arguments, further].concat(),
+        folder.join("etcd.log"),
+    )
 }
 
 /// Copies a folder and its content.
@@ -201,8 +270,18 @@ impl TestCluster {
             "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
         let etcd = etcd(etcd_binary, folder.path(), etcd_port);
-        let apiserver = ClusterProcess::new(api_binary, api.to_vec(), folder.path().join("apiserver.log"));
-        let cluster = Self { etcd: Mutex::new(etcd), apiserver: Mutex::new(apiserver), manager: None, port, folder };
+        let apiserver = ClusterProcess::new(
+            api_binary,
+            api.to_vec(),
+            folder.path().join("apiserver.log"),
+        );
+        let cluster = Self {
+            etcd: Mutex::new(etcd),
+            apiserver: Mutex::new(apiserver),
+            manager: None,
+            port,
+            folder,
+        };
         cluster.wait_ready().await;
         Some(cluster)
     }
@@ -219,7 +298,11 @@ impl TestCluster {
             "--leader-elect=false".into(),
             "--secure-port=0".into(),
         ];
-        cluster.manager = Some(ClusterProcess::new(manager, arguments.to_vec(), cluster.folder.path().join("manager.log")));
+        cluster.manager = Some(ClusterProcess::new(
+            manager,
+            arguments.to_vec(),
+            cluster.folder.path().join("manager.log"),
+        ));
         Some(cluster)
     }
 
@@ -227,7 +310,9 @@ impl TestCluster {
     pub(crate) async fn client(&self, token: &str) -> Client {
         let mut kubeconfig = Kubeconfig::read_from(self.folder.path().join("kubeconfig")).unwrap();
         kubeconfig.auth_infos[0].auth_info.as_mut().unwrap().token = Some(token.to_owned().into());
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .unwrap();
         discovery::kubernetes::client(config).unwrap()
     }
 
@@ -243,9 +328,18 @@ impl TestCluster {
             let request = Request::get("/readyz").body(Vec::new()).unwrap();
             match client.request_text(request).await {
                 Ok(text) if text == "ok" => return,
-                answer => assert!(began.elapsed() < START_MAX, "port {}: {answer:?}\n{}", self.port, self.log_tail("apiserver.log")),
+                answer => assert!(
+                    began.elapsed() < START_MAX,
+                    "port {}: {answer:?}\n{}",
+                    self.port,
+                    self.log_tail("apiserver.log")
+                ),
             }
-            assert!(self.apiserver.lock().unwrap().is_running(), "{}", self.log_tail("apiserver.log"));
+            assert!(
+                self.apiserver.lock().unwrap().is_running(),
+                "{}",
+                self.log_tail("apiserver.log")
+            );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
@@ -264,15 +358,28 @@ impl TestCluster {
 
 impl ClusterProcess {
     fn new(binary: PathBuf, arguments: Vec<String>, log: PathBuf) -> Self {
-        let mut service = Self { binary, arguments, log, child: None };
+        let mut service = Self {
+            binary,
+            arguments,
+            log,
+            child: None,
+        };
         service.start();
         service
     }
 
     pub(crate) fn start(&mut self) {
-        let log = File::options().create(true).append(true).open(&self.log).unwrap();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .unwrap();
         let mut command = Command::new(&self.binary);
-        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        command
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
         self.child = Some(command.spawn().unwrap());
     }
 
@@ -287,11 +394,19 @@ impl ClusterProcess {
     /// Sends `STOP` or `CONT`: the process then behaves like a paused machine.
     pub(crate) fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args(["-s", name, &id])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     fn is_running(&mut self) -> bool {
-        self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+        self.child
+            .as_mut()
+            .is_some_and(|child| child.try_wait().unwrap().is_none())
     }
 }
 

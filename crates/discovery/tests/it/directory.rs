@@ -5,8 +5,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use discovery::directory::{DirectoryBackend, DirectoryRegistry, HEARTBEAT, HEARTBEATS_MISSED_MAX, POLL_INTERVAL};
-use discovery::{InstanceHandle, InstanceState, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry, SetChange};
+use discovery::directory::{
+    DirectoryBackend, DirectoryRegistry, HEARTBEAT, HEARTBEATS_MISSED_MAX, POLL_INTERVAL,
+};
+use discovery::{
+    InstanceHandle, InstanceState, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry,
+    SetChange,
+};
 use futures::StreamExt;
 use serde_json::{Map, Value, json};
 
@@ -21,7 +26,10 @@ fn map(value: &Value) -> Map<String, Value> {
 }
 
 async fn register(root: &Path, name: &str, port: u16) -> InstanceHandle {
-    DirectoryRegistry::new(root, Registrant::from(address(port)).with_name(name)).register_instance("dynamo", "decode").await.unwrap()
+    DirectoryRegistry::new(root, Registrant::from(address(port)).with_name(name))
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap()
 }
 
 /// Writes a file as an operator would.
@@ -37,26 +45,61 @@ async fn the_whole_flow() {
     let root = tempfile::tempdir().unwrap();
     let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    assert!(discovery.list_instances("dynamo", "decode").await.unwrap().is_empty(), "no instances in a folder that does not exist");
+    assert!(
+        discovery
+            .list_instances("dynamo", "decode")
+            .await
+            .unwrap()
+            .is_empty(),
+        "no instances in a folder that does not exist"
+    );
     let worker = register(root.path(), "w0", 8000).await;
     worker
         .set_metadata(map(&json!({"Model": {"name": "q", "runtime_config": {"max_num_seqs": 256}}, "Transport": {"port": 9000}})))
         .unwrap();
     worker.set_ready(InstanceStatus::Ready);
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:9000");
-    let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
-    assert_eq!(instance.metadata().models()[0].runtime.max_num_seqs, Some(256));
-    worker.set_metadata(map(&json!({"Model": {"name": "r"}, "Transport": {"port": 9000}}))).unwrap();
+    let [instance] = discovery
+        .list_instances("dynamo", "decode")
+        .await
+        .unwrap()
+        .try_into()
+        .unwrap();
+    assert_eq!(
+        instance.metadata().models()[0].runtime.max_num_seqs,
+        Some(256)
+    );
+    worker
+        .set_metadata(map(
+            &json!({"Model": {"name": "r"}, "Transport": {"port": 9000}}),
+        ))
+        .unwrap();
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:9000", "an upsert");
     worker.set_ready(InstanceStatus::NotReady);
     assert_eq!(next(&mut events).await, "-w0");
     worker.set_ready(InstanceStatus::Ready);
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:9000");
     let mut late = discovery.watch("dynamo", "decode").unwrap();
-    assert_eq!(next(&mut late).await, "+w0@10.0.0.1:9000", "a late subscriber gets the current instances");
+    assert_eq!(
+        next(&mut late).await,
+        "+w0@10.0.0.1:9000",
+        "a late subscriber gets the current instances"
+    );
     drop(worker);
-    assert_eq!((next(&mut events).await.as_str(), next(&mut late).await.as_str()), ("-w0", "-w0"));
-    assert_eq!(fs::read_dir(root.path().join("dynamo/decode")).unwrap().count(), 0, "no file is left");
+    assert_eq!(
+        (
+            next(&mut events).await.as_str(),
+            next(&mut late).await.as_str()
+        ),
+        ("-w0", "-w0")
+    );
+    assert_eq!(
+        fs::read_dir(root.path().join("dynamo/decode"))
+            .unwrap()
+            .count(),
+        0,
+        "no file is left"
+    );
 }
 
 #[tokio::test]
@@ -66,16 +109,32 @@ async fn prefill_and_decode_are_found_the_same_way_and_kept_apart() {
     let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut handles = Vec::new();
     for component in ["prefill", "decode", "decode2"] {
-        let handle = registry.register_instance("dynamo", component).await.unwrap();
+        let handle = registry
+            .register_instance("dynamo", component)
+            .await
+            .unwrap();
         handle.set_ready(InstanceStatus::Ready);
         handles.push(handle);
     }
     for (component, handle) in ["prefill", "decode"].iter().zip(&handles) {
-        let list =
-            || async { discovery.list_instances("dynamo", component).await.unwrap().iter().map(|i| i.name.clone()).collect::<Vec<_>>() };
+        let list = || async {
+            discovery
+                .list_instances("dynamo", component)
+                .await
+                .unwrap()
+                .iter()
+                .map(|i| i.name.clone())
+                .collect::<Vec<_>>()
+        };
         until(vec![handle.instance_id().to_owned()], list).await;
     }
-    assert!(discovery.list_instances("other", "decode").await.unwrap().is_empty());
+    assert!(
+        discovery
+            .list_instances("other", "decode")
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert!(discovery.watch("../etc", "decode").is_err());
     assert!(registry.register_instance("dynamo", "..").await.is_err());
 }
@@ -87,7 +146,11 @@ async fn files_by_hand_count_by_content_and_a_broken_one_changes_nothing() {
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     write(root.path(), "a.json", r#"{"address": "10.0.0.1:1"}"#);
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:1");
-    write(root.path(), "a.json", r#"{"address": "10.0.0.1:1", "ready": true}"#);
+    write(
+        root.path(),
+        "a.json",
+        r#"{"address": "10.0.0.1:1", "ready": true}"#,
+    );
     write(root.path(), ".b.json", r#"{"address": "10.0.0.1:2"}"#);
     write(root.path(), "c.txt", "not an instance");
     write(root.path(), "a.json", r#"{"address": "10.0.0"#);
@@ -97,7 +160,11 @@ async fn files_by_hand_count_by_content_and_a_broken_one_changes_nothing() {
     fs::remove_dir_all(root.path().join("dynamo")).unwrap();
     assert_eq!(next(&mut events).await, "-a");
     write(root.path(), "a.json", r#"{"address": "10.0.0.1:8"}"#);
-    assert_eq!(next(&mut events).await, "+a@10.0.0.1:8", "the folder was replaced");
+    assert_eq!(
+        next(&mut events).await,
+        "+a@10.0.0.1:8",
+        "the folder was replaced"
+    );
 }
 
 #[tokio::test]
@@ -111,7 +178,11 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
     assert_eq!(next(&mut events).await, "+w@10.0.0.1:1");
     fs::remove_file(&file).unwrap();
     assert_eq!(next(&mut events).await, "-w");
-    assert_eq!(next(&mut events).await, "+w@10.0.0.1:1", "within one heartbeat");
+    assert_eq!(
+        next(&mut events).await,
+        "+w@10.0.0.1:1",
+        "within one heartbeat"
+    );
     let second = register(root.path(), "w", 2).await;
     second.set_ready(InstanceStatus::Ready);
     // The instance is not ready at first, so it disappears until it is ready, unless it is ready
@@ -127,10 +198,17 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
 #[tokio::test]
 async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_counts() {
     let root = tempfile::tempdir().unwrap();
-    let text = |port: u16| format!(r#"{{"address": "10.0.0.1:{port}", "heartbeat_seconds": 1, "generation": "x"}}"#);
+    let text = |port: u16| {
+        format!(r#"{{"address": "10.0.0.1:{port}", "heartbeat_seconds": 1, "generation": "x"}}"#)
+    };
     write(root.path(), "left-over.json", &text(1));
     let hour_ago = SystemTime::now() - Duration::from_secs(3600);
-    let file = |name: &str| fs::File::options().write(true).open(root.path().join("dynamo/decode").join(name)).unwrap();
+    let file = |name: &str| {
+        fs::File::options()
+            .write(true)
+            .open(root.path().join("dynamo/decode").join(name))
+            .unwrap()
+    };
     file("left-over.json").set_modified(hour_ago).unwrap();
     write(root.path(), "lost.json", &text(2));
     let discovery = DirectoryBackend::new(root.path()).discovery();
@@ -141,12 +219,21 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
     let bound = Duration::from_secs(1) * HEARTBEATS_MISSED_MAX + POLL_INTERVAL * 2;
     assert!(began.elapsed() < bound + HEARTBEAT, "{:?}", began.elapsed());
     file("lost.json").set_modified(SystemTime::now()).unwrap();
-    assert_eq!(next(&mut events).await, "+lost@10.0.0.1:2", "it was paused, not lost");
+    assert_eq!(
+        next(&mut events).await,
+        "+lost@10.0.0.1:2",
+        "it was paused, not lost"
+    );
     let seen = discovery.follow("dynamo", "decode").unwrap().seen();
     let left_over = seen.iter().find(|s| &*s.id == "left-over").unwrap();
-    assert!(matches!(&left_over.state, InstanceState::NotReady(why) if why.contains("heartbeat")), "{left_over:?}");
+    assert!(
+        matches!(&left_over.state, InstanceState::NotReady(why) if why.contains("heartbeat")),
+        "{left_over:?}"
+    );
     // The clock of another machine is an hour behind; heartbeats count all the same.
-    file("left-over.json").set_modified(hour_ago + Duration::from_secs(1)).unwrap();
+    file("left-over.json")
+        .set_modified(hour_ago + Duration::from_secs(1))
+        .unwrap();
     while next(&mut events).await != "+left-over@10.0.0.1:1" {}
 }
 
@@ -155,20 +242,35 @@ async fn the_daemon_gets_whole_sets_and_nothing_without_a_change() {
     let root = tempfile::tempdir().unwrap();
     let discovery = DirectoryBackend::new(root.path()).discovery();
     let mut changes = discovery.changes("dynamo", "decode").unwrap();
-    assert_eq!(changes.next().await, Some(SetChange::Reset(vec![])), "complete, and empty");
+    assert_eq!(
+        changes.next().await,
+        Some(SetChange::Reset(vec![])),
+        "complete, and empty"
+    );
     for i in 0..20 {
-        write(root.path(), &format!("w{i}.json"), &format!(r#"{{"address": "10.0.0.1:{}"}}"#, i + 1));
+        write(
+            root.path(),
+            &format!("w{i}.json"),
+            &format!(r#"{{"address": "10.0.0.1:{}"}}"#, i + 1),
+        );
     }
     let mut resets = 0;
     loop {
-        let Some(SetChange::Reset(set)) = changes.next().await else { panic!("unreadable") };
+        let Some(SetChange::Reset(set)) = changes.next().await else {
+            panic!("unreadable")
+        };
         resets += 1;
         if set.len() == 20 {
             break;
         }
     }
     assert!(resets <= 10, "{resets} sets for one burst");
-    assert!(tokio::time::timeout(POLL_INTERVAL * 2, changes.next()).await.is_err(), "nothing changed");
+    assert!(
+        tokio::time::timeout(POLL_INTERVAL * 2, changes.next())
+            .await
+            .is_err(),
+        "nothing changed"
+    );
     let folder = root.path().join("dynamo/decode");
     fs::rename(&folder, root.path().join("aside")).unwrap();
     fs::write(&folder, "not a folder").unwrap();

@@ -25,13 +25,24 @@ fn rig() -> Option<EtcdHarness> {
     let binary = cluster::tool("etcd")?;
     let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
     let etcd = cluster::etcd(binary, folder.path(), port);
-    let config = EtcdConfig { endpoints: vec![format!("http://127.0.0.1:{port}")], ..EtcdConfig::default() };
-    Some(EtcdHarness { etcd, folder, config })
+    let config = EtcdConfig {
+        endpoints: vec![format!("http://127.0.0.1:{port}")],
+        ..EtcdConfig::default()
+    };
+    Some(EtcdHarness {
+        etcd,
+        folder,
+        config,
+    })
 }
 
 impl EtcdHarness {
     fn registry(&self, name: &str, port: u16) -> EtcdRegistry {
-        EtcdRegistry::new(self.config.clone(), Registrant::from(SocketAddr::from(([10, 0, 0, 1], port))).with_name(name)).unwrap()
+        EtcdRegistry::new(
+            self.config.clone(),
+            Registrant::from(SocketAddr::from(([10, 0, 0, 1], port))).with_name(name),
+        )
+        .unwrap()
     }
 
     fn discovery(&self) -> Discovery<Etcd> {
@@ -40,7 +51,13 @@ impl EtcdHarness {
 }
 
 async fn listed(discovery: &Discovery<Etcd>) -> Vec<String> {
-    discovery.list_instances("dynamo", "decode").await.map_or_else(|_| Vec::new(), |all| all.iter().map(|i| i.name.clone()).collect())
+    discovery
+        .list_instances("dynamo", "decode")
+        .await
+        .map_or_else(
+            |_| Vec::new(),
+            |all| all.iter().map(|i| i.name.clone()).collect(),
+        )
 }
 
 #[tokio::test]
@@ -48,27 +65,55 @@ async fn the_whole_flow() {
     let Some(rig) = rig() else { return };
     let discovery = rig.discovery();
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    let worker = rig.registry("w0", 8000).register_instance("dynamo", "decode").await.unwrap();
-    let other = rig.registry("w1", 8000).register_instance("dynamo", "decode2").await.unwrap();
+    let worker = rig
+        .registry("w0", 8000)
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
+    let other = rig
+        .registry("w1", 8000)
+        .register_instance("dynamo", "decode2")
+        .await
+        .unwrap();
     other.set_ready(InstanceStatus::Ready);
-    worker.set_metadata(json!({"Model": {"name": "q"}}).as_object().cloned().unwrap()).unwrap();
+    worker
+        .set_metadata(
+            json!({"Model": {"name": "q"}})
+                .as_object()
+                .cloned()
+                .unwrap(),
+        )
+        .unwrap();
     worker.set_ready(InstanceStatus::Ready);
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:8000");
-    let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+    let [instance] = discovery
+        .list_instances("dynamo", "decode")
+        .await
+        .unwrap()
+        .try_into()
+        .unwrap();
     assert_eq!(instance.metadata().models()[0].name, "q");
     worker.set_ready(InstanceStatus::NotReady);
     assert_eq!(next(&mut events).await, "-w0");
     worker.set_ready(InstanceStatus::Ready);
     assert_eq!(next(&mut events).await, "+w0@10.0.0.1:8000");
     drop(worker);
-    assert_eq!(next(&mut events).await, "-w0", "at once, without waiting for its lease");
+    assert_eq!(
+        next(&mut events).await,
+        "-w0",
+        "at once, without waiting for its lease"
+    );
 }
 
 #[tokio::test]
 async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     let Some(mut rig) = rig() else { return };
     let discovery = rig.discovery();
-    let worker = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+    let worker = rig
+        .registry("lives", 1)
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     worker.set_ready(InstanceStatus::Ready);
     until(vec!["lives".to_owned()], || listed(&discovery)).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
@@ -88,21 +133,35 @@ async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     std::fs::remove_dir_all(rig.folder.path().join("etcd")).unwrap();
     rig.etcd.start();
     assert_eq!(next(&mut events).await, "-lives");
-    assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1", "registered again by itself, under the same id");
+    assert_eq!(
+        next(&mut events).await,
+        "+lives@10.0.0.1:1",
+        "registered again by itself, under the same id"
+    );
 }
 
 #[tokio::test]
 async fn a_wrong_password_is_reported_and_the_set_stays_empty() {
     let Some(rig) = rig() else { return };
-    let config = EtcdConfig { user: Some(("root".to_owned(), "wrong".to_owned())), ..rig.config.clone() };
+    let config = EtcdConfig {
+        user: Some(("root".to_owned(), "wrong".to_owned())),
+        ..rig.config.clone()
+    };
     let discovery = Etcd::new(config).unwrap().discovery();
     until(true, || async {
-        let error = discovery.list_instances("dynamo", "decode").await.unwrap_err().to_string();
+        let error = discovery
+            .list_instances("dynamo", "decode")
+            .await
+            .unwrap_err()
+            .to_string();
         error.contains("authentication is not enabled")
     })
     .await;
     assert!(Etcd::new(EtcdConfig::default()).is_err());
-    let wrong = EtcdConfig { endpoints: vec!["not a url".to_owned()], ..EtcdConfig::default() };
+    let wrong = EtcdConfig {
+        endpoints: vec!["not a url".to_owned()],
+        ..EtcdConfig::default()
+    };
     assert!(Etcd::new(wrong).is_err());
 }
 
@@ -111,7 +170,9 @@ async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Val
     use hyper_util::client::legacy::Client;
     let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
     let url = format!("{}{path}", rig.config.endpoints[0]);
-    let request = axum::http::Request::post(url).body(Body::from(message.to_string())).unwrap();
+    let request = axum::http::Request::post(url)
+        .body(Body::from(message.to_string()))
+        .unwrap();
     let answer = client.request(request).await.ok()?;
     let good = answer.status().is_success();
     let text = answer.into_body().collect().await.ok()?.to_bytes();
@@ -122,36 +183,69 @@ async fn administer(rig: &EtcdHarness, path: &str, message: Value) -> Option<Val
 async fn only_a_user_with_the_password_registers_and_reads() {
     let Some(rig) = rig() else { return };
     let steps = [
-        ("/v3/auth/user/add", json!({ "name": "root", "password": "right" })),
+        (
+            "/v3/auth/user/add",
+            json!({ "name": "root", "password": "right" }),
+        ),
         ("/v3/auth/role/add", json!({ "name": "root" })),
-        ("/v3/auth/user/grant", json!({ "user": "root", "role": "root" })),
+        (
+            "/v3/auth/user/grant",
+            json!({ "user": "root", "role": "root" }),
+        ),
         ("/v3/auth/enable", json!({})),
     ];
     for (path, message) in steps {
-        until(true, || async { administer(&rig, path, message.clone()).await.is_some() }).await;
+        until(true, || async {
+            administer(&rig, path, message.clone()).await.is_some()
+        })
+        .await;
     }
-    let with = |password: &str| EtcdConfig { user: Some(("root".to_owned(), password.to_owned())), ..rig.config.clone() };
-    let registry = |config| EtcdRegistry::new(config, SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
-    let worker = registry(with("right")).register_instance("dynamo", "decode").await.unwrap();
+    let with = |password: &str| EtcdConfig {
+        user: Some(("root".to_owned(), password.to_owned())),
+        ..rig.config.clone()
+    };
+    let registry =
+        |config| EtcdRegistry::new(config, SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
+    let worker = registry(with("right"))
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     worker.set_ready(InstanceStatus::Ready);
-    let stranger = registry(rig.config.clone()).register_instance("dynamo", "decode").await.unwrap();
+    let stranger = registry(rig.config.clone())
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     stranger.set_ready(InstanceStatus::Ready);
     let discovery = Etcd::new(with("right")).unwrap().discovery();
     until(vec![worker.instance_id().to_owned()], || listed(&discovery)).await;
     for config in [with("wrong"), rig.config.clone()] {
-        let error = Etcd::new(config).unwrap().discovery().list_instances("dynamo", "decode").await.unwrap_err().to_string();
-        assert!(error.contains("auth") || error.contains("user name is empty"), "{error}");
+        let error = Etcd::new(config)
+            .unwrap()
+            .discovery()
+            .list_instances("dynamo", "decode")
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("auth") || error.contains("user name is empty"),
+            "{error}"
+        );
     }
 }
 
 #[tokio::test]
 async fn etcd_accepts_only_clients_with_a_certificate_and_clients_trust_only_the_right_etcd() {
-    let Some(binary) = cluster::tool("etcd") else { return };
+    let Some(binary) = cluster::tool("etcd") else {
+        return;
+    };
     let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
     let signed = |ca: &rcgen::Issuer<'_, rcgen::KeyPair>| {
         let key = rcgen::KeyPair::generate().unwrap();
         let cert =
-            rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap().signed_by(&key, ca).unwrap();
+            rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
+                .unwrap()
+                .signed_by(&key, ca)
+                .unwrap();
         (cert.pem(), key.serialize_pem())
     };
     let authority = || {
@@ -182,12 +276,23 @@ async fn etcd_accepts_only_clients_with_a_certificate_and_clients_trust_only_the
         identity: identity.map(|(cert, key)| (cert.as_bytes().to_vec(), key.as_bytes().to_vec())),
         ..EtcdConfig::default()
     };
-    let registry = EtcdRegistry::new(config(&ca, Some(&client)), SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
-    let worker = registry.register_instance("dynamo", "decode").await.unwrap();
+    let registry = EtcdRegistry::new(
+        config(&ca, Some(&client)),
+        SocketAddr::from(([10, 0, 0, 1], 8000)),
+    )
+    .unwrap();
+    let worker = registry
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     worker.set_ready(InstanceStatus::Ready);
     let discovery = Etcd::new(config(&ca, Some(&client))).unwrap().discovery();
     until(vec![worker.instance_id().to_owned()], || listed(&discovery)).await;
-    for config in [config(&ca, None), config(&ca, Some(&stranger)), config(&other_ca, Some(&client))] {
+    for config in [
+        config(&ca, None),
+        config(&ca, Some(&stranger)),
+        config(&other_ca, Some(&client)),
+    ] {
         let refused = Etcd::new(config).unwrap().discovery();
         assert!(refused.list_instances("dynamo", "decode").await.is_err());
     }
@@ -197,25 +302,50 @@ async fn etcd_accepts_only_clients_with_a_certificate_and_clients_trust_only_the
 async fn a_history_that_was_compacted_away_is_not_missed() {
     let Some(mut rig) = rig() else { return };
     let discovery = rig.discovery();
-    let lives = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
-    let dies = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+    let lives = rig
+        .registry("lives", 1)
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
+    let dies = rig
+        .registry("dies", 2)
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     lives.set_ready(InstanceStatus::Ready);
     dies.set_ready(InstanceStatus::Ready);
-    until(vec!["dies".to_owned(), "lives".to_owned()], || listed(&discovery)).await;
+    until(vec!["dies".to_owned(), "lives".to_owned()], || {
+        listed(&discovery)
+    })
+    .await;
     // While the watch is cut off, one instance is withdrawn, and the revisions with that event are
     // compacted.
     let followed = discovery.follow("dynamo", "decode").unwrap();
     rig.etcd.signal("STOP");
-    until(true, || async { followed.status().borrow().error.is_some() }).await;
+    until(true, || async {
+        followed.status().borrow().error.is_some()
+    })
+    .await;
     drop(dies);
     rig.etcd.signal("CONT");
     for round in 0..20 {
         let note = json!({ "key": "bm9pc2U=", "value": format!("{:04}", round) });
-        until(true, || async { administer(&rig, "/v3/kv/put", note.clone()).await.is_some() }).await;
+        until(true, || async {
+            administer(&rig, "/v3/kv/put", note.clone()).await.is_some()
+        })
+        .await;
     }
-    let now = administer(&rig, "/v3/kv/range", json!({ "key": "bm9pc2U=" })).await.unwrap();
+    let now = administer(&rig, "/v3/kv/range", json!({ "key": "bm9pc2U=" }))
+        .await
+        .unwrap();
     let revision = now["header"]["revision"].clone();
-    administer(&rig, "/v3/kv/compaction", json!({ "revision": revision, "physical": true })).await.unwrap();
+    administer(
+        &rig,
+        "/v3/kv/compaction",
+        json!({ "revision": revision, "physical": true }),
+    )
+    .await
+    .unwrap();
     rig.etcd.kill();
     rig.etcd.start();
     until(vec!["lives".to_owned()], || listed(&discovery)).await;
@@ -230,16 +360,30 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
 async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     let Some(mut rig) = rig() else { return };
     let discovery = rig.discovery();
-    let dies = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+    let dies = rig
+        .registry("dies", 2)
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     dies.set_ready(InstanceStatus::Ready);
     until(vec!["dies".to_owned()], || listed(&discovery)).await;
     rig.etcd.kill();
-    let (data, copy) = (rig.folder.path().join("etcd"), rig.folder.path().join("before"));
+    let (data, copy) = (
+        rig.folder.path().join("etcd"),
+        rig.folder.path().join("before"),
+    );
     cluster::copy_folder(&data, &copy);
     rig.etcd.start();
-    let lives = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+    let lives = rig
+        .registry("lives", 1)
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     lives.set_ready(InstanceStatus::Ready);
-    until(vec!["dies".to_owned(), "lives".to_owned()], || listed(&discovery)).await;
+    until(vec!["dies".to_owned(), "lives".to_owned()], || {
+        listed(&discovery)
+    })
+    .await;
     drop(dies);
     until(vec!["lives".to_owned()], || listed(&discovery)).await;
     rig.etcd.kill();
@@ -249,9 +393,16 @@ async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     // A running instance registers again within a third of its lease. The key of the dead one
     // expires with its lease, which is not renewed.
     let bound = tokio::time::Instant::now() + LEASE * 2;
-    until(true, || async { listed(&discovery).await.contains(&"lives".to_owned()) }).await;
+    until(true, || async {
+        listed(&discovery).await.contains(&"lives".to_owned())
+    })
+    .await;
     while listed(&discovery).await != ["lives"] {
-        assert!(tokio::time::Instant::now() < bound, "the dead is kept: {:?}", listed(&discovery).await);
+        assert!(
+            tokio::time::Instant::now() < bound,
+            "the dead is kept: {:?}",
+            listed(&discovery).await
+        );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -266,9 +417,20 @@ async fn of_two_writers_of_a_lease_one_succeeds() {
     assert_eq!(lease.read().await, Ok(Some(first.clone())));
     let renewed = lease.write("a", Some(&first)).await.unwrap().unwrap();
     assert!(renewed.version != first.version && renewed.transitions == 0);
-    assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
+    assert_eq!(
+        lease.write("b", Some(&first)).await,
+        Ok(None),
+        "it has changed since"
+    );
     let taken = lease.write("b", Some(&renewed)).await.unwrap().unwrap();
-    assert_eq!(taken, LeaseRecord { holder: "b".to_owned(), transitions: 1, version: taken.version.clone() });
+    assert_eq!(
+        taken,
+        LeaseRecord {
+            holder: "b".to_owned(),
+            transitions: 1,
+            version: taken.version.clone()
+        }
+    );
 }
 
 /// Run by `make e2e-long`.
@@ -281,15 +443,26 @@ mod slow {
     async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
         let Some(rig) = rig() else { return };
         let discovery = rig.discovery();
-        let worker = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+        let worker = rig
+            .registry("lives", 1)
+            .register_instance("dynamo", "decode")
+            .await
+            .unwrap();
         worker.set_ready(InstanceStatus::Ready);
         until(vec!["lives".to_owned()], || listed(&discovery)).await;
         let followed = discovery.follow("dynamo", "decode").unwrap();
         rig.etcd.signal("STOP");
-        until(true, || async { followed.status().borrow().error.is_some() }).await;
+        until(true, || async {
+            followed.status().borrow().error.is_some()
+        })
+        .await;
         tokio::time::sleep(LEASE).await;
         assert_eq!(listed(&discovery).await, ["lives"], "the last known set");
-        let dead = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+        let dead = rig
+            .registry("dies", 2)
+            .register_instance("dynamo", "decode")
+            .await
+            .unwrap();
         dead.set_ready(InstanceStatus::Ready);
         drop(dead); // its withdrawal never reached etcd
         rig.etcd.signal("CONT");

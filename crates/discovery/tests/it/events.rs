@@ -12,10 +12,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The next event as text: `+id@address`, with `?` if unconfirmed, or `-id`.
 pub(crate) async fn next(events: &mut InstanceEvents) -> String {
-    let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream continues");
+    let event = tokio::time::timeout(PATIENCE, events.next())
+        .await
+        .expect("an event in time")
+        .expect("the stream continues");
     match event {
         InstanceEvent::Added(instance) => {
-            let mark = if instance.unconfirmed.is_some() { "?" } else { "" };
+            let mark = if instance.unconfirmed.is_some() {
+                "?"
+            } else {
+                ""
+            };
             format!("+{}@{}{mark}", instance.name, instance.address)
         }
         InstanceEvent::Removed(id) => format!("-{id}"),
@@ -30,7 +37,10 @@ pub(crate) async fn silence(events: &mut InstanceEvents, elapsed: Duration) {
 }
 
 /// Waits until `look` returns the expected value.
-pub(crate) async fn until<T: PartialEq + Debug, F: Future<Output = T>>(expected: T, mut look: impl FnMut() -> F) {
+pub(crate) async fn until<T: PartialEq + Debug, F: Future<Output = T>>(
+    expected: T,
+    mut look: impl FnMut() -> F,
+) {
     let began = Instant::now();
     loop {
         let seen = look().await;

@@ -27,7 +27,11 @@ fn binary(name: &str) -> Option<PathBuf> {
         // Counted like `cluster::skipped`, which exists only with a backend that needs a server.
         let thread = std::thread::current();
         let why = "the examples are not built; `cargo build -p discovery --examples` builds them";
-        let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));
+        let _ = writeln!(
+            std::io::stdout(),
+            "SKIPPED {}: {why}",
+            thread.name().unwrap_or("a_test")
+        );
         return None;
     }
     Some(path)
@@ -35,16 +39,38 @@ fn binary(name: &str) -> Option<PathBuf> {
 
 #[test]
 fn a_frontend_sees_a_worker_come_and_go() {
-    let (Some(worker), Some(frontend)) = (binary("worker"), binary("frontend")) else { return };
+    let (Some(worker), Some(frontend)) = (binary("worker"), binary("frontend")) else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
-    let mut frontend = Command::new(frontend).arg(folder.path()).stdout(Stdio::piped()).spawn().map(ExampleProcess).unwrap();
+    let mut frontend = Command::new(frontend)
+        .arg(folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map(ExampleProcess)
+        .unwrap();
     let (say, said) = mpsc::channel();
     let lines = BufReader::new(frontend.0.stdout.take().unwrap()).lines();
-    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| say.send(line)));
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let worker = Command::new(worker).arg(folder.path()).arg(port.to_string()).spawn().map(ExampleProcess).unwrap();
+    std::thread::spawn(move || {
+        lines
+            .map_while(Result::ok)
+            .try_for_each(|line| say.send(line))
+    });
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let worker = Command::new(worker)
+        .arg(folder.path())
+        .arg(port.to_string())
+        .spawn()
+        .map(ExampleProcess)
+        .unwrap();
     let there = said.recv_timeout(PATIENCE).unwrap();
-    assert!(there.contains(&port.to_string()) && there.contains("Qwen3-32B"), "{there}");
+    assert!(
+        there.contains(&port.to_string()) && there.contains("Qwen3-32B"),
+        "{there}"
+    );
     drop(worker);
     // It was killed, so it leaves its file, which counts until heartbeats are missed. The module
     // `directory` tests that.

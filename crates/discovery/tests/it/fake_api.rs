@@ -58,11 +58,22 @@ impl FakeApi {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let fake = Self { world: Arc::default(), events: broadcast::Sender::new(4096), ends: broadcast::Sender::new(16), url };
+        let fake = Self {
+            world: Arc::default(),
+            events: broadcast::Sender::new(4096),
+            ends: broadcast::Sender::new(16),
+            url,
+        };
         let router = Router::new()
             .route("/api/v1/namespaces/{namespace}/{plural}", get(objects))
-            .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(object))
-            .route("/apis/{group}/{version}/namespaces/{namespace}/{plural}", get(grouped))
+            .route(
+                "/api/v1/namespaces/{namespace}/{plural}/{name}",
+                get(object),
+            )
+            .route(
+                "/apis/{group}/{version}/namespaces/{namespace}/{plural}",
+                get(grouped),
+            )
             .with_state(fake.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         fake
@@ -94,7 +105,12 @@ impl FakeApi {
     /// Restores a copy, like a restore of etcd: objects and versions are those of the copy, and
     /// open watches get no event.
     pub(crate) fn restore(&self, backup: FakeApiState) {
-        let FakeApiState { version, objects, history, .. } = backup;
+        let FakeApiState {
+            version,
+            objects,
+            history,
+            ..
+        } = backup;
         let mut world = self.world();
         (world.version, world.objects, world.history) = (version, objects, history);
     }
@@ -118,7 +134,11 @@ impl FakeApi {
         world.version += 1;
         if let Some(mut object) = world.objects.remove(&(plural.to_owned(), name.to_owned())) {
             object["metadata"]["resourceVersion"] = world.version.to_string().into();
-            self.tell(&mut world, plural, json!({ "type": "DELETED", "object": object }));
+            self.tell(
+                &mut world,
+                plural,
+                json!({ "type": "DELETED", "object": object }),
+            );
         }
     }
 
@@ -131,14 +151,28 @@ impl FakeApi {
         world.version += 1;
         object["metadata"]["resourceVersion"] = world.version.to_string().into();
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
-        let kind = if world.objects.insert((plural.to_owned(), name), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        let kind = if world
+            .objects
+            .insert((plural.to_owned(), name), object.clone())
+            .is_some()
+        {
+            "MODIFIED"
+        } else {
+            "ADDED"
+        };
         if told {
-            self.tell(&mut world, plural, json!({ "type": kind, "object": object }));
+            self.tell(
+                &mut world,
+                plural,
+                json!({ "type": kind, "object": object }),
+            );
         }
     }
 
     fn tell(&self, world: &mut FakeApiState, plural: &str, event: Value) {
-        world.history.push((world.version, plural.to_owned(), event.clone()));
+        world
+            .history
+            .push((world.version, plural.to_owned(), event.clone()));
         let _ = self.events.send((plural.to_owned(), event)); // there may be no watch
     }
 
@@ -152,9 +186,15 @@ impl FakeApi {
         let told = self.events.subscribe();
         let mut ends = self.ends.subscribe();
         let mut world = self.world();
-        let of_this =
-            |fault: &ApiFault| matches!(fault, ApiFault::Refuse(w, _) if *w == watch) || (watch && !matches!(fault, ApiFault::Refuse(..)));
-        let fault = world.faults.iter().position(of_this).and_then(|at| world.faults.remove(at));
+        let of_this = |fault: &ApiFault| {
+            matches!(fault, ApiFault::Refuse(w, _) if *w == watch)
+                || (watch && !matches!(fault, ApiFault::Refuse(..)))
+        };
+        let fault = world
+            .faults
+            .iter()
+            .position(of_this)
+            .and_then(|at| world.faults.remove(at));
         let what = if watch { "watch" } else { "list" };
         world.log.push(format!("{what} {plural} {fault:?}"));
         if world.down {
@@ -164,38 +204,76 @@ impl FakeApi {
             return status(code, "refused by the test");
         }
         let selector = query.get("labelSelector").cloned().unwrap_or_default();
-        let wanted = query.get("fieldSelector").and_then(|f| f.strip_prefix("metadata.name=")).map(str::to_owned);
-        let picks = move |object: &Value| selected(object, &selector) && wanted.as_ref().is_none_or(|w| object["metadata"]["name"] == **w);
+        let wanted = query
+            .get("fieldSelector")
+            .and_then(|f| f.strip_prefix("metadata.name="))
+            .map(str::to_owned);
+        let picks = move |object: &Value| {
+            selected(object, &selector)
+                && wanted
+                    .as_ref()
+                    .is_none_or(|w| object["metadata"]["name"] == **w)
+        };
         if !watch {
-            let items: Vec<&Value> = world.objects.iter().filter(|((p, _), o)| p == plural && picks(o)).map(|(_, o)| o).collect();
+            let items: Vec<&Value> = world
+                .objects
+                .iter()
+                .filter(|((p, _), o)| p == plural && picks(o))
+                .map(|(_, o)| o)
+                .collect();
             return Json(json!({ "metadata": { "resourceVersion": world.version.to_string() }, "items": items })).into_response();
         }
-        let since: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+        let since: u64 = query
+            .get("resourceVersion")
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(0);
         let missed: Vec<Value> = world
             .history
             .iter()
-            .filter(|(version, p, event)| *version > since && p == plural && picks(&event["object"]))
+            .filter(|(version, p, event)| {
+                *version > since && p == plural && picks(&event["object"])
+            })
             .map(|(_, _, event)| event.clone())
             .collect();
         let first = match fault {
-            Some(ApiFault::HalfALine) => return broken(r#"{"type":"MODIFIED","object":{"metadata":{"na"#),
+            Some(ApiFault::HalfALine) => {
+                return broken(r#"{"type":"MODIFIED","object":{"metadata":{"na"#);
+            }
             Some(ApiFault::Expired) => {
                 let object = json!({ "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old" });
-                return Body::from(format!("{}\n", json!({ "type": "ERROR", "object": object }))).into_response();
+                return Body::from(format!(
+                    "{}\n",
+                    json!({ "type": "ERROR", "object": object })
+                ))
+                .into_response();
             }
             Some(ApiFault::Ends) => return Body::empty().into_response(),
-            Some(ApiFault::Stalls) => return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>()).into_response(),
+            Some(ApiFault::Stalls) => {
+                return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>())
+                    .into_response();
+            }
             _ => stream::iter(missed),
         };
-        let seconds = query.get("timeoutSeconds").and_then(|v| v.parse().ok()).unwrap_or(u64::from(u32::MAX));
-        let end = async move { drop(tokio::time::timeout(Duration::from_secs(seconds), ends.recv()).await) };
+        let seconds = query
+            .get("timeoutSeconds")
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(u64::from(u32::MAX));
+        let end = async move {
+            drop(tokio::time::timeout(Duration::from_secs(seconds), ends.recv()).await)
+        };
         let plural = plural.to_owned();
         let rest = tokio_stream::wrappers::BroadcastStream::new(told).filter_map(move |event| {
-            let event = event.ok().filter(|(p, event)| *p == plural && picks(&event["object"])).map(|(_, event)| event);
+            let event = event
+                .ok()
+                .filter(|(p, event)| *p == plural && picks(&event["object"]))
+                .map(|(_, event)| event);
             std::future::ready(event)
         });
         Body::from_stream(
-            first.chain(rest).take_until(Box::pin(end)).map(|event| Ok::<_, std::io::Error>(Bytes::from(format!("{event}\n")))),
+            first
+                .chain(rest)
+                .take_until(Box::pin(end))
+                .map(|event| Ok::<_, std::io::Error>(Bytes::from(format!("{event}\n")))),
         )
         .into_response()
     }
@@ -209,7 +287,10 @@ async fn objects(
     fake.answer(&plural, &query)
 }
 
-async fn object(State(fake): State<FakeApi>, Path((_, plural, name)): Path<(String, String, String)>) -> Response {
+async fn object(
+    State(fake): State<FakeApi>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+) -> Response {
     match fake.world().objects.get(&(plural, name)) {
         Some(object) => Json(object.clone()).into_response(),
         None => status(404, "NotFound"),
@@ -226,10 +307,20 @@ async fn grouped(
 
 /// Whether the object matches the selector: `a=b,c=d` or `a in (b,c)`.
 fn selected(object: &Value, selector: &str) -> bool {
-    let label = |key: &str| object["metadata"]["labels"].get(key).and_then(Value::as_str);
+    let label = |key: &str| {
+        object["metadata"]["labels"]
+            .get(key)
+            .and_then(Value::as_str)
+    };
     match selector.split_once(" in (") {
-        Some((key, values)) => values.trim_end_matches(')').split(',').any(|value| label(key) == Some(value)),
-        None => selector.split(',').filter_map(|pair| pair.split_once('=')).all(|(key, value)| label(key) == Some(value)),
+        Some((key, values)) => values
+            .trim_end_matches(')')
+            .split(',')
+            .any(|value| label(key) == Some(value)),
+        None => selector
+            .split(',')
+            .filter_map(|pair| pair.split_once('='))
+            .all(|(key, value)| label(key) == Some(value)),
     }
 }
 

@@ -9,7 +9,10 @@ use axum::Router;
 use discovery::backend::PickerFailureMode;
 use discovery::kubernetes::{InferencePools, Kubernetes, PoolGroup};
 use discovery::registry::InstanceHandle;
-use discovery::{Discovery, InstanceState, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery, ServiceRegistry, serve};
+use discovery::{
+    Discovery, InstanceState, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery,
+    ServiceRegistry, serve,
+};
 use serde_json::{Value, json};
 
 use crate::events::{next, silence, until};
@@ -31,7 +34,13 @@ fn slice(name: &str, service: &str, port: u16, endpoints: &[Value]) -> Value {
 }
 
 async fn ready(discovery: &Discovery<Kubernetes>) -> BTreeSet<String> {
-    discovery.list_instances("dynamo", "decode").await.unwrap().iter().map(|i| i.name.clone()).collect()
+    discovery
+        .list_instances("dynamo", "decode")
+        .await
+        .unwrap()
+        .iter()
+        .map(|i| i.name.clone())
+        .collect()
 }
 
 fn names(names: &[&str]) -> BTreeSet<String> {
@@ -42,7 +51,18 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
     let fake = FakeApi::start().await;
     fake.put("services", service("svc", "dynamo", "decode"));
-    fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true), endpoint("b", "10.0.0.2", true)]));
+    fake.put(
+        "endpointslices",
+        slice(
+            "s",
+            "svc",
+            80,
+            &[
+                endpoint("a", "10.0.0.1", true),
+                endpoint("b", "10.0.0.2", true),
+            ],
+        ),
+    );
     let discovery = Kubernetes::new(fake.client(), "default").discovery(policy);
     (fake, discovery)
 }
@@ -56,24 +76,64 @@ async fn the_whole_flow_with_metadata() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let registry = KubernetesRegistry::new(fake.client(), "default", "decode-0");
-    let refused =
-        |error: RegisterError| matches!(&error, RegisterError::Refused(_)).then(|| error.to_string()).unwrap_or_else(|| panic!("{error}"));
-    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("reading the pod"), "there is no such pod");
+    let refused = |error: RegisterError| {
+        matches!(&error, RegisterError::Refused(_))
+            .then(|| error.to_string())
+            .unwrap_or_else(|| panic!("{error}"))
+    };
+    assert!(
+        refused(
+            registry
+                .register_instance("dynamo", "decode")
+                .await
+                .unwrap_err()
+        )
+        .contains("reading the pod"),
+        "there is no such pod"
+    );
     let pod = |component: &str| {
         json!({ "metadata": { "name": "decode-0", "uid": "u1", "labels": {
             "nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component, "app": "x" } } })
     };
     fake.put("pods", pod("prefill"));
-    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("nvidia.com/dynamo-component=decode"));
+    assert!(
+        refused(
+            registry
+                .register_instance("dynamo", "decode")
+                .await
+                .unwrap_err()
+        )
+        .contains("nvidia.com/dynamo-component=decode")
+    );
     fake.put("pods", pod("decode"));
-    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("no Service"));
+    assert!(
+        refused(
+            registry
+                .register_instance("dynamo", "decode")
+                .await
+                .unwrap_err()
+        )
+        .contains("no Service")
+    );
     fake.put("services", service("elsewhere", "other", "decode"));
     let mut narrower = service("svc", "dynamo", "decode");
     narrower["spec"]["selector"]["app"] = "y".into();
     fake.put("services", narrower);
-    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("no Service"), "it selects other pods");
+    assert!(
+        refused(
+            registry
+                .register_instance("dynamo", "decode")
+                .await
+                .unwrap_err()
+        )
+        .contains("no Service"),
+        "it selects other pods"
+    );
     fake.put("services", service("svc", "dynamo", "decode"));
-    let worker: InstanceHandle = registry.register_instance("dynamo", "decode").await.unwrap();
+    let worker: InstanceHandle = registry
+        .register_instance("dynamo", "decode")
+        .await
+        .unwrap();
     assert_eq!(worker.instance_id(), "decode-0");
     let routes: Router = serve::router(&worker);
     tokio::spawn(async move { axum::serve(listener, routes).await });
@@ -81,15 +141,35 @@ async fn the_whole_flow_with_metadata() {
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Preferred);
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     let observe = |probe: bool| {
-        fake.put("endpointslices", slice("svc-1", "svc", address.port(), &[endpoint("decode-0", "127.0.0.1", probe)]));
+        fake.put(
+            "endpointslices",
+            slice(
+                "svc-1",
+                "svc",
+                address.port(),
+                &[endpoint("decode-0", "127.0.0.1", probe)],
+            ),
+        );
     };
     observe(false);
-    worker.set_metadata(json!({"Model": {"name": "Qwen3-32B"}}).as_object().cloned().unwrap()).unwrap();
+    worker
+        .set_metadata(
+            json!({"Model": {"name": "Qwen3-32B"}})
+                .as_object()
+                .cloned()
+                .unwrap(),
+        )
+        .unwrap();
     silence(&mut events, Duration::from_millis(300)).await;
     worker.set_ready(InstanceStatus::Ready);
     observe(true);
     assert_eq!(next(&mut events).await, format!("+decode-0@{address}"));
-    let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+    let [instance] = discovery
+        .list_instances("dynamo", "decode")
+        .await
+        .unwrap()
+        .try_into()
+        .unwrap();
     assert_eq!(instance.metadata().models()[0].name, "Qwen3-32B");
     observe(false);
     assert_eq!(next(&mut events).await, "-decode-0");
@@ -102,22 +182,58 @@ async fn the_whole_flow_with_metadata() {
 #[tokio::test]
 async fn services_are_found_by_selector_and_may_come_change_and_go() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
-    fake.put("services", service("dynamo-decode-service", "other", "decode"));
-    fake.put("endpointslices", slice("t", "dynamo-decode-service", 80, &[endpoint("foreign", "10.0.0.9", true)]));
-    assert_eq!(ready(&discovery).await, names(&["a", "b"]), "another namespace has a component with that name");
+    fake.put(
+        "services",
+        service("dynamo-decode-service", "other", "decode"),
+    );
+    fake.put(
+        "endpointslices",
+        slice(
+            "t",
+            "dynamo-decode-service",
+            80,
+            &[endpoint("foreign", "10.0.0.9", true)],
+        ),
+    );
+    assert_eq!(
+        ready(&discovery).await,
+        names(&["a", "b"]),
+        "another namespace has a component with that name"
+    );
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     next(&mut events).await;
     next(&mut events).await;
     fake.put("services", service("second", "dynamo", "decode"));
-    fake.put("endpointslices", slice("u", "second", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
+    fake.put(
+        "endpointslices",
+        slice(
+            "u",
+            "second",
+            80,
+            &[
+                endpoint("b", "10.0.0.2", true),
+                endpoint("c", "10.0.0.3", true),
+            ],
+        ),
+    );
     assert_eq!(next(&mut events).await, "+c@10.0.0.3:80");
     fake.delete("endpointslices", "s");
-    assert_eq!(next(&mut events).await, "-a", "b is still in the other slice");
+    assert_eq!(
+        next(&mut events).await,
+        "-a",
+        "b is still in the other slice"
+    );
     fake.put("services", service("second", "dynamo", "prefill"));
-    assert_eq!((next(&mut events).await, next(&mut events).await), ("-b".to_owned(), "-c".to_owned()));
+    assert_eq!(
+        (next(&mut events).await, next(&mut events).await),
+        ("-b".to_owned(), "-c".to_owned())
+    );
     fake.delete("services", "svc");
     fake.put("services", service("second", "dynamo", "decode"));
-    assert_eq!((next(&mut events).await, next(&mut events).await), ("+b@10.0.0.2:80".to_owned(), "+c@10.0.0.3:80".to_owned()));
+    assert_eq!(
+        (next(&mut events).await, next(&mut events).await),
+        ("+b@10.0.0.2:80".to_owned(), "+c@10.0.0.3:80".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -138,17 +254,45 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
     ] {
         let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
         let mut events = discovery.watch("dynamo", "decode").unwrap();
-        assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
+        assert_eq!(
+            (
+                next(&mut events).await.as_str(),
+                next(&mut events).await.as_str()
+            ),
+            ("+a@10.0.0.1:80", "+b@10.0.0.2:80")
+        );
         // The open watch lasts long. One more Service causes another watch, which gets the fault.
         for _ in 0..3 {
             fake.fault(fault);
         }
         fake.put("services", service("more", "dynamo", "decode"));
-        fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
-        assert_eq!(next(&mut events).await, "-a", "{fault:?}: a change without an event");
+        fake.put_untold(
+            "endpointslices",
+            slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]),
+        );
+        assert_eq!(
+            next(&mut events).await,
+            "-a",
+            "{fault:?}: a change without an event"
+        );
         until(0, || async { fake.faults_left() }).await;
-        fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
-        assert_eq!(next(&mut events).await, "+c@10.0.0.3:80", "{fault:?}: it continues after");
+        fake.put(
+            "endpointslices",
+            slice(
+                "s",
+                "svc",
+                80,
+                &[
+                    endpoint("b", "10.0.0.2", true),
+                    endpoint("c", "10.0.0.3", true),
+                ],
+            ),
+        );
+        assert_eq!(
+            next(&mut events).await,
+            "+c@10.0.0.3:80",
+            "{fault:?}: it continues after"
+        );
     }
 }
 
@@ -162,8 +306,14 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
     fake.set_down(true);
     fake.fault(ApiFault::Ends);
     fake.put("services", service("more", "dynamo", "decode"));
-    until(true, || async { followed.status().borrow().error.is_some() }).await;
-    fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
+    until(true, || async {
+        followed.status().borrow().error.is_some()
+    })
+    .await;
+    fake.put_untold(
+        "endpointslices",
+        slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]),
+    );
     silence(&mut events, Duration::from_secs(1)).await;
     assert_eq!(ready(&discovery).await, names(&["a", "b"]));
     let failed = fake.requests().len();
@@ -174,8 +324,11 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
     until(None, || async { followed.status().borrow().error.clone() }).await;
     let seen = followed.seen();
     assert!(
-        seen.iter().any(|s| &*s.id == "a" && s.state == InstanceState::Removed)
-            && seen.iter().any(|s| &*s.id == "b" && s.state == InstanceState::Ready)
+        seen.iter()
+            .any(|s| &*s.id == "a" && s.state == InstanceState::Removed)
+            && seen
+                .iter()
+                .any(|s| &*s.id == "b" && s.state == InstanceState::Ready)
     );
 }
 
@@ -187,10 +340,19 @@ async fn a_restarted_pod_at_the_same_address_is_another_generation() {
     next(&mut events).await;
     let mut reborn = endpoint("a", "10.0.0.1", true);
     reborn["targetRef"]["uid"] = "another".into();
-    fake.put("endpointslices", slice("s", "svc", 80, &[reborn, endpoint("b", "10.0.0.2", true)]));
+    fake.put(
+        "endpointslices",
+        slice("s", "svc", 80, &[reborn, endpoint("b", "10.0.0.2", true)]),
+    );
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
     let listed = discovery.list_instances("dynamo", "decode").await.unwrap();
-    assert_eq!(listed.iter().map(|i| i.generation.as_str()).collect::<Vec<_>>(), ["another", "uid-b"]);
+    assert_eq!(
+        listed
+            .iter()
+            .map(|i| i.generation.as_str())
+            .collect::<Vec<_>>(),
+        ["another", "uid-b"]
+    );
 }
 
 #[tokio::test]
@@ -215,8 +377,13 @@ async fn an_inference_pool_of_either_group() {
         let kind = |spec: &Value| json!({ "apiVersion": "x", "kind": "InferencePool", "metadata": { "name": "llama" }, "spec": spec });
         fake.put("inferencepools", kind(&json!({ "selector": {} })));
         fake.put("pods", pod("p0", "10.0.0.1", "True"));
-        let discovery: Discovery<InferencePools> = InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
-        let why = discovery.list_instances("default", "llama").await.unwrap_err().to_string();
+        let discovery: Discovery<InferencePools> =
+            InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
+        let why = discovery
+            .list_instances("default", "llama")
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("InferencePool"), "{why}");
         fake.put("inferencepools", kind(&spec));
         let mut events = discovery.watch("default", "llama").unwrap();
@@ -227,12 +394,34 @@ async fn an_inference_pool_of_either_group() {
         fake.put("pods", json!({ "metadata": { "name": "p1", "labels": { "app": "vllm" } }, "status": { "phase": "Failed" } }));
         assert_eq!(next(&mut events).await, "-p1", "evicted: it has no address");
         fake.put("inferencepools", kind(&wider));
-        let edit = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
-        assert_eq!(edit, ["-p0", "+p0-rank-0@10.0.0.1:8000", "+p0-rank-1@10.0.0.1:8001"]);
-        let [rank, _] = discovery.list_instances("default", "llama").await.unwrap().try_into().unwrap();
-        assert!(rank.labels.contains(&("llm-d.ai/role".to_owned(), "decode".to_owned())));
+        let edit = [
+            next(&mut events).await,
+            next(&mut events).await,
+            next(&mut events).await,
+        ];
+        assert_eq!(
+            edit,
+            [
+                "-p0",
+                "+p0-rank-0@10.0.0.1:8000",
+                "+p0-rank-1@10.0.0.1:8001"
+            ]
+        );
+        let [rank, _] = discovery
+            .list_instances("default", "llama")
+            .await
+            .unwrap()
+            .try_into()
+            .unwrap();
+        assert!(
+            rank.labels
+                .contains(&("llm-d.ai/role".to_owned(), "decode".to_owned()))
+        );
         fake.delete("inferencepools", "llama");
-        assert_eq!([next(&mut events).await, next(&mut events).await], ["-p0-rank-0", "-p0-rank-1"]);
+        assert_eq!(
+            [next(&mut events).await, next(&mut events).await],
+            ["-p0-rank-0", "-p0-rank-1"]
+        );
     }
 }
 
@@ -246,7 +435,11 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
             json!({ "selector": { "matchLabels": { "app": "vllm" } }, "targetPorts": [{ "number": 80 }] }),
             "endpointPickerRef",
         ),
-        (PoolGroup::V1Alpha2, json!({ "selector": { "app": "vllm" }, "targetPortNumber": 80 }), "extensionRef"),
+        (
+            PoolGroup::V1Alpha2,
+            json!({ "selector": { "app": "vllm" }, "targetPortNumber": 80 }),
+            "extensionRef",
+        ),
     ] {
         let fake = FakeApi::start().await;
         let pool = |picks: Option<Value>| {
@@ -255,22 +448,48 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
             json!({ "apiVersion": "x", "kind": "InferencePool", "metadata": { "name": "llama" }, "spec": spec })
         };
         let labels = json!({ "app": "vllm" });
-        let status = json!({ "podIP": "10.0.0.1", "conditions": [{ "type": "Ready", "status": "True" }] });
-        fake.put("pods", json!({ "metadata": { "name": "p0", "labels": labels }, "status": status }));
-        let discovery: Discovery<InferencePools> = InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
+        let status =
+            json!({ "podIP": "10.0.0.1", "conditions": [{ "type": "Ready", "status": "True" }] });
+        fake.put(
+            "pods",
+            json!({ "metadata": { "name": "p0", "labels": labels }, "status": status }),
+        );
+        let discovery: Discovery<InferencePools> =
+            InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
         let followed = discovery.follow("default", "llama").unwrap();
-        let asks = || async { followed.status().borrow().requirements.as_ref().map(|asked| asked.failure_mode) };
+        let asks = || async {
+            followed
+                .status()
+                .borrow()
+                .requirements
+                .as_ref()
+                .map(|asked| asked.failure_mode)
+        };
         let mut events = discovery.watch("default", "llama").unwrap();
         until(true, || async { followed.status().borrow().synced }).await;
         assert_eq!(asks().await, None, "there is no such pool");
-        fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))));
+        fake.put(
+            "inferencepools",
+            pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))),
+        );
         until(Some(PickerFailureMode::Open), asks).await;
         assert_eq!(next(&mut events).await, "+p0@10.0.0.1:80");
-        let lists = || fake.requests().iter().filter(|request| request.starts_with("list pods")).count();
+        let lists = || {
+            fake.requests()
+                .iter()
+                .filter(|request| request.starts_with("list pods"))
+                .count()
+        };
         let before = lists();
-        fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailClose" }))));
+        fake.put(
+            "inferencepools",
+            pool(Some(json!({ "name": "epp", "failureMode": "FailClose" }))),
+        );
         until(Some(PickerFailureMode::Close), asks).await;
-        fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))));
+        fake.put(
+            "inferencepools",
+            pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))),
+        );
         until(Some(PickerFailureMode::Open), asks).await;
         fake.put("inferencepools", pool(None));
         until(Some(PickerFailureMode::Close), asks).await;
@@ -285,12 +504,32 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
 #[tokio::test]
 async fn metadata_is_fetched_from_the_instance_and_a_dead_one_is_pending() {
     let (fake, discovery) = rig(MetadataPolicy::Preferred).await;
-    let closed: SocketAddr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    fake.put("endpointslices", slice("s", "svc", closed.port(), &[endpoint("a", "127.0.0.1", true)]));
+    let closed: SocketAddr = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    fake.put(
+        "endpointslices",
+        slice(
+            "s",
+            "svc",
+            closed.port(),
+            &[endpoint("a", "127.0.0.1", true)],
+        ),
+    );
     assert!(ready(&discovery).await.is_empty());
     let followed = discovery.follow("dynamo", "decode").unwrap();
-    let state = || async { followed.seen().into_iter().find(|s| &*s.id == "a").map(|s| s.state) };
-    until(true, || async { matches!(state().await, Some(InstanceState::Pending(why)) if why.contains("refused")) }).await;
+    let state = || async {
+        followed
+            .seen()
+            .into_iter()
+            .find(|s| &*s.id == "a")
+            .map(|s| s.state)
+    };
+    until(true, || async {
+        matches!(state().await, Some(InstanceState::Pending(why)) if why.contains("refused"))
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -298,8 +537,16 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     use discovery::kubernetes::{CustomKind, follow_objects};
     use futures::StreamExt;
     let fake = FakeApi::start().await;
-    let kind = |kind, plural| CustomKind { group: "llm-d.ai", version: "v1alpha2", kind, plural };
-    let kinds = [kind("InferenceObjective", "inferenceobjectives"), kind("InferenceModel", "inferencemodels")];
+    let kind = |kind, plural| CustomKind {
+        group: "llm-d.ai",
+        version: "v1alpha2",
+        kind,
+        plural,
+    };
+    let kinds = [
+        kind("InferenceObjective", "inferenceobjectives"),
+        kind("InferenceModel", "inferencemodels"),
+    ];
     fake.fault(ApiFault::Refuse(false, 404)); // one of the two kinds, the one listed first
     let object = |name: &str, priority: i32| {
         json!({ "apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": { "name": name, "namespace": "default",
@@ -326,17 +573,27 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
 async fn a_stalled_watch_costs_no_more_than_its_time() {
     let fake = FakeApi::start().await;
     fake.put("services", service("svc", "dynamo", "decode"));
-    fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true)]));
+    fake.put(
+        "endpointslices",
+        slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true)]),
+    );
     for _ in 0..2 {
         fake.fault(ApiFault::Stalls); // one for the Services, one for the slices
     }
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
     assert_eq!(ready(&discovery).await, names(&["a"]));
     until(0, || async { fake.faults_left() }).await;
-    fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
+    fake.put(
+        "endpointslices",
+        slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]),
+    );
     let began = tokio::time::Instant::now();
     until(names(&["b"]), || ready(&discovery)).await;
-    assert!(began.elapsed() < Duration::from_secs(50), "noticed after {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(50),
+        "noticed after {:?}",
+        began.elapsed()
+    );
 }
 
 /// etcd is restored to its state of an hour ago: versions go backwards, without any notice.
@@ -344,24 +601,52 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
 async fn a_version_that_goes_backwards_is_accepted() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
-    let (a, b, c) = (endpoint("a", "10.0.0.1", true), endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true));
+    assert_eq!(
+        (
+            next(&mut events).await.as_str(),
+            next(&mut events).await.as_str()
+        ),
+        ("+a@10.0.0.1:80", "+b@10.0.0.2:80")
+    );
+    let (a, b, c) = (
+        endpoint("a", "10.0.0.1", true),
+        endpoint("b", "10.0.0.2", true),
+        endpoint("c", "10.0.0.3", true),
+    );
     let backup = fake.backup();
-    let forward = || (0..10).for_each(|_| fake.put("endpointslices", slice("s", "svc", 80, std::slice::from_ref(&c))));
+    let forward = || {
+        (0..10).for_each(|_| {
+            fake.put(
+                "endpointslices",
+                slice("s", "svc", 80, std::slice::from_ref(&c)),
+            )
+        })
+    };
     forward();
-    let mut three = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
+    let mut three = [
+        next(&mut events).await,
+        next(&mut events).await,
+        next(&mut events).await,
+    ];
     three.sort();
     assert_eq!(three, ["+c@10.0.0.3:80", "-a", "-b"]);
     // A watch that continues: an event with an older version than the last one counts all the same.
     fake.restore(backup.clone());
-    fake.put("endpointslices", slice("s", "svc", 80, &[a.clone(), c.clone()]));
+    fake.put(
+        "endpointslices",
+        slice("s", "svc", 80, &[a.clone(), c.clone()]),
+    );
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
     // A list: it replaces the set, and the watch continues from its version.
     forward();
     assert_eq!(next(&mut events).await, "-a");
     fake.restore(backup);
     fake.put("services", service("more", "dynamo", "decode"));
-    let mut three = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
+    let mut three = [
+        next(&mut events).await,
+        next(&mut events).await,
+        next(&mut events).await,
+    ];
     three.sort();
     assert_eq!(three, ["+a@10.0.0.1:80", "+b@10.0.0.2:80", "-c"]);
     fake.put("endpointslices", slice("s", "svc", 80, &[b]));
@@ -373,7 +658,10 @@ async fn a_version_that_goes_backwards_is_accepted() {
 #[tokio::test]
 async fn a_restore_that_ends_the_watches_is_noticed_at_once() {
     let elapsed = time_to_notice_a_restore(true).await;
-    assert!(elapsed < Duration::from_secs(20), "noticed after {elapsed:?}");
+    assert!(
+        elapsed < Duration::from_secs(20),
+        "noticed after {elapsed:?}"
+    );
 }
 
 /// The worst case: a proxy hides the restart from the watches. The periodic list limits how long
@@ -381,15 +669,34 @@ async fn a_restore_that_ends_the_watches_is_noticed_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_from_a_future_version_is_silent_and_a_list_ends_that() {
     let elapsed = time_to_notice_a_restore(false).await;
-    assert!(elapsed <= Duration::from_secs(300 + 35), "noticed after {elapsed:?}");
+    assert!(
+        elapsed <= Duration::from_secs(300 + 35),
+        "noticed after {elapsed:?}"
+    );
 }
 
 async fn time_to_notice_a_restore(watches_end: bool) -> Duration {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
+    assert_eq!(
+        (
+            next(&mut events).await.as_str(),
+            next(&mut events).await.as_str()
+        ),
+        ("+a@10.0.0.1:80", "+b@10.0.0.2:80")
+    );
     let backup = fake.backup();
-    (0..10).for_each(|at| fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("c", &format!("10.0.0.{}", at + 3), true)])));
+    (0..10).for_each(|at| {
+        fake.put(
+            "endpointslices",
+            slice(
+                "s",
+                "svc",
+                80,
+                &[endpoint("c", &format!("10.0.0.{}", at + 3), true)],
+            ),
+        )
+    });
     until(names(&["c"]), || ready(&discovery)).await;
     fake.restore(backup);
     let restored = tokio::time::Instant::now();
@@ -406,7 +713,9 @@ async fn time_to_notice_a_restore(watches_end: bool) -> Duration {
 async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
     let fake = FakeApi::start().await;
     fake.put("services", service("svc", "dynamo", "decode"));
-    let all: Vec<Value> = (1..=8).map(|i| endpoint(&format!("p{i}"), &format!("10.0.0.{i}"), true)).collect();
+    let all: Vec<Value> = (1..=8)
+        .map(|i| endpoint(&format!("p{i}"), &format!("10.0.0.{i}"), true))
+        .collect();
     fake.put("endpointslices", slice("s", "svc", 80, &all));
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
     assert_eq!(ready(&discovery).await.len(), 8);
@@ -415,16 +724,29 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
         fake.set_down(true);
         fake.fault(ApiFault::Ends);
         fake.put("services", service("more", "dynamo", "decode"));
-        until(true, || async { followed.status().borrow().error.is_some() }).await;
+        until(true, || async {
+            followed.status().borrow().error.is_some()
+        })
+        .await;
         fake.put_untold("endpointslices", slice("s", "svc", 80, left));
         fake.delete("services", "more");
         fake.set_down(false);
         until(None, || async { followed.status().borrow().error.clone() }).await;
     };
     lose(&all[..2]).await;
-    let held = || async { followed.seen().iter().filter(|s| s.state == InstanceState::RemovalHeld).count() };
+    let held = || async {
+        followed
+            .seen()
+            .iter()
+            .filter(|s| s.state == InstanceState::RemovalHeld)
+            .count()
+    };
     until(6, held).await;
-    assert_eq!(ready(&discovery).await.len(), 8, "held for a while, and reported as held");
+    assert_eq!(
+        ready(&discovery).await.len(),
+        8,
+        "held for a while, and reported as held"
+    );
     // The next list has them again, so they were never removed.
     fake.put("endpointslices", slice("s", "svc", 80, &all));
     until(0, held).await;

@@ -1,6 +1,11 @@
 //! The library as users see it: with a directory, over HTTP, and with a real Kubernetes API.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops where it cannot go on")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops where it cannot go on"
+)]
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]

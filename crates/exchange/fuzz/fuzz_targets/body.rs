@@ -26,7 +26,9 @@ const APIS: [RequestApi; 14] = [
 ];
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some((&[choice, first, second], body)) = bytes.split_first_chunk() else { return };
+    let Some((&[choice, first, second], body)) = bytes.split_first_chunk() else {
+        return;
+    };
     let api = APIS[usize::from(choice) % APIS.len()];
     let read = body::parse(api, body, PromptPieces::default());
     if api.is_grpc() {
@@ -44,7 +46,9 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(parsed.model_span.is_some() || !api.needs_model() && parsed.model.is_empty());
             if let Some(span) = parsed.model_span.clone() {
                 let literal = &body[span];
-                assert!(literal.len() > 2 && literal.starts_with(b"\"") && literal.ends_with(b"\""));
+                assert!(
+                    literal.len() > 2 && literal.starts_with(b"\"") && literal.ends_with(b"\"")
+                );
             }
             let mut total = 0;
             for piece in parsed.prompt.iter() {
@@ -56,7 +60,10 @@ fuzz_target!(|bytes: &[u8]| {
             if let Ok(value) = oracle {
                 assert_eq!(value["model"].as_str().unwrap_or_default(), parsed.model);
                 assert_eq!(parsed.stream, value["stream"] == Value::Bool(true));
-                assert_eq!(parsed.include_usage, value["stream_options"]["include_usage"] == Value::Bool(true));
+                assert_eq!(
+                    parsed.include_usage,
+                    value["stream_options"]["include_usage"] == Value::Bool(true)
+                );
             }
         }
         (Err(BodyError::InvalidJson { offset }), Err(_)) => assert!(*offset <= body.len()),

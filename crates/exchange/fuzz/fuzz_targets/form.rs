@@ -7,8 +7,12 @@ use exchange::body::BodyReader;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some((&[first, second], body)) = bytes.split_first_chunk() else { return };
-    let read = BodyReader::new(RequestApi::Task, ()).with_boundary(b"x").finish(body);
+    let Some((&[first, second], body)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let read = BodyReader::new(RequestApi::Task, ())
+        .with_boundary(b"x")
+        .finish(body);
     let (head, rest) = body.split_at(usize::from(first) * body.len() / 255);
     let (middle, tail) = rest.split_at(usize::from(second) * rest.len() / 255);
     let mut reader = BodyReader::new(RequestApi::Task, ()).with_boundary(b"x");

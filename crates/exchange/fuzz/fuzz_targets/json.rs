@@ -9,7 +9,8 @@ use serde_json::Value;
 fuzz_target!(|bytes: &[u8]| {
     // `IgnoredAny` checks the grammar and builds nothing: it accepts lone surrogates and huge
     // numbers, and does not check UTF-8.
-    let oracle = std::str::from_utf8(bytes).is_ok() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
+    let oracle = std::str::from_utf8(bytes).is_ok()
+        && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     let mut reader = JsonReader::new(bytes);
     let skipped = reader.skip().and_then(|_| reader.end());
     match skipped {

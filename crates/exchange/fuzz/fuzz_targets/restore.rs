@@ -8,10 +8,16 @@ use exchange::restore::{ModelNameRestorer, ModelNames};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-const APIS: [RequestApi; 3] = [RequestApi::ChatCompletions, RequestApi::Responses, RequestApi::Messages];
+const APIS: [RequestApi; 3] = [
+    RequestApi::ChatCompletions,
+    RequestApi::Responses,
+    RequestApi::Messages,
+];
 
 fuzz_target!(|bytes: &[u8]| {
-    let [choice, seed, response @ ..] = bytes else { return };
+    let [choice, seed, response @ ..] = bytes else {
+        return;
+    };
     let api = APIS[usize::from(*choice) % APIS.len()];
     let streamed = *choice >= 64;
     let whole = restore(api, streamed, &mut std::iter::once(response));
@@ -35,8 +41,15 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-fn restore<'b>(api: RequestApi, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> Vec<u8> {
-    let names = ModelNames { sent: "m".into(), requested: (*b"\"gpt\"").into() };
+fn restore<'b>(
+    api: RequestApi,
+    streamed: bool,
+    chunks: &mut dyn Iterator<Item = &'b [u8]>,
+) -> Vec<u8> {
+    let names = ModelNames {
+        sent: "m".into(),
+        requested: (*b"\"gpt\"").into(),
+    };
     let mut restorer = ModelNameRestorer::new(names, api, streamed);
     let mut out = Vec::new();
     for chunk in chunks {

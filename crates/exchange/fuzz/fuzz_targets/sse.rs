@@ -12,11 +12,15 @@ const APIS: [RequestApi; 6] = [
     RequestApi::Responses,
     RequestApi::Embeddings,
     RequestApi::Messages,
-    RequestApi::Other { family: ApiFamily::OpenAi },
+    RequestApi::Other {
+        family: ApiFamily::OpenAi,
+    },
 ];
 
 fuzz_target!(|bytes: &[u8]| {
-    let [choice, seed, response @ ..] = bytes else { return };
+    let [choice, seed, response @ ..] = bytes else {
+        return;
+    };
     let api = APIS[usize::from(*choice) % APIS.len()];
     let streamed = *choice >= 64;
     let whole = read(api, streamed, &mut std::iter::once(response));
@@ -34,7 +38,11 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(read(api, streamed, &mut response.chunks(1)), whole);
 });
 
-fn read<'b>(api: RequestApi, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> (u32, bool, TokenUsage) {
+fn read<'b>(
+    api: RequestApi,
+    streamed: bool,
+    chunks: &mut dyn Iterator<Item = &'b [u8]>,
+) -> (u32, bool, TokenUsage) {
     let mut reader = ResponseReader::new(api, streamed);
     let (mut events, mut first) = (0, false);
     for chunk in chunks {

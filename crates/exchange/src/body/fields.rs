@@ -73,9 +73,16 @@ impl ModelName {
         let mut literal = JsonWriter::default();
         literal.string(&text);
         let literal = literal.finish().into_bytes();
-        let escaped = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or_default();
+        let escaped = literal
+            .strip_prefix(b"\"")
+            .and_then(|rest| rest.strip_suffix(b"\""))
+            .unwrap_or_default();
         let escaped = (escaped != text.as_bytes()).then(|| escaped.into());
-        Self { text, span, escaped }
+        Self {
+            text,
+            span,
+            escaped,
+        }
     }
 }
 
@@ -155,11 +162,13 @@ impl<P: PromptSink> BodyFields<P> {
 
     /// The sums over all sections.
     pub(super) fn counts(&self) -> SectionCounts {
-        self.counts.iter().fold(SectionCounts::default(), |sum, section| SectionCounts {
-            media_items: sum.media_items.saturating_add(section.media_items),
-            text_bytes: sum.text_bytes.saturating_add(section.text_bytes),
-            token_ids: sum.token_ids.saturating_add(section.token_ids),
-        })
+        self.counts
+            .iter()
+            .fold(SectionCounts::default(), |sum, section| SectionCounts {
+                media_items: sum.media_items.saturating_add(section.media_items),
+                text_bytes: sum.text_bytes.saturating_add(section.text_bytes),
+                token_ids: sum.token_ids.saturating_add(section.token_ids),
+            })
     }
 
     fn count(&mut self, section: PromptSection, count: impl FnOnce(&mut SectionCounts)) {
@@ -183,9 +192,10 @@ impl<P: PromptSink> BodyFields<P> {
             (b"stream", _) => Field::Stream,
             (b"stream_options", _) => Field::StreamOptions,
             (b"prompt", RequestApi::Responses) => Field::StoredPrompt,
-            (b"max_completion_tokens", RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations) => {
-                Field::MaxCompletionTokens
-            }
+            (
+                b"max_completion_tokens",
+                RequestApi::ChatCompletions | RequestApi::VertexChat | RequestApi::Invocations,
+            ) => Field::MaxCompletionTokens,
             (
                 b"max_tokens",
                 RequestApi::ChatCompletions
@@ -194,10 +204,17 @@ impl<P: PromptSink> BodyFields<P> {
                 | RequestApi::Messages
                 | RequestApi::Invocations,
             )
-            | (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => Field::MaxTokens,
-            (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => Field::SamplingParams,
+            | (b"max_output_tokens", RequestApi::Responses | RequestApi::VertexPredict) => {
+                Field::MaxTokens
+            }
+            (b"sampling_params", RequestApi::VllmGenerate | RequestApi::SglangGenerate) => {
+                Field::SamplingParams
+            }
             (b"extra_key", RequestApi::SglangGenerate) | (b"cache_salt", _) => Field::CacheSalt,
-            (b"previous_response_id" | b"conversation", RequestApi::Responses | RequestApi::Task) => Field::StoredId,
+            (
+                b"previous_response_id" | b"conversation",
+                RequestApi::Responses | RequestApi::Task,
+            ) => Field::StoredId,
             _ => self.prompt_field(name),
         }
     }
@@ -208,7 +225,8 @@ impl<P: PromptSink> BodyFields<P> {
             // Nothing is generated, so nothing is cached, or it is not known what is.
             (_, RequestApi::Render | RequestApi::CountTokens | RequestApi::Task) => Field::Other,
             (b"tools", _) => Field::Text(self.section(PromptSection::Tools)),
-            (b"system", RequestApi::Messages) | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
+            (b"system", RequestApi::Messages)
+            | (b"instructions", RequestApi::Responses | RequestApi::VertexPredict) => {
                 Field::Content(self.section(PromptSection::System), 0)
             }
             (
@@ -220,13 +238,22 @@ impl<P: PromptSink> BodyFields<P> {
                 | RequestApi::Invocations,
             )
             | (b"prompt", RequestApi::Completions | RequestApi::Images | RequestApi::Invocations)
-            | (b"input", RequestApi::Responses | RequestApi::VertexPredict | RequestApi::Embeddings | RequestApi::Invocations)
+            | (
+                b"input",
+                RequestApi::Responses
+                | RequestApi::VertexPredict
+                | RequestApi::Embeddings
+                | RequestApi::Invocations,
+            )
             | (b"items", RequestApi::Conversations)
             | (b"token_ids", RequestApi::VllmGenerate)
-            | (b"text" | b"input_ids", RequestApi::SglangGenerate) => Field::Content(self.section(PromptSection::Turns), 0),
+            | (b"text" | b"input_ids", RequestApi::SglangGenerate) => {
+                Field::Content(self.section(PromptSection::Turns), 0)
+            }
             // The prompt's tokens mark the places of media, with the same mark for all media. So
             // the media are hashed first.
-            (b"features", RequestApi::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
+            (b"features", RequestApi::VllmGenerate)
+            | (b"image_data" | b"video_data" | b"audio_data", RequestApi::SglangGenerate) => {
                 Field::Media(PromptSection::System)
             }
             _ => Field::Other,
@@ -245,13 +272,23 @@ impl<P: PromptSink> BodyFields<P> {
     /// `null` is no piece: clients write it for fields they leave out.
     fn piece(&mut self, kind: JsonKind, piece: RawPiece) -> Wanted {
         self.raw = piece;
-        if kind == JsonKind::Null { Wanted::Nothing } else { Wanted::Raw }
+        if kind == JsonKind::Null {
+            Wanted::Nothing
+        } else {
+            Wanted::Raw
+        }
     }
 
     /// A string, or an array of strings, objects and token ids. Any other value is no prompt. An
     /// array that begins with a number is a list of token ids, and one piece: no API mixes ids and
     /// text.
-    fn content(&mut self, kind: JsonKind, first: Option<u8>, section: PromptSection, level: u32) -> Wanted {
+    fn content(
+        &mut self,
+        kind: JsonKind,
+        first: Option<u8>,
+        section: PromptSection,
+        level: u32,
+    ) -> Wanted {
         match kind {
             _ if level >= LEVELS_MAX => self.text(kind, section),
             JsonKind::String => self.text(kind, section),
@@ -274,7 +311,9 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             (Some(Walked::StreamOptions), b"include_usage", _) => Field::IncludeUsage,
             (Some(Walked::Conversation), b"id", _) => Field::StoredId,
             (Some(Walked::SamplingParams), b"max_tokens", RequestApi::VllmGenerate)
-            | (Some(Walked::SamplingParams), b"max_new_tokens", RequestApi::SglangGenerate) => Field::MaxTokens,
+            | (Some(Walked::SamplingParams), b"max_new_tokens", RequestApi::SglangGenerate) => {
+                Field::MaxTokens
+            }
             (Some(&Walked::Object(section, level)), name, _) => content_of(name, section, level),
             _ => Field::Other,
         };
@@ -285,15 +324,27 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
         let field = match self.walked.last() {
             // An array inside an array: one prompt of several, or a list where no API has one. It
             // counts as a level, so that brackets alone nest no deeper than objects.
-            Some(&Walked::Array(section, level)) => Field::Content(section, level + u32::from(kind == JsonKind::Array)),
+            Some(&Walked::Array(section, level)) => {
+                Field::Content(section, level + u32::from(kind == JsonKind::Array))
+            }
             _ => self.next,
         };
-        let whole = |known: JsonKind| if kind == known { Wanted::Whole } else { Wanted::Nothing };
+        let whole = |known: JsonKind| {
+            if kind == known {
+                Wanted::Whole
+            } else {
+                Wanted::Nothing
+            }
+        };
         let walks = kind == JsonKind::Object;
         match field {
             Field::Body => {
                 self.is_object = walks;
-                if walks { self.walk(Walked::Body) } else { Wanted::Nothing }
+                if walks {
+                    self.walk(Walked::Body)
+                } else {
+                    Wanted::Nothing
+                }
             }
             Field::Model => {
                 self.model = ModelField::NotAString;
@@ -309,7 +360,11 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             }
             Field::StreamOptions => {
                 self.flags.include_usage = false;
-                if walks { self.walk(Walked::StreamOptions) } else { Wanted::Nothing }
+                if walks {
+                    self.walk(Walked::StreamOptions)
+                } else {
+                    Wanted::Nothing
+                }
             }
             Field::IncludeUsage => {
                 self.flags.include_usage = false;
@@ -325,7 +380,11 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             }
             Field::SamplingParams => {
                 self.max_tokens = None;
-                if walks { self.walk(Walked::SamplingParams) } else { Wanted::Nothing }
+                if walks {
+                    self.walk(Walked::SamplingParams)
+                } else {
+                    Wanted::Nothing
+                }
             }
             Field::CacheSalt => {
                 self.cache_salt.clear();
@@ -333,7 +392,11 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             }
             Field::StoredId => {
                 self.flags.names_id |= kind != JsonKind::Null;
-                if walks { self.walk(Walked::Conversation) } else { whole(JsonKind::String) }
+                if walks {
+                    self.walk(Walked::Conversation)
+                } else {
+                    whole(JsonKind::String)
+                }
             }
             Field::Content(section, level) => self.content(kind, first, section, level),
             Field::Text(section) => self.text(kind, section),
@@ -347,7 +410,11 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             Field::Model => {
                 let text = string.text().into_owned();
                 let escaped = (text.as_bytes() != string.raw()).then(|| string.raw().into());
-                self.model = ModelField::Named(ModelName { text, span: string.literal_span(), escaped });
+                self.model = ModelField::Named(ModelName {
+                    text,
+                    span: string.literal_span(),
+                    escaped,
+                });
             }
             Field::CacheSalt => self.cache_salt = string.raw().to_vec(),
             Field::StoredId => self.stored_id = scheduler::name_hash(&string.text()),
@@ -358,7 +425,11 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
     fn scalar(&mut self, text: &[u8]) {
         // A count is the integer part, clamped. `as` saturates, which is the intended clamp; an
         // exponent beyond f64 reads as infinity.
-        let count = || number::parse(text).filter(|value| !value.is_sign_negative()).map(|value| value as u32);
+        let count = || {
+            number::parse(text)
+                .filter(|value| !value.is_sign_negative())
+                .map(|value| value as u32)
+        };
         match self.next {
             Field::Stream => self.flags.stream = text == b"true",
             Field::IncludeUsage => self.flags.include_usage = text == b"true",
@@ -385,11 +456,15 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
         match self.raw {
             RawPiece::Text(section) => self.prompt.text_end(section),
             RawPiece::TokenIds(section) => {
-                self.count(section, |counts| counts.token_ids = counts.token_ids.saturating_add(numbers));
+                self.count(section, |counts| {
+                    counts.token_ids = counts.token_ids.saturating_add(numbers)
+                });
                 self.prompt.text_end(section);
             }
             RawPiece::Media(section) => {
-                self.count(section, |counts| counts.media_items = counts.media_items.saturating_add(1));
+                self.count(section, |counts| {
+                    counts.media_items = counts.media_items.saturating_add(1)
+                });
                 self.prompt.media_end(section);
             }
         }
@@ -405,10 +480,13 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
 fn content_of(name: &[u8], section: PromptSection, level: u32) -> Field {
     match name {
         b"content" | b"output" | b"summary" => Field::Content(section, level),
-        b"role" | b"name" | b"text" | b"refusal" | b"reasoning" | b"reasoning_content" | b"thinking" | b"tool_calls" | b"function_call"
-        | b"arguments" | b"input" => Field::Text(section),
-        b"image_url" | b"input_image" | b"image" | b"video_url" | b"video" | b"audio_url" | b"input_audio" | b"audio" | b"file"
-        | b"file_data" | b"file_url" | b"file_id" | b"image_embeds" | b"source" => Field::Media(section),
+        b"role" | b"name" | b"text" | b"refusal" | b"reasoning" | b"reasoning_content"
+        | b"thinking" | b"tool_calls" | b"function_call" | b"arguments" | b"input" => {
+            Field::Text(section)
+        }
+        b"image_url" | b"input_image" | b"image" | b"video_url" | b"video" | b"audio_url"
+        | b"input_audio" | b"audio" | b"file" | b"file_data" | b"file_url" | b"file_id"
+        | b"image_embeds" | b"source" => Field::Media(section),
         _ => Field::Other,
     }
 }

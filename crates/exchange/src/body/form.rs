@@ -65,19 +65,32 @@ enum FormState {
 /// The boundary in a `content-type`, if that is the type of forms: empty if it names none that can
 /// be read.
 pub(crate) fn boundary(content_type: &[u8]) -> Option<&[u8]> {
-    let kind = content_type.split(|&byte| byte == b';').next()?.trim_ascii();
+    let kind = content_type
+        .split(|&byte| byte == b';')
+        .next()?
+        .trim_ascii();
     if !kind.eq_ignore_ascii_case(b"multipart/form-data") {
         return None;
     }
     let named = one_parameter(content_type, b"boundary").unwrap_or_default();
-    Some(if named.len() > BOUNDARY_BYTES_MAX { &[] } else { named })
+    Some(if named.len() > BOUNDARY_BYTES_MAX {
+        &[]
+    } else {
+        named
+    })
 }
 
 // === impl FormReader ===
 
 impl FormReader {
     pub(super) fn new(boundary: &[u8]) -> Self {
-        Self { delimiter: [b"\r\n--", boundary].concat().into(), state: FormState::Start, kept: Vec::new(), at: 0, model: None }
+        Self {
+            delimiter: [b"\r\n--", boundary].concat().into(),
+            state: FormState::Start,
+            kept: Vec::new(),
+            at: 0,
+            model: None,
+        }
     }
 
     /// The bytes that are kept between two pieces.
@@ -139,11 +152,15 @@ impl FormReader {
                 Some(_) => return self.invalid("a line end or two hyphens after the boundary"),
                 None => return Ok(None),
             },
-            FormState::Head => match memmem::find(bytes.get(..HEAD_BYTES_MAX).unwrap_or(bytes), b"\r\n\r\n") {
-                Some(end) => end + 4,
-                None if bytes.len() > HEAD_BYTES_MAX => return self.invalid("a part with short headers"),
-                None => return Ok(None),
-            },
+            FormState::Head => {
+                match memmem::find(bytes.get(..HEAD_BYTES_MAX).unwrap_or(bytes), b"\r\n\r\n") {
+                    Some(end) => end + 4,
+                    None if bytes.len() > HEAD_BYTES_MAX => {
+                        return self.invalid("a part with short headers");
+                    }
+                    None => return Ok(None),
+                }
+            }
             FormState::Content(is_model) => match memmem::find(bytes, &self.delimiter) {
                 Some(end) => {
                     if is_model {
@@ -151,7 +168,9 @@ impl FormReader {
                     }
                     end + length
                 }
-                None if is_model && bytes.len() > MODEL_BYTES_MAX + length => return self.invalid("a shorter `model`"),
+                None if is_model && bytes.len() > MODEL_BYTES_MAX + length => {
+                    return self.invalid("a shorter `model`");
+                }
                 None if is_model => return Ok(None),
                 None => {
                     let used = (bytes.len() + 1).saturating_sub(length);
@@ -164,7 +183,10 @@ impl FormReader {
             FormState::Start | FormState::Content(_) => FormState::Boundary,
             FormState::Head => match is_model(bytes.get(..used).unwrap_or_default()) {
                 Some(is_model) => FormState::Content(is_model),
-                None => return self.invalid("a part with one plain `name` in its `content-disposition`"),
+                None => {
+                    return self
+                        .invalid("a part with one plain `name` in its `content-disposition`");
+                }
             },
             _ => FormState::Head,
         };
@@ -172,7 +194,10 @@ impl FormReader {
     }
 
     fn set_model(&mut self, name: &[u8]) -> Result<(), InvalidForm> {
-        let Some(text) = std::str::from_utf8(name).ok().filter(|name| name.len() <= MODEL_BYTES_MAX) else {
+        let Some(text) = std::str::from_utf8(name)
+            .ok()
+            .filter(|name| name.len() <= MODEL_BYTES_MAX)
+        else {
             return self.invalid("a `model` of a few bytes of UTF-8");
         };
         self.model = Some((text.to_owned(), self.at..self.at + name.len()));
@@ -180,7 +205,10 @@ impl FormReader {
     }
 
     fn invalid<T>(&self, expected: &'static str) -> Result<T, InvalidForm> {
-        Err(InvalidForm { offset: self.at, expected })
+        Err(InvalidForm {
+            offset: self.at,
+            expected,
+        })
     }
 }
 
@@ -188,9 +216,14 @@ impl FormReader {
 #[inline(never)]
 fn is_model(head: &[u8]) -> Option<bool> {
     let mut name = None;
-    for line in head.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+    for line in head
+        .split(|&byte| byte == b'\n')
+        .filter(|line| !line.is_empty())
+    {
         // A bare line end, or a folded line, is read in several ways.
-        let line = line.strip_suffix(b"\r").filter(|line| !line.contains(&b'\r'))?;
+        let line = line
+            .strip_suffix(b"\r")
+            .filter(|line| !line.contains(&b'\r'))?;
         if line.is_empty() {
             continue;
         }
@@ -198,7 +231,9 @@ fn is_model(head: &[u8]) -> Option<bool> {
         if !header.iter().all(u8::is_ascii_graphic) {
             return None;
         }
-        if header.eq_ignore_ascii_case(b"content-disposition") && name.replace(one_parameter(value, b"name")?).is_some() {
+        if header.eq_ignore_ascii_case(b"content-disposition")
+            && name.replace(one_parameter(value, b"name")?).is_some()
+        {
             return None;
         }
     }
@@ -215,12 +250,25 @@ fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
         let end = end_of_parameter(rest)?;
         let parameter = rest.get(..end)?.trim_ascii();
         let (key, value) = match parameter.iter().position(|&byte| byte == b'=') {
-            Some(equals) => (parameter.get(..equals)?.trim_ascii(), parameter.get(equals + 1..)?.trim_ascii()),
+            Some(equals) => (
+                parameter.get(..equals)?.trim_ascii(),
+                parameter.get(equals + 1..)?.trim_ascii(),
+            ),
             None => (parameter, &[][..]),
         };
-        if key.split(|&byte| byte == b'*').next()?.eq_ignore_ascii_case(wanted) {
-            let value = value.strip_prefix(b"\"").map_or(Some(value), |quoted| quoted.strip_suffix(b"\""))?;
-            if key.len() > wanted.len() || value.contains(&b'\\') || value.contains(&b'"') || found.replace(value).is_some() {
+        if key
+            .split(|&byte| byte == b'*')
+            .next()?
+            .eq_ignore_ascii_case(wanted)
+        {
+            let value = value
+                .strip_prefix(b"\"")
+                .map_or(Some(value), |quoted| quoted.strip_suffix(b"\""))?;
+            if key.len() > wanted.len()
+                || value.contains(&b'\\')
+                || value.contains(&b'"')
+                || found.replace(value).is_some()
+            {
                 return None;
             }
         }
@@ -260,7 +308,10 @@ mod tests {
     fn form(parts: &[(&str, &[u8])]) -> Vec<u8> {
         let mut body = Vec::new();
         for (parameters, contents) in parts {
-            body.extend_from_slice(format!("--{BOUNDARY}\r\nContent-Disposition: form-data{parameters}\r\n\r\n").as_bytes());
+            body.extend_from_slice(
+                format!("--{BOUNDARY}\r\nContent-Disposition: form-data{parameters}\r\n\r\n")
+                    .as_bytes(),
+            );
             body.extend_from_slice(contents);
             body.extend_from_slice(b"\r\n");
         }
@@ -277,13 +328,18 @@ mod tests {
             assert!(reader.bytes_kept() <= HEAD_BYTES_MAX + MODEL_BYTES_MAX);
             from = to;
         }
-        reader.finish(&body[from..]).map(|parsed| (parsed.model, parsed.model_span))
+        reader
+            .finish(&body[from..])
+            .map(|parsed| (parsed.model, parsed.model_span))
     }
 
     fn model(body: &[u8]) -> Result<String, &'static str> {
         match read(body, &[]) {
             Ok((model, span)) => {
-                assert_eq!(span.map_or("", |span| std::str::from_utf8(&body[span]).unwrap()), model);
+                assert_eq!(
+                    span.map_or("", |span| std::str::from_utf8(&body[span]).unwrap()),
+                    model
+                );
                 Ok(model)
             }
             Err(BodyError::InvalidForm(invalid)) => Err(invalid.expected),
@@ -293,18 +349,48 @@ mod tests {
 
     #[test]
     fn the_model_is_found_before_and_after_a_file_quoted_or_not() {
-        let file = (r#"; name="file"; filename="a;b=\"c\".wav""#, &b"\r\n--xYnot it\r\n\r\nmodel\r\n--xY"[..]);
-        for field in [r#"; name="model""#, "; name=model", r#";name="model";"#, "; NAME = model ; x=y", r#"; x="a;b"; name="model""#] {
-            assert_eq!(model(&form(&[file, (field, b"m")])).as_deref(), Ok("m"), "{field}");
-            assert_eq!(model(&form(&[(field, b"m"), file])).as_deref(), Ok("m"), "{field}");
+        let file = (
+            r#"; name="file"; filename="a;b=\"c\".wav""#,
+            &b"\r\n--xYnot it\r\n\r\nmodel\r\n--xY"[..],
+        );
+        for field in [
+            r#"; name="model""#,
+            "; name=model",
+            r#";name="model";"#,
+            "; NAME = model ; x=y",
+            r#"; x="a;b"; name="model""#,
+        ] {
+            assert_eq!(
+                model(&form(&[file, (field, b"m")])).as_deref(),
+                Ok("m"),
+                "{field}"
+            );
+            assert_eq!(
+                model(&form(&[(field, b"m"), file])).as_deref(),
+                Ok("m"),
+                "{field}"
+            );
         }
-        for other in [r#"; name="Model""#, r#"; name="my model""#, "; name=models", r#"; name="file"; filename="model""#] {
-            assert_eq!(model(&form(&[file, (other, b"m")])).as_deref(), Ok(""), "{other}");
+        for other in [
+            r#"; name="Model""#,
+            r#"; name="my model""#,
+            "; name=models",
+            r#"; name="file"; filename="model""#,
+        ] {
+            assert_eq!(
+                model(&form(&[file, (other, b"m")])).as_deref(),
+                Ok(""),
+                "{other}"
+            );
         }
         let names = [("; name=model", &b"first"[..]), ("; name=model", b"last")];
         assert_eq!(model(&form(&names)).as_deref(), Ok("last"), "as engines do");
         assert_eq!(model(&form(&[])).as_deref(), Ok(""), "a form without parts");
-        assert_eq!(model(&form(&[("; name=model", b"")])).as_deref(), Ok(""), "an empty name is none");
+        assert_eq!(
+            model(&form(&[("; name=model", b"")])).as_deref(),
+            Ok(""),
+            "an empty name is none"
+        );
     }
 
     #[test]
@@ -328,17 +414,41 @@ mod tests {
             (whole.replace(" name=model", " name=model; name"), name),
             (whole.replace(" name=model", r#" name="model"#), name),
             (whole.replace(" name=model", ""), name),
-            (whole.replace("Content", "Content-Disposition: form-data; name=x\r\nContent"), name),
+            (
+                whole.replace(
+                    "Content",
+                    "Content-Disposition: form-data; name=x\r\nContent",
+                ),
+                name,
+            ),
             (whole.replace("--xYz--", ""), "a closing boundary"),
             (whole.replace("--xYz--", "--xYz"), "a closing boundary"),
             (String::new(), "a closing boundary"),
-            (whole.replace("\r\nm\r\n", &format!("\r\n{}\r\n", "m".repeat(MODEL_BYTES_MAX + 1))), "a `model` of a few bytes of UTF-8"),
-            (whole.replace("\r\nm\r\n", &format!("\r\n{}\r\n", "m".repeat(9_999))), "a `model` of a few bytes of UTF-8"),
-            (whole.replace("name=model", &format!("x={}; name=model", "y".repeat(HEAD_BYTES_MAX))), "a part with short headers"),
+            (
+                whole.replace(
+                    "\r\nm\r\n",
+                    &format!("\r\n{}\r\n", "m".repeat(MODEL_BYTES_MAX + 1)),
+                ),
+                "a `model` of a few bytes of UTF-8",
+            ),
+            (
+                whole.replace("\r\nm\r\n", &format!("\r\n{}\r\n", "m".repeat(9_999))),
+                "a `model` of a few bytes of UTF-8",
+            ),
+            (
+                whole.replace(
+                    "name=model",
+                    &format!("x={}; name=model", "y".repeat(HEAD_BYTES_MAX)),
+                ),
+                "a part with short headers",
+            ),
         ] {
             let refused = model(body.as_bytes());
             let also = expected.starts_with("a `model`") && refused == Err("a shorter `model`");
-            assert!(refused == Err(expected) || also, "{refused:?}, not {expected}: {body}");
+            assert!(
+                refused == Err(expected) || also,
+                "{refused:?}, not {expected}: {body}"
+            );
         }
         let mut invalid = form(&[("; name=model", b"\xff")]);
         assert_eq!(model(&invalid), Err("a `model` of a few bytes of UTF-8"));
@@ -348,24 +458,43 @@ mod tests {
 
     #[test]
     fn the_boundary_of_a_content_type() {
-        let of = |text: &'static str| boundary(text.as_bytes()).map(|found| String::from_utf8_lossy(found).into_owned());
+        let of = |text: &'static str| {
+            boundary(text.as_bytes()).map(|found| String::from_utf8_lossy(found).into_owned())
+        };
         let x = Some("x".to_owned());
         assert_eq!(of("multipart/form-data; boundary=x"), x);
         assert_eq!(of("Multipart/Form-Data;charset=utf-8; Boundary=\"x\""), x);
         assert_eq!(of("multipart/form-data;boundary=x;"), x);
         assert_eq!(of("application/json"), None);
         assert_eq!(of("multipart/form-data-2; boundary=x"), None);
-        for none in ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=x; boundary=y"] {
+        for none in [
+            "multipart/form-data",
+            "multipart/form-data; boundary=",
+            "multipart/form-data; boundary=x; boundary=y",
+        ] {
             assert_eq!(of(none), Some(String::new()), "{none}");
         }
-        let long = format!("multipart/form-data; boundary={}", "x".repeat(BOUNDARY_BYTES_MAX + 1));
+        let long = format!(
+            "multipart/form-data; boundary={}",
+            "x".repeat(BOUNDARY_BYTES_MAX + 1)
+        );
         assert_eq!(boundary(long.as_bytes()), Some(&b""[..]));
-        assert!(BodyReader::new(RequestApi::Task, ()).with_boundary(b"").finish(b"--\r\n").is_err(), "no form has an empty boundary");
+        assert!(
+            BodyReader::new(RequestApi::Task, ())
+                .with_boundary(b"")
+                .finish(b"--\r\n")
+                .is_err(),
+            "no form has an empty boundary"
+        );
     }
 
     #[test]
     fn any_cut_of_a_form_reads_alike() {
-        let body = form(&[("; name=file; filename=f", b"\r\n--xY\r\r\n--x"), ("; name=model", b"m-1"), ("; name=x", b"")]);
+        let body = form(&[
+            ("; name=file; filename=f", b"\r\n--xY\r\r\n--x"),
+            ("; name=model", b"m-1"),
+            ("; name=x", b""),
+        ]);
         let whole = read(&body, &[]);
         assert_eq!(whole.as_ref().map(|(model, _)| model.as_str()), Ok("m-1"));
         for first in 0..=body.len() {
@@ -380,20 +509,33 @@ mod tests {
         let file = vec![b'\r'; 4 << 20];
         let body = form(&[("; name=file; filename=f", &file), ("; name=model", b"m")]);
         let cuts: Vec<usize> = (0..body.len()).step_by(262_144).collect();
-        assert_eq!(read(&body, &cuts).map(|(model, _)| model), Ok("m".to_owned()));
+        assert_eq!(
+            read(&body, &cuts).map(|(model, _)| model),
+            Ok("m".to_owned())
+        );
     }
 
     #[test]
     fn only_a_task_is_a_form() {
         assert_eq!(
-            BodyReader::new(RequestApi::Task, ()).with_boundary(b"x").finish(b"--x--").map(|parsed| parsed.model),
+            BodyReader::new(RequestApi::Task, ())
+                .with_boundary(b"x")
+                .finish(b"--x--")
+                .map(|parsed| parsed.model),
             Ok(String::new())
         );
         assert!(!RequestApi::Task.needs_model() && RequestApi::Task.reads_body());
     }
 
     fn contents() -> impl Strategy<Value = Vec<u8>> {
-        let byte = prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'-'), Just(b'x'), Just(b'Y'), any::<u8>()];
+        let byte = prop_oneof![
+            Just(b'\r'),
+            Just(b'\n'),
+            Just(b'-'),
+            Just(b'x'),
+            Just(b'Y'),
+            any::<u8>()
+        ];
         prop::collection::vec(byte, 0..60)
     }
 

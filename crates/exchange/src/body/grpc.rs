@@ -70,14 +70,31 @@ mod tests {
     #[test]
     fn a_length_may_take_several_bytes() {
         let text = "x".repeat(300);
-        assert_eq!(json(&frame(&field(2, &field(2, text.as_bytes())))), Some(text.as_bytes()));
+        assert_eq!(
+            json(&frame(&field(2, &field(2, text.as_bytes())))),
+            Some(text.as_bytes())
+        );
     }
 
     #[test]
     fn json_is_found_inside_two_messages() {
         let http_body = [field(1, b"application/json"), field(2, b"{}")].concat();
-        let fixed = [&[3 << 3 | 1][..], &[9; 8], &[4 << 3 | 5], &[9; 4], &[5 << 3, 0xff, 0x01]].concat();
-        let request = frame(&[field(1, b"projects/p/endpoints/e"), fixed, field(2, &http_body)].concat());
+        let fixed = [
+            &[3 << 3 | 1][..],
+            &[9; 8],
+            &[4 << 3 | 5],
+            &[9; 4],
+            &[5 << 3, 0xff, 0x01],
+        ]
+        .concat();
+        let request = frame(
+            &[
+                field(1, b"projects/p/endpoints/e"),
+                fixed,
+                field(2, &http_body),
+            ]
+            .concat(),
+        );
         assert_eq!(json(&request), Some(&b"{}"[..]));
         for end in 0..request.len() {
             assert_eq!(json(&request[..end]), None, "cut at {end}");
@@ -87,7 +104,22 @@ mod tests {
         assert_eq!(json(&compressed), None);
         assert_eq!(json(&frame(&field(1, b"x"))), None, "no body");
         assert_eq!(json(&frame(&[0xff; 20])), None, "no varint is that long");
-        assert_eq!(json(&frame(&[2 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01])), None);
+        assert_eq!(
+            json(&frame(&[
+                2 << 3 | 2,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0x01
+            ])),
+            None
+        );
         assert_eq!(json(&frame(&[3 << 3 | 3])), None, "groups are no more");
     }
 }

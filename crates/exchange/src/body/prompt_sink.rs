@@ -53,7 +53,11 @@ impl PromptPieces {
 
     fn push(&mut self, section: PromptSection, piece: fn(Vec<u8>) -> PromptPiece) {
         let part = std::mem::take(&mut self.part);
-        self.sections.iter_mut().skip(section as usize).take(1).for_each(|pieces| pieces.push(piece(part.clone())));
+        self.sections
+            .iter_mut()
+            .skip(section as usize)
+            .take(1)
+            .for_each(|pieces| pieces.push(piece(part.clone())));
     }
 }
 
@@ -75,7 +79,11 @@ impl PromptSink for PromptPieces {
     }
 
     fn clear(&mut self, section: PromptSection) {
-        self.sections.iter_mut().skip(section as usize).take(1).for_each(Vec::clear);
+        self.sections
+            .iter_mut()
+            .skip(section as usize)
+            .take(1)
+            .for_each(Vec::clear);
     }
 }
 

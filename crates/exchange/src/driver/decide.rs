@@ -4,7 +4,9 @@ use pool_state::{ManagedPool, Timestamp};
 
 use super::{BodyDelivery, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost};
 use crate::exchange::HeldAttempt;
-use crate::{Exchange, ExchangeStep, HashSettings, LocalReply, ParsedBody, RequestChanges, headers};
+use crate::{
+    Exchange, ExchangeStep, HashSettings, LocalReply, ParsedBody, RequestChanges, headers,
+};
 
 fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
     if let Some(record) = exchange.take_record() {
@@ -29,17 +31,35 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Reads the body and sums its prompt outside of `with_pool`: other requests can use the pool
     /// meanwhile.
-    pub(super) fn decide_at(&mut self, host: &mut H, body: Option<H::RequestBody>, now: Timestamp) -> RequestFlow {
-        let read = self.exchange.read(body.as_ref().map_or(&[], AsRef::as_ref), self.reading.hashing());
+    pub(super) fn decide_at(
+        &mut self,
+        host: &mut H,
+        body: Option<H::RequestBody>,
+        now: Timestamp,
+    ) -> RequestFlow {
+        let read = self.exchange.read(
+            body.as_ref().map_or(&[], AsRef::as_ref),
+            self.reading.hashing(),
+        );
         self.decide_read(host, read, body, now)
     }
 
     /// Decides on a body that was read. `body` is the body itself, if the host does not have it.
-    fn decide_read(&mut self, host: &mut H, read: ParsedBody, mut body: Option<H::RequestBody>, now: Timestamp) -> RequestFlow {
-        let Some(pool) = &self.pool else { return RequestFlow::Go };
+    fn decide_read(
+        &mut self,
+        host: &mut H,
+        read: ParsedBody,
+        mut body: Option<H::RequestBody>,
+        now: Timestamp,
+    ) -> RequestFlow {
+        let Some(pool) = &self.pool else {
+            return RequestFlow::Go;
+        };
         let (exchange, settings) = (&mut self.exchange, host.settings());
-        let resolved =
-            host.with_pool(pool, PoolUse::Resolve, now, |pool| read.fits(pool).then(|| exchange.resolve(settings, pool, read, now)));
+        let resolved = host.with_pool(pool, PoolUse::Resolve, now, |pool| {
+            read.fits(pool)
+                .then(|| exchange.resolve(settings, pool, read, now))
+        });
         let resolved = resolved.unwrap_or_else(|| {
             // The pool's settings changed while the body came.
             let whole = body.get_or_insert_with(|| host.take_body(self.body_bytes));
@@ -55,7 +75,10 @@ impl<H: RequestHost> RequestDriver<H> {
             Ok(pending) => {
                 let (pending, hint) = (pending.with_hashes(), host.subset_hint());
                 let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
-                    (exchange.pick(settings, pool, hint.as_deref(), pending, now), pool.has_due())
+                    (
+                        exchange.pick(settings, pool, hint.as_deref(), pending, now),
+                        pool.has_due(),
+                    )
                 });
                 if due {
                     host.release_held(pool);
@@ -87,17 +110,25 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Decides on a held request. Its body was read before; the host needs it only to change it.
     pub(super) fn decide_held(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
-        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let Some(pool) = &self.pool else {
+            return RequestFlow::Go;
+        };
         let (exchange, settings) = (&mut self.exchange, host.settings());
         let held = exchange.held();
-        let (attempt, mut due) =
-            host.with_pool(pool, PoolUse::Pick, now, |pool| (exchange.claim_held(settings, pool, now), pool.has_due()));
+        let (attempt, mut due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
+            (exchange.claim_held(settings, pool, now), pool.has_due())
+        });
         let step = match attempt {
             HeldAttempt::Nothing => None,
             HeldAttempt::Step(step) => Some(step),
             HeldAttempt::Claim(pick) => {
                 let is_claimed = host.claim(pool, now);
-                let settle = |pool: &mut ManagedPool| (exchange.settle_held(settings, pool, (pick, is_claimed), now), pool.has_due());
+                let settle = |pool: &mut ManagedPool| {
+                    (
+                        exchange.settle_held(settings, pool, (pick, is_claimed), now),
+                        pool.has_due(),
+                    )
+                };
                 let (step, still_due) = host.with_pool(pool, PoolUse::Pick, now, settle);
                 due = still_due;
                 Some(step)
@@ -107,7 +138,9 @@ impl<H: RequestHost> RequestDriver<H> {
             host.release_held(pool);
         }
         log_decision(&mut self.exchange, host);
-        if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) = (held, &step) {
+        if let (Some((since, priority)), Some(ExchangeStep::Forward(_) | ExchangeStep::Reply(_))) =
+            (held, &step)
+        {
             host.log_hold(now.ms_since(since), priority);
         }
         match step {
@@ -117,7 +150,13 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    fn forward(&mut self, host: &mut H, mut forward: RequestChanges, body: Option<H::RequestBody>, since: Timestamp) -> RequestFlow {
+    fn forward(
+        &mut self,
+        host: &mut H,
+        mut forward: RequestChanges,
+        body: Option<H::RequestBody>,
+        since: Timestamp,
+    ) -> RequestFlow {
         // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
         // for a filter. A retry of a request that was resumed in the middle of its body would send
         // that part twice (Envoy 1.40). So such a request has one attempt.
@@ -125,8 +164,17 @@ impl<H: RequestHost> RequestDriver<H> {
             forward.set.retain(|(name, _)| name != headers::RETRY_ON);
         }
         // A filter needs only the beginning of a body to change it.
-        let changed = forward.body.as_ref().filter(|_| body.is_none() && self.is_whole);
-        let body = match changed.map(|edit| if H::IS_FILTER { edit.range.end } else { self.body_bytes }) {
+        let changed = forward
+            .body
+            .as_ref()
+            .filter(|_| body.is_none() && self.is_whole);
+        let body = match changed.map(|edit| {
+            if H::IS_FILTER {
+                edit.range.end
+            } else {
+                self.body_bytes
+            }
+        }) {
             Some(bytes) => Some(host.take_body(bytes)),
             None => body,
         };
@@ -137,7 +185,11 @@ impl<H: RequestHost> RequestDriver<H> {
             host.watch(pool, number);
         }
         let us = host.now().us_since(since);
-        let counted = if self.is_routed() { RequestCount::Picked { us } } else { RequestCount::FailedOpen };
+        let counted = if self.is_routed() {
+            RequestCount::Picked { us }
+        } else {
+            RequestCount::FailedOpen
+        };
         host.count(self.pool.as_ref(), counted);
         RequestFlow::Go
     }
@@ -146,20 +198,28 @@ impl<H: RequestHost> RequestDriver<H> {
     pub(super) fn give_up(&mut self, host: &mut H, now: Timestamp) -> bool {
         let Some(pool) = &self.pool else { return false };
         let exchange = &mut self.exchange;
-        let (given_up, due) = host.with_pool(pool, PoolUse::Release, now, |pool| (exchange.give_up(pool, now), pool.has_due()));
+        let (given_up, due) = host.with_pool(pool, PoolUse::Release, now, |pool| {
+            (exchange.give_up(pool, now), pool.has_due())
+        });
         if due {
             host.release_held(pool);
         }
-        let Some((reply, outcome)) = given_up else { return false };
+        let Some((reply, outcome)) = given_up else {
+            return false;
+        };
         host.ended(&outcome);
         self.refuse(host, reply);
         true
     }
 
     fn abandon(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
-        let Some(pool) = &self.pool else { return RequestFlow::Go };
+        let Some(pool) = &self.pool else {
+            return RequestFlow::Go;
+        };
         let exchange = &mut self.exchange;
-        let reply = host.with_pool(pool, PoolUse::Release, now, |pool| exchange.abandon(pool, now));
+        let reply = host.with_pool(pool, PoolUse::Release, now, |pool| {
+            exchange.abandon(pool, now)
+        });
         self.refuse(host, reply)
     }
 

@@ -95,7 +95,13 @@ pub trait RequestHost {
     fn find_pool(&mut self) -> Option<Self::Pool>;
 
     /// Calls `act` with the pool.
-    fn with_pool<R>(&self, pool: &Self::Pool, usage: PoolUse, now: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R;
+    fn with_pool<R>(
+        &self,
+        pool: &Self::Pool,
+        usage: PoolUse,
+        now: Timestamp,
+        act: impl FnOnce(&mut ManagedPool) -> R,
+    ) -> R;
 
     /// The raw subset hint. A hint that cannot be read is empty: it allows no endpoint.
     fn subset_hint(&self) -> Option<Cow<'_, [u8]>>;
@@ -125,7 +131,11 @@ pub trait RequestHost {
     ///
     /// # Errors
     /// [`RewriteError`]; then nothing was changed.
-    fn forward(&mut self, changes: RequestChanges, body: Option<Self::RequestBody>) -> Result<(), RewriteError>;
+    fn forward(
+        &mut self,
+        changes: RequestChanges,
+        body: Option<Self::RequestBody>,
+    ) -> Result<(), RewriteError>;
 
     /// Replies to the client; the request does not go on.
     fn reply(&mut self, reply: LocalReply);
@@ -168,7 +178,10 @@ pub trait RequestHost {
     fn log_hold(&mut self, _ms: u64, _priority: i32) {}
 
     /// Whether a trace of the request is sampled. Its decision is then explained.
-    fn is_traced<'h>(&mut self, _pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
+    fn is_traced<'h>(
+        &mut self,
+        _pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
+    ) -> bool {
         false
     }
 

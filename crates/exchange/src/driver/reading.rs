@@ -29,7 +29,11 @@ pub(super) struct BodyReading {
 
 impl BodyReading {
     pub(super) fn new(hashing: Option<HashSettings>) -> Self {
-        Self { hashing, reader: None, waits: hashing.is_none() }
+        Self {
+            hashing,
+            reader: None,
+            waits: hashing.is_none(),
+        }
     }
 
     pub(super) fn hashing(&self) -> Option<HashSettings> {
@@ -38,7 +42,9 @@ impl BodyReading {
 
     /// The memory of the reader, in bytes.
     pub(super) fn memory(&self) -> usize {
-        let of = |reader: &PromptReader| size_of_val(reader) + reader.bytes_kept() + reader.prompt().memory();
+        let of = |reader: &PromptReader| {
+            size_of_val(reader) + reader.bytes_kept() + reader.prompt().memory()
+        };
         self.reader.as_deref().map_or(0, of)
     }
 
@@ -48,7 +54,10 @@ impl BodyReading {
         if self.waits || size.saturating_sub(read) < READ_BYTES_MIN {
             return;
         }
-        let begun = self.reader.take().or_else(|| exchange.reader(self.hashing?).map(Box::new));
+        let begun = self
+            .reader
+            .take()
+            .or_else(|| exchange.reader(self.hashing?).map(Box::new));
         self.reader = begun.and_then(|reader| read_up_to(reader, host, size));
         self.waits = self.reader.is_none();
     }
@@ -63,8 +72,15 @@ impl BodyReading {
 
 /// Reads the first `size` bytes of the body, except those that were read before. `None` if the
 /// reader keeps too much.
-fn read_up_to(mut reader: Box<PromptReader>, host: &impl RequestHost, size: usize) -> Option<Box<PromptReader>> {
-    while let Some(left) = size.checked_sub(reader.bytes_read()).filter(|&left| left > 0) {
+fn read_up_to(
+    mut reader: Box<PromptReader>,
+    host: &impl RequestHost,
+    size: usize,
+) -> Option<Box<PromptReader>> {
+    while let Some(left) = size
+        .checked_sub(reader.bytes_read())
+        .filter(|&left| left > 0)
+    {
         let piece = host.body_piece(reader.bytes_read(), left.min(READ_BYTES_MAX));
         if piece.is_empty() {
             break; // the host refused the call, and the body ends here

@@ -37,16 +37,27 @@ pub struct RequestChanges {
 // === impl RequestChanges ===
 
 impl RequestChanges {
-    pub(super) fn to(settings: &ExchangeSettings, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
+    pub(super) fn to(
+        settings: &ExchangeSettings,
+        picked: &RecordedPick,
+        inference: bool,
+        streamed: bool,
+    ) -> Self {
         let mut addresses = picked.ranked.iter().map(|(_, address)| &**address);
         let mut forward = Self::default();
         let retries = match settings.destination.format {
             DestinationFormat::List => {
-                forward.set(&settings.destination.header, addresses.collect::<Vec<_>>().join(","));
+                forward.set(
+                    &settings.destination.header,
+                    addresses.collect::<Vec<_>>().join(","),
+                );
                 picked.ranked.len().saturating_sub(1)
             }
             DestinationFormat::Single => {
-                forward.set(&settings.destination.header, addresses.next().unwrap_or_default());
+                forward.set(
+                    &settings.destination.header,
+                    addresses.next().unwrap_or_default(),
+                );
                 if let Some(second) = addresses.next() {
                     forward.set(&settings.destination.fallback_header, second);
                 }
@@ -64,7 +75,12 @@ impl RequestChanges {
         }
         forward.retries(
             settings,
-            &RetryPolicy::of(if settings.retry.enabled { retries } else { 0 }, picked, inference, streamed),
+            &RetryPolicy::of(
+                if settings.retry.enabled { retries } else { 0 },
+                picked,
+                inference,
+                streamed,
+            ),
             streamed,
         );
         if inference {
@@ -102,7 +118,10 @@ impl RequestChanges {
             }
         }
         if streamed && settings.retry.per_try_timeout_ms > 0 {
-            self.set(headers::PER_TRY_TIMEOUT_MS, settings.retry.per_try_timeout_ms.to_string());
+            self.set(
+                headers::PER_TRY_TIMEOUT_MS,
+                settings.retry.per_try_timeout_ms.to_string(),
+            );
         }
     }
 
@@ -127,10 +146,22 @@ impl RetryPolicy {
         // The work that a lost connection costs: a streamed reply begins with its first token.
         let lost_ms = if streamed { first_token_ms } else { end_ms };
         match (inference, lost_ms <= REPEATED_MS_MAX) {
-            (false, _) => Self { count, reasons: UNSENT },
-            (true, false) => Self { count, reasons: REFUSED },
-            (true, true) if picked.second_answered => Self { count: count.min(LOST_RETRIES_MAX), reasons: LOST },
-            (true, true) => Self { count, reasons: LOST },
+            (false, _) => Self {
+                count,
+                reasons: UNSENT,
+            },
+            (true, false) => Self {
+                count,
+                reasons: REFUSED,
+            },
+            (true, true) if picked.second_answered => Self {
+                count: count.min(LOST_RETRIES_MAX),
+                reasons: LOST,
+            },
+            (true, true) => Self {
+                count,
+                reasons: LOST,
+            },
         }
     }
 }

@@ -65,14 +65,19 @@ impl ParsedBody {
     /// A body of this length that a reader has read to its end.
     #[must_use]
     pub fn of(read: Result<ParsedRequest<PromptSums>, BodyError>, body_bytes: usize) -> Self {
-        Self { parsed: read.map(Some).map_err(Refusal::Body), body_bytes }
+        Self {
+            parsed: read.map(Some).map_err(Refusal::Body),
+            body_bytes,
+        }
     }
 
     /// Whether its prompt was summed with the settings that the pool has now. If not, the body must
     /// be read again.
     #[must_use]
     pub fn fits(&self, pool: &ManagedPool) -> bool {
-        let Ok(Some(parsed)) = &self.parsed else { return true };
+        let Ok(Some(parsed)) = &self.parsed else {
+            return true;
+        };
         HashSettings::of(pool).is_none_or(|settings| settings == parsed.prompt.settings())
     }
 }
@@ -84,7 +89,9 @@ impl PendingRequest {
     #[must_use]
     pub fn with_hashes(mut self) -> Self {
         if let Some(parsed) = &self.parsed {
-            self.blocks = parsed.prompt.blocks(self.target_model(), &parsed.cache_salt);
+            self.blocks = parsed
+                .prompt
+                .blocks(self.target_model(), &parsed.cache_salt);
             self.facts = PromptFacts {
                 max_tokens: parsed.max_tokens,
                 media_items: parsed.media_items,
@@ -99,12 +106,18 @@ impl PendingRequest {
 
     /// The memory of the request if it is held, without its body, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        size_of::<Exchange>() + size_of::<QueuedRequest>() + size_of_val(self.blocks.as_slice()) + self.model.len()
+        size_of::<Exchange>()
+            + size_of::<QueuedRequest>()
+            + size_of_val(self.blocks.as_slice())
+            + self.model.len()
     }
 
     /// The request without its body, for a request that is held.
     pub(super) fn without_body(self) -> Self {
-        Self { parsed: None, ..self }
+        Self {
+            parsed: None,
+            ..self
+        }
     }
 
     /// The request in the form that the scheduler uses.
@@ -138,7 +151,15 @@ impl PendingRequest {
 
 /// Returns the tokens of a prompt. For a prompt that was not seen, returns the most tokens that a
 /// body of `unseen_bytes` can have.
-pub(super) fn tokens(parsed: Option<&ParsedRequest<PromptSums>>, unseen_bytes: usize, settings: TokenSettings, pool: &ManagedPool) -> u32 {
+pub(super) fn tokens(
+    parsed: Option<&ParsedRequest<PromptSums>>,
+    unseen_bytes: usize,
+    settings: TokenSettings,
+    pool: &ManagedPool,
+) -> u32 {
     let text = |bytes| pool.text_tokens(bytes);
-    parsed.map_or_else(|| text(unseen_bytes), |parsed| prompt::tokens(parsed, settings, text))
+    parsed.map_or_else(
+        || text(unseen_bytes),
+        |parsed| prompt::tokens(parsed, settings, text),
+    )
 }

@@ -16,7 +16,10 @@ use crate::settings::{ExchangeSettings, FairnessHeader};
 
 /// The result of a pick for a held request.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one exists at a time, on the stack")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one exists at a time, on the stack"
+)]
 pub enum HeldAttempt {
     /// No request is held.
     Nothing,
@@ -47,24 +50,43 @@ impl Exchange {
         now: Timestamp,
     ) -> ExchangeStep {
         let subset = hint.map(hint::parse);
-        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let headers: Vec<(&str, &str)> = self
+            .facts
+            .captured
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
         let request = pending.request(subset.as_ref(), &headers, pool);
         let is_recorded = pool.sample_one_in(settings.decision_log.one_in);
         let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
         let arrival = FlowArrival {
             flow: self.facts.flow_id(settings),
-            request_id: headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id),
-            bytes: (pending.body_bytes + pending.memory_bytes() + self.facts.captured_bytes()) as u64,
+            request_id: headers
+                .iter()
+                .find(|(name, _)| *name == REQUEST_ID)
+                .map_or("", |(_, id)| id),
+            bytes: (pending.body_bytes + pending.memory_bytes() + self.facts.captured_bytes())
+                as u64,
             arrived: self.started,
             ttl_ms: self.facts.ttl_ms,
         };
         let outcome = pool.pick_or_hold(&request, &pending.model, &arrival, now, &mut self.why);
-        self.why.keep_sample(is_sampled && !matches!(outcome, Ok(FlowAdmission::Held(_))), is_recorded, pool);
+        self.why.keep_sample(
+            is_sampled && !matches!(outcome, Ok(FlowAdmission::Held(_))),
+            is_recorded,
+            pool,
+        );
         match outcome {
             Ok(FlowAdmission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
             Ok(FlowAdmission::Held(ticket)) => {
                 let number = ticket.number;
-                let request = QueuedRequest { ticket, pending: pending.without_body(), subset, is_recorded, since: now };
+                let request = QueuedRequest {
+                    ticket,
+                    pending: pending.without_body(),
+                    subset,
+                    is_recorded,
+                    since: now,
+                };
                 self.queue(Box::new(request));
                 ExchangeStep::Hold { number }
             }
@@ -73,15 +95,40 @@ impl Exchange {
     }
 
     /// Picks for the request that [`ExchangeStep::Hold`] holds.
-    pub fn claim_held(&mut self, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> HeldAttempt {
-        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended) else { return HeldAttempt::Nothing };
-        let headers: Vec<(&str, &str)> = self.facts.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+    pub fn claim_held(
+        &mut self,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> HeldAttempt {
+        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended)
+        else {
+            return HeldAttempt::Nothing;
+        };
+        let headers: Vec<(&str, &str)> = self
+            .facts
+            .captured
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
         let request = held.pending.request(held.subset.as_ref(), &headers, pool);
         let is_sampled = self.why.record_if(held.is_recorded, settings, pool, now);
         self.why.held = pool.queues().reason(&held.ticket, now);
-        let outcome = pool.claim_held(&held.ticket, &request, &held.pending.model, now, &mut self.why);
+        let outcome = pool.claim_held(
+            &held.ticket,
+            &request,
+            &held.pending.model,
+            now,
+            &mut self.why,
+        );
         let step = match outcome {
-            Ok(Some(claim)) => return HeldAttempt::Claim(HeldPick { claim, held, is_sampled }),
+            Ok(Some(claim)) => {
+                return HeldAttempt::Claim(HeldPick {
+                    claim,
+                    held,
+                    is_sampled,
+                });
+            }
             Ok(None) => return HeldAttempt::Step(self.hold_on(pool, held)),
             Err(refusal) => self.pick_refused(pool, &held.pending, refusal),
         };
@@ -98,7 +145,11 @@ impl Exchange {
         (pick, is_claimed): (HeldPick, bool),
         now: Timestamp,
     ) -> ExchangeStep {
-        let HeldPick { claim, held, is_sampled } = pick;
+        let HeldPick {
+            claim,
+            held,
+            is_sampled,
+        } = pick;
         match pool.settle_claim(&held.ticket, claim, is_claimed, &held.pending.blocks, now) {
             Some(picked) => {
                 self.why.keep_sample(is_sampled, held.is_recorded, pool);
@@ -143,9 +194,16 @@ impl Exchange {
         (self.why.reasons, self.why.record, self.why.candidates) = (None, None, None);
     }
 
-    fn pick_refused(&mut self, pool: &mut ManagedPool, pending: &PendingRequest, refusal: PickRefusal) -> ExchangeStep {
+    fn pick_refused(
+        &mut self,
+        pool: &mut ManagedPool,
+        pending: &PendingRequest,
+        refusal: PickRefusal,
+    ) -> ExchangeStep {
         match Refusal::from(refusal) {
-            Refusal::Unavailable(UnavailableReason::ModelNotServed) if pending.target.is_none() && !pool.knows_model(&pending.model) => {
+            Refusal::Unavailable(UnavailableReason::ModelNotServed)
+                if pending.target.is_none() && !pool.knows_model(&pending.model) =>
+            {
                 self.refuse(pool, &Refusal::UnknownModel(pending.model.as_str().into()))
             }
             refusal => self.refuse(pool, &refusal),
@@ -162,10 +220,23 @@ impl Exchange {
         now: Timestamp,
     ) -> ExchangeStep {
         let kind = self.kind(&pending);
-        let mut forward = RequestChanges::to(settings, &picked, self.api.is_inference(), pending.facts.stream);
-        let counted = pool.counters_mut().count_sent(&pending.model, pending.target_model(), pending.priority, pending.body_bytes);
+        let mut forward = RequestChanges::to(
+            settings,
+            &picked,
+            self.api.is_inference(),
+            pending.facts.stream,
+        );
+        let counted = pool.counters_mut().count_sent(
+            &pending.model,
+            pending.target_model(),
+            pending.priority,
+            pending.body_bytes,
+        );
         if let Some(splice) = pending.splice {
-            forward.rewrite(splice, self.facts.declared_bytes.map(|_| pending.body_bytes));
+            forward.rewrite(
+                splice,
+                self.facts.declared_bytes.map(|_| pending.body_bytes),
+            );
         }
         let prompt = SentPrompt {
             text_bytes: pending.facts.text_bytes,
@@ -195,14 +266,27 @@ impl Exchange {
 impl HeaderFacts {
     /// The bytes of the captured headers.
     fn captured_bytes(&self) -> usize {
-        self.captured.iter().map(|(name, value)| name.len() + value.len()).sum()
+        self.captured
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum()
     }
 
     /// The fairness id: that of the proxy's metadata, else of the header, where it is trusted;
     /// empty if there is none.
     pub(super) fn flow_id(&self, settings: &ExchangeSettings) -> &str {
-        let header = |name: &&str| self.captured.iter().find(|(known, _)| **known == **name).map(|(_, value)| &**value);
-        let trusted = || FAIRNESS_ID.iter().filter(|_| settings.flow.header == FairnessHeader::Trust).find_map(header);
+        let header = |name: &&str| {
+            self.captured
+                .iter()
+                .find(|(known, _)| **known == **name)
+                .map(|(_, value)| &**value)
+        };
+        let trusted = || {
+            FAIRNESS_ID
+                .iter()
+                .filter(|_| settings.flow.header == FairnessHeader::Trust)
+                .find_map(header)
+        };
         self.flow.as_deref().or_else(trusted).unwrap_or_default()
     }
 }
@@ -212,7 +296,13 @@ impl HeaderFacts {
 impl DecisionReason {
     /// Has the next decision recorded if it is logged, or due for the daemon's console. Returns
     /// whether it is due.
-    fn record_if(&mut self, logged: bool, settings: &ExchangeSettings, pool: &mut ManagedPool, now: Timestamp) -> bool {
+    fn record_if(
+        &mut self,
+        logged: bool,
+        settings: &ExchangeSettings,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> bool {
         let sampled = pool.is_sample_due(now);
         self.recorded = (logged || sampled).then(|| settings.decision_log.headers.as_str().into());
         sampled
@@ -221,7 +311,11 @@ impl DecisionReason {
     /// Keeps the record of a sampled decision, which stays here only if it is logged, too.
     fn keep_sample(&mut self, sampled: bool, logged: bool, pool: &mut ManagedPool) {
         if sampled {
-            pool.keep_sample(if logged { self.record.clone() } else { self.record.take() });
+            pool.keep_sample(if logged {
+                self.record.clone()
+            } else {
+                self.record.take()
+            });
         }
     }
 }

@@ -18,10 +18,16 @@ impl Exchange {
     #[must_use]
     #[inline(never)] // several callers, and the wasm module should be small
     pub fn read(&self, body: &[u8], hashing: Option<HashSettings>) -> ParsedBody {
-        let read = |body| self.begin_body(hashing).finish(body::unwrapped(self.api, body)?);
+        let read = |body| {
+            self.begin_body(hashing)
+                .finish(body::unwrapped(self.api, body)?)
+        };
         // A task may have no body: `POST /v1/responses/ID/cancel`.
         let reads = self.reads_body() && !(self.api == RequestApi::Task && body.is_empty());
-        ParsedBody { parsed: reads.then(|| read(body).map_err(Refusal::Body)).transpose(), body_bytes: body.len() }
+        ParsedBody {
+            parsed: reads.then(|| read(body).map_err(Refusal::Body)).transpose(),
+            body_bytes: body.len(),
+        }
     }
 
     /// Begins to read a body that comes in pieces. `None` if it is not read, or only when it is
@@ -58,19 +64,49 @@ impl Exchange {
         let Some((prefix, token)) = pool.prompt_settings() else {
             return Err(self.without_state(settings, pool, now));
         };
-        let latency = self.requested_slo(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
+        let latency = self
+            .requested_slo(pool)
+            .map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.reads_body();
-        let named = self.facts.model.as_deref().filter(|_| unseen).map(str::to_owned);
-        let model = parsed.as_ref().map(|parsed| parsed.model.as_str()).or(named.as_deref()).unwrap_or_default();
-        let requested_model = ModelRequest { model, objective: self.facts.objective.as_deref(), rewrite: self.facts.rewrite.as_deref() };
-        let resolved = pool.resolve(requested_model).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
+        let named = self
+            .facts
+            .model
+            .as_deref()
+            .filter(|_| unseen)
+            .map(str::to_owned);
+        let model = parsed
+            .as_ref()
+            .map(|parsed| parsed.model.as_str())
+            .or(named.as_deref())
+            .unwrap_or_default();
+        let requested_model = ModelRequest {
+            model,
+            objective: self.facts.objective.as_deref(),
+            rewrite: self.facts.rewrite.as_deref(),
+        };
+        let resolved = pool
+            .resolve(requested_model)
+            .map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let is_form = self.facts.boundary.is_some();
         let stored_id = parsed.as_ref().map_or(0, |parsed| parsed.stored_id);
-        let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(p, target, is_form)).unzip();
-        let model = parsed.as_mut().map(|parsed| std::mem::take(&mut parsed.model)).or(named).unwrap_or_default();
+        let (splice, names) = parsed
+            .as_ref()
+            .zip(target.as_deref())
+            .and_then(|(p, target)| rewrite::model(p, target, is_form))
+            .unzip();
+        let model = parsed
+            .as_mut()
+            .map(|parsed| std::mem::take(&mut parsed.model))
+            .or(named)
+            .unwrap_or_default();
         // A client may declare any length.
-        let unseen_bytes = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
+        let unseen_bytes = self
+            .facts
+            .declared_bytes
+            .filter(|_| unseen)
+            .unwrap_or(0)
+            .min(settings.body_limit_bytes);
         Ok(PendingRequest {
             prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
@@ -84,14 +120,26 @@ impl Exchange {
             prefix,
             blocks: Vec::new(),
             facts: PromptFacts::default(),
-            stored_id: if stored_id == 0 { self.facts.stored_id } else { stored_id },
+            stored_id: if stored_id == 0 {
+                self.facts.stored_id
+            } else {
+                stored_id
+            },
         })
     }
 
     /// Refuses a body that cannot be read. If it is no JSON and no form, but encoded, that is why.
     fn body_refused(&mut self, pool: &mut ManagedPool, refusal: Refusal) -> ExchangeStep {
-        let is_read = !matches!(refusal, Refusal::Body(BodyError::InvalidJson { .. } | BodyError::InvalidForm(_)));
-        let refusal = self.facts.encoding.take().filter(|_| !is_read).map_or(refusal, Refusal::Encoded);
+        let is_read = !matches!(
+            refusal,
+            Refusal::Body(BodyError::InvalidJson { .. } | BodyError::InvalidForm(_))
+        );
+        let refusal = self
+            .facts
+            .encoding
+            .take()
+            .filter(|_| !is_read)
+            .map_or(refusal, Refusal::Encoded);
         self.refuse(pool, &refusal)
     }
 

@@ -50,13 +50,22 @@ impl ResponseOrigin {
     #[must_use]
     pub fn of_details(details: &[u8]) -> Self {
         const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];
-        const RESET: [&[u8]; 2] = [b"upstream_reset_before_response_started", b"upstream_reset_after_response_started"];
+        const RESET: [&[u8]; 2] = [
+            b"upstream_reset_before_response_started",
+            b"upstream_reset_after_response_started",
+        ];
         // The reason of a reset is in braces; these reasons mean that there was no connection.
         const UNCONNECTED: [&[u8]; 2] = [b"connection_failure", b"connection_timeout"];
         let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
         match details {
             b"via_upstream" => Self::Upstream,
-            _ if starts(&RESET) && UNCONNECTED.iter().any(|reason| memchr::memmem::find(details, reason).is_some()) => Self::Proxy,
+            _ if starts(&RESET)
+                && UNCONNECTED
+                    .iter()
+                    .any(|reason| memchr::memmem::find(details, reason).is_some()) =>
+            {
+                Self::Proxy
+            }
             // The proxy's own circuit breaker.
             _ if memchr::memmem::find(details, b"{overflow").is_some() => Self::Ours,
             _ if starts(&RESET) => Self::Lost,

@@ -16,8 +16,8 @@ use crate::usage::TokenUsage;
 use pool_state::Timestamp;
 use pool_state::verdict::{ErrorBody, Verdict};
 use pool_state::{
-    CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, MissedTokens, RecordedPick, RequestEnding, RequestFailure, SentRequest,
-    SessionTokenHeader, ms_between,
+    CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, MissedTokens, RecordedPick,
+    RequestEnding, RequestFailure, SentRequest, SessionTokenHeader, ms_between,
 };
 
 /// How the host handles a response body.
@@ -159,17 +159,27 @@ struct ReplyState {
 /// Whether the body of a reply with this status is read. Errors are read to distinguish the
 /// client's fault from the engine's, except where the status alone decides.
 fn is_read(status: u16) -> bool {
-    status == 200 || (matches!(status, 400..=499) && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
+    status == 200
+        || (matches!(status, 400..=499)
+            && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
 }
 
 /// Whether the request missed its SLO, counted from when it could have been sent: a hold belongs
 /// to it. `None` if no time was measured, the client broke off the request, or the failure is the
 /// client's fault.
-#[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "the last digits of minutes in microseconds do not count"
+)]
 fn missed(slo: Slo, verdict: Verdict, held_ms: u64, ending: &RequestEnding<'_>) -> Option<bool> {
-    let late = |slo: Option<u32>, took_ms: Option<f32>| slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32);
+    let late = |slo: Option<u32>, took_ms: Option<f32>| {
+        slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32)
+    };
     match ending.ended {
-        RequestEnd::Done => match (late(slo.ttft_us, ending.ttft_ms.map(|ms| ms + held_ms as f32)), late(slo.tpot_us, ending.tpot_ms)) {
+        RequestEnd::Done => match (
+            late(slo.ttft_us, ending.ttft_ms.map(|ms| ms + held_ms as f32)),
+            late(slo.tpot_us, ending.tpot_ms),
+        ) {
             (None, None) => None,
             (ttft, tpot) => Some(ttft == Some(true) || tpot == Some(true)),
         },
@@ -210,9 +220,31 @@ impl RoutedRequest {
         kind: RequestKind,
         now: Timestamp,
     ) -> Self {
-        let RecordedPick { ranked, hold, tokens, expected_ms, .. } = picked;
-        let pick = SentPick { at: now, held_ms: 0, ranked, hold, tokens, expected_ms };
-        Self { api, kind, counted, prompt, pick, reply: ReplyState::new(now), names: None, restorer: None }
+        let RecordedPick {
+            ranked,
+            hold,
+            tokens,
+            expected_ms,
+            ..
+        } = picked;
+        let pick = SentPick {
+            at: now,
+            held_ms: 0,
+            ranked,
+            hold,
+            tokens,
+            expected_ms,
+        };
+        Self {
+            api,
+            kind,
+            counted,
+            prompt,
+            pick,
+            reply: ReplyState::new(now),
+            names: None,
+            restorer: None,
+        }
     }
 
     /// Sets the names of a model that was sent under another name, which the client must not see.
@@ -226,7 +258,10 @@ impl RoutedRequest {
     }
 
     pub(super) fn is_first_endpoint(&self, address: &[u8]) -> bool {
-        self.pick.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
+        self.pick
+            .ranked
+            .first()
+            .is_some_and(|(_, first)| first.as_bytes() == address)
     }
 
     /// The number of the request, if it may be given up.
@@ -239,7 +274,12 @@ impl RoutedRequest {
         pool.take_revoked(&self.pick.hold)
     }
 
-    pub(super) fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
+    pub(super) fn response_headers(
+        &mut self,
+        pool: &mut ManagedPool,
+        head: &ResponseHead<'_>,
+        now: Timestamp,
+    ) -> ResponseStep {
         pool.record_first_byte(&mut self.pick.hold);
         self.reply.status = head.status;
         self.reply.complete = head.end_of_stream;
@@ -256,9 +296,18 @@ impl RoutedRequest {
             pool.counters_mut().count_success(&mut self.counted);
         }
         self.serve(pool, head, &mut step, now);
-        self.reply.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
-        let is_json = || head.content_type.is_some_and(|t| t.starts_with(b"application/json"));
-        if self.api == RequestApi::Task && head.status == 200 && !head.encoded && (self.reply.streamed || is_json()) {
+        self.reply.streamed = head
+            .content_type
+            .is_some_and(|t| t.starts_with(b"text/event-stream"));
+        let is_json = || {
+            head.content_type
+                .is_some_and(|t| t.starts_with(b"application/json"))
+        };
+        if self.api == RequestApi::Task
+            && head.status == 200
+            && !head.encoded
+            && (self.reply.streamed || is_json())
+        {
             self.restore(head, &mut step);
         }
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
@@ -272,11 +321,15 @@ impl RoutedRequest {
     }
 
     fn restore(&mut self, head: &ResponseHead<'_>, step: &mut ResponseStep) {
-        let Some(names) = self.names.take() else { return };
+        let Some(names) = self.names.take() else {
+            return;
+        };
         self.restorer = Some(ModelNameRestorer::new(names, self.api, self.reply.streamed));
         step.body = ResponseBody::Restore;
         match head.content_length {
-            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.reply.streamed => step.body = ResponseBody::Hold,
+            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.reply.streamed => {
+                step.body = ResponseBody::Hold
+            }
             Some(_) => step.remove.push(headers::CONTENT_LENGTH),
             None => {}
         }
@@ -288,10 +341,18 @@ impl RoutedRequest {
         (restored != bytes).then_some(restored)
     }
 
-    pub(super) fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
+    pub(super) fn response_chunk(
+        &mut self,
+        pool: &mut ManagedPool,
+        bytes: &[u8],
+        last: bool,
+        now: Timestamp,
+    ) {
         self.reply.bytes += bytes.len() as u64;
         self.reply.complete |= last;
-        let Some(reader) = &mut self.reply.reader else { return };
+        let Some(reader) = &mut self.reply.reader else {
+            return;
+        };
         let progress = reader.chunk(bytes);
         if self.api.stores() && self.reply.status == 200 {
             if last {
@@ -321,12 +382,26 @@ impl RoutedRequest {
     fn publish_pace(&mut self, pool: &mut ManagedPool, tokens: u32, now: Timestamp) {
         let (since, unpublished) = self.reply.unpublished_tokens;
         // Tokens that came with the first token do not count: their time is the TTFT.
-        self.reply.unpublished_tokens = (since, if since == now { 0 } else { unpublished.saturating_add(tokens) });
+        self.reply.unpublished_tokens = (
+            since,
+            if since == now {
+                0
+            } else {
+                unpublished.saturating_add(tokens)
+            },
+        );
         if self.reply.unpublished_tokens.1 >= PACE_TOKENS && self.reply.streamed {
-            pool.record_tpot(&self.pick.hold, ms_between(since, now) / self.reply.unpublished_tokens.1 as f32);
+            pool.record_tpot(
+                &self.pick.hold,
+                ms_between(since, now) / self.reply.unpublished_tokens.1 as f32,
+            );
             self.reply.unpublished_tokens = (now, 0);
             // A probe has shown enough: its stream may go on for minutes.
-            if let Some(endpoint) = self.reply.served_by.filter(|_| ManagedPool::is_probe(&self.pick.hold)) {
+            if let Some(endpoint) = self
+                .reply
+                .served_by
+                .filter(|_| ManagedPool::is_probe(&self.pick.hold))
+            {
                 pool.record_success(endpoint, self.pick.at, &mut self.pick.hold, now);
             }
         }
@@ -344,16 +419,39 @@ impl RoutedRequest {
     }
 
     pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
-        let usage = self.reply.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
+        let usage = self
+            .reply
+            .reader
+            .as_mut()
+            .map(ResponseReader::finish)
+            .unwrap_or_default();
         let verdict = self.judge(pool, now);
         let outcome = self.outcome(pool, verdict, usage, now);
-        let ttft_ms = self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| ms_between(self.pick.at, at));
+        let ttft_ms = self
+            .reply
+            .first_token_at
+            .filter(|_| self.reply.streamed)
+            .map(|at| ms_between(self.pick.at, at));
         let ended = self.request_end(verdict);
-        let ending = RequestEnding { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
-        self.count(pool, &outcome, missed(self.pick.hold.slo(), verdict, self.pick.held_ms, &ending));
+        let ending = RequestEnding {
+            ended,
+            ttft_ms,
+            tpot_ms: self.tpot_ms(&usage),
+            usage: &usage,
+        };
+        self.count(
+            pool,
+            &outcome,
+            missed(self.pick.hold.slo(), verdict, self.pick.held_ms, &ending),
+        );
         pool.observe_end(&self.pick.hold, &ending);
         if verdict.keeps_placement() && ended != RequestEnd::Failed {
-            pool.record_cache_hit(&self.pick.hold, &usage, self.prompt.text_bytes, self.prompt.blocks);
+            pool.record_cache_hit(
+                &self.pick.hold,
+                &usage,
+                self.prompt.text_bytes,
+                self.prompt.blocks,
+            );
         } else {
             pool.undo_placement(&mut self.pick.hold, &self.prompt.hashes);
         }
@@ -362,19 +460,40 @@ impl RoutedRequest {
     }
 
     /// The outcome as far as it is known before the end.
-    pub(crate) fn outcome_so_far(&mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
-        let usage = self.reply.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
+    pub(crate) fn outcome_so_far(
+        &mut self,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+    ) -> ExchangeOutcome {
+        let usage = self
+            .reply
+            .reader
+            .as_mut()
+            .map(ResponseReader::finish)
+            .unwrap_or_default();
         self.outcome(pool, Verdict::Unknown, usage, now)
     }
 
-    fn outcome(&self, pool: &mut ManagedPool, verdict: Verdict, usage: TokenUsage, now: Timestamp) -> ExchangeOutcome {
-        let usage = self.reply.served_by.map_or(usage, |server| pool.counters_mut().complete_usage(server, usage));
+    fn outcome(
+        &self,
+        pool: &mut ManagedPool,
+        verdict: Verdict,
+        usage: TokenUsage,
+        now: Timestamp,
+    ) -> ExchangeOutcome {
+        let usage = self.reply.served_by.map_or(usage, |server| {
+            pool.counters_mut().complete_usage(server, usage)
+        });
         ExchangeOutcome {
             status: self.reply.status,
             verdict,
             served: self.reply.served,
             failed_attempts: self.reply.failed_attempts,
-            ttft_ms: self.reply.first_token_at.filter(|_| self.reply.streamed).map(|at| at.ms_since(self.pick.at)),
+            ttft_ms: self
+                .reply
+                .first_token_at
+                .filter(|_| self.reply.streamed)
+                .map(|at| at.ms_since(self.pick.at)),
             duration_ms: now.ms_since(self.pick.at),
             usage,
             missed: self.pick.hold.missed(&usage, self.prompt.blocks),
@@ -385,7 +504,12 @@ impl RoutedRequest {
     fn prompt_hash(&self) -> u64 {
         // If only the start of the prompt was hashed, or the prompt has images, the last hash does
         // not cover all of it.
-        self.prompt.hashes.last().copied().filter(|_| self.prompt.blocks.is_some()).unwrap_or(0)
+        self.prompt
+            .hashes
+            .last()
+            .copied()
+            .filter(|_| self.prompt.blocks.is_some())
+            .unwrap_or(0)
     }
 
     /// Judges the answer, and applies the verdict to the endpoint.
@@ -401,7 +525,9 @@ impl RoutedRequest {
             Some(reader) => Verdict::of(self.reply.status, reader.says(self.kind.wants_output)),
             None => Verdict::of(self.reply.status, ErrorBody::Nothing),
         };
-        let Some(endpoint) = self.reply.served_by else { return verdict };
+        let Some(endpoint) = self.reply.served_by else {
+            return verdict;
+        };
         if self.reply.cut_off {
             pool.record_lost_connection(endpoint, prompt, now);
         }
@@ -426,7 +552,12 @@ impl RoutedRequest {
     /// Returns how the request ended, for the measurement. A reply that the client broke off
     /// measures nothing.
     fn request_end(&self, verdict: Verdict) -> RequestEnd {
-        let has_generated = || self.reply.reader.as_ref().is_none_or(ResponseReader::has_generated);
+        let has_generated = || {
+            self.reply
+                .reader
+                .as_ref()
+                .is_none_or(ResponseReader::has_generated)
+        };
         match (verdict, self.reply.served, self.reply.status) {
             // A reply without work does not say how long work takes.
             (Verdict::Strange, ..) if !has_generated() => RequestEnd::Aborted,
@@ -440,10 +571,20 @@ impl RoutedRequest {
 
     /// Mean time for each token after the first, in ms, by tokens rather than by pieces. `None`
     /// unless the response was streamed and has at least two tokens.
-    #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^24")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "token counts stay far below 2^24"
+    )]
     fn tpot_ms(&self, usage: &TokenUsage) -> Option<f32> {
-        let (first, last) = self.reply.first_token_at.filter(|_| self.reply.streamed).zip(self.reply.last_token_at)?;
-        let further = usage.completion_tokens?.checked_sub(1).filter(|further| *further > 0)?;
+        let (first, last) = self
+            .reply
+            .first_token_at
+            .filter(|_| self.reply.streamed)
+            .zip(self.reply.last_token_at)?;
+        let further = usage
+            .completion_tokens?
+            .checked_sub(1)
+            .filter(|further| *further > 0)?;
         Some(ms_between(first, last) / further as f32)
     }
 
@@ -453,30 +594,51 @@ impl RoutedRequest {
         let attempted = usize::try_from(head.attempts).unwrap_or(usize::MAX);
         let failed = match head.origin {
             ResponseOrigin::Ours => 0,
-            ResponseOrigin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
-            ResponseOrigin::Proxy | ResponseOrigin::Lost | ResponseOrigin::TimedOut => {
-                self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted)
-            }
+            ResponseOrigin::Upstream => self
+                .position(head.upstream_address)
+                .unwrap_or(0)
+                .min(attempted.saturating_sub(1)),
+            ResponseOrigin::Proxy | ResponseOrigin::Lost | ResponseOrigin::TimedOut => self
+                .position(head.upstream_address)
+                .map_or(0, |last| last.saturating_add(1))
+                .min(attempted),
         };
         self.reply.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
         let prompt = self.prompt_hash();
         for (at, (endpoint, _)) in (1..).zip(self.pick.ranked.iter().take(failed)) {
             // Envoy does not report why an earlier attempt failed. If the endpoint works, assume a
             // lost connection, as for the last attempt.
-            if head.origin == ResponseOrigin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
+            if head.origin == ResponseOrigin::Lost
+                && (at == failed || pool.is_alive(*endpoint, now))
+            {
                 pool.record_lost_connection(*endpoint, prompt, now);
             }
             // A request that is no inference is retried only if there was no connection.
-            let is_refused = !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
-            let failure = if is_refused { RequestFailure::Refused } else { RequestFailure::Lost(prompt) };
+            let is_refused =
+                !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
+            let failure = if is_refused {
+                RequestFailure::Refused
+            } else {
+                RequestFailure::Lost(prompt)
+            };
             pool.record_unanswered(*endpoint, &mut self.pick.hold, failure, now);
         }
     }
 
-    fn serve(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, step: &mut ResponseStep, now: Timestamp) {
+    fn serve(
+        &mut self,
+        pool: &mut ManagedPool,
+        head: &ResponseHead<'_>,
+        step: &mut ResponseStep,
+        now: Timestamp,
+    ) {
         pool.finish_earlier_stages(&mut self.pick.hold);
-        let Some(position) = self.position(head.upstream_address) else { return };
-        let Some(&(server, _)) = self.pick.ranked.get(position) else { return };
+        let Some(position) = self.position(head.upstream_address) else {
+            return;
+        };
+        let Some(&(server, _)) = self.pick.ranked.get(position) else {
+            return;
+        };
         self.reply.served_by = Some(server);
         if position > 0 {
             pool.move_pick(&mut self.pick.hold, server, &self.prompt.hashes);
@@ -484,7 +646,10 @@ impl RoutedRequest {
         pool.record_answer(server, self.pick.at, now);
         for SessionTokenHeader { header, values } in &mut self.pick.tokens {
             if let Some(value) = values.get_mut(position) {
-                step.set.push((std::mem::take(header).into_string().into(), std::mem::take(value)));
+                step.set.push((
+                    std::mem::take(header).into_string().into(),
+                    std::mem::take(value),
+                ));
             }
         }
         if let Some(load) = head.load.and_then(load::parse) {
@@ -494,10 +659,16 @@ impl RoutedRequest {
 
     fn position(&self, address: Option<&[u8]>) -> Option<usize> {
         let address = address?;
-        self.pick.ranked.iter().position(|(_, a)| a.as_bytes() == address)
+        self.pick
+            .ranked
+            .iter()
+            .position(|(_, a)| a.as_bytes() == address)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "milliseconds and token counts stay far below 2^52"
+    )]
     fn count(&self, pool: &mut ManagedPool, outcome: &ExchangeOutcome, missed: Option<bool>) {
         let held_ms = self.pick.held_ms;
         let row = pool.counters_mut().count_ended(&self.counted);
@@ -505,13 +676,15 @@ impl RoutedRequest {
         if let Some(count) = missed.and_then(|missed| row.slo.get_mut(usize::from(missed))) {
             *count += 1;
         }
-        row.duration_ms.record((held_ms + outcome.duration_ms) as f64, &DURATION_BOUNDS_MS);
+        row.duration_ms
+            .record((held_ms + outcome.duration_ms) as f64, &DURATION_BOUNDS_MS);
         if outcome.status >= 400 {
             row.error(outcome.status);
         }
         row.tokens.add(&outcome.usage, &outcome.missed);
         if let Some(ttft) = outcome.ttft_ms {
-            row.ttft_ms.record((held_ms + ttft) as f64, &DURATION_BOUNDS_MS);
+            row.ttft_ms
+                .record((held_ms + ttft) as f64, &DURATION_BOUNDS_MS);
         }
         if let Some(tpot_ms) = self.tpot_ms(&outcome.usage) {
             row.tpot_ms.record(f64::from(tpot_ms), &DURATION_BOUNDS_MS);

@@ -47,7 +47,10 @@ impl<'h> SloHeaders<'h> {
             (headers::SLO_TPOT, &mut self.tpot),
             (headers::PREDICTION_BASED, &mut self.prediction_based),
         ] {
-            if let Some((rank, known)) = names.into_iter().enumerate().find(|(_, known)| known.as_bytes() == name)
+            if let Some((rank, known)) = names
+                .into_iter()
+                .enumerate()
+                .find(|(_, known)| known.as_bytes() == name)
                 && slot.is_none_or(|(before, ..)| rank < before)
             {
                 *slot = Some((rank, known, value));
@@ -56,16 +59,33 @@ impl<'h> SloHeaders<'h> {
     }
 
     pub(super) fn read(&self) -> Result<RequestedSlo, InvalidSloHeader> {
-        let slo = Slo { ttft_us: self.ttft.map(micros).transpose()?, tpot_us: self.tpot.map(micros).transpose()? };
-        Ok(RequestedSlo { slo, prediction_based: self.prediction_based.map(flag).transpose()?.unwrap_or(false) })
+        let slo = Slo {
+            ttft_us: self.ttft.map(micros).transpose()?,
+            tpot_us: self.tpot.map(micros).transpose()?,
+        };
+        Ok(RequestedSlo {
+            slo,
+            prediction_based: self
+                .prediction_based
+                .map(flag)
+                .transpose()?
+                .unwrap_or(false),
+        })
     }
 }
 
 fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, InvalidSloHeader> {
     let ms = number::parse(value.trim_ascii()).filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "above 0, and an hour at most")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "above 0, and an hour at most"
+    )]
     let us = ms.map(|ms| ((ms * 1_000.0) as u32).max(1));
-    us.ok_or(InvalidSloHeader { header, must_be: "a number of milliseconds above 0 and up to 3600000" })
+    us.ok_or(InvalidSloHeader {
+        header,
+        must_be: "a number of milliseconds above 0 and up to 3600000",
+    })
 }
 
 /// Reads a boolean in Go's syntax.
@@ -73,7 +93,10 @@ fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, Invali
     match value.trim_ascii() {
         b"1" | b"t" | b"T" | b"true" | b"True" | b"TRUE" => Ok(true),
         b"0" | b"f" | b"F" | b"false" | b"False" | b"FALSE" => Ok(false),
-        _ => Err(InvalidSloHeader { header, must_be: "true or false" }),
+        _ => Err(InvalidSloHeader {
+            header,
+            must_be: "true or false",
+        }),
     }
 }
 
@@ -81,7 +104,10 @@ fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, Invali
 
 impl From<InvalidSloHeader> for Refusal {
     fn from(InvalidSloHeader { header, must_be }: InvalidSloHeader) -> Self {
-        Self::Header { name: header, must_be }
+        Self::Header {
+            name: header,
+            must_be,
+        }
     }
 }
 
@@ -92,21 +118,39 @@ mod tests {
 
     fn read(pairs: &[(&'static str, &str)]) -> Result<RequestedSlo, InvalidSloHeader> {
         let mut slo = SloHeaders::default();
-        pairs.iter().for_each(|(name, value)| slo.offer(name.as_bytes(), value.as_bytes()));
+        pairs
+            .iter()
+            .for_each(|(name, value)| slo.offer(name.as_bytes(), value.as_bytes()));
         slo.read()
     }
 
     fn ttft(pairs: &[(&'static str, &str)]) -> Result<Option<u32>, &'static str> {
-        read(pairs).map(|requested| requested.slo.ttft_us).map_err(|unreadable| unreadable.header)
+        read(pairs)
+            .map(|requested| requested.slo.ttft_us)
+            .map_err(|unreadable| unreadable.header)
     }
 
     #[test]
     fn an_slo_is_a_number_of_milliseconds_above_zero_and_below_an_hour() {
-        for (good, us) in [("200", 200_000), ("0.5", 500), (" 80 ", 80_000), ("1e3", 1_000_000), ("3600000", 3_600_000_000), ("1e-9", 1)] {
+        for (good, us) in [
+            ("200", 200_000),
+            ("0.5", 500),
+            (" 80 ", 80_000),
+            ("1e3", 1_000_000),
+            ("3600000", 3_600_000_000),
+            ("1e-9", 1),
+        ] {
             assert_eq!(ttft(&[("x-slo-ttft-ms", good)]), Ok(Some(us)), "{good}");
         }
-        for bad in ["", "0", "-1", "-0", "nan", "NaN", "inf", "-inf", "1e9", "3600001", "1e39", "80ms", "1,5", "0x10", "\u{661}", "8 0"] {
-            assert_eq!(ttft(&[("x-slo-ttft-ms", bad)]), Err("x-slo-ttft-ms"), "{bad}");
+        for bad in [
+            "", "0", "-1", "-0", "nan", "NaN", "inf", "-inf", "1e9", "3600001", "1e39", "80ms",
+            "1,5", "0x10", "\u{661}", "8 0",
+        ] {
+            assert_eq!(
+                ttft(&[("x-slo-ttft-ms", bad)]),
+                Err("x-slo-ttft-ms"),
+                "{bad}"
+            );
         }
     }
 
@@ -117,19 +161,38 @@ mod tests {
         assert_eq!(ttft(&[(older, "1"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(current, "2"), (older, "1")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(older, "1"), (older, "3")]), Ok(Some(1_000)));
-        assert_eq!(ttft(&[(older, "1"), (current, "x")]), Err(current), "only the header that counts must be valid");
+        assert_eq!(
+            ttft(&[(older, "1"), (current, "x")]),
+            Err(current),
+            "only the header that counts must be valid"
+        );
         assert_eq!(ttft(&[(older, "x"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[("x-slo-tpot-ms", "1")]), Ok(None));
     }
 
     #[test]
     fn prediction_based_routing_is_true_or_false() {
-        let based = |name: &'static str, value: &str| read(&[(name, value)]).map(|requested| requested.prediction_based);
+        let based = |name: &'static str, value: &str| {
+            read(&[(name, value)]).map(|requested| requested.prediction_based)
+        };
         for name in ["predictionbasedrouting", "x-prediction-based-scheduling"] {
-            assert_eq!(["true", "True", "1", "t"].map(|value| based(name, value)), [Ok(true); 4]);
-            assert_eq!(["false", "False", "0", " F "].map(|value| based(name, value)), [Ok(false); 4]);
+            assert_eq!(
+                ["true", "True", "1", "t"].map(|value| based(name, value)),
+                [Ok(true); 4]
+            );
+            assert_eq!(
+                ["false", "False", "0", " F "].map(|value| based(name, value)),
+                [Ok(false); 4]
+            );
             for bad in ["", "yes", "truee", "2", "\u{fe}"] {
-                assert_eq!(based(name, bad), Err(InvalidSloHeader { header: name, must_be: "true or false" }), "{bad}");
+                assert_eq!(
+                    based(name, bad),
+                    Err(InvalidSloHeader {
+                        header: name,
+                        must_be: "true or false"
+                    }),
+                    "{bad}"
+                );
             }
         }
         assert_eq!(read(&[]), Ok(RequestedSlo::default()));

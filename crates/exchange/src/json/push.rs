@@ -127,10 +127,16 @@ impl JsonPush {
     }
 
     /// Reads the next piece; `last` if no other follows.
-    pub(crate) fn push(&mut self, visitor: &mut impl JsonVisitor, bytes: &[u8], last: bool) -> Result<()> {
+    pub(crate) fn push(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        bytes: &[u8],
+        last: bool,
+    ) -> Result<()> {
         if self.rest.is_empty() {
             let read = self.read_piece(visitor, bytes, last)?;
-            self.rest.extend_from_slice(bytes.get(read..).unwrap_or_default());
+            self.rest
+                .extend_from_slice(bytes.get(read..).unwrap_or_default());
         } else {
             let mut joined = mem::take(&mut self.rest);
             joined.extend_from_slice(bytes);
@@ -148,8 +154,18 @@ impl JsonPush {
     /// Reads as many tokens as the piece has. Returns the number of bytes that are not needed
     /// again.
     #[inline(never)] // several callers, and the wasm module should be small
-    fn read_piece(&mut self, visitor: &mut impl JsonVisitor, bytes: &[u8], last: bool) -> Result<usize> {
-        let mut piece = Piece { bytes, at: 0, raw_from: 0, last };
+    fn read_piece(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        bytes: &[u8],
+        last: bool,
+    ) -> Result<usize> {
+        let mut piece = Piece {
+            bytes,
+            at: 0,
+            raw_from: 0,
+            last,
+        };
         let mut open = true;
         if let Some(string) = self.string.take() {
             let scanned = scan::string(bytes, string.scanned - self.read);
@@ -178,11 +194,22 @@ impl JsonPush {
     }
 
     /// Reads the token that begins with `byte`. False if its end has not come.
-    fn token(&mut self, visitor: &mut impl JsonVisitor, piece: &mut Piece<'_>, byte: u8) -> Result<bool> {
+    fn token(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        piece: &mut Piece<'_>,
+        byte: u8,
+    ) -> Result<bool> {
         match (self.expected, byte) {
-            (Expected::FirstKey, b'}') | (Expected::FirstElement, b']') => self.close(visitor, piece),
+            (Expected::FirstKey, b'}') | (Expected::FirstElement, b']') => {
+                self.close(visitor, piece)
+            }
             (Expected::FirstKey | Expected::Key, b'"') => {
-                let usage = if self.unseen.is_some() { StringUse::Passed } else { StringUse::Key };
+                let usage = if self.unseen.is_some() {
+                    StringUse::Passed
+                } else {
+                    StringUse::Key
+                };
                 self.expected = Expected::Colon;
                 return self.begin_string(visitor, piece, usage);
             }
@@ -192,22 +219,39 @@ impl JsonPush {
             }
             (Expected::More, b',') => {
                 piece.at += 1;
-                self.expected = if self.in_object() { Expected::Key } else { Expected::Value };
+                self.expected = if self.in_object() {
+                    Expected::Key
+                } else {
+                    Expected::Value
+                };
             }
-            (Expected::More, bracket) if bracket == if self.in_object() { b'}' } else { b']' } => self.close(visitor, piece),
-            (Expected::Value | Expected::FirstElement, byte) => return self.value(visitor, piece, byte),
+            (Expected::More, bracket) if bracket == if self.in_object() { b'}' } else { b']' } => {
+                self.close(visitor, piece)
+            }
+            (Expected::Value | Expected::FirstElement, byte) => {
+                return self.value(visitor, piece, byte);
+            }
             _ => return Err(self.invalid(piece.at)),
         }
         Ok(true)
     }
 
     #[inline(never)] // several callers, and the wasm module should be small
-    fn value(&mut self, visitor: &mut impl JsonVisitor, piece: &mut Piece<'_>, byte: u8) -> Result<bool> {
+    fn value(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        piece: &mut Piece<'_>,
+        byte: u8,
+    ) -> Result<bool> {
         let kind = JsonKind::of(byte).ok_or_else(|| self.invalid(piece.at))?;
         match kind {
             JsonKind::Object | JsonKind::Array => return self.open(visitor, piece, kind),
             JsonKind::String => {
-                let wanted = if self.unseen.is_some() { Wanted::Nothing } else { visitor.begin(kind, None) };
+                let wanted = if self.unseen.is_some() {
+                    Wanted::Nothing
+                } else {
+                    visitor.begin(kind, None)
+                };
                 self.expected = self.after_value();
                 let usage = match wanted {
                     Wanted::Whole => StringUse::Whole,
@@ -218,12 +262,16 @@ impl JsonPush {
             }
             JsonKind::Number | JsonKind::Boolean | JsonKind::Null => {}
         }
-        let Some(end) = self.scalar_end(piece, kind)? else { return Ok(false) };
+        let Some(end) = self.scalar_end(piece, kind)? else {
+            return Ok(false);
+        };
         let text = piece.bytes.get(piece.at..end).unwrap_or_default();
         piece.at = end;
         self.expected = self.after_value();
         match self.unseen {
-            Some(outside) => self.numbers += u32::from(kind == JsonKind::Number && self.depth == outside + 1),
+            Some(outside) => {
+                self.numbers += u32::from(kind == JsonKind::Number && self.depth == outside + 1)
+            }
             None => match visitor.begin(kind, None) {
                 Wanted::Whole => visitor.scalar(text),
                 Wanted::Raw => {
@@ -238,15 +286,27 @@ impl JsonPush {
 
     /// Returns the end of the number or literal at the cursor; `None` if it may not have come.
     fn scalar_end(&self, piece: &Piece<'_>, kind: JsonKind) -> Result<Option<usize>> {
-        let mut reader = JsonReader { bytes: piece.bytes, at: piece.at, depth: 0 };
-        let read = if kind == JsonKind::Number { reader.number() } else { reader.literal() };
+        let mut reader = JsonReader {
+            bytes: piece.bytes,
+            at: piece.at,
+            depth: 0,
+        };
+        let read = if kind == JsonKind::Number {
+            reader.number()
+        } else {
+            reader.literal()
+        };
         let stop = match read {
             Ok(()) => reader.at,
             Err(JsonError::Invalid { offset }) if kind == JsonKind::Number => offset,
             Err(_) => piece.at,
         };
         // The longest literal has five bytes; a number may go on.
-        let cut_off = if kind == JsonKind::Number { stop == piece.bytes.len() } else { read.is_err() && piece.bytes.len() < piece.at + 5 };
+        let cut_off = if kind == JsonKind::Number {
+            stop == piece.bytes.len()
+        } else {
+            read.is_err() && piece.bytes.len() < piece.at + 5
+        };
         match read {
             _ if cut_off && !piece.last => Ok(None),
             Ok(()) => Ok(Some(stop)),
@@ -254,7 +314,12 @@ impl JsonPush {
         }
     }
 
-    fn open(&mut self, visitor: &mut impl JsonVisitor, piece: &mut Piece<'_>, kind: JsonKind) -> Result<bool> {
+    fn open(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        piece: &mut Piece<'_>,
+        kind: JsonKind,
+    ) -> Result<bool> {
         if self.depth >= DEPTH_MAX {
             return Err(JsonError::TooDeep);
         }
@@ -277,7 +342,11 @@ impl JsonPush {
         }
         self.depth += 1;
         self.objects = self.objects << 1 | u128::from(is_object);
-        self.expected = if is_object { Expected::FirstKey } else { Expected::FirstElement };
+        self.expected = if is_object {
+            Expected::FirstKey
+        } else {
+            Expected::FirstElement
+        };
         Ok(true)
     }
 
@@ -293,7 +362,12 @@ impl JsonPush {
             Some(outside) if outside == self.depth => {
                 self.unseen = None;
                 if mem::take(&mut self.is_raw) {
-                    visitor.raw(piece.bytes.get(piece.raw_from..piece.at).unwrap_or_default());
+                    visitor.raw(
+                        piece
+                            .bytes
+                            .get(piece.raw_from..piece.at)
+                            .unwrap_or_default(),
+                    );
                     visitor.raw_end(self.numbers);
                 }
             }
@@ -301,7 +375,12 @@ impl JsonPush {
         }
     }
 
-    fn begin_string(&mut self, visitor: &mut impl JsonVisitor, piece: &mut Piece<'_>, usage: StringUse) -> Result<bool> {
+    fn begin_string(
+        &mut self,
+        visitor: &mut impl JsonVisitor,
+        piece: &mut Piece<'_>,
+        usage: StringUse,
+    ) -> Result<bool> {
         piece.at += 1;
         let (at, start) = (piece.at, self.read + piece.at);
         let scanned = scan::string(piece.bytes, at);
@@ -313,13 +392,27 @@ impl JsonPush {
                 utf8.end().map_err(|offset| JsonError::Invalid { offset })?;
             }
             piece.at = found.end + 1;
-            Self::string_ended(visitor, usage, &JsonStr { raw, start, escaped: found.escaped });
+            Self::string_ended(
+                visitor,
+                usage,
+                &JsonStr {
+                    raw,
+                    start,
+                    escaped: found.escaped,
+                },
+            );
             return Ok(true);
         }
         if usage == StringUse::Raw {
             (self.is_raw, piece.raw_from) = (true, at);
         }
-        let string = OpenString { start, scanned: start, usage, escaped: false, utf8: Utf8Check::default() };
+        let string = OpenString {
+            start,
+            scanned: start,
+            usage,
+            escaped: false,
+            utf8: Utf8Check::default(),
+        };
         self.string(visitor, piece, string, scanned)
     }
 
@@ -336,24 +429,44 @@ impl JsonPush {
         let from = string.scanned - self.read;
         let (end, escaped, ascii, ended) = match scanned {
             Ok(found) => (found.end, found.escaped, found.ascii, true),
-            Err(stop) if stop.offset == piece.bytes.len() && !piece.last => (stop.scanned, stop.escaped, stop.ascii, false),
+            Err(stop) if stop.offset == piece.bytes.len() && !piece.last => {
+                (stop.scanned, stop.escaped, stop.ascii, false)
+            }
             Err(stop) => return Err(self.invalid(stop.offset)),
         };
         string.escaped |= escaped;
         if !ascii || string.utf8.is_cut() {
-            string.utf8.add(piece.bytes.get(from..end).unwrap_or_default(), string.scanned);
+            string.utf8.add(
+                piece.bytes.get(from..end).unwrap_or_default(),
+                string.scanned,
+            );
         }
         string.scanned = self.read + end;
         if !ended {
             self.string = Some(string);
             return Ok(false);
         }
-        string.utf8.end().map_err(|offset| JsonError::Invalid { offset })?;
+        string
+            .utf8
+            .end()
+            .map_err(|offset| JsonError::Invalid { offset })?;
         piece.at = end + 1;
-        let from = if string.is_kept() { string.start - self.read } else { piece.raw_from };
+        let from = if string.is_kept() {
+            string.start - self.read
+        } else {
+            piece.raw_from
+        };
         let raw = piece.bytes.get(from..end).unwrap_or_default();
         self.is_raw &= string.usage != StringUse::Raw;
-        Self::string_ended(visitor, string.usage, &JsonStr { raw, start: string.start, escaped: string.escaped });
+        Self::string_ended(
+            visitor,
+            string.usage,
+            &JsonStr {
+                raw,
+                start: string.start,
+                escaped: string.escaped,
+            },
+        );
         Ok(true)
     }
 
@@ -376,11 +489,17 @@ impl JsonPush {
     }
 
     fn after_value(&self) -> Expected {
-        if self.depth == 0 { Expected::End } else { Expected::More }
+        if self.depth == 0 {
+            Expected::End
+        } else {
+            Expected::More
+        }
     }
 
     fn invalid(&self, at: usize) -> JsonError {
-        JsonError::Invalid { offset: self.read + at }
+        JsonError::Invalid {
+            offset: self.read + at,
+        }
     }
 }
 

@@ -65,9 +65,20 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, StringStop> {
             let index = special.trailing_zeros() as usize;
             let here = at + index;
             match bytes.get(here) {
-                Some(b'"') => return Ok(ScannedString { end: here, escaped, ascii }),
+                Some(b'"') => {
+                    return Ok(ScannedString {
+                        end: here,
+                        escaped,
+                        ascii,
+                    });
+                }
                 Some(b'\\') => {
-                    let len = escape_len(bytes, here).map_err(|offset| StringStop { offset, scanned: here, escaped, ascii })?;
+                    let len = escape_len(bytes, here).map_err(|offset| StringStop {
+                        offset,
+                        scanned: here,
+                        escaped,
+                        ascii,
+                    })?;
                     escaped = true;
                     let next = index + len;
                     if next >= BLOCK_BYTES {
@@ -76,8 +87,22 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, StringStop> {
                     }
                     special &= u64::MAX << next;
                 }
-                Some(_) => return Err(StringStop { offset: here, scanned: here, escaped, ascii }),
-                None => return Err(StringStop { offset: bytes.len(), scanned: bytes.len(), escaped, ascii }),
+                Some(_) => {
+                    return Err(StringStop {
+                        offset: here,
+                        scanned: here,
+                        escaped,
+                        ascii,
+                    });
+                }
+                None => {
+                    return Err(StringStop {
+                        offset: bytes.len(),
+                        scanned: bytes.len(),
+                        escaped,
+                        ascii,
+                    });
+                }
             }
         }
         at += BLOCK_BYTES;
@@ -89,7 +114,10 @@ pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, StringStop> {
 #[cold]
 fn last_block(rest: &[u8]) -> [u8; BLOCK_BYTES] {
     let mut block = [b'"'; BLOCK_BYTES];
-    block.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    block
+        .iter_mut()
+        .zip(rest)
+        .for_each(|(to, from)| *to = *from);
     block
 }
 
@@ -97,7 +125,9 @@ fn last_block(rest: &[u8]) -> [u8; BLOCK_BYTES] {
 fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     match bytes.get(at + 1) {
         Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(2),
-        Some(b'u') => match (at + 2..at + 6).find(|&digit| !bytes.get(digit).is_some_and(u8::is_ascii_hexdigit)) {
+        Some(b'u') => match (at + 2..at + 6)
+            .find(|&digit| !bytes.get(digit).is_some_and(u8::is_ascii_hexdigit))
+        {
             None => Ok(6),
             Some(digit) => Err(digit.min(bytes.len())),
         },
@@ -129,8 +159,17 @@ fn masks(block: &[u8; BLOCK_BYTES], _: NoOperands) -> (u64, bool) {
         bits |= byte;
     }
     let (words, _) = block.as_chunks::<8>();
-    let words = words.iter().map(|word| special_bits(u64::from_le_bytes(*word)));
-    (if special { words.rev().fold(0, |mask, bits| mask << 8 | bits) } else { 0 }, bits.is_ascii())
+    let words = words
+        .iter()
+        .map(|word| special_bits(u64::from_le_bytes(*word)));
+    (
+        if special {
+            words.rev().fold(0, |mask, bits| mask << 8 | bits)
+        } else {
+            0
+        },
+        bits.is_ascii(),
+    )
 }
 
 /// Returns one bit for each of the eight bytes, the lowest first. The arithmetic that compares a

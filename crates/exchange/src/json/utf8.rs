@@ -22,7 +22,9 @@ impl Utf8Check {
     /// Checks the next bytes, whose first has this offset.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn add(&mut self, mut bytes: &[u8], mut offset: usize) {
-        while let (false, true, Some((&byte, rest))) = (self.is_bad, self.cut_bytes > 0, bytes.split_first()) {
+        while let (false, true, Some((&byte, rest))) =
+            (self.is_bad, self.cut_bytes > 0, bytes.split_first())
+        {
             (bytes, offset) = (rest, offset + 1);
             self.join(byte);
         }
@@ -31,7 +33,9 @@ impl Utf8Check {
         }
         let (whole, cut) = bytes.split_at(bytes.len() - cut_bytes(bytes));
         if simdutf8::basic::from_utf8(whole).is_err() {
-            let valid = std::str::from_utf8(whole).err().map_or(0, |error| error.valid_up_to());
+            let valid = std::str::from_utf8(whole)
+                .err()
+                .map_or(0, |error| error.valid_up_to());
             (self.bad, self.is_bad) = (Some(offset + valid), true);
         } else if !cut.is_empty() {
             self.bad = Some(offset + whole.len());
@@ -63,9 +67,15 @@ impl Utf8Check {
 
 /// Returns the length of a character at the end of `bytes` whose last bytes are missing.
 fn cut_bytes(bytes: &[u8]) -> usize {
-    let lead = bytes.iter().rev().take(3).position(|byte| byte & 0xc0 != 0x80);
+    let lead = bytes
+        .iter()
+        .rev()
+        .take(3)
+        .position(|byte| byte & 0xc0 != 0x80);
     match lead.and_then(|back| Some((back + 1, *bytes.get(bytes.len().checked_sub(back + 1)?)?))) {
-        Some((1, 0xc2..=0xf4)) | Some((2, 0xe0..=0xf4)) | Some((3, 0xf0..=0xf4)) => lead.map_or(0, |back| back + 1),
+        Some((1, 0xc2..=0xf4)) | Some((2, 0xe0..=0xf4)) | Some((3, 0xf0..=0xf4)) => {
+            lead.map_or(0, |back| back + 1)
+        }
         _ => 0,
     }
 }

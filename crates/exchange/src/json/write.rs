@@ -141,7 +141,10 @@ mod tests {
             w.name("e").option(None::<u8>, |w, n| w.plain(n));
             w.name("f").option(Some(true), |w, flag| w.plain(flag));
         });
-        assert_eq!(w.finish(), r#"{"a":[],"b":["x:","{",""],"c":{"d":-1.5},"e":null,"f":true}"#);
+        assert_eq!(
+            w.finish(),
+            r#"{"a":[],"b":["x:","{",""],"c":{"d":-1.5},"e":null,"f":true}"#
+        );
     }
 
     #[test]
@@ -149,7 +152,10 @@ mod tests {
         let text: String = ('\0'..='\u{7f}').collect();
         let mut w = JsonWriter::default();
         w.string(&text);
-        assert_eq!(serde_json::from_str::<Value>(&w.finish()).unwrap(), json!(text));
+        assert_eq!(
+            serde_json::from_str::<Value>(&w.finish()).unwrap(),
+            json!(text)
+        );
     }
 
     proptest! {

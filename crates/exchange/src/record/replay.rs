@@ -5,8 +5,8 @@ use scheduler::latency::Prediction;
 use scheduler::metrics::METRICS;
 use scheduler::prefix::REQUESTED_ONCE;
 use scheduler::{
-    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, LocalState, LoraMetrics, Readiness, Request, Rng,
-    Snapshot, SubsetHint, Version, schedule_again,
+    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, LocalState,
+    LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint, Version, schedule_again,
 };
 use serde_json::Value;
 
@@ -55,7 +55,8 @@ impl ParsedRecord {
         if text.len() > RECORD_BYTES_MAX {
             return Err(InvalidRecord::TooLong(text.len()));
         }
-        let value: Value = serde_json::from_str(text).map_err(|e| InvalidRecord::NotJson(e.to_string()))?;
+        let value: Value =
+            serde_json::from_str(text).map_err(|e| InvalidRecord::NotJson(e.to_string()))?;
         if value.get("rng").is_none() {
             return Err(InvalidRecord::Field("rng"));
         }
@@ -65,7 +66,13 @@ impl ParsedRecord {
     /// Returns the endpoints that the recorded decision picked, if the record has them.
     #[must_use]
     pub fn was_picked(&self) -> Vec<&str> {
-        self.value.get("picked").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect()
+        self.value
+            .get("picked")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect()
     }
 
     /// Repeats the decision with the pipeline, objects and labels of `live`, and without the
@@ -73,14 +80,26 @@ impl ParsedRecord {
     ///
     /// # Errors
     /// [`InvalidRecord`] names the field that is missing or wrong.
-    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<ReplayedDecision, InvalidRecord> {
-        let request = RecordedRequest::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
+    pub fn replay(
+        &self,
+        live: &Snapshot,
+        without: &[String],
+    ) -> Result<ReplayedDecision, InvalidRecord> {
+        let request = RecordedRequest::read(
+            self.value
+                .get("request")
+                .ok_or(InvalidRecord::Field("request"))?,
+        )?;
         let pool = RecordedPool::read(&self.value, live, without)?;
         let mut in_flight = InFlight::default();
         let refs: Vec<_> = pool.endpoints.iter().map(|e| e.id).collect();
         in_flight.others_mut().start(&refs);
-        refs.iter().zip(&pool.loads).for_each(|(id, load)| in_flight.others_mut().add(*id, *load));
-        refs.iter().zip(&pool.last_picks).for_each(|(id, pick)| in_flight.picked_at(*id, *pick));
+        refs.iter()
+            .zip(&pool.loads)
+            .for_each(|(id, load)| in_flight.others_mut().add(*id, *load));
+        refs.iter()
+            .zip(&pool.last_picks)
+            .for_each(|(id, pick)| in_flight.picked_at(*id, *pick));
         let snapshot = live
             .with_endpoints(pool.version, pool.endpoints, pool.metrics)
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
@@ -101,8 +120,21 @@ impl ParsedRecord {
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
         let mut explanation = Explanation::default();
         let predicted = pool.predicted;
-        let decision = request.with(|request| schedule_again(&snapshot, request, local, predicted, &mut rng, Some(&mut explanation)));
-        Ok(ReplayedDecision { snapshot, decision, explanation })
+        let decision = request.with(|request| {
+            schedule_again(
+                &snapshot,
+                request,
+                local,
+                predicted,
+                &mut rng,
+                Some(&mut explanation),
+            )
+        });
+        Ok(ReplayedDecision {
+            snapshot,
+            decision,
+            explanation,
+        })
     }
 }
 
@@ -136,28 +168,65 @@ struct RecordedPool {
 
 impl<'a> RecordedRequest<'a> {
     fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
-        let count = usize::try_from(number::<u64>(value, "blocks")?).unwrap_or(usize::MAX).min(scheduler::prefix::BLOCKS_MAX);
+        let count = usize::try_from(number::<u64>(value, "blocks")?)
+            .unwrap_or(usize::MAX)
+            .min(scheduler::prefix::BLOCKS_MAX);
         let blocks = vec![0; count];
-        let subset = value.get("subset").and_then(Value::as_str).map(|text| SubsetHint::parse(text.split(',')));
-        let headers = value.get("headers").and_then(Value::as_object).into_iter().flatten();
-        let headers = headers.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?))).collect();
-        Ok(Self { value, subset, blocks, headers })
+        let subset = value
+            .get("subset")
+            .and_then(Value::as_str)
+            .map(|text| SubsetHint::parse(text.split(',')));
+        let headers = value
+            .get("headers")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten();
+        let headers = headers
+            .filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)))
+            .collect();
+        Ok(Self {
+            value,
+            subset,
+            blocks,
+            headers,
+        })
     }
 
     fn with<R>(&self, decide: impl FnOnce(&Request<'_>) -> R) -> R {
-        let count = |name| self.value.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        let count = |name| {
+            self.value
+                .get(name)
+                .and_then(Value::as_u64)
+                .and_then(|n| u32::try_from(n).ok())
+        };
         decide(&Request {
-            model: self.value.get("model").and_then(Value::as_str).unwrap_or_default(),
+            model: self
+                .value
+                .get("model")
+                .and_then(Value::as_str)
+                .unwrap_or_default(),
             subset: self.subset.as_ref(),
-            priority: self.value.get("priority").and_then(Value::as_i64).and_then(|n| i32::try_from(n).ok()).unwrap_or(0),
+            priority: self
+                .value
+                .get("priority")
+                .and_then(Value::as_i64)
+                .and_then(|n| i32::try_from(n).ok())
+                .unwrap_or(0),
             prompt_tokens: count("prompt_tokens").unwrap_or(0),
             prefix_blocks: &self.blocks,
             prefix_block_tokens: count("block_tokens").unwrap_or(0),
             max_tokens: count("max_tokens"),
             media_items: count("media_items").unwrap_or(0),
             headers: &self.headers,
-            slo: scheduler::Slo { ttft_us: count("slo_ttft_us"), tpot_us: count("slo_tpot_us") },
-            prediction_based: self.value.get("prediction_based").and_then(Value::as_bool).unwrap_or(false),
+            slo: scheduler::Slo {
+                ttft_us: count("slo_ttft_us"),
+                tpot_us: count("slo_tpot_us"),
+            },
+            prediction_based: self
+                .value
+                .get("prediction_based")
+                .and_then(Value::as_bool)
+                .unwrap_or(false),
             stored_id: 0, // the subset has the endpoint that it led to
         })
     }
@@ -167,13 +236,29 @@ impl<'a> RecordedRequest<'a> {
 
 impl RecordedPool {
     fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
-        let rows = value.get("endpoints").and_then(Value::as_array).ok_or(InvalidRecord::Field("endpoints"))?;
-        let version = value.get("version").and_then(Value::as_array).map(Vec::as_slice);
-        let Some([term, sequence]) = version else { return Err(InvalidRecord::Field("version")) };
-        let mut pool =
-            Self { version: Version { term: term.as_u64().unwrap_or(0), sequence: sequence.as_u64().unwrap_or(0) }, ..Self::default() };
+        let rows = value
+            .get("endpoints")
+            .and_then(Value::as_array)
+            .ok_or(InvalidRecord::Field("endpoints"))?;
+        let version = value
+            .get("version")
+            .and_then(Value::as_array)
+            .map(Vec::as_slice);
+        let Some([term, sequence]) = version else {
+            return Err(InvalidRecord::Field("version"));
+        };
+        let mut pool = Self {
+            version: Version {
+                term: term.as_u64().unwrap_or(0),
+                sequence: sequence.as_u64().unwrap_or(0),
+            },
+            ..Self::default()
+        };
         for row in rows {
-            let address = row.get("endpoint").and_then(Value::as_str).ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
+            let address = row
+                .get("endpoint")
+                .and_then(Value::as_str)
+                .ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
             if !without.iter().any(|gone| gone == address) {
                 pool.push(address, row, live)?;
             }
@@ -183,7 +268,11 @@ impl RecordedPool {
 
     fn push(&mut self, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
         let known = live.endpoints().iter().find(|e| &*e.address == address);
-        let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
+        let ready = if flag(row, "ready")? {
+            Readiness::Ready
+        } else {
+            Readiness::NotReady
+        };
         // Older records have no slots; any identity that distinguishes the endpoints works.
         let position = u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX);
         self.endpoints.push(Endpoint {
@@ -191,7 +280,11 @@ impl RecordedPool {
                 slot: scheduler::Slot(number(row, "slot").unwrap_or(position)),
                 generation: scheduler::Generation(number(row, "generation").unwrap_or(0)),
             },
-            name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
+            name: row
+                .get("name")
+                .and_then(Value::as_str)
+                .unwrap_or(address)
+                .into(),
             address: address.into(),
             readiness: ready,
             labels: known.map(|e| e.labels.clone()).unwrap_or_default(),
@@ -208,20 +301,30 @@ impl RecordedPool {
             tpot_slo_us: count(row, "tpot_slo_us"),
         });
         self.matched_blocks.push(number(row, "matched_blocks")?);
-        self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
+        self.ejected
+            .push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
         self.failing.push(real(row.get("failing")).unwrap_or(0.0));
         self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
         // Older records have no last picks; equal costs are then decided at random.
         self.last_picks.push(number(row, "last_pick").unwrap_or(0));
-        self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
+        self.adapter_rooms.push(
+            row.get("adapter_room")
+                .map(read_adapter_room)
+                .unwrap_or_default(),
+        );
         self.predicted.push(prediction(row));
         Ok(())
     }
 
     /// Reads the last answer of the endpoint that was added last. Older records have none.
     fn answered_last(&mut self, row: &Value) {
-        let Some(slot) = self.endpoints.last().map(|endpoint| usize::from(endpoint.id.slot.0)).filter(|slot| *slot < ENDPOINTS_MAX) else {
+        let Some(slot) = self
+            .endpoints
+            .last()
+            .map(|endpoint| usize::from(endpoint.id.slot.0))
+            .filter(|slot| *slot < ENDPOINTS_MAX)
+        else {
             return;
         };
         if self.last_answers.len() <= slot {
@@ -237,9 +340,12 @@ fn prediction(row: &Value) -> Option<Prediction> {
     #[expect(clippy::cast_possible_truncation, reason = "written from an f32")]
     let ms = |value: &Value| value.as_f64().map(|ms| ms as f32);
     match row.get("predicted")?.as_array()?.as_slice() {
-        [ttft, tpot, ttft_p90, tpot_p90] => {
-            Some(Prediction { ttft_ms: ms(ttft)?, tpot_ms: ms(tpot)?, ttft_p90_ms: ms(ttft_p90)?, tpot_p90_ms: ms(tpot_p90)? })
-        }
+        [ttft, tpot, ttft_p90, tpot_p90] => Some(Prediction {
+            ttft_ms: ms(ttft)?,
+            tpot_ms: ms(tpot)?,
+            ttft_p90_ms: ms(ttft_p90)?,
+            tpot_p90_ms: ms(tpot_p90)?,
+        }),
         _ => None,
     }
 }
@@ -266,7 +372,13 @@ fn prefills(row: &Value) -> PendingPrefills {
 
 fn metrics(row: &Value) -> EndpointMetrics {
     let names = |value: Option<&Value>| -> Box<[Box<str>]> {
-        value.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(Into::into).collect()
+        value
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(Into::into)
+            .collect()
     };
     let lora = row.get("lora").map(|lora| LoraMetrics {
         running: names(lora.get("running")),
@@ -274,26 +386,48 @@ fn metrics(row: &Value) -> EndpointMetrics {
         max: count(lora, "max").unwrap_or(0),
         base_models: names(lora.get("base_models")),
     });
-    let attributes = row.get("attributes").and_then(Value::as_object).into_iter().flatten();
-    let attributes = attributes.filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?))).collect();
-    let mut metrics = EndpointMetrics { lora, attributes, ..EndpointMetrics::default() };
-    METRICS.iter().for_each(|metric| (metric.set)(&mut metrics, real(row.get(metric.name))));
+    let attributes = row
+        .get("attributes")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten();
+    let attributes = attributes
+        .filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?)))
+        .collect();
+    let mut metrics = EndpointMetrics {
+        lora,
+        attributes,
+        ..EndpointMetrics::default()
+    };
+    METRICS
+        .iter()
+        .for_each(|metric| (metric.set)(&mut metrics, real(row.get(metric.name))));
     metrics
 }
 
 fn number<T: TryFrom<u64>>(row: &Value, name: &'static str) -> Result<T, InvalidRecord> {
-    row.get(name).and_then(Value::as_u64).and_then(|n| T::try_from(n).ok()).ok_or(InvalidRecord::Field(name))
+    row.get(name)
+        .and_then(Value::as_u64)
+        .and_then(|n| T::try_from(n).ok())
+        .ok_or(InvalidRecord::Field(name))
 }
 
 fn count(row: &Value, name: &str) -> Option<u32> {
-    row.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+    row.get(name)
+        .and_then(Value::as_u64)
+        .and_then(|n| u32::try_from(n).ok())
 }
 
 fn flag(row: &Value, name: &'static str) -> Result<bool, InvalidRecord> {
-    row.get(name).and_then(Value::as_bool).ok_or(InvalidRecord::Field(name))
+    row.get(name)
+        .and_then(Value::as_bool)
+        .ok_or(InvalidRecord::Field(name))
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "it was written from an f32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "it was written from an f32"
+)]
 fn real(value: Option<&Value>) -> Option<f32> {
     value.and_then(Value::as_f64).map(|number| number as f32)
 }
@@ -303,9 +437,14 @@ fn real(value: Option<&Value>) -> Option<f32> {
 impl std::fmt::Display for InvalidRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::TooLong(bytes) => write!(f, "{bytes} bytes, a record has at most {RECORD_BYTES_MAX}"),
+            Self::TooLong(bytes) => {
+                write!(f, "{bytes} bytes, a record has at most {RECORD_BYTES_MAX}")
+            }
             Self::NotJson(why) => write!(f, "not JSON: {why}"),
-            Self::Field(name) => write!(f, "not a decision record: `{name}` is missing, or not what it should be"),
+            Self::Field(name) => write!(
+                f,
+                "not a decision record: `{name}` is missing, or not what it should be"
+            ),
             Self::Endpoints(why) => write!(f, "its endpoints make no pool: {why}"),
         }
     }
@@ -320,13 +459,46 @@ mod tests {
 
     #[test]
     fn a_row_is_read_as_it_is_written() {
-        let rooms = [json!("loaded"), json!("free"), json!(7), json!(null)].map(|room| read_adapter_room(&room));
-        assert_eq!(rooms, [AdapterRoom::Loaded, AdapterRoom::Free, AdapterRoom::Full { displaced_used: 7 }, AdapterRoom::Unknown]);
-        let predicted = Prediction { ttft_ms: 1.5, tpot_ms: 2.0, ttft_p90_ms: 3.0, tpot_p90_ms: 4.0 };
-        assert_eq!(prediction(&json!({ "predicted": [1.5, 2, 3, 4] })), Some(predicted));
-        assert_eq!([json!({}), json!({ "predicted": null }), json!({ "predicted": [1, 2, 3] })].map(|row| prediction(&row)), [None; 3]);
+        let rooms = [json!("loaded"), json!("free"), json!(7), json!(null)]
+            .map(|room| read_adapter_room(&room));
+        assert_eq!(
+            rooms,
+            [
+                AdapterRoom::Loaded,
+                AdapterRoom::Free,
+                AdapterRoom::Full { displaced_used: 7 },
+                AdapterRoom::Unknown
+            ]
+        );
+        let predicted = Prediction {
+            ttft_ms: 1.5,
+            tpot_ms: 2.0,
+            ttft_p90_ms: 3.0,
+            tpot_p90_ms: 4.0,
+        };
+        assert_eq!(
+            prediction(&json!({ "predicted": [1.5, 2, 3, 4] })),
+            Some(predicted)
+        );
+        assert_eq!(
+            [
+                json!({}),
+                json!({ "predicted": null }),
+                json!({ "predicted": [1, 2, 3] })
+            ]
+            .map(|row| prediction(&row)),
+            [None; 3]
+        );
         let row = json!({ "prefill_prompts": 1, "prefill_prompt_tokens": 2, "prefill_uncached_tokens": 3, "prefill_attention": 4 });
-        assert_eq!(prefills(&row), PendingPrefills { prompts: 1, prompt_tokens: 2, uncached_tokens: 3, attention: 4 });
+        assert_eq!(
+            prefills(&row),
+            PendingPrefills {
+                prompts: 1,
+                prompt_tokens: 2,
+                uncached_tokens: 3,
+                attention: 4
+            }
+        );
         assert_eq!(prefills(&json!({})), PendingPrefills::default());
     }
 }

@@ -28,7 +28,11 @@ use crate::usage::{self, TokenUsage};
 const DONE: &[u8] = b"[DONE]";
 
 /// Types of the events that end the other APIs' streams.
-const LAST: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.incomplete"];
+const LAST: [&[u8]; 3] = [
+    b"message_stop",
+    b"response.completed",
+    b"response.incomplete",
+];
 
 /// Type of the event that reports a failed engine instead.
 const FAILED: &[u8] = b"response.failed";
@@ -72,7 +76,11 @@ pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) 
 }
 
 /// Reads an object, or an array of them; true if any has content. Reads nothing else.
-pub(super) fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) -> Result<bool, JsonError> {
+pub(super) fn read_json(
+    api: RequestApi,
+    data: &[u8],
+    seen: &mut ResponseFacts,
+) -> Result<bool, JsonError> {
     let mut reader = JsonReader::new(data);
     let mut content = false;
     match reader.peek()? {
@@ -93,7 +101,12 @@ pub(super) fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) 
 }
 
 #[inline(never)] // several callers, and the wasm module should be small
-fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut ResponseFacts, content: &mut bool) -> Result<(), JsonError> {
+fn read_object(
+    api: RequestApi,
+    reader: &mut JsonReader<'_>,
+    seen: &mut ResponseFacts,
+    content: &mut bool,
+) -> Result<(), JsonError> {
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| {
         let (name, known) = (key.name(), seen.explained);
@@ -101,14 +114,18 @@ fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
         match (name.as_ref(), api) {
             (b"usage", _) => usage::read(&mut seen.usage, reader),
             (b"meta_info", RequestApi::SglangGenerate) => {
-                reader.clone().members(|reader, key| match key.name().as_ref() {
-                    b"finish_reason" => read_reason(reader, seen),
-                    _ => reader.skip().map(drop),
-                })?;
+                reader
+                    .clone()
+                    .members(|reader, key| match key.name().as_ref() {
+                        b"finish_reason" => read_reason(reader, seen),
+                        _ => reader.skip().map(drop),
+                    })?;
                 usage::read(&mut seen.usage, reader)
             }
             (b"text" | b"output_ids" | b"generated_text", RequestApi::SglangGenerate)
-            | (b"data" | b"results" | b"outputs" | b"embedding" | b"embeddings", _) => value_with_content(reader, content),
+            | (b"data" | b"results" | b"outputs" | b"embedding" | b"embeddings", _) => {
+                value_with_content(reader, content)
+            }
             (b"type", RequestApi::Messages | RequestApi::Responses) => {
                 let kind = reader.string()?;
                 seen.finished |= kind.is_some_and(|kind| LAST.contains(&kind.raw()));
@@ -116,7 +133,9 @@ fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
                 Ok(())
             }
             (b"status", RequestApi::Responses) => {
-                seen.unclear |= reader.string()?.is_some_and(|status| LATER.contains(&status.raw()));
+                seen.unclear |= reader
+                    .string()?
+                    .is_some_and(|status| LATER.contains(&status.raw()));
                 Ok(())
             }
             (b"output", RequestApi::Responses) => reader.elements(|reader| {
@@ -127,9 +146,15 @@ fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
                 })
             }),
             (b"delta", RequestApi::Responses) => string_with_content(reader, content),
-            (b"response", RequestApi::Responses) => nested_facts(reader, &mut seen.usage, &mut seen.stored_id),
-            (b"content", RequestApi::Messages) => reader.elements(|reader| object_with_content(reader, content)),
-            (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, content),
+            (b"response", RequestApi::Responses) => {
+                nested_facts(reader, &mut seen.usage, &mut seen.stored_id)
+            }
+            (b"content", RequestApi::Messages) => {
+                reader.elements(|reader| object_with_content(reader, content))
+            }
+            (b"delta" | b"content_block", RequestApi::Messages) => {
+                object_with_content(reader, content)
+            }
             (b"message", RequestApi::Messages) => {
                 // Its count of generated tokens is from the moment when the stream opened.
                 let completion_tokens = seen.usage.completion_tokens;
@@ -137,7 +162,9 @@ fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
                 seen.usage.completion_tokens = completion_tokens;
                 Ok(())
             }
-            (b"id", RequestApi::Responses | RequestApi::Conversations) => read_id(reader, &mut seen.stored_id),
+            (b"id", RequestApi::Responses | RequestApi::Conversations) => {
+                read_id(reader, &mut seen.stored_id)
+            }
             (b"choices", _) => reader.elements(|reader| read_choice(api, reader, seen, content)),
             (name, _) => {
                 seen.explained = known || REPLY.contains(&name);
@@ -161,7 +188,12 @@ fn read_object(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
     Ok(())
 }
 
-fn read_choice(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut ResponseFacts, content: &mut bool) -> Result<(), JsonError> {
+fn read_choice(
+    api: RequestApi,
+    reader: &mut JsonReader<'_>,
+    seen: &mut ResponseFacts,
+    content: &mut bool,
+) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"delta" | b"message" => object_with_content(reader, content),
         b"text" => string_with_content(reader, content),
@@ -175,13 +207,21 @@ fn read_choice(api: RequestApi, reader: &mut JsonReader<'_>, seen: &mut Response
 #[inline(never)] // several callers, and the wasm module should be small
 fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<(), JsonError> {
     let mut reason = |reader: &mut JsonReader<'_>| {
-        seen.aborted |= reader.string()?.is_some_and(|reason| ABORTED.contains(&reason.raw()));
+        seen.aborted |= reader
+            .string()?
+            .is_some_and(|reason| ABORTED.contains(&reason.raw()));
         Ok(())
     };
     match reader.peek()? {
         JsonKind::Null => return reader.skip().map(drop),
         JsonKind::Object => {
-            reader.members(|reader, key| if key.name().as_ref() == b"type" { reason(reader) } else { reader.skip().map(drop) })?;
+            reader.members(|reader, key| {
+                if key.name().as_ref() == b"type" {
+                    reason(reader)
+                } else {
+                    reader.skip().map(drop)
+                }
+            })?;
         }
         _ => reason(reader)?,
     }
@@ -190,7 +230,11 @@ fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<
 }
 
 #[inline(never)] // several callers, and the wasm module should be small
-fn nested_facts(reader: &mut JsonReader<'_>, usage: &mut TokenUsage, id: &mut u64) -> Result<(), JsonError> {
+fn nested_facts(
+    reader: &mut JsonReader<'_>,
+    usage: &mut TokenUsage,
+    id: &mut u64,
+) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"usage" => usage::read(usage, reader),
         b"id" => read_id(reader, id),
@@ -201,8 +245,10 @@ fn nested_facts(reader: &mut JsonReader<'_>, usage: &mut TokenUsage, id: &mut u6
 #[inline(never)] // several callers, and the wasm module should be small
 fn object_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
-        b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls" | b"function_call" | b"audio" | b"text"
-        | b"thinking" | b"partial_json" | b"name" => value_with_content(reader, content),
+        b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls"
+        | b"function_call" | b"audio" | b"text" | b"thinking" | b"partial_json" | b"name" => {
+            value_with_content(reader, content)
+        }
         _ => reader.skip().map(drop),
     })
 }

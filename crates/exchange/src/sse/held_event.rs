@@ -37,11 +37,14 @@ impl HeldEvent {
             if !self.cut {
                 for piece in [self.bytes.as_slice(), bytes] {
                     let room = HEAD_BYTES - self.head.len();
-                    self.head.extend_from_slice(piece.get(..room).unwrap_or(piece));
+                    self.head
+                        .extend_from_slice(piece.get(..room).unwrap_or(piece));
                 }
             }
             self.cut = true;
-            bytes = bytes.last_chunk::<HELD_BYTES_MIN>().map_or(bytes, |end| end);
+            bytes = bytes
+                .last_chunk::<HELD_BYTES_MIN>()
+                .map_or(bytes, |end| end);
             let kept = self.bytes.len().min(HELD_BYTES_MIN - bytes.len());
             self.bytes.drain(..self.bytes.len() - kept);
         }
@@ -76,7 +79,10 @@ impl HeldEvent {
     /// After the right `usage`, exactly `levels` objects close before the end; that excludes a
     /// deeper one.
     pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut TokenUsage) {
-        let end = self.bytes.last_chunk::<HELD_BYTES_MIN>().map_or(self.bytes(), |end| end);
+        let end = self
+            .bytes
+            .last_chunk::<HELD_BYTES_MIN>()
+            .map_or(self.bytes(), |end| end);
         for at in memchr::memmem::rfind_iter(end, KEY).take(CANDIDATES_MAX) {
             let mut seen = *usage;
             if read_usage(end.get(at..).unwrap_or_default(), levels, &mut seen).is_ok() {
@@ -108,7 +114,11 @@ mod tests {
             held.push(&vec![b'a'; HELD_BYTES_MAX]);
             assert!(!held.is_cut() && held.bytes().len() == HELD_BYTES_MAX);
             held.push(&vec![b'b'; last]);
-            let kept = [vec![b'a'; HELD_BYTES_MIN - last.min(HELD_BYTES_MIN)], vec![b'b'; last.min(HELD_BYTES_MIN)]].concat();
+            let kept = [
+                vec![b'a'; HELD_BYTES_MIN - last.min(HELD_BYTES_MIN)],
+                vec![b'b'; last.min(HELD_BYTES_MIN)],
+            ]
+            .concat();
             assert!(held.is_cut() && held.bytes() == kept, "{last}");
         }
     }

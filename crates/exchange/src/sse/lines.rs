@@ -56,7 +56,9 @@ impl LineSplitter {
                 bytes = rest;
             }
         }
-        while let Some((line, rest)) = memchr::memchr2(b'\n', b'\r', bytes).and_then(|end| bytes.split_at_checked(end)) {
+        while let Some((line, rest)) =
+            memchr::memchr2(b'\n', b'\r', bytes).and_then(|end| bytes.split_at_checked(end))
+        {
             self.part_of_line(line, &mut part);
             match std::mem::take(&mut self.line) {
                 LineState::Matching(0) | LineState::Marking(0) => part(StreamPiece::EndOfEvent),
@@ -78,7 +80,11 @@ impl LineSplitter {
         }
         if let LineState::Marking(read) = self.line {
             let missing = MARK.get(read..).unwrap_or_default();
-            let same = missing.iter().zip(bytes).take_while(|(mark, byte)| mark == byte).count();
+            let same = missing
+                .iter()
+                .zip(bytes)
+                .take_while(|(mark, byte)| mark == byte)
+                .count();
             let (mark, rest) = bytes.split_at_checked(same).unwrap_or_default();
             self.line = match read + same {
                 0 | 3 => LineState::Matching(0),
@@ -106,14 +112,19 @@ impl LineSplitter {
         }
         match self.line {
             LineState::Data => part(StreamPiece::Data(bytes)),
-            LineState::Matching(_) | LineState::Marking(_) | LineState::Other => part(StreamPiece::Other(bytes)),
+            LineState::Matching(_) | LineState::Marking(_) | LineState::Other => {
+                part(StreamPiece::Other(bytes))
+            }
         }
     }
 }
 
 impl Default for LineSplitter {
     fn default() -> Self {
-        Self { line: LineState::Marking(0), after_cr: false }
+        Self {
+            line: LineState::Marking(0),
+            after_cr: false,
+        }
     }
 }
 

@@ -51,7 +51,10 @@ pub(crate) enum EngineApi {
 /// A healthy engine; each row of [`ENGINES`] differs from it.
 const PLAIN: EngineBehaviour = EngineBehaviour {
     name: "",
-    time: ServiceTime::PerToken { first: 150.0, next: 20.0 },
+    time: ServiceTime::PerToken {
+        first: 150.0,
+        next: 20.0,
+    },
     metrics: ReportedMetrics::Live,
     usage: true,
     api: EngineApi::Chat,
@@ -62,16 +65,60 @@ pub(crate) const AT_ONCE: &str = "answers at once";
 
 /// The engines under test.
 pub(crate) const ENGINES: [EngineBehaviour; 10] = [
-    EngineBehaviour { name: AT_ONCE, time: ServiceTime::Constant(0.2), ..PLAIN },
-    EngineBehaviour { name: "constant 0.3 s", time: ServiceTime::Constant(300.0), ..PLAIN },
-    EngineBehaviour { name: "constant per token", ..PLAIN },
-    EngineBehaviour { name: "no /metrics", metrics: ReportedMetrics::Missing, ..PLAIN },
-    EngineBehaviour { name: "frozen metrics", metrics: ReportedMetrics::Frozen, ..PLAIN },
-    EngineBehaviour { name: "no usage", usage: false, ..PLAIN },
-    EngineBehaviour { name: "embeddings", time: ServiceTime::Constant(20.0), api: EngineApi::Embeddings, ..PLAIN },
-    EngineBehaviour { name: "rerank", time: ServiceTime::Constant(20.0), api: EngineApi::Rerank, ..PLAIN },
-    EngineBehaviour { name: "grows with the prompt", time: ServiceTime::PerPromptToken(0.1), ..PLAIN },
-    EngineBehaviour { name: "four at once", time: ServiceTime::Slots { slots: 4, each: 200.0 }, ..PLAIN },
+    EngineBehaviour {
+        name: AT_ONCE,
+        time: ServiceTime::Constant(0.2),
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "constant 0.3 s",
+        time: ServiceTime::Constant(300.0),
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "constant per token",
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "no /metrics",
+        metrics: ReportedMetrics::Missing,
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "frozen metrics",
+        metrics: ReportedMetrics::Frozen,
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "no usage",
+        usage: false,
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "embeddings",
+        time: ServiceTime::Constant(20.0),
+        api: EngineApi::Embeddings,
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "rerank",
+        time: ServiceTime::Constant(20.0),
+        api: EngineApi::Rerank,
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "grows with the prompt",
+        time: ServiceTime::PerPromptToken(0.1),
+        ..PLAIN
+    },
+    EngineBehaviour {
+        name: "four at once",
+        time: ServiceTime::Slots {
+            slots: 4,
+            each: 200.0,
+        },
+        ..PLAIN
+    },
 ];
 
 /// One server of an engine: the times at which its slots become free.
@@ -83,7 +130,13 @@ pub(crate) struct EngineServer {
 impl EngineBehaviour {
     /// Returns when the first token comes for a request with `prompt_tokens`, and the time from
     /// each token to the next, both in ns.
-    pub(crate) fn answers(&self, server: &mut EngineServer, now: u64, prompt_tokens: usize, rng: &mut Rng) -> (u64, u64) {
+    pub(crate) fn answers(
+        &self,
+        server: &mut EngineServer,
+        now: u64,
+        prompt_tokens: usize,
+        rng: &mut Rng,
+    ) -> (u64, u64) {
         let ns = |ms: f64| (ms * MS as f64) as u64;
         let now = now + JITTER / 10 + rng.below(JITTER as usize) as u64;
         match self.time {
@@ -111,7 +164,9 @@ impl EngineApi {
 
     pub(crate) fn body(self, prompt: &str) -> String {
         match self {
-            Self::Chat => format!(r#"{{"model":"demo","stream":true,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#),
+            Self::Chat => format!(
+                r#"{{"model":"demo","stream":true,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#
+            ),
             Self::Embeddings => format!(r#"{{"model":"demo","input":"{prompt}"}}"#),
             Self::Rerank => format!(r#"{{"model":"demo","query":"q","documents":["{prompt}"]}}"#),
         }

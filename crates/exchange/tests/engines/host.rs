@@ -11,10 +11,15 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
 use scheduler::latency::step::StepLearner;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng,
+    Slot, Snapshot, Version,
+};
 
 use crate::engine::{EngineApi, EngineBehaviour, EngineServer, MS, ReportedMetrics};
 
@@ -144,8 +149,16 @@ impl EnginesHost {
         self.running.resize(servers, 0);
         self.sequence += 1;
         for worker in &mut self.workers {
-            let age_ms = |at: usize| if at < before || before == 0 { 60_000 } else { 0 };
-            worker.pool.install(snapshot(servers, self.sequence, age_ms), 7, 1_000);
+            let age_ms = |at: usize| {
+                if at < before || before == 0 {
+                    60_000
+                } else {
+                    0
+                }
+            };
+            worker
+                .pool
+                .install(snapshot(servers, self.sequence, age_ms), 7, 1_000);
             let HostWorker { pool, peers, .. } = worker;
             pool.recount_load_reports(peers.iter());
         }
@@ -155,7 +168,12 @@ impl EnginesHost {
     /// Runs the clients to their end, and returns the picks in order.
     pub(crate) fn play(&mut self, clients: Vec<ScriptClient>) -> Vec<HostPick> {
         self.agenda.events.clear();
-        for (client, at) in clients.iter().map(|client| client.begins).enumerate().filter(|(at, _)| !clients[*at].prompts.is_empty()) {
+        for (client, at) in clients
+            .iter()
+            .map(|client| client.begins)
+            .enumerate()
+            .filter(|(at, _)| !clients[*at].prompts.is_empty())
+        {
             self.plan(self.now + at, HostEvent::Send { client });
         }
         let mut left: usize = clients.iter().map(|client| client.prompts.len()).sum();
@@ -194,28 +212,68 @@ impl EnginesHost {
     fn send(&mut self, client: usize) {
         let prompt = self.clients[client].prompts.pop_front().unwrap();
         let worker = self.rng.below(self.workers.len());
-        let (settings, now, api) = (ExchangeSettings::default(), Timestamp(self.now), self.engine.api);
+        let (settings, now, api) = (
+            ExchangeSettings::default(),
+            Timestamp(self.now),
+            self.engine.api,
+        );
         let mut exchange = Exchange::new(now);
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", api.path())];
         let pool = &mut self.workers[worker].pool;
         let body = api.body(&prompt);
         exchange.request_headers(&settings, pairs, false);
-        let read: &[u8] = if api == EngineApi::Rerank { b"" } else { body.as_bytes() };
-        let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, read, now) else { panic!("not routed") };
+        let read: &[u8] = if api == EngineApi::Rerank {
+            b""
+        } else {
+            body.as_bytes()
+        };
+        let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, read, now)
+        else {
+            panic!("not routed")
+        };
         let first = forward.set[0].1.split(',').next().unwrap().to_owned();
-        let server = pool.snapshot().unwrap().endpoints().iter().position(|endpoint| *endpoint.address == *first).unwrap();
+        let server = pool
+            .snapshot()
+            .unwrap()
+            .endpoints()
+            .iter()
+            .position(|endpoint| *endpoint.address == *first)
+            .unwrap();
         let prompt_tokens = body.len() / TOKEN_BYTES;
-        let (at, next) = self.engine.answers(&mut self.servers[server], self.now, prompt_tokens, &mut self.rng);
+        let (at, next) = self.engine.answers(
+            &mut self.servers[server],
+            self.now,
+            prompt_tokens,
+            &mut self.rng,
+        );
         self.running[server] += 1;
-        self.picked.push(HostPick { server, at: self.now });
-        self.flights.push(Some(HostRequest { client, worker, server, exchange, next, prompt_tokens, tokens: 0 }));
-        self.plan(at, HostEvent::Token { flight: self.flights.len() - 1 });
+        self.picked.push(HostPick {
+            server,
+            at: self.now,
+        });
+        self.flights.push(Some(HostRequest {
+            client,
+            worker,
+            server,
+            exchange,
+            next,
+            prompt_tokens,
+            tokens: 0,
+        }));
+        self.plan(
+            at,
+            HostEvent::Token {
+                flight: self.flights.len() - 1,
+            },
+        );
         self.changed(worker);
     }
 
     /// Handles a token of a request. Returns whether it was the last.
     fn token(&mut self, at: usize) -> bool {
-        let Some(mut flight) = self.flights[at].take() else { return false };
+        let Some(mut flight) = self.flights[at].take() else {
+            return false;
+        };
         let (pool, now) = (&mut self.workers[flight.worker].pool, Timestamp(self.now));
         let streamed = self.engine.api == EngineApi::Chat;
         if flight.tokens == 0 {
@@ -225,30 +283,47 @@ impl EnginesHost {
                 status: 200,
                 upstream_address: Some(address.as_bytes()),
                 attempts: 1,
-                content_type: Some(if streamed { b"text/event-stream" } else { b"application/json" }),
+                content_type: Some(if streamed {
+                    b"text/event-stream"
+                } else {
+                    b"application/json"
+                }),
                 ..ResponseHead::default()
             };
             flight.exchange.response_headers(pool, &head, now);
         }
-        let rest = if streamed && flight.next > 0 { 1 } else { TOKENS };
+        let rest = if streamed && flight.next > 0 {
+            1
+        } else {
+            TOKENS
+        };
         let mut text = String::new();
         if streamed {
-            text.extend((0..rest).map(|_| "data: {\"choices\":[{\"delta\":{\"content\":\"word \"}}]}\n\n"));
+            text.extend(
+                (0..rest).map(|_| "data: {\"choices\":[{\"delta\":{\"content\":\"word \"}}]}\n\n"),
+            );
         } else {
             text.push_str(r#"{"object":"list","data":[]"#);
         }
         flight.tokens += rest;
         let last = flight.tokens >= TOKENS;
         if last {
-            let usage = format!(r#""usage":{{"prompt_tokens":{},"completion_tokens":{TOKENS}}}"#, flight.prompt_tokens);
+            let usage = format!(
+                r#""usage":{{"prompt_tokens":{},"completion_tokens":{TOKENS}}}"#,
+                flight.prompt_tokens
+            );
             match (streamed, self.engine.usage) {
-                (true, true) => text.push_str(&format!("data: {{\"choices\":[],{usage}}}\n\ndata: [DONE]\n\n")),
+                (true, true) => text.push_str(&format!(
+                    "data: {{\"choices\":[],{usage}}}\n\ndata: [DONE]\n\n"
+                )),
                 (true, false) => text.push_str("data: [DONE]\n\n"),
                 (false, true) => text.push_str(&format!(",{usage}}}")),
                 (false, false) => text.push('}'),
             }
         }
-        flight.exchange.response_chunk(pool, text.as_bytes(), last, now);
+        flight
+            .exchange
+            .response_chunk(pool, text.as_bytes(), last, now);
         if !last {
             self.plan(self.now + flight.next, HostEvent::Token { flight: at });
             self.changed(flight.worker);
@@ -259,15 +334,28 @@ impl EnginesHost {
         let (_, observed) = pool.take_observations();
         for observed in observed {
             let pool_state::EncodedObservation { observation, .. } = observed;
-            observation.first_token.map(|sample| self.learner.first_token(observation.endpoint, &sample, observation.queued()));
-            observation.gap.map(|sample| self.learner.gap(observation.endpoint, &sample));
-            observation.output_tokens.into_iter().for_each(|tokens| self.learner.ended(tokens));
+            observation.first_token.map(|sample| {
+                self.learner
+                    .first_token(observation.endpoint, &sample, observation.queued())
+            });
+            observation
+                .gap
+                .map(|sample| self.learner.gap(observation.endpoint, &sample));
+            observation
+                .output_tokens
+                .into_iter()
+                .for_each(|tokens| self.learner.ended(tokens));
         }
         self.running[flight.server] -= 1;
         self.changed(flight.worker);
         let client = &self.clients[flight.client];
         if !client.prompts.is_empty() {
-            self.plan(self.now + client.pause, HostEvent::Send { client: flight.client });
+            self.plan(
+                self.now + client.pause,
+                HostEvent::Send {
+                    client: flight.client,
+                },
+            );
         }
         true
     }
@@ -277,20 +365,41 @@ impl EnginesHost {
         let worker = &mut self.workers[at];
         worker.placements.extend(worker.pool.take_placements());
         let changes = worker.pool.changes();
-        if std::mem::replace(&mut worker.changes, changes) != changes && !std::mem::replace(&mut worker.telling, true) {
+        if std::mem::replace(&mut worker.changes, changes) != changes
+            && !std::mem::replace(&mut worker.telling, true)
+        {
             self.plan(self.now + SHARED_AFTER, HostEvent::Tell { worker: at });
         }
     }
 
     fn tell(&mut self, from: usize) {
-        let HostWorker { pool, row, telling, placements, .. } = &mut self.workers[from];
+        let HostWorker {
+            pool,
+            row,
+            telling,
+            placements,
+            ..
+        } = &mut self.workers[from];
         *telling = false;
-        let bytes = pool.write_load_report(row, LoadReportHead::default()).to_vec();
+        let bytes = pool
+            .write_load_report(row, LoadReportHead::default())
+            .to_vec();
         let placements = std::mem::take(placements);
-        for (_, other) in self.workers.iter_mut().enumerate().filter(|(at, _)| *at != from) {
-            other.pool.read_load_report(&mut other.peers[from], bytes.clone(), true);
+        for (_, other) in self
+            .workers
+            .iter_mut()
+            .enumerate()
+            .filter(|(at, _)| *at != from)
+        {
+            other
+                .pool
+                .read_load_report(&mut other.peers[from], bytes.clone(), true);
             for placement in &placements {
-                other.pool.record_peer_placement(placement.endpoint, &placement.blocks, Timestamp(self.now));
+                other.pool.record_peer_placement(
+                    placement.endpoint,
+                    &placement.blocks,
+                    Timestamp(self.now),
+                );
             }
         }
     }
@@ -307,13 +416,23 @@ impl EnginesHost {
             ReportedMetrics::Missing => EndpointMetrics::default(),
             ReportedMetrics::Live => says(self.running[at] as f32, 0.1),
             // The first server's metrics froze when it was full, the others' at other moments.
-            ReportedMetrics::Frozen => says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 }),
+            ReportedMetrics::Frozen => {
+                says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 })
+            }
         };
         let metrics: Vec<EndpointMetrics> = (0..self.servers.len()).map(metrics).collect();
         self.sequence += 1;
         for worker in &mut self.workers {
-            let version = Version { term: 1, sequence: self.sequence };
-            let measured = worker.pool.snapshot().unwrap().with_metrics(version, metrics.clone()).unwrap();
+            let version = Version {
+                term: 1,
+                sequence: self.sequence,
+            };
+            let measured = worker
+                .pool
+                .snapshot()
+                .unwrap()
+                .with_metrics(version, metrics.clone())
+                .unwrap();
             worker.pool.refresh(measured, Timestamp(self.now));
         }
     }
@@ -336,7 +455,10 @@ fn address(server: usize) -> String {
 
 fn snapshot(servers: usize, sequence: u64, age_ms: impl Fn(usize) -> u64) -> Snapshot {
     let endpoint = |at: usize| Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), generation: Generation(1) },
+        id: EndpointRef {
+            slot: Slot(u16::try_from(at).unwrap()),
+            generation: Generation(1),
+        },
         name: format!("pod-{at}").into(),
         address: address(at).into(),
         readiness: Readiness::Ready,
@@ -346,5 +468,11 @@ fn snapshot(servers: usize, sequence: u64, age_ms: impl Fn(usize) -> u64) -> Sna
     };
     let endpoints: Vec<Endpoint> = (0..servers).map(endpoint).collect();
     let metrics = vec![EndpointMetrics::default(); servers];
-    Snapshot::try_new(Version { term: 1, sequence }, endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
+    Snapshot::try_new(
+        Version { term: 1, sequence },
+        endpoints,
+        metrics,
+        Pipeline::build(&PipelineSpec::default()).unwrap(),
+    )
+    .unwrap()
 }

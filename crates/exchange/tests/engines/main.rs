@@ -3,9 +3,20 @@
 //!
 //! Runs in virtual time, with 20 seeds for each engine; `e2e/tests` has the same test on a real
 //! Envoy.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 #![allow(clippy::print_stdout, reason = "prints the table under --nocapture")]
-#![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small numbers"
+)]
 
 mod engine;
 mod host;
@@ -51,7 +62,13 @@ struct EngineFigures {
 }
 
 impl EngineFigures {
-    const BEST: Self = Self { worst_burst: 0, returned: 1.0, servers_used: usize::MAX, busiest_over_mean: 0.0, new_after: 0 };
+    const BEST: Self = Self {
+        worst_burst: 0,
+        returned: 1.0,
+        servers_used: usize::MAX,
+        busiest_over_mean: 0.0,
+        new_after: 0,
+    };
 
     fn worse(self, other: Self) -> Self {
         Self {
@@ -73,7 +90,8 @@ impl EngineFigures {
 }
 
 fn prompt(number: usize, tokens: usize) -> String {
-    format!("{number:>7} times there was a prompt like no other. ") + &"It goes on. ".repeat(tokens / 3)
+    format!("{number:>7} times there was a prompt like no other. ")
+        + &"It goes on. ".repeat(tokens / 3)
 }
 
 fn by_server(picked: &[HostPick]) -> BTreeMap<usize, usize> {
@@ -99,7 +117,10 @@ fn worst_burst(engine: EngineBehaviour, workers: usize, seed: u64) -> usize {
         };
         (0..BURST).map(client).collect::<Vec<_>>()
     };
-    (0..3).map(|round| most(&host.play(burst(round)))).max().unwrap()
+    (0..3)
+        .map(|round| most(&host.play(burst(round))))
+        .max()
+        .unwrap()
 }
 
 /// Returns the share of the later turns that returned to the server of the first turn, and the
@@ -108,25 +129,43 @@ fn returned(host: &mut EnginesHost, seed: u64) -> (f64, usize) {
     let turn = |prefix: usize, turn: usize| prompt(1_000_000 + prefix, 1_500 + 60 * turn);
     // Either one conversation after another, or turn by turn.
     let order: Vec<(usize, usize)> = if seed.is_multiple_of(2) {
-        (0..PREFIXES).flat_map(|prefix| (0..TURNS).map(move |turn| (prefix, turn))).collect()
+        (0..PREFIXES)
+            .flat_map(|prefix| (0..TURNS).map(move |turn| (prefix, turn)))
+            .collect()
     } else {
-        (0..TURNS).flat_map(|turn| (0..PREFIXES).map(move |prefix| (prefix, turn))).collect()
+        (0..TURNS)
+            .flat_map(|turn| (0..PREFIXES).map(move |prefix| (prefix, turn)))
+            .collect()
     };
-    let prompts = order.iter().map(|&(prefix, number)| turn(prefix, number)).collect();
-    let picked = host.play(vec![ScriptClient { begins: 0, pause: 20 * MS, prompts }]);
+    let prompts = order
+        .iter()
+        .map(|&(prefix, number)| turn(prefix, number))
+        .collect();
+    let picked = host.play(vec![ScriptClient {
+        begins: 0,
+        pause: 20 * MS,
+        prompts,
+    }]);
     let (mut first, mut back) = (BTreeMap::new(), 0);
     for (&(prefix, turn), picked) in order.iter().zip(&picked) {
         let home = *first.entry(prefix).or_insert(picked.server);
         back += usize::from(turn > 0 && home == picked.server);
     }
-    (back as f64 / (PREFIXES * (TURNS - 1)) as f64, first.values().collect::<BTreeSet<_>>().len())
+    (
+        back as f64 / (PREFIXES * (TURNS - 1)) as f64,
+        first.values().collect::<BTreeSet<_>>().len(),
+    )
 }
 
 fn load(host: &mut EnginesHost, from: usize, requests: usize) -> Vec<HostPick> {
     let client = |at: usize| ScriptClient {
         begins: at as u64 * MS,
         pause: 0,
-        prompts: (0..requests).skip(at).step_by(CONCURRENCY).map(|number| prompt(from + number, 300)).collect(),
+        prompts: (0..requests)
+            .skip(at)
+            .step_by(CONCURRENCY)
+            .map(|number| prompt(from + number, 300))
+            .collect(),
     };
     host.play((0..CONCURRENCY).map(client).collect())
 }
@@ -139,22 +178,48 @@ fn found(engine: EngineBehaviour, workers: usize, seed: u64) -> EngineFigures {
     // return. Those of an engine that answers at once need not: a cached prompt saves less than a
     // millisecond, and costs that differ by no more are equal, so they are spread by turns.
     let free = engine.api == EngineApi::Rerank || engine.name == AT_ONCE;
-    let (returned, servers_used) = if free { (1.0, SERVERS) } else { returned(&mut host, seed) };
+    let (returned, servers_used) = if free {
+        (1.0, SERVERS)
+    } else {
+        returned(&mut host, seed)
+    };
     host.grow(SERVERS + 1);
     let picked = load(&mut host, REQUESTS, REQUESTS / 4);
-    let new_after = picked.iter().find(|picked| picked.server == SERVERS).map_or(u64::MAX, |new| new.at - picked[0].at);
-    EngineFigures { worst_burst: worst_burst(engine, workers, seed), returned, servers_used, busiest_over_mean, new_after }
+    let new_after = picked
+        .iter()
+        .find(|picked| picked.server == SERVERS)
+        .map_or(u64::MAX, |new| new.at - picked[0].at);
+    EngineFigures {
+        worst_burst: worst_burst(engine, workers, seed),
+        returned,
+        servers_used,
+        busiest_over_mean,
+        new_after,
+    }
 }
 
 fn check(workers: usize, seeds: u64) {
     let mut bad = Vec::new();
     println!("{workers} workers, worst of {seeds} seeds");
-    println!("{:<22} {:>6} {:>9} {:>8} {:>8} {:>8}", "engine", "burst", "returned", "servers", "busiest", "new ms");
+    println!(
+        "{:<22} {:>6} {:>9} {:>8} {:>8} {:>8}",
+        "engine", "burst", "returned", "servers", "busiest", "new ms"
+    );
     for engine in ENGINES {
-        let worst = (1..=seeds).map(|seed| found(engine, workers, seed)).fold(EngineFigures::BEST, EngineFigures::worse);
-        let EngineFigures { worst_burst, returned, servers_used, busiest_over_mean, new_after } = worst;
+        let worst = (1..=seeds)
+            .map(|seed| found(engine, workers, seed))
+            .fold(EngineFigures::BEST, EngineFigures::worse);
+        let EngineFigures {
+            worst_burst,
+            returned,
+            servers_used,
+            busiest_over_mean,
+            new_after,
+        } = worst;
         let (name, new_ms) = (engine.name, new_after / MS);
-        println!("{name:<22} {worst_burst:>6} {returned:>9.3} {servers_used:>8} {busiest_over_mean:>8.2} {new_ms:>8}");
+        println!(
+            "{name:<22} {worst_burst:>6} {returned:>9.3} {servers_used:>8} {busiest_over_mean:>8.2} {new_ms:>8}"
+        );
         if !worst.is_good() {
             bad.push(name);
         }

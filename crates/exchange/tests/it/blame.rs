@@ -6,7 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::learn::RequestEnd;
 use scheduler::latency::step::StepModel;
@@ -27,21 +29,49 @@ const END_MS: u64 = 15_100;
 /// Turns of a conversation.
 const TURNS: usize = 10;
 
-const CHAT: BlameApi = BlameApi { path: "/v1/chat/completions", streamed: false };
+const CHAT: BlameApi = BlameApi {
+    path: "/v1/chat/completions",
+    streamed: false,
+};
 const APIS: [BlameApi; 8] = [
     CHAT,
-    BlameApi { streamed: true, ..CHAT },
-    BlameApi { path: "/v1/completions", streamed: false },
-    BlameApi { path: "/v1/completions", streamed: true },
-    BlameApi { path: "/generate", streamed: false },
-    BlameApi { path: "/generate", streamed: true },
-    BlameApi { path: "/v1/messages", streamed: false },
-    BlameApi { path: "/v1/responses", streamed: false },
+    BlameApi {
+        streamed: true,
+        ..CHAT
+    },
+    BlameApi {
+        path: "/v1/completions",
+        streamed: false,
+    },
+    BlameApi {
+        path: "/v1/completions",
+        streamed: true,
+    },
+    BlameApi {
+        path: "/generate",
+        streamed: false,
+    },
+    BlameApi {
+        path: "/generate",
+        streamed: true,
+    },
+    BlameApi {
+        path: "/v1/messages",
+        streamed: false,
+    },
+    BlameApi {
+        path: "/v1/responses",
+        streamed: false,
+    },
 ];
 
 /// Status of each reply to a bad client, and its prompts.
-const BAD: [(u16, BadPrompts); 4] =
-    [(400, BadPrompts::Shared), (500, BadPrompts::Distinct), (500, BadPrompts::Same), (200, BadPrompts::Distinct)];
+const BAD: [(u16, BadPrompts); 4] = [
+    (400, BadPrompts::Shared),
+    (500, BadPrompts::Distinct),
+    (500, BadPrompts::Same),
+    (200, BadPrompts::Distinct),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BlameApi {
@@ -139,7 +169,9 @@ impl BlameApi {
     fn body(self, prompt: &str, more: &str) -> String {
         let Self { path, streamed } = self;
         let prompt = match path {
-            "/v1/chat/completions" | "/v1/messages" => format!(r#""messages":[{{"role":"user","content":"{prompt}"}}]"#),
+            "/v1/chat/completions" | "/v1/messages" => {
+                format!(r#""messages":[{{"role":"user","content":"{prompt}"}}]"#)
+            }
             "/v1/completions" => format!(r#""prompt":"{prompt}""#),
             "/v1/responses" => format!(r#""input":"{prompt}""#),
             _ => format!(r#""text":"{prompt}""#),
@@ -149,9 +181,15 @@ impl BlameApi {
 
     /// A reply with two tokens, or with none.
     fn reply(self, works: bool) -> String {
-        let (text, reason, tokens) = if works { ("hello", "stop", 2) } else { ("", "abort", 0) };
+        let (text, reason, tokens) = if works {
+            ("hello", "stop", 2)
+        } else {
+            ("", "abort", 0)
+        };
         let usage = format!(r#""usage":{{"prompt_tokens":300,"completion_tokens":{tokens}}}"#);
-        let meta = format!(r#""meta_info":{{"finish_reason":{{"type":"{reason}"}},"prompt_tokens":300,"completion_tokens":{tokens}}}"#);
+        let meta = format!(
+            r#""meta_info":{{"finish_reason":{{"type":"{reason}"}},"prompt_tokens":300,"completion_tokens":{tokens}}}"#
+        );
         match (self.path, self.streamed) {
             ("/v1/chat/completions", false) => format!(
                 r#"{{"id":"c","object":"chat.completion","model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{text}"}},"finish_reason":"{reason}"}}],{usage}}}"#
@@ -159,22 +197,34 @@ impl BlameApi {
             ("/v1/chat/completions", true) => format!(
                 "data: {{\"choices\":[{{\"delta\":{{\"role\":\"assistant\",\"content\":\"\"}}}}]}}\n\ndata: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":\"{reason}\"}}]}}\n\ndata: [DONE]\n\n"
             ),
-            ("/v1/completions", false) => format!(r#"{{"id":"c","choices":[{{"text":"{text}","finish_reason":"{reason}"}}],{usage}}}"#),
+            ("/v1/completions", false) => format!(
+                r#"{{"id":"c","choices":[{{"text":"{text}","finish_reason":"{reason}"}}],{usage}}}"#
+            ),
             ("/v1/completions", true) => {
                 format!(
                     "data: {{\"choices\":[{{\"text\":\"{text}\",\"finish_reason\":\"{reason}\"}}]}}\n\ndata: {{\"choices\":[],{usage}}}\n\ndata: [DONE]\n\n"
                 )
             }
             ("/generate", false) => format!(r#"{{"text":"{text}","output_ids":[],{meta}}}"#),
-            ("/generate", true) => format!("data: {{\"text\":\"{text}\",{meta}}}\n\ndata: [DONE]\n\n"),
+            ("/generate", true) => {
+                format!("data: {{\"text\":\"{text}\",{meta}}}\n\ndata: [DONE]\n\n")
+            }
             ("/v1/messages", _) => {
-                let content = if works { r#"{"type":"text","text":"hello"}"# } else { "" };
+                let content = if works {
+                    r#"{"type":"text","text":"hello"}"#
+                } else {
+                    ""
+                };
                 format!(
                     r#"{{"type":"message","content":[{content}],"stop_reason":"end_turn","usage":{{"input_tokens":300,"output_tokens":{tokens}}}}}"#
                 )
             }
             _ => {
-                let output = if works { r#"{"type":"message","content":[{"type":"output_text","text":"hello"}]}"# } else { "" };
+                let output = if works {
+                    r#"{"type":"message","content":[{"type":"output_text","text":"hello"}]}"#
+                } else {
+                    ""
+                };
                 format!(
                     r#"{{"object":"response","status":"incomplete","output":[{output}],"usage":{{"input_tokens":300,"output_tokens":{tokens}}}}}"#
                 )
@@ -192,7 +242,11 @@ impl BlameWorld {
             pool.install(pool_update(engines, 1), 7, 1_000);
             pool.install_models(StepModel::default(), None);
             pool.recount_load_reports([]);
-            BlameWorker { pool, row: OwnLoadReport::default(), peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect() }
+            BlameWorker {
+                pool,
+                row: OwnLoadReport::default(),
+                peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect(),
+            }
         };
         Self {
             api: CHAT,
@@ -206,7 +260,10 @@ impl BlameWorld {
             ends: BinaryHeap::new(),
             flights: Vec::new(),
             turns: vec![0; CLIENTS],
-            found: BlameFindings { home: vec![usize::MAX; CLIENTS], ..BlameFindings::default() },
+            found: BlameFindings {
+                home: vec![usize::MAX; CLIENTS],
+                ..BlameFindings::default()
+            },
         }
     }
 
@@ -214,7 +271,8 @@ impl BlameWorld {
     fn run(mut self, number: usize) -> BlameFindings {
         (0..number).for_each(|client| self.converse(client));
         let (mut told_ms, mut bad_ms, mut bad_sent) = (0, BAD_FROM_MS, 0);
-        while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS) {
+        while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS)
+        {
             if self.bad.is_some() && bad_ms <= due_ms {
                 self.now_ms = bad_ms;
                 self.misbehave(bad_sent);
@@ -239,9 +297,18 @@ impl BlameWorld {
         let turn = self.turns[client];
         self.turns[client] += 1;
         let prompt = conversation(client, turn / TURNS, turn % TURNS);
-        let key = if self.keys { format!("Bearer {client}") } else { String::new() };
+        let key = if self.keys {
+            format!("Bearer {client}")
+        } else {
+            String::new()
+        };
         let body = self.api.body(&prompt, "");
-        let body = if self.is_batch(client) { body.replace(r#""text":"#, r#""text":["a","#).replace(r#""}"#, r#""]}"#) } else { body };
+        let body = if self.is_batch(client) {
+            body.replace(r#""text":"#, r#""text":["a","#)
+                .replace(r#""}"#, r#""]}"#)
+        } else {
+            body
+        };
         let to = self.send(Some(client), &body, &key);
         let found = &mut self.found;
         if self.now_ms >= 2_000 {
@@ -261,41 +328,87 @@ impl BlameWorld {
         let Some(bad) = self.bad else { return };
         let prompt = match bad.prompts {
             BadPrompts::Same => "the same again ".repeat(40),
-            BadPrompts::Shared => conversation(0, self.turns[0].saturating_sub(1) / TURNS, 0) + &format!("number {number}"),
+            BadPrompts::Shared => {
+                conversation(0, self.turns[0].saturating_sub(1) / TURNS, 0)
+                    + &format!("number {number}")
+            }
             BadPrompts::Distinct | BadPrompts::InventedId => format!("number {number} ").repeat(40),
         };
-        let more = if bad.prompts == BadPrompts::InventedId { r#""previous_response_id":"resp_1","# } else { "" };
+        let more = if bad.prompts == BadPrompts::InventedId {
+            r#""previous_response_id":"resp_1","#
+        } else {
+            ""
+        };
         let key = if bad.key { "Bearer bad" } else { "" };
         self.send(None, &self.api.body(&prompt, more), key);
     }
 
     fn send(&mut self, client: Option<usize>, body: &str, key: &str) -> usize {
         let worker = client.unwrap_or(self.flights.len()) % WORKERS;
-        let (settings, now, pool) = (ExchangeSettings::default(), at(self.now_ms), &mut self.workers[worker].pool);
+        let (settings, now, pool) = (
+            ExchangeSettings::default(),
+            at(self.now_ms),
+            &mut self.workers[worker].pool,
+        );
         let mut exchange = Exchange::new(now);
-        let pairs: [(&[u8], &[u8]); 3] = [(b":method", b"POST"), (b":path", self.api.path.as_bytes()), (b"authorization", key.as_bytes())];
+        let pairs: [(&[u8], &[u8]); 3] = [
+            (b":method", b"POST"),
+            (b":path", self.api.path.as_bytes()),
+            (b"authorization", key.as_bytes()),
+        ];
         exchange.request_headers(&settings, pairs, false);
         exchange.capture_headers(pool, pairs);
         let step = exchange.decide(&settings, pool, None, body.as_bytes(), now);
-        let ExchangeStep::Forward(forward) = step else { panic!("not routed: {step:?}") };
-        let list = &forward.set.iter().find(|(name, _)| name == "x-gateway-destination-endpoint").unwrap().1;
+        let ExchangeStep::Forward(forward) = step else {
+            panic!("not routed: {step:?}")
+        };
+        let list = &forward
+            .set
+            .iter()
+            .find(|(name, _)| name == "x-gateway-destination-endpoint")
+            .unwrap()
+            .1;
         let first = list.split(',').next().unwrap();
-        let to = first["10.0.0.".len()..].split(':').next().unwrap().parse().unwrap();
+        let to = first["10.0.0.".len()..]
+            .split(':')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
         let fails = match (client, self.fault) {
             (None, _) => true,
             (Some(_), BlameFault::NoWork | BlameFault::Refuses(_)) => to == 0,
-            (Some(client), BlameFault::RefusesHalf(_)) => to == 0 && self.turns[client].is_multiple_of(2),
+            (Some(client), BlameFault::RefusesHalf(_)) => {
+                to == 0 && self.turns[client].is_multiple_of(2)
+            }
             (Some(_), BlameFault::None) => false,
         };
-        let took_ms = if fails { 1 } else { self.reply_ms + (self.flights.len() as u64 * 37) % 201 };
-        self.ends.push(Reverse((self.now_ms + took_ms, self.flights.len())));
-        self.flights.push(Some(BlameFlight { worker, client, exchange, to, fails }));
+        let took_ms = if fails {
+            1
+        } else {
+            self.reply_ms + (self.flights.len() as u64 * 37) % 201
+        };
+        self.ends
+            .push(Reverse((self.now_ms + took_ms, self.flights.len())));
+        self.flights.push(Some(BlameFlight {
+            worker,
+            client,
+            exchange,
+            to,
+            fails,
+        }));
         to
     }
 
     /// The reply to a request comes. Returns the client, unless it is the bad one.
     fn answer(&mut self, flight: usize) -> Option<usize> {
-        let BlameFlight { worker, client, mut exchange, to, fails } = self.flights[flight].take()?;
+        let BlameFlight {
+            worker,
+            client,
+            mut exchange,
+            to,
+            fails,
+        } = self.flights[flight].take()?;
         let batches = self.batches;
         let (pool, now, address) = (&mut self.workers[worker].pool, at(self.now_ms), address(to));
         let status = match (client, self.fault) {
@@ -304,7 +417,11 @@ impl BlameWorld {
             (Some(_), BlameFault::Refuses(status) | BlameFault::RefusesHalf(status)) => status,
             (Some(_), _) => 200,
         };
-        let content_type: &[u8] = if self.api.streamed && status == 200 { b"text/event-stream" } else { b"application/json" };
+        let content_type: &[u8] = if self.api.streamed && status == 200 {
+            b"text/event-stream"
+        } else {
+            b"application/json"
+        };
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
             status,
@@ -315,13 +432,26 @@ impl BlameWorld {
         };
         exchange.response_headers(pool, &head, now);
         let error = || r#"{"error":{"message":"no"}}"#.to_owned();
-        let body = if status == 200 { self.api.reply(!fails) } else { error() };
-        let body = if client.is_some_and(|client| batches && client.is_multiple_of(2)) { format!("[{body},{body}]") } else { body };
+        let body = if status == 200 {
+            self.api.reply(!fails)
+        } else {
+            error()
+        };
+        let body = if client.is_some_and(|client| batches && client.is_multiple_of(2)) {
+            format!("[{body},{body}]")
+        } else {
+            body
+        };
         exchange.response_chunk(pool, body.as_bytes(), true, now);
         exchange.end(pool, now);
         let (_, observed) = pool.take_observations();
-        let is_learned = observed.iter().any(|observed| observed.observation.ended == RequestEnd::Done);
-        assert!(!fails || !is_learned, "learned from a reply without work: {observed:?}");
+        let is_learned = observed
+            .iter()
+            .any(|observed| observed.observation.ended == RequestEnd::Done);
+        assert!(
+            !fails || !is_learned,
+            "learned from a reply without work: {observed:?}"
+        );
         client
     }
 
@@ -329,17 +459,41 @@ impl BlameWorld {
         let now = at(self.now_ms);
         for from in 0..WORKERS {
             let BlameWorker { pool, row, .. } = &mut self.workers[from];
-            let bytes = pool.write_load_report(row, LoadReportHead { vm: from as u64 + 1, written: now, ring: 0 }).to_vec();
-            for (_, to) in self.workers.iter_mut().enumerate().filter(|(to, _)| *to != from) {
-                let Some(peer) = to.peers.get_mut(from) else { continue };
+            let bytes = pool
+                .write_load_report(
+                    row,
+                    LoadReportHead {
+                        vm: from as u64 + 1,
+                        written: now,
+                        ring: 0,
+                    },
+                )
+                .to_vec();
+            for (_, to) in self
+                .workers
+                .iter_mut()
+                .enumerate()
+                .filter(|(to, _)| *to != from)
+            {
+                let Some(peer) = to.peers.get_mut(from) else {
+                    continue;
+                };
                 to.pool.read_load_report(peer, bytes.clone(), true);
                 let told: Vec<_> = peer.ejections().collect();
-                told.into_iter().for_each(|told| to.pool.learn_ejection(told, now));
+                told.into_iter()
+                    .for_each(|told| to.pool.learn_ejection(told, now));
             }
         }
-        self.workers.iter_mut().for_each(|worker| worker.pool.tick(now));
+        self.workers
+            .iter_mut()
+            .for_each(|worker| worker.pool.tick(now));
         self.found.moments += 1;
-        self.found.ejected += self.workers[0].pool.ejections().iter().filter(|row| row.failures > 0 && row.until > now).count() as u64;
+        self.found.ejected += self.workers[0]
+            .pool
+            .ejections()
+            .iter()
+            .filter(|row| row.failures > 0 && row.until > now)
+            .count() as u64;
     }
 }
 
@@ -360,7 +514,8 @@ impl BlameFindings {
 }
 
 fn conversation(client: usize, number: usize, turn: usize) -> String {
-    format!("conversation {number} of client {client} ").repeat(60) + &"and so on ".repeat(turn * 10)
+    format!("conversation {number} of client {client} ").repeat(60)
+        + &"and so on ".repeat(turn * 10)
 }
 
 #[test]
@@ -368,9 +523,14 @@ fn an_engine_that_answers_200_without_work_gets_next_to_no_requests() {
     for api in APIS {
         for (seed, clients, keys) in [(1, 16, false), (2, 32, true)] {
             let mut world = BlameWorld::new(seed, 4);
-            (world.api, world.fault, world.keys, world.reply_ms) = (api, BlameFault::NoWork, keys, REPLY_MS / 2);
+            (world.api, world.fault, world.keys, world.reply_ms) =
+                (api, BlameFault::NoWork, keys, REPLY_MS / 2);
             let share = world.run(clients).to_first();
-            assert!(share <= 0.02, "{api:?}, {clients} clients, keys {keys}: {:.1} %", share * 100.0);
+            assert!(
+                share <= 0.02,
+                "{api:?}, {clients} clients, keys {keys}: {:.1} %",
+                share * 100.0
+            );
         }
     }
 }
@@ -378,12 +538,22 @@ fn an_engine_that_answers_200_without_work_gets_next_to_no_requests() {
 #[test]
 fn an_engine_that_refuses_what_others_accept_gets_next_to_no_requests() {
     for status in [400, 422, 404, 401] {
-        for (seed, clients, keys) in [(1, 16, false), (2, 32, false), (3, 16, true), (4, 2, false)] {
+        for (seed, clients, keys) in [(1, 16, false), (2, 32, false), (3, 16, true), (4, 2, false)]
+        {
             let mut world = BlameWorld::new(seed, 4);
-            (world.fault, world.keys, world.reply_ms) = (BlameFault::Refuses(status), keys, REPLY_MS / 2);
+            (world.fault, world.keys, world.reply_ms) =
+                (BlameFault::Refuses(status), keys, REPLY_MS / 2);
             let share = world.run(clients).to_first();
-            assert!(share <= 0.02 || clients < 16, "{status}, {clients} clients, keys {keys}: {:.1} %", share * 100.0);
-            assert!(share <= 0.20, "{status}, {clients} clients, keys {keys}: {:.1} %", share * 100.0);
+            assert!(
+                share <= 0.02 || clients < 16,
+                "{status}, {clients} clients, keys {keys}: {:.1} %",
+                share * 100.0
+            );
+            assert!(
+                share <= 0.20,
+                "{status}, {clients} clients, keys {keys}: {:.1} %",
+                share * 100.0
+            );
         }
     }
 }
@@ -411,7 +581,11 @@ fn the_failures_of_one_client_eject_no_engine() {
             let returned = quiet().run(clients).returned();
             for (status, prompts) in BAD {
                 let mut world = quiet();
-                world.bad = Some(BadClient { status, key, prompts });
+                world.bad = Some(BadClient {
+                    status,
+                    key,
+                    prompts,
+                });
                 let found = world.run(clients);
                 let line = format!(
                     "{clients} clients, {reply_ms} ms, keys {keys}; {status} {prompts:?} key {key}: {:.2} ejected, {:.3} returned, without {returned:.3}",
@@ -433,18 +607,37 @@ fn the_failures_of_one_client_eject_no_engine() {
 #[test]
 fn a_client_of_batches_keeps_the_engines_that_have_its_prompts() {
     let mut world = BlameWorld::new(1, 4);
-    (world.api, world.batches) = (BlameApi { path: "/generate", streamed: false }, true);
+    (world.api, world.batches) = (
+        BlameApi {
+            path: "/generate",
+            streamed: false,
+        },
+        true,
+    );
     let found = world.run(16);
-    assert!(found.ejected() == 0.0 && found.returned() > 0.97, "{found:?}");
+    assert!(
+        found.ejected() == 0.0 && found.returned() > 0.97,
+        "{found:?}"
+    );
 }
 
 #[test]
 fn a_response_that_no_engine_knows_is_its_clients_fault() {
     for status in [400, 404] {
         let mut world = BlameWorld::new(1, 8);
-        world.api = BlameApi { path: "/v1/responses", streamed: false };
-        world.bad = Some(BadClient { status, key: false, prompts: BadPrompts::InventedId });
+        world.api = BlameApi {
+            path: "/v1/responses",
+            streamed: false,
+        };
+        world.bad = Some(BadClient {
+            status,
+            key: false,
+            prompts: BadPrompts::InventedId,
+        });
         let found = world.run(16);
-        assert!(found.ejected() == 0.0 && found.returned() > 0.97, "{status}: {found:?}");
+        assert!(
+            found.ejected() == 0.0 && found.returned() > 0.97,
+            "{status}: {found:?}"
+        );
     }
 }

@@ -24,7 +24,11 @@ pub(crate) const APIS: [&str; 12] = [
 type Parsed = ParsedRequest<PromptPieces>;
 
 fn parse(path: &str, body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed, BodyError> {
-    body::parse(RequestApi::of(b"POST", path.as_bytes()), body.as_ref(), PromptPieces::default())
+    body::parse(
+        RequestApi::of(b"POST", path.as_bytes()),
+        body.as_ref(),
+        PromptPieces::default(),
+    )
 }
 
 fn chat(body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed, BodyError> {
@@ -32,7 +36,10 @@ fn chat(body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed, BodyError> {
 }
 
 fn texts(texts: &[&str]) -> Vec<PromptPiece> {
-    texts.iter().map(|text| PromptPiece::Text(text.as_bytes().to_vec())).collect()
+    texts
+        .iter()
+        .map(|text| PromptPiece::Text(text.as_bytes().to_vec()))
+        .collect()
 }
 
 fn pieces(parsed: &Parsed) -> Vec<PromptPiece> {
@@ -42,11 +49,19 @@ fn pieces(parsed: &Parsed) -> Vec<PromptPiece> {
 fn describe(parsed: &Parsed, body: &[u8]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut out = match parsed.model_span.clone() {
-        Some(span) => format!("model {}, written {} in the body\n", parsed.model, text(&body[span])),
+        Some(span) => format!(
+            "model {}, written {} in the body\n",
+            parsed.model,
+            text(&body[span])
+        ),
         None => "no model\n".to_owned(),
     };
     if parsed.stream {
-        out += if parsed.include_usage { "streamed, with usage at the end\n" } else { "streamed\n" };
+        out += if parsed.include_usage {
+            "streamed, with usage at the end\n"
+        } else {
+            "streamed\n"
+        };
     }
     if let Some(max_tokens) = parsed.max_tokens {
         out += &format!("at most {max_tokens} tokens\n");
@@ -54,7 +69,10 @@ fn describe(parsed: &Parsed, body: &[u8]) -> String {
     if !parsed.cache_salt.is_empty() {
         out += &format!("cache salt {}\n", text(&parsed.cache_salt));
     }
-    out += &format!("{} bytes of text, {} token ids, {} media", parsed.prompt_bytes, parsed.prompt_token_ids, parsed.media_items);
+    out += &format!(
+        "{} bytes of text, {} token ids, {} media",
+        parsed.prompt_bytes, parsed.prompt_token_ids, parsed.media_items
+    );
     for piece in parsed.prompt.iter() {
         out += &match piece {
             PromptPiece::Text(bytes) => format!("\n    text  {}", text(bytes)),
@@ -77,19 +95,39 @@ fn a_body_cut_short_anywhere_is_refused() {
     let body = r#"{"model":"m\u0041é","messages":[{"role":"user","content":[{"type":"text","text":"a\n"}]}],"n":-1.5e+3,"x":[true,null]}"#;
     for end in 0..body.len() {
         let cut = &body.as_bytes()[..end];
-        assert!(matches!(chat(cut), Err(BodyError::InvalidJson { offset }) if offset <= end), "{:?}", String::from_utf8_lossy(cut));
+        assert!(
+            matches!(chat(cut), Err(BodyError::InvalidJson { offset }) if offset <= end),
+            "{:?}",
+            String::from_utf8_lossy(cut)
+        );
     }
     assert_eq!(chat(body).unwrap().model, "mAé");
 }
 
 #[test]
 fn invalid_utf_8_is_refused_wherever_it_stands() {
-    for bad in [&b"\xff"[..], b"\xc3", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xf5\x80\x80\x80", b"\x80", b"\xc0\xaf"] {
+    for bad in [
+        &b"\xff"[..],
+        b"\xc3",
+        b"\xc3(",
+        b"\xe2\x82",
+        b"\xed\xa0\x80",
+        b"\xf0\x9f\x98",
+        b"\xf5\x80\x80\x80",
+        b"\x80",
+        b"\xc0\xaf",
+    ] {
         for (before, after) in [
             (r#"{"model":""#, r#""}"#),
-            (r#"{"model":"m","messages":[{"role":"user","content":""#, r#""}]}"#),
+            (
+                r#"{"model":"m","messages":[{"role":"user","content":""#,
+                r#""}]}"#,
+            ),
             (r#"{"model":"m",""#, r#"":1}"#),
-            (r#"{"model":"m","unknown":{"a":["a long enough string to fill more than one block of the scan, by far and away, "#, r#""]}}"#),
+            (
+                r#"{"model":"m","unknown":{"a":["a long enough string to fill more than one block of the scan, by far and away, "#,
+                r#""]}}"#,
+            ),
             (r#"{"model":"m","x":"#, r#"1}"#),
             (r#"{"model":"m"}"#, ""),
             ("", r#"{"model":"m"}"#),
@@ -106,9 +144,27 @@ fn invalid_utf_8_is_refused_wherever_it_stands() {
 
 /// Returns a gRPC frame with `{endpoint = 1, http_body = 2: {content_type = 1, data = 2: json}}`.
 fn vertex(json: &str) -> Vec<u8> {
-    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat();
-    let message = [field(1, b"endpoints/1"), field(2, &[field(1, b"application/json"), field(2, json.as_bytes())].concat())].concat();
-    [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes(), &message].concat()
+    let field = |number: u8, bytes: &[u8]| {
+        [
+            &[number << 3 | 2, u8::try_from(bytes.len()).unwrap()],
+            bytes,
+        ]
+        .concat()
+    };
+    let message = [
+        field(1, b"endpoints/1"),
+        field(
+            2,
+            &[field(1, b"application/json"), field(2, json.as_bytes())].concat(),
+        ),
+    ]
+    .concat();
+    [
+        &[0][..],
+        &u32::try_from(message.len()).unwrap().to_be_bytes(),
+        &message,
+    ]
+    .concat()
 }
 
 #[test]
@@ -116,7 +172,10 @@ fn vertex_ai_wraps_the_bodies_of_others() {
     let path = "/google.cloud.aiplatform.v1beta1.PredictionService/";
     let body = vertex(r#"{"model":"m","max_tokens":5,"messages":[{"content":"hi"}]}"#);
     let parsed = parse(&format!("{path}ChatCompletions"), &body).unwrap();
-    assert_eq!((&*parsed.model, parsed.model_span.clone(), parsed.max_tokens), ("m", None, Some(5)));
+    assert_eq!(
+        (&*parsed.model, parsed.model_span.clone(), parsed.max_tokens),
+        ("m", None, Some(5))
+    );
     assert_eq!(pieces(&parsed), texts(&["hi"]));
     let body = vertex(r#"{"input":"hi","max_output_tokens":6}"#);
     for method in ["RawPredict", "StreamRawPredict"] {
@@ -124,8 +183,14 @@ fn vertex_ai_wraps_the_bodies_of_others() {
         assert_eq!((&*parsed.model, parsed.max_tokens), ("", Some(6)));
         assert_eq!(pieces(&parsed), texts(&["hi"]));
     }
-    assert_eq!(parse(&format!("{path}RawPredict"), r#"{"input":"hi"}"#).unwrap_err(), BodyError::NotGrpc);
-    assert_eq!(parse(&format!("{path}RawPredict"), &vertex("{")).unwrap_err(), BodyError::InvalidJson { offset: 1 });
+    assert_eq!(
+        parse(&format!("{path}RawPredict"), r#"{"input":"hi"}"#).unwrap_err(),
+        BodyError::NotGrpc
+    );
+    assert_eq!(
+        parse(&format!("{path}RawPredict"), &vertex("{")).unwrap_err(),
+        BodyError::InvalidJson { offset: 1 }
+    );
 }
 
 #[test]
@@ -139,26 +204,53 @@ fn bytes_that_json_does_not_know_are_refused() {
         "",
         " ",
     ] {
-        assert!(matches!(chat(body), Err(BodyError::InvalidJson { .. })), "{body:?}");
+        assert!(
+            matches!(chat(body), Err(BodyError::InvalidJson { .. })),
+            "{body:?}"
+        );
     }
 }
 
 #[test]
 fn nesting_is_read_down_to_its_limit_and_no_further() {
-    let nested = |levels: usize| format!(r#"{{"model":"m","x":{}1{}}}"#, r#"[{"a":"#.repeat(levels / 2), "}]".repeat(levels / 2));
+    let nested = |levels: usize| {
+        format!(
+            r#"{{"model":"m","x":{}1{}}}"#,
+            r#"[{"a":"#.repeat(levels / 2),
+            "}]".repeat(levels / 2)
+        )
+    };
     assert!(chat(&nested(126)).is_ok());
-    assert_eq!(chat(&nested(128)).unwrap_err(), BodyError::TooDeep { max: 128 });
+    assert_eq!(
+        chat(&nested(128)).unwrap_err(),
+        BodyError::TooDeep { max: 128 }
+    );
     for open in ["[", r#"{"a":"#] {
         for field in ["x", "messages", "tools", "model"] {
             let body = format!(r#"{{"model":"m","{field}":{}"#, open.repeat(1_000_000));
-            assert_eq!(chat(&body).unwrap_err(), BodyError::TooDeep { max: 128 }, "{field}");
+            assert_eq!(
+                chat(&body).unwrap_err(),
+                BodyError::TooDeep { max: 128 },
+                "{field}"
+            );
         }
     }
 }
 
 #[test]
 fn wrong_types_in_fields_we_can_do_without_read_as_absent() {
-    for value in ["null", "1", "-1", "1e999999", "true", r#""text""#, "[]", "{}", "[[1],{\"a\":[]}]", r#"{"content":7}"#] {
+    for value in [
+        "null",
+        "1",
+        "-1",
+        "1e999999",
+        "true",
+        r#""text""#,
+        "[]",
+        "{}",
+        "[[1],{\"a\":[]}]",
+        r#"{"content":7}"#,
+    ] {
         let body = format!(
             r#"{{"model":"m","stream":{value},"stream_options":{value},"max_tokens":{value},"cache_salt":{value},"tools":{value},"messages":{value},
                 "prompt":{value},"input":{value},"instructions":{value},"system":{value},"max_output_tokens":{value},
@@ -176,7 +268,9 @@ pub(crate) fn json() -> impl Strategy<Value = String> {
         Just("null".to_owned()),
         Just("true".to_owned()),
         any::<i64>().prop_map(|n| n.to_string()),
-        any::<f64>().prop_filter("JSON has no infinities", |n| n.is_finite()).prop_map(|n| n.to_string()),
+        any::<f64>()
+            .prop_filter("JSON has no infinities", |n| n.is_finite())
+            .prop_map(|n| n.to_string()),
         any::<String>().prop_map(|text| serde_json::Value::from(text).to_string()),
     ];
     let key = prop_oneof![
@@ -187,10 +281,15 @@ pub(crate) fn json() -> impl Strategy<Value = String> {
     ];
     scalar.prop_recursive(6, 64, 6, move |inner| {
         prop_oneof![
-            prop::collection::vec(inner.clone(), 0..6).prop_map(|values| format!("[{}]", values.join(", "))),
+            prop::collection::vec(inner.clone(), 0..6)
+                .prop_map(|values| format!("[{}]", values.join(", "))),
             prop::collection::vec((key.clone(), inner), 0..6).prop_map(|members| {
-                let members: Vec<_> =
-                    members.iter().map(|(key, value)| format!("{}:{value}", serde_json::Value::from(key.as_str()))).collect();
+                let members: Vec<_> = members
+                    .iter()
+                    .map(|(key, value)| {
+                        format!("{}:{value}", serde_json::Value::from(key.as_str()))
+                    })
+                    .collect();
                 format!("{{{}}}", members.join(",\n"))
             }),
         ]
@@ -208,7 +307,10 @@ fn what_python_takes_for_json_and_json_is_not_is_refused() {
         r#"{"model":"m",}"#,
         "{\"model\":\"m\u{1}\"}",
     ] {
-        assert!(matches!(chat(body), Err(BodyError::InvalidJson { .. })), "{body:?}");
+        assert!(
+            matches!(chat(body), Err(BodyError::InvalidJson { .. })),
+            "{body:?}"
+        );
     }
 }
 
@@ -217,17 +319,34 @@ fn text_among_token_ids_is_part_of_their_list() {
     let prompt = r#"[1,2,"text among ids",{"type":"image_url","image_url":"u"}]"#;
     let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
     let parsed = parse("/v1/completions", &body).unwrap();
-    assert_eq!((parsed.prompt_token_ids, parsed.prompt_bytes, parsed.media_items), (2, 0, 0));
+    assert_eq!(
+        (
+            parsed.prompt_token_ids,
+            parsed.prompt_bytes,
+            parsed.media_items
+        ),
+        (2, 0, 0)
+    );
     assert_eq!(pieces(&parsed), texts(&[prompt]));
-    let parsed = parse("/v1/completions", r#"{"model":"m","prompt":["text before ids",1,[2,3]]}"#).unwrap();
-    assert_eq!((parsed.prompt_token_ids, parsed.prompt_bytes), (2, "text before ids".len()));
+    let parsed = parse(
+        "/v1/completions",
+        r#"{"model":"m","prompt":["text before ids",1,[2,3]]}"#,
+    )
+    .unwrap();
+    assert_eq!(
+        (parsed.prompt_token_ids, parsed.prompt_bytes),
+        (2, "text before ids".len())
+    );
     assert_eq!(pieces(&parsed), texts(&["text before ids", "[2,3]"]));
 }
 
 #[test]
 fn what_sagemaker_invokes_is_what_its_body_holds() {
     for (body, prompt) in [
-        (r#"{"messages":[{"role":"user","content":"hi"}],"max_completion_tokens":7}"#, vec!["user", "hi"]),
+        (
+            r#"{"messages":[{"role":"user","content":"hi"}],"max_completion_tokens":7}"#,
+            vec!["user", "hi"],
+        ),
         (r#"{"model":"m","prompt":"hi","max_tokens":7}"#, vec!["hi"]),
         (r#"{"input":["a","b"],"max_tokens":7}"#, vec!["a", "b"]),
     ] {
@@ -235,7 +354,10 @@ fn what_sagemaker_invokes_is_what_its_body_holds() {
         assert_eq!(parsed.max_tokens, Some(7), "{body}");
         assert_eq!(pieces(&parsed), texts(&prompt), "{body}");
     }
-    assert!(matches!(parse("/invocations", "hi"), Err(BodyError::InvalidJson { .. })));
+    assert!(matches!(
+        parse("/invocations", "hi"),
+        Err(BodyError::InvalidJson { .. })
+    ));
 }
 
 proptest! {

@@ -6,7 +6,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use exchange::{
-    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Refusal, RequestChanges, ResponseHead, ResponseOrigin, Timestamp, api::ApiFamily,
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Refusal, RequestChanges, ResponseHead,
+    ResponseOrigin, Timestamp, api::ApiFamily,
 };
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::step::StepModel;
@@ -93,7 +94,11 @@ impl BrokenEnginesWorld {
             pool.install(pool_update(ENGINES, 1), 7, 1_000);
             pool.install_models(StepModel::default(), None);
             pool.recount_load_reports([]);
-            BrokenEnginesWorker { pool, row: OwnLoadReport::default(), peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect() }
+            BrokenEnginesWorker {
+                pool,
+                row: OwnLoadReport::default(),
+                peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect(),
+            }
         };
         Self {
             workers: (0..WORKERS).map(worker).collect(),
@@ -111,7 +116,8 @@ impl BrokenEnginesWorld {
             (0..CLIENTS).for_each(|client| self.send(client));
         }
         let mut told_ms = 0;
-        while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < end_ms) {
+        while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < end_ms)
+        {
             self.ends.pop();
             self.now_ms = due_ms;
             if due_ms >= told_ms + TELL_MS {
@@ -128,21 +134,45 @@ impl BrokenEnginesWorld {
     /// that repeat.
     fn send(&mut self, client: usize) {
         self.sent += 1;
-        let prompt = if self.sent.is_multiple_of(2) { format!("prompt {}", self.sent) } else { format!("prompt of four: {}", client % 4) };
+        let prompt = if self.sent.is_multiple_of(2) {
+            format!("prompt {}", self.sent)
+        } else {
+            format!("prompt of four: {}", client % 4)
+        };
         let worker = client % WORKERS;
         let streamed = matches!(self.fault, Some(EngineFault::CutAfterFirstToken));
-        let (exchange, to) = request(&mut self.workers[worker].pool, &prompt.repeat(30), streamed, at(self.now_ms));
+        let (exchange, to) = request(
+            &mut self.workers[worker].pool,
+            &prompt.repeat(30),
+            streamed,
+            at(self.now_ms),
+        );
         let to = to.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
         let to = to.split(',').next().unwrap_or_default().to_owned();
         let is_broken = to == BROKEN && self.fault.is_some();
         self.log.push((self.now_ms, to == BROKEN));
-        self.flights.push(Some(BrokenEnginesRequest { worker, client, exchange, to }));
-        let took_ms = if is_broken { 1 } else { REPLY_MS + (self.sent as u64 * 37) % 101 };
-        self.ends.push(Reverse((self.now_ms + took_ms, self.flights.len() - 1)));
+        self.flights.push(Some(BrokenEnginesRequest {
+            worker,
+            client,
+            exchange,
+            to,
+        }));
+        let took_ms = if is_broken {
+            1
+        } else {
+            REPLY_MS + (self.sent as u64 * 37) % 101
+        };
+        self.ends
+            .push(Reverse((self.now_ms + took_ms, self.flights.len() - 1)));
     }
 
     fn answer(&mut self, flight: usize) -> usize {
-        let BrokenEnginesRequest { worker, client, mut exchange, to } = self.flights[flight].take().unwrap();
+        let BrokenEnginesRequest {
+            worker,
+            client,
+            mut exchange,
+            to,
+        } = self.flights[flight].take().unwrap();
         let (pool, now) = (&mut self.workers[worker].pool, at(self.now_ms));
         match self.fault.filter(|_| to == BROKEN) {
             None => answer_well(&mut exchange, pool, &to, now),
@@ -156,27 +186,56 @@ impl BrokenEnginesWorld {
         let now = at(self.now_ms);
         for from in 0..WORKERS {
             let BrokenEnginesWorker { pool, row, .. } = &mut self.workers[from];
-            let bytes = pool.write_load_report(row, LoadReportHead { vm: from as u64 + 1, written: now, ring: 0 }).to_vec();
-            for (_, to) in self.workers.iter_mut().enumerate().filter(|(to, _)| *to != from) {
-                let Some(peer) = to.peers.get_mut(from) else { continue };
+            let bytes = pool
+                .write_load_report(
+                    row,
+                    LoadReportHead {
+                        vm: from as u64 + 1,
+                        written: now,
+                        ring: 0,
+                    },
+                )
+                .to_vec();
+            for (_, to) in self
+                .workers
+                .iter_mut()
+                .enumerate()
+                .filter(|(to, _)| *to != from)
+            {
+                let Some(peer) = to.peers.get_mut(from) else {
+                    continue;
+                };
                 to.pool.read_load_report(peer, bytes.clone(), true);
                 let told: Vec<_> = peer.ejections().collect();
-                told.into_iter().for_each(|told| to.pool.learn_ejection(told, now));
+                told.into_iter()
+                    .for_each(|told| to.pool.learn_ejection(told, now));
             }
         }
-        self.workers.iter_mut().for_each(|worker| worker.pool.tick(now));
+        self.workers
+            .iter_mut()
+            .for_each(|worker| worker.pool.tick(now));
     }
 
     /// Returns the broken engine's share of the requests that were sent since `ms`.
     fn share_since(&self, ms: u64) -> f64 {
-        let since: Vec<bool> = self.log.iter().filter(|(sent, _)| *sent >= ms).map(|(_, broken)| *broken).collect();
+        let since: Vec<bool> = self
+            .log
+            .iter()
+            .filter(|(sent, _)| *sent >= ms)
+            .map(|(_, broken)| *broken)
+            .collect();
         since.iter().filter(|broken| **broken).count() as f64 / since.len().max(1) as f64
     }
 }
 
 /// Sends a request. Returns the endpoint that it goes to, or the status and drop reason of the
 /// refusal.
-fn request(pool: &mut ManagedPool, prompt: &str, streamed: bool, now: Timestamp) -> (Exchange, Result<String, (u16, String)>) {
+fn request(
+    pool: &mut ManagedPool,
+    prompt: &str,
+    streamed: bool,
+    now: Timestamp,
+) -> (Exchange, Result<String, (u16, String)>) {
     request_of("m", pool, prompt, streamed, now)
 }
 
@@ -191,25 +250,44 @@ fn request_of(
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);
     exchange.capture_headers(pool, pairs);
-    let body = format!(r#"{{"model":"{model}","stream":{streamed},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#);
+    let body = format!(
+        r#"{{"model":"{model}","stream":{streamed},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#
+    );
     let to = match exchange.decide(&settings, pool, None, body.as_bytes(), now) {
         ExchangeStep::Forward(forward) => Ok(destination(&forward)),
         ExchangeStep::Reply(reply) => Err((reply.status, String::from_utf8(reply.body).unwrap())),
-        ExchangeStep::Park { .. } | ExchangeStep::Hold { .. } => panic!("there is state, and no flow control"),
+        ExchangeStep::Park { .. } | ExchangeStep::Hold { .. } => {
+            panic!("there is state, and no flow control")
+        }
     };
     (exchange, to)
 }
 
 fn destination(forward: &RequestChanges) -> String {
-    forward.set.iter().find(|(name, _)| name == "x-gateway-destination-endpoint").map(|(_, value)| value.clone()).unwrap()
+    forward
+        .set
+        .iter()
+        .find(|(name, _)| name == "x-gateway-destination-endpoint")
+        .map(|(_, value)| value.clone())
+        .unwrap()
 }
 
 fn header<'f>(forward: &'f RequestChanges, wanted: &str) -> &'f str {
-    forward.set.iter().find(|(name, _)| name == wanted).map_or("", |(_, value)| value)
+    forward
+        .set
+        .iter()
+        .find(|(name, _)| name == wanted)
+        .map_or("", |(_, value)| value)
 }
 
 fn head(to: &str, status: u16) -> ResponseHead<'_> {
-    ResponseHead { origin: ResponseOrigin::Upstream, status, upstream_address: Some(to.as_bytes()), attempts: 1, ..ResponseHead::default() }
+    ResponseHead {
+        origin: ResponseOrigin::Upstream,
+        status,
+        upstream_address: Some(to.as_bytes()),
+        attempts: 1,
+        ..ResponseHead::default()
+    }
 }
 
 fn answer_well(exchange: &mut Exchange, pool: &mut ManagedPool, to: &str, now: Timestamp) {
@@ -217,36 +295,72 @@ fn answer_well(exchange: &mut Exchange, pool: &mut ManagedPool, to: &str, now: T
     exchange.response_chunk(pool, REPLY, true, now);
 }
 
-fn answer_badly(exchange: &mut Exchange, pool: &mut ManagedPool, to: &str, fault: EngineFault, now: Timestamp) {
+fn answer_badly(
+    exchange: &mut Exchange,
+    pool: &mut ManagedPool,
+    to: &str,
+    fault: EngineFault,
+    now: Timestamp,
+) {
     match fault {
         EngineFault::Status(status) => {
             exchange.response_headers(pool, &head(to, status), now);
             exchange.response_chunk(pool, br#"{"error":{"message":"no"}}"#, true, now);
         }
-        EngineFault::EmptyReply => drop(exchange.response_headers(pool, &ResponseHead { end_of_stream: true, ..head(to, 200) }, now)),
+        EngineFault::EmptyReply => drop(exchange.response_headers(
+            pool,
+            &ResponseHead {
+                end_of_stream: true,
+                ..head(to, 200)
+            },
+            now,
+        )),
         EngineFault::ErrorInReply => {
             exchange.response_headers(pool, &head(to, 200), now);
-            exchange.response_chunk(pool, br#"{"error":{"message":"CUDA error","type":"InternalServerError","code":500}}"#, true, now);
+            exchange.response_chunk(
+                pool,
+                br#"{"error":{"message":"CUDA error","type":"InternalServerError","code":500}}"#,
+                true,
+                now,
+            );
         }
         EngineFault::Html | EngineFault::EmptyObject => {
-            let body: &[u8] = if matches!(fault, EngineFault::Html) { b"<html><h1>It works!</h1></html>" } else { b"{}" };
+            let body: &[u8] = if matches!(fault, EngineFault::Html) {
+                b"<html><h1>It works!</h1></html>"
+            } else {
+                b"{}"
+            };
             exchange.response_headers(pool, &head(to, 200), now);
             exchange.response_chunk(pool, body, true, now);
         }
         EngineFault::OnlyARole => {
-            let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
+            let head = ResponseHead {
+                content_type: Some(b"text/event-stream"),
+                ..head(to, 200)
+            };
             exchange.response_headers(pool, &head, now);
-            exchange.response_chunk(pool, b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n", true, now);
+            exchange.response_chunk(
+                pool,
+                b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n",
+                true,
+                now,
+            );
         }
         EngineFault::CutAfterFirstToken => {
-            let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
+            let head = ResponseHead {
+                content_type: Some(b"text/event-stream"),
+                ..head(to, 200)
+            };
             exchange.response_headers(pool, &head, now);
             exchange.response_chunk(pool, TOKEN, false, now);
             assert!(exchange.is_open());
             exchange.record_cut_off();
         }
         EngineFault::Reset => {
-            let head = ResponseHead { origin: ResponseOrigin::Lost, ..head(to, 503) };
+            let head = ResponseHead {
+                origin: ResponseOrigin::Lost,
+                ..head(to, 503)
+            };
             exchange.response_headers(pool, &head, now);
         }
     }
@@ -259,25 +373,44 @@ fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended()
             let mut world = BrokenEnginesWorld::new(seed, fault);
             world.run_until(5_100);
             let share = world.share_since(1_100);
-            assert!(share <= 0.02, "{fault:?}, seed {seed}: {:.1} % of the requests after the first second", share * 100.0);
+            assert!(
+                share <= 0.02,
+                "{fault:?}, seed {seed}: {:.1} % of the requests after the first second",
+                share * 100.0
+            );
             world.fault = None;
             world.run_until(15_600);
             let share = world.share_since(15_100);
-            assert!((0.1..0.4).contains(&share), "{fault:?}, seed {seed}: {:.1} % ten seconds after it was mended", share * 100.0);
+            assert!(
+                (0.1..0.4).contains(&share),
+                "{fault:?}, seed {seed}: {:.1} % ten seconds after it was mended",
+                share * 100.0
+            );
         }
     }
 }
 
 #[test]
 fn a_wrong_model_name_ejects_no_endpoint() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+        .workers
+        .remove(0)
+        .pool;
     for n in 0..100_u64 {
         let now = at(100 + n * 50);
         let (mut exchange, to) = request(&mut pool, &format!("prompt {n}"), false, now);
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         exchange.response_headers(&mut pool, &head(&to, 404), now);
-        exchange.response_chunk(&mut pool, br#"{"error":{"message":"no such model","code":404}}"#, true, now);
-        assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, pool_state::verdict::Verdict::Misdirected);
+        exchange.response_chunk(
+            &mut pool,
+            br#"{"error":{"message":"no such model","code":404}}"#,
+            true,
+            now,
+        );
+        assert_eq!(
+            exchange.end(&mut pool, now).unwrap().verdict,
+            pool_state::verdict::Verdict::Misdirected
+        );
     }
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
@@ -286,17 +419,42 @@ fn a_wrong_model_name_ejects_no_endpoint() {
 /// any other, and prompts return.
 #[test]
 fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
-    for (content_type, body) in [(None, b"you said: hello".as_slice()), (Some(b"text/event-stream".as_slice()), TOKEN)] {
-        let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    for (content_type, body) in [
+        (None, b"you said: hello".as_slice()),
+        (Some(b"text/event-stream".as_slice()), TOKEN),
+    ] {
+        let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+            .workers
+            .remove(0)
+            .pool;
         let mut homes = std::collections::BTreeMap::new();
         for n in 0..60_u64 {
             let now = at(100 + n * 50);
-            let (mut exchange, to) = request(&mut pool, &format!("conversation {} ", n % 6).repeat(400), content_type.is_some(), now);
+            let (mut exchange, to) = request(
+                &mut pool,
+                &format!("conversation {} ", n % 6).repeat(400),
+                content_type.is_some(),
+                now,
+            );
             let to = to.unwrap().split(',').next().unwrap().to_owned();
-            exchange.response_headers(&mut pool, &ResponseHead { content_type, ..head(&to, 200) }, now);
+            exchange.response_headers(
+                &mut pool,
+                &ResponseHead {
+                    content_type,
+                    ..head(&to, 200)
+                },
+                now,
+            );
             exchange.response_chunk(&mut pool, body, true, now);
-            assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, pool_state::verdict::Verdict::Strange);
-            assert_eq!(*homes.entry(n % 6).or_insert_with(|| to.clone()), to, "prompt {n}");
+            assert_eq!(
+                exchange.end(&mut pool, now).unwrap().verdict,
+                pool_state::verdict::Verdict::Strange
+            );
+            assert_eq!(
+                *homes.entry(n % 6).or_insert_with(|| to.clone()),
+                to,
+                "prompt {n}"
+            );
         }
         assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
     }
@@ -305,18 +463,28 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
 /// Every engine echoes requests for one model and serves the other model.
 #[test]
 fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_return() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+        .workers
+        .remove(0)
+        .pool;
     let mut homes = std::collections::BTreeMap::new();
     for n in 0..100_u64 {
         let now = at(100 + n * 50);
         let conversation = n / 2 % 6;
-        let (model, prompt) =
-            if n % 2 == 0 { ("echoed", format!("hello {conversation} ").repeat(400)) } else { ("m", format!("prompt {n}")) };
+        let (model, prompt) = if n % 2 == 0 {
+            ("echoed", format!("hello {conversation} ").repeat(400))
+        } else {
+            ("m", format!("prompt {n}"))
+        };
         let (mut exchange, to) = request_of(model, &mut pool, &prompt, false, now);
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         if n % 2 == 0 {
             answer_badly(&mut exchange, &mut pool, &to, EngineFault::Html, now);
-            assert_eq!(*homes.entry(conversation).or_insert_with(|| to.clone()), to, "request {n}");
+            assert_eq!(
+                *homes.entry(conversation).or_insert_with(|| to.clone()),
+                to,
+                "request {n}"
+            );
         } else {
             answer_well(&mut exchange, &mut pool, &to, now);
         }
@@ -327,7 +495,10 @@ fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_re
 
 #[test]
 fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+        .workers
+        .remove(0)
+        .pool;
     for n in 0..400_u64 {
         let now = at(100 + n * 10);
         let (mut exchange, to) = request(&mut pool, &format!("prompt {n}").repeat(50), false, now);
@@ -343,7 +514,10 @@ fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
 
 #[test]
 fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+        .workers
+        .remove(0)
+        .pool;
     let well = |pool: &mut ManagedPool, ms: u64, n: u64| {
         let (mut exchange, to) = request(pool, &format!("fine {n}").repeat(50), false, at(ms));
         let to = to.unwrap().split(',').next().unwrap().to_owned();
@@ -354,51 +528,97 @@ fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
     let (mut exchange, to) = request(&mut pool, &"poison".repeat(50), false, at(1_500));
     let to = to.unwrap();
     let second = to.split(',').nth(1).unwrap();
-    let lost = ResponseHead { origin: ResponseOrigin::Lost, attempts: 2, ..head(second, 503) };
+    let lost = ResponseHead {
+        origin: ResponseOrigin::Lost,
+        attempts: 2,
+        ..head(second, 503)
+    };
     exchange.response_headers(&mut pool, &lost, at(1_510));
     exchange.end(&mut pool, at(1_510));
 
     let (_, refused) = request(&mut pool, &"poison".repeat(50), false, at(2_000));
     let (status, body) = refused.unwrap_err();
     assert_eq!(status, 502);
-    assert_eq!(body.as_bytes(), Refusal::CrashingPrompt.reply(ApiFamily::OpenAi).body);
+    assert_eq!(
+        body.as_bytes(),
+        Refusal::CrashingPrompt.reply(ApiFamily::OpenAi).body
+    );
     assert_eq!(pool.counters().dropped(), [("rejected-crashing-prompt", 1)]);
     well(&mut pool, 2_100, 99);
-    assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later the prompt may be tried again");
+    assert!(
+        request(&mut pool, &"poison".repeat(50), false, at(62_000))
+            .1
+            .is_ok(),
+        "a minute later the prompt may be tried again"
+    );
 }
 
 #[test]
 fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
-    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset).workers.remove(0).pool;
+    let mut pool = BrokenEnginesWorld::new(1, EngineFault::Reset)
+        .workers
+        .remove(0)
+        .pool;
     let retries = |pool: &mut ManagedPool, path: &str, body: &str, ms: u64| {
         let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(at(ms)));
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path.as_bytes())];
         exchange.request_headers(&settings, pairs, false);
         exchange.capture_headers(pool, pairs);
-        let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), at(ms)) else { panic!("not routed") };
+        let ExchangeStep::Forward(forward) =
+            exchange.decide(&settings, pool, None, body.as_bytes(), at(ms))
+        else {
+            panic!("not routed")
+        };
         exchange.end(pool, at(ms));
-        format!("{} {}", header(&forward, "x-envoy-max-retries"), header(&forward, "x-envoy-retry-on"))
+        format!(
+            "{} {}",
+            header(&forward, "x-envoy-max-retries"),
+            header(&forward, "x-envoy-retry-on")
+        )
     };
     let (chat, other) = ("/v1/chat/completions", "/v1/load_lora_adapter");
-    let asking = |more: &str| format!(r#"{{"model":"m",{more}"messages":[{{"role":"user","content":"hi"}}]}}"#);
+    let asking = |more: &str| {
+        format!(r#"{{"model":"m",{more}"messages":[{{"role":"user","content":"hi"}}]}}"#)
+    };
     let all = "connect-failure,reset,retriable-status-codes";
-    assert_eq!(retries(&mut pool, chat, &asking(""), 100), format!("2 {all}"), "no endpoint has answered yet");
+    assert_eq!(
+        retries(&mut pool, chat, &asking(""), 100),
+        format!("2 {all}"),
+        "no endpoint has answered yet"
+    );
     for slot in 0..u64::from(ENGINES) * 4 {
-        let (mut exchange, to) = request(&mut pool, &format!("prompt {slot}").repeat(50), false, at(200 + slot));
+        let (mut exchange, to) = request(
+            &mut pool,
+            &format!("prompt {slot}").repeat(50),
+            false,
+            at(200 + slot),
+        );
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         answer_well(&mut exchange, &mut pool, &to, at(200 + slot));
         exchange.end(&mut pool, at(200 + slot));
     }
-    assert_eq!(retries(&mut pool, chat, &asking(""), 300), format!("1 {all}"));
+    assert_eq!(
+        retries(&mut pool, chat, &asking(""), 300),
+        format!("1 {all}")
+    );
     assert_eq!(
         retries(&mut pool, chat, &asking(r#""max_tokens":100000,"#), 300),
         "2 connect-failure,retriable-status-codes",
         "minutes of work"
     );
     assert_eq!(
-        retries(&mut pool, chat, &asking(r#""max_tokens":100000,"stream":true,"#), 300),
+        retries(
+            &mut pool,
+            chat,
+            &asking(r#""max_tokens":100000,"stream":true,"#),
+            300
+        ),
         format!("1 {all}"),
         "a stream loses its beginning"
     );
-    assert_eq!(retries(&mut pool, other, "{}", 300), "2 connect-failure", "its effects must not be repeated");
+    assert_eq!(
+        retries(&mut pool, other, "{}", 300),
+        "2 connect-failure",
+        "its effects must not be repeated"
+    );
 }

@@ -1,6 +1,8 @@
 //! The cached tokens that an engine reports correct the estimate of its cache.
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
 
 use crate::release::{pool_update, split_pool_update};
@@ -16,9 +18,21 @@ fn pool() -> (ManagedPool, EndpointRef) {
 fn pool_of(pool_update: Snapshot) -> (ManagedPool, EndpointRef) {
     let mut pool = ManagedPool::new(7, 16_384);
     let endpoint = pool_update.endpoints()[0].id;
-    let room = EndpointMetrics { kv_blocks: Some(BLOCKS), kv_block_tokens: Some(64), ..EndpointMetrics::default() };
+    let room = EndpointMetrics {
+        kv_blocks: Some(BLOCKS),
+        kv_block_tokens: Some(64),
+        ..EndpointMetrics::default()
+    };
     let metrics = vec![room; pool_update.endpoints().len()];
-    let measured: Snapshot = pool_update.with_metrics(Version { term: 1, sequence: 2 }, metrics).unwrap();
+    let measured: Snapshot = pool_update
+        .with_metrics(
+            Version {
+                term: 1,
+                sequence: 2,
+            },
+            metrics,
+        )
+        .unwrap();
     pool.install(pool_update, 7, 1_000);
     pool.refresh(measured, Timestamp(0));
     (pool, endpoint)
@@ -31,20 +45,43 @@ fn ask(pool: &mut ManagedPool, number: usize, cached_percent: u32) {
 }
 
 fn ask_served_by(pool: &mut ManagedPool, number: usize, cached_percent: u32, server: &[u8]) {
-    ask_prompt(pool, &format!("{number:07} is so ").repeat(850), (5_000 * cached_percent / 100, 5_000), server);
+    ask_prompt(
+        pool,
+        &format!("{number:07} is so ").repeat(850),
+        (5_000 * cached_percent / 100, 5_000),
+        server,
+    );
 }
 
 /// Sends a prompt. `reported` is what the engine reports: cached tokens and all prompt tokens, by
 /// its own count.
 fn ask_prompt(pool: &mut ManagedPool, prompt: &str, reported: (u32, u32), server: &[u8]) {
-    ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), reported, server);
+    ask_body(
+        pool,
+        b"/v1/completions",
+        &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#),
+        reported,
+        server,
+    );
 }
 
-fn ask_body(pool: &mut ManagedPool, path: &[u8], body: &str, (cached, tokens): (u32, u32), server: &[u8]) {
+fn ask_body(
+    pool: &mut ManagedPool,
+    path: &[u8],
+    body: &str,
+    (cached, tokens): (u32, u32),
+    server: &[u8],
+) {
     let mut exchange = Exchange::new(Timestamp(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path)];
     exchange.request_headers(&ExchangeSettings::default(), pairs, false);
-    let ExchangeStep::Forward(_) = exchange.decide(&ExchangeSettings::default(), pool, None, body.as_bytes(), Timestamp(0)) else {
+    let ExchangeStep::Forward(_) = exchange.decide(
+        &ExchangeSettings::default(),
+        pool,
+        None,
+        body.as_bytes(),
+        Timestamp(0),
+    ) else {
         panic!("not routed")
     };
     let head = ResponseHead {
@@ -56,8 +93,9 @@ fn ask_body(pool: &mut ManagedPool, path: &[u8], body: &str, (cached, tokens): (
         ..ResponseHead::default()
     };
     exchange.response_headers(pool, &head, Timestamp(1));
-    let usage =
-        format!(r#"{{"usage":{{"prompt_tokens":{tokens},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#);
+    let usage = format!(
+        r#"{{"usage":{{"prompt_tokens":{tokens},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#
+    );
     exchange.response_chunk(pool, usage.as_bytes(), true, Timestamp(1));
     exchange.end(pool, Timestamp(1));
 }
@@ -70,21 +108,43 @@ fn capacity(pool: &ManagedPool, endpoint: EndpointRef) -> u32 {
 fn an_engine_that_had_less_than_believed_is_believed_to_hold_less() {
     let (mut pool, endpoint) = pool();
     (0..20).for_each(|number| ask(&mut pool, number, 0));
-    assert_eq!(capacity(&pool, endpoint), BLOCKS, "nothing was believed of any of them");
+    assert_eq!(
+        capacity(&pool, endpoint),
+        BLOCKS,
+        "nothing was believed of any of them"
+    );
     ask(&mut pool, 8, 0);
-    assert!(capacity(&pool, endpoint) < BLOCKS * 9 / 10, "{}", capacity(&pool, endpoint));
+    assert!(
+        capacity(&pool, endpoint) < BLOCKS * 9 / 10,
+        "{}",
+        capacity(&pool, endpoint)
+    );
 }
 
 #[test]
 fn what_an_image_is_in_tokens_is_not_known_so_the_reply_proves_nothing() {
-    for (image, proves) in [("", true), (r#",{"type":"image_url","image_url":{"url":"http://a/b.png"}}"#, false)] {
+    for (image, proves) in [
+        ("", true),
+        (
+            r#",{"type":"image_url","image_url":{"url":"http://a/b.png"}}"#,
+            false,
+        ),
+    ] {
         let (mut pool, endpoint) = pool();
         let chat = |number: usize| {
             let text = format!("{number:07} is so ").repeat(850);
-            format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"{text}"}}{image}]}}]}}"#)
+            format!(
+                r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"{text}"}}{image}]}}]}}"#
+            )
         };
         for number in (0..20).chain([8]) {
-            ask_body(&mut pool, b"/v1/chat/completions", &chat(number), (0, 14_000), b"10.0.0.0:8000");
+            ask_body(
+                &mut pool,
+                b"/v1/chat/completions",
+                &chat(number),
+                (0, 14_000),
+                b"10.0.0.0:8000",
+            );
         }
         assert_eq!(capacity(&pool, endpoint) < BLOCKS, proves, "{image}");
     }
@@ -102,7 +162,11 @@ fn an_engine_that_had_all_of_it_is_believed_as_before() {
 fn an_engine_that_had_more_than_believed_is_believed_to_hold_more() {
     let (mut pool, endpoint) = pool();
     (0..3).for_each(|number| ask(&mut pool, number, 90));
-    assert!(capacity(&pool, endpoint) > BLOCKS, "{}", capacity(&pool, endpoint));
+    assert!(
+        capacity(&pool, endpoint) > BLOCKS,
+        "{}",
+        capacity(&pool, endpoint)
+    );
     (3..100).for_each(|number| ask(&mut pool, number, 90));
     assert_eq!(capacity(&pool, endpoint), 2 * BLOCKS, "within reason");
 }
@@ -124,7 +188,10 @@ fn of_a_prompt_that_another_works_through_the_reply_proves_nothing_whoever_serve
         for number in 0..6 {
             ask_served_by(&mut pool, number, 90, server);
         }
-        assert_eq!(decoding.map(|endpoint| capacity(&pool, endpoint)), [BLOCKS; 2]);
+        assert_eq!(
+            decoding.map(|endpoint| capacity(&pool, endpoint)),
+            [BLOCKS; 2]
+        );
     }
 }
 
@@ -144,13 +211,27 @@ fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wron
         (8..20).for_each(|number| ask(&mut pool, number, 0));
         assert_eq!(capacity(&pool, endpoint), BLOCKS);
         // One token of the engine's count is one block here.
-        ask_prompt(&mut pool, &(blocks("a", believed) + &blocks("b", 48 - believed)), (cached, 49), server);
+        ask_prompt(
+            &mut pool,
+            &(blocks("a", believed) + &blocks("b", 48 - believed)),
+            (cached, 49),
+            server,
+        );
         capacity(&pool, endpoint).cmp(&BLOCKS)
     };
     use std::cmp::Ordering::{Equal, Greater, Less};
-    assert_eq!([44, 45, 49].map(|cached| capacity_after(48, cached)), [Less, Equal, Equal]);
-    assert_eq!([28, 29, 35, 36].map(|cached| capacity_after(32, cached)), [Less, Equal, Equal, Greater]);
-    assert_eq!([0, 1, 2].map(|cached| capacity_after(0, cached)), [Equal, Equal, Greater]);
+    assert_eq!(
+        [44, 45, 49].map(|cached| capacity_after(48, cached)),
+        [Less, Equal, Equal]
+    );
+    assert_eq!(
+        [28, 29, 35, 36].map(|cached| capacity_after(32, cached)),
+        [Less, Equal, Equal, Greater]
+    );
+    assert_eq!(
+        [0, 1, 2].map(|cached| capacity_after(0, cached)),
+        [Equal, Equal, Greater]
+    );
 }
 
 #[test]
@@ -159,10 +240,14 @@ fn an_engine_that_counts_other_tokens_is_believed_too() {
     let mut counted = 0;
     let mut estimate = |pool: &mut ManagedPool, number| {
         ask(pool, number, 0);
-        pool.counters().prompt_tokens - std::mem::replace(&mut counted, pool.counters().prompt_tokens)
+        pool.counters().prompt_tokens
+            - std::mem::replace(&mut counted, pool.counters().prompt_tokens)
     };
     // The prompt is 850 times 14 bytes; the engine reports 5,000 tokens for it.
     assert_eq!(estimate(&mut pool, 0), 11_900 / 4);
-    let last = (1..80).map(|number| estimate(&mut pool, number)).last().unwrap();
+    let last = (1..80)
+        .map(|number| estimate(&mut pool, number))
+        .last()
+        .unwrap();
     assert!((4_950..=5_000).contains(&last), "{last}");
 }

@@ -58,5 +58,9 @@ fn the_documentation_of_paths_is_current() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, &now).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(&file).unwrap_or_default(), now, "run the test with UPDATE_GOLDENS=1");
+    assert_eq!(
+        std::fs::read_to_string(&file).unwrap_or_default(),
+        now,
+        "run the test with UPDATE_GOLDENS=1"
+    );
 }

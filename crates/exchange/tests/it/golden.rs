@@ -17,7 +17,11 @@ pub(crate) fn check(folder: &str, mut outcome: impl FnMut(&str, &[u8]) -> String
             wrong.push(format!("{}:\n{now}", file.display()));
         }
     }
-    assert!(wrong.is_empty(), "these cases have other outcomes:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "these cases have other outcomes:\n{}",
+        wrong.join("\n")
+    );
 }
 
 /// Calls `case` with the head and the input of each case.
@@ -31,11 +35,19 @@ pub(crate) fn for_each_case(folder: &str, mut case: impl FnMut(&str, &[u8])) {
 }
 
 fn files(folder: &str) -> Vec<(PathBuf, String)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder);
-    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().path()).collect();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(folder);
+    let mut files: Vec<_> = std::fs::read_dir(&dir)
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .collect();
     files.sort();
     assert!(!files.is_empty(), "no goldens in {}", dir.display());
-    files.into_iter().map(|file| (file.clone(), std::fs::read_to_string(file).unwrap())).collect()
+    files
+        .into_iter()
+        .map(|file| (file.clone(), std::fs::read_to_string(file).unwrap()))
+        .collect()
 }
 
 fn rerun(text: &str, outcome: &mut impl FnMut(&str, &[u8]) -> String) -> String {
@@ -53,7 +65,9 @@ fn rerun(text: &str, outcome: &mut impl FnMut(&str, &[u8]) -> String) -> String 
         let given = given.trim_end_matches('\n');
         if let Some(head) = head.take() {
             out += &format!("{head}\n{given}\n");
-            outcome(head, given.as_bytes()).lines().for_each(|line| out += &format!("=> {line}\n"));
+            outcome(head, given.as_bytes())
+                .lines()
+                .for_each(|line| out += &format!("=> {line}\n"));
             out += "\n";
         }
         if comment {

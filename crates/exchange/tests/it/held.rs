@@ -14,16 +14,37 @@ use crate::release::pool_update_of;
 
 /// A pool of one endpoint that takes one request at a time.
 fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
-    let number = |(name, number): &(&str, f64)| ((*name).to_owned(), ParameterValue::Number(*number));
-    let detector = PluginSpec { parameters: vec![number(&("maxConcurrency", 1.0))], ..PluginSpec::of_type("concurrency-detector") };
-    let control = PluginSpec { parameters: section.iter().map(number).collect(), ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
-    let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
+    let number =
+        |(name, number): &(&str, f64)| ((*name).to_owned(), ParameterValue::Number(*number));
+    let detector = PluginSpec {
+        parameters: vec![number(&("maxConcurrency", 1.0))],
+        ..PluginSpec::of_type("concurrency-detector")
+    };
+    let control = PluginSpec {
+        parameters: section.iter().map(number).collect(),
+        ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL)
+    };
+    let mut spec = PipelineSpec {
+        saturation_detector: detector.name().to_owned(),
+        ..PipelineSpec::default()
+    };
     spec.plugins.extend([detector, control]);
-    let objective = |(name, priority): (&str, i32)| ObjectiveSpec { name: name.to_owned(), priority };
+    let objective = |(name, priority): (&str, i32)| ObjectiveSpec {
+        name: name.to_owned(),
+        priority,
+    };
     let objectives = [("chat", 10), ("batch", -10)].map(objective).into();
-    let objects = Objects::build(&ObjectsSpec { objectives, ..ObjectsSpec::default() }).unwrap();
+    let objects = Objects::build(&ObjectsSpec {
+        objectives,
+        ..ObjectsSpec::default()
+    })
+    .unwrap();
     let mut pool = ManagedPool::new(7, 1024);
-    pool.install(pool_update_of(1, 1, &spec, |_| "").with_objects(objects), 7, 1_000);
+    pool.install(
+        pool_update_of(1, 1, &spec, |_| "").with_objects(objects),
+        7,
+        1_000,
+    );
     Rc::new(RefCell::new(pool))
 }
 
@@ -39,14 +60,20 @@ impl HeldClient {
         Self::sends_with(pool, objective, &[])
     }
 
-    fn sends_with(pool: &Rc<RefCell<ManagedPool>>, objective: &str, more: &[(&[u8], &[u8])]) -> Self {
+    fn sends_with(
+        pool: &Rc<RefCell<ManagedPool>>,
+        objective: &str,
+        more: &[(&[u8], &[u8])],
+    ) -> Self {
         let mut host = MemoryHost::new(pool, CHAT);
         host.settings.objective_header = ObjectiveHeader::Trust;
         host.settings.flow.header = FairnessHeader::Trust;
         host.settings.flow.ttl_header = "x-queue-ttl-ms".to_owned();
         host.settings.explain = true;
-        let own: [(&[u8], &[u8]); 2] =
-            [(b"x-llm-d-inference-objective", objective.as_bytes()), (b"x-llm-d-inference-fairness-id", b"tenant-1")];
+        let own: [(&[u8], &[u8]); 2] = [
+            (b"x-llm-d-inference-objective", objective.as_bytes()),
+            (b"x-llm-d-inference-fairness-id", b"tenant-1"),
+        ];
         let (driver, flow) = host.send_with(&[&own, more].concat());
         Self { host, driver, flow }
     }
@@ -59,8 +86,12 @@ impl HeldClient {
 /// Resumes the held requests that the pool names, as a host does.
 fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [HeldClient], now: Timestamp) {
     loop {
-        let Some(number) = pool.borrow_mut().next_due(now) else { return };
-        let client = clients.iter_mut().find(|client| client.is_held() && client.host.held == Some(number));
+        let Some(number) = pool.borrow_mut().next_due(now) else {
+            return;
+        };
+        let client = clients
+            .iter_mut()
+            .find(|client| client.is_held() && client.host.held == Some(number));
         if let Some(client) = client {
             client.host.now = now;
             client.flow = client.driver.resume(&mut client.host, now);
@@ -71,10 +102,17 @@ fn release(pool: &Rc<RefCell<ManagedPool>>, clients: &mut [HeldClient], now: Tim
 #[test]
 fn chat_is_released_before_a_batch_that_came_earlier() {
     let pool = pool(&[]);
-    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"]
+        .map(|objective| HeldClient::sends(&pool, objective))
+        .into();
     assert_eq!(
         clients.iter().map(|client| client.flow).collect::<Vec<_>>(),
-        [RequestFlow::Go, RequestFlow::Hold, RequestFlow::Hold, RequestFlow::Hold]
+        [
+            RequestFlow::Go,
+            RequestFlow::Hold,
+            RequestFlow::Hold,
+            RequestFlow::Hold
+        ]
     );
     assert_eq!(clients[3].host.log, ["hold"]);
     for (ends, goes) in [(0, 3), (3, 1), (1, 2)] {
@@ -82,25 +120,45 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
         host.answer(driver, "10.0.0.0:8000");
         let now = Timestamp(0).plus_ms(100);
         release(&pool, &mut clients, now);
-        assert_eq!((clients[goes].flow, clients[goes].driver.is_routed()), (RequestFlow::Go, true), "client {goes}");
+        assert_eq!(
+            (clients[goes].flow, clients[goes].driver.is_routed()),
+            (RequestFlow::Go, true),
+            "client {goes}"
+        );
         let log = &clients[goes].host.log;
-        assert!(log[1].starts_with("held for 99 ms in band") && log[2].starts_with("forward"), "{log:?}");
+        assert!(
+            log[1].starts_with("held for 99 ms in band") && log[2].starts_with("forward"),
+            "{log:?}"
+        );
     }
     let HeldClient { host, driver, .. } = &mut clients[2];
     host.answer(driver, "10.0.0.0:8000");
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
-    let durations_ms: f64 = pool.counters().models().iter().map(|model| model.duration_ms.sum).sum();
-    assert!(durations_ms >= 3.0 * 99.0, "what clients wait for is measured, holds included: {durations_ms} ms");
+    let durations_ms: f64 = pool
+        .counters()
+        .models()
+        .iter()
+        .map(|model| model.duration_ms.sum)
+        .sum();
+    assert!(
+        durations_ms >= 3.0 * 99.0,
+        "what clients wait for is measured, holds included: {durations_ms} ms"
+    );
 }
 
 #[test]
 fn a_client_that_leaves_while_held_costs_nothing_more() {
     let pool = pool(&[]);
-    let mut clients: Vec<HeldClient> = ["batch", "batch"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let mut clients: Vec<HeldClient> = ["batch", "batch"]
+        .map(|objective| HeldClient::sends(&pool, objective))
+        .into();
     let HeldClient { host, driver, .. } = &mut clients[1];
     driver.end(host);
-    assert_eq!((pool.borrow().queues().held(), host.log.as_slice()), (0, &["hold".to_owned()][..]));
+    assert_eq!(
+        (pool.borrow().queues().held(), host.log.as_slice()),
+        (0, &["hold".to_owned()][..])
+    );
     let HeldClient { host, driver, .. } = &mut clients[0];
     host.answer(driver, "10.0.0.0:8000");
     release(&pool, &mut clients, Timestamp(0).plus_ms(9));
@@ -110,16 +168,32 @@ fn a_client_that_leaves_while_held_costs_nothing_more() {
 #[test]
 fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() {
     let pool = pool(&[("ttlMs", 50.0), ("maxRequests", 1.0)]);
-    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"].map(|objective| HeldClient::sends(&pool, objective)).into();
+    let mut clients: Vec<HeldClient> = ["batch", "batch", "batch", "chat"]
+        .map(|objective| HeldClient::sends(&pool, objective))
+        .into();
     let refused = |client: &HeldClient| client.host.log.last().cloned().unwrap_or_default();
-    assert!(refused(&clients[2]).starts_with("reply 429 rejected-saturated, retry after "), "{:?}", clients[2].host.log);
+    assert!(
+        refused(&clients[2]).starts_with("reply 429 rejected-saturated, retry after "),
+        "{:?}",
+        clients[2].host.log
+    );
     release(&pool, &mut clients, Timestamp(0).plus_ms(9));
-    assert!(refused(&clients[1]).starts_with("reply 429 rejected-saturated"), "chat took its place: {:?}", clients[1].host.log);
+    assert!(
+        refused(&clients[1]).starts_with("reply 429 rejected-saturated"),
+        "chat took its place: {:?}",
+        clients[1].host.log
+    );
     let now = Timestamp(0).plus_ms(60);
     pool.borrow_mut().tick(now);
     release(&pool, &mut clients, now);
-    assert!(refused(&clients[3]).starts_with("reply 429 rejected-ttl-expired"), "{:?}", clients[3].host.log);
-    clients.iter_mut().for_each(|HeldClient { host, driver, .. }| driver.end(host));
+    assert!(
+        refused(&clients[3]).starts_with("reply 429 rejected-ttl-expired"),
+        "{:?}",
+        clients[3].host.log
+    );
+    clients
+        .iter_mut()
+        .for_each(|HeldClient { host, driver, .. }| driver.end(host));
     let pool = pool.borrow();
     assert!(pool.queues().is_empty() && pool.in_flight().rows().next().is_none());
 }
@@ -128,14 +202,29 @@ fn a_request_that_waits_too_long_or_over_the_limit_is_refused_with_its_reason() 
 fn a_request_may_shorten_its_wait_and_not_prolong_it() {
     let pool = pool(&[("ttlMs", 50.0)]);
     let ttl = |ms| HeldClient::sends_with(&pool, "batch", &[(b"x-queue-ttl-ms", ms)]);
-    let mut clients = [HeldClient::sends(&pool, "batch"), ttl(b"20"), ttl(b"5000"), ttl(b"soon")];
+    let mut clients = [
+        HeldClient::sends(&pool, "batch"),
+        ttl(b"20"),
+        ttl(b"5000"),
+        ttl(b"soon"),
+    ];
     let expired = |clients: &[HeldClient]| {
         clients
             .iter()
-            .map(|client| client.host.log.last().is_some_and(|last| last.contains("429 rejected-ttl-expired")))
+            .map(|client| {
+                client
+                    .host
+                    .log
+                    .last()
+                    .is_some_and(|last| last.contains("429 rejected-ttl-expired"))
+            })
             .collect::<Vec<_>>()
     };
-    for (ms, expected) in [(10, [false, false, false, false]), (30, [false, true, false, false]), (60, [false, true, true, true])] {
+    for (ms, expected) in [
+        (10, [false, false, false, false]),
+        (30, [false, true, false, false]),
+        (60, [false, true, true, true]),
+    ] {
         let now = Timestamp(0).plus_ms(ms);
         pool.borrow_mut().tick(now);
         release(&pool, &mut clients, now);
@@ -146,10 +235,16 @@ fn a_request_may_shorten_its_wait_and_not_prolong_it() {
 #[test]
 fn the_operator_finds_a_held_request_by_its_id() {
     let pool = pool(&[]);
-    let _clients = [HeldClient::sends(&pool, "batch"), HeldClient::sends_with(&pool, "batch", &[(b"x-request-id", b"find-me")])];
+    let _clients = [
+        HeldClient::sends(&pool, "batch"),
+        HeldClient::sends_with(&pool, "batch", &[(b"x-request-id", b"find-me")]),
+    ];
     pool.borrow_mut().tick(Timestamp(0).plus_ms(41));
     let shown = exchange::record::running(&pool.borrow());
-    assert_eq!(shown, r#"[{"held":"find-me","priority":-10,"ms":40,"slot":0,"generation":1}]"#);
+    assert_eq!(
+        shown,
+        r#"[{"held":"find-me","priority":-10,"ms":40,"slot":0,"generation":1}]"#
+    );
 }
 
 #[test]
@@ -160,7 +255,10 @@ fn the_client_may_ask_why_a_request_was_held_and_how_long() {
     let oldest = |ms| {
         pool.borrow_mut().tick(Timestamp(0).plus_ms(ms));
         let pool = pool.borrow();
-        pool.queues().counters().find_map(|band| band.oldest).map(|oldest| (oldest.ms, oldest.full_at.is_some()))
+        pool.queues()
+            .counters()
+            .find_map(|band| band.oldest)
+            .map(|oldest| (oldest.ms, oldest.full_at.is_some()))
     };
     assert_eq!(oldest(41), Some((40, true)), "the operator sees it, too");
     let now = Timestamp(0).plus_ms(100);
@@ -170,9 +268,15 @@ fn the_client_may_ask_why_a_request_was_held_and_how_long() {
         release(&pool, clients, now);
         clients[at].host.reasons.clone().unwrap()
     };
-    assert!(!answer(0, &mut clients).contains("\"held\""), "it went at once");
+    assert!(
+        !answer(0, &mut clients).contains("\"held\""),
+        "it went at once"
+    );
     let reasons = answer(1, &mut clients);
-    assert!(reasons.contains(r#""held":{"ms":99,"priority":-10,"full":"10.0.0.0:8000"}"#), "{reasons}");
+    assert!(
+        reasons.contains(r#""held":{"ms":99,"priority":-10,"full":"10.0.0.0:8000"}"#),
+        "{reasons}"
+    );
     assert_eq!(oldest(200), None);
 }
 
@@ -182,5 +286,9 @@ fn the_limit_of_bytes_counts_the_memory_that_the_proxy_keeps() {
     let pool = pool(&[("maxBytes", limit)]);
     let clients = ["batch", "batch"].map(|objective| HeldClient::sends(&pool, objective));
     let last = clients[1].host.log.last().unwrap();
-    assert!(last.starts_with("reply 429 rejected-saturated"), "a body of {} bytes is within {limit}: {last}", CHAT.len());
+    assert!(
+        last.starts_with("reply 429 rejected-saturated"),
+        "a body of {} bytes is within {limit}: {last}",
+        CHAT.len()
+    );
 }

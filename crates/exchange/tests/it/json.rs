@@ -54,8 +54,14 @@ fn agrees(bytes: &[u8]) {
         }
         Err(error) => {
             let reason = error.to_string();
-            let passed_over =
-                ["surrogate", "unexpected end of hex escape", "number out of range", "recursion limit"].iter().any(|r| reason.contains(r));
+            let passed_over = [
+                "surrogate",
+                "unexpected end of hex escape",
+                "number out of range",
+                "recursion limit",
+            ]
+            .iter()
+            .any(|r| reason.contains(r));
             // After an early error of `serde_json`, the rest may be anything.
             assert!(ours.is_err() || passed_over, "{shown}: {reason}");
             if let Err(JsonError::Invalid { offset }) = ours {
@@ -63,7 +69,11 @@ fn agrees(bytes: &[u8]) {
             }
         }
     }
-    assert_eq!(ours, build(bytes).map(drop), "walking and skipping must agree: {shown}");
+    assert_eq!(
+        ours,
+        build(bytes).map(drop),
+        "walking and skipping must agree: {shown}"
+    );
 }
 
 #[rustfmt::skip] // one text on each line would not be clearer
@@ -87,7 +97,10 @@ fn each_clause_of_the_grammar() {
         agrees(text.as_bytes());
     }
     for text in BAD {
-        assert!(matches!(skip(text.as_bytes()), Err(JsonError::Invalid { .. })), "{text}");
+        assert!(
+            matches!(skip(text.as_bytes()), Err(JsonError::Invalid { .. })),
+            "{text}"
+        );
         agrees(text.as_bytes());
     }
 }
@@ -102,7 +115,14 @@ fn an_escape_is_whole_wherever_the_blocks_of_the_scan_divide_it() {
         agrees(format!("[\"{}{}\",1]", "a".repeat(before), r"\\".repeat(64)).as_bytes());
         agrees(format!("[\"{}{}\",1]", "a".repeat(before), "\u{1}".repeat(128)).as_bytes());
         for broken in ["\\x", "\\u00g0", "\\", "\\u00", "\u{1}", "\\\\\\x"] {
-            agrees(format!("[\"{}{broken}\",\"{}\"]", "a".repeat(before), "b".repeat(90)).as_bytes());
+            agrees(
+                format!(
+                    "[\"{}{broken}\",\"{}\"]",
+                    "a".repeat(before),
+                    "b".repeat(90)
+                )
+                .as_bytes(),
+            );
             agrees(format!("[\"{}{broken}", "a".repeat(before)).as_bytes());
         }
     }
@@ -110,17 +130,34 @@ fn an_escape_is_whole_wherever_the_blocks_of_the_scan_divide_it() {
 
 #[test]
 fn a_broken_escape_is_told_where_it_breaks() {
-    for (text, offset) in [(r#""ab\x""#, 4), (r#""ab\u00g0""#, 7), (r#""ab\u00"#, 7), (r#""ab\"#, 4)] {
-        assert_eq!(skip(text.as_bytes()), Err(JsonError::Invalid { offset }), "{text}");
+    for (text, offset) in [
+        (r#""ab\x""#, 4),
+        (r#""ab\u00g0""#, 7),
+        (r#""ab\u00"#, 7),
+        (r#""ab\"#, 4),
+    ] {
+        assert_eq!(
+            skip(text.as_bytes()),
+            Err(JsonError::Invalid { offset }),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn every_byte_value_in_every_place() {
     for byte in 0..=255_u8 {
-        for (before, after) in
-            [("", ""), ("[", "]"), ("\"", "\""), ("\"\\", "\""), ("{\"a\"", "1}"), ("1", ""), ("1", "1"), ("[1", "2]"), ("\"\\u004", "\"")]
-        {
+        for (before, after) in [
+            ("", ""),
+            ("[", "]"),
+            ("\"", "\""),
+            ("\"\\", "\""),
+            ("{\"a\"", "1}"),
+            ("1", ""),
+            ("1", "1"),
+            ("[1", "2]"),
+            ("\"\\u004", "\""),
+        ] {
             agrees(&[before.as_bytes(), &[byte], after.as_bytes()].concat());
         }
         let mut block = [b'x'; 200];
@@ -141,9 +178,22 @@ fn what_python_allows_and_rust_cannot_hold_is_passed_over() {
         (r#""\ud83d\ude00 \ud83d""#, "😀 \u{fffd}"),
         (r#""\ud800x""#, "\u{fffd}x"),
     ] {
-        assert_eq!(JsonReader::new(text.as_bytes()).string().unwrap().unwrap().text(), meant);
+        assert_eq!(
+            JsonReader::new(text.as_bytes())
+                .string()
+                .unwrap()
+                .unwrap()
+                .text(),
+            meant
+        );
     }
-    for number in ["1e999999", "-1e999999", &"9".repeat(10_000), "1e-999999", &format!("0.{}", "0".repeat(10_000))] {
+    for number in [
+        "1e999999",
+        "-1e999999",
+        &"9".repeat(10_000),
+        "1e-999999",
+        &format!("0.{}", "0".repeat(10_000)),
+    ] {
         assert_eq!(skip(number.as_bytes()), Ok(()));
     }
 }
@@ -164,17 +214,33 @@ fn a_count_is_clamped_and_never_negative() {
         ("null", None),
         ("[17]", None),
     ] {
-        assert_eq!(JsonReader::new(text.as_bytes()).count(), Ok(count), "{text}");
+        assert_eq!(
+            JsonReader::new(text.as_bytes()).count(),
+            Ok(count),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn depth_has_a_limit_for_walking_and_skipping_alike() {
-    let nested = |levels: u32| format!("{}{}", "[".repeat(levels as usize), "]".repeat(levels as usize));
+    let nested = |levels: u32| {
+        format!(
+            "{}{}",
+            "[".repeat(levels as usize),
+            "]".repeat(levels as usize)
+        )
+    };
     assert_eq!(skip(nested(DEPTH_MAX).as_bytes()), Ok(()));
     assert_eq!(build(nested(DEPTH_MAX).as_bytes()).map(drop), Ok(()));
-    assert_eq!(skip(nested(DEPTH_MAX + 1).as_bytes()), Err(JsonError::TooDeep));
-    assert_eq!(build(nested(DEPTH_MAX + 1).as_bytes()), Err(JsonError::TooDeep));
+    assert_eq!(
+        skip(nested(DEPTH_MAX + 1).as_bytes()),
+        Err(JsonError::TooDeep)
+    );
+    assert_eq!(
+        build(nested(DEPTH_MAX + 1).as_bytes()),
+        Err(JsonError::TooDeep)
+    );
     let wide = format!("[{}[]]", "[[]],{\"a\":[{}]},".repeat(1000));
     assert_eq!(skip(wide.as_bytes()), Ok(()), "breadth is no depth");
 }
@@ -232,7 +298,8 @@ fn value() -> impl Strategy<Value = Value> {
     scalar.prop_recursive(5, 64, 8, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
-            prop::collection::vec((any::<String>(), inner), 0..8).prop_map(|members| Value::Object(members.into_iter().collect())),
+            prop::collection::vec((any::<String>(), inner), 0..8)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
         ]
     })
 }

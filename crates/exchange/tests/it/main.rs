@@ -1,6 +1,14 @@
 //! Tests of the exchange as its hosts see it.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking, in its helpers too")]
-#![allow(clippy::disallowed_methods, reason = "tests read files and the environment; the crate under test does not")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking, in its helpers too"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests read files and the environment; the crate under test does not"
+)]
 
 mod blame;
 mod bodies;

@@ -5,10 +5,12 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use exchange::driver::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
+use exchange::driver::{
+    BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError,
+};
 use exchange::{
-    ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, RequestChanges, RequestDriver, ResponseHead, ResponseOrigin, ResponseStep,
-    Timestamp,
+    ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, RequestChanges, RequestDriver,
+    ResponseHead, ResponseOrigin, ResponseStep, Timestamp,
 };
 
 use crate::release::pool_update;
@@ -56,9 +58,16 @@ impl MemoryHost {
     }
 
     /// Sends the whole request with more headers.
-    pub(crate) fn send_with(&mut self, headers: &[(&[u8], &[u8])]) -> (RequestDriver<Self>, RequestFlow) {
+    pub(crate) fn send_with(
+        &mut self,
+        headers: &[(&[u8], &[u8])],
+    ) -> (RequestDriver<Self>, RequestFlow) {
         let mut driver = RequestDriver::default();
-        let _ = driver.request_headers(self, HEADERS.into_iter().chain(headers.iter().copied()), false);
+        let _ = driver.request_headers(
+            self,
+            HEADERS.into_iter().chain(headers.iter().copied()),
+            false,
+        );
         let size = self.request.len();
         let flow = driver.request_body(self, size, BodyProgress::Whole);
         (driver, flow)
@@ -96,14 +105,24 @@ impl RequestHost for MemoryHost {
     }
 
     fn ready_reply(&self) -> LocalReply {
-        LocalReply { status: 200, headers: Vec::new(), body: Vec::new() }
+        LocalReply {
+            status: 200,
+            headers: Vec::new(),
+            body: Vec::new(),
+        }
     }
 
     fn find_pool(&mut self) -> Option<Self::Pool> {
         Some(Rc::clone(&self.pool))
     }
 
-    fn with_pool<R>(&self, pool: &Self::Pool, _usage: PoolUse, _now: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R {
+    fn with_pool<R>(
+        &self,
+        pool: &Self::Pool,
+        _usage: PoolUse,
+        _now: Timestamp,
+        act: impl FnOnce(&mut ManagedPool) -> R,
+    ) -> R {
         act(&mut pool.borrow_mut())
     }
 
@@ -112,7 +131,10 @@ impl RequestHost for MemoryHost {
     }
 
     fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
-        self.request.get(start..start.saturating_add(size)).unwrap_or_default().into()
+        self.request
+            .get(start..start.saturating_add(size))
+            .unwrap_or_default()
+            .into()
     }
 
     fn take_body(&mut self, _size: usize) -> Vec<u8> {
@@ -123,17 +145,43 @@ impl RequestHost for MemoryHost {
         self.request = body;
     }
 
-    fn forward(&mut self, changes: RequestChanges, body: Option<Vec<u8>>) -> Result<(), RewriteError> {
-        let destination = changes.set.iter().find(|(name, _)| *name == self.settings.destination.header).map(|(_, value)| value.as_str());
-        self.log.push(format!("forward {} bytes to {}", body.map_or(0, |body| body.len()), destination.unwrap_or("any")));
+    fn forward(
+        &mut self,
+        changes: RequestChanges,
+        body: Option<Vec<u8>>,
+    ) -> Result<(), RewriteError> {
+        let destination = changes
+            .set
+            .iter()
+            .find(|(name, _)| *name == self.settings.destination.header)
+            .map(|(_, value)| value.as_str());
+        self.log.push(format!(
+            "forward {} bytes to {}",
+            body.map_or(0, |body| body.len()),
+            destination.unwrap_or("any")
+        ));
         Ok(())
     }
 
     fn reply(&mut self, reply: LocalReply) {
-        let header = |name: &str| reply.headers.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+        let header = |name: &str| {
+            reply
+                .headers
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.as_str())
+        };
         let reason = header("x-llm-d-request-dropped-reason").filter(|_| reply.status != 400);
-        let after = header("retry-after").map(|after| format!(", retry after {after}")).unwrap_or_default();
-        self.log.push(format!("reply {}{}{after}", reply.status, reason.map(|reason| format!(" {reason}")).unwrap_or_default()));
+        let after = header("retry-after")
+            .map(|after| format!(", retry after {after}"))
+            .unwrap_or_default();
+        self.log.push(format!(
+            "reply {}{}{after}",
+            reply.status,
+            reason
+                .map(|reason| format!(" {reason}"))
+                .unwrap_or_default()
+        ));
     }
 
     fn park(&mut self, _pool: &Self::Pool, _deadline: Timestamp) -> bool {
@@ -150,7 +198,8 @@ impl RequestHost for MemoryHost {
     fn release_held(&mut self, _pool: &Self::Pool) {}
 
     fn log_hold(&mut self, ms: u64, priority: i32) {
-        self.log.push(format!("held for {ms} ms in band {priority}"));
+        self.log
+            .push(format!("held for {ms} ms in band {priority}"));
     }
 
     fn resume_after(&mut self, _pool: &Self::Pool, _at: Timestamp) {
@@ -166,7 +215,11 @@ impl RequestHost for MemoryHost {
     }
 
     fn send_response_headers(&mut self, step: ResponseStep) {
-        self.reasons = step.set.into_iter().find(|(name, _)| *name == "x-switchpoint-decision").map(|(_, value)| value);
+        self.reasons = step
+            .set
+            .into_iter()
+            .find(|(name, _)| *name == "x-switchpoint-decision")
+            .map(|(_, value)| value);
     }
 
     fn take_response_body(&mut self, _size: usize) -> Vec<u8> {
@@ -174,7 +227,10 @@ impl RequestHost for MemoryHost {
     }
 
     fn send_response_body(&mut self, body: Vec<u8>, restored: Option<&[u8]>, _held: bool) {
-        self.log.push(format!("{} bytes to the client", restored.unwrap_or(&body).len()));
+        self.log.push(format!(
+            "{} bytes to the client",
+            restored.unwrap_or(&body).len()
+        ));
     }
 
     fn append_response(&mut self, _bytes: &[u8]) {}
@@ -184,7 +240,10 @@ impl RequestHost for MemoryHost {
     }
 
     fn ended(&mut self, outcome: &ExchangeOutcome) {
-        self.log.push(format!("{:?}, {:?} tokens", outcome.verdict, outcome.usage.completion_tokens));
+        self.log.push(format!(
+            "{:?}, {:?} tokens",
+            outcome.verdict, outcome.usage.completion_tokens
+        ));
     }
 }
 
@@ -199,8 +258,14 @@ fn pool(with_state: bool) -> Rc<RefCell<ManagedPool>> {
 
 fn in_flight(pool: &RefCell<ManagedPool>) -> Vec<u32> {
     let pool = pool.borrow();
-    let endpoints = pool.snapshot().map(|snapshot| snapshot.endpoints()).unwrap_or_default();
-    endpoints.iter().map(|endpoint| pool.in_flight().own(endpoint.id).requests).collect()
+    let endpoints = pool
+        .snapshot()
+        .map(|snapshot| snapshot.endpoints())
+        .unwrap_or_default();
+    endpoints
+        .iter()
+        .map(|endpoint| pool.in_flight().own(endpoint.id).requests)
+        .collect()
 }
 
 #[test]
@@ -208,13 +273,34 @@ fn a_request_is_routed_and_released() {
     let pool = pool(true);
     let mut host = MemoryHost::new(&pool, CHAT);
     let (mut driver, flow) = host.send();
-    assert_eq!((flow, driver.is_routed(), in_flight(&pool).iter().sum::<u32>()), (RequestFlow::Go, true, 1));
+    assert_eq!(
+        (
+            flow,
+            driver.is_routed(),
+            in_flight(&pool).iter().sum::<u32>()
+        ),
+        (RequestFlow::Go, true, 1)
+    );
     let forwarded = host.log.first().cloned().unwrap_or_default();
-    let first = forwarded.rsplit(' ').next().and_then(|list| list.split(',').next()).unwrap();
-    assert!(forwarded.starts_with("forward 60 bytes to 10.0.0."), "{forwarded}");
+    let first = forwarded
+        .rsplit(' ')
+        .next()
+        .and_then(|list| list.split(',').next())
+        .unwrap();
+    assert!(
+        forwarded.starts_with("forward 60 bytes to 10.0.0."),
+        "{forwarded}"
+    );
     host.answer(&mut driver, first);
     driver.end(&mut host); // a second end does no harm
-    assert_eq!(host.log[1..], ["Picked { us: 0 }", "92 bytes to the client", "Success, Some(1) tokens"]);
+    assert_eq!(
+        host.log[1..],
+        [
+            "Picked { us: 0 }",
+            "92 bytes to the client",
+            "Success, Some(1) tokens"
+        ]
+    );
     assert_eq!(in_flight(&pool), [0, 0]);
 }
 
@@ -223,12 +309,19 @@ fn a_request_waits_for_the_first_state() {
     let pool = pool(false);
     let mut host = MemoryHost::new(&pool, CHAT);
     let (mut driver, flow) = host.send();
-    assert_eq!((flow, driver.waits(), host.log.as_slice()), (RequestFlow::Hold, true, &["park".to_owned()][..]));
+    assert_eq!(
+        (flow, driver.waits(), host.log.as_slice()),
+        (RequestFlow::Hold, true, &["park".to_owned()][..])
+    );
     pool.borrow_mut().install(pool_update(2, 1), 7, 1_000);
     host.now = host.now.plus_ms(10);
     let now = host.now;
     assert_eq!(driver.resume(&mut host, now), RequestFlow::Go);
-    assert!(host.log[1].starts_with("forward 60 bytes"), "{:?}", host.log);
+    assert!(
+        host.log[1].starts_with("forward 60 bytes"),
+        "{:?}",
+        host.log
+    );
     driver.end(&mut host);
     assert_eq!(in_flight(&pool), [0, 0]);
 }
@@ -238,7 +331,14 @@ fn an_invalid_body_is_refused() {
     let pool = pool(true);
     let mut host = MemoryHost::new(&pool, b"{");
     let (mut driver, flow) = host.send();
-    assert_eq!((flow, driver.is_answered(), host.log.as_slice()), (RequestFlow::Hold, true, &["Invalid".into(), "reply 400".into()][..]));
+    assert_eq!(
+        (flow, driver.is_answered(), host.log.as_slice()),
+        (
+            RequestFlow::Hold,
+            true,
+            &["Invalid".into(), "reply 400".into()][..]
+        )
+    );
     driver.end(&mut host);
     assert_eq!(host.log.len(), 2, "an answered request has no outcome");
 }
@@ -247,22 +347,40 @@ fn an_invalid_body_is_refused() {
 /// of blocks that the pool remembers afterwards, and again after the same request in one piece.
 fn in_two_pieces(between: impl FnOnce(&mut ManagedPool)) -> [usize; 2] {
     let pool = pool(true);
-    let body = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}],"model":"m"}}"#, "some words ".repeat(9_000));
+    let body = format!(
+        r#"{{"messages":[{{"role":"user","content":"{}"}}],"model":"m"}}"#,
+        "some words ".repeat(9_000)
+    );
     let mut host = MemoryHost::new(&pool, body.as_bytes());
     let mut driver = RequestDriver::default();
     let _ = driver.request_headers(&mut host, HEADERS.into_iter(), false);
-    assert_eq!(driver.request_body(&mut host, 50_000, BodyProgress::Partial), RequestFlow::Hold);
+    assert_eq!(
+        driver.request_body(&mut host, 50_000, BodyProgress::Partial),
+        RequestFlow::Hold
+    );
     between(&mut pool.borrow_mut());
-    assert_eq!(driver.request_body(&mut host, body.len(), BodyProgress::Whole), RequestFlow::Go);
+    assert_eq!(
+        driver.request_body(&mut host, body.len(), BodyProgress::Whole),
+        RequestFlow::Go
+    );
     let entries = || pool.borrow().prefixes().stats().entries;
     let once = entries();
-    assert_eq!(MemoryHost::new(&pool, body.as_bytes()).send().1, RequestFlow::Go);
+    assert_eq!(
+        MemoryHost::new(&pool, body.as_bytes()).send().1,
+        RequestFlow::Go
+    );
     [once, entries()]
 }
 
 #[test]
 fn a_body_in_pieces_has_the_blocks_of_a_whole_one_though_the_secret_changes() {
     let unchanged = in_two_pieces(|_| ());
-    assert!(unchanged[0] > 100 && unchanged[0] == unchanged[1], "{unchanged:?}");
-    assert_eq!(in_two_pieces(|pool| pool.install(pool_update(2, 1), 8, 1_000)), unchanged);
+    assert!(
+        unchanged[0] > 100 && unchanged[0] == unchanged[1],
+        "{unchanged:?}"
+    );
+    assert_eq!(
+        in_two_pieces(|pool| pool.install(pool_update(2, 1), 8, 1_000)),
+        unchanged
+    );
 }

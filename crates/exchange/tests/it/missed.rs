@@ -1,6 +1,8 @@
 //! Prompt tokens that engines had to compute, by cause.
 
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use pool_state::{MISS_CAUSES, TokenCounters};
 use scheduler::{EndpointMetrics, Version};
 
@@ -13,7 +15,13 @@ fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&ExchangeSettings::default(), pairs, false);
     let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-    let ExchangeStep::Forward(forward) = exchange.decide(&ExchangeSettings::default(), pool, hint, body.as_bytes(), Timestamp(0)) else {
+    let ExchangeStep::Forward(forward) = exchange.decide(
+        &ExchangeSettings::default(),
+        pool,
+        hint,
+        body.as_bytes(),
+        Timestamp(0),
+    ) else {
         panic!("not routed")
     };
     let first = forward.set[0].1.split(',').next().unwrap().to_owned();
@@ -26,13 +34,20 @@ fn ask(pool: &mut ManagedPool, prompt: &str, hint: Option<&[u8]>, usage: &str) -
         ..ResponseHead::default()
     };
     exchange.response_headers(pool, &head, Timestamp(1));
-    exchange.response_chunk(pool, format!(r#"{{"usage":{{{usage}}}}}"#).as_bytes(), true, Timestamp(1));
+    exchange.response_chunk(
+        pool,
+        format!(r#"{{"usage":{{{usage}}}}}"#).as_bytes(),
+        true,
+        Timestamp(1),
+    );
     exchange.end(pool, Timestamp(1));
     first
 }
 
 fn usage(prompt: u32, cached: u32) -> String {
-    format!(r#""prompt_tokens":{prompt},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}"#)
+    format!(
+        r#""prompt_tokens":{prompt},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}"#
+    )
 }
 
 fn tokens(pool: &ManagedPool) -> TokenCounters {
@@ -40,14 +55,25 @@ fn tokens(pool: &ManagedPool) -> TokenCounters {
     for model in pool.counters().models() {
         sum.prompt += model.tokens.prompt;
         sum.cached += model.tokens.cached;
-        sum.missed.iter_mut().zip(model.tokens.missed).for_each(|(total, count)| *total += count);
+        sum.missed
+            .iter_mut()
+            .zip(model.tokens.missed)
+            .for_each(|(total, count)| *total += count);
     }
-    assert_eq!(sum.cached + sum.missed.iter().sum::<u64>(), sum.prompt, "hits and misses are the prompts: {sum:?}");
+    assert_eq!(
+        sum.cached + sum.missed.iter().sum::<u64>(),
+        sum.prompt,
+        "hits and misses are the prompts: {sum:?}"
+    );
     sum
 }
 
 fn missed_by(pool: &ManagedPool) -> Vec<(&'static str, u64)> {
-    MISS_CAUSES.into_iter().zip(tokens(pool).missed).filter(|(_, count)| *count > 0).collect()
+    MISS_CAUSES
+        .into_iter()
+        .zip(tokens(pool).missed)
+        .filter(|(_, count)| *count > 0)
+        .collect()
 }
 
 /// A prompt of forty blocks, nearly.
@@ -57,8 +83,20 @@ fn prompt(letter: &str) -> String {
 
 fn pool(endpoints: u8) -> ManagedPool {
     let update = pool_update(endpoints, 1);
-    let room = EndpointMetrics { kv_blocks: Some(400), kv_block_tokens: Some(64), ..EndpointMetrics::default() };
-    let measured = update.with_metrics(Version { term: 1, sequence: 2 }, vec![room; usize::from(endpoints)]).unwrap();
+    let room = EndpointMetrics {
+        kv_blocks: Some(400),
+        kv_block_tokens: Some(64),
+        ..EndpointMetrics::default()
+    };
+    let measured = update
+        .with_metrics(
+            Version {
+                term: 1,
+                sequence: 2,
+            },
+            vec![room; usize::from(endpoints)],
+        )
+        .unwrap();
     let mut pool = ManagedPool::new(7, 65_536);
     pool.install(update, 7, 1_000);
     pool.refresh(measured, Timestamp(0));
@@ -71,8 +109,16 @@ fn a_new_prompt_was_never_seen_and_a_repeated_one_is_a_hit_but_for_its_end() {
     ask(&mut pool, &prompt("a"), None, &usage(1_000, 0));
     assert_eq!(missed_by(&pool), [("never_seen", 1_000)]);
     ask(&mut pool, &prompt("a"), None, &usage(1_000, 984));
-    assert_eq!((missed_by(&pool), tokens(&pool).cached), (vec![("never_seen", 1_000), ("rounding", 16)], 984));
-    ask(&mut pool, &(prompt("a") + &prompt("b")), None, &usage(2_000, 1_000));
+    assert_eq!(
+        (missed_by(&pool), tokens(&pool).cached),
+        (vec![("never_seen", 1_000), ("rounding", 16)], 984)
+    );
+    ask(
+        &mut pool,
+        &(prompt("a") + &prompt("b")),
+        None,
+        &usage(2_000, 1_000),
+    );
     assert_eq!(missed_by(&pool), [("never_seen", 2_000), ("rounding", 16)]);
 }
 
@@ -81,14 +127,27 @@ fn an_engine_that_lost_what_it_was_given_disproves_the_belief() {
     let mut pool = pool(1);
     ask(&mut pool, &prompt("a"), None, &usage(1_000, 0));
     ask(&mut pool, &prompt("a"), None, &usage(1_000, 0));
-    assert_eq!(missed_by(&pool), [("never_seen", 1_000), ("wrong_belief", 1_000)]);
+    assert_eq!(
+        missed_by(&pool),
+        [("never_seen", 1_000), ("wrong_belief", 1_000)]
+    );
 }
 
 #[test]
 fn a_prompt_that_goes_elsewhere_is_moved() {
     let mut pool = pool(2);
-    let first = ask(&mut pool, &prompt("a"), Some(b"10.0.0.0:8000"), &usage(1_000, 0));
-    let second = ask(&mut pool, &prompt("a"), Some(b"10.0.0.1:8000"), &usage(1_000, 0));
+    let first = ask(
+        &mut pool,
+        &prompt("a"),
+        Some(b"10.0.0.0:8000"),
+        &usage(1_000, 0),
+    );
+    let second = ask(
+        &mut pool,
+        &prompt("a"),
+        Some(b"10.0.0.1:8000"),
+        &usage(1_000, 0),
+    );
     assert_ne!(first, second);
     assert_eq!(missed_by(&pool), [("never_seen", 1_000), ("moved", 1_000)]);
 }
@@ -97,10 +156,18 @@ fn a_prompt_that_goes_elsewhere_is_moved() {
 fn what_many_prompts_displaced_is_evicted() {
     let mut pool = pool(1);
     for letter in ('a'..='z').chain('A'..='Z') {
-        ask(&mut pool, &prompt(&letter.to_string()), None, &usage(1_000, 0));
+        ask(
+            &mut pool,
+            &prompt(&letter.to_string()),
+            None,
+            &usage(1_000, 0),
+        );
     }
     ask(&mut pool, &prompt("a"), None, &usage(1_000, 0));
-    assert_eq!(missed_by(&pool), [("never_seen", 52_000), ("evicted", 1_000)]);
+    assert_eq!(
+        missed_by(&pool),
+        [("never_seen", 52_000), ("evicted", 1_000)]
+    );
 }
 
 #[test]
@@ -110,7 +177,9 @@ fn a_restart_is_remembered_for_ten_minutes() {
         let mut pool = pool(2);
         ask(&mut pool, &prompt("a"), None, &usage(1_000, 0));
         pool.install(pool_update(2, 2), 7, 1_000);
-        [1, 1 + later, 1 + later].into_iter().for_each(|at| pool.tick(minutes(at)));
+        [1, 1 + later, 1 + later]
+            .into_iter()
+            .for_each(|at| pool.tick(minutes(at)));
         ask(&mut pool, &prompt("a"), None, &usage(1_000, 0));
         missed_by(&pool)
     };
@@ -126,7 +195,11 @@ fn an_engine_that_is_silent_about_its_cache_says_nothing_until_it_spoke_once() {
     assert_eq!(missed_by(&pool), [("unknown", 1_000)]);
     ask(&mut pool, &prompt("a"), None, &usage(1_000, 1_000));
     ask(&mut pool, &prompt("b"), None, silent);
-    assert_eq!(missed_by(&pool), [("never_seen", 1_000), ("unknown", 1_000)], "vLLM leaves out a zero");
+    assert_eq!(
+        missed_by(&pool),
+        [("never_seen", 1_000), ("unknown", 1_000)],
+        "vLLM leaves out a zero"
+    );
     ask(&mut pool, &prompt("c"), None, &usage(1_000, 4_000));
     assert_eq!(tokens(&pool).cached, 2_000, "no more than the prompt has");
 }

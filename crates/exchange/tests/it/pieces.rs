@@ -25,27 +25,45 @@ const BODIES: &[&[u8]] = &[
 ];
 
 fn whole(path: &str, body: &[u8]) -> Result<String, BodyError> {
-    body::parse(RequestApi::of(b"POST", path.as_bytes()), body, PromptPieces::default()).map(|parsed| format!("{parsed:?}"))
+    body::parse(
+        RequestApi::of(b"POST", path.as_bytes()),
+        body,
+        PromptPieces::default(),
+    )
+    .map(|parsed| format!("{parsed:?}"))
 }
 
 fn in_pieces(path: &str, body: &[u8], cuts: &[usize]) -> Result<String, BodyError> {
-    let mut reader = BodyReader::new(RequestApi::of(b"POST", path.as_bytes()), PromptPieces::default());
+    let mut reader = BodyReader::new(
+        RequestApi::of(b"POST", path.as_bytes()),
+        PromptPieces::default(),
+    );
     let mut from = 0;
     for &cut in cuts {
         reader.read(&body[from..cut]);
         from = cut;
         assert_eq!(reader.bytes_read(), cut);
     }
-    reader.finish(&body[from..]).map(|parsed| format!("{parsed:?}"))
+    reader
+        .finish(&body[from..])
+        .map(|parsed| format!("{parsed:?}"))
 }
 
 /// The other reader of JSON in this crate finds the same error.
 fn agrees(body: &[u8], read: &Result<String, BodyError>) {
     let mut reader = JsonReader::new(body);
     match (reader.skip().and_then(|_| reader.end()), read) {
-        (Err(JsonError::Invalid { offset }), read) => assert_eq!(*read, Err(BodyError::InvalidJson { offset })),
+        (Err(JsonError::Invalid { offset }), read) => {
+            assert_eq!(*read, Err(BodyError::InvalidJson { offset }))
+        }
         (Err(JsonError::TooDeep), read) => assert!(matches!(read, Err(BodyError::TooDeep { .. }))),
-        (Ok(()), read) => assert!(!matches!(read, Err(BodyError::InvalidJson { .. } | BodyError::TooDeep { .. })), "{read:?}"),
+        (Ok(()), read) => assert!(
+            !matches!(
+                read,
+                Err(BodyError::InvalidJson { .. } | BodyError::TooDeep { .. })
+            ),
+            "{read:?}"
+        ),
     }
 }
 
@@ -59,7 +77,11 @@ fn a_body_may_be_cut_anywhere() {
             let shown = String::from_utf8_lossy(body);
             assert_eq!(in_pieces(path, body, &every_byte), read, "{path} {shown}");
             for cut in 0..=body.len() {
-                assert_eq!(in_pieces(path, body, &[cut]), read, "{path} {shown} at {cut}");
+                assert_eq!(
+                    in_pieces(path, body, &[cut]),
+                    read,
+                    "{path} {shown} at {cut}"
+                );
             }
         }
     }
@@ -71,7 +93,12 @@ fn the_goldens_read_alike_in_pieces() {
         let read = whole(path, body);
         for step in [1, 2, 3, 7, 64, 65] {
             let cuts: Vec<usize> = (1..body.len()).step_by(step).collect();
-            assert_eq!(in_pieces(path, body, &cuts), read, "{path} {}", String::from_utf8_lossy(body));
+            assert_eq!(
+                in_pieces(path, body, &cuts),
+                read,
+                "{path} {}",
+                String::from_utf8_lossy(body)
+            );
         }
     });
 }
@@ -81,7 +108,11 @@ fn nesting_has_the_same_limit() {
     for levels in [126, 127, 128, 129, 1000] {
         for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
             for field in ["x", "messages", "tools", "model"] {
-                let body = format!(r#"{{"model":"m","{field}":{}1{}}}"#, open.repeat(levels), close.repeat(levels));
+                let body = format!(
+                    r#"{{"model":"m","{field}":{}1{}}}"#,
+                    open.repeat(levels),
+                    close.repeat(levels)
+                );
                 let read = whole(APIS[0], body.as_bytes());
                 agrees(body.as_bytes(), &read);
                 let cuts: Vec<usize> = (1..body.len()).step_by(5).collect();
@@ -100,7 +131,12 @@ fn only_a_long_name_is_kept() {
         (0..100).for_each(|_| reader.read(filler.repeat(1_000).as_bytes()));
         reader.keeps_too_much()
     };
-    for (before, filler) in [("{\"", "k"), ("{\"model\":\"", "m"), ("{\"n\":", "1"), ("{\"messages\":[", " ")] {
+    for (before, filler) in [
+        ("{\"", "k"),
+        ("{\"model\":\"", "m"),
+        ("{\"n\":", "1"),
+        ("{\"messages\":[", " "),
+    ] {
         assert!(keeps(before, filler), "{before}");
     }
     for (before, filler) in [
@@ -148,9 +184,14 @@ fn fields() -> impl Strategy<Value = String> {
         "items",
         "other",
     ];
-    let member = (proptest::sample::select(names), json()).prop_map(|(name, value)| format!("\"{name}\" :{value}"));
-    prop::collection::vec(member, 0..8)
-        .prop_map(|members| format!("{{\"model\":\"m\",{}\"n\":[]}}", members.iter().map(|m| format!("{m}, ")).collect::<String>()))
+    let member = (proptest::sample::select(names), json())
+        .prop_map(|(name, value)| format!("\"{name}\" :{value}"));
+    prop::collection::vec(member, 0..8).prop_map(|members| {
+        format!(
+            "{{\"model\":\"m\",{}\"n\":[]}}",
+            members.iter().map(|m| format!("{m}, ")).collect::<String>()
+        )
+    })
 }
 
 proptest! {

@@ -20,7 +20,10 @@ impl PolicyWorld {
     fn new() -> Self {
         let mut pool = ManagedPool::new(7, 65_536);
         pool.install(pool_update(8, 1), 7, 1_000);
-        Self { pool, in_flight: VecDeque::new() }
+        Self {
+            pool,
+            in_flight: VecDeque::new(),
+        }
     }
 
     /// Sends a request that stays in flight, and returns its endpoint.
@@ -29,7 +32,13 @@ impl PolicyWorld {
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
         exchange.request_headers(&settings, pairs, false);
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-        let ExchangeStep::Forward(forward) = exchange.decide(&settings, &mut self.pool, None, body.as_bytes(), Timestamp(0)) else {
+        let ExchangeStep::Forward(forward) = exchange.decide(
+            &settings,
+            &mut self.pool,
+            None,
+            body.as_bytes(),
+            Timestamp(0),
+        ) else {
             panic!("not routed")
         };
         self.in_flight.push_back(exchange);
@@ -55,21 +64,32 @@ fn a_prompt_that_all_share_comes_to_be_used_at_all_endpoints() {
     let mut counts = BTreeMap::<String, usize>::new();
     for session in 0..120 {
         world.end_until(15);
-        let endpoint = world.send(&format!("{system} session {session} {}", "asks ".repeat(20 + session)));
+        let endpoint = world.send(&format!(
+            "{system} session {session} {}",
+            "asks ".repeat(20 + session)
+        ));
         if session >= 60 {
             *counts.entry(endpoint).or_default() += 1;
         }
     }
     assert_eq!(counts.len(), ENDPOINTS, "{counts:?}");
-    assert!(counts.values().all(|&count| count <= 2 * 60 / ENDPOINTS), "{counts:?}");
+    assert!(
+        counts.values().all(|&count| count <= 2 * 60 / ENDPOINTS),
+        "{counts:?}"
+    );
 }
 
 /// A session's history is requested once in each turn, so no other session pays for a copy of it.
 #[test]
 fn a_session_stays_where_its_history_is_cached() {
     let mut world = PolicyWorld::new();
-    let mut histories: Vec<String> = (0..16).map(|session| format!("session {session} ").repeat(400)).collect();
-    let homes: Vec<String> = histories.iter().map(|history| world.send(history)).collect();
+    let mut histories: Vec<String> = (0..16)
+        .map(|session| format!("session {session} ").repeat(400))
+        .collect();
+    let homes: Vec<String> = histories
+        .iter()
+        .map(|history| world.send(history))
+        .collect();
     let mut moved = 0;
     for turn in 0..8 {
         for (history, home) in histories.iter_mut().zip(&homes) {
@@ -87,8 +107,13 @@ fn distinct_prompts_spread_over_an_idle_pool() {
     let mut world = PolicyWorld::new();
     let mut counts = BTreeMap::<String, usize>::new();
     for n in 0..10 * ENDPOINTS {
-        *counts.entry(world.send(&format!("{n} is another prompt ").repeat(50))).or_default() += 1;
+        *counts
+            .entry(world.send(&format!("{n} is another prompt ").repeat(50)))
+            .or_default() += 1;
         world.end_until(0);
     }
-    assert!(counts.len() == ENDPOINTS && counts.values().all(|&count| count <= 15), "{counts:?}");
+    assert!(
+        counts.len() == ENDPOINTS && counts.values().all(|&count| count <= 15),
+        "{counts:?}"
+    );
 }

@@ -18,17 +18,32 @@ struct ResponseReading {
     usage: TokenUsage,
 }
 
-fn read<'b>(api: RequestApi, streamed: bool, chunks: impl IntoIterator<Item = &'b [u8]>) -> ResponseReading {
+fn read<'b>(
+    api: RequestApi,
+    streamed: bool,
+    chunks: impl IntoIterator<Item = &'b [u8]>,
+) -> ResponseReading {
     let mut reader = ResponseReader::new(api, streamed);
-    let mut seen = ResponseReading { events: 0, first_token_after: None, usage: TokenUsage::default() };
+    let mut seen = ResponseReading {
+        events: 0,
+        first_token_after: None,
+        usage: TokenUsage::default(),
+    };
     let mut passed = 0;
     for chunk in chunks {
-        let ChunkProgress { first_token, events } = reader.chunk(chunk);
+        let ChunkProgress {
+            first_token,
+            events,
+        } = reader.chunk(chunk);
         passed += chunk.len();
         seen.events += events;
         assert!(!first_token || events > 0, "a first token is in an event");
         if first_token {
-            assert_eq!(seen.first_token_after.replace(passed), None, "there is one first token");
+            assert_eq!(
+                seen.first_token_after.replace(passed),
+                None,
+                "there is one first token"
+            );
         }
     }
     seen.usage = reader.finish();
@@ -43,7 +58,11 @@ fn parse_head(head: &str) -> (RequestApi, bool) {
 
 /// Returns the bytes on the wire of a response in a golden.
 fn wire(streamed: bool, body: &[u8]) -> Vec<u8> {
-    if streamed { [body, b"\n\n"].concat() } else { body.to_vec() }
+    if streamed {
+        [body, b"\n\n"].concat()
+    } else {
+        body.to_vec()
+    }
 }
 
 #[test]
@@ -54,15 +73,40 @@ fn responses_read_as_the_goldens_say() {
         let seen = read(api, streamed, body.chunks(1));
         let mut out = String::new();
         if streamed {
-            let tail = |end: usize| String::from_utf8_lossy(&body[..end]).trim_end().lines().last().unwrap_or_default().to_owned();
-            let first = seen.first_token_after.map_or("never".to_owned(), |end| format!("with  {}", tail(end)));
-            let _ = writeln!(out, "{} events with content; first token {first}", seen.events);
+            let tail = |end: usize| {
+                String::from_utf8_lossy(&body[..end])
+                    .trim_end()
+                    .lines()
+                    .last()
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let first = seen
+                .first_token_after
+                .map_or("never".to_owned(), |end| format!("with  {}", tail(end)));
+            let _ = writeln!(
+                out,
+                "{} events with content; first token {first}",
+                seen.events
+            );
         }
-        let show = |count: Option<u32>| count.map_or("unknown".to_owned(), |count| count.to_string());
-        let TokenUsage { prompt_tokens, completion_tokens, cached_tokens, estimated } = seen.usage;
+        let show =
+            |count: Option<u32>| count.map_or("unknown".to_owned(), |count| count.to_string());
+        let TokenUsage {
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+            estimated,
+        } = seen.usage;
         let estimated = if estimated { " (estimated)" } else { "" };
-        let (prompt, completion, cached) = (show(prompt_tokens), show(completion_tokens), show(cached_tokens));
-        out + &format!("tokens: prompt {prompt}, of them cached {cached}; completion {completion}{estimated}")
+        let (prompt, completion, cached) = (
+            show(prompt_tokens),
+            show(completion_tokens),
+            show(cached_tokens),
+        );
+        out + &format!(
+            "tokens: prompt {prompt}, of them cached {cached}; completion {completion}{estimated}"
+        )
     });
 }
 
@@ -73,17 +117,28 @@ fn cuts_and_line_ends_change_nothing() {
         let plain = wire(streamed, body);
         let whole = read(api, streamed, [&plain[..]]);
         let same = |seen: &ResponseReading| {
-            (seen.events, seen.first_token_after.is_some(), seen.usage) == (whole.events, whole.first_token_after.is_some(), whole.usage)
+            (seen.events, seen.first_token_after.is_some(), seen.usage)
+                == (whole.events, whole.first_token_after.is_some(), whole.usage)
         };
         let text = String::from_utf8(plain).unwrap();
-        for line_end in if streamed { &["\n", "\r\n", "\r"][..] } else { &["\n"] } {
+        for line_end in if streamed {
+            &["\n", "\r\n", "\r"][..]
+        } else {
+            &["\n"]
+        } {
             let body = text.replace('\n', line_end).into_bytes();
             for cut in 0..=body.len() {
                 let seen = read(api, streamed, [&body[..cut], &body[cut..]]);
-                assert!(same(&seen), "cut at {cut} with {line_end:?}: {seen:?} instead of {whole:?} in {head}\n{text}");
+                assert!(
+                    same(&seen),
+                    "cut at {cut} with {line_end:?}: {seen:?} instead of {whole:?} in {head}\n{text}"
+                );
             }
             for size in 1..20 {
-                assert!(same(&read(api, streamed, body.chunks(size))), "chunks of {size} with {line_end:?} in {head}\n{text}");
+                assert!(
+                    same(&read(api, streamed, body.chunks(size))),
+                    "chunks of {size} with {line_end:?} in {head}\n{text}"
+                );
             }
         }
     });
@@ -96,24 +151,77 @@ fn the_end_of_a_long_response_is_enough() {
     let filler = |bytes: usize| r#"{"usage":{"prompt_tokens":666}},"#.repeat(bytes / 32);
     let fake = r#"\"usage\":{\"prompt_tokens\":666}"#;
     let usage = r#""usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":3}}"#;
-    let found = TokenUsage { prompt_tokens: Some(7), completion_tokens: Some(5), cached_tokens: Some(3), estimated: false };
+    let found = TokenUsage {
+        prompt_tokens: Some(7),
+        completion_tokens: Some(5),
+        cached_tokens: Some(3),
+        estimated: false,
+    };
     let long = filler(HELD_BYTES_MAX * 3);
     for (body, expected) in [
         (format!(r#"{{"data":[{long}1],{usage}}}"#), found),
-        (format!(r#"{{"data":[{long}1],{usage},"text":"{fake}"}}"#), found),
-        (format!(r#"{{"data":[{long}1], "usage" : {},"x":{{"usage":{{"prompt_tokens":666}}}} }} "#, &usage[8..]), found),
-        (format!(r#"{{{usage},"data":[{long}1]}}"#), TokenUsage::default()),
-        (format!(r#"{{{usage},"data":[{}1]}}"#, filler(HELD_BYTES_MIN / 2)), found),
-        (format!(r#"{{"data":[{long}1],"text":"{fake}"}}"#), TokenUsage::default()),
-        (format!(r#"{{"data":[{long}1],"x":{{{usage}}}}}"#), TokenUsage::default()),
-        (format!(r#"{{"data":[{long}1],{usage}"#), TokenUsage::default()),
-        (format!(r#"{{"data":[{long}1],"usage":null}}"#), TokenUsage::default()),
-        (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN - 200)), found),
-        (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN)), TokenUsage::default()),
+        (
+            format!(r#"{{"data":[{long}1],{usage},"text":"{fake}"}}"#),
+            found,
+        ),
+        (
+            format!(
+                r#"{{"data":[{long}1], "usage" : {},"x":{{"usage":{{"prompt_tokens":666}}}} }} "#,
+                &usage[8..]
+            ),
+            found,
+        ),
+        (
+            format!(r#"{{{usage},"data":[{long}1]}}"#),
+            TokenUsage::default(),
+        ),
+        (
+            format!(r#"{{{usage},"data":[{}1]}}"#, filler(HELD_BYTES_MIN / 2)),
+            found,
+        ),
+        (
+            format!(r#"{{"data":[{long}1],"text":"{fake}"}}"#),
+            TokenUsage::default(),
+        ),
+        (
+            format!(r#"{{"data":[{long}1],"x":{{{usage}}}}}"#),
+            TokenUsage::default(),
+        ),
+        (
+            format!(r#"{{"data":[{long}1],{usage}"#),
+            TokenUsage::default(),
+        ),
+        (
+            format!(r#"{{"data":[{long}1],"usage":null}}"#),
+            TokenUsage::default(),
+        ),
+        (
+            format!(
+                r#"{{"data":[{long}1],{usage},"x":"{}"}}"#,
+                "x".repeat(HELD_BYTES_MIN - 200)
+            ),
+            found,
+        ),
+        (
+            format!(
+                r#"{{"data":[{long}1],{usage},"x":"{}"}}"#,
+                "x".repeat(HELD_BYTES_MIN)
+            ),
+            TokenUsage::default(),
+        ),
     ] {
         for size in [1, 1000, 16_384, 60_000, 65_536, 1_000_000] {
             let seen = read(RequestApi::Embeddings, false, body.as_bytes().chunks(size));
-            assert_eq!(seen, ResponseReading { events: 0, first_token_after: None, usage: expected }, "chunks of {size}: {}…", &body[..60]);
+            assert_eq!(
+                seen,
+                ResponseReading {
+                    events: 0,
+                    first_token_after: None,
+                    usage: expected
+                },
+                "chunks of {size}: {}…",
+                &body[..60]
+            );
         }
     }
 }
@@ -126,7 +234,12 @@ fn a_long_closing_event_still_tells_the_usage() {
     );
     let delta = r#"{"type":"response.output_text.delta","delta":"Hi"}"#;
     let stream = format!("data: {delta}\n\ndata: {closing}\n\ndata: {delta}\n\n");
-    let usage = TokenUsage { prompt_tokens: Some(9), completion_tokens: Some(4), cached_tokens: Some(8), estimated: false };
+    let usage = TokenUsage {
+        prompt_tokens: Some(9),
+        completion_tokens: Some(4),
+        cached_tokens: Some(8),
+        estimated: false,
+    };
     for size in [1, 7, 16_384, 1_000_000] {
         let seen = read(RequestApi::Responses, true, stream.as_bytes().chunks(size));
         assert_eq!((seen.events, seen.usage), (2, usage), "chunks of {size}");
@@ -135,10 +248,24 @@ fn a_long_closing_event_still_tells_the_usage() {
 
 #[test]
 fn a_long_delta_counts_as_content() {
-    let delta = format!(r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#, "x".repeat(HELD_BYTES_MAX));
+    let delta = format!(
+        r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#,
+        "x".repeat(HELD_BYTES_MAX)
+    );
     let stream = format!("data: {delta}\n\n");
-    let seen = read(RequestApi::ChatCompletions, true, stream.as_bytes().chunks(16_384));
-    assert_eq!((seen.events, seen.usage.completion_tokens, seen.usage.estimated), (1, Some(1), true));
+    let seen = read(
+        RequestApi::ChatCompletions,
+        true,
+        stream.as_bytes().chunks(16_384),
+    );
+    assert_eq!(
+        (
+            seen.events,
+            seen.usage.completion_tokens,
+            seen.usage.estimated
+        ),
+        (1, Some(1), true)
+    );
 }
 
 fn stream_soup() -> impl Strategy<Value = Vec<u8>> {
@@ -188,10 +315,19 @@ proptest! {
 #[test]
 fn what_the_stream_ends_in_is_an_event_too() {
     let stream = r#"data: {"choices":[{"text":"a"}]}"#;
-    for whole in [String::new(), format!("{stream}\n\n"), format!("{stream}\n\n{stream}\n\n")] {
-        let (whole, more) =
-            (read(RequestApi::Completions, true, [whole.as_bytes()]), read(RequestApi::Completions, true, [(whole + stream).as_bytes()]));
-        assert_eq!(more.events, whole.events, "the last event is seen only at the end");
+    for whole in [
+        String::new(),
+        format!("{stream}\n\n"),
+        format!("{stream}\n\n{stream}\n\n"),
+    ] {
+        let (whole, more) = (
+            read(RequestApi::Completions, true, [whole.as_bytes()]),
+            read(RequestApi::Completions, true, [(whole + stream).as_bytes()]),
+        );
+        assert_eq!(
+            more.events, whole.events,
+            "the last event is seen only at the end"
+        );
         assert_eq!(more.usage.completion_tokens, Some(whole.events + 1));
     }
 }
@@ -200,7 +336,8 @@ fn what_the_stream_ends_in_is_an_event_too() {
 #[test]
 fn a_stream_that_ends_with_the_mark_alone_is_whole() {
     let says = |stream: &str| {
-        let mut reader = exchange::sse::ResponseReader::new(exchange::api::RequestApi::ChatCompletions, true);
+        let mut reader =
+            exchange::sse::ResponseReader::new(exchange::api::RequestApi::ChatCompletions, true);
         reader.chunk(stream.as_bytes());
         reader.finish();
         reader.says(true)
@@ -208,7 +345,11 @@ fn a_stream_that_ends_with_the_mark_alone_is_whole() {
     let token = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
     assert_eq!(says(token), pool_state::verdict::ErrorBody::Unfinished);
     for end in ["data: [DONE]\n\n", "data:[DONE]\r\n\r\n", "data: [DONE]"] {
-        assert_eq!(says(&format!("{token}{end}")), pool_state::verdict::ErrorBody::Reply, "{end:?}");
+        assert_eq!(
+            says(&format!("{token}{end}")),
+            pool_state::verdict::ErrorBody::Reply,
+            "{end:?}"
+        );
     }
 }
 
@@ -216,48 +357,192 @@ fn a_stream_that_ends_with_the_mark_alone_is_whole() {
 #[test]
 fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
     use pool_state::verdict::ErrorBody::{Reply, Strange, Unclear};
-    let chat = |message: &str, rest: &str| format!(r#"{{"id":"c","choices":[{{"message":{{{message}}},{rest}}}]}}"#);
+    let chat = |message: &str, rest: &str| {
+        format!(r#"{{"id":"c","choices":[{{"message":{{{message}}},{rest}}}]}}"#)
+    };
     let none = r#""usage":{"prompt_tokens":9,"completion_tokens":0}"#;
     let one = r#""usage":{"prompt_tokens":9,"completion_tokens":1}"#;
     for (path, body, expected) in [
-        ("/v1/chat/completions", chat(r#""content":"hi""#, r#""finish_reason":"stop""#), Reply),
-        ("/v1/chat/completions", chat(r#""content":null,"tool_calls":[{"id":"t"}]"#, r#""finish_reason":"tool_calls""#), Reply),
-        ("/v1/chat/completions", chat(r#""content":"","reasoning":"hm""#, r#""finish_reason":"length""#), Reply),
-        ("/v1/chat/completions", format!(r#"{{"choices":[{{"message":{{"content":""}},"finish_reason":"stop"}}],{one}}}"#), Reply),
-        ("/v1/chat/completions", format!(r#"{{"choices":[{{"message":{{"content":""}},"finish_reason":"stop"}}],{none}}}"#), Strange),
-        ("/v1/chat/completions", chat(r#""content":"""#, r#""finish_reason":"abort""#), Strange),
-        ("/v1/chat/completions", chat(r#""content":null"#, r#""finish_reason":"stop""#), Strange),
-        ("/v1/chat/completions", chat(r#""content":"h""#, r#""finish_reason":"abort""#), Strange),
-        ("/v1/chat/completions", format!(r#"{{"choices":[],{none}}}"#), Strange),
-        ("/v1/chat/completions", r#"{"status":"ok"}"#.to_owned(), Strange),
-        ("/v1/completions", r#"{"choices":[{"text":"","finish_reason":"abort"}]}"#.to_owned(), Strange),
-        ("/v1/completions", r#"{"choices":[{"text":"a"},{"text":""}]}"#.to_owned(), Reply),
-        ("/generate", r#"{"text":"","meta_info":{"finish_reason":{"type":"abort"},"completion_tokens":0}}"#.to_owned(), Strange),
-        ("/generate", r#"{"text":"a","meta_info":{"finish_reason":{"type":"abort"},"completion_tokens":1}}"#.to_owned(), Strange),
-        ("/generate", r#"{"text":"a","meta_info":{"finish_reason":{"type":"length"},"completion_tokens":1}}"#.to_owned(), Reply),
-        ("/generate", r#"[{"text":"a","meta_info":{}},{"text":"b"}]"#.to_owned(), Reply),
-        ("/generate", r#"[{"text":"","meta_info":{"completion_tokens":0}}]"#.to_owned(), Strange),
+        (
+            "/v1/chat/completions",
+            chat(r#""content":"hi""#, r#""finish_reason":"stop""#),
+            Reply,
+        ),
+        (
+            "/v1/chat/completions",
+            chat(
+                r#""content":null,"tool_calls":[{"id":"t"}]"#,
+                r#""finish_reason":"tool_calls""#,
+            ),
+            Reply,
+        ),
+        (
+            "/v1/chat/completions",
+            chat(
+                r#""content":"","reasoning":"hm""#,
+                r#""finish_reason":"length""#,
+            ),
+            Reply,
+        ),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"choices":[{{"message":{{"content":""}},"finish_reason":"stop"}}],{one}}}"#
+            ),
+            Reply,
+        ),
+        (
+            "/v1/chat/completions",
+            format!(
+                r#"{{"choices":[{{"message":{{"content":""}},"finish_reason":"stop"}}],{none}}}"#
+            ),
+            Strange,
+        ),
+        (
+            "/v1/chat/completions",
+            chat(r#""content":"""#, r#""finish_reason":"abort""#),
+            Strange,
+        ),
+        (
+            "/v1/chat/completions",
+            chat(r#""content":null"#, r#""finish_reason":"stop""#),
+            Strange,
+        ),
+        (
+            "/v1/chat/completions",
+            chat(r#""content":"h""#, r#""finish_reason":"abort""#),
+            Strange,
+        ),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"choices":[],{none}}}"#),
+            Strange,
+        ),
+        (
+            "/v1/chat/completions",
+            r#"{"status":"ok"}"#.to_owned(),
+            Strange,
+        ),
+        (
+            "/v1/completions",
+            r#"{"choices":[{"text":"","finish_reason":"abort"}]}"#.to_owned(),
+            Strange,
+        ),
+        (
+            "/v1/completions",
+            r#"{"choices":[{"text":"a"},{"text":""}]}"#.to_owned(),
+            Reply,
+        ),
+        (
+            "/generate",
+            r#"{"text":"","meta_info":{"finish_reason":{"type":"abort"},"completion_tokens":0}}"#
+                .to_owned(),
+            Strange,
+        ),
+        (
+            "/generate",
+            r#"{"text":"a","meta_info":{"finish_reason":{"type":"abort"},"completion_tokens":1}}"#
+                .to_owned(),
+            Strange,
+        ),
+        (
+            "/generate",
+            r#"{"text":"a","meta_info":{"finish_reason":{"type":"length"},"completion_tokens":1}}"#
+                .to_owned(),
+            Reply,
+        ),
+        (
+            "/generate",
+            r#"[{"text":"a","meta_info":{}},{"text":"b"}]"#.to_owned(),
+            Reply,
+        ),
+        (
+            "/generate",
+            r#"[{"text":"","meta_info":{"completion_tokens":0}}]"#.to_owned(),
+            Strange,
+        ),
         ("/generate", r#"[[1,2],[3]]"#.to_owned(), Unclear),
         ("/generate", r#"{"generated_text":"a"}"#.to_owned(), Reply),
         ("/generate", r#"{"text":["a","b"]}"#.to_owned(), Reply),
-        ("/inference/v1/generate", r#"{"choices":[{"token_ids":[]}]}"#.to_owned(), Strange),
-        ("/inference/v1/generate", r#"{"choices":[{"token_ids":[7]}]}"#.to_owned(), Reply),
-        ("/v1/messages", r#"{"type":"message","content":[]}"#.to_owned(), Strange),
-        ("/v1/messages", r#"{"type":"message","content":[{"type":"text","text":""}]}"#.to_owned(), Strange),
-        ("/v1/messages", r#"{"type":"message","content":[{"type":"tool_use","name":"t","input":{}}]}"#.to_owned(), Reply),
-        ("/v1/responses", r#"{"object":"response","status":"completed","output":[]}"#.to_owned(), Strange),
-        ("/v1/responses", r#"{"object":"response","status":"queued","output":[]}"#.to_owned(), Unclear),
-        ("/v1/responses", r#"{"output":[{"type":"message","content":[{"text":"a"}]}]}"#.to_owned(), Reply),
-        ("/v1/responses", r#"{"output":[{"type":"function_call","name":"f"}]}"#.to_owned(), Reply),
-        ("/invocations", format!(r#"{{"object":"list","data":[{{"embedding":[1]}}],{none}}}"#), Reply),
-        ("/v1/embeddings", format!(r#"{{"object":"list","data":[{{"embedding":"AAAA"}}],{none}}}"#), Reply),
+        (
+            "/inference/v1/generate",
+            r#"{"choices":[{"token_ids":[]}]}"#.to_owned(),
+            Strange,
+        ),
+        (
+            "/inference/v1/generate",
+            r#"{"choices":[{"token_ids":[7]}]}"#.to_owned(),
+            Reply,
+        ),
+        (
+            "/v1/messages",
+            r#"{"type":"message","content":[]}"#.to_owned(),
+            Strange,
+        ),
+        (
+            "/v1/messages",
+            r#"{"type":"message","content":[{"type":"text","text":""}]}"#.to_owned(),
+            Strange,
+        ),
+        (
+            "/v1/messages",
+            r#"{"type":"message","content":[{"type":"tool_use","name":"t","input":{}}]}"#
+                .to_owned(),
+            Reply,
+        ),
+        (
+            "/v1/responses",
+            r#"{"object":"response","status":"completed","output":[]}"#.to_owned(),
+            Strange,
+        ),
+        (
+            "/v1/responses",
+            r#"{"object":"response","status":"queued","output":[]}"#.to_owned(),
+            Unclear,
+        ),
+        (
+            "/v1/responses",
+            r#"{"output":[{"type":"message","content":[{"text":"a"}]}]}"#.to_owned(),
+            Reply,
+        ),
+        (
+            "/v1/responses",
+            r#"{"output":[{"type":"function_call","name":"f"}]}"#.to_owned(),
+            Reply,
+        ),
+        (
+            "/invocations",
+            format!(r#"{{"object":"list","data":[{{"embedding":[1]}}],{none}}}"#),
+            Reply,
+        ),
+        (
+            "/v1/embeddings",
+            format!(r#"{{"object":"list","data":[{{"embedding":"AAAA"}}],{none}}}"#),
+            Reply,
+        ),
         ("/v1/embeddings", "\u{1}\u{2}binary".to_owned(), Unclear),
         ("/v1/embeddings", "[[0.5],[0.25]]".to_owned(), Unclear),
         ("/v1/embeddings", "{}".to_owned(), Strange),
-        ("/v1/embeddings", " <html>It works!</html>".to_owned(), Strange),
-        ("/v1/messages/count_tokens", r#"{"input_tokens":7}"#.to_owned(), Reply),
-        ("/v1/chat/completions/render", r#"[{"prompt_token_ids":[1]}]"#.to_owned(), Unclear),
-        ("/v1/chat/completions", "you said: hello".to_owned(), Strange),
+        (
+            "/v1/embeddings",
+            " <html>It works!</html>".to_owned(),
+            Strange,
+        ),
+        (
+            "/v1/messages/count_tokens",
+            r#"{"input_tokens":7}"#.to_owned(),
+            Reply,
+        ),
+        (
+            "/v1/chat/completions/render",
+            r#"[{"prompt_token_ids":[1]}]"#.to_owned(),
+            Unclear,
+        ),
+        (
+            "/v1/chat/completions",
+            "you said: hello".to_owned(),
+            Strange,
+        ),
     ] {
         let says = |wants_output| {
             let mut reader = ResponseReader::new(RequestApi::of(b"POST", path.as_bytes()), false);
@@ -266,7 +551,10 @@ fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
             reader.says(wants_output)
         };
         assert_eq!(says(true), expected, "{path} {body}");
-        assert!(says(false) == expected || expected == Strange, "{path} {body}");
+        assert!(
+            says(false) == expected || expected == Strange,
+            "{path} {body}"
+        );
     }
     let mut scored = ResponseReader::new(RequestApi::SglangGenerate, false);
     scored.chunk(br#"{"text":"","meta_info":{"finish_reason":{"type":"length","length":0},"completion_tokens":0}}"#);
@@ -279,19 +567,29 @@ fn a_reply_without_work_is_strange_and_an_unusual_one_is_not() {
 fn a_stream_without_work_is_strange() {
     use pool_state::verdict::ErrorBody::{Reply, Strange};
     let role = r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
-    let last = |reason: &str| format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
+    let last =
+        |reason: &str| format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
     let token = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
-    let usage = |tokens| format!(r#"{{"choices":[],"usage":{{"prompt_tokens":9,"completion_tokens":{tokens}}}}}"#);
+    let usage = |tokens| {
+        format!(r#"{{"choices":[],"usage":{{"prompt_tokens":9,"completion_tokens":{tokens}}}}}"#)
+    };
     for (events, expected) in [
         (vec![role.to_owned(), last("abort")], Strange),
         (vec![role.to_owned(), last("stop")], Strange),
         (vec![role.to_owned(), last("stop"), usage(0)], Strange),
         (vec![role.to_owned(), last("stop"), usage(1)], Reply),
-        (vec![role.to_owned(), token.to_owned(), last("abort"), usage(1)], Strange),
+        (
+            vec![role.to_owned(), token.to_owned(), last("abort"), usage(1)],
+            Strange,
+        ),
         (vec![role.to_owned(), token.to_owned(), last("stop")], Reply),
         (vec![], Strange),
     ] {
-        let stream: String = events.iter().chain([&"[DONE]".to_owned()]).map(|event| format!("data: {event}\n\n")).collect();
+        let stream: String = events
+            .iter()
+            .chain([&"[DONE]".to_owned()])
+            .map(|event| format!("data: {event}\n\n"))
+            .collect();
         let mut reader = ResponseReader::new(RequestApi::ChatCompletions, true);
         reader.chunk(stream.as_bytes());
         reader.finish();

@@ -8,11 +8,19 @@ use proptest::prelude::*;
 use crate::golden;
 
 fn names(sent: &str, asked: &str) -> ModelNames {
-    ModelNames { sent: sent.into(), requested: asked.as_bytes().into() }
+    ModelNames {
+        sent: sent.into(),
+        requested: asked.as_bytes().into(),
+    }
 }
 
 /// Returns what the client gets.
-fn restore<'b>(api: RequestApi, streamed: bool, names: &ModelNames, chunks: impl IntoIterator<Item = &'b [u8]>) -> Vec<u8> {
+fn restore<'b>(
+    api: RequestApi,
+    streamed: bool,
+    names: &ModelNames,
+    chunks: impl IntoIterator<Item = &'b [u8]>,
+) -> Vec<u8> {
     let mut restorer = ModelNameRestorer::new(names.clone(), api, streamed);
     let mut out = Vec::new();
     for chunk in chunks {
@@ -28,7 +36,11 @@ fn parse_head(head: &str) -> (RequestApi, bool, ModelNames) {
     let (how, rest) = rest.split_once(", ").unwrap();
     let (asked, sent) = rest.split_once(" was sent as ").unwrap();
     assert!(["streamed", "unstreamed"].contains(&how), "{head}");
-    (RequestApi::of(b"POST", path.as_bytes()), how == "streamed", names(sent, asked))
+    (
+        RequestApi::of(b"POST", path.as_bytes()),
+        how == "streamed",
+        names(sent, asked),
+    )
 }
 
 #[test]
@@ -43,15 +55,31 @@ fn names_are_put_back_as_the_goldens_say() {
 fn cuts_and_line_ends_change_nothing() {
     golden::for_each_case("restored", |head, body| {
         let (api, streamed, names) = parse_head(head);
-        for line_end in if streamed { &["\n", "\r\n", "\r"][..] } else { &["\n"] } {
-            let ends = |text: &[u8]| String::from_utf8_lossy(text).replace('\n', line_end).into_bytes();
+        for line_end in if streamed {
+            &["\n", "\r\n", "\r"][..]
+        } else {
+            &["\n"]
+        } {
+            let ends = |text: &[u8]| {
+                String::from_utf8_lossy(text)
+                    .replace('\n', line_end)
+                    .into_bytes()
+            };
             let (body, expected) = (ends(body), ends(&restore(api, streamed, &names, [body])));
             for cut in 0..=body.len() {
                 let got = restore(api, streamed, &names, [&body[..cut], &body[cut..]]);
-                assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&expected), "cut at {cut} in {head}");
+                assert_eq!(
+                    String::from_utf8_lossy(&got),
+                    String::from_utf8_lossy(&expected),
+                    "cut at {cut} in {head}"
+                );
             }
             for size in 1..20 {
-                assert_eq!(restore(api, streamed, &names, body.chunks(size)), expected, "chunks of {size} in {head}");
+                assert_eq!(
+                    restore(api, streamed, &names, body.chunks(size)),
+                    expected,
+                    "chunks of {size} in {head}"
+                );
             }
         }
     });
@@ -62,15 +90,29 @@ fn cuts_and_line_ends_change_nothing() {
 #[test]
 fn no_more_than_the_name_is_ever_held_back() {
     let names = names("llama", "\"gpt\"");
-    for model in ["llama", r"\u006clama", "another name that is much longer than any spelling of the one that was sent", ""] {
-        let event = format!("data: {{\"id\":\"a long enough id\",\"model\":\"{model}\",\"choices\":[]}}\n\n");
+    for model in [
+        "llama",
+        r"\u006clama",
+        "another name that is much longer than any spelling of the one that was sent",
+        "",
+    ] {
+        let event = format!(
+            "data: {{\"id\":\"a long enough id\",\"model\":\"{model}\",\"choices\":[]}}\n\n"
+        );
         let mut restorer = ModelNameRestorer::new(names.clone(), RequestApi::ChatCompletions, true);
         let (mut taken, mut given) = (0, 0);
         for byte in event.as_bytes().chunks(1) {
             taken += 1;
             given += restorer.chunk(byte, false).len();
-            let lost = if model.ends_with("lama") && taken > event.len() - 16 { model.len() - "gpt".len() } else { 0 };
-            assert!(taken - given - lost <= 2 + names.sent.len() * 6, "{model}: {taken} in, {given} out");
+            let lost = if model.ends_with("lama") && taken > event.len() - 16 {
+                model.len() - "gpt".len()
+            } else {
+                0
+            };
+            assert!(
+                taken - given - lost <= 2 + names.sent.len() * 6,
+                "{model}: {taken} in, {given} out"
+            );
         }
         assert_eq!(restorer.chunk(b"", true), b"", "{model}");
     }
@@ -78,25 +120,44 @@ fn no_more_than_the_name_is_ever_held_back() {
 
 /// Returns the restored reply, made with `serde_json`.
 fn expected(mut reply: serde_json::Value, names: &ModelNames) -> serde_json::Value {
-    if reply.get("model").is_some_and(|model| *model == *names.sent) {
+    if reply
+        .get("model")
+        .is_some_and(|model| *model == *names.sent)
+    {
         reply["model"] = serde_json::from_slice(&names.requested).unwrap();
     }
     reply
 }
 
 fn json() -> impl Strategy<Value = String> {
-    let text = || prop_oneof![Just("llama".to_owned()), Just("model".to_owned()), Just("ll\"ama\\".to_owned()), any::<String>()];
+    let text = || {
+        prop_oneof![
+            Just("llama".to_owned()),
+            Just("model".to_owned()),
+            Just("ll\"ama\\".to_owned()),
+            any::<String>()
+        ]
+    };
     let scalar = prop_oneof![
         Just("null".to_owned()),
         any::<i64>().prop_map(|n| n.to_string()),
         text().prop_map(|text| serde_json::Value::from(text).to_string()),
     ];
-    let key = prop_oneof![Just("model".to_owned()), Just("response".to_owned()), Just("message".to_owned()), text()];
+    let key = prop_oneof![
+        Just("model".to_owned()),
+        Just("response".to_owned()),
+        Just("message".to_owned()),
+        text()
+    ];
     scalar.prop_recursive(4, 48, 6, move |inner| {
         prop_oneof![
-            prop::collection::vec(inner.clone(), 0..5).prop_map(|values| format!("[{}]", values.join(", "))),
+            prop::collection::vec(inner.clone(), 0..5)
+                .prop_map(|values| format!("[{}]", values.join(", "))),
             prop::collection::btree_map(key.clone(), inner, 0..5).prop_map(|members| {
-                let members: Vec<_> = members.iter().map(|(key, value)| format!("{}:{value}", serde_json::Value::from(&**key))).collect();
+                let members: Vec<_> = members
+                    .iter()
+                    .map(|(key, value)| format!("{}:{value}", serde_json::Value::from(&**key)))
+                    .collect();
                 format!("{{{}}}", members.join(",\n"))
             }),
         ]

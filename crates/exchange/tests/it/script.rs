@@ -7,15 +7,16 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use exchange::{
-    DecideAt, DestinationFormat, Exchange, ExchangeSettings, ExchangeStep, FailureMode, HeadersStep, LocalReply, ManagedPool,
-    ObjectiveHeader, ResponseBody, ResponseHead, ResponseOrigin, Timestamp,
+    DecideAt, DestinationFormat, Exchange, ExchangeSettings, ExchangeStep, FailureMode,
+    HeadersStep, LocalReply, ManagedPool, ObjectiveHeader, ResponseBody, ResponseHead,
+    ResponseOrigin, Timestamp,
 };
 use pool_state::ModelLabel;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
-    Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec,
+    ProfilePlugin, ProfileSpec, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
 };
 
 struct ExchangeScript {
@@ -35,9 +36,16 @@ struct ExchangeScript {
 #[test]
 fn every_script_says_what_happens() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/exchanges");
-    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(&dir)
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .collect();
     files.sort();
-    assert!(files.len() >= 8, "the scripts are gone from {}", dir.display());
+    assert!(
+        files.len() >= 8,
+        "the scripts are gone from {}",
+        dir.display()
+    );
     let mut wrong = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -48,7 +56,11 @@ fn every_script_says_what_happens() {
             wrong.push(format!("{}:\n{now}", file.display()));
         }
     }
-    assert!(wrong.is_empty(), "these went otherwise:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "these went otherwise:\n{}",
+        wrong.join("\n")
+    );
 }
 
 impl ExchangeScript {
@@ -71,7 +83,10 @@ impl ExchangeScript {
     fn run(mut self, text: &str) -> String {
         for line in text.lines().filter(|l| !l.starts_with("=> ")) {
             writeln!(self.out, "{line}").unwrap();
-            let (verb, rest) = line.trim_start().split_once(' ').unwrap_or((line.trim_start(), ""));
+            let (verb, rest) = line
+                .trim_start()
+                .split_once(' ')
+                .unwrap_or((line.trim_start(), ""));
             match verb {
                 "" | "#" => {}
                 "setting" => self.setting(rest),
@@ -88,7 +103,11 @@ impl ExchangeScript {
                 "body" => self.decide(rest.replace("\\n", "\n").as_bytes()),
                 "body-bytes" => self.decide(&vec![b' '; rest.parse().unwrap()]),
                 "grows" => self.grows(rest.parse().unwrap()),
-                "wait" => self.now = self.now.plus_ms(rest.trim_end_matches("ms").parse().unwrap()),
+                "wait" => {
+                    self.now = self
+                        .now
+                        .plus_ms(rest.trim_end_matches("ms").parse().unwrap())
+                }
                 "response" => self.response(rest),
                 "chunk" => self.chunk(rest.replace("\\n", "\n").as_bytes(), false),
                 "last" => self.chunk(rest.replace("\\n", "\n").as_bytes(), true),
@@ -109,7 +128,9 @@ impl ExchangeScript {
 
     fn setting(&mut self, rest: &str) {
         match rest {
-            "destination_format single" => self.settings.destination.format = DestinationFormat::Single,
+            "destination_format single" => {
+                self.settings.destination.format = DestinationFormat::Single
+            }
             "failure_mode open" => self.settings.failure_mode = FailureMode::Open,
             "decide_at headers" => self.settings.decide_at = DecideAt::Headers,
             "model_header x-model" => self.settings.model_header = "x-model".to_owned(),
@@ -127,7 +148,10 @@ impl ExchangeScript {
         let address = words.next().unwrap();
         let slot = Slot(u16::try_from(self.endpoints.len()).unwrap());
         let mut endpoint = Endpoint {
-            id: EndpointRef { slot, generation: Generation(1) },
+            id: EndpointRef {
+                slot,
+                generation: Generation(1),
+            },
             name: format!("pod-{}", slot.0).into(),
             address: address.into(),
             readiness: Readiness::Ready,
@@ -141,8 +165,12 @@ impl ExchangeScript {
                 None => endpoint.readiness = Readiness::NotReady,
                 Some(("queue", n)) => metrics.queue_depth = Some(n.parse().unwrap()),
                 Some(("kv", n)) => metrics.kv_cache_utilization = Some(n.parse().unwrap()),
-                Some(("models", models)) => endpoint.models = models.split(',').map(Into::into).collect(),
-                Some(("role", role)) => endpoint.labels = Box::new([(ROLE_LABEL.into(), role.into())]),
+                Some(("models", models)) => {
+                    endpoint.models = models.split(',').map(Into::into).collect()
+                }
+                Some(("role", role)) => {
+                    endpoint.labels = Box::new([(ROLE_LABEL.into(), role.into())])
+                }
                 Some((other, _)) => panic!("no such metric: {other}"),
             }
         }
@@ -154,21 +182,35 @@ impl ExchangeScript {
     fn plugin(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let mut plugin = PluginSpec::of_type(words.next().unwrap());
-        let value = |text: &str| text.parse().map_or_else(|_| ParameterValue::Text(text.to_owned()), ParameterValue::Number);
+        let value = |text: &str| {
+            text.parse().map_or_else(
+                |_| ParameterValue::Text(text.to_owned()),
+                ParameterValue::Number,
+            )
+        };
         let mut map = None;
         for word in words {
             match (word.split_once('='), map) {
                 (None, _) => map = Some(word),
-                (Some((name, text)), None) => plugin.parameters.push((name.to_owned(), value(text))),
+                (Some((name, text)), None) => {
+                    plugin.parameters.push((name.to_owned(), value(text)))
+                }
                 (Some((name, text)), Some(map)) => {
-                    plugin.parameters.push((map.to_owned(), ParameterValue::Map(vec![(name.to_owned(), value(text))])));
+                    plugin.parameters.push((
+                        map.to_owned(),
+                        ParameterValue::Map(vec![(name.to_owned(), value(text))]),
+                    ));
                 }
             }
         }
         if plugin.plugin_type.ends_with("-profile-handler") {
-            self.pipeline.profile_handler.clone_from(&plugin.plugin_type);
+            self.pipeline
+                .profile_handler
+                .clone_from(&plugin.plugin_type);
         }
-        self.pipeline.plugins.retain(|other| other.plugin_type != plugin.plugin_type);
+        self.pipeline
+            .plugins
+            .retain(|other| other.plugin_type != plugin.plugin_type);
         self.pipeline.plugins.push(plugin);
     }
 
@@ -176,33 +218,60 @@ impl ExchangeScript {
     fn profile(&mut self, rest: &str) {
         let mut words = rest.split(' ');
         let name = words.next().unwrap().to_owned();
-        let plugins = words.map(|name| ProfilePlugin { name: name.to_owned(), weight: 1.0 }).collect();
-        self.pipeline.profiles.retain(|profile| profile.name != "default" && profile.name != name);
+        let plugins = words
+            .map(|name| ProfilePlugin {
+                name: name.to_owned(),
+                weight: 1.0,
+            })
+            .collect();
+        self.pipeline
+            .profiles
+            .retain(|profile| profile.name != "default" && profile.name != name);
         self.pipeline.profiles.push(ProfileSpec { name, plugins });
     }
 
     /// Reads `model gpt is served as llama` or `model gpt is sheddable`.
     fn model(&mut self, rest: &str) {
         let (name, priority, targets) = match rest.split_once(" is served as ") {
-            Some((name, target)) => (name, 0, vec![TargetSpec { model: target.into(), weight: None }]),
+            Some((name, target)) => (
+                name,
+                0,
+                vec![TargetSpec {
+                    model: target.into(),
+                    weight: None,
+                }],
+            ),
             None => (rest.strip_suffix(" is sheddable").unwrap(), -1, vec![]),
         };
-        self.objects.models.push(ModelSpec { name: name.into(), priority, targets });
+        self.objects.models.push(ModelSpec {
+            name: name.into(),
+            priority,
+            targets,
+        });
     }
 
     /// Reads `objective batch -1`.
     fn objective(&mut self, rest: &str) {
         let (name, priority) = rest.split_once(' ').unwrap();
-        self.objects.objectives.push(ObjectiveSpec { name: name.into(), priority: priority.parse().unwrap() });
+        self.objects.objectives.push(ObjectiveSpec {
+            name: name.into(),
+            priority: priority.parse().unwrap(),
+        });
     }
 
     fn install(&mut self) {
         self.sequence += 1;
         let pipeline = Pipeline::build(&self.pipeline).unwrap();
-        let (endpoints, metrics): (Vec<_>, Vec<_>) = std::mem::take(&mut self.endpoints).into_iter().unzip();
-        let version = Version { term: 1, sequence: self.sequence };
+        let (endpoints, metrics): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.endpoints).into_iter().unzip();
+        let version = Version {
+            term: 1,
+            sequence: self.sequence,
+        };
         let objects = Objects::build(&self.objects).unwrap();
-        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), pipeline).unwrap().with_objects(objects);
+        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), pipeline)
+            .unwrap()
+            .with_objects(objects);
         let fresh = snapshot.with_metrics(version, metrics).unwrap();
         self.pool.install(snapshot, 42, 5_000);
         self.pool.refresh(fresh, self.now);
@@ -211,13 +280,20 @@ impl ExchangeScript {
     fn request(&mut self, rest: &str) {
         let (method, path) = rest.split_once(' ').unwrap();
         self.exchange = Exchange::new(self.now);
-        self.request = vec![(":method".into(), method.into()), (":path".into(), path.into())];
+        self.request = vec![
+            (":method".into(), method.into()),
+            (":path".into(), path.into()),
+        ];
         self.hint = None;
     }
 
     fn headers(&mut self, end: bool) {
         let pairs = self.request.clone();
-        let stripped: Vec<&str> = pairs.iter().map(|(n, _)| n.as_str()).filter(|n| self.settings.removes(n.as_bytes())).collect();
+        let stripped: Vec<&str> = pairs
+            .iter()
+            .map(|(n, _)| n.as_str())
+            .filter(|n| self.settings.removes(n.as_bytes()))
+            .collect();
         if !stripped.is_empty() {
             self.say(&format!("strip {}", stripped.join(", ")));
         }
@@ -240,19 +316,31 @@ impl ExchangeScript {
 
     fn decide(&mut self, body: &[u8]) {
         let hint = self.hint.clone();
-        match self.exchange.decide(&self.settings, &mut self.pool, hint.as_deref(), body, self.now) {
+        match self.exchange.decide(
+            &self.settings,
+            &mut self.pool,
+            hint.as_deref(),
+            body,
+            self.now,
+        ) {
             ExchangeStep::Forward(forward) => {
                 for (name, value) in forward.set {
                     self.say(&format!("set {name}: {value}"));
                 }
                 if let Some(splice) = forward.body {
                     let rest = &body[splice.range.end..];
-                    self.say(&format!("send {}", String::from_utf8_lossy(&[&splice.beginning(body.to_vec()), rest].concat())));
+                    self.say(&format!(
+                        "send {}",
+                        String::from_utf8_lossy(&[&splice.beginning(body.to_vec()), rest].concat())
+                    ));
                 }
             }
             ExchangeStep::Reply(reply) => self.reply(&reply),
             ExchangeStep::Hold { number } => self.say(&format!("hold as {number}")),
-            ExchangeStep::Park { deadline } => self.say(&format!("park until {} ms", deadline.ms_since(Timestamp(0)))),
+            ExchangeStep::Park { deadline } => self.say(&format!(
+                "park until {} ms",
+                deadline.ms_since(Timestamp(0))
+            )),
         }
     }
 
@@ -289,7 +377,9 @@ impl ExchangeScript {
                 (_, _) => head.load = Some(b"TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=9"),
             }
         }
-        let step = self.exchange.response_headers(&mut self.pool, &head, self.now);
+        let step = self
+            .exchange
+            .response_headers(&mut self.pool, &head, self.now);
         for name in step.remove {
             self.say(&format!("remove {name}"));
         }
@@ -305,8 +395,10 @@ impl ExchangeScript {
     }
 
     fn chunk(&mut self, bytes: &[u8], last: bool) {
-        let instead =
-            self.exchange.response_chunk(&mut self.pool, bytes, last, self.now).map(|b| String::from_utf8_lossy(b).replace('\n', "\\n"));
+        let instead = self
+            .exchange
+            .response_chunk(&mut self.pool, bytes, last, self.now)
+            .map(|b| String::from_utf8_lossy(b).replace('\n', "\\n"));
         if let Some(instead) = instead {
             self.say(&format!("instead {instead}"));
         }
@@ -350,13 +442,18 @@ impl ExchangeScript {
                 )
             })
             .collect();
+        lines.extend(counters.endpoints().iter().map(|e| {
+            format!(
+                "slot {}: picked {}, served {}, failed {}",
+                e.endpoint.slot.0, e.picked, e.served, e.failed
+            )
+        }));
         lines.extend(
             counters
-                .endpoints()
+                .dropped()
                 .iter()
-                .map(|e| format!("slot {}: picked {}, served {}, failed {}", e.endpoint.slot.0, e.picked, e.served, e.failed)),
+                .map(|(reason, count)| format!("dropped {reason}: {count}")),
         );
-        lines.extend(counters.dropped().iter().map(|(reason, count)| format!("dropped {reason}: {count}")));
         self.say(&lines.join("\n"));
     }
 
@@ -379,14 +476,32 @@ impl ExchangeScript {
 
 /// Returns the pipeline of scripts that define none.
 fn pipeline() -> PipelineSpec {
-    let plugins = [("queue-scorer", 1.0), ("prefix-cache-scorer", 10.0), ("max-score-picker", 1.0)];
-    PipelineSpec::of_one_profile("default", plugins.map(|(name, weight)| (PluginSpec::of_type(name), weight)).into(), 3)
+    let plugins = [
+        ("queue-scorer", 1.0),
+        ("prefix-cache-scorer", 10.0),
+        ("max-score-picker", 1.0),
+    ];
+    PipelineSpec::of_one_profile(
+        "default",
+        plugins
+            .map(|(name, weight)| (PluginSpec::of_type(name), weight))
+            .into(),
+        3,
+    )
 }
 
 /// Returns the model, and those of the other labels that differ from the usual ones.
 fn label(label: &ModelLabel) -> String {
-    let target = if label.target_model == label.model { String::new() } else { format!(" as {:?}", label.target_model) };
-    let priority = if label.priority == 0 { String::new() } else { format!(" at {}", label.priority) };
+    let target = if label.target_model == label.model {
+        String::new()
+    } else {
+        format!(" as {:?}", label.target_model)
+    };
+    let priority = if label.priority == 0 {
+        String::new()
+    } else {
+        format!(" at {}", label.priority)
+    };
     format!("{:?}{target}{priority}", label.model)
 }
 

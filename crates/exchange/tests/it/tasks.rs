@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use exchange::{
-    BodyProgress, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, RequestChanges, RequestFlow, ResponseBody,
-    ResponseHead, ResponseOrigin, Timestamp,
+    BodyProgress, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool,
+    RequestChanges, RequestFlow, ResponseBody, ResponseHead, ResponseOrigin, Timestamp,
 };
 use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{EndpointMetrics, Pipeline, PipelineSpec, Snapshot, Version};
@@ -18,17 +18,41 @@ const FORM: &str = "multipart/form-data; boundary=x";
 /// A pool whose first endpoint serves `a` and whose second serves `b`; `alias` stands for `b`.
 fn two_models() -> ManagedPool {
     let mut endpoints = pool_update(2, 1).endpoints().to_vec();
-    endpoints.iter_mut().zip(["a", "b"]).for_each(|(endpoint, model)| endpoint.models = Arc::from([Box::from(model)]));
+    endpoints
+        .iter_mut()
+        .zip(["a", "b"])
+        .for_each(|(endpoint, model)| endpoint.models = Arc::from([Box::from(model)]));
     let model = |name: &str, target: &str, priority| ModelSpec {
         name: name.to_owned(),
         priority,
-        targets: vec![TargetSpec { model: target.to_owned(), weight: None }],
+        targets: vec![TargetSpec {
+            model: target.to_owned(),
+            weight: None,
+        }],
     };
-    let models = vec![model("alias", "b", -1), model("a", "a", 0), model("b", "b", 0)];
-    let objects = Objects::build(&ObjectsSpec { models, ..ObjectsSpec::default() }).unwrap();
+    let models = vec![
+        model("alias", "b", -1),
+        model("a", "a", 0),
+        model("b", "b", 0),
+    ];
+    let objects = Objects::build(&ObjectsSpec {
+        models,
+        ..ObjectsSpec::default()
+    })
+    .unwrap();
     let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
     let metrics = vec![EndpointMetrics::default(); 2];
-    let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).unwrap().with_objects(objects);
+    let snapshot = Snapshot::try_new(
+        Version {
+            term: 1,
+            sequence: 1,
+        },
+        endpoints,
+        metrics,
+        pipeline,
+    )
+    .unwrap()
+    .with_objects(objects);
     let mut pool = ManagedPool::new(7, 1024);
     pool.install(snapshot, 7, 1_000);
     pool
@@ -49,12 +73,30 @@ struct Sent {
     step: ExchangeStep,
 }
 
-fn send(pool: &mut ManagedPool, (method, path): (&str, &str), content_type: &str, body: &[u8]) -> Sent {
+fn send(
+    pool: &mut ManagedPool,
+    (method, path): (&str, &str),
+    content_type: &str,
+    body: &[u8],
+) -> Sent {
     let (mut exchange, settings) = (Exchange::new(now()), ExchangeSettings::default());
     let length = body.len().to_string();
-    let pairs = [(":method", method), (":path", path), ("content-type", content_type), ("content-length", &length)];
-    let step = exchange.request_headers(&settings, pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes())), body.is_empty());
-    assert_eq!(step == HeadersStep::Buffer, !body.is_empty() && method == "POST", "{path}");
+    let pairs = [
+        (":method", method),
+        (":path", path),
+        ("content-type", content_type),
+        ("content-length", &length),
+    ];
+    let step = exchange.request_headers(
+        &settings,
+        pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+        body.is_empty(),
+    );
+    assert_eq!(
+        step == HeadersStep::Buffer,
+        !body.is_empty() && method == "POST",
+        "{path}"
+    );
     let step = exchange.decide(&settings, pool, None, body, now());
     Sent { exchange, step }
 }
@@ -77,18 +119,34 @@ impl Sent {
 
     /// The first endpoint of the list.
     fn first(&self) -> String {
-        let list = self.changes().set.iter().find(|(name, _)| name == "x-gateway-destination-endpoint").unwrap();
+        let list = self
+            .changes()
+            .set
+            .iter()
+            .find(|(name, _)| name == "x-gateway-destination-endpoint")
+            .unwrap();
         list.1.split(',').next().unwrap().to_owned()
     }
 
     /// The body as the engine gets it.
     fn body(&self, body: &[u8]) -> Vec<u8> {
-        let Some(edit) = &self.changes().body else { return body.to_vec() };
-        [edit.beginning(body[..edit.range.end].to_vec()), body[edit.range.end..].to_vec()].concat()
+        let Some(edit) = &self.changes().body else {
+            return body.to_vec();
+        };
+        [
+            edit.beginning(body[..edit.range.end].to_vec()),
+            body[edit.range.end..].to_vec(),
+        ]
+        .concat()
     }
 
     /// The endpoint answers with this; returns what the client gets.
-    fn answer(mut self, pool: &mut ManagedPool, (content_type, by): (&str, &str), chunks: &[&str]) -> String {
+    fn answer(
+        mut self,
+        pool: &mut ManagedPool,
+        (content_type, by): (&str, &str),
+        chunks: &[&str],
+    ) -> String {
         let head = ResponseHead {
             origin: ResponseOrigin::Upstream,
             status: 200,
@@ -101,8 +159,14 @@ impl Sent {
         let mut got = String::new();
         for (at, chunk) in chunks.iter().enumerate() {
             let last = at + 1 == chunks.len();
-            let restored = self.exchange.response_chunk(pool, chunk.as_bytes(), last, now());
-            let passed = if step.body == ResponseBody::Ignore { None } else { restored };
+            let restored = self
+                .exchange
+                .response_chunk(pool, chunk.as_bytes(), last, now());
+            let passed = if step.body == ResponseBody::Ignore {
+                None
+            } else {
+                restored
+            };
             got.push_str(passed.map_or(*chunk, |bytes| std::str::from_utf8(bytes).unwrap()));
         }
         self.exchange.end(pool, now());
@@ -111,7 +175,9 @@ impl Sent {
 }
 
 fn form(parts: &[(&str, &str)]) -> Vec<u8> {
-    let part = |(name, value): &(&str, &str)| format!("--x\r\ncontent-disposition: form-data; name={name}\r\n\r\n{value}\r\n");
+    let part = |(name, value): &(&str, &str)| {
+        format!("--x\r\ncontent-disposition: form-data; name={name}\r\n\r\n{value}\r\n")
+    };
     format!("{}--x--\r\n", parts.iter().map(part).collect::<String>()).into_bytes()
 }
 
@@ -135,21 +201,42 @@ fn a_task_goes_where_its_model_is_served_and_an_alias_is_renamed_and_back() {
     for path in TASKS {
         for content_type in ["application/json", FORM] {
             let body = |model: &str| match content_type {
-                FORM => form(&[("file; filename=f", "RIFF\"model\":\"b\""), ("model", model)]),
-                _ => format!(r#"{{"input":"x","nested":{{"model":"b"}},"model":"{model}"}}"#).into_bytes(),
+                FORM => form(&[
+                    ("file; filename=f", "RIFF\"model\":\"b\""),
+                    ("model", model),
+                ]),
+                _ => format!(r#"{{"input":"x","nested":{{"model":"b"}},"model":"{model}"}}"#)
+                    .into_bytes(),
             };
-            let mut post = |model: &str| send(&mut pool, ("POST", path), content_type, &body(model));
+            let mut post =
+                |model: &str| send(&mut pool, ("POST", path), content_type, &body(model));
             assert_eq!(post("c").status(), 404, "{path} {content_type}");
             for _ in 0..4 {
                 assert_eq!(post("a").first(), "10.0.0.0:8000", "{path} {content_type}");
             }
             let renamed = post("alias");
             assert_eq!(renamed.first(), "10.0.0.1:8000");
-            assert_eq!(String::from_utf8(renamed.body(&body("alias"))), String::from_utf8(body("b")), "{path} {content_type}");
-            let length = renamed.changes().set.iter().find(|(name, _)| name == "content-length").unwrap();
+            assert_eq!(
+                String::from_utf8(renamed.body(&body("alias"))),
+                String::from_utf8(body("b")),
+                "{path} {content_type}"
+            );
+            let length = renamed
+                .changes()
+                .set
+                .iter()
+                .find(|(name, _)| name == "content-length")
+                .unwrap();
             assert_eq!(length.1, body("b").len().to_string());
-            let reply = renamed.answer(&mut pool, ("application/json", "10.0.0.1:8000"), &[r#"{"model":"b","text":"b"}"#]);
-            assert_eq!(reply, r#"{"model":"alias","text":"b"}"#, "{path} {content_type}");
+            let reply = renamed.answer(
+                &mut pool,
+                ("application/json", "10.0.0.1:8000"),
+                &[r#"{"model":"b","text":"b"}"#],
+            );
+            assert_eq!(
+                reply, r#"{"model":"alias","text":"b"}"#,
+                "{path} {content_type}"
+            );
         }
     }
 }
@@ -157,53 +244,117 @@ fn a_task_goes_where_its_model_is_served_and_an_alias_is_renamed_and_back() {
 #[test]
 fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
     let mut pool = two_models();
-    let sent = send(&mut pool, ("POST", "/v1/audio/transcriptions"), FORM, &form(&[("model", "alias")]));
+    let sent = send(
+        &mut pool,
+        ("POST", "/v1/audio/transcriptions"),
+        FORM,
+        &form(&[("model", "alias")]),
+    );
     let second = pool.snapshot().unwrap().endpoints()[1].id;
     assert_eq!(pool.in_flight().own(second).requests, 1);
-    sent.answer(&mut pool, ("text/plain", "10.0.0.1:8000"), &["\"model\":\"b\""]);
+    sent.answer(
+        &mut pool,
+        ("text/plain", "10.0.0.1:8000"),
+        &["\"model\":\"b\""],
+    );
     assert_eq!(pool.in_flight().own(second).requests, 0);
-    let row = pool.counters().models().iter().find(|row| *row.label.model == *"alias").unwrap();
+    let row = pool
+        .counters()
+        .models()
+        .iter()
+        .find(|row| *row.label.model == *"alias")
+        .unwrap();
     assert_eq!((row.label.priority, &*row.label.target_model), (-1, "b"));
 }
 
 #[test]
 fn a_task_without_a_model_passes_and_one_that_is_not_read_is_refused() {
     let mut pool = two_models();
-    for (content_type, body) in [("application/json", &b"{}"[..]), (FORM, b"--x--"), ("", br#"{"model":7}"#)] {
+    for (content_type, body) in [
+        ("application/json", &b"{}"[..]),
+        (FORM, b"--x--"),
+        ("", br#"{"model":7}"#),
+    ] {
         let sent = send(&mut pool, ("POST", "/tokenize"), content_type, body);
-        assert_eq!((sent.status(), sent.body(body)), (200, body.to_vec()), "{content_type}");
+        assert_eq!(
+            (sent.status(), sent.body(body)),
+            (200, body.to_vec()),
+            "{content_type}"
+        );
     }
     for path in ["/v1/responses/resp_1/cancel", "/v1/audio/speech"] {
-        assert_eq!(send(&mut pool, ("POST", path), "application/json", b"").status(), 200, "{path}: no body at all");
+        assert_eq!(
+            send(&mut pool, ("POST", path), "application/json", b"").status(),
+            200,
+            "{path}: no body at all"
+        );
     }
-    for (content_type, body) in
-        [("application/json", &b"{"[..]), ("application/json", b"[]"), (FORM, b"{}"), ("multipart/form-data", b"--x--"), (FORM, b"--x\r\n")]
-    {
-        assert_eq!(send(&mut pool, ("POST", "/tokenize"), content_type, body).status(), 400, "{content_type}");
+    for (content_type, body) in [
+        ("application/json", &b"{"[..]),
+        ("application/json", b"[]"),
+        (FORM, b"{}"),
+        ("multipart/form-data", b"--x--"),
+        (FORM, b"--x\r\n"),
+    ] {
+        assert_eq!(
+            send(&mut pool, ("POST", "/tokenize"), content_type, body).status(),
+            400,
+            "{content_type}"
+        );
     }
     let limit = ExchangeSettings::default().body_limit_bytes;
     let mut exchange = Exchange::new(now());
     let length = (limit + 1).to_string();
-    let pairs = [(":method", "POST"), (":path", "/v1/audio/transcriptions"), ("content-type", FORM), ("content-length", &length)];
+    let pairs = [
+        (":method", "POST"),
+        (":path", "/v1/audio/transcriptions"),
+        ("content-type", FORM),
+        ("content-length", &length),
+    ];
     let pairs = pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes()));
     let step = exchange.request_headers(&ExchangeSettings::default(), pairs, false);
-    assert!(matches!(step, HeadersStep::Reply(reply) if reply.status == 413), "a model behind it could not be read");
+    assert!(
+        matches!(step, HeadersStep::Reply(reply) if reply.status == 413),
+        "a model behind it could not be read"
+    );
 }
 
 #[test]
 fn a_large_form_is_read_piece_by_piece() {
     let pool = std::rc::Rc::new(std::cell::RefCell::new(two_models()));
-    let body = form(&[("file; filename=f", &"RIFF\r\n--".repeat(400_000)), ("model", "a")]);
+    let body = form(&[
+        ("file; filename=f", &"RIFF\r\n--".repeat(400_000)),
+        ("model", "a"),
+    ]);
     let mut host = MemoryHost::new(&pool, &body);
     let mut driver = exchange::RequestDriver::default();
-    let head = [(":method", "POST"), (":path", "/v1/audio/transcriptions"), ("content-type", FORM)];
-    let _ = driver.request_headers(&mut host, head.into_iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), false);
+    let head = [
+        (":method", "POST"),
+        (":path", "/v1/audio/transcriptions"),
+        ("content-type", FORM),
+    ];
+    let _ = driver.request_headers(
+        &mut host,
+        head.into_iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+        false,
+    );
     for size in (100_000..body.len()).step_by(100_000) {
-        assert_eq!(driver.request_body(&mut host, size, BodyProgress::Partial), RequestFlow::Hold);
+        assert_eq!(
+            driver.request_body(&mut host, size, BodyProgress::Partial),
+            RequestFlow::Hold
+        );
         assert!(driver.memory() < 16_384);
     }
-    assert_eq!(driver.request_body(&mut host, body.len(), BodyProgress::Whole), RequestFlow::Go);
-    assert_eq!(host.log.first().map(String::as_str), Some("forward 0 bytes to 10.0.0.0:8000"), "the host keeps the body");
+    assert_eq!(
+        driver.request_body(&mut host, body.len(), BodyProgress::Whole),
+        RequestFlow::Go
+    );
+    assert_eq!(
+        host.log.first().map(String::as_str),
+        Some("forward 0 bytes to 10.0.0.0:8000"),
+        "the host keeps the body"
+    );
 }
 
 const RESPONSES: (&str, &str) = ("POST", "/v1/responses");
@@ -211,36 +362,74 @@ const RESPONSES: (&str, &str) = ("POST", "/v1/responses");
 /// A response is made at this endpoint, whichever was picked.
 fn respond(pool: &mut ManagedPool, by: &str, content_type: &str, chunks: &[&str]) {
     // Each of three endpoints is in the list of a pool of three.
-    send(pool, RESPONSES, "application/json", br#"{"model":"m","input":"x"}"#).answer(pool, (content_type, by), chunks);
+    send(
+        pool,
+        RESPONSES,
+        "application/json",
+        br#"{"model":"m","input":"x"}"#,
+    )
+    .answer(pool, (content_type, by), chunks);
 }
 
 fn follow_up(pool: &mut ManagedPool, id: &str) -> Vec<String> {
     let body = format!(r#"{{"model":"m","input":"more","previous_response_id":"{id}"}}"#);
-    let conversation = [format!(r#"{{"model":"m","conversation":"{id}"}}"#), format!(r#"{{"model":"m","conversation":{{"id":"{id}"}}}}"#)];
+    let conversation = [
+        format!(r#"{{"model":"m","conversation":"{id}"}}"#),
+        format!(r#"{{"model":"m","conversation":{{"id":"{id}"}}}}"#),
+    ];
     let mut firsts = Vec::new();
     for body in [body].iter().chain(&conversation) {
         firsts.push(send(pool, RESPONSES, "application/json", body.as_bytes()).first());
     }
-    for path in [format!("/v1/responses/{id}"), format!("/v1/responses/{id}?stream=true"), format!("/app/v1/conversations/{id}/items")] {
+    for path in [
+        format!("/v1/responses/{id}"),
+        format!("/v1/responses/{id}?stream=true"),
+        format!("/app/v1/conversations/{id}/items"),
+    ] {
         firsts.push(send(pool, ("GET", &path), "", b"").first());
     }
     firsts.push(send(pool, ("DELETE", &format!("/v1/responses/{id}")), "", b"").first());
-    firsts.push(send(pool, ("POST", &format!("/v1/responses/{id}/cancel")), "application/json", b"").first());
-    firsts.push(send(pool, ("POST", &format!("/v1/conversations/{id}/items")), "application/json", br#"{"items":[]}"#).first());
+    firsts.push(
+        send(
+            pool,
+            ("POST", &format!("/v1/responses/{id}/cancel")),
+            "application/json",
+            b"",
+        )
+        .first(),
+    );
+    firsts.push(
+        send(
+            pool,
+            ("POST", &format!("/v1/conversations/{id}/items")),
+            "application/json",
+            br#"{"items":[]}"#,
+        )
+        .first(),
+    );
     firsts
 }
 
 #[test]
 fn what_follows_a_response_goes_where_it_was_made() {
     let long = format!(r#"{{"id":"long","output":"{}"}}"#, "x".repeat(100_000));
-    let created = r#"data: {"type":"response.created","response":{"id":"live","status":"in_progress"}}"#;
+    let created =
+        r#"data: {"type":"response.created","response":{"id":"live","status":"in_progress"}}"#;
     let verbose = format!(
         "data: {{\"type\":\"response.created\",\"response\":{{\"id\":\"wordy\",\"instructions\":\"{}\"}}}}\n\n",
         "x".repeat(99_000)
     );
     for (id, content_type, chunks) in [
-        ("resp_1", "application/json", vec![r#"{"id":"resp_1","object":"response","output":[{"id":"msg_1"}]}"#]),
-        ("resp_2", "application/json", vec![r#"{"object":"response","#, r#""id":"resp_2"}"#]),
+        (
+            "resp_1",
+            "application/json",
+            vec![r#"{"id":"resp_1","object":"response","output":[{"id":"msg_1"}]}"#],
+        ),
+        (
+            "resp_2",
+            "application/json",
+            vec![r#"{"object":"response","#, r#""id":"resp_2"}"#],
+        ),
         ("long", "application/json", vec![&long]),
         ("live", "text/event-stream", vec![created, "\n", "\n"]),
         ("wordy", "text/event-stream", vec![&verbose]),
@@ -256,7 +445,12 @@ fn what_follows_a_response_goes_where_it_was_made() {
 #[test]
 fn an_id_is_known_while_its_stream_still_runs_and_unknown_ids_go_anywhere() {
     let mut pool = plain(3);
-    let mut sent = send(&mut pool, RESPONSES, "application/json", br#"{"model":"m","input":"x","stream":true}"#);
+    let mut sent = send(
+        &mut pool,
+        RESPONSES,
+        "application/json",
+        br#"{"model":"m","input":"x","stream":true}"#,
+    );
     let by = sent.first();
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
@@ -267,9 +461,19 @@ fn an_id_is_known_while_its_stream_still_runs_and_unknown_ids_go_anywhere() {
         ..ResponseHead::default()
     };
     sent.exchange.response_headers(&mut pool, &head, now());
-    sent.exchange.response_chunk(&mut pool, b"data: {\"response\":{\"id\":\"resp_1\"}}\n\n", false, now());
-    assert_eq!(send(&mut pool, ("POST", "/v1/responses/resp_1/cancel"), "", b"").first(), by);
-    let firsts: std::collections::BTreeSet<String> = (0..30).flat_map(|_| follow_up(&mut pool, "resp_2")).collect();
+    sent.exchange.response_chunk(
+        &mut pool,
+        b"data: {\"response\":{\"id\":\"resp_1\"}}\n\n",
+        false,
+        now(),
+    );
+    assert_eq!(
+        send(&mut pool, ("POST", "/v1/responses/resp_1/cancel"), "", b"").first(),
+        by
+    );
+    let firsts: std::collections::BTreeSet<String> = (0..30)
+        .flat_map(|_| follow_up(&mut pool, "resp_2"))
+        .collect();
     assert_eq!(firsts.len(), 3, "an unknown id");
 }
 
@@ -286,21 +490,41 @@ fn an_endpoint_that_is_gone_ejected_or_not_allowed_is_not_waited_for() {
         let step = exchange.decide(&settings, pool, Some(hint.as_bytes()), body, now());
         Sent { exchange, step }.first()
     };
-    assert_eq!(hinted(&mut pool, "10.0.0.0:8000,10.0.0.1:8000"), "10.0.0.1:8000");
+    assert_eq!(
+        hinted(&mut pool, "10.0.0.0:8000,10.0.0.1:8000"),
+        "10.0.0.1:8000"
+    );
     assert_eq!(hinted(&mut pool, "10.0.0.2:8000"), "10.0.0.2:8000");
     let endpoint = pool.snapshot().unwrap().endpoints()[1].id;
-    let ejection =
-        pool_state::Ejection { at: now(), failures: 1, until: now().plus_ms(1_000), endpoint, outside: false, by_answers: false };
+    let ejection = pool_state::Ejection {
+        at: now(),
+        failures: 1,
+        until: now().plus_ms(1_000),
+        endpoint,
+        outside: false,
+        by_answers: false,
+    };
     pool.learn_ejection(ejection, now());
-    assert!(follow_up(&mut pool, "resp_1").iter().all(|first| first != "10.0.0.1:8000"), "ejected");
+    assert!(
+        follow_up(&mut pool, "resp_1")
+            .iter()
+            .all(|first| first != "10.0.0.1:8000"),
+        "ejected"
+    );
     let mut pool = plain(3);
     respond(&mut pool, "10.0.0.2:8000", "application/json", &reply);
     pool.install(pool_update(2, 1), 7, 1_000);
-    assert_eq!(send(&mut pool, RESPONSES, "application/json", body).status(), 200, "gone");
+    assert_eq!(
+        send(&mut pool, RESPONSES, "application/json", body).status(),
+        200,
+        "gone"
+    );
     let mut pool = plain(3);
     respond(&mut pool, "10.0.0.2:8000", "application/json", &reply);
     pool.install(pool_update(3, 2), 7, 1_000);
-    let firsts: std::collections::BTreeSet<String> = (0..20).flat_map(|_| follow_up(&mut pool, "resp_1")).collect();
+    let firsts: std::collections::BTreeSet<String> = (0..20)
+        .flat_map(|_| follow_up(&mut pool, "resp_1"))
+        .collect();
     assert!(firsts.len() > 1, "a restarted engine has lost it");
 }
 
@@ -308,7 +532,12 @@ fn an_endpoint_that_is_gone_ejected_or_not_allowed_is_not_waited_for() {
 fn others_learn_where_a_response_was_made() {
     let (mut one, mut other) = (plain(3), plain(3));
     one.set_placement_publishing(true);
-    respond(&mut one, "10.0.0.1:8000", "application/json", &[r#"{"id":"resp_1"}"#]);
+    respond(
+        &mut one,
+        "10.0.0.1:8000",
+        "application/json",
+        &[r#"{"id":"resp_1"}"#],
+    );
     let changes = one.changes();
     for placement in one.take_placements() {
         other.record_peer_placement(placement.endpoint, &placement.blocks, now());

@@ -4,10 +4,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use exchange::record::ParsedRecord;
-use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
+};
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
+use scheduler::{
+    Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Slot,
+    Snapshot, Version,
+};
 
 use crate::record::recording;
 use crate::release::{pool_update, split_pool_update};
@@ -29,11 +34,23 @@ fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     for (metrics, queue) in metrics.iter_mut().zip(queues) {
         metrics.queue_depth = Some(*queue);
     }
-    Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap()
+    Snapshot::try_new(
+        Version {
+            term: 1,
+            sequence: 1,
+        },
+        endpoints,
+        metrics,
+        Pipeline::build(&spec).unwrap(),
+    )
+    .unwrap()
 }
 
 fn at(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), generation: Generation(1) }
+    EndpointRef {
+        slot: Slot(slot),
+        generation: Generation(1),
+    }
 }
 
 fn ms(ms: u64) -> Timestamp {
@@ -47,8 +64,15 @@ fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, Stri
     exchange.request_headers(&settings, pairs, false);
     exchange.capture_headers(pool, pairs);
     let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-    let ExchangeStep::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), now) else { panic!("not routed") };
-    (exchange, forward.set[0].1.split(',').next().unwrap().to_owned())
+    let ExchangeStep::Forward(forward) =
+        exchange.decide(&settings, pool, None, body.as_bytes(), now)
+    else {
+        panic!("not routed")
+    };
+    (
+        exchange,
+        forward.set[0].1.split(',').next().unwrap().to_owned(),
+    )
 }
 
 /// Sends this many requests one after another, and counts them by endpoint.
@@ -63,24 +87,43 @@ fn tally(pool: &mut ManagedPool, requests: usize, now: Timestamp) -> BTreeMap<St
 }
 
 fn requests(pool: &ManagedPool) -> u64 {
-    (0..4).map(|slot| u64::from(pool.in_flight().load(at(slot)).requests)).sum()
+    (0..4)
+        .map(|slot| u64::from(pool.in_flight().load(at(slot)).requests))
+        .sum()
 }
 
-const ADDRESS: [&str; 4] = ["10.0.0.0:8000", "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"];
+const ADDRESS: [&str; 4] = [
+    "10.0.0.0:8000",
+    "10.0.0.1:8000",
+    "10.0.0.2:8000",
+    "10.0.0.3:8000",
+];
 
 #[test]
 fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
-    let (mut one, mut two) = (pool_by("active-request-scorer", 4, 1), pool_by("active-request-scorer", 4, 2));
+    let (mut one, mut two) = (
+        pool_by("active-request-scorer", 4, 1),
+        pool_by("active-request-scorer", 4, 2),
+    );
     let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
-    let head = LoadReportHead { vm: 9, written: ms(3), ring: 5 };
+    let head = LoadReportHead {
+        vm: 9,
+        written: ms(3),
+        ring: 5,
+    };
     let mut under_way: Vec<Exchange> = (0..3).map(|_| send(&mut one, "hi", ms(1)).0).collect();
     assert_eq!((requests(&one), requests(&two)), (3, 0));
 
     let bytes = one.write_load_report(&mut row, head).to_vec();
-    assert!(!two.read_load_report(&mut peer, bytes, true), "no SLO in it");
+    assert!(
+        !two.read_load_report(&mut peer, bytes, true),
+        "no SLO in it"
+    );
     assert_eq!((requests(&two), peer.head()), (3, head));
-    let idle: Vec<&str> =
-        (0..4).filter(|slot| two.in_flight().load(at(*slot)).requests == 0).map(|slot| ADDRESS[usize::from(slot)]).collect();
+    let idle: Vec<&str> = (0..4)
+        .filter(|slot| two.in_flight().load(at(*slot)).requests == 0)
+        .map(|slot| ADDRESS[usize::from(slot)])
+        .collect();
     assert_eq!(
         tally(&mut two, 10, ms(4)),
         BTreeMap::from([(idle[0].to_owned(), 10)]),
@@ -96,10 +139,26 @@ fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
     two.recount_load_reports([&peer]);
     assert_eq!(requests(&two), 3, "however often it is recounted");
     two.set_peer_loads([
-        (at(1), EndpointLoad { requests: 5, ..EndpointLoad::default() }),
-        (at(1), EndpointLoad { requests: 1, ..EndpointLoad::default() }),
+        (
+            at(1),
+            EndpointLoad {
+                requests: 5,
+                ..EndpointLoad::default()
+            },
+        ),
+        (
+            at(1),
+            EndpointLoad {
+                requests: 1,
+                ..EndpointLoad::default()
+            },
+        ),
     ]);
-    assert_eq!((requests(&two), two.in_flight().load(at(1)).requests), (6, 6), "loads that a host sums itself replace the reports");
+    assert_eq!(
+        (requests(&two), two.in_flight().load(at(1)).requests),
+        (6, 6),
+        "loads that a host sums itself replace the reports"
+    );
 
     for exchange in &mut under_way {
         exchange.end(&mut one, ms(5));
@@ -107,23 +166,48 @@ fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
     two.recount_load_reports([&peer]);
     let bytes = one.write_load_report(&mut row, head).to_vec();
     assert!(!two.read_load_report(&mut peer, bytes, true));
-    assert_eq!((requests(&one), requests(&two), row.is_idle()), (0, 0, true));
+    assert_eq!(
+        (requests(&one), requests(&two), row.is_idle()),
+        (0, 0, true)
+    );
 }
 
 #[test]
 fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
     let mut pool = pool_by("active-request-scorer", 4, 1);
     let row = |ttft: u32, tpot: u32| {
-        let words = [1_u64, 1, 0, 1 << 16, 1, u64::from(ttft) | u64::from(tpot) << 32];
+        let words = [
+            1_u64,
+            1,
+            0,
+            1 << 16,
+            1,
+            u64::from(ttft) | u64::from(tpot) << 32,
+        ];
         let slot_1 = 1_u64 | 1 << 32;
-        let mut bytes: Vec<u8> = words[..4].iter().flat_map(|word| word.to_le_bytes()).collect();
-        bytes.extend([slot_1, words[5]].iter().flat_map(|word| word.to_le_bytes()));
+        let mut bytes: Vec<u8> = words[..4]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
+        bytes.extend(
+            [slot_1, words[5]]
+                .iter()
+                .flat_map(|word| word.to_le_bytes()),
+        );
         bytes
     };
     let (mut strict, mut lax) = (PeerLoadReport::default(), PeerLoadReport::default());
-    assert!(pool.read_load_report(&mut strict, row(200_000, 20_000), true), "SLOs are to be put together");
+    assert!(
+        pool.read_load_report(&mut strict, row(200_000, 20_000), true),
+        "SLOs are to be put together"
+    );
     assert!(pool.read_load_report(&mut lax, row(900_000, 50_000), true));
-    let slos = |pool: &ManagedPool| (pool.in_flight().load(at(1)).ttft_slo_us, pool.in_flight().load(at(1)).tpot_slo_us);
+    let slos = |pool: &ManagedPool| {
+        (
+            pool.in_flight().load(at(1)).ttft_slo_us,
+            pool.in_flight().load(at(1)).tpot_slo_us,
+        )
+    };
     pool.recompute_peer_slos([&strict, &lax]);
     assert_eq!(slos(&pool), (Some(200_000), Some(20_000)));
     assert!(pool.count_load_report(&mut strict, false));
@@ -132,7 +216,13 @@ fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
 }
 
 /// The endpoint `by` replies after this many attempts, and the request ends.
-fn answered(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, attempts: u32, now: Timestamp) {
+fn answered(
+    pool: &mut ManagedPool,
+    mut exchange: Exchange,
+    by: &str,
+    attempts: u32,
+    now: Timestamp,
+) {
     let head = ResponseHead {
         origin: ResponseOrigin::Upstream,
         status: 200,
@@ -149,7 +239,8 @@ fn what_is_news_to_others_is_counted() {
     let mut pool = ManagedPool::new(3, 1024);
     pool.install(pool_update(4, 1), 7, 1_000);
     let mut seen = pool.changes();
-    let mut grew = |pool: &ManagedPool| pool.changes() - std::mem::replace(&mut seen, pool.changes());
+    let mut grew =
+        |pool: &ManagedPool| pool.changes() - std::mem::replace(&mut seen, pool.changes());
     let (mut exchange, _) = send(&mut pool, "hi", ms(1));
     assert_eq!(grew(&pool), 1, "a pick");
     exchange.end(&mut pool, ms(2));
@@ -158,11 +249,33 @@ fn what_is_news_to_others_is_counted() {
     let (exchange, first) = send(&mut pool, "hi", ms(3));
     assert_eq!(grew(&pool), 1);
     let other = ADDRESS.iter().find(|address| **address != first).unwrap();
-    let failed = at(ADDRESS.iter().position(|address| *address == first).unwrap().try_into().unwrap());
+    let failed = at(ADDRESS
+        .iter()
+        .position(|address| *address == first)
+        .unwrap()
+        .try_into()
+        .unwrap());
     answered(&mut pool, exchange, other, 2, ms(4));
-    assert_eq!(pool.counters().endpoints().iter().map(|row| row.failed).sum::<u64>(), 1);
-    assert_eq!(grew(&pool), 3, "a failure, the move to the served endpoint, and an end");
-    assert_eq!(pool.ejections().iter().map(|row| (row.endpoint, row.failures)).collect::<Vec<_>>(), [(failed, 1)]);
+    assert_eq!(
+        pool.counters()
+            .endpoints()
+            .iter()
+            .map(|row| row.failed)
+            .sum::<u64>(),
+        1
+    );
+    assert_eq!(
+        grew(&pool),
+        3,
+        "a failure, the move to the served endpoint, and an end"
+    );
+    assert_eq!(
+        pool.ejections()
+            .iter()
+            .map(|row| (row.endpoint, row.failures))
+            .collect::<Vec<_>>(),
+        [(failed, 1)]
+    );
 
     let (mut exchange, first_of_stream) = send(&mut pool, "hi", ms(4));
     assert_eq!(grew(&pool), 1);
@@ -175,25 +288,59 @@ fn what_is_news_to_others_is_counted() {
         ..ResponseHead::default()
     };
     exchange.response_headers(&mut pool, &head, ms(4));
-    exchange.response_chunk(&mut pool, b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", false, ms(4));
+    exchange.response_chunk(
+        &mut pool,
+        b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
+        false,
+        ms(4),
+    );
     assert_eq!(grew(&pool), 1, "a first token");
-    exchange.response_chunk(&mut pool, b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", true, ms(4));
+    exchange.response_chunk(
+        &mut pool,
+        b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
+        true,
+        ms(4),
+    );
     assert_eq!(grew(&pool), 0, "a further token is no change");
     exchange.end(&mut pool, ms(4));
 
-    let (mut row, mut peer, mut two) = (OwnLoadReport::default(), PeerLoadReport::default(), ManagedPool::new(4, 1024));
+    let (mut row, mut peer, mut two) = (
+        OwnLoadReport::default(),
+        PeerLoadReport::default(),
+        ManagedPool::new(4, 1024),
+    );
     two.install(pool_update(4, 1), 7, 1_000);
-    let bytes = pool.write_load_report(&mut row, LoadReportHead::default()).to_vec();
+    let bytes = pool
+        .write_load_report(&mut row, LoadReportHead::default())
+        .to_vec();
     two.read_load_report(&mut peer, bytes, true);
     let told: Vec<_> = peer.ejections().collect();
-    assert_eq!(told.iter().map(|row| (row.endpoint, row.failures)).collect::<Vec<_>>(), [(failed, 1)]);
+    assert_eq!(
+        told.iter()
+            .map(|row| (row.endpoint, row.failures))
+            .collect::<Vec<_>>(),
+        [(failed, 1)]
+    );
     let before = two.changes();
     two.learn_ejection(told[0], ms(5));
     assert_eq!(two.changes() - before, 1, "news");
     two.learn_ejection(told[0], ms(6));
-    two.learn_ejection(pool_state::Ejection { endpoint: at(9), ..told[0] }, ms(6));
-    assert_eq!(two.changes() - before, 1, "known by now; an endpoint outside the pool cannot fail");
-    assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "no request goes to the endpoint that failed for another worker");
+    two.learn_ejection(
+        pool_state::Ejection {
+            endpoint: at(9),
+            ..told[0]
+        },
+        ms(6),
+    );
+    assert_eq!(
+        two.changes() - before,
+        1,
+        "known by now; an endpoint outside the pool cannot fail"
+    );
+    assert!(
+        !tally(&mut two, 40, ms(7)).contains_key(&first),
+        "no request goes to the endpoint that failed for another worker"
+    );
 
     // The endpoint answers again. Only the first answer is a change.
     let forget = |pool: &mut ManagedPool, now| {
@@ -201,7 +348,13 @@ fn what_is_news_to_others_is_counted() {
         let mut exchange = Exchange::new(now);
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
         exchange.request_headers(&ExchangeSettings::default(), pairs, false);
-        exchange.decide(&ExchangeSettings::default(), pool, Some(first.as_bytes()), body, now);
+        exchange.decide(
+            &ExchangeSettings::default(),
+            pool,
+            Some(first.as_bytes()),
+            body,
+            now,
+        );
         let before = pool.changes();
         answered(pool, exchange, &first, 1, now);
         pool.changes() - before
@@ -209,7 +362,11 @@ fn what_is_news_to_others_is_counted() {
     let (cleared, again) = (forget(&mut two, ms(2_000)), forget(&mut two, ms(2_001)));
     assert_eq!(cleared, again + 1);
     two.tick(ms(2_100));
-    assert_eq!(failures_told(&mut two), 1, "the answer is published for a while");
+    assert_eq!(
+        failures_told(&mut two),
+        1,
+        "the answer is published for a while"
+    );
     two.tick(ms(120_000));
     assert_eq!(failures_told(&mut two), 0, "then it is forgotten");
 }
@@ -229,12 +386,25 @@ fn what_is_known_of_failures_goes_with_the_endpoint() {
     let mut pool = pool_by("queue-scorer", 4, 1);
     for slot in [3, 0] {
         pool.learn_ejection(
-            pool_state::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false, by_answers: false },
+            pool_state::Ejection {
+                at: ms(1),
+                failures: 1,
+                until: ms(1_000),
+                endpoint: at(slot),
+                outside: false,
+                by_answers: false,
+            },
             ms(1),
         );
     }
     pool.install(by("queue-scorer", 2, &[]), 7, 1_000);
-    assert_eq!(pool.ejections().iter().map(|row| row.endpoint).collect::<Vec<_>>(), [at(0)]);
+    assert_eq!(
+        pool.ejections()
+            .iter()
+            .map(|row| row.endpoint)
+            .collect::<Vec<_>>(),
+        [at(0)]
+    );
 }
 
 #[test]
@@ -242,7 +412,11 @@ fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
     let mut pool = pool_by("active-request-scorer", 4, 1);
     pool.estimate_peer_picks(3, 10_000, ms(1));
     let (mut exchange, _) = send(&mut pool, "hi", ms(1));
-    assert_eq!(requests(&pool), 4, "one here, and one for each of the three other proxies");
+    assert_eq!(
+        requests(&pool),
+        4,
+        "one here, and one for each of the three other proxies"
+    );
     pool.estimate_peer_picks(3, 10_000, ms(11));
     assert_eq!(requests(&pool), 1);
     exchange.end(&mut pool, ms(12));
@@ -251,14 +425,23 @@ fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
 #[test]
 fn who_is_asked_first_is_known_from_the_pick_on() {
     let mut pool = pool_by("queue-scorer", 4, 1);
-    assert!(!Exchange::new(ms(1)).is_first_endpoint(ADDRESS[0].as_bytes()), "no endpoint was picked");
+    assert!(
+        !Exchange::new(ms(1)).is_first_endpoint(ADDRESS[0].as_bytes()),
+        "no endpoint was picked"
+    );
     let (exchange, to) = send(&mut pool, "hi", ms(1));
-    assert!(ADDRESS.iter().all(|address| exchange.is_first_endpoint(address.as_bytes()) == (*address == to)));
+    assert!(
+        ADDRESS
+            .iter()
+            .all(|address| exchange.is_first_endpoint(address.as_bytes()) == (*address == to))
+    );
 }
 
 fn failures_told(pool: &mut ManagedPool) -> usize {
     let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
-    let bytes = pool.write_load_report(&mut row, LoadReportHead::default()).to_vec();
+    let bytes = pool
+        .write_load_report(&mut row, LoadReportHead::default())
+        .to_vec();
     ManagedPool::new(1, 0).read_load_report(&mut peer, bytes, false);
     peer.ejections().count()
 }
@@ -275,10 +458,21 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     let mut exchange = Exchange::new(ms(1));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
     exchange.request_headers(&ExchangeSettings::default(), pairs, true);
-    assert!(matches!(exchange.decide(&ExchangeSettings::default(), &mut pool, None, b"", ms(1)), ExchangeStep::Forward(_)));
+    assert!(matches!(
+        exchange.decide(&ExchangeSettings::default(), &mut pool, None, b"", ms(1)),
+        ExchangeStep::Forward(_)
+    ));
     exchange.end(&mut pool, ms(1));
-    let told: Vec<usize> = pool.take_placements().iter().map(|placement| placement.blocks.len()).collect();
-    assert_eq!(told, [0], "a request without a prompt is published as a pick without blocks");
+    let told: Vec<usize> = pool
+        .take_placements()
+        .iter()
+        .map(|placement| placement.blocks.len())
+        .collect();
+    assert_eq!(
+        told,
+        [0],
+        "a request without a prompt is published as a pick without blocks"
+    );
     let (mut exchange, to) = send(&mut pool, &prompt(0), ms(1));
     exchange.end(&mut pool, ms(1));
     let placement = pool.take_placements().pop_front().unwrap();
@@ -293,19 +487,37 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     // and taking them makes room.
     let sent = |pool: &mut ManagedPool| {
         for n in 0..SENT {
-            let (mut exchange, _) = send(pool, &format!("{} once upon a time ", n % 3).repeat(8_000), ms(1));
+            let (mut exchange, _) = send(
+                pool,
+                &format!("{} once upon a time ", n % 3).repeat(8_000),
+                ms(1),
+            );
             exchange.end(pool, ms(1));
         }
         pool.take_placements()
     };
-    let blocks = |placements: &VecDeque<Placement>| placements.iter().map(|placement| placement.blocks.len()).sum::<usize>();
+    let blocks = |placements: &VecDeque<Placement>| {
+        placements
+            .iter()
+            .map(|placement| placement.blocks.len())
+            .sum::<usize>()
+    };
     let bound = 4 * scheduler::prefix::BLOCKS_MAX;
     let dropped = pool.placements_dropped();
     let first = sent(&mut pool);
-    assert!(blocks(&first) <= bound && blocks(&first) > bound - bound / 20, "{} of {bound}", blocks(&first));
-    assert_eq!(pool.placements_dropped() - dropped, (SENT - first.len()) as u64);
     assert!(
-        first.iter().all(|placement| placement.known as usize == placement.blocks.len()),
+        blocks(&first) <= bound && blocks(&first) > bound - bound / 20,
+        "{} of {bound}",
+        blocks(&first)
+    );
+    assert_eq!(
+        pool.placements_dropped() - dropped,
+        (SENT - first.len()) as u64
+    );
+    assert!(
+        first
+            .iter()
+            .all(|placement| placement.known as usize == placement.blocks.len()),
         "the first three, with new blocks, were dropped first"
     );
     assert_eq!(blocks(&sent(&mut pool)), blocks(&first));
@@ -317,7 +529,12 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
 const SENT: usize = 300;
 
 fn at_address(address: &str) -> EndpointRef {
-    at(ADDRESS.iter().position(|known| *known == address).unwrap().try_into().unwrap())
+    at(ADDRESS
+        .iter()
+        .position(|known| *known == address)
+        .unwrap()
+        .try_into()
+        .unwrap())
 }
 
 #[test]
@@ -332,16 +549,33 @@ fn hashes_are_keyed_by_the_secret_of_the_deployment() {
     };
     let (one, two, three) = (blocks(1), blocks(0), blocks(1 << 64 | 1));
     assert_eq!(blocks(1), one);
-    assert!(one.len() > 1 && one.iter().all(|block| !two.contains(block) && !three.contains(block)));
+    assert!(
+        one.len() > 1
+            && one
+                .iter()
+                .all(|block| !two.contains(block) && !three.contains(block))
+    );
 }
 
 #[test]
 fn metrics_count_until_they_are_older_than_is_allowed() {
     let mut pool = pool_by("queue-scorer", 2, 1);
-    assert_eq!(tally(&mut pool, 60, ms(10)).len(), 2, "nothing is known yet");
+    assert_eq!(
+        tally(&mut pool, 60, ms(10)).len(),
+        2,
+        "nothing is known yet"
+    );
     pool.refresh(by("queue-scorer", 2, &[50.0, 0.0]), ms(10));
-    assert_eq!(tally(&mut pool, 60, ms(1_010)), BTreeMap::from([(ADDRESS[1].to_owned(), 60)]), "a second old, as is allowed");
-    assert_eq!(tally(&mut pool, 60, ms(1_011)).len(), 2, "a millisecond older: no reason to prefer an endpoint");
+    assert_eq!(
+        tally(&mut pool, 60, ms(1_010)),
+        BTreeMap::from([(ADDRESS[1].to_owned(), 60)]),
+        "a second old, as is allowed"
+    );
+    assert_eq!(
+        tally(&mut pool, 60, ms(1_011)).len(),
+        2,
+        "a millisecond older: no reason to prefer an endpoint"
+    );
 }
 
 #[test]
@@ -349,11 +583,27 @@ fn metrics_of_those_who_stay_outlive_a_new_pool_update() {
     let mut pool = pool_by("queue-scorer", 2, 1);
     pool.refresh(by("queue-scorer", 2, &[50.0, 3.0]), ms(10));
     pool.install(by("queue-scorer", 3, &[]), 7, 1_000);
-    let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
+    let queues: Vec<Option<f32>> = pool
+        .snapshot()
+        .unwrap()
+        .metrics()
+        .iter()
+        .map(|metrics| metrics.queue_depth)
+        .collect();
     assert_eq!(queues, [Some(50.0), Some(3.0), None]);
     pool.install(pool_update(3, 2), 7, 1_000);
-    let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
-    assert_eq!(queues, [None, None, None], "another generation at the same slot is another endpoint");
+    let queues: Vec<Option<f32>> = pool
+        .snapshot()
+        .unwrap()
+        .metrics()
+        .iter()
+        .map(|metrics| metrics.queue_depth)
+        .collect();
+    assert_eq!(
+        queues,
+        [None, None, None],
+        "another generation at the same slot is another endpoint"
+    );
 }
 
 #[test]
@@ -361,10 +611,23 @@ fn out_of_touch_prompts_go_to_the_home_that_all_compute_alike() {
     let homes = |out_of_touch: bool, seed: u64| -> Vec<String> {
         let mut pool = pool_by("prefix-cache-scorer", 4, seed);
         pool.set_peers_unreachable(out_of_touch);
-        (0..12).map(|n| send(&mut pool, &format!("{n} once upon a time ").repeat(200), ms(1)).1).collect()
+        (0..12)
+            .map(|n| {
+                send(
+                    &mut pool,
+                    &format!("{n} once upon a time ").repeat(200),
+                    ms(1),
+                )
+                .1
+            })
+            .collect()
     };
     assert_eq!(homes(true, 1), homes(true, 2));
-    assert_ne!(homes(false, 1), homes(false, 2), "otherwise chance decides between equals");
+    assert_ne!(
+        homes(false, 1),
+        homes(false, 2),
+        "otherwise chance decides between equals"
+    );
 }
 
 #[test]
@@ -375,13 +638,35 @@ fn out_of_touch_a_prompt_is_drawn_to_one_home_and_believed_to_be_nowhere() {
     let mut homes = BTreeMap::new();
     for n in 0..12 {
         let mut exchange = Exchange::new(ms(1));
-        exchange.request_headers(&settings, [(&b":method"[..], &b"POST"[..]), (b":path", b"/v1/completions")], false);
-        let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("{n} once upon a time ").repeat(200));
-        assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), ms(1)), ExchangeStep::Forward(_)));
-        let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
+        exchange.request_headers(
+            &settings,
+            [
+                (&b":method"[..], &b"POST"[..]),
+                (b":path", b"/v1/completions"),
+            ],
+            false,
+        );
+        let body = format!(
+            r#"{{"model":"m","prompt":"{}"}}"#,
+            format!("{n} once upon a time ").repeat(200)
+        );
+        assert!(matches!(
+            exchange.decide(&settings, &mut pool, None, body.as_bytes(), ms(1)),
+            ExchangeStep::Forward(_)
+        ));
+        let record: serde_json::Value =
+            serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
         let endpoints = record["endpoints"].as_array().unwrap();
-        assert!(endpoints.iter().all(|endpoint| endpoint["matched_blocks"] == 0), "it is estimated to be cached nowhere");
-        let replayed = ParsedRecord::from_json(&record.to_string()).unwrap().replay(pool.snapshot().unwrap(), &[]).unwrap();
+        assert!(
+            endpoints
+                .iter()
+                .all(|endpoint| endpoint["matched_blocks"] == 0),
+            "it is estimated to be cached nowhere"
+        );
+        let replayed = ParsedRecord::from_json(&record.to_string())
+            .unwrap()
+            .replay(pool.snapshot().unwrap(), &[])
+            .unwrap();
         assert!(
             matches!(replayed.decision, Decision::Route(_)),
             "the replay has no rendezvous endpoint, because the record has no hash: {replayed:?}"
@@ -390,7 +675,11 @@ fn out_of_touch_a_prompt_is_drawn_to_one_home_and_believed_to_be_nowhere() {
         *homes.entry(home).or_insert(0) += 1;
     }
     assert_eq!(homes.len(), 4, "{homes:?}");
-    assert_eq!(pool.counters().matched_tokens, 0, "favoured, but not estimated as cached");
+    assert_eq!(
+        pool.counters().matched_tokens,
+        0,
+        "favoured, but not estimated as cached"
+    );
 }
 
 #[test]
@@ -401,7 +690,11 @@ fn what_is_believed_to_be_held_of_a_prompt_is_counted_and_not_charged() {
         let (mut exchange, _) = send(pool, &prompt, ms(1));
         let uncached = pool.in_flight().load(at(0)).prefills.uncached_tokens;
         exchange.end(pool, ms(1));
-        (uncached, pool.counters().prompt_tokens, pool.counters().matched_tokens)
+        (
+            uncached,
+            pool.counters().prompt_tokens,
+            pool.counters().matched_tokens,
+        )
     };
     let tokens = 3_400 / 4;
     assert_eq!(ask(&mut pool), (tokens, tokens, 0));
@@ -426,8 +719,19 @@ fn what_engines_report_adds_up() {
         exchange.response_chunk(&mut pool, body, true, ms(3));
         exchange.end(&mut pool, ms(3));
     }
-    let [row] = pool.counters().models() else { panic!("one model") };
-    assert_eq!((row.requests, row.running, row.tokens.prompt, row.tokens.completion, row.tokens.cached), (2, 0, 200, 10, 50));
+    let [row] = pool.counters().models() else {
+        panic!("one model")
+    };
+    assert_eq!(
+        (
+            row.requests,
+            row.running,
+            row.tokens.prompt,
+            row.tokens.completion,
+            row.tokens.cached
+        ),
+        (2, 0, 200, 10, 50)
+    );
     assert_eq!(row.response_bytes, 2 * body.len() as u64);
 }
 
@@ -435,15 +739,26 @@ fn what_engines_report_adds_up() {
 fn an_endpoint_that_holds_all_it_may_forgets_in_slices() {
     let mut pool = pool_by("prefix-cache-scorer", 4, 1);
     for n in 0..40 {
-        let (mut exchange, _) = send(&mut pool, &format!("{n} once upon a time ").repeat(200), ms(1));
+        let (mut exchange, _) = send(
+            &mut pool,
+            &format!("{n} once upon a time ").repeat(200),
+            ms(1),
+        );
         exchange.end(&mut pool, ms(1));
     }
     let before = pool.prefixes().stats().entries;
     pool.install(pool_update(2, 1), 7, 1_000);
     let after = pool.prefixes().stats().entries;
-    assert!(after > 0 && after < before, "entries of the two removed endpoints do not count: {after} of {before}");
+    assert!(
+        after > 0 && after < before,
+        "entries of the two removed endpoints do not count: {after} of {before}"
+    );
     for _ in 0..100 {
         pool.tick(ms(2));
     }
-    assert_eq!(pool.prefixes().stats().entries, after, "what stays is not swept away");
+    assert_eq!(
+        pool.prefixes().stats().entries,
+        after,
+        "what stays is not swept away"
+    );
 }

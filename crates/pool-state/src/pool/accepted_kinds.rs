@@ -43,7 +43,11 @@ impl AcceptedKinds {
             row.last = (endpoint, now);
             return;
         }
-        let row = AcceptedKind { kind, last: (endpoint, now), before: None };
+        let row = AcceptedKind {
+            kind,
+            last: (endpoint, now),
+            before: None,
+        };
         if self.rows.len() < KINDS_MAX {
             self.rows.push(row);
         } else if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.last.1) {
@@ -54,15 +58,27 @@ impl AcceptedKinds {
     /// Whether any endpoint accepted the kind lately.
     #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn accepted(&self, kind: u64, now: Timestamp) -> bool {
-        self.rows.iter().any(|row| row.kind == kind && now.ms_since(row.last.1) < LATELY_MS)
+        self.rows
+            .iter()
+            .any(|row| row.kind == kind && now.ms_since(row.last.1) < LATELY_MS)
     }
 
     /// Whether another endpoint accepted the kind lately.
     #[inline(never)] // several callers, and the wasm module should be small
-    pub(super) fn accepted_elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Timestamp) -> bool {
+    pub(super) fn accepted_elsewhere(
+        &self,
+        kind: u64,
+        endpoint: EndpointRef,
+        now: Timestamp,
+    ) -> bool {
         let row = self.rows.iter().find(|row| row.kind == kind);
-        let accepted = row.map(|row| [Some(row.last), row.before]).unwrap_or_default();
-        accepted.iter().flatten().any(|&(other, at)| other != endpoint && now.ms_since(at) < LATELY_MS)
+        let accepted = row
+            .map(|row| [Some(row.last), row.before])
+            .unwrap_or_default();
+        accepted
+            .iter()
+            .flatten()
+            .any(|&(other, at)| other != endpoint && now.ms_since(at) < LATELY_MS)
     }
 }
 
@@ -72,7 +88,10 @@ mod tests {
     use scheduler::{Generation, Slot};
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     fn at(ms: u64) -> Timestamp {
@@ -85,19 +104,35 @@ mod tests {
         assert!(!accepted.accepted_elsewhere(1, id(0), at(0)));
         accepted.record(1, id(0), at(0));
         assert!(!accepted.accepted_elsewhere(1, id(0), at(1)), "itself");
-        assert!(accepted.accepted_elsewhere(1, id(1), at(1)) && !accepted.accepted_elsewhere(2, id(1), at(1)));
-        assert!(accepted.accepted(1, at(1)) && !accepted.accepted(2, at(1)) && !accepted.accepted(1, at(LATELY_MS)));
+        assert!(
+            accepted.accepted_elsewhere(1, id(1), at(1))
+                && !accepted.accepted_elsewhere(2, id(1), at(1))
+        );
+        assert!(
+            accepted.accepted(1, at(1))
+                && !accepted.accepted(2, at(1))
+                && !accepted.accepted(1, at(LATELY_MS))
+        );
         accepted.record(1, id(1), at(10));
         accepted.record(1, id(1), at(20));
-        assert!(accepted.accepted_elsewhere(1, id(1), at(21)), "the first is remembered beside the last");
-        assert!(!accepted.accepted_elsewhere(1, id(1), at(LATELY_MS)), "and forgotten in the end");
+        assert!(
+            accepted.accepted_elsewhere(1, id(1), at(21)),
+            "the first is remembered beside the last"
+        );
+        assert!(
+            !accepted.accepted_elsewhere(1, id(1), at(LATELY_MS)),
+            "and forgotten in the end"
+        );
     }
 
     #[test]
     fn the_least_recently_accepted_make_room() {
         let mut accepted = AcceptedKinds::default();
         (0..=KINDS_MAX as u64).for_each(|kind| accepted.record(kind, id(0), at(kind)));
-        assert!(!accepted.accepted_elsewhere(0, id(1), at(100)) && accepted.accepted_elsewhere(1, id(1), at(100)));
+        assert!(
+            !accepted.accepted_elsewhere(0, id(1), at(100))
+                && accepted.accepted_elsewhere(1, id(1), at(100))
+        );
         assert_eq!(accepted.rows.len(), KINDS_MAX);
     }
 }

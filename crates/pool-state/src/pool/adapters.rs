@@ -52,13 +52,22 @@ impl AdapterTable {
     /// in the snapshot before.
     pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         let mut before = std::mem::take(&mut self.rows);
-        self.rows = from.iter().map(|at| at.and_then(|at| before.get_mut(at)).map(std::mem::take).unwrap_or_default()).collect();
+        self.rows = from
+            .iter()
+            .map(|at| {
+                at.and_then(|at| before.get_mut(at))
+                    .map(std::mem::take)
+                    .unwrap_or_default()
+            })
+            .collect();
         self.rooms.clear();
     }
 
     /// Records a request for the model of this mark at the endpoint at position `at`.
     pub(super) fn record_model(&mut self, at: usize, mark: u64) {
-        let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else { return };
+        let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else {
+            return;
+        };
         self.requests += 1;
         match row.iter().position(|(other, _)| *other == mark) {
             Some(place) => drop(row.remove(place)),
@@ -71,15 +80,26 @@ impl AdapterTable {
     /// Finds which endpoints have room for the adapter; [`Self::rooms`] returns the result.
     pub(super) fn find_rooms(&mut self, endpoints: &EndpointTable, model: &str) {
         self.rooms.clear();
-        if model.is_empty() || !endpoints.metrics().iter().any(|metrics| metrics.lora.is_some()) {
+        if model.is_empty()
+            || !endpoints
+                .metrics()
+                .iter()
+                .any(|metrics| metrics.lora.is_some())
+        {
             return;
         }
         let mark = model_mark(model);
         let room = |(row, index): (&EndpointAdapters, EndpointIndex)| {
             let places = endpoints.adapter_places(index, model);
-            row.room(mark, places.and_then(|places| usize::try_from(places).ok()).unwrap_or(0))
+            row.room(
+                mark,
+                places
+                    .and_then(|places| usize::try_from(places).ok())
+                    .unwrap_or(0),
+            )
         };
-        self.rooms.extend(self.rows.iter().zip(endpoints.indices()).map(room));
+        self.rooms
+            .extend(self.rows.iter().zip(endpoints.indices()).map(room));
     }
 
     pub(super) fn rooms(&self) -> &[AdapterRoom] {
@@ -100,7 +120,9 @@ impl EndpointAdapters {
         let kept = self.0.get(last..).unwrap_or(&[]);
         match kept.first() {
             _ if kept.iter().any(|(other, _)| *other == mark) => AdapterRoom::Loaded,
-            Some(&(_, displaced_used)) if kept.len() >= places => AdapterRoom::Full { displaced_used },
+            Some(&(_, displaced_used)) if kept.len() >= places => {
+                AdapterRoom::Full { displaced_used }
+            }
             _ => AdapterRoom::Free,
         }
     }
@@ -112,13 +134,19 @@ mod tests {
 
     use super::*;
     use scheduler::{
-        Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec, Readiness, Slot, Snapshot, Version,
+        Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec,
+        Readiness, Slot, Snapshot, Version,
     };
 
     /// A pool. `places` has the number of adapters that fit at each endpoint, 0 where none are
     /// served.
     fn pool(places: &[u32]) -> (AdapterTable, Snapshot) {
-        let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
+        let lora = |max: u32| {
+            (max > 0).then(|| LoraMetrics {
+                max,
+                ..LoraMetrics::default()
+            })
+        };
         pool_with(places.iter().map(|&max| (lora(max), [].into())).collect())
     }
 
@@ -129,7 +157,10 @@ mod tests {
         let mut adapters = AdapterTable::default();
         adapters.remap(&vec![None; rows.len()]);
         let endpoint = |(slot, models): (u16, Arc<[Box<str>]>)| Endpoint {
-            id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+            id: EndpointRef {
+                slot: Slot(slot),
+                generation: Generation(1),
+            },
             name: format!("pod-{slot}").into(),
             address: format!("10.0.0.{slot}:8000").into(),
             readiness: Readiness::Ready,
@@ -138,25 +169,52 @@ mod tests {
             age_ms: 0,
         };
         let (lora, models): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-        let metrics = lora.into_iter().map(|lora| EndpointMetrics { lora, ..EndpointMetrics::default() }).collect();
+        let metrics = lora
+            .into_iter()
+            .map(|lora| EndpointMetrics {
+                lora,
+                ..EndpointMetrics::default()
+            })
+            .collect();
         let endpoints = (0..).zip(models).map(endpoint).collect();
         let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
-        (adapters, Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).unwrap())
+        (
+            adapters,
+            Snapshot::try_new(
+                Version {
+                    term: 1,
+                    sequence: 1,
+                },
+                endpoints,
+                metrics,
+                pipeline,
+            )
+            .unwrap(),
+        )
     }
 
     #[test]
     fn the_least_recently_used_makes_room() {
         let (mut adapters, endpoints) = pool(&[2]);
         let mut room = |used: &[&str], model: &str| {
-            used.iter().for_each(|used| adapters.record_model(0, model_mark(used)));
+            used.iter()
+                .for_each(|used| adapters.record_model(0, model_mark(used)));
             adapters.find_rooms(&endpoints, model);
             adapters.rooms().to_vec()
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
         assert_eq!(room(&["a"], "a"), [AdapterRoom::Loaded]);
         assert_eq!(room(&[], "b"), [AdapterRoom::Free]);
-        assert_eq!(room(&["b", "a"], "c"), [AdapterRoom::Full { displaced_used: 2 }], "b would go: its last request was the second");
-        assert_eq!(room(&["c"], "b"), [AdapterRoom::Full { displaced_used: 3 }], "b went, and a would be next");
+        assert_eq!(
+            room(&["b", "a"], "c"),
+            [AdapterRoom::Full { displaced_used: 2 }],
+            "b would go: its last request was the second"
+        );
+        assert_eq!(
+            room(&["c"], "b"),
+            [AdapterRoom::Full { displaced_used: 3 }],
+            "b went, and a would be next"
+        );
         assert_eq!(room(&[], "a"), [AdapterRoom::Loaded]);
     }
 
@@ -166,7 +224,10 @@ mod tests {
         adapters.find_rooms(&endpoints, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
         adapters.find_rooms(&endpoints, "");
-        assert!(adapters.rooms().is_empty(), "a request without a model needs no adapter");
+        assert!(
+            adapters.rooms().is_empty(),
+            "a request without a model needs no adapter"
+        );
         let (mut adapters, endpoints) = pool(&[0, 0]);
         adapters.find_rooms(&endpoints, "a");
         assert!(adapters.rooms().is_empty());
@@ -174,15 +235,31 @@ mod tests {
 
     #[test]
     fn a_base_model_needs_no_adapter_by_whatever_name() {
-        let names = |names: &[&str]| names.iter().map(|name| Box::from(*name)).collect::<Vec<Box<str>>>();
+        let names = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| Box::from(*name))
+                .collect::<Vec<Box<str>>>()
+        };
         let lora = |base: &[&str], running: &[&str]| {
-            Some(LoraMetrics { max: 1, base_models: names(base).into(), running: names(running).into(), ..LoraMetrics::default() })
+            Some(LoraMetrics {
+                max: 1,
+                base_models: names(base).into(),
+                running: names(running).into(),
+                ..LoraMetrics::default()
+            })
         };
         let (mut adapters, endpoints) = pool_with(vec![
             (lora(&[], &[]), [].into()),
             (lora(&["llama", "llama-alias"], &[]), [].into()),
-            (lora(&[], &["sql"]), names(&["llama", "llama-alias", "sql"]).into()),
-            (lora(&["llama", "llama-alias"], &[]), names(&["llama", "sql"]).into()),
+            (
+                lora(&[], &["sql"]),
+                names(&["llama", "llama-alias", "sql"]).into(),
+            ),
+            (
+                lora(&["llama", "llama-alias"], &[]),
+                names(&["llama", "sql"]).into(),
+            ),
         ]);
         let mut rooms = |model| {
             adapters.find_rooms(&endpoints, model);
@@ -191,11 +268,20 @@ mod tests {
         for base in ["llama", "llama-alias"] {
             assert_eq!(
                 rooms(base),
-                [AdapterRoom::Free, AdapterRoom::Unknown, AdapterRoom::Unknown, AdapterRoom::Unknown],
+                [
+                    AdapterRoom::Free,
+                    AdapterRoom::Unknown,
+                    AdapterRoom::Unknown,
+                    AdapterRoom::Unknown
+                ],
                 "the first names none"
             );
         }
-        assert_eq!(rooms("sql"), [AdapterRoom::Free; 4], "it is an adapter for the engine, whatever else metadata names");
+        assert_eq!(
+            rooms("sql"),
+            [AdapterRoom::Free; 4],
+            "it is an adapter for the engine, whatever else metadata names"
+        );
     }
 
     #[test]
@@ -221,6 +307,8 @@ mod tests {
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
         adapters.find_rooms(&endpoints, "0");
         assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
-        assert!(is_model_mark(model_mark("a")) && !is_model_mark(0) && !is_model_mark(name_hash("a")));
+        assert!(
+            is_model_mark(model_mark("a")) && !is_model_mark(0) && !is_model_mark(name_hash("a"))
+        );
     }
 }

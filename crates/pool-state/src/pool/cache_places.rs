@@ -42,7 +42,11 @@ impl CachePlaces {
         };
         // As much as is not significant when a reply corrects the index.
         let is_rounding = tokens(self.cached).saturating_sub(hit) <= tokens(1 + self.cached / 16);
-        let of_cached = if is_rounding { MissCause::Rounding } else { MissCause::WrongBelief };
+        let of_cached = if is_rounding {
+            MissCause::Rounding
+        } else {
+            MissCause::WrongBelief
+        };
         let (mut missed, mut from) = (MissedTokens::default(), hit);
         for (until, cause) in [
             (tokens(self.cached), of_cached),
@@ -59,7 +63,11 @@ impl CachePlaces {
 
     /// The request moved to an endpoint that had `known` cached.
     pub(super) fn moved_to(self, known: MatchLength, hashes: &[u64]) -> Self {
-        Self { cached: blocks_of(hashes, known.cached as usize), elsewhere: self.elsewhere.max(self.cached), ..self }
+        Self {
+            cached: blocks_of(hashes, known.cached as usize),
+            elsewhere: self.elsewhere.max(self.cached),
+            ..self
+        }
     }
 }
 
@@ -67,7 +75,12 @@ impl CachePlaces {
 mod tests {
     use super::*;
 
-    const PLACES: CachePlaces = CachePlaces { cached: 20, elsewhere: 40, given: 60, lost: 80 };
+    const PLACES: CachePlaces = CachePlaces {
+        cached: 20,
+        elsewhere: 40,
+        given: 60,
+        lost: 80,
+    };
 
     fn missed(hit: u32) -> MissedTokens {
         PLACES.attribute(1_000, hit, 100)
@@ -77,11 +90,22 @@ mod tests {
     fn a_prompt_is_divided_at_the_places_that_the_pick_knew() {
         //                           never evicted moved belief restart rounding unknown
         assert_eq!(missed(0).0, [200, 200, 200, 200, 200, 0, 0]);
-        assert_eq!(missed(190).0, [200, 200, 200, 0, 200, 10, 0], "less than a block and a sixteenth");
+        assert_eq!(
+            missed(190).0,
+            [200, 200, 200, 0, 200, 10, 0],
+            "less than a block and a sixteenth"
+        );
         assert_eq!(missed(200).0, [200, 200, 200, 0, 200, 0, 0]);
-        assert_eq!(missed(500).0, [200, 100, 0, 0, 200, 0, 0], "a hit beyond the belief");
+        assert_eq!(
+            missed(500).0,
+            [200, 100, 0, 0, 200, 0, 0],
+            "a hit beyond the belief"
+        );
         assert_eq!(missed(1_000).0, [0; 7]);
-        assert_eq!(CachePlaces::default().attribute(1_000, 0, 100).0, [1_000, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            CachePlaces::default().attribute(1_000, 0, 100).0,
+            [1_000, 0, 0, 0, 0, 0, 0]
+        );
         assert_eq!(missed(0).main_cause().map(|(_, tokens)| tokens), Some(200));
         assert_eq!(missed(1_000).main_cause(), None);
     }
@@ -93,20 +117,52 @@ mod tests {
         let mut rng = scheduler::Rng::seeded(7);
         let mut below = |max: usize| u32::try_from(rng.below(max)).unwrap();
         for _ in 0..20_000 {
-            let places = CachePlaces { cached: below(200), elsewhere: below(200), given: below(200), lost: below(200) };
+            let places = CachePlaces {
+                cached: below(200),
+                elsewhere: below(200),
+                given: below(200),
+                lost: below(200),
+            };
             let (prompt, blocks) = (below(100_000), 1 + below(150));
             let hit = below(100_000).min(prompt);
-            let missed: u64 = places.attribute(prompt, hit, blocks).0.into_iter().map(u64::from).sum();
-            assert_eq!(u64::from(hit) + missed, u64::from(prompt), "{places:?} {prompt} {hit} {blocks}");
+            let missed: u64 = places
+                .attribute(prompt, hit, blocks)
+                .0
+                .into_iter()
+                .map(u64::from)
+                .sum();
+            assert_eq!(
+                u64::from(hit) + missed,
+                u64::from(prompt),
+                "{places:?} {prompt} {hit} {blocks}"
+            );
         }
     }
 
     #[test]
     fn a_retry_moves_the_request() {
         let hashes: Vec<u64> = (1..=100).map(|block| block << 1).collect();
-        let places = PLACES.moved_to(MatchLength { cached: 10, maybe_cached: 90 }, &hashes);
-        assert_eq!(places, CachePlaces { cached: 10, ..PLACES });
-        let places = CachePlaces { cached: 50, elsewhere: 50, given: 50, lost: 50 }.moved_to(MatchLength::default(), &hashes);
+        let places = PLACES.moved_to(
+            MatchLength {
+                cached: 10,
+                maybe_cached: 90,
+            },
+            &hashes,
+        );
+        assert_eq!(
+            places,
+            CachePlaces {
+                cached: 10,
+                ..PLACES
+            }
+        );
+        let places = CachePlaces {
+            cached: 50,
+            elsewhere: 50,
+            given: 50,
+            lost: 50,
+        }
+        .moved_to(MatchLength::default(), &hashes);
         assert_eq!(places.attribute(1_000, 0, 100).0, [500, 0, 500, 0, 0, 0, 0]);
     }
 }

@@ -41,7 +41,11 @@ impl ConversationShare {
     /// n: the mean number of requests of a conversation; 1 before any prompt. If each ends with
     /// probability 1 - c, where c is the share that goes on, that is 1 / (1 - c).
     fn requests(&self) -> f32 {
-        let ends = if self.all > 0.0 { 1.0 - self.continued / self.all } else { 1.0 };
+        let ends = if self.all > 0.0 {
+            1.0 - self.continued / self.all
+        } else {
+            1.0
+        };
         1.0 / ends.max(1.0 / PROMPTS)
     }
 }
@@ -59,14 +63,23 @@ mod tests {
     #[test]
     fn all_requests_of_a_conversation_pay_for_its_copy() {
         let mut conversations = ConversationShare::default();
-        assert!((paid(&conversations, 3.0) - 0.75).abs() < 1e-6, "without conversations r / (1 + r)");
+        assert!(
+            (paid(&conversations, 3.0) - 0.75).abs() < 1e-6,
+            "without conversations r / (1 + r)"
+        );
         for request in 0..4_000 {
             let begins = request % 4 == 0;
             conversations.record(if begins { 0.5 } else { REQUESTED_ONCE }, false);
         }
         let share = paid(&conversations, 0.5);
-        assert!((share - 1.0 / 6.0).abs() < 0.01, "four of this conversation and two others use it: {share}");
-        assert!(paid(&conversations, REQUESTED_ONCE) > 0.99, "a conversation that goes on pays its history");
+        assert!(
+            (share - 1.0 / 6.0).abs() < 0.01,
+            "four of this conversation and two others use it: {share}"
+        );
+        assert!(
+            paid(&conversations, REQUESTED_ONCE) > 0.99,
+            "a conversation that goes on pays its history"
+        );
         assert!(paid(&conversations, 0.0) < 1e-6 && paid(&conversations, f32::MAX / 1e9) > 0.0);
     }
 
@@ -76,6 +89,9 @@ mod tests {
         (0..1_000).for_each(|_| conversations.record(REQUESTED_ONCE, true));
         assert!((conversations.requests() - 1.0).abs() < 1e-6);
         (0..100_000).for_each(|_| conversations.record(REQUESTED_ONCE, false));
-        assert!(conversations.requests() <= PROMPTS, "bounded, also where all go on");
+        assert!(
+            conversations.requests() <= PROMPTS,
+            "bounded, also where all go on"
+        );
     }
 }

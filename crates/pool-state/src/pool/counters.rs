@@ -18,8 +18,10 @@ const MODEL_NAME_BYTES_MAX: usize = 256;
 const OTHER: &str = "other";
 
 /// Upper bounds of duration buckets, in ms; a last bucket is unbounded.
-pub const DURATION_BOUNDS_MS: [u32; 20] =
-    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000];
+pub const DURATION_BOUNDS_MS: [u32; 20] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000,
+    60_000, 120_000, 300_000, 600_000,
+];
 
 /// Counts by bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -142,7 +144,10 @@ impl TokenCounters {
         self.prompt += u64::from(prompt);
         self.completion += u64::from(usage.completion_tokens.unwrap_or(0));
         self.cached += u64::from(usage.cached_tokens.unwrap_or(0).min(prompt));
-        self.missed.iter_mut().zip(missed.0).for_each(|(total, tokens)| *total += u64::from(tokens));
+        self.missed
+            .iter_mut()
+            .zip(missed.0)
+            .for_each(|(total, tokens)| *total += u64::from(tokens));
     }
 }
 
@@ -184,11 +189,25 @@ impl PoolCounters {
     }
 
     /// Counts a request for `model` that was forwarded with the name `target_model`.
-    pub fn count_sent(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> CountedRequest {
-        let label = ModelLabel { model: shortened(model), target_model: shortened(target_model), priority };
+    pub fn count_sent(
+        &mut self,
+        model: &str,
+        target_model: &str,
+        priority: i32,
+        bytes: usize,
+    ) -> CountedRequest {
+        let label = ModelLabel {
+            model: shortened(model),
+            target_model: shortened(target_model),
+            priority,
+        };
         // A request without a model name needs no label of its own.
         let named = model.is_empty() || self.models.iter().any(|m| m.label == label);
-        let counted = CountedRequest { label, bytes: bytes as u64, named };
+        let counted = CountedRequest {
+            label,
+            bytes: bytes as u64,
+            named,
+        };
         if named {
             self.begin(&counted);
         }
@@ -225,8 +244,15 @@ impl PoolCounters {
     /// endpoint confirmed that the model exists.
     #[cold]
     pub fn count_shed(&mut self, model: &str, target_model: &str, priority: i32) {
-        let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
-        let label = known.then(|| ModelLabel { model: model.into(), target_model: target_model.into(), priority });
+        let known = self
+            .models
+            .iter()
+            .any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
+        let label = known.then(|| ModelLabel {
+            model: model.into(),
+            target_model: target_model.into(),
+            priority,
+        });
         let [.., shed] = &mut self.row(label.as_ref()).slo;
         *shed += 1;
     }
@@ -234,7 +260,13 @@ impl PoolCounters {
     pub(super) fn keep_endpoints(&mut self, refs: &[EndpointRef]) {
         for &endpoint in refs {
             if !self.endpoints.iter().any(|e| e.endpoint == endpoint) {
-                self.endpoints.push(EndpointCounters { endpoint, picked: 0, served: 0, failed: 0, reports_cached: false });
+                self.endpoints.push(EndpointCounters {
+                    endpoint,
+                    picked: 0,
+                    served: 0,
+                    failed: 0,
+                    reports_cached: false,
+                });
             }
         }
     }
@@ -243,14 +275,24 @@ impl PoolCounters {
         self.endpoints.retain(|e| e.endpoint != endpoint);
     }
 
-    pub(super) fn count_pick(&mut self, endpoint: EndpointRef, prompt_tokens: u32, matched_tokens: u32) {
+    pub(super) fn count_pick(
+        &mut self,
+        endpoint: EndpointRef,
+        prompt_tokens: u32,
+        matched_tokens: u32,
+    ) {
         self.prompt_tokens += u64::from(prompt_tokens);
         self.matched_tokens += u64::from(matched_tokens);
         self.with(endpoint, |e| e.picked += 1);
     }
 
     /// Takes back a pick that was counted.
-    pub(super) fn uncount_pick(&mut self, endpoint: EndpointRef, prompt_tokens: u64, matched_tokens: u64) {
+    pub(super) fn uncount_pick(
+        &mut self,
+        endpoint: EndpointRef,
+        prompt_tokens: u64,
+        matched_tokens: u64,
+    ) {
         self.prompt_tokens = self.prompt_tokens.saturating_sub(prompt_tokens);
         self.matched_tokens = self.matched_tokens.saturating_sub(matched_tokens);
         self.with(endpoint, |e| e.picked = e.picked.saturating_sub(1));
@@ -267,10 +309,19 @@ impl PoolCounters {
     /// Completes the usage that `endpoint` reported: an engine that has reported cached tokens
     /// before had none cached if it reports none (vLLM leaves out a zero).
     pub fn complete_usage(&mut self, endpoint: EndpointRef, usage: TokenUsage) -> TokenUsage {
-        let Some(row) = self.endpoints.iter_mut().find(|row| row.endpoint == endpoint) else { return usage };
+        let Some(row) = self
+            .endpoints
+            .iter_mut()
+            .find(|row| row.endpoint == endpoint)
+        else {
+            return usage;
+        };
         row.reports_cached |= usage.cached_tokens.is_some();
         let zero = Some(0).filter(|_| row.reports_cached && usage.prompt_tokens.is_some());
-        TokenUsage { cached_tokens: usage.cached_tokens.or(zero), ..usage }
+        TokenUsage {
+            cached_tokens: usage.cached_tokens.or(zero),
+            ..usage
+        }
     }
 
     fn with(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointCounters)) {
@@ -284,11 +335,20 @@ impl PoolCounters {
     fn row(&mut self, label: Option<&ModelLabel>) -> &mut ModelCounters {
         let known = self.models.iter().position(|m| Some(&m.label) == label);
         let position = known.unwrap_or_else(|| {
-            let label = label.filter(|_| self.models.len() < MODELS_MAX).cloned().unwrap_or_else(other);
-            self.models.iter().position(|m| m.label == label).unwrap_or_else(|| {
-                self.models.push(ModelCounters { label, ..ModelCounters::default() });
-                self.models.len() - 1
-            })
+            let label = label
+                .filter(|_| self.models.len() < MODELS_MAX)
+                .cloned()
+                .unwrap_or_else(other);
+            self.models
+                .iter()
+                .position(|m| m.label == label)
+                .unwrap_or_else(|| {
+                    self.models.push(ModelCounters {
+                        label,
+                        ..ModelCounters::default()
+                    });
+                    self.models.len() - 1
+                })
         });
         #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
         &mut self.models[position]
@@ -297,12 +357,21 @@ impl PoolCounters {
 
 /// The label of requests without a label of their own.
 fn other() -> ModelLabel {
-    ModelLabel { model: OTHER.into(), target_model: OTHER.into(), priority: 0 }
+    ModelLabel {
+        model: OTHER.into(),
+        target_model: OTHER.into(),
+        priority: 0,
+    }
 }
 
 /// The name under which a model is counted, cut to a limit. A request keeps it while it runs.
 fn shortened(model: &str) -> Box<str> {
-    if model.len() <= MODEL_NAME_BYTES_MAX { model } else { OTHER }.into()
+    if model.len() <= MODEL_NAME_BYTES_MAX {
+        model
+    } else {
+        OTHER
+    }
+    .into()
 }
 
 impl ModelCounters {
@@ -325,14 +394,31 @@ mod tests {
         for i in 0..10_000 {
             let model = format!("m{i}");
             let mut counted = counters.count_sent(&model, &model, i, 0);
-            assert_eq!((&*counted.label.model, counted.label.priority), (&*model, i), "a request keeps its own name");
+            assert_eq!(
+                (&*counted.label.model, counted.label.priority),
+                (&*model, i),
+                "a request keeps its own name"
+            );
             counters.count_success(&mut counted);
             counters.count_ended(&counted);
         }
         assert!((MODELS_MAX..=MODELS_MAX + 1).contains(&counters.models().len()));
-        assert_eq!(counters.models().iter().map(|m| m.requests).sum::<u64>(), 10_000);
-        assert_eq!(counters.models().iter().find(|m| &*m.label.model == "m5").map(|m| (m.requests, m.running)), Some((1, 0)));
-        assert_eq!(&*counters.count_sent(&"x".repeat(1000), "", 0, 0).label.model, "other");
+        assert_eq!(
+            counters.models().iter().map(|m| m.requests).sum::<u64>(),
+            10_000
+        );
+        assert_eq!(
+            counters
+                .models()
+                .iter()
+                .find(|m| &*m.label.model == "m5")
+                .map(|m| (m.requests, m.running)),
+            Some((1, 0))
+        );
+        assert_eq!(
+            &*counters.count_sent(&"x".repeat(1000), "", 0, 0).label.model,
+            "other"
+        );
     }
 
     #[test]
@@ -343,20 +429,44 @@ mod tests {
             counters.count_ended(&counted).error(404);
         }
         let mut counted = counters.count_sent("real", "real", 0, 5);
-        assert_eq!(counters.models().iter().map(|m| &*m.label.model).collect::<Vec<_>>(), ["other"]);
+        assert_eq!(
+            counters
+                .models()
+                .iter()
+                .map(|m| &*m.label.model)
+                .collect::<Vec<_>>(),
+            ["other"]
+        );
         counters.count_success(&mut counted);
         let again = counters.count_sent("real", "real", 0, 7);
         counters.count_ended(&counted);
         counters.count_ended(&again).error(500);
-        let rows: Vec<_> =
-            counters.models().iter().map(|m| (&*m.label.model, m.requests, m.request_bytes, m.running, m.errors.len())).collect();
-        assert_eq!(rows, [("other", 10_000, 30_000, 0, 1), ("real", 2, 12, 0, 1)], "each request counts once");
+        let rows: Vec<_> = counters
+            .models()
+            .iter()
+            .map(|m| {
+                (
+                    &*m.label.model,
+                    m.requests,
+                    m.request_bytes,
+                    m.running,
+                    m.errors.len(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [("other", 10_000, 30_000, 0, 1), ("real", 2, 12, 0, 1)],
+            "each request counts once"
+        );
     }
 
     #[test]
     fn errors_are_counted_by_status() {
         let mut counters = ModelCounters::default();
-        [503, 400, 503].into_iter().for_each(|status| counters.error(status));
+        [503, 400, 503]
+            .into_iter()
+            .for_each(|status| counters.error(status));
         assert_eq!(counters.errors, [(503, 2), (400, 1)]);
     }
 
@@ -367,7 +477,11 @@ mod tests {
             let mut counted = counters.count_sent("m", target, priority, 1);
             counters.count_success(&mut counted);
         }
-        let rows: Vec<_> = counters.models().iter().map(|m| (&*m.label.target_model, m.label.priority, m.requests)).collect();
+        let rows: Vec<_> = counters
+            .models()
+            .iter()
+            .map(|m| (&*m.label.target_model, m.label.priority, m.requests))
+            .collect();
         assert_eq!(rows, [("a", 0, 2), ("b", 0, 1), ("a", -1, 1)]);
     }
 
@@ -377,7 +491,10 @@ mod tests {
         for v in [0.5, 1.0, 1.5, 600_000.0, 600_001.0] {
             h.record(v, &DURATION_BOUNDS_MS);
         }
-        assert_eq!((h.counts[0], h.counts[1], h.counts[19], h.counts[20]), (2, 1, 1, 1));
+        assert_eq!(
+            (h.counts[0], h.counts[1], h.counts[19], h.counts[20]),
+            (2, 1, 1, 1)
+        );
         assert_eq!(h.sum, 1_200_004.0);
     }
 }

@@ -65,7 +65,11 @@ impl CrashCorrelator {
         if self.lost.len() >= LOST_MAX {
             self.lost.pop_front();
         }
-        self.lost.push_back(LostConnection { mark, endpoint, at: now });
+        self.lost.push_back(LostConnection {
+            mark,
+            endpoint,
+            at: now,
+        });
     }
 
     /// Forgets the lost connections of a prompt that was served: it crashes no engine.
@@ -77,21 +81,33 @@ impl CrashCorrelator {
 
     /// Whether the prompt of this hash cost the connection of enough engines that serve other
     /// prompts successfully.
-    pub(super) fn is_crashing(&self, prompt: u64, health: &EndpointHealthTable, now: Timestamp) -> bool {
+    pub(super) fn is_crashing(
+        &self,
+        prompt: u64,
+        health: &EndpointHealthTable,
+        now: Timestamp,
+    ) -> bool {
         if self.lost.is_empty() {
             return false;
         }
-        let (mark, since) = (mark(prompt), Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(REMEMBERED_MS).0)));
+        let (mark, since) = (
+            mark(prompt),
+            Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(REMEMBERED_MS).0)),
+        );
         let recent = || self.lost.iter().filter(|lost| lost.at >= since);
         let alone = |lost: &LostConnection| {
             let together = |other: &LostConnection| {
-                other.endpoint == lost.endpoint && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS
+                other.endpoint == lost.endpoint
+                    && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS
             };
             !recent().any(|other| other.mark != mark && together(other))
         };
         let mut engines: Vec<EndpointRef> = Vec::new();
         for lost in recent().filter(|lost| lost.mark == mark) {
-            if !engines.contains(&lost.endpoint) && alone(lost) && health.succeeded_with_another(lost.endpoint, prompt, since) {
+            if !engines.contains(&lost.endpoint)
+                && alone(lost)
+                && health.succeeded_with_another(lost.endpoint, prompt, since)
+            {
                 engines.push(lost.endpoint);
             }
         }
@@ -107,7 +123,10 @@ mod tests {
     const POISON: u64 = 0xabcd;
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     fn at(ms: u64) -> Timestamp {
@@ -116,7 +135,9 @@ mod tests {
 
     fn fine(slots: &[u16]) -> EndpointHealthTable {
         let mut health = EndpointHealthTable::default();
-        slots.iter().for_each(|slot| health.record_success(id(*slot), 7, at(0)));
+        slots
+            .iter()
+            .for_each(|slot| health.record_success(id(*slot), 7, at(0)));
         health
     }
 
@@ -125,13 +146,25 @@ mod tests {
         let (mut crashing, health) = (CrashCorrelator::default(), fine(&[0, 1]));
         crashing.record(mark(POISON), id(0), at(1));
         crashing.record(mark(POISON), id(0), at(2));
-        assert!(!crashing.is_crashing(POISON, &health, at(3)), "twice the same engine");
+        assert!(
+            !crashing.is_crashing(POISON, &health, at(3)),
+            "twice the same engine"
+        );
         crashing.record(mark(POISON), id(1), at(4));
         assert!(crashing.is_crashing(POISON, &health, at(5)));
-        assert!(!crashing.is_crashing(POISON + 1, &health, at(5)), "another prompt");
-        assert!(!crashing.is_crashing(POISON, &health, at(60_003)), "a minute later");
+        assert!(
+            !crashing.is_crashing(POISON + 1, &health, at(5)),
+            "another prompt"
+        );
+        assert!(
+            !crashing.is_crashing(POISON, &health, at(60_003)),
+            "a minute later"
+        );
         crashing.forget(POISON);
-        assert!(!crashing.is_crashing(POISON, &health, at(5)), "an engine served it");
+        assert!(
+            !crashing.is_crashing(POISON, &health, at(5)),
+            "an engine served it"
+        );
     }
 
     #[test]
@@ -139,11 +172,20 @@ mod tests {
         let mut crashing = CrashCorrelator::default();
         crashing.record(mark(POISON), id(0), at(1));
         crashing.record(mark(POISON), id(1), at(2));
-        assert!(!crashing.is_crashing(POISON, &fine(&[0]), at(3)), "no prompt succeeded at the second");
+        assert!(
+            !crashing.is_crashing(POISON, &fine(&[0]), at(3)),
+            "no prompt succeeded at the second"
+        );
         crashing.record(mark(POISON + 1), id(1), at(3));
-        assert!(!crashing.is_crashing(POISON, &fine(&[0, 1]), at(4)), "another prompt lost its connection at the same moment");
+        assert!(
+            !crashing.is_crashing(POISON, &fine(&[0, 1]), at(4)),
+            "another prompt lost its connection at the same moment"
+        );
         crashing.record(mark(POISON), id(1), at(103));
-        assert!(crashing.is_crashing(POISON, &fine(&[0, 1]), at(104)), "and not this time");
+        assert!(
+            crashing.is_crashing(POISON, &fine(&[0, 1]), at(104)),
+            "and not this time"
+        );
     }
 
     #[test]
@@ -151,6 +193,10 @@ mod tests {
         let mut crashing = CrashCorrelator::default();
         (0..1_000).for_each(|n| crashing.record(mark(n), id(0), at(n)));
         assert_eq!(crashing.lost.len(), LOST_MAX);
-        assert!(is_mark(mark(u64::MAX)) && !is_mark(POISON) && !super::super::adapters::is_model_mark(mark(POISON)));
+        assert!(
+            is_mark(mark(u64::MAX))
+                && !is_mark(POISON)
+                && !super::super::adapters::is_model_mark(mark(POISON))
+        );
     }
 }

@@ -92,7 +92,10 @@ impl Ejections {
     /// at different times.
     #[must_use]
     pub fn with_stagger(seed: u64) -> Self {
-        Self { stagger_ms: seed % STAGGER_MS, ..Self::default() }
+        Self {
+            stagger_ms: seed % STAGGER_MS,
+            ..Self::default()
+        }
     }
 
     /// When the ejection is over for this worker.
@@ -102,7 +105,13 @@ impl Ejections {
 
     /// Ejects an endpoint because of its answers, or of its connections. `chance` is from 0 to 1.
     /// Returns whether that is news.
-    pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) -> bool {
+    pub fn eject(
+        &mut self,
+        endpoint: EndpointRef,
+        by_answers: bool,
+        chance: f32,
+        now: Timestamp,
+    ) -> bool {
         // While the endpoint is ejected, failures of requests that were already in flight are not
         // news.
         if self.row(endpoint).is_some_and(|row| row.until > now) {
@@ -114,44 +123,99 @@ impl Ejections {
 
     /// Whether the endpoint is ejected, however many others are.
     pub fn is_ejected(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        self.row(endpoint).is_some_and(|row| row.failures > 0 && self.end(&row) > now)
+        self.row(endpoint)
+            .is_some_and(|row| row.failures > 0 && self.end(&row) > now)
     }
 
     /// Records a failed probe.
-    pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
+    pub fn probe_failed(
+        &mut self,
+        endpoint: EndpointRef,
+        by_answers: bool,
+        chance: f32,
+        now: Timestamp,
+    ) {
         self.eject_again(endpoint, by_answers, chance, now);
     }
 
-    fn eject_again(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
-        let failures = self.row(endpoint).map_or(0, |row| row.failures).saturating_add(1);
+    fn eject_again(
+        &mut self,
+        endpoint: EndpointRef,
+        by_answers: bool,
+        chance: f32,
+        now: Timestamp,
+    ) {
+        let failures = self
+            .row(endpoint)
+            .map_or(0, |row| row.failures)
+            .saturating_add(1);
         let until = now.plus_ms(ejection_ms(failures, chance));
-        self.put(Ejection { at: now, failures, until, endpoint, outside: false, by_answers });
+        self.put(Ejection {
+            at: now,
+            failures,
+            until,
+            endpoint,
+            outside: false,
+            by_answers,
+        });
     }
 
     /// Records that a request goes to the endpoint. Returns whether it is a probe: the endpoint was
     /// ejected and the ejection has ended. Other requests avoid the endpoint until the probe ends.
     pub fn is_probe(&mut self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && self.end(row) <= now) else { return false };
-        self.put(Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..row });
+        let Some(row) = self
+            .row(endpoint)
+            .filter(|row| row.failures > 0 && self.end(row) <= now)
+        else {
+            return false;
+        };
+        self.put(Ejection {
+            at: now,
+            until: now.plus_ms(PROBE_MS),
+            outside: false,
+            ..row
+        });
         true
     }
 
     /// Records that a probe, sent at `sent`, ended without a verdict: the next request may be a
     /// probe. Does nothing if the record has changed since `sent`.
     pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
-        if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && row.at == sent) {
-            self.put(Ejection { at: now, until: now, outside: false, ..row });
+        if let Some(row) = self
+            .row(endpoint)
+            .filter(|row| row.failures > 0 && row.at == sent)
+        {
+            self.put(Ejection {
+                at: now,
+                until: now,
+                outside: false,
+                ..row
+            });
         }
     }
 
     /// Records that a request sent at `sent` got an answer, and with `well` that it succeeded.
     /// Returns whether that is news: a request from before the ejection proves nothing.
-    pub fn record_answer(&mut self, endpoint: EndpointRef, well: bool, sent: Timestamp, now: Timestamp) -> bool {
-        let clears = |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
+    pub fn record_answer(
+        &mut self,
+        endpoint: EndpointRef,
+        well: bool,
+        sent: Timestamp,
+        now: Timestamp,
+    ) -> bool {
+        let clears =
+            |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
         if !self.row(endpoint).as_ref().is_some_and(clears) {
             return false;
         }
-        self.put(Ejection { at: now, failures: 0, until: Timestamp(0), endpoint, outside: false, by_answers: false });
+        self.put(Ejection {
+            at: now,
+            failures: 0,
+            until: Timestamp(0),
+            endpoint,
+            outside: false,
+            by_answers: false,
+        });
         true
     }
 
@@ -161,8 +225,14 @@ impl Ejections {
         if failing.is_empty() {
             return;
         }
-        for row in self.rows.iter().filter(|row| row.failures > 0 && self.end(row) <= now) {
-            let position = endpoints.iter().position(|endpoint| *endpoint == row.endpoint);
+        for row in self
+            .rows
+            .iter()
+            .filter(|row| row.failures > 0 && self.end(row) <= now)
+        {
+            let position = endpoints
+                .iter()
+                .position(|endpoint| *endpoint == row.endpoint);
             if let Some(share) = position.and_then(|at| failing.get_mut(at)) {
                 *share = 0.0;
             }
@@ -170,11 +240,18 @@ impl Ejections {
     }
 
     fn row(&self, endpoint: EndpointRef) -> Option<Ejection> {
-        self.rows.iter().find(|row| row.endpoint == endpoint).copied()
+        self.rows
+            .iter()
+            .find(|row| row.endpoint == endpoint)
+            .copied()
     }
 
     fn put(&mut self, row: Ejection) {
-        match self.rows.iter_mut().find(|known| known.endpoint == row.endpoint) {
+        match self
+            .rows
+            .iter_mut()
+            .find(|known| known.endpoint == row.endpoint)
+        {
             Some(known) => *known = row,
             None => self.rows.push(row),
         }
@@ -182,11 +259,20 @@ impl Ejections {
 
     /// Takes a record of another VM about an endpoint of the pool. Returns whether it is news.
     pub fn learn(&mut self, told: Ejection, now: Timestamp) -> bool {
-        let told = if told.outside { told.bounded(now) } else { told };
+        let told = if told.outside {
+            told.bounded(now)
+        } else {
+            told
+        };
         let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
         match known {
             Some(known) if told.outside && known.outweighs(told, now) => return false,
-            Some(known) if *known >= told || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) => return false,
+            Some(known)
+                if *known >= told
+                    || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) =>
+            {
+                return false;
+            }
             Some(known) => *known = told,
             // No failure is known, or the success was published long ago.
             None if told.is_over(now) => return false,
@@ -215,14 +301,30 @@ impl Ejections {
     /// empty when none is.
     pub fn mark_ejected(&self, snapshot: &Snapshot, now: Timestamp, out: &mut Vec<bool>) {
         out.clear();
-        let mut ejected: Vec<&Ejection> = self.rows.iter().filter(|r| r.failures > 0 && self.end(r) > now).collect();
+        let mut ejected: Vec<&Ejection> = self
+            .rows
+            .iter()
+            .filter(|r| r.failures > 0 && self.end(r) > now)
+            .collect();
         if ejected.is_empty() {
             return;
         }
-        let ready = snapshot.endpoints().iter().filter(|e| e.readiness == Readiness::Ready).count();
-        sort_by(&mut ejected, |a, b| (a.outside, b.failures, b.until, a.endpoint) < (b.outside, a.failures, a.until, b.endpoint));
+        let ready = snapshot
+            .endpoints()
+            .iter()
+            .filter(|e| e.readiness == Readiness::Ready)
+            .count();
+        sort_by(&mut ejected, |a, b| {
+            (a.outside, b.failures, b.until, a.endpoint)
+                < (b.outside, a.failures, a.until, b.endpoint)
+        });
         ejected.truncate(ready / 2);
-        out.extend(snapshot.endpoints().iter().map(|e| ejected.iter().any(|r| r.endpoint == e.id)));
+        out.extend(
+            snapshot
+                .endpoints()
+                .iter()
+                .map(|e| ejected.iter().any(|r| r.endpoint == e.id)),
+        );
     }
 }
 
@@ -231,7 +333,11 @@ impl Ejections {
 impl Ejection {
     /// Limits the record of another proxy to possible values.
     fn bounded(self, now: Timestamp) -> Self {
-        Self { at: self.at.min(now), until: self.until.min(now.plus_ms(MAX_MS)), ..self }
+        Self {
+            at: self.at.min(now),
+            until: self.until.min(now.plus_ms(MAX_MS)),
+            ..self
+        }
     }
 
     /// Whether this record wins against any record of another proxy.
@@ -257,7 +363,9 @@ impl Ejection {
     reason = "seconds in ms, and a share of them"
 )]
 fn ejection_ms(failures: u32, chance: f32) -> u64 {
-    let longest = BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_MS);
+    let longest = BASE_MS
+        .saturating_mul(1 << failures.saturating_sub(1).min(16))
+        .min(MAX_MS);
     longest - (longest as f32 * JITTER * chance.clamp(0.0, 1.0)) as u64
 }
 
@@ -271,7 +379,10 @@ mod tests {
     const LONGEST: f32 = 0.0;
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     fn pool(endpoints: u16) -> Snapshot {
@@ -286,13 +397,22 @@ mod tests {
         };
         let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
         let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-        Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
+        Snapshot::try_new(
+            Version::default(),
+            endpoints,
+            metrics,
+            Pipeline::build(&PipelineSpec::default()).unwrap(),
+        )
+        .unwrap()
     }
 
     fn ejected(ejections: &Ejections, pool: &Snapshot, now: Timestamp) -> Vec<u16> {
         let mut out = Vec::new();
         ejections.mark_ejected(pool, now, &mut out);
-        (0..).zip(out).filter_map(|(slot, ejected)| ejected.then_some(slot)).collect()
+        (0..)
+            .zip(out)
+            .filter_map(|(slot, ejected)| ejected.then_some(slot))
+            .collect()
     }
 
     fn at(ms: u64) -> Timestamp {
@@ -313,8 +433,15 @@ mod tests {
         eject(&mut ejections, 1, 0);
         let mut now = 0;
         for expected in [1_000, 2_000, 4_000, 5_000, 5_000] {
-            assert_eq!(ejected(&ejections, &pool, at(now + expected - 1)), [1], "{expected}");
-            assert!(ejected(&ejections, &pool, at(now + expected)).is_empty(), "{expected}: it is tried again");
+            assert_eq!(
+                ejected(&ejections, &pool, at(now + expected - 1)),
+                [1],
+                "{expected}"
+            );
+            assert!(
+                ejected(&ejections, &pool, at(now + expected)).is_empty(),
+                "{expected}: it is tried again"
+            );
             now += expected;
             assert!(ejections.is_probe(id(1), at(now)));
             ejections.probe_failed(id(1), true, LONGEST, at(now));
@@ -323,21 +450,33 @@ mod tests {
 
     #[test]
     fn chance_makes_an_ejection_shorter_and_never_longer() {
-        assert_eq!([0.0, 0.5, 1.0, 7.0, -1.0].map(|chance| ejection_ms(3, chance)), [4_000, 3_600, 3_200, 3_200, 4_000]);
+        assert_eq!(
+            [0.0, 0.5, 1.0, 7.0, -1.0].map(|chance| ejection_ms(3, chance)),
+            [4_000, 3_600, 3_200, 3_200, 4_000]
+        );
         assert_eq!(ejection_ms(u32::MAX, 0.0), MAX_MS);
     }
 
     #[test]
     fn one_probe_at_a_time_keeps_all_others_away() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
-        assert!(!ejections.is_probe(id(1), at(0)), "nothing is known against it");
+        assert!(
+            !ejections.is_probe(id(1), at(0)),
+            "nothing is known against it"
+        );
         eject(&mut ejections, 1, 0);
         assert!(ejections.is_probe(id(1), at(1_000)));
         assert!(!ejections.is_probe(id(1), at(1_001)));
         assert_eq!(ejected(&ejections, &pool, at(1_001)), [1]);
-        assert!(ejections.is_probe(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
+        assert!(
+            ejections.is_probe(id(1), at(1_000 + PROBE_MS)),
+            "a probe that hangs holds up the next no longer"
+        );
         ejections.probe_again(id(1), at(1_000 + PROBE_MS), at(6_500));
-        assert!(ejections.is_probe(id(1), at(6_500)), "one that said nothing makes room at once");
+        assert!(
+            ejections.is_probe(id(1), at(6_500)),
+            "one that said nothing makes room at once"
+        );
         assert!(succeed(&mut ejections, 1, 6_500));
         assert!(ejected(&ejections, &pool, at(6_501)).is_empty());
         assert!(!ejections.is_probe(id(1), at(6_501)), "it is as any other");
@@ -349,9 +488,15 @@ mod tests {
         for ms in 0..100 {
             eject(&mut ejections, 1, ms);
         }
-        assert!(ejected(&ejections, &pool, at(1_000)).is_empty(), "one ejection, with reason a hundred times");
+        assert!(
+            ejected(&ejections, &pool, at(1_000)).is_empty(),
+            "one ejection, with reason a hundred times"
+        );
         eject(&mut ejections, 2, 5_000);
-        assert!(!ejections.record_answer(id(2), true, at(4_999), at(5_001)), "what was sent before proves nothing");
+        assert!(
+            !ejections.record_answer(id(2), true, at(4_999), at(5_001)),
+            "what was sent before proves nothing"
+        );
         assert_eq!(ejected(&ejections, &pool, at(5_002)), [2]);
     }
 
@@ -360,13 +505,22 @@ mod tests {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         eject(&mut ejections, 1, 0);
         ejections.eject(id(2), false, LONGEST, at(0));
-        assert!(!ejections.record_answer(id(1), false, at(1), at(1)), "an answer of any kind");
-        assert!(ejections.record_answer(id(2), false, at(1), at(1)), "shows that its connections work");
+        assert!(
+            !ejections.record_answer(id(1), false, at(1), at(1)),
+            "an answer of any kind"
+        );
+        assert!(
+            ejections.record_answer(id(2), false, at(1), at(1)),
+            "shows that its connections work"
+        );
         assert_eq!(ejected(&ejections, &pool, at(2)), [1]);
         assert!(succeed(&mut ejections, 1, 3));
         assert!(ejected(&ejections, &pool, at(4)).is_empty());
         eject(&mut ejections, 1, 5_000);
-        assert!(ejected(&ejections, &pool, at(6_000)).is_empty(), "it begins again with the shortest");
+        assert!(
+            ejected(&ejections, &pool, at(6_000)).is_empty(),
+            "it begins again with the shortest"
+        );
     }
 
     #[test]
@@ -384,33 +538,63 @@ mod tests {
         for slot in 0..4 {
             eject(&mut ejections, slot, 10_000);
         }
-        assert_eq!(ejected(&ejections, &pool(4), at(10_001)), [0, 3], "three times in a row, then the lowest slot of equals");
-        assert!(ejected(&ejections, &pool(1), at(10_001)).is_empty(), "never the last one");
+        assert_eq!(
+            ejected(&ejections, &pool(4), at(10_001)),
+            [0, 3],
+            "three times in a row, then the lowest slot of equals"
+        );
+        assert!(
+            ejected(&ejections, &pool(1), at(10_001)).is_empty(),
+            "never the last one"
+        );
     }
 
     /// Exchanges records as two workers of one process do.
     fn tell(from: &Ejections, to: &mut Ejections, now: Timestamp) -> usize {
-        from.rows().iter().filter(|row| to.learn(**row, now)).count()
+        from.rows()
+            .iter()
+            .filter(|row| to.learn(**row, now))
+            .count()
     }
 
     #[test]
     fn what_one_worker_saw_another_knows_and_a_success_anywhere_clears_it() {
         let (mut one, mut two, pool) = (Ejections::default(), Ejections::default(), pool(4));
         assert!(eject(&mut one, 1, 0));
-        assert_eq!((tell(&one, &mut two, at(1)), tell(&one, &mut two, at(1))), (1, 0), "news only once");
+        assert_eq!(
+            (tell(&one, &mut two, at(1)), tell(&one, &mut two, at(1))),
+            (1, 0),
+            "news only once"
+        );
         assert_eq!(ejected(&two, &pool, at(2)), [1]);
-        assert!(!eject(&mut two, 1, 2), "its own reason a moment later is none");
-        assert!(succeed(&mut two, 1, 3) && !succeed(&mut two, 1, 4), "clearing is news, once");
-        assert_eq!(tell(&one, &mut two, at(5)), 0, "what is older does not come back");
+        assert!(
+            !eject(&mut two, 1, 2),
+            "its own reason a moment later is none"
+        );
+        assert!(
+            succeed(&mut two, 1, 3) && !succeed(&mut two, 1, 4),
+            "clearing is news, once"
+        );
+        assert_eq!(
+            tell(&one, &mut two, at(5)),
+            0,
+            "what is older does not come back"
+        );
         assert_eq!(tell(&two, &mut one, at(5)), 1);
         assert!(ejected(&one, &pool, at(6)).is_empty());
         assert!(eject(&mut one, 1, 7));
         assert_eq!(tell(&one, &mut two, at(8)), 1, "it failed again");
         assert_eq!(ejected(&two, &pool, at(9)), [1]);
-        assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had done well");
+        assert!(
+            ejected(&two, &pool, at(7 + 1_000)).is_empty(),
+            "for the shortest time: it had done well"
+        );
         assert!(two.is_probe(id(1), at(7 + 1_000)));
         assert_eq!(tell(&two, &mut one, at(7 + 1_000)), 1);
-        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is in flight");
+        assert!(
+            !one.is_probe(id(1), at(7 + 1_001)),
+            "another worker's probe is in flight"
+        );
     }
 
     #[test]
@@ -419,25 +603,44 @@ mod tests {
         let told = |ms: u64, failures: u32| Ejection {
             at: at(ms),
             failures,
-            until: if failures > 0 { at(ms + BASE_MS) } else { Timestamp(0) },
+            until: if failures > 0 {
+                at(ms + BASE_MS)
+            } else {
+                Timestamp(0)
+            },
             endpoint: id(1),
             outside: true,
             by_answers: true,
         };
         assert!(ejections.learn(told(1_000, 1), at(1_000)));
         for waver in [0, 3, 50, OUTSIDE_SLACK_MS] {
-            assert!(!ejections.learn(told(1_000 + waver, 1), at(1_110)), "{waver} ms later it is the same failure");
+            assert!(
+                !ejections.learn(told(1_000 + waver, 1), at(1_110)),
+                "{waver} ms later it is the same failure"
+            );
         }
         assert!(succeed(&mut ejections, 1, 1_150));
-        assert!(!ejections.learn(told(1_005, 1), at(1_160)), "told again, and known to be over");
+        assert!(
+            !ejections.learn(told(1_005, 1), at(1_160)),
+            "told again, and known to be over"
+        );
         assert!(ejected(&ejections, &pool, at(1_160)).is_empty());
         let later = 1_150 + OUTSIDE_REST_MS;
-        assert!(ejections.learn(told(later, 1), at(later)), "it failed again elsewhere");
+        assert!(
+            ejections.learn(told(later, 1), at(later)),
+            "it failed again elsewhere"
+        );
         assert_eq!(ejected(&ejections, &pool, at(later + 1)), [1]);
-        assert!(ejections.learn(told(later + 200, 0), at(later + 200)), "and did well there");
+        assert!(
+            ejections.learn(told(later + 200, 0), at(later + 200)),
+            "and did well there"
+        );
         assert!(ejected(&ejections, &pool, at(later + 201)).is_empty());
         eject(&mut ejections, 1, later + 600);
-        assert!(ejections.rows().iter().all(|row| !row.outside), "seen here, it is ours to tell");
+        assert!(
+            ejections.rows().iter().all(|row| !row.outside),
+            "seen here, it is ours to tell"
+        );
     }
 
     /// A hostile peer repeats its record, for half of the pool and for the longest time that fits.
@@ -460,7 +663,11 @@ mod tests {
             let ejected = ejected(&ejections, &pool, at(ms));
             for slot in 0..4_u16 {
                 let spell = &mut out[usize::from(slot)];
-                *spell = if ejected.contains(&slot) { *spell + 100 } else { 0 };
+                *spell = if ejected.contains(&slot) {
+                    *spell + 100
+                } else {
+                    0
+                };
                 longest = longest.max(*spell);
                 // Without an ejection the endpoint gets requests and serves them.
                 if *spell == 0 {
@@ -469,15 +676,28 @@ mod tests {
             }
             free += u64::from(ejected.is_empty()) * 100;
         }
-        assert!((100..=MAX_MS).contains(&longest), "{longest} ms without a request");
-        assert!(free >= 200_000 * OUTSIDE_REST_MS / (OUTSIDE_REST_MS + MAX_MS) * 9 / 10, "all served for {free} of 200,000 ms");
+        assert!(
+            (100..=MAX_MS).contains(&longest),
+            "{longest} ms without a request"
+        );
+        assert!(
+            free >= 200_000 * OUTSIDE_REST_MS / (OUTSIDE_REST_MS + MAX_MS) * 9 / 10,
+            "all served for {free} of 200,000 ms"
+        );
     }
 
     #[test]
     fn what_was_seen_here_is_left_out_before_what_another_proxy_says() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         for slot in 0..2 {
-            let told = Ejection { at: at(0), failures: 9, until: at(9_000), endpoint: id(slot), outside: true, by_answers: true };
+            let told = Ejection {
+                at: at(0),
+                failures: 9,
+                until: at(9_000),
+                endpoint: id(slot),
+                outside: true,
+                by_answers: true,
+            };
             ejections.learn(told, at(0));
         }
         eject(&mut ejections, 2, 1);
@@ -492,7 +712,11 @@ mod tests {
         succeed(&mut one, 1, 10);
         one.forget_expired(at(10 + CLEARED_MS - 1));
         assert_eq!(one.rows().len(), 1);
-        assert_eq!(tell(&one, &mut two, at(10 + CLEARED_MS)), 0, "it is no news any more");
+        assert_eq!(
+            tell(&one, &mut two, at(10 + CLEARED_MS)),
+            0,
+            "it is no news any more"
+        );
         one.forget_expired(at(10 + CLEARED_MS));
         assert!(one.rows().is_empty());
     }

@@ -30,7 +30,11 @@ impl EvictionShare {
 
     /// The share, 0 to 1; 0 before any prompt.
     pub(super) fn share(&self) -> f32 {
-        if self.computed > 0.0 { (self.evicted / self.computed).min(1.0) } else { 0.0 }
+        if self.computed > 0.0 {
+            (self.evicted / self.computed).min(1.0)
+        } else {
+            0.0
+        }
     }
 }
 
@@ -42,14 +46,22 @@ mod tests {
     fn the_share_is_what_was_evicted_of_what_is_computed() {
         let mut evictions = EvictionShare::default();
         assert_eq!(evictions.share(), 0.0, "nothing is known");
-        let prompt = |cached, elsewhere, given| CachePlaces { cached, elsewhere, given, lost: given };
+        let prompt = |cached, elsewhere, given| CachePlaces {
+            cached,
+            elsewhere,
+            given,
+            lost: given,
+        };
         evictions.record(&prompt(0, 0, 0), 100);
         assert_eq!(evictions.share(), 0.0, "a new prompt");
         evictions.record(&prompt(0, 60, 60), 100);
         assert_eq!(evictions.share(), 0.0, "another endpoint has it");
         evictions = EvictionShare::default();
         evictions.record(&prompt(20, 30, 70), 100);
-        assert!((evictions.share() - 0.5).abs() < 1e-6, "40 of 80 blocks had been evicted");
+        assert!(
+            (evictions.share() - 0.5).abs() < 1e-6,
+            "40 of 80 blocks had been evicted"
+        );
         (0..1_000).for_each(|_| evictions.record(&prompt(0, 0, 0), 100));
         assert!(evictions.share() < 0.02, "scarcity is forgotten");
     }

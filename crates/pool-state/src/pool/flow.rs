@@ -1,6 +1,8 @@
 //! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
 
-use scheduler::flow::{BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder, UsageCeiling};
+use scheduler::flow::{
+    BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder, UsageCeiling,
+};
 use scheduler::{EndpointRef, LocalState, Request, Timestamp};
 
 use super::{DecisionObserver, LedgerHold, ManagedPool, RecordedPick};
@@ -9,7 +11,10 @@ use crate::refusal::PickRefusal;
 
 /// The result for a request that arrives.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "without flow control every request is picked, and a box would be an allocation for each")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "without flow control every request is picked, and a box would be an allocation for each"
+)]
 pub enum FlowAdmission {
     /// An endpoint was picked.
     Picked(RecordedPick),
@@ -77,17 +82,38 @@ impl ManagedPool {
     /// Whether any request fits at an endpoint where requests made room.
     #[must_use]
     pub fn has_freed_room(&self, now: Timestamp) -> bool {
-        self.queues.freed().iter().any(|endpoint| !self.is_full(*endpoint, RoomLimits::ALL, now))
+        self.queues
+            .freed()
+            .iter()
+            .any(|endpoint| !self.is_full(*endpoint, RoomLimits::ALL, now))
     }
 
     /// Whether no request fits at the endpoint, however small. False where that is not certain:
     /// with stages at several endpoints, and with a limit that differs from try to try.
-    pub(super) fn is_full(&self, endpoint: EndpointRef, limits: RoomLimits, now: Timestamp) -> bool {
-        let Some(state) = &self.state else { return false };
-        let is_certain = matches!(limits.ceiling, UsageCeiling::Fixed(_)) && !state.snapshot.pipeline().disaggregates();
-        let index = state.snapshot.table().indices().zip(&state.refs).find(|(_, known)| **known == endpoint);
-        let Some((index, _)) = index.filter(|_| is_certain) else { return false };
-        let local = LocalState { metrics_stale: state.metrics_stale(now), ..LocalState::new(&self.in_flight) };
+    pub(super) fn is_full(
+        &self,
+        endpoint: EndpointRef,
+        limits: RoomLimits,
+        now: Timestamp,
+    ) -> bool {
+        let Some(state) = &self.state else {
+            return false;
+        };
+        let is_certain = matches!(limits.ceiling, UsageCeiling::Fixed(_))
+            && !state.snapshot.pipeline().disaggregates();
+        let index = state
+            .snapshot
+            .table()
+            .indices()
+            .zip(&state.refs)
+            .find(|(_, known)| **known == endpoint);
+        let Some((index, _)) = index.filter(|_| is_certain) else {
+            return false;
+        };
+        let local = LocalState {
+            metrics_stale: state.metrics_stale(now),
+            ..LocalState::new(&self.in_flight)
+        };
         scheduler::is_full(&state.snapshot, local, index, limits)
     }
 
@@ -95,7 +121,10 @@ impl ManagedPool {
     /// now. Call it until then.
     pub fn next_due(&mut self, now: Timestamp) -> Option<u64> {
         self.look_at_freed(now);
-        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        let control = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control());
         match control {
             Some(control) => self.queues.next_due(control, now),
             None => {
@@ -119,15 +148,29 @@ impl ManagedPool {
         observer: &mut impl DecisionObserver,
     ) -> Result<FlowAdmission, PickRefusal> {
         if self.flow_control().is_none() {
-            return self.pick(request, model, now, observer).map(FlowAdmission::Picked);
+            return self
+                .pick(request, model, now, observer)
+                .map(FlowAdmission::Picked);
         }
         // A request that needs a claim is held first, if only for a moment.
         let is_shared = self.queues.is_shared();
         let (mut full_at, mut lacks_room, mut is_full) = (None, false, false);
         if is_shared || self.queues.may_pass(request.priority, now) {
-            match self.pick_with_room(request, model, RoomSeeker::Arrival { needs_claim: is_shared }, now, observer) {
-                Err(PickRefusal::Full(endpoint)) => (full_at, lacks_room, is_full) = (Some(endpoint), true, true),
-                Err(PickRefusal::TooLarge(endpoint)) => (full_at, lacks_room) = (Some(endpoint), true),
+            match self.pick_with_room(
+                request,
+                model,
+                RoomSeeker::Arrival {
+                    needs_claim: is_shared,
+                },
+                now,
+                observer,
+            ) {
+                Err(PickRefusal::Full(endpoint)) => {
+                    (full_at, lacks_room, is_full) = (Some(endpoint), true, true)
+                }
+                Err(PickRefusal::TooLarge(endpoint)) => {
+                    (full_at, lacks_room) = (Some(endpoint), true)
+                }
                 Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
                 Err(refusal) if refusal.is_without_endpoints() && self.waits_for_first() => {}
                 picked => {
@@ -138,11 +181,23 @@ impl ManagedPool {
         } else {
             self.check_final(request, now, observer)?;
         }
-        let cost = FlowCost { prompt: f64::from(request.prompt_tokens), output: self.expected_output(request) };
-        let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else {
+        let cost = FlowCost {
+            prompt: f64::from(request.prompt_tokens),
+            output: self.expected_output(request),
+        };
+        let Some(control) = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control())
+        else {
             return Err(PickRefusal::NoState);
         };
-        let held = self.queues.hold(control, (arrival, request.priority, request.slo.ttft_us, cost), full_at, now);
+        let held = self.queues.hold(
+            control,
+            (arrival, request.priority, request.slo.ttft_us, cost),
+            full_at,
+            now,
+        );
         let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
         match full_at.filter(|_| is_full) {
             Some(endpoint) => {
@@ -167,7 +222,8 @@ impl ManagedPool {
 
     /// Whether requests wait while no endpoint of the pool is ready: a pool that scales from zero.
     fn waits_for_first(&self) -> bool {
-        self.flow_control().is_some_and(|control| control.no_endpoint_ttl_ms() > 0)
+        self.flow_control()
+            .is_some_and(|control| control.no_endpoint_ttl_ms() > 0)
     }
 
     /// Whether waiting cannot help the request. It is refused at once then, with and without flow
@@ -210,9 +266,17 @@ impl ManagedPool {
         }
         if self.queues.take_to_check(ticket) {
             let checked = self.check_final(request, now, observer);
-            return checked.map(|()| None).inspect_err(|refusal| self.given_up(ticket, refusal, now));
+            return checked
+                .map(|()| None)
+                .inspect_err(|refusal| self.given_up(ticket, refusal, now));
         }
-        match self.pick_with_room(request, model, RoomSeeker::Held(ticket.number), now, observer) {
+        match self.pick_with_room(
+            request,
+            model,
+            RoomSeeker::Held(ticket.number),
+            now,
+            observer,
+        ) {
             Ok(picked) => {
                 let Some(entry) = self.queues.take_for_claim(ticket) else {
                     self.take_back(picked.hold, &[]);
@@ -235,7 +299,10 @@ impl ManagedPool {
                 self.queues.found_full(ticket, Some(endpoint), now);
                 Ok(None)
             }
-            Err(refusal) if refusal == PickRefusal::NoState || refusal.is_without_endpoints() && self.waits_for_first() => {
+            Err(refusal)
+                if refusal == PickRefusal::NoState
+                    || refusal.is_without_endpoints() && self.waits_for_first() =>
+            {
                 self.queues.found_full(ticket, None, now);
                 Ok(None)
             }
@@ -249,7 +316,11 @@ impl ManagedPool {
     /// A held request is refused, because waiting cannot help it any more.
     fn given_up(&mut self, ticket: &HeldTicket, refusal: &PickRefusal, now: Timestamp) {
         let is_empty = refusal.is_without_endpoints();
-        let outcome = if is_empty { FlowOutcome::EvictedNoEndpoints } else { FlowOutcome::EvictedOther };
+        let outcome = if is_empty {
+            FlowOutcome::EvictedNoEndpoints
+        } else {
+            FlowOutcome::EvictedOther
+        };
         self.queues.remove(ticket, outcome, now);
     }
 
@@ -282,14 +353,21 @@ impl ManagedPool {
     /// A request was sent: with eviction, it may be given up until its first byte. `number` is its
     /// number, if it was held.
     fn watched(&mut self, mut picked: RecordedPick, number: Option<u64>) -> RecordedPick {
-        let charge = picked.hold.charge.filter(|_| self.flow_control().is_some_and(FlowControl::evicts));
-        picked.hold.revocable = charge.and_then(|charge| self.queues.watch(&charge, picked.hold.endpoint(), number));
+        let charge = picked
+            .hold
+            .charge
+            .filter(|_| self.flow_control().is_some_and(FlowControl::evicts));
+        picked.hold.revocable =
+            charge.and_then(|charge| self.queues.watch(&charge, picked.hold.endpoint(), number));
         picked
     }
 
     /// The request has its first response byte: it is not given up any more.
     pub fn record_first_byte(&mut self, held: &mut LedgerHold) {
-        held.revocable.take().into_iter().for_each(|number| self.queues.forget(number));
+        held.revocable
+            .take()
+            .into_iter()
+            .for_each(|number| self.queues.forget(number));
     }
 
     /// Takes a request that must be given up; the caller then ends it. Returns when its client may
@@ -300,9 +378,16 @@ impl ManagedPool {
 
     /// A held request found no room at this endpoint: with eviction, a running one may be given up
     /// for it.
-    fn ask_for_room(&mut self, ticket: &HeldTicket, (endpoint, is_full): (Option<EndpointRef>, bool), now: Timestamp) {
-        if let Some(pipeline) =
-            self.snapshot().map(|snapshot| snapshot.pipeline()).filter(|pipeline| pipeline.flow_control().is_some_and(FlowControl::evicts))
+    fn ask_for_room(
+        &mut self,
+        ticket: &HeldTicket,
+        (endpoint, is_full): (Option<EndpointRef>, bool),
+        now: Timestamp,
+    ) {
+        if let Some(pipeline) = self
+            .snapshot()
+            .map(|snapshot| snapshot.pipeline())
+            .filter(|pipeline| pipeline.flow_control().is_some_and(FlowControl::evicts))
         {
             let endpoint = endpoint.filter(|_| pipeline.needs_room_at_endpoint());
             self.queues.ask_for_room(ticket, (endpoint, is_full), now);
@@ -327,7 +412,11 @@ impl ManagedPool {
 
     /// Reads what the other VMs hold.
     pub fn read_order(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
-        if let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
+        if let Some(control) = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control())
+        {
             self.queues.read_order(control, order, vm, now);
             self.queues.enter_round(order);
         }
@@ -335,20 +424,34 @@ impl ManagedPool {
 
     /// Decides on the next step of the host for held requests, while [`FlowQueues::is_shared`].
     /// `order` was read just now. `may_resume`: the host may resume a request now.
-    pub fn flow_turn(&mut self, order: &mut SharedOrder, (vm, may_resume): (u64, bool), now: Timestamp) -> FlowTurn {
-        match self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) {
+    pub fn flow_turn(
+        &mut self,
+        order: &mut SharedOrder,
+        (vm, may_resume): (u64, bool),
+        now: Timestamp,
+    ) -> FlowTurn {
+        match self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control())
+        {
             Some(control) => self.queues.turn(control, order, (vm, may_resume), now),
             None if !may_resume => FlowTurn::WakeSelf,
             None => {
                 self.queues.end_all(now);
-                self.queues.next_to_resume().map_or(FlowTurn::Rest, FlowTurn::Resume)
+                self.queues
+                    .next_to_resume()
+                    .map_or(FlowTurn::Rest, FlowTurn::Resume)
             }
         }
     }
 
     /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
     pub fn write_order(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> Option<u64> {
-        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        let control = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control());
         control.and_then(|control| self.queues.write_order(control, order, vm, now))
     }
 
@@ -376,9 +479,13 @@ impl ManagedPool {
     }
 
     /// Forgets a held request whose client left.
-    #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second end")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "taking the ticket is what rules out a second end"
+    )]
     pub fn drop_held(&mut self, ticket: HeldTicket, now: Timestamp) {
-        self.queues.remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
+        self.queues
+            .remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
     }
 
     fn pick_with_room(
@@ -389,10 +496,27 @@ impl ManagedPool {
         now: Timestamp,
         observer: &mut impl DecisionObserver,
     ) -> Result<RecordedPick, PickRefusal> {
-        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
-        let limits = control.map_or(RoomLimits::ALL, |control| self.queues.limits(control, request.priority, now));
-        let is_over_share = self.queues.is_over_share(request.priority, || self.running());
-        let picked = self.pick_observed(request, model, Some(RoomCheck { limits, is_over_share, seeker }), now, observer)?;
+        let control = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control());
+        let limits = control.map_or(RoomLimits::ALL, |control| {
+            self.queues.limits(control, request.priority, now)
+        });
+        let is_over_share = self
+            .queues
+            .is_over_share(request.priority, || self.running());
+        let picked = self.pick_observed(
+            request,
+            model,
+            Some(RoomCheck {
+                limits,
+                is_over_share,
+                seeker,
+            }),
+            now,
+            observer,
+        )?;
         // The last room is gone: others need not try.
         let endpoint = picked.hold.endpoint();
         if matches!(seeker, RoomSeeker::Held(_)) && self.is_full(endpoint, limits, now) {
@@ -403,8 +527,13 @@ impl ManagedPool {
 
     /// The running requests of all proxies, as far as known.
     fn running(&self) -> u64 {
-        let endpoints = self.snapshot().map_or(&[][..], |snapshot| snapshot.endpoints());
-        endpoints.iter().map(|endpoint| u64::from(self.in_flight.load(endpoint.id).requests)).sum()
+        let endpoints = self
+            .snapshot()
+            .map_or(&[][..], |snapshot| snapshot.endpoints());
+        endpoints
+            .iter()
+            .map(|endpoint| u64::from(self.in_flight.load(endpoint.id).requests))
+            .sum()
     }
 
     /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
@@ -419,29 +548,68 @@ impl ManagedPool {
     }
 
     /// Whether an older request that waits has a claim on the endpoint.
-    pub(super) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, check: RoomCheck) -> bool {
-        let number = if let RoomSeeker::Held(number) = check.seeker { Some(number) } else { None };
+    pub(super) fn is_claimed(
+        &self,
+        endpoint: EndpointRef,
+        priority: i32,
+        check: RoomCheck,
+    ) -> bool {
+        let number = if let RoomSeeker::Held(number) = check.seeker {
+            Some(number)
+        } else {
+            None
+        };
         self.queues.is_claimed(endpoint, priority, number)
     }
 
     fn expected_output(&self, request: &Request<'_>) -> f64 {
-        let mean = self.snapshot().map_or(0.0, |snapshot| f64::from(snapshot.step().output_tokens()));
-        request.max_tokens.map_or(mean, |max| mean.min(f64::from(max)))
+        let mean = self
+            .snapshot()
+            .map_or(0.0, |snapshot| f64::from(snapshot.step().output_tokens()));
+        request
+            .max_tokens
+            .map_or(mean, |max| mean.min(f64::from(max)))
     }
 
     /// Charges the flow of a request that was picked; `passes`: without being held.
-    fn charged(&mut self, mut picked: RecordedPick, request: &Request<'_>, (flow, passes): (u64, bool), now: Timestamp) -> RecordedPick {
+    fn charged(
+        &mut self,
+        mut picked: RecordedPick,
+        request: &Request<'_>,
+        (flow, passes): (u64, bool),
+        now: Timestamp,
+    ) -> RecordedPick {
         let output = self.expected_output(request);
-        let Some(control) = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control()) else { return picked };
-        #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^52")]
-        let cost = FlowCost { prompt: picked.hold.load().prefills.uncached_tokens as f64, output };
-        picked.hold.charge = self.queues.charge(control, (flow, request.priority, passes), (request.prompt_tokens, cost), now);
+        let Some(control) = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control())
+        else {
+            return picked;
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "token counts stay far below 2^52"
+        )]
+        let cost = FlowCost {
+            prompt: picked.hold.load().prefills.uncached_tokens as f64,
+            output,
+        };
+        picked.hold.charge = self.queues.charge(
+            control,
+            (flow, request.priority, passes),
+            (request.prompt_tokens, cost),
+            now,
+        );
         picked
     }
 
     /// Settles the charge of a request that has ended.
     pub(super) fn settle_charge(&mut self, charge: crate::queues::FlowCharge, context_tokens: u64) {
-        let control = self.state.as_ref().and_then(|state| state.snapshot.pipeline().flow_control());
+        let control = self
+            .state
+            .as_ref()
+            .and_then(|state| state.snapshot.pipeline().flow_control());
         if let Some(control) = control {
             self.queues.settle(control, charge, context_tokens);
         }

@@ -133,7 +133,9 @@ impl EndpointHealthTable {
 
     /// Records a success. `prompt` is the hash of the whole prompt, 0 without one.
     pub(super) fn record_success(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
-        let Some(row) = self.row(endpoint) else { return };
+        let Some(row) = self.row(endpoint) else {
+            return;
+        };
         row.streak = 0.0;
         row.window.of(now).good += 1.0;
         if row.succeeded[0].is_some_and(|(other, _)| other != prompt) {
@@ -149,10 +151,19 @@ impl EndpointHealthTable {
 
     /// Records a failure. Returns whether it is a reason to eject the endpoint.
     #[inline(never)] // several callers, and the wasm module should be small
-    pub(super) fn record_failure(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
-        let alive = self.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= FRESH_MS);
+    pub(super) fn record_failure(
+        &mut self,
+        endpoint: EndpointRef,
+        failure: RequestFailure,
+        now: Timestamp,
+    ) -> bool {
+        let alive = self
+            .answered_at(endpoint)
+            .is_some_and(|at| now.ms_since(at) <= FRESH_MS);
         let is_paired = matches!(failure, RequestFailure::Answer(Witness::Prompt(prompt)) if self.succeeds_elsewhere(endpoint, prompt));
-        let Some(row) = self.row(endpoint) else { return false };
+        let Some(row) = self.row(endpoint) else {
+            return false;
+        };
         if let RequestFailure::Answer(Witness::Prompt(witness) | Witness::Client(witness)) = failure
             && !row.is_new(witness)
             && !is_paired
@@ -162,7 +173,10 @@ impl EndpointHealthTable {
         row.streak += 1.0;
         let counts = row.window.of(now);
         counts.bad += 1.0;
-        counts.outsiders += f32::from(u8::from(matches!(failure, RequestFailure::Answer(Witness::Client(_)))));
+        counts.outsiders += f32::from(u8::from(matches!(
+            failure,
+            RequestFailure::Answer(Witness::Client(_))
+        )));
         let due = match failure {
             RequestFailure::Answer(_) => false,
             RequestFailure::Refused => true,
@@ -174,17 +188,28 @@ impl EndpointHealthTable {
         };
         let streak = row.streak;
         self.failed_at = Some(now);
-        if due { !self.most_others_fail(endpoint, now) } else { self.fails_more(endpoint, streak, now) }
+        if due {
+            !self.most_others_fail(endpoint, now)
+        } else {
+            self.fails_more(endpoint, streak, now)
+        }
     }
 
     /// Records that a probe failed. Returns whether it is a reason to eject the endpoint again.
-    pub(super) fn record_failed_probe(&mut self, endpoint: EndpointRef, failure: RequestFailure, now: Timestamp) -> bool {
+    pub(super) fn record_failed_probe(
+        &mut self,
+        endpoint: EndpointRef,
+        failure: RequestFailure,
+        now: Timestamp,
+    ) -> bool {
         let failures = |health: &Self| health.answers(endpoint, now).bad;
         let before = failures(self);
         self.record_failure(endpoint, failure, now);
         match failure {
             RequestFailure::Answer(Witness::Client(_)) if failures(self) <= before => false,
-            RequestFailure::Answer(_) => self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0,
+            RequestFailure::Answer(_) => {
+                self.others_answers(endpoint, now).failure_rate() * TIMES_OTHERS <= 1.0
+            }
             RequestFailure::Refused | RequestFailure::Lost(_) => true,
         }
     }
@@ -199,7 +224,10 @@ impl EndpointHealthTable {
     /// When the endpoint last answered this VM; `None` for never.
     pub(super) fn answered_at(&self, endpoint: EndpointRef) -> Option<Timestamp> {
         self.known(endpoint)?;
-        self.answered.get(usize::from(endpoint.slot.0)).filter(|at| **at > 0).map(|at| Timestamp(*at))
+        self.answered
+            .get(usize::from(endpoint.slot.0))
+            .filter(|at| **at > 0)
+            .map(|at| Timestamp(*at))
     }
 
     /// When each endpoint last answered, in ns, by slot; 0: never.
@@ -208,45 +236,83 @@ impl EndpointHealthTable {
     }
 
     /// Whether the endpoint succeeded with another prompt after `since`.
-    pub(super) fn succeeded_with_another(&self, endpoint: EndpointRef, prompt: u64, since: Timestamp) -> bool {
+    pub(super) fn succeeded_with_another(
+        &self,
+        endpoint: EndpointRef,
+        prompt: u64,
+        since: Timestamp,
+    ) -> bool {
         let succeeded = self.known(endpoint).map_or([None; 2], |row| row.succeeded);
-        succeeded.iter().flatten().any(|&(other, at)| other != prompt && at >= since)
+        succeeded
+            .iter()
+            .flatten()
+            .any(|&(other, at)| other != prompt && at >= since)
     }
 
     /// Writes the failure rate of each of `endpoints` minus twice that of the others; leaves `out`
     /// empty when none failed lately.
-    pub(super) fn excess_failures(&self, endpoints: &[EndpointRef], now: Timestamp, out: &mut Vec<f32>) {
+    pub(super) fn excess_failures(
+        &self,
+        endpoints: &[EndpointRef],
+        now: Timestamp,
+        out: &mut Vec<f32>,
+    ) {
         out.clear();
-        if self.failed_at.is_none_or(|at| now.ms_since(at) >= WINDOW_MS) {
+        if self
+            .failed_at
+            .is_none_or(|at| now.ms_since(at) >= WINDOW_MS)
+        {
             return;
         }
-        let all: Vec<AnswerCounts> = endpoints.iter().map(|endpoint| self.answers(*endpoint, now)).collect();
-        let sum = all.iter().fold(AnswerCounts::default(), |sum, one| AnswerCounts {
-            good: sum.good + one.good,
-            bad: sum.bad + one.bad,
-            outsiders: 0.0,
-        });
+        let all: Vec<AnswerCounts> = endpoints
+            .iter()
+            .map(|endpoint| self.answers(*endpoint, now))
+            .collect();
+        let sum = all
+            .iter()
+            .fold(AnswerCounts::default(), |sum, one| AnswerCounts {
+                good: sum.good + one.good,
+                bad: sum.bad + one.bad,
+                outsiders: 0.0,
+            });
         let excess = |one: &AnswerCounts| {
-            let rest = AnswerCounts { good: sum.good - one.good, bad: sum.bad - one.bad, outsiders: 0.0 };
-            (one.excess_over(rest) - one.outsiders.min(1.0)).max(0.0) / (one.count() + PRIOR_ANSWERS)
+            let rest = AnswerCounts {
+                good: sum.good - one.good,
+                bad: sum.bad - one.bad,
+                outsiders: 0.0,
+            };
+            (one.excess_over(rest) - one.outsiders.min(1.0)).max(0.0)
+                / (one.count() + PRIOR_ANSWERS)
         };
         out.extend(all.iter().map(excess));
     }
 
     /// Whether the endpoint fails more than the others, and too much to be used.
     fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
-        let (own, rest) = (self.answers(endpoint, now), self.others_answers(endpoint, now));
-        (streak >= STREAK || own.failure_rate() >= 0.5) && rest.good > 0.0 && own.excess_over(rest) >= STREAK
+        let (own, rest) = (
+            self.answers(endpoint, now),
+            self.others_answers(endpoint, now),
+        );
+        (streak >= STREAK || own.failure_rate() >= 0.5)
+            && rest.good > 0.0
+            && own.excess_over(rest) >= STREAK
     }
 
     /// Whether this prompt was among the last that succeeded at another endpoint.
     fn succeeds_elsewhere(&self, endpoint: EndpointRef, prompt: u64) -> bool {
-        prompt != 0 && self.served.iter().any(|(served, other)| *served == prompt && *other != endpoint)
+        prompt != 0
+            && self
+                .served
+                .iter()
+                .any(|(served, other)| *served == prompt && *other != endpoint)
     }
 
     /// Whether most of the other endpoints that answered lately fail as well.
     fn most_others_fail(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
+        let others = self
+            .rows
+            .iter()
+            .filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
         let (mut seen, mut failing) = (0, 0);
         for row in others.filter(|row| row.window.answers(now).count() > 0.0) {
             seen += 1;
@@ -257,20 +323,28 @@ impl EndpointHealthTable {
 
     #[inline(never)] // several callers, and the wasm module should be small
     fn others_answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
-        let others = self.rows.iter().filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
-        others.map(|row| row.window.answers(now)).fold(AnswerCounts::default(), |sum, one| AnswerCounts {
-            good: sum.good + one.good,
-            bad: sum.bad + one.bad,
-            outsiders: 0.0,
-        })
+        let others = self
+            .rows
+            .iter()
+            .filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
+        others
+            .map(|row| row.window.answers(now))
+            .fold(AnswerCounts::default(), |sum, one| AnswerCounts {
+                good: sum.good + one.good,
+                bad: sum.bad + one.bad,
+                outsiders: 0.0,
+            })
     }
 
     fn answers(&self, endpoint: EndpointRef, now: Timestamp) -> AnswerCounts {
-        self.known(endpoint).map_or(AnswerCounts::default(), |row| row.window.answers(now))
+        self.known(endpoint)
+            .map_or(AnswerCounts::default(), |row| row.window.answers(now))
     }
 
     fn known(&self, endpoint: EndpointRef) -> Option<&EndpointHealth> {
-        self.rows.get(usize::from(endpoint.slot.0)).filter(|row| row.endpoint == Some(endpoint))
+        self.rows
+            .get(usize::from(endpoint.slot.0))
+            .filter(|row| row.endpoint == Some(endpoint))
     }
 
     /// The row of an endpoint. If another generation had the slot, the row starts empty.
@@ -285,7 +359,10 @@ impl EndpointHealthTable {
         }
         let row = self.rows.get_mut(slot)?;
         if row.endpoint != Some(endpoint) {
-            *row = EndpointHealth { endpoint: Some(endpoint), ..EndpointHealth::default() };
+            *row = EndpointHealth {
+                endpoint: Some(endpoint),
+                ..EndpointHealth::default()
+            };
             if let Some(answered) = self.answered.get_mut(slot) {
                 *answered = 0;
             }
@@ -296,7 +373,11 @@ impl EndpointHealthTable {
     /// Removes the row of an endpoint that left the pool.
     pub(super) fn forget(&mut self, endpoint: EndpointRef) {
         let slot = usize::from(endpoint.slot.0);
-        if let Some(row) = self.rows.get_mut(slot).filter(|row| row.endpoint == Some(endpoint)) {
+        if let Some(row) = self
+            .rows
+            .get_mut(slot)
+            .filter(|row| row.endpoint == Some(endpoint))
+        {
             *row = EndpointHealth::default();
             if let Some(answered) = self.answered.get_mut(slot) {
                 *answered = 0;
@@ -325,7 +406,11 @@ impl AnswerWindow {
     fn of(&mut self, now: Timestamp) -> &mut AnswerCounts {
         let half = now.ms_since(Timestamp(0)) / (WINDOW_MS / 2);
         if half != self.half {
-            self.before = if half == self.half + 1 { self.now } else { AnswerCounts::default() };
+            self.before = if half == self.half + 1 {
+                self.now
+            } else {
+                AnswerCounts::default()
+            };
             self.now = AnswerCounts::default();
             self.half = half;
         }
@@ -352,7 +437,11 @@ impl AnswerCounts {
 
     /// The share of failures.
     fn failure_rate(self) -> f32 {
-        if self.count() > 0.0 { self.bad / self.count() } else { 0.0 }
+        if self.count() > 0.0 {
+            self.bad / self.count()
+        } else {
+            0.0
+        }
     }
 
     /// The failures beyond what the failure rate of others predicts.
@@ -370,7 +459,10 @@ mod tests {
     const UNLIKE_ANY: RequestFailure = RequestFailure::Answer(Witness::Prompt(0));
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     fn at(ms: u64) -> Timestamp {
@@ -396,10 +488,15 @@ mod tests {
     #[test]
     fn five_bad_answers_in_a_row_eject_where_others_succeed() {
         let mut health = fine(4);
-        let verdicts: Vec<bool> = (0..5).map(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n))).collect();
+        let verdicts: Vec<bool> = (0..5)
+            .map(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n)))
+            .collect();
         assert_eq!(verdicts, [false, false, false, false, true]);
         let mut alone = EndpointHealthTable::default();
-        assert!((0..20).all(|n| !alone.record_failure(id(0), UNLIKE_ANY, at(n))), "no other endpoint does better");
+        assert!(
+            (0..20).all(|n| !alone.record_failure(id(0), UNLIKE_ANY, at(n))),
+            "no other endpoint does better"
+        );
     }
 
     #[test]
@@ -412,14 +509,20 @@ mod tests {
         assert!((0..4).all(|n| !alternate(n)));
         assert!(!alternate(4), "five of eleven");
         health.record_failure(id(0), UNLIKE_ANY, at(20_010));
-        assert!(health.record_failure(id(0), UNLIKE_ANY, at(20_010)), "seven of twelve");
+        assert!(
+            health.record_failure(id(0), UNLIKE_ANY, at(20_010)),
+            "seven of twelve"
+        );
     }
 
     #[test]
     fn a_wave_of_bad_prompts_ejects_no_endpoint() {
         let mut health = fine(4);
         for n in 0..400 {
-            assert!(!health.record_failure(id(n % 4), UNLIKE_ANY, at(20_000 + u64::from(n))), "{n}");
+            assert!(
+                !health.record_failure(id(n % 4), UNLIKE_ANY, at(20_000 + u64::from(n))),
+                "{n}"
+            );
         }
     }
 
@@ -428,13 +531,28 @@ mod tests {
         let failed = |witness| RequestFailure::Answer(witness);
         for witness in [Witness::Prompt(3), Witness::Client(3)] {
             let mut health = fine(4);
-            assert!(!(0..4_000).any(|n| health.record_failure(id(0), failed(witness), at(20_001 + n))));
-            assert!(!(10..13).any(|n| health.record_failure(id(0), failed(Witness::Prompt(n)), at(24_500))));
-            assert!(!health.record_failure(id(0), failed(witness), at(24_500)), "four witnesses");
-            assert!(health.record_failure(id(0), failed(Witness::Prompt(13)), at(24_600)), "five");
+            assert!(!(0..4_000).any(|n| health.record_failure(
+                id(0),
+                failed(witness),
+                at(20_001 + n)
+            )));
+            assert!(!(10..13).any(|n| health.record_failure(
+                id(0),
+                failed(Witness::Prompt(n)),
+                at(24_500)
+            )));
+            assert!(
+                !health.record_failure(id(0), failed(witness), at(24_500)),
+                "four witnesses"
+            );
+            assert!(
+                health.record_failure(id(0), failed(Witness::Prompt(13)), at(24_600)),
+                "five"
+            );
         }
         let mut health = fine(4);
-        let due = (1..).find(|n| health.record_failure(id(0), failed(Witness::Prompt(7)), at(20_001 + n)));
+        let due = (1..)
+            .find(|n| health.record_failure(id(0), failed(Witness::Prompt(7)), at(20_001 + n)));
         assert_eq!(due, Some(5), "others have served this prompt");
     }
 
@@ -444,7 +562,11 @@ mod tests {
         (0..30).for_each(|n| health.record_success(id(1), n, at(20_000)));
         fail(&mut health, id(1), 20_000, 11);
         let due = (1..).find(|n| health.record_failure(id(0), UNLIKE_ANY, at(20_001 + n)));
-        assert_eq!(due, Some(11), "of 12, where a quarter fails elsewhere: 11 - 2 * 12 / 4 = 5");
+        assert_eq!(
+            due,
+            Some(11),
+            "of 12, where a quarter fails elsewhere: 11 - 2 * 12 / 4 = 5"
+        );
     }
 
     #[test]
@@ -452,23 +574,47 @@ mod tests {
         let failed = |witness| RequestFailure::Answer(witness);
         let mut health = fine(4);
         assert!(health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_001)));
-        assert!(health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_002)), "the same prompt again");
+        assert!(
+            health.record_failed_probe(id(0), failed(Witness::Prompt(3)), at(20_002)),
+            "the same prompt again"
+        );
         assert!(health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_003)));
-        assert!(!health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_004)), "the same client again");
+        assert!(
+            !health.record_failed_probe(id(0), failed(Witness::Client(9)), at(20_004)),
+            "the same client again"
+        );
         fail(&mut health, id(1), 20_000, 4);
-        assert!(!health.record_failed_probe(id(0), failed(Witness::Prompt(4)), at(20_005)), "four of seven fail elsewhere");
+        assert!(
+            !health.record_failed_probe(id(0), failed(Witness::Prompt(4)), at(20_005)),
+            "four of seven fail elsewhere"
+        );
         assert!(health.record_failed_probe(id(0), RequestFailure::Refused, at(20_005)));
     }
 
     #[test]
     fn a_lost_connection_ejects_at_once_unless_the_endpoint_is_known_to_be_alive() {
         let mut health = fine(4);
-        assert!(health.record_failure(id(0), RequestFailure::Lost(3), at(21_001)), "it has said nothing for more than a second");
-        assert!(!health.record_failure(id(1), RequestFailure::Lost(3), at(20_500)), "it answered half a second ago");
-        assert!(!health.record_failure(id(1), RequestFailure::Lost(3), at(20_501)), "the same prompt again");
+        assert!(
+            health.record_failure(id(0), RequestFailure::Lost(3), at(21_001)),
+            "it has said nothing for more than a second"
+        );
+        assert!(
+            !health.record_failure(id(1), RequestFailure::Lost(3), at(20_500)),
+            "it answered half a second ago"
+        );
+        assert!(
+            !health.record_failure(id(1), RequestFailure::Lost(3), at(20_501)),
+            "the same prompt again"
+        );
         health.record_answer(id(1), at(20_502));
-        assert!(!health.record_failure(id(1), RequestFailure::Lost(4), at(20_503)), "it answered in between");
-        assert!(health.record_failure(id(1), RequestFailure::Lost(5), at(20_504)), "two prompts in a row");
+        assert!(
+            !health.record_failure(id(1), RequestFailure::Lost(4), at(20_503)),
+            "it answered in between"
+        );
+        assert!(
+            health.record_failure(id(1), RequestFailure::Lost(5), at(20_504)),
+            "two prompts in a row"
+        );
     }
 
     #[test]
@@ -481,7 +627,11 @@ mod tests {
         fail(&mut health, id(2), 20_001, 3);
         health.excess_failures(&endpoints, at(20_010), &mut out);
         assert_eq!(out, [0.0, 0.0, 3.0 / 14.0, 0.0]);
-        health.record_failure(id(3), RequestFailure::Answer(Witness::Client(9)), at(20_010));
+        health.record_failure(
+            id(3),
+            RequestFailure::Answer(Witness::Client(9)),
+            at(20_010),
+        );
         health.excess_failures(&endpoints, at(20_010), &mut out);
         assert_eq!(out[3], 0.0, "one client that succeeds nowhere");
         health.excess_failures(&endpoints, at(40_000), &mut out);
@@ -495,7 +645,10 @@ mod tests {
     fn another_life_at_the_slot_starts_clean() {
         let mut health = fine(2);
         fail(&mut health, id(0), 20_001, 4);
-        let next = EndpointRef { generation: Generation(2), ..id(0) };
+        let next = EndpointRef {
+            generation: Generation(2),
+            ..id(0)
+        };
         assert!(!health.record_failure(next, UNLIKE_ANY, at(20_010)));
         assert_eq!(health.answered_at(next), None);
     }

@@ -7,8 +7,8 @@
 //! compares the bytes with those of its last reading. Correctness does not depend on this.
 
 use proto::load_report::{
-    FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, append_failure, append_slos, decode_failure, decode_load, decode_slos,
-    difference, encode_load,
+    FailureEntry, LOAD_BYTES, LoadReportHead, LoadReportLayout, append_failure, append_slos,
+    decode_failure, decode_load, decode_slos, difference, encode_load,
 };
 use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Timestamp};
@@ -63,18 +63,35 @@ impl OwnLoadReport {
     }
 
     /// Applies the changes and returns the bytes of the report.
-    pub(super) fn write(&mut self, head: LoadReportHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
+    pub(super) fn write(
+        &mut self,
+        head: LoadReportHead,
+        in_flight: &mut InFlight,
+        ejections: &[Ejection],
+    ) -> &[u8] {
         in_flight.take_changed(|endpoint, load| self.set(endpoint, load));
         if self.empty > EMPTY_LOADS_MAX {
             *self = Self::default();
-            in_flight.rows().for_each(|(endpoint, load)| self.set(endpoint, load));
+            in_flight
+                .rows()
+                .for_each(|(endpoint, load)| self.set(endpoint, load));
         }
         let ejections = ejections.get(..ENDPOINTS_MAX).unwrap_or(ejections);
         self.bytes.clear();
-        LoadReportLayout { head, loads: self.loads.len(), slos: self.slos.len(), failures: ejections.len() }.append(&mut self.bytes);
+        LoadReportLayout {
+            head,
+            loads: self.loads.len(),
+            slos: self.slos.len(),
+            failures: ejections.len(),
+        }
+        .append(&mut self.bytes);
         self.bytes.extend_from_slice(self.loads.as_flattened());
-        self.slos.iter().for_each(|(endpoint, load)| append_slos(&mut self.bytes, *endpoint, load));
-        ejections.iter().for_each(|ejection| append_failure(&mut self.bytes, &(*ejection).into()));
+        self.slos
+            .iter()
+            .for_each(|(endpoint, load)| append_slos(&mut self.bytes, *endpoint, load));
+        ejections
+            .iter()
+            .for_each(|ejection| append_failure(&mut self.bytes, &(*ejection).into()));
         &self.bytes
     }
 
@@ -84,7 +101,9 @@ impl OwnLoadReport {
             self.places.resize(slot + 1, None);
         }
         let bytes = encode_load(endpoint, &load);
-        let Some(place) = self.places.get_mut(slot) else { return };
+        let Some(place) = self.places.get_mut(slot) else {
+            return;
+        };
         let known = place.and_then(|place| self.loads.get_mut(usize::from(place)));
         if let Some(known) = known {
             self.empty -= usize::from(is_empty(known));
@@ -132,7 +151,11 @@ impl PeerLoadReport {
 
     /// The failures it reports.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
-        self.layout.failures(&self.bytes).iter().filter_map(decode_failure).map(Ejection::from)
+        self.layout
+            .failures(&self.bytes)
+            .iter()
+            .filter_map(decode_failure)
+            .map(Ejection::from)
     }
 
     /// Replaces the last read bytes by `bytes`; an invalid report counts as empty and without a
@@ -179,7 +202,11 @@ impl PeerLoadReport {
     }
 
     fn parse(bytes: Vec<u8>) -> Option<Self> {
-        LoadReportLayout::parse(&bytes).map(|layout| Self { layout, bytes, counts: false })
+        LoadReportLayout::parse(&bytes).map(|layout| Self {
+            layout,
+            bytes,
+            counts: false,
+        })
     }
 
     fn load_bytes(&self) -> &[[u8; LOAD_BYTES]] {
@@ -198,7 +225,12 @@ impl PeerLoadReport {
         let common = old.len().min(new.len());
         // Reading reports takes most of its time here, and most entries have not changed.
         for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)) {
-            if was.iter().zip(is).fold(0, |all, (was, is)| all | difference(was, is)) == 0 {
+            if was
+                .iter()
+                .zip(is)
+                .fold(0, |all, (was, is)| all | difference(was, is))
+                == 0
+            {
                 continue;
             }
             for (was, is) in was.iter().zip(is) {
@@ -207,12 +239,21 @@ impl PeerLoadReport {
                 }
             }
         }
-        old.iter().skip(common).for_each(|was| next.replace_entry(Some(was), None, others));
-        new.iter().skip(common).for_each(|is| next.replace_entry(None, Some(is), others));
+        old.iter()
+            .skip(common)
+            .for_each(|was| next.replace_entry(Some(was), None, others));
+        new.iter()
+            .skip(common)
+            .for_each(|is| next.replace_entry(None, Some(is), others));
     }
 
     /// Replaces one entry of this report by one of its successor.
-    fn replace_entry(&self, was: Option<&[u8; LOAD_BYTES]>, is: Option<&[u8; LOAD_BYTES]>, others: &mut PeerLoads) {
+    fn replace_entry(
+        &self,
+        was: Option<&[u8; LOAD_BYTES]>,
+        is: Option<&[u8; LOAD_BYTES]>,
+        others: &mut PeerLoads,
+    ) {
         let (was, is) = (was.and_then(decode_load), is.and_then(decode_load));
         let (endpoint, before, load) = match (was, is) {
             (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
@@ -220,13 +261,17 @@ impl PeerLoadReport {
                 (endpoint, was, is)
             }
             (was, is) => {
-                was.into_iter().for_each(|(endpoint, was)| others.subtract(endpoint, was));
+                was.into_iter()
+                    .for_each(|(endpoint, was)| others.subtract(endpoint, was));
                 let Some((endpoint, is)) = is else { return };
                 others.add(endpoint, is);
                 (endpoint, EndpointLoad::default(), is)
             }
         };
-        if load.requests > before.requests && self.head().vm != LoadReportHead::OUTSIDE && others.picks_stand() {
+        if load.requests > before.requests
+            && self.head().vm != LoadReportHead::OUTSIDE
+            && others.picks_stand()
+        {
             let picked = EndpointLoad {
                 requests: load.requests - before.requests,
                 prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
@@ -243,11 +288,16 @@ impl PeerLoadReport {
 impl LoadReportSum {
     /// Starts again: only these generations of endpoints count, with the loads of `rows` that
     /// count.
-    pub fn reset<'r>(&mut self, present: Vec<EndpointRef>, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
+    pub fn reset<'r>(
+        &mut self,
+        present: Vec<EndpointRef>,
+        rows: impl IntoIterator<Item = &'r PeerLoadReport>,
+    ) {
         self.others.start(&present);
         self.added.clear();
         self.present = present;
-        rows.into_iter().for_each(|row| row.add_to(&mut self.others));
+        rows.into_iter()
+            .for_each(|row| row.add_to(&mut self.others));
     }
 
     /// Replaces the bytes of `row`; its load counts.
@@ -264,7 +314,11 @@ impl LoadReportSum {
     pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         self.others.add(endpoint, load);
         if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
-            let slos = EndpointLoad { ttft_slo_us: load.ttft_slo_us, tpot_slo_us: load.tpot_slo_us, ..EndpointLoad::default() };
+            let slos = EndpointLoad {
+                ttft_slo_us: load.ttft_slo_us,
+                tpot_slo_us: load.tpot_slo_us,
+                ..EndpointLoad::default()
+            };
             self.added.push((endpoint, slos));
         }
     }
@@ -278,14 +332,31 @@ impl LoadReportSum {
     /// The sum as a report. Its SLOs are those of `rows` that count, because a minimum cannot be
     /// kept by differences. Its failures include the `own` ones: the latest of each endpoint,
     /// without those that another proxy reported.
-    pub fn row<'r>(&mut self, head: LoadReportHead, rows: impl IntoIterator<Item = &'r PeerLoadReport>, own: &[Ejection]) -> Vec<u8> {
+    pub fn row<'r>(
+        &mut self,
+        head: LoadReportHead,
+        rows: impl IntoIterator<Item = &'r PeerLoadReport>,
+        own: &[Ejection],
+    ) -> Vec<u8> {
         self.others.forget_slos();
-        self.added.iter().for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
-        let mut failures: Vec<Ejection> = own.iter().filter(|failure| !failure.outside).copied().collect();
+        self.added
+            .iter()
+            .for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
+        let mut failures: Vec<Ejection> = own
+            .iter()
+            .filter(|failure| !failure.outside)
+            .copied()
+            .collect();
         for row in rows {
             row.add_slos_to(&mut self.others);
-            for failure in row.ejections().filter(|failure| row.counts && !failure.outside) {
-                match failures.iter_mut().find(|known| known.endpoint == failure.endpoint) {
+            for failure in row
+                .ejections()
+                .filter(|failure| row.counts && !failure.outside)
+            {
+                match failures
+                    .iter_mut()
+                    .find(|known| known.endpoint == failure.endpoint)
+                {
                     Some(known) => *known = (*known).max(failure),
                     None => failures.push(failure),
                 }
@@ -298,7 +369,8 @@ impl LoadReportSum {
                 sum.set(*endpoint, load);
             }
         }
-        sum.write(head, &mut InFlight::default(), &failures).to_vec()
+        sum.write(head, &mut InFlight::default(), &failures)
+            .to_vec()
     }
 }
 
@@ -309,14 +381,46 @@ fn is_empty(entry: &[u8; LOAD_BYTES]) -> bool {
 // === impl Ejection ===
 
 impl From<FailureEntry> for Ejection {
-    fn from(FailureEntry { endpoint, since, until, failures, outside, by_answers }: FailureEntry) -> Self {
-        Self { at: since, failures, until, endpoint, outside, by_answers }
+    fn from(
+        FailureEntry {
+            endpoint,
+            since,
+            until,
+            failures,
+            outside,
+            by_answers,
+        }: FailureEntry,
+    ) -> Self {
+        Self {
+            at: since,
+            failures,
+            until,
+            endpoint,
+            outside,
+            by_answers,
+        }
     }
 }
 
 impl From<Ejection> for FailureEntry {
-    fn from(Ejection { at, failures, until, endpoint, outside, by_answers }: Ejection) -> Self {
-        Self { endpoint, since: at, until, failures, outside, by_answers }
+    fn from(
+        Ejection {
+            at,
+            failures,
+            until,
+            endpoint,
+            outside,
+            by_answers,
+        }: Ejection,
+    ) -> Self {
+        Self {
+            endpoint,
+            since: at,
+            until,
+            failures,
+            outside,
+            by_answers,
+        }
     }
 }
 
@@ -330,10 +434,17 @@ mod tests {
 
     const HEAD: usize = LoadReportHead::BYTES;
 
-    const HEAD_OF_7: LoadReportHead = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
+    const HEAD_OF_7: LoadReportHead = LoadReportHead {
+        vm: 7,
+        written: Timestamp(8),
+        ring: 9,
+    };
 
     fn at(slot: u16, generation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        }
     }
 
     fn started() -> PeerLoads {
@@ -348,39 +459,86 @@ mod tests {
 
     #[test]
     fn a_report_has_outstanding_load_and_failures() {
-        let (mut ledger, mut own, mut peer, mut others) =
-            (InFlight::default(), OwnLoadReport::default(), PeerLoadReport::default(), started());
+        let (mut ledger, mut own, mut peer, mut others) = (
+            InFlight::default(),
+            OwnLoadReport::default(),
+            PeerLoadReport::default(),
+            started(),
+        );
         let mut ticket = ledger.admit(at(3, 1), 500);
         let _other = ledger.admit(at(5, u32::MAX), 1);
         ledger.decoded(&mut ticket, 20);
-        let failed =
-            Ejection { at: Timestamp(1), failures: 2, until: Timestamp(u64::MAX), endpoint: at(1023, 9), outside: true, by_answers: true };
+        let failed = Ejection {
+            at: Timestamp(1),
+            failures: 2,
+            until: Timestamp(u64::MAX),
+            endpoint: at(1023, 9),
+            outside: true,
+            by_answers: true,
+        };
         let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
         assert_eq!(bytes.len(), HEAD + 2 * LOAD_BYTES + FAILURE_BYTES);
         assert!(!peer.replace(bytes, true, &mut others));
-        assert_eq!((peer.head(), peer.ejections().collect::<Vec<_>>()), (HEAD_OF_7, vec![failed]));
+        assert_eq!(
+            (peer.head(), peer.ejections().collect::<Vec<_>>()),
+            (HEAD_OF_7, vec![failed])
+        );
         let prefills = PendingPrefills::of(500, 500);
         assert_eq!(
             others.load(at(3, 1)),
-            EndpointLoad { requests: 1, prefill_tokens: 500, decode_tokens: 20, prefills, ..EndpointLoad::default() }
+            EndpointLoad {
+                requests: 1,
+                prefill_tokens: 500,
+                decode_tokens: 20,
+                prefills,
+                ..EndpointLoad::default()
+            }
         );
-        assert_eq!(others.load(at(5, 1)), EndpointLoad::default(), "of another life");
+        assert_eq!(
+            others.load(at(5, 1)),
+            EndpointLoad::default(),
+            "of another life"
+        );
         ledger.release(ticket);
         assert!(!own.is_idle());
-        peer.replace(own.write(HEAD_OF_7, &mut ledger, &[]).to_vec(), true, &mut others);
+        peer.replace(
+            own.write(HEAD_OF_7, &mut ledger, &[]).to_vec(),
+            true,
+            &mut others,
+        );
         assert_eq!(sums(&others), vec![EndpointLoad::default(); 8]);
     }
 
     #[test]
     fn the_lowest_slos_of_counted_reports_are_reported() {
-        let (mut others, mut one, mut two) = (started(), PeerLoadReport::default(), PeerLoadReport::default());
+        let (mut others, mut one, mut two) = (
+            started(),
+            PeerLoadReport::default(),
+            PeerLoadReport::default(),
+        );
         let row = |ttft, tpot| {
             let mut own = OwnLoadReport::default();
-            own.set(at(2, 1), EndpointLoad { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..EndpointLoad::default() });
+            own.set(
+                at(2, 1),
+                EndpointLoad {
+                    requests: 1,
+                    ttft_slo_us: ttft,
+                    tpot_slo_us: tpot,
+                    ..EndpointLoad::default()
+                },
+            );
             own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
         };
-        let slos = |others: &PeerLoads| (others.load(at(2, 1)).ttft_slo_us, others.load(at(2, 1)).tpot_slo_us);
-        assert!(one.replace(row(Some(500), None), true, &mut others) && two.replace(row(Some(300), Some(20)), true, &mut others));
+        let slos = |others: &PeerLoads| {
+            (
+                others.load(at(2, 1)).ttft_slo_us,
+                others.load(at(2, 1)).tpot_slo_us,
+            )
+        };
+        assert!(
+            one.replace(row(Some(500), None), true, &mut others)
+                && two.replace(row(Some(300), Some(20)), true, &mut others)
+        );
         one.add_slos_to(&mut others);
         two.add_slos_to(&mut others);
         assert_eq!(slos(&others), (Some(300), Some(20)));
@@ -396,10 +554,25 @@ mod tests {
         let (mut others, mut peer) = (started(), PeerLoadReport::default());
         let row = |requests, ttft_slo_us, failures: &[Ejection]| {
             let mut own = OwnLoadReport::default();
-            own.set(at(2, 1), EndpointLoad { requests, ttft_slo_us, ..EndpointLoad::default() });
-            own.write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec()
+            own.set(
+                at(2, 1),
+                EndpointLoad {
+                    requests,
+                    ttft_slo_us,
+                    ..EndpointLoad::default()
+                },
+            );
+            own.write(HEAD_OF_7, &mut InFlight::default(), failures)
+                .to_vec()
         };
-        let failed = Ejection { at: Timestamp(1), failures: 1, until: Timestamp(9), endpoint: at(3, 1), outside: false, by_answers: false };
+        let failed = Ejection {
+            at: Timestamp(1),
+            failures: 1,
+            until: Timestamp(9),
+            endpoint: at(3, 1),
+            outside: false,
+            by_answers: false,
+        };
         for (requests, slo, counts, anew) in [
             (1, None, true, false),
             (1, None, false, false),
@@ -411,11 +584,25 @@ mod tests {
             (3, Some(400), false, true),
             (3, None, true, true),
         ] {
-            assert_eq!(peer.replace(row(requests, slo, &[failed]), counts, &mut others), anew, "{requests} {slo:?} {counts}");
-            assert_eq!(peer.ejections().collect::<Vec<_>>(), [failed], "wherever they stand behind the SLOs");
+            assert_eq!(
+                peer.replace(row(requests, slo, &[failed]), counts, &mut others),
+                anew,
+                "{requests} {slo:?} {counts}"
+            );
+            assert_eq!(
+                peer.ejections().collect::<Vec<_>>(),
+                [failed],
+                "wherever they stand behind the SLOs"
+            );
             assert!(!peer.is_idle());
         }
-        peer.replace(OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec(), true, &mut others);
+        peer.replace(
+            OwnLoadReport::default()
+                .write(HEAD_OF_7, &mut InFlight::default(), &[])
+                .to_vec(),
+            true,
+            &mut others,
+        );
         assert!(peer.is_idle());
     }
 
@@ -423,57 +610,141 @@ mod tests {
     fn picks_of_another_worker_stand_for_those_of_other_proxies_too() {
         let row = |vm, slot, requests, prefill_tokens| {
             let mut own = OwnLoadReport::default();
-            let prefills = PendingPrefills { prompts: requests, ..PendingPrefills::default() };
-            own.set(at(slot, 1), EndpointLoad { requests, prefill_tokens, prefills, ..EndpointLoad::default() });
-            own.write(LoadReportHead { vm, ..HEAD_OF_7 }, &mut InFlight::default(), &[]).to_vec()
+            let prefills = PendingPrefills {
+                prompts: requests,
+                ..PendingPrefills::default()
+            };
+            own.set(
+                at(slot, 1),
+                EndpointLoad {
+                    requests,
+                    prefill_tokens,
+                    prefills,
+                    ..EndpointLoad::default()
+                },
+            );
+            own.write(
+                LoadReportHead { vm, ..HEAD_OF_7 },
+                &mut InFlight::default(),
+                &[],
+            )
+            .to_vec()
         };
         let (mut others, mut peer) = (started(), PeerLoadReport::default());
-        let load = |others: &PeerLoads, slot| (others.load(at(slot, 1)).requests, others.load(at(slot, 1)).prefill_tokens);
+        let load = |others: &PeerLoads, slot| {
+            (
+                others.load(at(slot, 1)).requests,
+                others.load(at(slot, 1)).prefill_tokens,
+            )
+        };
         peer.replace(row(7, 2, 1, 10), true, &mut others);
         assert_eq!(load(&others, 2), (1, 10), "there is no other proxy");
         others.stand_for(2, 1_000, 0);
         peer.replace(row(7, 2, 3, 15), true, &mut others);
-        assert_eq!(load(&others, 2), (3 + 2 * 2, 15 + 2 * 5), "two more, each once here and once at each of two proxies");
+        assert_eq!(
+            load(&others, 2),
+            (3 + 2 * 2, 15 + 2 * 5),
+            "two more, each once here and once at each of two proxies"
+        );
         assert_eq!(others.load(at(2, 1)).prefills.prompts, 3 + 2 * 2);
         peer.replace(row(7, 2, 3, 40), true, &mut others);
         assert_eq!(load(&others, 2), (7, 50), "the same requests are no pick");
         peer.replace(row(7, 2, 2, 20), true, &mut others);
         assert_eq!(load(&others, 2), (6, 30), "nor is an end");
         peer.replace(row(7, 5, 1, 6), true, &mut others);
-        assert_eq!((load(&others, 2), load(&others, 5)), ((4, 10), (3, 18)), "in its place another endpoint");
-        PeerLoadReport::default().replace(row(LoadReportHead::OUTSIDE, 4, 6, 60), true, &mut others);
-        assert_eq!(load(&others, 4), (6, 60), "what the other proxies tell is theirs already");
+        assert_eq!(
+            (load(&others, 2), load(&others, 5)),
+            ((4, 10), (3, 18)),
+            "in its place another endpoint"
+        );
+        PeerLoadReport::default().replace(
+            row(LoadReportHead::OUTSIDE, 4, 6, 60),
+            true,
+            &mut others,
+        );
+        assert_eq!(
+            load(&others, 4),
+            (6, 60),
+            "what the other proxies tell is theirs already"
+        );
     }
 
     #[test]
     fn a_sum_of_rows_is_a_row() {
         let row = |slot, requests, ttft| {
             let mut own = OwnLoadReport::default();
-            own.set(at(slot, 1), EndpointLoad { requests, prefill_tokens: 10, ttft_slo_us: ttft, ..EndpointLoad::default() });
-            own.set(at(7, 1), EndpointLoad { requests: 1, ..EndpointLoad::default() });
+            own.set(
+                at(slot, 1),
+                EndpointLoad {
+                    requests,
+                    prefill_tokens: 10,
+                    ttft_slo_us: ttft,
+                    ..EndpointLoad::default()
+                },
+            );
+            own.set(
+                at(7, 1),
+                EndpointLoad {
+                    requests: 1,
+                    ..EndpointLoad::default()
+                },
+            );
             own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
         };
-        let (mut sum, mut one, mut two, mut others) =
-            (LoadReportSum::default(), PeerLoadReport::default(), PeerLoadReport::default(), started());
+        let (mut sum, mut one, mut two, mut others) = (
+            LoadReportSum::default(),
+            PeerLoadReport::default(),
+            PeerLoadReport::default(),
+            started(),
+        );
         sum.reset((0..8).map(|slot| at(slot, 1)).collect(), []);
         sum.read(&mut one, row(2, 3, Some(40)));
         sum.read(&mut two, row(2, 4, Some(30)));
-        sum.add(at(5, 1), EndpointLoad { requests: 9, ttft_slo_us: Some(70), tpot_slo_us: Some(8), ..EndpointLoad::default() });
+        sum.add(
+            at(5, 1),
+            EndpointLoad {
+                requests: 9,
+                ttft_slo_us: Some(70),
+                tpot_slo_us: Some(8),
+                ..EndpointLoad::default()
+            },
+        );
         let mut whole = PeerLoadReport::default();
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         whole.add_slos_to(&mut others);
         assert_eq!(
             others.load(at(2, 1)),
-            EndpointLoad { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..EndpointLoad::default() }
+            EndpointLoad {
+                requests: 7,
+                prefill_tokens: 20,
+                ttft_slo_us: Some(30),
+                ..EndpointLoad::default()
+            }
         );
         assert_eq!([5, 7].map(|slot| others.load(at(slot, 1)).requests), [9, 2]);
-        assert_eq!((others.load(at(5, 1)).ttft_slo_us, others.load(at(5, 1)).tpot_slo_us), (Some(70), Some(8)));
+        assert_eq!(
+            (
+                others.load(at(5, 1)).ttft_slo_us,
+                others.load(at(5, 1)).tpot_slo_us
+            ),
+            (Some(70), Some(8))
+        );
         sum.count(&mut two, false);
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
-        assert_eq!(others.load(at(2, 1)).requests, 3, "without the one that asks");
+        assert_eq!(
+            others.load(at(2, 1)).requests,
+            3,
+            "without the one that asks"
+        );
         sum.reset(vec![at(7, 1)], [&one, &two]);
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
-        assert_eq!(sums(&others).iter().map(|load| load.requests).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(
+            sums(&others)
+                .iter()
+                .map(|load| load.requests)
+                .collect::<Vec<_>>(),
+            [0, 0, 0, 0, 0, 0, 0, 1]
+        );
     }
 
     #[test]
@@ -486,39 +757,98 @@ mod tests {
             outside,
             by_answers: false,
         };
-        let (mut one, mut two, mut others) = (PeerLoadReport::default(), PeerLoadReport::default(), started());
-        let row = |failures: &[Ejection]| OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec();
-        one.replace(row(&[failure(1, 500, false), failure(2, 500, true)]), true, &mut others);
-        two.replace(row(&[failure(1, 700, false), failure(3, 100, false)]), true, &mut others);
+        let (mut one, mut two, mut others) = (
+            PeerLoadReport::default(),
+            PeerLoadReport::default(),
+            started(),
+        );
+        let row = |failures: &[Ejection]| {
+            OwnLoadReport::default()
+                .write(HEAD_OF_7, &mut InFlight::default(), failures)
+                .to_vec()
+        };
+        one.replace(
+            row(&[failure(1, 500, false), failure(2, 500, true)]),
+            true,
+            &mut others,
+        );
+        two.replace(
+            row(&[failure(1, 700, false), failure(3, 100, false)]),
+            true,
+            &mut others,
+        );
         let told = LoadReportSum::default().row(
-            LoadReportHead { written: Timestamp(0).plus_ms(800), ..HEAD_OF_7 },
+            LoadReportHead {
+                written: Timestamp(0).plus_ms(800),
+                ..HEAD_OF_7
+            },
             [&one, &two],
             &[failure(3, 600, false)],
         );
         let mut read = PeerLoadReport::default();
         read.replace(told.clone(), true, &mut others);
         let expected = [failure(3, 600, false), failure(1, 700, false)];
-        assert_eq!(read.ejections().collect::<Vec<_>>(), expected, "the last of each, and none of another proxy's");
+        assert_eq!(
+            read.ejections().collect::<Vec<_>>(),
+            expected,
+            "the last of each, and none of another proxy's"
+        );
 
         let mut received = told;
-        assert!(LoadReportHead { written: Timestamp(0).plus_ms(5_800), ..HEAD_OF_7 }.receive(&mut received));
+        assert!(
+            LoadReportHead {
+                written: Timestamp(0).plus_ms(5_800),
+                ..HEAD_OF_7
+            }
+            .receive(&mut received)
+        );
         read.replace(received, true, &mut others);
-        assert_eq!(read.head(), LoadReportHead { written: Timestamp(0).plus_ms(5_800), ..HEAD_OF_7 });
-        assert_eq!(read.ejections().collect::<Vec<_>>(), [failure(3, 5_600, false), failure(1, 5_700, false)]);
-        let answered = Ejection { at: Timestamp(0), failures: 0, until: Timestamp(0), ..failure(1, 0, false) };
+        assert_eq!(
+            read.head(),
+            LoadReportHead {
+                written: Timestamp(0).plus_ms(5_800),
+                ..HEAD_OF_7
+            }
+        );
+        assert_eq!(
+            read.ejections().collect::<Vec<_>>(),
+            [failure(3, 5_600, false), failure(1, 5_700, false)]
+        );
+        let answered = Ejection {
+            at: Timestamp(0),
+            failures: 0,
+            until: Timestamp(0),
+            ..failure(1, 0, false)
+        };
         let mut received = row(&[answered, failure(2, u64::MAX >> 30, false)]);
         assert!(HEAD_OF_7.receive(&mut received));
         read.replace(received, true, &mut others);
         let read: Vec<_> = read.ejections().collect();
-        assert_eq!((read[0], read[1].at), (answered, HEAD_OF_7.written), "nothing is of a moment to come");
+        assert_eq!(
+            (read[0], read[1].at),
+            (answered, HEAD_OF_7.written),
+            "nothing is of a moment to come"
+        );
     }
 
     #[test]
-    fn nothing_another_process_says_lasts_longer_than_half_a_minute_or_counts_for_more_than_a_proxy_can_have() {
+    fn nothing_another_process_says_lasts_longer_than_half_a_minute_or_counts_for_more_than_a_proxy_can_have()
+     {
         let now = Timestamp(0).plus_ms(5_000_000);
-        let head = LoadReportHead { written: now, ..HEAD_OF_7 };
-        let said = [(0, u64::MAX), (u64::MAX, u64::MAX), (1, now.0), (u64::MAX, 1)];
-        for (written, (at_, until)) in [0, 1, now.0, u64::MAX].into_iter().flat_map(|w| said.map(|s| (w, s))) {
+        let head = LoadReportHead {
+            written: now,
+            ..HEAD_OF_7
+        };
+        let said = [
+            (0, u64::MAX),
+            (u64::MAX, u64::MAX),
+            (1, now.0),
+            (u64::MAX, 1),
+        ];
+        for (written, (at_, until)) in [0, 1, now.0, u64::MAX]
+            .into_iter()
+            .flat_map(|w| said.map(|s| (w, s)))
+        {
             let failure = Ejection {
                 at: Timestamp(at_),
                 failures: u32::MAX,
@@ -527,28 +857,53 @@ mod tests {
                 outside: false,
                 by_answers: false,
             };
-            let from = LoadReportHead { written: Timestamp(written), ..HEAD_OF_7 };
-            let mut row = OwnLoadReport::default().write(from, &mut InFlight::default(), &[failure]).to_vec();
+            let from = LoadReportHead {
+                written: Timestamp(written),
+                ..HEAD_OF_7
+            };
+            let mut row = OwnLoadReport::default()
+                .write(from, &mut InFlight::default(), &[failure])
+                .to_vec();
             assert!(head.receive(&mut row));
             let mut read = PeerLoadReport::default();
             read.replace(row, true, &mut started());
             let told = read.ejections().next().unwrap();
             assert!(told.at <= now, "{written} {at_} {until}: {told:?}");
-            assert!(told.until <= now.plus_ms(PEER_EJECTION_MS_MAX), "{written} {at_} {until}: {told:?}");
+            assert!(
+                told.until <= now.plus_ms(PEER_EJECTION_MS_MAX),
+                "{written} {at_} {until}: {told:?}"
+            );
         }
         // The largest values of many reports must add up without overflow: what overflows would be
         // missing when one of them leaves.
-        let prefills = PendingPrefills { prompts: u32::MAX, ..PendingPrefills::default() };
-        let load = EndpointLoad { requests: u32::MAX, prefills, ..EndpointLoad::default() };
+        let prefills = PendingPrefills {
+            prompts: u32::MAX,
+            ..PendingPrefills::default()
+        };
+        let load = EndpointLoad {
+            requests: u32::MAX,
+            prefills,
+            ..EndpointLoad::default()
+        };
         let mut row = Vec::new();
-        LoadReportLayout { head: LoadReportHead { vm: 7, ..LoadReportHead::default() }, loads: 1, ..LoadReportLayout::default() }
-            .append(&mut row);
+        LoadReportLayout {
+            head: LoadReportHead {
+                vm: 7,
+                ..LoadReportHead::default()
+            },
+            loads: 1,
+            ..LoadReportLayout::default()
+        }
+        .append(&mut row);
         row.extend_from_slice(&encode_load(at(2, 1), &load));
         assert!(head.receive(&mut row));
         let (mut read, mut others) = (PeerLoadReport::default(), started());
         read.replace(row, true, &mut others);
         assert_eq!(others.load(at(2, 1)).prefills.prompts, PROMPTS_MAX);
-        assert!(u64::from(PROMPTS_MAX) * 4_096 < u64::from(u32::MAX), "as many rows as a daemon serves streams");
+        assert!(
+            u64::from(PROMPTS_MAX) * 4_096 < u64::from(u32::MAX),
+            "as many rows as a daemon serves streams"
+        );
     }
 
     #[test]
@@ -560,9 +915,15 @@ mod tests {
             own.write(HEAD_OF_7, &mut ledger, &[]);
             ledger.release(ticket);
         }
-        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD_BYTES);
+        assert_eq!(
+            own.write(HEAD_OF_7, &mut ledger, &[]).len(),
+            HEAD + LOAD_BYTES
+        );
         ledger.release(kept);
-        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD_BYTES);
+        assert_eq!(
+            own.write(HEAD_OF_7, &mut ledger, &[]).len(),
+            HEAD + LOAD_BYTES
+        );
         assert!(own.is_idle());
     }
 

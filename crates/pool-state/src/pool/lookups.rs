@@ -66,6 +66,9 @@ impl ColdPicks {
     /// Moves the counts to the endpoints of a new snapshot. `from` has the position of each
     /// endpoint in the snapshot before.
     pub(super) fn remap(&mut self, from: &[Option<usize>]) {
-        self.last = from.iter().map(|from| from.and_then(|at| self.last.get(at)).copied().unwrap_or(0)).collect();
+        self.last = from
+            .iter()
+            .map(|from| from.and_then(|at| self.last.get(at)).copied().unwrap_or(0))
+            .collect();
     }
 }

@@ -1,7 +1,15 @@
 //! The causes of missed prompt tokens, and counts by cause.
 
 /// The causes, in the order of [`MissCause`], as labels.
-pub const MISS_CAUSES: [&str; 7] = ["never_seen", "evicted", "moved", "wrong_belief", "restart", "rounding", "unknown"];
+pub const MISS_CAUSES: [&str; 7] = [
+    "never_seen",
+    "evicted",
+    "moved",
+    "wrong_belief",
+    "restart",
+    "rounding",
+    "unknown",
+];
 
 /// Why a part of a prompt was not cached where it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +48,10 @@ impl MissedTokens {
     /// The cause of most missed tokens, and their number; `None` if there are none.
     #[must_use]
     pub fn main_cause(&self) -> Option<(&'static str, u32)> {
-        let causes = MISS_CAUSES.into_iter().zip(self.0).filter(|(_, tokens)| *tokens > 0);
+        let causes = MISS_CAUSES
+            .into_iter()
+            .zip(self.0)
+            .filter(|(_, tokens)| *tokens > 0);
         causes.max_by_key(|(_, tokens)| *tokens)
     }
 }

@@ -27,7 +27,9 @@ impl LedgerHold {
     pub fn missed(&self, usage: &TokenUsage, blocks: Option<u32>) -> MissedTokens {
         let prompt = usage.prompt_tokens.unwrap_or(0);
         match (&self.places, usage.cached_tokens, blocks) {
-            (Some(places), Some(hit), Some(blocks @ 1..)) => places.attribute(prompt, hit.min(prompt), blocks),
+            (Some(places), Some(hit), Some(blocks @ 1..)) => {
+                places.attribute(prompt, hit.min(prompt), blocks)
+            }
             (_, hit, _) => {
                 let mut missed = MissedTokens::default();
                 missed.set(MissCause::Unknown, prompt.saturating_sub(hit.unwrap_or(0)));
@@ -44,8 +46,11 @@ impl ManagedPool {
     /// before the placement is recorded.
     pub(super) fn cache_places(&self, endpoint: EndpointIndex, hashes: &[u64]) -> CachePlaces {
         let known = &self.lookups.known;
-        let longest = |length: fn(&MatchLength) -> u32| known.iter().map(length).max().unwrap_or(0) as usize;
-        let recalled = self.prefixes.recall(hashes, longest(|known| known.maybe_cached));
+        let longest =
+            |length: fn(&MatchLength) -> u32| known.iter().map(length).max().unwrap_or(0) as usize;
+        let recalled = self
+            .prefixes
+            .recall(hashes, longest(|known| known.maybe_cached));
         CachePlaces {
             cached: blocks_of(hashes, self.lookups.known(endpoint).cached as usize),
             elsewhere: blocks_of(hashes, longest(|known| known.cached)),

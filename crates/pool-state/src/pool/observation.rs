@@ -28,7 +28,9 @@ pub(super) struct ObservationQueue {
 #[must_use]
 pub(super) fn uncached_tokens(conditions: &Conditions, usage: &TokenUsage) -> f32 {
     match (usage.cached_tokens, usage.prompt_tokens) {
-        (Some(cached), Some(prompt @ 1..)) => conditions.prompt_tokens * (1.0 - narrow(cached) / narrow(prompt)).clamp(0.0, 1.0),
+        (Some(cached), Some(prompt @ 1..)) => {
+            conditions.prompt_tokens * (1.0 - narrow(cached) / narrow(prompt)).clamp(0.0, 1.0)
+        }
         _ => conditions.uncached_tokens,
     }
 }

@@ -8,8 +8,8 @@ use scheduler::flow::RoomLimits;
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::{CacheEstimate, MatchLength};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, LocalState, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, SubsetHint, TrackedSlo,
-    session_token,
+    Decision, EndpointIndex, EndpointRef, Explanation, LocalState, REQUEST_ID, Request, Rng, Route,
+    Slo, Snapshot, SubsetHint, TrackedSlo, session_token,
 };
 
 use super::cache_places::CachePlaces;
@@ -76,13 +76,24 @@ pub struct SessionTokenHeader {
 /// Receives each decision of [`ManagedPool::pick`], to record or to explain it. `()` does neither.
 pub trait DecisionObserver {
     /// Called before the decision, with its inputs.
-    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng);
+    fn before(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        local: LocalState<'_>,
+        rng: &Rng,
+    );
 
     /// Whether [`Self::after`] needs an explanation. An explanation costs time.
     fn explains(&self) -> bool;
 
     /// The decision has been made.
-    fn after(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>);
+    fn after(
+        &mut self,
+        snapshot: &Snapshot,
+        decision: &Decision,
+        explanation: Option<&Explanation>,
+    );
 }
 
 impl DecisionObserver for () {
@@ -126,7 +137,11 @@ impl LedgerHold {
     /// The prompt tokens that are not cached at the endpoint that computes the prompt; 0 after its
     /// end.
     pub fn uncached_tokens(&self) -> u64 {
-        self.stages.iter().chain([&self.serving]).map(|ticket| ticket.load().prefills.uncached_tokens).sum()
+        self.stages
+            .iter()
+            .chain([&self.serving])
+            .map(|ticket| ticket.load().prefills.uncached_tokens)
+            .sum()
     }
 }
 
@@ -194,7 +209,15 @@ impl ManagedPool {
         observer: &mut impl DecisionObserver,
     ) -> Result<Route, PickRefusal> {
         if let Some(only) = self.stored_answer_hint(request, now) {
-            match self.plan_by_scheduler(&Request { subset: Some(&only), ..request.clone() }, limits, now, observer) {
+            match self.plan_by_scheduler(
+                &Request {
+                    subset: Some(&only),
+                    ..request.clone()
+                },
+                limits,
+                now,
+                observer,
+            ) {
                 Err(PickRefusal::Decision(Decision::Unavailable(_))) => {}
                 planned => return planned,
             }
@@ -205,11 +228,20 @@ impl ManagedPool {
     /// A hint that allows only the endpoint that has the stored answer which the request names.
     /// `None` if there is none, it is gone or ejected, or the proxy does not allow it.
     fn stored_answer_hint(&self, request: &Request<'_>, now: Timestamp) -> Option<SubsetHint> {
-        let endpoint = (request.stored_id != 0).then(|| self.stored_answers.endpoint(request.stored_id)).flatten()?;
-        let snapshot = self.snapshot().filter(|_| !self.failures.ejections.is_ejected(endpoint, now))?;
-        let index = snapshot.indices().find(|&index| snapshot.id(index) == Some(endpoint))?;
+        let endpoint = (request.stored_id != 0)
+            .then(|| self.stored_answers.endpoint(request.stored_id))
+            .flatten()?;
+        let snapshot = self
+            .snapshot()
+            .filter(|_| !self.failures.ejections.is_ejected(endpoint, now))?;
+        let index = snapshot
+            .indices()
+            .find(|&index| snapshot.id(index) == Some(endpoint))?;
         let socket = snapshot.socket(index)?;
-        request.subset.is_none_or(|subset| subset.allows_socket(socket)).then(|| SubsetHint::only(socket))
+        request
+            .subset
+            .is_none_or(|subset| subset.allows_socket(socket))
+            .then(|| SubsetHint::only(socket))
     }
 
     #[inline(never)]
@@ -241,13 +273,16 @@ impl ManagedPool {
         if let Err(PickRefusal::Decision(Decision::Shed(_))) = &planned
             && request.slo.any()
         {
-            self.counters.count_shed(model, request.model, request.priority);
+            self.counters
+                .count_shed(model, request.model, request.priority);
         }
         let route = planned?;
-        if let Some(left) = room.and_then(|check| self.left_to_others(request, &route, check, now)) {
+        if let Some(left) = room.and_then(|check| self.left_to_others(request, &route, check, now))
+        {
             return Err(PickRefusal::Left(left));
         }
-        self.record(request, &route, now).ok_or(PickRefusal::NoState)
+        self.record(request, &route, now)
+            .ok_or(PickRefusal::NoState)
     }
 
     /// Decides on a request with `choose`; with `limits`, only for an endpoint that has room.
@@ -259,18 +294,42 @@ impl ManagedPool {
         now: Timestamp,
         choose: impl FnOnce(&Snapshot, &Request<'_>, LocalState<'_>, &mut Rng) -> Decision,
     ) -> Result<Route, PickRefusal> {
-        let Some(state) = &self.state else { return Err(PickRefusal::NoState) };
-        let EndpointFailures { ejections, health, crashing, .. } = &self.failures;
-        if request.prefix_blocks.last().is_some_and(|&prompt| crashing.is_crashing(prompt, health, now)) {
+        let Some(state) = &self.state else {
+            return Err(PickRefusal::NoState);
+        };
+        let EndpointFailures {
+            ejections,
+            health,
+            crashing,
+            ..
+        } = &self.failures;
+        if request
+            .prefix_blocks
+            .last()
+            .is_some_and(|&prompt| crashing.is_crashing(prompt, health, now))
+        {
             return Err(PickRefusal::CrashingPrompt);
         }
-        let EndpointLookups { known, matched, reuse_interval, ejected, failing } = &mut self.lookups;
+        let EndpointLookups {
+            known,
+            matched,
+            reuse_interval,
+            ejected,
+            failing,
+        } = &mut self.lookups;
         health.excess_failures(&state.refs, now, failing);
         ejections.waive_expired(&state.refs, now, failing);
-        self.prefixes.matched(request.prefix_blocks, &state.refs, known);
+        self.prefixes
+            .matched(request.prefix_blocks, &state.refs, known);
         matched.clear();
-        matched.extend(known.iter().map(|known| known.blocks(request.prefix_blocks)));
-        *reuse_interval = self.prefixes.reuse_interval(request.prefix_blocks, &state.refs, known);
+        matched.extend(
+            known
+                .iter()
+                .map(|known| known.blocks(request.prefix_blocks)),
+        );
+        *reuse_interval = self
+            .prefixes
+            .reuse_interval(request.prefix_blocks, &state.refs, known);
         ejections.mark_ejected(&state.snapshot, now, ejected);
         self.adapters.find_rooms(&state.snapshot, request.model);
         let local = LocalState {
@@ -287,9 +346,15 @@ impl ManagedPool {
             metrics_stale: state.metrics_stale(now),
         };
         let decision = choose(&state.snapshot, request, local, &mut self.rng);
-        let Decision::Route(route) = decision else { return Err(PickRefusal::Decision(decision)) };
-        let lacks_room = |limits: &RoomLimits| !scheduler::has_room(&state.snapshot, request, local, &route, *limits);
-        let endpoint = state.endpoint(serving(&route)).map(|(endpoint, _)| endpoint);
+        let Decision::Route(route) = decision else {
+            return Err(PickRefusal::Decision(decision));
+        };
+        let lacks_room = |limits: &RoomLimits| {
+            !scheduler::has_room(&state.snapshot, request, local, &route, *limits)
+        };
+        let endpoint = state
+            .endpoint(serving(&route))
+            .map(|(endpoint, _)| endpoint);
         match endpoint.zip(limits.filter(lacks_room)) {
             Some((full, limits)) if self.is_full(full, limits, now) => Err(PickRefusal::Full(full)),
             Some((full, _)) => Err(PickRefusal::TooLarge(full)),
@@ -299,7 +364,13 @@ impl ManagedPool {
 
     /// The endpoint of the route, if its room is left to an older request or to another proxy, or
     /// if a claim is needed first.
-    fn left_to_others(&mut self, request: &Request<'_>, route: &Route, check: RoomCheck, now: Timestamp) -> Option<EndpointRef> {
+    fn left_to_others(
+        &mut self,
+        request: &Request<'_>,
+        route: &Route,
+        check: RoomCheck,
+        now: Timestamp,
+    ) -> Option<EndpointRef> {
         let (endpoint, _) = self.state.as_ref()?.endpoint(serving(route))?;
         let needs_claim = check.seeker == RoomSeeker::Arrival { needs_claim: true };
         let is_left = needs_claim
@@ -308,7 +379,12 @@ impl ManagedPool {
         is_left.then_some(endpoint)
     }
 
-    fn record(&mut self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<RecordedPick> {
+    fn record(
+        &mut self,
+        request: &Request<'_>,
+        route: &Route,
+        now: Timestamp,
+    ) -> Option<RecordedPick> {
         let watch = self.start_timing(request, route, now);
         let promise = self.tracked_slo(request, route, now);
         let state = self.state.as_ref()?;
@@ -319,18 +395,36 @@ impl ManagedPool {
         let serving = serving(route);
         let prompting = route.prefill.unwrap_or(serving);
         let matched = self.matched_tokens(request, prompting);
-        let (serving_ref, prompting_ref) = (state.endpoint(serving)?.0, state.endpoint(prompting)?.0);
+        let (serving_ref, prompting_ref) =
+            (state.endpoint(serving)?.0, state.endpoint(prompting)?.0);
         let mut picked = state.endpoint_addresses(route);
-        let stages: Vec<EndpointRef> = route.encode.iter().filter_map(|&index| Some(state.endpoint(index)?.0)).collect();
+        let stages: Vec<EndpointRef> = route
+            .encode
+            .iter()
+            .filter_map(|&index| Some(state.endpoint(index)?.0))
+            .collect();
 
         let uncached = request.prompt_tokens.saturating_sub(matched);
         let uncached_here = if prompting == serving { uncached } else { 0 };
         let output = request.max_tokens.map_or(step.output_tokens(), narrow);
-        let expected_ms =
-            step.expected_ms(serving_ref, &self.in_flight.load(serving_ref), narrow(uncached_here), narrow(request.prompt_tokens), output);
-        let probe = self.failures.ejections.is_probe(serving_ref, now).then_some((serving_ref, now));
-        let second_answered = picked.get(1).is_some_and(|(second, _)| self.failures.health.answered_at(*second).is_some());
-        let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
+        let expected_ms = step.expected_ms(
+            serving_ref,
+            &self.in_flight.load(serving_ref),
+            narrow(uncached_here),
+            narrow(request.prompt_tokens),
+            output,
+        );
+        let probe = self
+            .failures
+            .ejections
+            .is_probe(serving_ref, now)
+            .then_some((serving_ref, now));
+        let second_answered = picked
+            .get(1)
+            .is_some_and(|(second, _)| self.failures.health.answered_at(*second).is_some());
+        let serving_ticket =
+            self.in_flight
+                .admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = LedgerHold {
             serving: serving_ticket,
             stages: Vec::new(),
@@ -341,32 +435,65 @@ impl ManagedPool {
             revocable: None,
             probe,
         };
-        self.in_flight.expect_output(&mut held.serving, output_tokens);
-        let id = short_id(request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id));
+        self.in_flight
+            .expect_output(&mut held.serving, output_tokens);
+        let id = short_id(
+            request
+                .headers
+                .iter()
+                .find(|(name, _)| *name == REQUEST_ID)
+                .map_or("", |(_, id)| id),
+        );
         self.in_flight.track(&mut held.serving, promise, id);
         let load = held.serving.load();
-        self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Timestamp(0)));
-        held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
+        self.in_flight
+            .others_mut()
+            .picked(serving_ref, load, now.us_since(Timestamp(0)));
+        held.stages.extend(
+            stages
+                .into_iter()
+                .map(|endpoint| self.in_flight.admit(endpoint, 0)),
+        );
         if prompting != serving {
-            held.stages.push(self.in_flight.admit_prompt(prompting_ref, request.prompt_tokens, uncached));
-            self.place(prompting_ref, request.prefix_blocks, self.lookups.known(prompting));
+            held.stages.push(self.in_flight.admit_prompt(
+                prompting_ref,
+                request.prompt_tokens,
+                uncached,
+            ));
+            self.place(
+                prompting_ref,
+                request.prefix_blocks,
+                self.lookups.known(prompting),
+            );
             self.record_model(prompting, request.model);
         }
-        held.places = (prompting == serving).then(|| self.cache_places(serving, request.prefix_blocks));
+        held.places =
+            (prompting == serving).then(|| self.cache_places(serving, request.prefix_blocks));
         if let Some(places) = &held.places {
             self.evictions.record(places, request.blocks());
         }
-        self.conversations.record(self.lookups.reuse_interval, self.lookups.is_cold());
-        let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.lookups.known(serving));
+        self.conversations
+            .record(self.lookups.reuse_interval, self.lookups.is_cold());
+        let cache_estimate = self.place(
+            serving_ref,
+            request.prefix_blocks,
+            self.lookups.known(serving),
+        );
         held.cache_estimate = (prompting == serving).then_some(cache_estimate);
         self.record_model(serving, request.model);
-        self.counters.count_pick(serving_ref, request.prompt_tokens, matched);
+        self.counters
+            .count_pick(serving_ref, request.prompt_tokens, matched);
         self.sharing.changes += 1;
         // The data-parallel rank behind the address is charged and judged.
         if let (Some(_), Some((charged, _))) = (route.data_parallel, picked.first_mut()) {
             *charged = serving_ref;
         }
-        let address = |index: EndpointIndex| self.state.as_ref().and_then(|state| state.endpoint(index)).map(|(_, address)| address);
+        let address = |index: EndpointIndex| {
+            self.state
+                .as_ref()
+                .and_then(|state| state.endpoint(index))
+                .map(|(_, address)| address)
+        };
         Some(RecordedPick {
             ranked: picked,
             hold: held,
@@ -384,15 +511,24 @@ impl ManagedPool {
         self.queues.room_freed(held.serving.endpoint());
         self.in_flight.transfer(&mut held.serving, to);
         self.queues.room_freed(to);
-        held.watch = held.watch.take().and_then(|mut watch| watch.move_to(to).then_some(watch));
+        held.watch = held
+            .watch
+            .take()
+            .and_then(|mut watch| watch.move_to(to).then_some(watch));
         self.sharing.changes += 1;
         // An endpoint that is gone, or has a new generation, needs no placement. Where another
         // endpoint computes the prompt, the reply is about that endpoint's cache, whichever
         // endpoint serves.
         let had_estimate = held.cache_estimate.is_some();
         self.undo_placement(held, blocks);
-        let placed = self.knows(to).then(|| self.place_unmatched(to, blocks)).filter(|_| had_estimate);
-        held.places = held.places.zip(placed).map(|(places, (_, known))| places.moved_to(known, blocks));
+        let placed = self
+            .knows(to)
+            .then(|| self.place_unmatched(to, blocks))
+            .filter(|_| had_estimate);
+        held.places = held
+            .places
+            .zip(placed)
+            .map(|(places, (_, known))| places.moved_to(known, blocks));
         held.cache_estimate = placed.map(|(estimate, _)| estimate);
     }
 
@@ -406,11 +542,20 @@ impl ManagedPool {
     /// Applies the cached tokens that the engine reported. `text_bytes`: the bytes of a prompt of
     /// text alone, else 0. `blocks`: the blocks of a prompt whose tokens are spread evenly over
     /// them, else `None`.
-    pub fn record_cache_hit(&mut self, held: &LedgerHold, usage: &TokenUsage, text_bytes: u32, blocks: Option<u32>) {
+    pub fn record_cache_hit(
+        &mut self,
+        held: &LedgerHold,
+        usage: &TokenUsage,
+        text_bytes: u32,
+        blocks: Option<u32>,
+    ) {
         self.token_rate.learn(text_bytes, usage);
         let reported = usage.cached_tokens.zip(usage.prompt_tokens);
-        if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, reported) {
-            self.prefixes.correct(cache_estimate, blocks, cached, prompt);
+        if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) =
+            (&held.cache_estimate, blocks, reported)
+        {
+            self.prefixes
+                .correct(cache_estimate, blocks, cached, prompt);
         }
     }
 
@@ -424,7 +569,12 @@ impl ManagedPool {
     }
 
     /// Records the first token.
-    pub fn record_first_token(&mut self, held: &mut LedgerHold, prompt_tokens: u32, now: Timestamp) {
+    pub fn record_first_token(
+        &mut self,
+        held: &mut LedgerHold,
+        prompt_tokens: u32,
+        now: Timestamp,
+    ) {
         self.observe_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
         self.sharing.changes += 1;
@@ -450,7 +600,13 @@ impl ManagedPool {
     /// Takes back a pick, because another VM gave the room away first.
     pub(super) fn take_back(&mut self, mut held: LedgerHold, blocks: &[u64]) {
         let (endpoint, prefills) = (held.serving.endpoint(), held.load().prefills);
-        self.counters.uncount_pick(endpoint, prefills.prompt_tokens, prefills.prompt_tokens.saturating_sub(prefills.uncached_tokens));
+        self.counters.uncount_pick(
+            endpoint,
+            prefills.prompt_tokens,
+            prefills
+                .prompt_tokens
+                .saturating_sub(prefills.uncached_tokens),
+        );
         self.undo_placement(&mut held, blocks);
         for ticket in held.stages.drain(..).chain([held.serving]) {
             self.in_flight.release(ticket);
@@ -476,7 +632,9 @@ impl ManagedPool {
     /// The SLOs that count for the request at its serving endpoint, computed before the load of the
     /// request counts there; none for a request without an SLO.
     fn tracked_slo(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> TrackedSlo {
-        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
+        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else {
+            return TrackedSlo::default();
+        };
         let local = LocalState {
             matched_blocks: &self.lookups.matched,
             metrics_stale: state.metrics_stale(now),
@@ -486,7 +644,11 @@ impl ManagedPool {
     }
 
     /// Like [`Self::place`], for an endpoint that was not looked up at this pick.
-    fn place_unmatched(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> (CacheEstimate, MatchLength) {
+    fn place_unmatched(
+        &mut self,
+        endpoint: EndpointRef,
+        hashes: &[u64],
+    ) -> (CacheEstimate, MatchLength) {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
         let known = known.first().copied().unwrap_or_default();
@@ -495,21 +657,31 @@ impl ManagedPool {
 
     /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached.
     /// Returns the estimate before.
-    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
+    fn place(
+        &mut self,
+        endpoint: EndpointRef,
+        hashes: &[u64],
+        known: MatchLength,
+    ) -> CacheEstimate {
         self.sharing.placements.push(endpoint, hashes, known.cached);
         self.prefixes.place(endpoint, hashes, known)
     }
 
     fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {
         let blocks = self.lookups.matched(endpoint);
-        blocks.saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens)
+        blocks
+            .saturating_mul(request.prefix_block_tokens)
+            .min(request.prompt_tokens)
     }
 
     /// Records the model of the request at an endpoint that serves adapters, and the pick of a
     /// prompt that is cached nowhere.
     fn record_model(&mut self, endpoint: EndpointIndex, model: &str) {
         let Some(state) = &self.state else { return };
-        if let Some((endpoint_ref, _)) = state.endpoint(endpoint).filter(|_| state.snapshot.adapter_places(endpoint, model).is_some()) {
+        if let Some((endpoint_ref, _)) = state
+            .endpoint(endpoint)
+            .filter(|_| state.snapshot.adapter_places(endpoint, model).is_some())
+        {
             let mark = adapters::model_mark(model);
             self.adapters.record_model(endpoint.get(), mark);
             self.sharing.placements.push(endpoint_ref, &[mark], 0);
@@ -524,11 +696,17 @@ impl ManagedPool {
 
 impl PublishedState {
     fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {
-        self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
+        self.snapshot
+            .endpoint(index)
+            .map(|e| (e.id, e.address.clone()))
     }
 
     fn endpoint_addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {
-        route.ranked.iter().filter_map(|index| self.endpoint(index)).collect()
+        route
+            .ranked
+            .iter()
+            .filter_map(|index| self.endpoint(index))
+            .collect()
     }
 
     /// The value of each session header, for each endpoint of the list.
@@ -544,7 +722,10 @@ impl PublishedState {
                 scheduler::Stage::Prefill => vec![name(route.prefill?)?; route.ranked.len()],
                 scheduler::Stage::Encode => vec![name(*route.encode.first()?)?; route.ranked.len()],
             };
-            Some(SessionTokenHeader { header: token.header.clone(), values })
+            Some(SessionTokenHeader {
+                header: token.header.clone(),
+                values,
+            })
         };
         pipeline.session_tokens().iter().filter_map(of).collect()
     }
@@ -565,9 +746,13 @@ fn narrow(count: u32) -> f32 {
 pub(super) fn index_blocks(snapshot: &Snapshot) -> impl Iterator<Item = u32> + '_ {
     let settings = snapshot.pipeline().production().prefix;
     snapshot.metrics().iter().map(move |metrics| {
-        let tokens = |blocks: Option<u32>, tokens: Option<u32>| u64::from(blocks?).checked_mul(u64::from(tokens?));
-        let known = tokens(metrics.kv_blocks, metrics.kv_block_tokens).filter(|_| settings.auto_tune);
-        let blocks = known.and_then(|tokens| u32::try_from(tokens / u64::from(settings.block_tokens)).ok());
+        let tokens = |blocks: Option<u32>, tokens: Option<u32>| {
+            u64::from(blocks?).checked_mul(u64::from(tokens?))
+        };
+        let known =
+            tokens(metrics.kv_blocks, metrics.kv_block_tokens).filter(|_| settings.auto_tune);
+        let blocks =
+            known.and_then(|tokens| u32::try_from(tokens / u64::from(settings.block_tokens)).ok());
         blocks.unwrap_or(settings.blocks_per_endpoint)
     })
 }

@@ -68,7 +68,10 @@ pub struct RequestEnding<'u> {
 impl RequestTiming {
     /// Records that `to` serves, not the first endpoint of the list.
     pub(super) fn move_to(&mut self, to: EndpointRef) -> bool {
-        let position = self.candidates.iter().position(|(endpoint, _)| *endpoint == to);
+        let position = self
+            .candidates
+            .iter()
+            .position(|(endpoint, _)| *endpoint == to);
         self.serving = position.unwrap_or(0);
         self.predicted = None;
         position.is_some()
@@ -79,17 +82,25 @@ impl RequestTiming {
     }
 
     fn endpoint(&self) -> Option<EndpointRef> {
-        self.candidates.get(self.serving).map(|(endpoint, _)| *endpoint)
+        self.candidates
+            .get(self.serving)
+            .map(|(endpoint, _)| *endpoint)
     }
 
     /// The endpoint whose prefill the first token shows.
     fn prefills_at(&self) -> Option<EndpointRef> {
-        self.prefill.map(|(endpoint, _)| endpoint).or_else(|| self.endpoint())
+        self.prefill
+            .map(|(endpoint, _)| endpoint)
+            .or_else(|| self.endpoint())
     }
 
     fn first_token(&self, conditions: &Conditions, uncached_tokens: f32) -> Option<FirstToken> {
         let prompt_tokens = conditions.prompt_tokens;
-        self.service_ms.map(|service_ms| FirstToken { uncached_tokens, prompt_tokens, service_ms })
+        self.service_ms.map(|service_ms| FirstToken {
+            uncached_tokens,
+            prompt_tokens,
+            service_ms,
+        })
     }
 
     fn observation(&self, ending: &RequestEnding<'_>) -> Option<EncodedObservation> {
@@ -103,7 +114,9 @@ impl RequestTiming {
             ttft_ms: ending.ttft_ms.filter(|_| alone && !self.retried()),
             tpot_ms: ending.tpot_ms.filter(|_| alone),
             output_tokens: usage.completion_tokens,
-            first_token: self.first_token(&conditions, uncached_tokens(&conditions, usage)).filter(|_| alone),
+            first_token: self
+                .first_token(&conditions, uncached_tokens(&conditions, usage))
+                .filter(|_| alone),
             gap: self.gap,
         };
         Some(EncodedObservation {
@@ -120,9 +133,23 @@ impl RequestTiming {
     fn prefill_observation(&self, ended: RequestEnd) -> Option<EncodedObservation> {
         let (endpoint, conditions) = self.prefill?;
         let first_token = Some(self.first_token(&conditions, conditions.uncached_tokens)?);
-        let observation =
-            Observation { endpoint, conditions, ended, ttft_ms: None, tpot_ms: None, output_tokens: None, first_token, gap: None };
-        Some(EncodedObservation { observation, predicted: None, prompt_tokens: None, cached_tokens: None, estimated: false })
+        let observation = Observation {
+            endpoint,
+            conditions,
+            ended,
+            ttft_ms: None,
+            tpot_ms: None,
+            output_tokens: None,
+            first_token,
+            gap: None,
+        };
+        Some(EncodedObservation {
+            observation,
+            predicted: None,
+            prompt_tokens: None,
+            cached_tokens: None,
+            estimated: false,
+        })
     }
 }
 
@@ -131,9 +158,20 @@ impl RequestTiming {
 impl ManagedPool {
     /// Starts to measure a request, before it counts anywhere. A request is not measured if an
     /// encoder or a data-parallel rank works on it, or if both its stages are at one endpoint.
-    pub(super) fn start_timing(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<Box<RequestTiming>> {
-        let state = self.state.as_ref().filter(|_| self.learning.models.is_some() && request.prompt_tokens > 0)?;
-        if route.prefill == Some(route.ranked.first()) || !route.encode.is_empty() || route.data_parallel.is_some() {
+    pub(super) fn start_timing(
+        &self,
+        request: &Request<'_>,
+        route: &Route,
+        now: Timestamp,
+    ) -> Option<Box<RequestTiming>> {
+        let state = self
+            .state
+            .as_ref()
+            .filter(|_| self.learning.models.is_some() && request.prompt_tokens > 0)?;
+        if route.prefill == Some(route.ranked.first())
+            || !route.encode.is_empty()
+            || route.data_parallel.is_some()
+        {
             return None;
         }
         let local = LocalState {
@@ -141,13 +179,23 @@ impl ManagedPool {
             metrics_stale: state.metrics_stale(now),
             ..LocalState::new(&self.in_flight)
         };
-        let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
+        let conditions = |index| {
+            Some((
+                state.snapshot.endpoint(index)?.id,
+                Conditions::at_pick(&state.snapshot, &local, request, index),
+            ))
+        };
         let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
         let prefill = route.prefill.and_then(conditions);
         let prompting = prefill.or_else(|| candidates.first().copied());
-        let is_behind_others = prompting.is_some_and(|(endpoint, _)| self.has_prompts_of_others(endpoint));
+        let is_behind_others =
+            prompting.is_some_and(|(endpoint, _)| self.has_prompts_of_others(endpoint));
         let first = candidates.first().filter(|_| prefill.is_none());
-        let predicted = state.snapshot.latency().zip(first).and_then(|(model, (endpoint, at))| model.predict(*endpoint, at).ok());
+        let predicted = state
+            .snapshot
+            .latency()
+            .zip(first)
+            .and_then(|(model, (endpoint, at))| model.predict(*endpoint, at).ok());
         Some(Box::new(RequestTiming {
             picked_at: now,
             candidates,
@@ -165,20 +213,25 @@ impl ManagedPool {
 
     /// Whether prompts of other VMs wait or are computed at the endpoint.
     fn has_prompts_of_others(&self, endpoint: EndpointRef) -> bool {
-        self.in_flight.load(endpoint).prefills.prompts != self.in_flight.own(endpoint).prefills.prompts
+        self.in_flight.load(endpoint).prefills.prompts
+            != self.in_flight.own(endpoint).prefills.prompts
     }
 
     /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
     /// at the pick, or has some now: this VM does not see their first tokens.
     pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
-        let Some(endpoint) = watch.prefills_at() else { return };
+        let Some(endpoint) = watch.prefills_at() else {
+            return;
+        };
         let slot = usize::from(endpoint.slot.0);
         if self.learning.first_tokens.len() <= slot {
             self.learning.first_tokens.resize(slot + 1, Timestamp(0));
         }
         let has_others = watch.is_behind_others || self.has_prompts_of_others(endpoint);
-        let Some(last) = self.learning.first_tokens.get_mut(slot) else { return };
+        let Some(last) = self.learning.first_tokens.get_mut(slot) else {
+            return;
+        };
         let before = std::mem::replace(last, now);
         if !has_others && !watch.retried() {
             watch.service_ms = Some(ms_between(watch.picked_at.max(before), now));
@@ -190,15 +243,31 @@ impl ManagedPool {
     pub(super) fn observe_tokens(&self, held: &mut LedgerHold, tokens: u32, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         watch.tokens = watch.tokens.saturating_add(tokens);
-        let is_due = watch.gap_began.map_or(watch.next_gap, |(_, from)| from + GAP_TOKENS) <= watch.tokens;
-        let Some(endpoint) = watch.endpoint().filter(|_| is_due) else { return };
+        let is_due = watch
+            .gap_began
+            .map_or(watch.next_gap, |(_, from)| from + GAP_TOKENS)
+            <= watch.tokens;
+        let Some(endpoint) = watch.endpoint().filter(|_| is_due) else {
+            return;
+        };
         let load = self.in_flight.load(endpoint);
         let quiet = load.prefills.prompts == 0;
         if let Some((began, from)) = watch.gap_began.take() {
             watch.next_gap = watch.tokens.saturating_mul(2);
-            #[expect(clippy::cast_precision_loss, reason = "requests and tokens of one endpoint")]
-            let (batch, context_tokens, count) = (load.requests as f32, load.decode_tokens as f32, (watch.tokens - from) as f32);
-            let gap = TokenGap { batch, context_tokens, gap_ms: ms_between(began, now) / count };
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "requests and tokens of one endpoint"
+            )]
+            let (batch, context_tokens, count) = (
+                load.requests as f32,
+                load.decode_tokens as f32,
+                (watch.tokens - from) as f32,
+            );
+            let gap = TokenGap {
+                batch,
+                context_tokens,
+                gap_ms: ms_between(began, now) / count,
+            };
             watch.gap = Some(gap).filter(|_| quiet).or(watch.gap);
         } else if quiet {
             watch.gap_began = Some((now, watch.tokens));
@@ -209,15 +278,28 @@ impl ManagedPool {
 
     /// The request has ended.
     pub fn observe_end(&mut self, held: &LedgerHold, ending: &RequestEnding<'_>) {
-        let tells = ending.ended != RequestEnd::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
-        let Some(watch) = held.watch.as_ref().filter(|_| tells) else { return };
-        let observed = [watch.observation(ending), watch.prefill_observation(ending.ended)];
-        observed.into_iter().flatten().for_each(|observed| self.learning.observations.push(observed));
+        let tells = ending.ended != RequestEnd::Done
+            || ending.ttft_ms.is_some()
+            || ending.usage.completion_tokens.is_some();
+        let Some(watch) = held.watch.as_ref().filter(|_| tells) else {
+            return;
+        };
+        let observed = [
+            watch.observation(ending),
+            watch.prefill_observation(ending.ended),
+        ];
+        observed
+            .into_iter()
+            .flatten()
+            .for_each(|observed| self.learning.observations.push(observed));
     }
 }
 
 /// Milliseconds with their fraction.
-#[expect(clippy::cast_precision_loss, reason = "minutes in µs; beyond 2^24 nearly right is right enough")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "minutes in µs; beyond 2^24 nearly right is right enough"
+)]
 pub fn ms_between(from: Timestamp, to: Timestamp) -> f32 {
     to.us_since(from) as f32 / 1_000.0
 }

@@ -6,7 +6,10 @@ use std::collections::VecDeque;
 use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
 
-use super::{Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, adapters, crash_correlation, stored_answers};
+use super::{
+    Ejection, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport, adapters,
+    crash_correlation, stored_answers,
+};
 use scheduler::Timestamp;
 
 /// The most hashes in placements that wait to be published. A host takes them after each pick;
@@ -60,13 +63,22 @@ impl ManagedPool {
     }
 
     /// Updates `row` to the current load and failures and returns its bytes.
-    pub fn write_load_report<'r>(&mut self, row: &'r mut OwnLoadReport, head: LoadReportHead) -> &'r [u8] {
+    pub fn write_load_report<'r>(
+        &mut self,
+        row: &'r mut OwnLoadReport,
+        head: LoadReportHead,
+    ) -> &'r [u8] {
         row.write(head, &mut self.in_flight, self.failures.ejections.rows())
     }
 
     /// Replaces the load report of another VM by `bytes`. The caller decides whether its load
     /// `counts`. Returns whether [`Self::recompute_peer_slos`] must follow.
-    pub fn read_load_report(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>, counts: bool) -> bool {
+    pub fn read_load_report(
+        &mut self,
+        row: &mut PeerLoadReport,
+        bytes: Vec<u8>,
+        counts: bool,
+    ) -> bool {
         let slos = row.replace(bytes, counts, self.in_flight.others_mut());
         if row.head().vm == LoadReportHead::OUTSIDE {
             self.queues.others_freed();
@@ -86,7 +98,9 @@ impl ManagedPool {
     /// it is `delay_us` old: see [`scheduler::in_flight::PeerLoads`].
     pub fn estimate_peer_picks(&mut self, proxies: u32, delay_us: u64, now: Timestamp) {
         let proxies = self.queues.stands_for(proxies);
-        self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
+        self.in_flight
+            .others_mut()
+            .stand_for(proxies, delay_us, now.us_since(Timestamp(0)));
     }
 
     /// Computes the lowest SLOs of others again, from all their reports.
@@ -108,7 +122,9 @@ impl ManagedPool {
     pub fn set_peer_loads(&mut self, loads: impl IntoIterator<Item = (EndpointRef, EndpointLoad)>) {
         self.recount_load_reports([]);
         let others = self.in_flight.others_mut();
-        loads.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
+        loads
+            .into_iter()
+            .for_each(|(endpoint, load)| others.add(endpoint, load));
         self.queues.others_freed();
     }
 
@@ -122,10 +138,18 @@ impl ManagedPool {
     /// Records that another worker or proxy sent `endpoint` a prompt of these blocks. A single
     /// block that is a mark is no prompt: see [`Placement::blocks`].
     pub fn record_peer_placement(&mut self, endpoint: EndpointRef, blocks: &[u64], now: Timestamp) {
-        let Some(at) = self.state.as_ref().and_then(|state| state.refs.iter().position(|id| *id == endpoint)) else { return };
+        let Some(at) = self
+            .state
+            .as_ref()
+            .and_then(|state| state.refs.iter().position(|id| *id == endpoint))
+        else {
+            return;
+        };
         match blocks {
             [mark] if adapters::is_model_mark(*mark) => self.adapters.record_model(at, *mark),
-            [mark] if crash_correlation::is_mark(*mark) => self.failures.crashing.record(*mark, endpoint, now),
+            [mark] if crash_correlation::is_mark(*mark) => {
+                self.failures.crashing.record(*mark, endpoint, now)
+            }
             [mark] if stored_answers::is_mark(*mark) => self.stored_answers.record(*mark, endpoint),
             _ => {
                 self.in_flight.picked(endpoint);
@@ -153,8 +177,11 @@ impl ManagedPool {
     /// Sets whether placements are kept for publishing.
     pub fn set_placement_publishing(&mut self, wanted: bool) {
         if self.sharing.placements.enabled != wanted {
-            self.sharing.placements =
-                PlacementQueue { enabled: wanted, dropped: self.sharing.placements.dropped, ..PlacementQueue::default() };
+            self.sharing.placements = PlacementQueue {
+                enabled: wanted,
+                dropped: self.sharing.placements.dropped,
+                ..PlacementQueue::default()
+            };
         }
     }
 
@@ -181,9 +208,15 @@ impl PlacementQueue {
         // A placement without blocks still counts as a request: its prompt is not read, or shorter
         // than a block.
         self.blocks += blocks.len().max(1);
-        self.placements.push_back(Placement { endpoint, blocks: blocks.into(), known });
+        self.placements.push_back(Placement {
+            endpoint,
+            blocks: blocks.into(),
+            known,
+        });
         while self.blocks > QUEUED_BLOCKS_MAX {
-            let Some(oldest) = self.placements.pop_front() else { return };
+            let Some(oldest) = self.placements.pop_front() else {
+                return;
+            };
             self.blocks -= oldest.blocks.len().max(1);
             self.dropped += 1;
         }

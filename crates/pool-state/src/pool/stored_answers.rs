@@ -45,8 +45,13 @@ impl StoredAnswers {
             self.sets = vec![[None; WAYS]; ANSWERS_MAX / WAYS];
         }
         let (key, at) = place(mark);
-        let Some(set) = self.sets.get_mut(at) else { return };
-        let displaced = set.iter().position(|row| row.is_none_or(|(other, _)| other == key)).unwrap_or(WAYS - 1);
+        let Some(set) = self.sets.get_mut(at) else {
+            return;
+        };
+        let displaced = set
+            .iter()
+            .position(|row| row.is_none_or(|(other, _)| other == key))
+            .unwrap_or(WAYS - 1);
         set.copy_within(..displaced, 1);
         if let Some(newest) = set.first_mut() {
             *newest = Some((key, endpoint));
@@ -56,12 +61,20 @@ impl StoredAnswers {
     /// The endpoint that gave the answer whose id has this hash, if that is remembered.
     pub(super) fn endpoint(&self, id: u64) -> Option<EndpointRef> {
         let (key, at) = place(mark(id));
-        self.sets.get(at)?.iter().flatten().find(|(other, _)| *other == key).map(|(_, endpoint)| *endpoint)
+        self.sets
+            .get(at)?
+            .iter()
+            .flatten()
+            .find(|(other, _)| *other == key)
+            .map(|(_, endpoint)| *endpoint)
     }
 }
 
 /// The part of a mark that is kept, and the set that it belongs to.
-#[expect(clippy::cast_possible_truncation, reason = "the lower half is the hash")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lower half is the hash"
+)]
 fn place(mark: u64) -> (u32, usize) {
     let key = mark as u32;
     (key, key as usize % (ANSWERS_MAX / WAYS))
@@ -73,7 +86,10 @@ mod tests {
     use scheduler::{Generation, Slot, name_hash};
 
     fn endpoint(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     #[test]
@@ -83,7 +99,10 @@ mod tests {
         assert_eq!(answers.endpoint(id), None);
         answers.record(mark(id), endpoint(1));
         answers.record(mark(name_hash("resp_2")), endpoint(2));
-        assert_eq!((answers.endpoint(id), answers.endpoint(name_hash("resp_3"))), (Some(endpoint(1)), None));
+        assert_eq!(
+            (answers.endpoint(id), answers.endpoint(name_hash("resp_3"))),
+            (Some(endpoint(1)), None)
+        );
         answers.record(mark(id), endpoint(3));
         assert_eq!(answers.endpoint(id), Some(endpoint(3)));
     }
@@ -95,7 +114,9 @@ mod tests {
         for n in 0..=WAYS {
             answers.record(mark(same_set(n)), endpoint(n as u16));
         }
-        let found: Vec<bool> = (0..=WAYS).map(|n| answers.endpoint(same_set(n)).is_some()).collect();
+        let found: Vec<bool> = (0..=WAYS)
+            .map(|n| answers.endpoint(same_set(n)).is_some())
+            .collect();
         assert_eq!(found, [false, true, true, true, true]);
         (0..100_000_u64).for_each(|n| answers.record(mark(name_hash(&n.to_string())), endpoint(1)));
         assert_eq!(answers.sets.len() * WAYS, ANSWERS_MAX);
@@ -106,6 +127,9 @@ mod tests {
     fn marks_are_told_apart() {
         let marked = mark(u64::MAX);
         assert!(is_mark(marked) && !is_mark(0) && !super::super::adapters::is_model_mark(marked));
-        assert!(!super::super::crash_correlation::is_mark(marked) && !is_mark(super::super::adapters::model_mark("m")));
+        assert!(
+            !super::super::crash_correlation::is_mark(marked)
+                && !is_mark(super::super::adapters::model_mark("m"))
+        );
     }
 }

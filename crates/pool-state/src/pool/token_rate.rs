@@ -39,9 +39,13 @@ impl TokenRate {
     /// Learns from a prompt of this many bytes of text that had the tokens in `usage`. 0 bytes
     /// means that the prompt had other parts; then nothing is learned.
     pub(super) fn learn(&mut self, bytes: u32, usage: &TokenUsage) {
-        let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else { return };
+        let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else {
+            return;
+        };
         // Not `clamp`, which panics if its limits are no numbers.
-        let said = (f64::from(tokens) / f64::from(bytes)).max(self.0 / OUTLIER).min(self.0 * OUTLIER);
+        let said = (f64::from(tokens) / f64::from(bytes))
+            .max(self.0 / OUTLIER)
+            .min(self.0 * OUTLIER);
         self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
     }
 
@@ -58,7 +62,9 @@ impl TokenRate {
 
     /// The tokens of a block that has `block_tokens` by the first estimate: at least 1.
     pub(super) fn block_tokens(self, block_tokens: u32) -> u32 {
-        let bytes = usize::try_from(block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN);
+        let bytes = usize::try_from(block_tokens)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(BYTES_PER_TOKEN);
         self.tokens(bytes).max(1)
     }
 }
@@ -70,15 +76,27 @@ mod tests {
     fn after(replies: impl IntoIterator<Item = (u32, u32)>) -> TokenRate {
         let mut rate = TokenRate::default();
         for (bytes, tokens) in replies {
-            rate.learn(bytes, &TokenUsage { prompt_tokens: Some(tokens), ..TokenUsage::default() });
+            rate.learn(
+                bytes,
+                &TokenUsage {
+                    prompt_tokens: Some(tokens),
+                    ..TokenUsage::default()
+                },
+            );
         }
         rate
     }
 
     #[test]
     fn before_anything_is_known_a_token_is_four_bytes() {
-        assert_eq!([3, 4, 4_003, 400_000_000].map(|bytes| TokenRate::default().tokens(bytes)), [0, 1, 1_000, 100_000_000]);
-        assert_eq!([1, 16, 64].map(|tokens| TokenRate::default().block_tokens(tokens)), [1, 16, 64]);
+        assert_eq!(
+            [3, 4, 4_003, 400_000_000].map(|bytes| TokenRate::default().tokens(bytes)),
+            [0, 1, 1_000, 100_000_000]
+        );
+        assert_eq!(
+            [1, 16, 64].map(|tokens| TokenRate::default().block_tokens(tokens)),
+            [1, 16, 64]
+        );
         assert_eq!(TokenRate::default().tokens(usize::MAX), u32::MAX);
     }
 
@@ -89,15 +107,26 @@ mod tests {
             let off = f64::from(rate.tokens(1 << 20)) * bytes_per_token / f64::from(1 << 20);
             assert!((off - 1.0).abs() < 0.05, "{bytes_per_token}: {off}");
         }
-        assert_eq!(after((0..200).map(|_| (6_000, 3_000))).block_tokens(16), 31, "nearly 32");
+        assert_eq!(
+            after((0..200).map(|_| (6_000, 3_000))).block_tokens(16),
+            31,
+            "nearly 32"
+        );
     }
 
     #[test]
     fn what_says_little_moves_little() {
-        assert_eq!(after([(1_023, 1_023), (0, 9_000), (6_000, 0)]).tokens(4_000), 1_000, "short, not text alone, silent");
+        assert_eq!(
+            after([(1_023, 1_023), (0, 9_000), (6_000, 0)]).tokens(4_000),
+            1_000,
+            "short, not text alone, silent"
+        );
         let mad = after([(6_000, u32::MAX), (6_000, 1_500), (6_000, 1)]);
         assert!((960..1_063).contains(&mad.tokens(4_000)), "{mad:?}");
-        let bounded = [after((0..500).map(|_| (6_000, u32::MAX))), after((0..500).map(|_| (u32::MAX, 1)))];
+        let bounded = [
+            after((0..500).map(|_| (6_000, u32::MAX))),
+            after((0..500).map(|_| (u32::MAX, 1))),
+        ];
         assert_eq!(bounded.map(|rate| rate.tokens(1_600)), [1_600, 100]);
     }
 }

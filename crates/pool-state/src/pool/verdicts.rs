@@ -39,7 +39,13 @@ impl SentRequest {
 
 impl ManagedPool {
     /// Records an attempt without an answer.
-    pub fn record_unanswered(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
+    pub fn record_unanswered(
+        &mut self,
+        endpoint: EndpointRef,
+        held: &mut LedgerHold,
+        failure: RequestFailure,
+        now: Timestamp,
+    ) {
         // Requests in flight outlive their endpoint; a row for an endpoint that is gone would never
         // be removed.
         if self.knows(endpoint) {
@@ -59,7 +65,10 @@ impl ManagedPool {
 
     /// Whether the endpoint answered anything within the last second.
     pub fn is_alive(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        self.failures.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
+        self.failures
+            .health
+            .answered_at(endpoint)
+            .is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
     }
 
     /// Records that an endpoint answered a request that was sent to it at `sent`. The verdict
@@ -68,12 +77,23 @@ impl ManagedPool {
         if self.knows(endpoint) {
             self.failures.health.record_answer(endpoint, now);
         }
-        self.sharing.changes += u64::from(self.failures.ejections.record_answer(endpoint, false, sent, now));
+        self.sharing.changes += u64::from(
+            self.failures
+                .ejections
+                .record_answer(endpoint, false, sent, now),
+        );
         self.counters.count_served(endpoint);
     }
 
     /// Applies the verdict on an endpoint's answer, by the table of [`crate::verdict`].
-    pub fn apply_verdict(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &SentRequest, held: &mut LedgerHold, now: Timestamp) {
+    pub fn apply_verdict(
+        &mut self,
+        endpoint: EndpointRef,
+        verdict: Verdict,
+        sent: &SentRequest,
+        held: &mut LedgerHold,
+        now: Timestamp,
+    ) {
         if !self.knows(endpoint) {
             return;
         }
@@ -83,7 +103,9 @@ impl ManagedPool {
                 self.failures.accepted.record(sent.client(), endpoint, now);
                 self.failures.crashing.forget(sent.prompt);
                 self.record_success(endpoint, sent.at, held, now);
-                self.failures.health.record_success(endpoint, sent.prompt, now);
+                self.failures
+                    .health
+                    .record_success(endpoint, sent.prompt, now);
             }
             _ => {
                 if let Some(witness) = self.witness(endpoint, verdict, sent, now) {
@@ -97,7 +119,13 @@ impl ManagedPool {
     /// may be its fault; a refusal only where another endpoint lately accepted the same kind of
     /// request. While others succeed, the failures of a client without a success say no more than
     /// one, and refused credentials nothing.
-    fn witness(&self, endpoint: EndpointRef, verdict: Verdict, sent: &SentRequest, now: Timestamp) -> Option<Witness> {
+    fn witness(
+        &self,
+        endpoint: EndpointRef,
+        verdict: Verdict,
+        sent: &SentRequest,
+        now: Timestamp,
+    ) -> Option<Witness> {
         let (accepted, client) = (&self.failures.accepted, sent.client());
         let is_credentials = matches!(sent.status, 401 | 403);
         let is_possible = match verdict {
@@ -105,15 +133,32 @@ impl ManagedPool {
             Verdict::Ill | Verdict::Overloaded => true,
             _ if sent.names_id && matches!(sent.status, 400 | 404) => false,
             _ if is_credentials => accepted.accepted_elsewhere(client, endpoint, now),
-            Verdict::ClientFault | Verdict::Misdirected | Verdict::Strange => accepted.accepted_elsewhere(sent.kind, endpoint, now),
+            Verdict::ClientFault | Verdict::Misdirected | Verdict::Strange => {
+                accepted.accepted_elsewhere(sent.kind, endpoint, now)
+            }
         };
-        let is_outsider = is_possible && !accepted.accepted(client, now) && accepted.accepted(sent.kind, now);
-        is_possible.then_some(if is_outsider { Witness::Client(client) } else { Witness::Prompt(sent.prompt) })
+        let is_outsider =
+            is_possible && !accepted.accepted(client, now) && accepted.accepted(sent.kind, now);
+        is_possible.then_some(if is_outsider {
+            Witness::Client(client)
+        } else {
+            Witness::Prompt(sent.prompt)
+        })
     }
 
     /// Records that the endpoint serves a request sent at `sent` successfully.
-    pub fn record_success(&mut self, endpoint: EndpointRef, sent: Timestamp, held: &mut LedgerHold, now: Timestamp) {
-        if self.failures.ejections.record_answer(endpoint, true, sent, now) {
+    pub fn record_success(
+        &mut self,
+        endpoint: EndpointRef,
+        sent: Timestamp,
+        held: &mut LedgerHold,
+        now: Timestamp,
+    ) {
+        if self
+            .failures
+            .ejections
+            .record_answer(endpoint, true, sent, now)
+        {
             self.failures.health.reset(endpoint);
             self.sharing.changes += 1;
         }
@@ -125,7 +170,13 @@ impl ManagedPool {
         held.probe.is_some()
     }
 
-    fn record_failure(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
+    fn record_failure(
+        &mut self,
+        endpoint: EndpointRef,
+        held: &mut LedgerHold,
+        failure: RequestFailure,
+        now: Timestamp,
+    ) {
         let (health, ejections) = (&mut self.failures.health, &mut self.failures.ejections);
         let by_answers = matches!(failure, RequestFailure::Answer(_));
         if held.probe.is_some_and(|(probe, _)| probe == endpoint) {

@@ -26,7 +26,11 @@ pub struct FlowArrival<'a> {
 
 /// As much of a request's id as is kept.
 pub(crate) fn short_id(id: &str) -> &str {
-    if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id }
+    if id.len() > REQUEST_ID_BYTES_MAX {
+        id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default()
+    } else {
+        id
+    }
 }
 
 // === impl FlowArrival ===
@@ -34,6 +38,10 @@ pub(crate) fn short_id(id: &str) -> &str {
 impl FlowArrival<'_> {
     /// The hash of the fairness id.
     pub(crate) fn flow_id(&self) -> u64 {
-        name_hash(if self.flow.is_empty() { DEFAULT_FLOW } else { self.flow })
+        name_hash(if self.flow.is_empty() {
+            DEFAULT_FLOW
+        } else {
+            self.flow
+        })
     }
 }

@@ -91,13 +91,20 @@ impl BandQueue {
             tried_owed: false,
             turns: 0,
             seen: Timestamp::default(),
-            counters: BandCounters { priority, ..BandCounters::default() },
+            counters: BandCounters {
+                priority,
+                ..BandCounters::default()
+            },
         }
     }
 
     /// The requests held.
     pub(super) fn held_here(&self) -> BandHeld {
-        BandHeld { priority: self.priority, requests: self.held as u64, bytes: self.bytes }
+        BandHeld {
+            priority: self.priority,
+            requests: self.held as u64,
+            bytes: self.bytes,
+        }
     }
 
     /// The flows of the band, to change their accounts.
@@ -113,26 +120,49 @@ impl BandQueue {
     /// Finds the account of a flow, or makes one. If there are too many, an account without
     /// requests is replaced, the oldest first; if there is none, flows share one.
     pub(super) fn flow_ref(&mut self, id: u64) -> FlowRef {
-        let at = self.flows.iter().position(|flow| flow.id == id).unwrap_or_else(|| {
-            let fresh = FlowQueue { id, ..FlowQueue::default() };
-            if self.flows.len() < FLOWS_MAX {
-                self.flows.push(fresh);
-                return self.flows.len() - 1;
-            }
-            let idle = self.flows.iter().enumerate().filter(|(_, flow)| flow.held.is_empty()).min_by_key(|(_, flow)| flow.seen);
-            match idle.map(|(at, _)| at) {
-                Some(at) => {
-                    self.flows.get_mut(at).into_iter().for_each(|flow| *flow = FlowQueue { id, ..FlowQueue::default() });
-                    at
+        let at = self
+            .flows
+            .iter()
+            .position(|flow| flow.id == id)
+            .unwrap_or_else(|| {
+                let fresh = FlowQueue {
+                    id,
+                    ..FlowQueue::default()
+                };
+                if self.flows.len() < FLOWS_MAX {
+                    self.flows.push(fresh);
+                    return self.flows.len() - 1;
                 }
-                None => usize::try_from(id % FLOWS_MAX as u64).unwrap_or(0),
-            }
-        });
-        FlowRef { priority: self.priority, at, id }
+                let idle = self
+                    .flows
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, flow)| flow.held.is_empty())
+                    .min_by_key(|(_, flow)| flow.seen);
+                match idle.map(|(at, _)| at) {
+                    Some(at) => {
+                        self.flows.get_mut(at).into_iter().for_each(|flow| {
+                            *flow = FlowQueue {
+                                id,
+                                ..FlowQueue::default()
+                            }
+                        });
+                        at
+                    }
+                    None => usize::try_from(id % FLOWS_MAX as u64).unwrap_or(0),
+                }
+            });
+        FlowRef {
+            priority: self.priority,
+            at,
+            id,
+        }
     }
 
     pub(super) fn push(&mut self, at: usize, fairness: &dyn FairnessPolicy, entry: HeldEntry) {
-        let Some(flow) = self.flows.get_mut(at) else { return };
+        let Some(flow) = self.flows.get_mut(at) else {
+            return;
+        };
         if flow.held.is_empty() {
             fairness.begin(&mut flow.account, &self.account);
         }
@@ -141,7 +171,11 @@ impl BandQueue {
     }
 
     fn position(&self, flow: usize, key: u64, number: u64) -> Option<usize> {
-        self.flows.get(flow)?.held.binary_search_by(|other| (other.key, other.number).cmp(&(key, number))).ok()
+        self.flows
+            .get(flow)?
+            .held
+            .binary_search_by(|other| (other.key, other.number).cmp(&(key, number)))
+            .ok()
     }
 
     pub(super) fn entry(&self, flow: usize, key: u64, number: u64) -> Option<&HeldEntry> {
@@ -149,7 +183,12 @@ impl BandQueue {
         self.flows.get(flow)?.held.get(at)
     }
 
-    pub(super) fn entry_mut(&mut self, flow: usize, key: u64, number: u64) -> Option<&mut HeldEntry> {
+    pub(super) fn entry_mut(
+        &mut self,
+        flow: usize,
+        key: u64,
+        number: u64,
+    ) -> Option<&mut HeldEntry> {
         let at = self.position(flow, key, number)?;
         self.flows.get_mut(flow)?.held.get_mut(at)
     }
@@ -161,9 +200,13 @@ impl BandQueue {
 
     /// Puts a request back that was taken out just now.
     pub(super) fn put_back(&mut self, flow: usize, entry: HeldEntry) {
-        let Some(flow) = self.flows.get_mut(flow) else { return };
+        let Some(flow) = self.flows.get_mut(flow) else {
+            return;
+        };
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
-        let at = flow.held.partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
+        let at = flow
+            .held
+            .partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
         flow.held.insert(at, entry);
         self.show();
     }
@@ -176,15 +219,22 @@ impl BandQueue {
 
     fn take_at(&mut self, flow: usize, at: usize) -> Option<HeldEntry> {
         let entry = self.flows.get_mut(flow)?.held.remove(at)?;
-        (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
+        (self.held, self.bytes) = (
+            self.held.saturating_sub(1),
+            self.bytes.saturating_sub(entry.bytes),
+        );
         self.show();
         Some(entry)
     }
 
     /// Takes the request out that arrived last.
     pub(super) fn take_newest(&mut self) -> Option<HeldEntry> {
-        let all =
-            self.flows.iter().enumerate().flat_map(|(flow, queue)| queue.held.iter().map(move |entry| (entry.number, (flow, entry.key))));
+        let all = self.flows.iter().enumerate().flat_map(|(flow, queue)| {
+            queue
+                .held
+                .iter()
+                .map(move |entry| (entry.number, (flow, entry.key)))
+        });
         let (number, (flow, key)) = all.max()?;
         self.take(flow, key, number)
     }
@@ -192,7 +242,11 @@ impl BandQueue {
     /// Takes a request out whose time is over.
     pub(super) fn take_expired(&mut self, is_empty: bool, now: Timestamp) -> Option<HeldEntry> {
         let over = |entry: &HeldEntry| entry.expires <= now || (is_empty && entry.gives_up <= now);
-        let found = self.flows.iter().enumerate().find_map(|(flow, queue)| Some((flow, queue.held.iter().position(over)?)));
+        let found = self
+            .flows
+            .iter()
+            .enumerate()
+            .find_map(|(flow, queue)| Some((flow, queue.held.iter().position(over)?)));
         found.and_then(|(flow, at)| self.take_at(flow, at))
     }
 
@@ -206,7 +260,11 @@ impl BandQueue {
 
     /// Whether the band is owed the cost of its next request.
     pub(super) fn is_owed(&self) -> bool {
-        let head = self.flows.iter().filter_map(|flow| flow.held.front()).min_by_key(|entry| entry.number);
+        let head = self
+            .flows
+            .iter()
+            .filter_map(|flow| flow.held.front())
+            .min_by_key(|entry| entry.number);
         head.is_some_and(|entry| self.credit >= entry.cost.tokens())
     }
 
@@ -219,29 +277,61 @@ impl BandQueue {
     }
 
     /// Charges a flow. `rival`: the lowest rank of the band in other VMs.
-    pub(super) fn charge(&mut self, flow: usize, fairness: &dyn FairnessPolicy, (cost, rival): (FlowCost, Option<f64>), now: Timestamp) {
-        let waiting = self.flows.iter().enumerate().filter(|(at, other)| *at == flow || !other.held.is_empty());
-        let ranks = waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
+    pub(super) fn charge(
+        &mut self,
+        flow: usize,
+        fairness: &dyn FairnessPolicy,
+        (cost, rival): (FlowCost, Option<f64>),
+        now: Timestamp,
+    ) {
+        let waiting = self
+            .flows
+            .iter()
+            .enumerate()
+            .filter(|(at, other)| *at == flow || !other.held.is_empty());
+        let ranks =
+            waiting.map(|(_, other)| fairness.rank(&other.account, &self.account, 0.0, now));
         let lowest = ranks.chain(rival).min_by(f64::total_cmp);
-        let Some(flow) = self.flows.get_mut(flow) else { return };
+        let Some(flow) = self.flows.get_mut(flow) else {
+            return;
+        };
         flow.seen = now;
-        lowest.into_iter().for_each(|lowest| fairness.advance(&mut self.account, lowest));
+        lowest
+            .into_iter()
+            .for_each(|lowest| fairness.advance(&mut self.account, lowest));
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 
     /// The accounts of the band and of a flow.
     pub(super) fn accounts(&self, flow: usize) -> (BandAccount, FlowAccount) {
-        (self.account, self.flows.get(flow).map(|flow| flow.account).unwrap_or_default())
+        (
+            self.account,
+            self.flows
+                .get(flow)
+                .map(|flow| flow.account)
+                .unwrap_or_default(),
+        )
     }
 
     /// Undoes what was charged since [`Self::accounts`].
-    pub(super) fn set_accounts(&mut self, flow: usize, (band, account): (BandAccount, FlowAccount)) {
+    pub(super) fn set_accounts(
+        &mut self,
+        flow: usize,
+        (band, account): (BandAccount, FlowAccount),
+    ) {
         self.account = band;
-        self.flows.get_mut(flow).into_iter().for_each(|flow| flow.account = account);
+        self.flows
+            .get_mut(flow)
+            .into_iter()
+            .for_each(|flow| flow.account = account);
     }
 
     pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {
-        if let Some(queue) = self.flows.get_mut(flow.at).filter(|queue| queue.id == flow.id) {
+        if let Some(queue) = self
+            .flows
+            .get_mut(flow.at)
+            .filter(|queue| queue.id == flow.id)
+        {
             fairness.settle(&mut queue.account, output);
             queue.settled += output;
         }
@@ -256,7 +346,11 @@ impl BandQueue {
 
     /// Shows the request that has waited longest.
     pub(super) fn show_oldest(&mut self, now: Timestamp) {
-        let oldest = self.flows.iter().flat_map(|flow| &flow.held).min_by_key(|entry| entry.since);
+        let oldest = self
+            .flows
+            .iter()
+            .flat_map(|flow| &flow.held)
+            .min_by_key(|entry| entry.since);
         self.counters.oldest = oldest.map(|entry| entry.reason(self.priority, now));
     }
 }
@@ -265,6 +359,10 @@ impl BandQueue {
 
 impl HeldEntry {
     pub(super) fn reason(&self, priority: i32, now: Timestamp) -> HeldReason {
-        HeldReason { ms: now.ms_since(self.since), priority, full_at: self.full_at.filter(|_| !self.nowhere) }
+        HeldReason {
+            ms: now.ms_since(self.since),
+            priority,
+            full_at: self.full_at.filter(|_| !self.nowhere),
+        }
     }
 }

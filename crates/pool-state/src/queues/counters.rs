@@ -74,7 +74,10 @@ pub struct HeldReason {
 
 impl BandCounters {
     /// Counts a request that was held for `ms`.
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds stay far below 2^52")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "milliseconds stay far below 2^52"
+    )]
     pub(super) fn count(&mut self, outcome: FlowOutcome, ms: u64) {
         if let Some(count) = self.outcomes.get_mut(outcome as usize) {
             *count += 1;

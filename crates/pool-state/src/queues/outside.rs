@@ -78,11 +78,19 @@ impl OutsideQueues {
     /// requests run in all.
     pub(super) fn is_over_share(&self, priority: i32, held: u64, running: u64) -> bool {
         let running = running.saturating_sub(self.running);
-        let higher = self.bands.iter().any(|band| band.priority > priority && band.requests > 0);
-        let beside = self.bands.iter().find(|band| band.priority == priority).map_or(0, |band| band.requests);
+        let higher = self
+            .bands
+            .iter()
+            .any(|band| band.priority > priority && band.requests > 0);
+        let beside = self
+            .bands
+            .iter()
+            .find(|band| band.priority == priority)
+            .map_or(0, |band| band.requests);
         let all = running + self.running + 1;
         // (running + 1) / all > held / (held + beside), with the margin, rounded up to requests.
-        let share = (held * all * (MARGIN_PARTS + 1)).div_ceil((held + beside).max(1) * MARGIN_PARTS);
+        let share =
+            (held * all * (MARGIN_PARTS + 1)).div_ceil((held + beside).max(1) * MARGIN_PARTS);
         higher || (beside > 0 && running + 1 > share)
     }
 
@@ -91,7 +99,8 @@ impl OutsideQueues {
     /// forestalls costs no further wait.
     pub(super) fn leaves_room(&mut self, priority: i32, now: Timestamp) -> bool {
         let patience_us = PATIENCE_MS * 1_000 + 2 * self.delay_us.min(1_000_000);
-        self.left.retain(|(_, since)| now.us_since(*since) < STALE * patience_us);
+        self.left
+            .retain(|(_, since)| now.us_since(*since) < STALE * patience_us);
         match self.left.iter().find(|(band, _)| *band == priority) {
             None => {
                 self.left.push((priority, now));
@@ -112,7 +121,11 @@ mod tests {
     use super::*;
 
     fn held(priority: i32, requests: u64) -> BandHeld {
-        BandHeld { priority, requests, bytes: 0 }
+        BandHeld {
+            priority,
+            requests,
+            bytes: 0,
+        }
     }
 
     #[test]
@@ -125,9 +138,14 @@ mod tests {
         assert!(outside.is_over_share(0, 10, 7));
         // A quarter of 1,000 and a sixteenth of that: 266 of them, rounded up.
         outside.set(&[held(0, 30)], (734, 0));
-        assert!(!outside.is_over_share(0, 10, 734 + 265) && outside.is_over_share(0, 10, 734 + 267));
+        assert!(
+            !outside.is_over_share(0, 10, 734 + 265) && outside.is_over_share(0, 10, 734 + 267)
+        );
         outside.set(&[held(1, 1)], (0, 0));
-        assert!(outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100), "bands are in one order");
+        assert!(
+            outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100),
+            "bands are in one order"
+        );
     }
 
     #[test]
@@ -135,22 +153,39 @@ mod tests {
         let mut outside = OutsideQueues::default();
         outside.set(&[held(1, 1)], (0, 5_000));
         let at = |ms: u64| Timestamp(0).plus_ms(1_000 + ms);
-        assert!(outside.leaves_room(0, at(0)) && outside.leaves_room(0, at(19)) && outside.is_patient());
+        assert!(
+            outside.leaves_room(0, at(0)) && outside.leaves_room(0, at(19)) && outside.is_patient()
+        );
         assert!(!outside.leaves_room(0, at(20)));
-        assert!(!outside.leaves_room(0, at(30)), "another VM of the process was faster in writing the order: the next try takes the room");
+        assert!(
+            !outside.leaves_room(0, at(30)),
+            "another VM of the process was faster in writing the order: the next try takes the room"
+        );
         outside.took_room(1);
-        assert!(!outside.leaves_room(0, at(31)) && outside.is_patient(), "that was another band");
+        assert!(
+            !outside.leaves_room(0, at(31)) && outside.is_patient(),
+            "that was another band"
+        );
         outside.took_room(0);
-        assert!(!outside.is_patient() && outside.leaves_room(0, at(32)), "other room");
+        assert!(
+            !outside.is_patient() && outside.leaves_room(0, at(32)),
+            "other room"
+        );
         assert!(outside.leaves_room(0, at(500)), "that was long ago");
     }
 
     #[test]
     fn picks_stand_for_others_unless_all_hold() {
         let mut outside = OutsideQueues::default();
-        assert_eq!([true, false].map(|holds| outside.stands_for(holds, 3)), [3, 3]);
+        assert_eq!(
+            [true, false].map(|holds| outside.stands_for(holds, 3)),
+            [3, 3]
+        );
         outside.set(&[held(0, 20)], (0, 0));
-        assert_eq!([true, false].map(|holds| outside.stands_for(holds, 3)), [0, 3]);
+        assert_eq!(
+            [true, false].map(|holds| outside.stands_for(holds, 3)),
+            [0, 3]
+        );
     }
 
     #[test]

@@ -67,7 +67,13 @@ impl ReleasePass {
     }
 
     /// Records that a request found no room.
-    pub(super) fn found_full(&mut self, number: u64, endpoint: Option<EndpointRef>, priority: i32, waited_ms: u64) {
+    pub(super) fn found_full(
+        &mut self,
+        number: u64,
+        endpoint: Option<EndpointRef>,
+        priority: i32,
+        waited_ms: u64,
+    ) {
         if !self.tried.contains(&number) {
             self.tried.push(number);
         }
@@ -80,9 +86,17 @@ impl ReleasePass {
 
     /// Counts requests that found no room at the endpoint.
     pub(super) fn endpoint_full(&mut self, endpoint: EndpointRef, priority: i32, tries: u32) {
-        match self.full.iter_mut().find(|full| full.endpoint == endpoint && full.priority >= priority) {
+        match self
+            .full
+            .iter_mut()
+            .find(|full| full.endpoint == endpoint && full.priority >= priority)
+        {
             Some(full) => full.tries = full.tries.saturating_add(tries),
-            None => self.full.push(FullEndpoint { endpoint, priority, tries }),
+            None => self.full.push(FullEndpoint {
+                endpoint,
+                priority,
+                tries,
+            }),
         }
     }
 
@@ -112,7 +126,11 @@ impl ReleasePass {
             self.round = order.round;
         }
         for full in &order.full {
-            match self.full.iter_mut().find(|own| own.endpoint == full.endpoint && own.priority == full.priority) {
+            match self
+                .full
+                .iter_mut()
+                .find(|own| own.endpoint == full.endpoint && own.priority == full.priority)
+            {
                 Some(own) => own.tries = own.tries.max(full.tries),
                 None => self.full.push(*full),
             }
@@ -120,8 +138,15 @@ impl ReleasePass {
     }
 
     /// Whether another request of at least this priority claims the endpoint.
-    pub(super) fn is_claimed(&self, endpoint: EndpointRef, priority: i32, number: Option<u64>) -> bool {
-        self.claims.iter().any(|(at, by, claims)| *at == endpoint && *by >= priority && Some(*claims) != number)
+    pub(super) fn is_claimed(
+        &self,
+        endpoint: EndpointRef,
+        priority: i32,
+        number: Option<u64>,
+    ) -> bool {
+        self.claims
+            .iter()
+            .any(|(at, by, claims)| *at == endpoint && *by >= priority && Some(*claims) != number)
     }
 
     /// Like [`Self::enter`], and adds to the order what this VM found full.
@@ -132,7 +157,12 @@ impl ReleasePass {
     }
 
     /// The next request to try.
-    pub(super) fn next(&mut self, bands: &[BandQueue], control: &FlowControl, now: Timestamp) -> Option<u64> {
+    pub(super) fn next(
+        &mut self,
+        bands: &[BandQueue],
+        control: &FlowControl,
+        now: Timestamp,
+    ) -> Option<u64> {
         if !self.due {
             return None;
         }
@@ -152,14 +182,30 @@ impl ReleasePass {
     /// The request that [`Self::next`] would name. Bands that are owed their minimum share come
     /// first.
     #[inline(never)] // inlined at each of its callers, it would be most of the code here
-    pub(super) fn peek(&self, bands: &[BandQueue], control: &FlowControl, now: Timestamp) -> Option<Candidate> {
-        let waiting = |owed: bool| bands.iter().filter(move |band| band.held > 0 && band.is_owed() == owed);
-        waiting(true).chain(waiting(false)).find_map(|band| self.next_of(band, control, now))
+    pub(super) fn peek(
+        &self,
+        bands: &[BandQueue],
+        control: &FlowControl,
+        now: Timestamp,
+    ) -> Option<Candidate> {
+        let waiting = |owed: bool| {
+            bands
+                .iter()
+                .filter(move |band| band.held > 0 && band.is_owed() == owed)
+        };
+        waiting(true)
+            .chain(waiting(false))
+            .find_map(|band| self.next_of(band, control, now))
     }
 
     /// The next request of a band. Walks through the band as if each request were sent, so that
     /// flows alternate by their fairness.
-    fn next_of(&self, band: &BandQueue, control: &FlowControl, now: Timestamp) -> Option<Candidate> {
+    fn next_of(
+        &self,
+        band: &BandQueue,
+        control: &FlowControl,
+        now: Timestamp,
+    ) -> Option<Candidate> {
         let rules = control.band(band.priority)?;
         let mut account = band.account;
         let mut walks: Vec<FlowWalk<'_>> = band.flows().iter().filter_map(FlowWalk::of).collect();
@@ -168,22 +214,43 @@ impl ReleasePass {
             let rank = |walk: &FlowWalk<'_>| {
                 let entry = walk.entry()?;
                 let waited_ms = now.ms_since(entry.since) as f64;
-                Some((rules.fairness.rank(&walk.account, &account, waited_ms, now), entry.key, entry.number))
+                Some((
+                    rules.fairness.rank(&walk.account, &account, waited_ms, now),
+                    entry.key,
+                    entry.number,
+                ))
             };
-            let best = walks.iter().enumerate().filter_map(|(at, walk)| Some((rank(walk)?, at)));
-            let best = best.min_by(|((a, a_key, a_no), _), ((b, b_key, b_no), _)| a.total_cmp(b).then((a_key, a_no).cmp(&(b_key, b_no))));
+            let best = walks
+                .iter()
+                .enumerate()
+                .filter_map(|(at, walk)| Some((rank(walk)?, at)));
+            let best = best.min_by(|((a, a_key, a_no), _), ((b, b_key, b_no), _)| {
+                a.total_cmp(b).then((a_key, a_no).cmp(&(b_key, b_no)))
+            });
             let ((rank, key, number), at) = best?;
             let walk = walks.get_mut(at)?;
             let entry = walk.entry()?;
             let tried = self.tried.contains(&number);
             if !tried && !self.is_hopeless(entry, band.priority) {
                 let flow = if is_only_flow { walk.queue.id } else { 0 };
-                let tag = HeldTag { owed: band.is_owed(), priority: band.priority, flow, rank, key };
-                return Some(Candidate { number, tag, nowhere: entry.nowhere });
+                let tag = HeldTag {
+                    owed: band.is_owed(),
+                    priority: band.priority,
+                    flow,
+                    rank,
+                    key,
+                };
+                return Some(Candidate {
+                    number,
+                    tag,
+                    nowhere: entry.nowhere,
+                });
             }
             scanned += usize::from(!entry.nowhere);
             tries += usize::from(tried && !entry.nowhere);
-            rules.fairness.charge(&mut walk.account, &mut account, entry.cost, now);
+            rules
+                .fairness
+                .charge(&mut walk.account, &mut account, entry.cost, now);
             walk.at += 1;
         }
         None
@@ -194,7 +261,9 @@ impl ReleasePass {
         if entry.nowhere {
             return self.nowhere >= SCAN_MAX;
         }
-        entry.full_at.is_some_and(|endpoint| self.full.iter().any(|full| full.stops(endpoint, priority)))
+        entry
+            .full_at
+            .is_some_and(|endpoint| self.full.iter().any(|full| full.stops(endpoint, priority)))
     }
 }
 
@@ -207,7 +276,11 @@ struct FlowWalk<'b> {
 
 impl<'b> FlowWalk<'b> {
     fn of(queue: &'b FlowQueue) -> Option<Self> {
-        (!queue.held.is_empty()).then_some(Self { queue, account: queue.account, at: 0 })
+        (!queue.held.is_empty()).then_some(Self {
+            queue,
+            account: queue.account,
+            at: 0,
+        })
     }
 
     fn entry(&self) -> Option<&'b HeldEntry> {

@@ -56,7 +56,9 @@ struct RevocableRequest {
 
 /// Whether the last ask of the request was long ago.
 fn may_ask(entry: &HeldEntry, now: Timestamp) -> bool {
-    entry.asked.is_none_or(|asked| now.ms_since(asked) >= ASK_AGAIN_MS)
+    entry
+        .asked
+        .is_none_or(|asked| now.ms_since(asked) >= ASK_AGAIN_MS)
 }
 
 /// Whether the request waits for the room that another one asks for.
@@ -88,9 +90,18 @@ impl Revocations {
         if self.second.0 != second {
             self.second = (second, 0);
         }
-        let is_lower = |request: &RevocableRequest| request.priority < ask.priority && ask.endpoint.is_none_or(|at| at == request.endpoint);
-        let all = self.running.iter().enumerate().rev().filter(|(_, request)| is_lower(request));
-        let (at, _) = all.min_by_key(|(_, request)| request.priority).filter(|_| self.second.1 < REVOKED_PER_S_MAX)?;
+        let is_lower = |request: &RevocableRequest| {
+            request.priority < ask.priority && ask.endpoint.is_none_or(|at| at == request.endpoint)
+        };
+        let all = self
+            .running
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, request)| is_lower(request));
+        let (at, _) = all
+            .min_by_key(|(_, request)| request.priority)
+            .filter(|_| self.second.1 < REVOKED_PER_S_MAX)?;
         self.second.1 += 1;
         let request = self.running.remove(at);
         self.marked.push((request, ask.priority));
@@ -103,7 +114,12 @@ impl Revocations {
 impl FlowQueues {
     /// A request of negative priority was sent: it may be given up until its first byte. `number`
     /// is its number, if it was held. Returns its number; `None` if it must not be given up.
-    pub(crate) fn watch(&mut self, charge: &FlowCharge, endpoint: EndpointRef, number: Option<u64>) -> Option<u64> {
+    pub(crate) fn watch(
+        &mut self,
+        charge: &FlowCharge,
+        endpoint: EndpointRef,
+        number: Option<u64>,
+    ) -> Option<u64> {
         let priority = charge.flow.priority;
         if priority >= 0 || charge.owed {
             return None;
@@ -112,38 +128,67 @@ impl FlowQueues {
             self.last += 1;
             self.last
         });
-        self.revocations.running.push(RevocableRequest { number, priority, endpoint });
+        self.revocations.running.push(RevocableRequest {
+            number,
+            priority,
+            endpoint,
+        });
         Some(number)
     }
 
     /// The request has its first byte, or has ended: it is not given up any more.
     pub(crate) fn forget(&mut self, number: u64) {
-        self.revocations.running.retain(|request| request.number != number);
+        self.revocations
+            .running
+            .retain(|request| request.number != number);
         if self.revocations.numbers().any(|marked| marked == number) {
-            self.revocations.marked.retain(|(request, _)| request.number != number);
+            self.revocations
+                .marked
+                .retain(|(request, _)| request.number != number);
             self.to_resume.retain(|other| *other != number);
         }
     }
 
     /// Takes a request that is marked, and counts it. Returns when to try again, in seconds.
     pub(crate) fn take_marked(&mut self, number: u64) -> Option<u32> {
-        let (request, waiting) = self.revocations.marked.iter().copied().find(|(request, _)| request.number == number)?;
+        let (request, waiting) = self
+            .revocations
+            .marked
+            .iter()
+            .copied()
+            .find(|(request, _)| request.number == number)?;
         self.forget(number);
         self.band_mut(request.priority).counters.given_up += 1;
         self.band_mut(waiting).counters.given_up_for += 1;
-        Some(self.refusal(FlowOutcome::EvictedOther, request.priority).retry_after_s)
+        Some(
+            self.refusal(FlowOutcome::EvictedOther, request.priority)
+                .retry_after_s,
+        )
     }
 
     /// A request that waits found no room: asks that a running request is given up for it, here or
     /// in another VM. If no request of its band has room there (`is_full`), the others that wait
     /// for it are not tried now, and ask too.
-    pub(crate) fn ask_for_room(&mut self, ticket: &HeldTicket, (endpoint, is_full): (Option<EndpointRef>, bool), now: Timestamp) {
+    pub(crate) fn ask_for_room(
+        &mut self,
+        ticket: &HeldTicket,
+        (endpoint, is_full): (Option<EndpointRef>, bool),
+        now: Timestamp,
+    ) {
         let (priority, number) = (ticket.flow.priority, ticket.number);
         let band = self.band_mut(priority);
-        let own = band.entry_mut(ticket.flow.at, ticket.key, number).into_iter().filter(|entry| may_ask(entry, now));
+        let own = band
+            .entry_mut(ticket.flow.at, ticket.key, number)
+            .into_iter()
+            .filter(|entry| may_ask(entry, now));
         let own = own.map(|entry| entry.asked = Some(now)).count();
-        let others = band.held_mut().filter(|entry| is_full && waits_for(entry, endpoint) && may_ask(entry, now));
-        let others = others.take(SCAN_MAX).map(|entry| entry.asked = Some(now)).count();
+        let others = band
+            .held_mut()
+            .filter(|entry| is_full && waits_for(entry, endpoint) && may_ask(entry, now));
+        let others = others
+            .take(SCAN_MAX)
+            .map(|entry| entry.asked = Some(now))
+            .count();
         for _ in 0..own + others {
             let ask = RoomAsk { endpoint, priority };
             if !self.give_up_for(ask, now) && self.has_flow_peers() {

@@ -5,7 +5,9 @@
 //! sends it by a claim: [`FlowQueues::turn`], a pick, [`FlowQueues::write_order`], and then
 //! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
-use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder};
+use scheduler::flow::{
+    BandAccount, BandHeld, BandService, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder,
+};
 use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, HeldEntry};
@@ -82,7 +84,11 @@ impl SharedQueues {
 
     /// The requests that the others hold of a band.
     pub(super) fn held(&self, priority: i32) -> BandHeld {
-        self.bands.iter().map(|(band, _)| *band).find(|band| band.priority == priority).unwrap_or_default()
+        self.bands
+            .iter()
+            .map(|(band, _)| *band)
+            .find(|band| band.priority == priority)
+            .unwrap_or_default()
     }
 
     /// The requests that the others hold in all.
@@ -97,24 +103,42 @@ impl SharedQueues {
 
     /// The requests that the others hold of this priority or a higher one.
     pub(super) fn held_from(&self, priority: i32) -> u64 {
-        self.bands.iter().filter(|(band, _)| band.priority >= priority).map(|(band, _)| band.requests).sum()
+        self.bands
+            .iter()
+            .filter(|(band, _)| band.priority >= priority)
+            .map(|(band, _)| band.requests)
+            .sum()
     }
 
     /// The lowest band that another VM holds.
     pub(super) fn lowest(&self) -> Option<i32> {
-        self.bands.iter().filter(|(band, _)| band.requests > 0).map(|(band, _)| band.priority).min()
+        self.bands
+            .iter()
+            .filter(|(band, _)| band.requests > 0)
+            .map(|(band, _)| band.priority)
+            .min()
     }
 
     /// The lowest rank of a band in another VM.
     pub(super) fn lowest_rank(&self, priority: i32) -> Option<f64> {
-        self.bands.iter().find(|(band, rank)| band.priority == priority && rank.is_finite()).map(|(_, rank)| *rank)
+        self.bands
+            .iter()
+            .find(|(band, rank)| band.priority == priority && rank.is_finite())
+            .map(|(_, rank)| *rank)
     }
 
     /// Has another VM refuse the newest request of its lowest band, if that is below `priority` and
     /// the lowest of all. False if there is none.
     pub(super) fn evict_below(&mut self, priority: i32, own_lowest: Option<i32>) -> bool {
-        let lowest = self.bands.iter_mut().map(|(band, _)| band).filter(|band| band.requests > 0).min_by_key(|band| band.priority);
-        let Some(band) = lowest.filter(|band| band.priority < priority && own_lowest.is_none_or(|own| band.priority < own)) else {
+        let lowest = self
+            .bands
+            .iter_mut()
+            .map(|(band, _)| band)
+            .filter(|band| band.requests > 0)
+            .min_by_key(|band| band.priority);
+        let Some(band) = lowest.filter(|band| {
+            band.priority < priority && own_lowest.is_none_or(|own| band.priority < own)
+        }) else {
             return false;
         };
         let bytes = band.bytes / band.requests;
@@ -128,8 +152,15 @@ impl SharedQueues {
         self.bands.clear();
         for row in order.rivals(vm, now) {
             for held in &row.bands {
-                let rank = row.first.filter(|tag| tag.priority == held.priority).map_or(f64::INFINITY, |tag| tag.rank);
-                match self.bands.iter_mut().find(|(band, _)| band.priority == held.priority) {
+                let rank = row
+                    .first
+                    .filter(|tag| tag.priority == held.priority)
+                    .map_or(f64::INFINITY, |tag| tag.rank);
+                match self
+                    .bands
+                    .iter_mut()
+                    .find(|(band, _)| band.priority == held.priority)
+                {
                     Some((band, lowest)) => {
                         band.requests = band.requests.saturating_add(held.requests);
                         band.bytes = band.bytes.saturating_add(held.bytes);
@@ -162,13 +193,17 @@ impl FlowQueues {
     pub(crate) fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
         let was_shared = self.is_shared();
         // Another VM may have begun to wait when room was made here. A later one has read of it.
-        self.shared.event |= std::mem::take(&mut self.shared.unheard) && others_hold && !self.shared.others_hold;
+        self.shared.event |=
+            std::mem::take(&mut self.shared.unheard) && others_hold && !self.shared.others_hold;
         (self.shared.has_peers, self.shared.others_hold) = (has_peers, others_hold);
         if !others_hold {
             self.shared.bands.clear();
         }
         if was_shared && !self.is_shared() {
-            self.shared = SharedQueues { has_peers, ..SharedQueues::default() };
+            self.shared = SharedQueues {
+                has_peers,
+                ..SharedQueues::default()
+            };
             if self.held > 0 {
                 self.room_changed();
             }
@@ -207,7 +242,9 @@ impl FlowQueues {
         if awaited.is_empty() {
             self.room_changed();
         }
-        awaited.into_iter().for_each(|(endpoint, _)| self.room_freed(endpoint));
+        awaited
+            .into_iter()
+            .for_each(|(endpoint, _)| self.room_freed(endpoint));
     }
 
     /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
@@ -222,7 +259,12 @@ impl FlowQueues {
 
     /// Whether a request of this priority must leave to other proxies what it finds.
     pub(crate) fn is_over_share(&self, priority: i32, running: impl FnOnce() -> u64) -> bool {
-        let Some(band) = self.bands.iter().find(|band| band.priority == priority).filter(|_| self.outside.holds_any()) else {
+        let Some(band) = self
+            .bands
+            .iter()
+            .find(|band| band.priority == priority)
+            .filter(|_| self.outside.holds_any())
+        else {
             return false;
         };
         let held = band.held as u64 + self.shared.held(priority).requests;
@@ -282,7 +324,10 @@ impl FlowQueues {
         self.shared.event |= std::mem::take(&mut self.shared.begun);
         self.write_accounts(control, order, vm, now);
         let next = self.begin_round(control, order, now);
-        let step = order.step(self.row(control, order, vm, now), self.shared.begun || self.shared.evict > 0);
+        let step = order.step(
+            self.row(control, order, vm, now),
+            self.shared.begun || self.shared.evict > 0,
+        );
         self.shared.look = step == OrderStep::Try;
         match step {
             OrderStep::Try if !may_resume => FlowTurn::WakeSelf,
@@ -299,16 +344,28 @@ impl FlowQueues {
     }
 
     /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
-    pub(crate) fn write_order(&mut self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) -> Option<u64> {
+    pub(crate) fn write_order(
+        &mut self,
+        control: &FlowControl,
+        order: &mut SharedOrder,
+        vm: u64,
+        now: Timestamp,
+    ) -> Option<u64> {
         self.write_accounts(control, order, vm, now);
         self.begin_round(control, order, now);
         let step = order.put(self.row(control, order, vm, now));
         self.write_evictions(order, vm);
         // If the write succeeds, nothing was written since the order was read: what it asks this VM
         // for is known.
-        let asks_to_refuse = order.row(vm).is_some_and(|row| row.evict > self.shared.evicted);
+        let asks_to_refuse = order
+            .row(vm)
+            .is_some_and(|row| row.evict > self.shared.evicted);
         self.shared.look = step == OrderStep::Try || asks_to_refuse;
-        if let OrderStep::Write(wake) = step { wake } else { None }
+        if let OrderStep::Write(wake) = step {
+            wake
+        } else {
+            None
+        }
     }
 
     /// Enters the round of the order, with what is full in it.
@@ -335,22 +392,37 @@ impl FlowQueues {
 
     /// Takes a request out, for the time of its claim.
     pub(crate) fn take_for_claim(&mut self, ticket: &HeldTicket) -> Option<ClaimedEntry> {
-        let entry = self.band_mut(ticket.flow.priority).take(ticket.flow.at, ticket.key, ticket.number)?;
-        (self.held, self.bytes) = (self.held.saturating_sub(1), self.bytes.saturating_sub(entry.bytes));
+        let entry =
+            self.band_mut(ticket.flow.priority)
+                .take(ticket.flow.at, ticket.key, ticket.number)?;
+        (self.held, self.bytes) = (
+            self.held.saturating_sub(1),
+            self.bytes.saturating_sub(entry.bytes),
+        );
         let accounts = self.band_mut(ticket.flow.priority).accounts(ticket.flow.at);
-        Some(ClaimedEntry { entry, accounts, sent: self.sent })
+        Some(ClaimedEntry {
+            entry,
+            accounts,
+            sent: self.sent,
+        })
     }
 
     /// The request was sent.
     pub(crate) fn claimed(&mut self, ticket: &HeldTicket, entry: &ClaimedEntry, now: Timestamp) {
-        self.band_mut(ticket.flow.priority).counters.count(FlowOutcome::Dispatched, now.ms_since(entry.entry.since));
+        self.band_mut(ticket.flow.priority)
+            .counters
+            .count(FlowOutcome::Dispatched, now.ms_since(entry.entry.since));
         self.outside.took_room(ticket.flow.priority);
     }
 
     /// The request waits again, and its flow is not charged. Its place had been free meanwhile, for
     /// others to see: that is an event.
     pub(crate) fn put_back(&mut self, ticket: &HeldTicket, claimed: ClaimedEntry) {
-        let ClaimedEntry { entry, accounts, sent } = claimed;
+        let ClaimedEntry {
+            entry,
+            accounts,
+            sent,
+        } = claimed;
         (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
         self.sent = sent;
         let band = self.band_mut(ticket.flow.priority);
@@ -363,18 +435,32 @@ impl FlowQueues {
 
     /// Takes over the accounts of the order, with what was charged here without a claim, and what
     /// the others hold.
-    pub(crate) fn read_order(&mut self, control: &FlowControl, order: &SharedOrder, vm: u64, now: Timestamp) {
+    pub(crate) fn read_order(
+        &mut self,
+        control: &FlowControl,
+        order: &SharedOrder,
+        vm: u64,
+        now: Timestamp,
+    ) {
         self.shared.read(order, vm, now);
         for band in &mut self.bands {
-            let service = order.bands.iter().find(|service| service.priority == band.priority);
-            let Some((service, rules)) = service.zip(control.band(band.priority)) else { continue };
+            let service = order
+                .bands
+                .iter()
+                .find(|service| service.priority == band.priority);
+            let Some((service, rules)) = service.zip(control.band(band.priority)) else {
+                continue;
+            };
             let before = std::mem::replace(&mut band.account, service.account);
             band.credit = service.credit;
             for flow in band.flows_mut() {
                 let known = service.flow(flow.id);
                 if std::mem::take(&mut flow.passed) {
                     // Virtual times of VMs that shared nothing are not comparable: the lead is.
-                    flow.joins_at = Some(service.account.virtual_time + (flow.account.start - before.virtual_time).max(0.0));
+                    flow.joins_at = Some(
+                        service.account.virtual_time
+                            + (flow.account.start - before.virtual_time).max(0.0),
+                    );
                 }
                 let mut account = known.unwrap_or(service.idle_flow());
                 rules.fairness.settle(&mut account, flow.settled);
@@ -388,7 +474,12 @@ impl FlowQueues {
         }
     }
 
-    fn begin_round(&mut self, control: &FlowControl, order: &mut SharedOrder, now: Timestamp) -> Option<super::pass::Candidate> {
+    fn begin_round(
+        &mut self,
+        control: &FlowControl,
+        order: &mut SharedOrder,
+        now: Timestamp,
+    ) -> Option<super::pass::Candidate> {
         if self.shared.event && !self.shared.begun {
             order.begin_round(now);
             (self.shared.event, self.shared.begun) = (false, true);
@@ -403,8 +494,13 @@ impl FlowQueues {
             written: now,
             woken: Timestamp(0),
             round: order.round,
-            first: ReleasePass::default().peek(&self.bands, control, now).map(|first| first.tag),
-            next: self.pass.peek(&self.bands, control, now).map(|next| next.tag),
+            first: ReleasePass::default()
+                .peek(&self.bands, control, now)
+                .map(|first| first.tag),
+            next: self
+                .pass
+                .peek(&self.bands, control, now)
+                .map(|next| next.tag),
             evict: order.row(vm).map_or(0, |row| row.evict),
             bands: self.held_by_band(),
             endpoints: self.awaited(),
@@ -415,11 +511,23 @@ impl FlowQueues {
     /// go elsewhere, or there are too many.
     fn awaited(&self) -> Vec<(EndpointRef, i32)> {
         let mut awaited: Vec<(EndpointRef, i32)> = Vec::new();
-        let flows = self.bands.iter().flat_map(|band| band.flows().iter().map(|flow| (flow, band.priority)));
-        let entries = flows.flat_map(|(flow, priority)| flow.held.iter().take(SCAN_MAX).map(move |entry| (entry, priority)));
+        let flows = self
+            .bands
+            .iter()
+            .flat_map(|band| band.flows().iter().map(|flow| (flow, band.priority)));
+        let entries = flows.flat_map(|(flow, priority)| {
+            flow.held
+                .iter()
+                .take(SCAN_MAX)
+                .map(move |entry| (entry, priority))
+        });
         for (at, (entry, priority)) in entries.take(ROW_ENTRIES_MAX + 1).enumerate() {
-            let known = entry.full_at.filter(|_| !entry.nowhere && at < ROW_ENTRIES_MAX);
-            let Some(endpoint) = known else { return Vec::new() };
+            let known = entry
+                .full_at
+                .filter(|_| !entry.nowhere && at < ROW_ENTRIES_MAX);
+            let Some(endpoint) = known else {
+                return Vec::new();
+            };
             match awaited.iter_mut().find(|(known, _)| *known == endpoint) {
                 Some((_, highest)) => *highest = priority.max(*highest),
                 None => awaited.push((endpoint, priority)),
@@ -434,24 +542,54 @@ impl FlowQueues {
     /// Asks the VM with the lowest band to refuse what is over the limits.
     fn write_evictions(&self, order: &mut SharedOrder, vm: u64) {
         let lowest = |row: &OrderRow| row.bands.iter().map(|band| band.priority).min();
-        if let Some(row) = order.rows.iter_mut().filter(|row| row.vm != vm).min_by_key(|row| lowest(row)) {
+        if let Some(row) = order
+            .rows
+            .iter_mut()
+            .filter(|row| row.vm != vm)
+            .min_by_key(|row| lowest(row))
+        {
             row.evict += self.shared.evict;
         }
     }
 
     /// Writes the accounts, and what they change in the rows of the other VMs.
-    fn write_accounts(&self, control: &FlowControl, order: &mut SharedOrder, vm: u64, now: Timestamp) {
+    fn write_accounts(
+        &self,
+        control: &FlowControl,
+        order: &mut SharedOrder,
+        vm: u64,
+        now: Timestamp,
+    ) {
         for band in self.bands.iter().filter(|band| !band.flows().is_empty()) {
-            let at = order.bands.iter().position(|service| service.priority == band.priority).unwrap_or_else(|| {
-                order.bands.push(BandService { priority: band.priority, ..BandService::default() });
-                order.bands.len() - 1
-            });
-            let rank = |account: &FlowAccount| Some(control.band(band.priority)?.fairness.rank(account, &band.account, 0.0, now));
+            let at = order
+                .bands
+                .iter()
+                .position(|service| service.priority == band.priority)
+                .unwrap_or_else(|| {
+                    order.bands.push(BandService {
+                        priority: band.priority,
+                        ..BandService::default()
+                    });
+                    order.bands.len() - 1
+                });
+            let rank = |account: &FlowAccount| {
+                Some(
+                    control
+                        .band(band.priority)?
+                        .fairness
+                        .rank(account, &band.account, 0.0, now),
+                )
+            };
             let SharedOrder { rows, bands, .. } = order;
-            let Some(service) = bands.get_mut(at) else { continue };
+            let Some(service) = bands.get_mut(at) else {
+                continue;
+            };
             for flow in band.flows() {
                 let before = rank(&service.flow(flow.id).unwrap_or(service.idle_flow()));
-                if let Some((before, after)) = before.zip(rank(&flow.account)).filter(|(before, after)| before != after) {
+                if let Some((before, after)) = before
+                    .zip(rank(&flow.account))
+                    .filter(|(before, after)| before != after)
+                {
                     let others = rows.iter_mut().filter(|row| row.vm != vm);
                     others.for_each(|row| row.change_rank((band.priority, flow.id), before, after));
                 }

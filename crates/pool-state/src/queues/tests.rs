@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Readiness, Request, Slot, Snapshot, Timestamp,
-    Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec,
+    Readiness, Request, Slot, Snapshot, Timestamp, Version,
 };
 
 use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
@@ -17,16 +17,28 @@ pub(super) fn number(name: &str, number: f64) -> (String, ParameterValue) {
 
 /// A pipeline whose endpoints take `seats` requests each; `section` is that of flow control.
 pub(super) fn pipeline(seats: f64, section: Vec<(String, ParameterValue)>) -> PipelineSpec {
-    let detector = PluginSpec { parameters: vec![number("maxConcurrency", seats)], ..PluginSpec::of_type("concurrency-detector") };
-    let control = PluginSpec { parameters: section, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
-    let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
+    let detector = PluginSpec {
+        parameters: vec![number("maxConcurrency", seats)],
+        ..PluginSpec::of_type("concurrency-detector")
+    };
+    let control = PluginSpec {
+        parameters: section,
+        ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL)
+    };
+    let mut spec = PipelineSpec {
+        saturation_detector: detector.name().to_owned(),
+        ..PipelineSpec::default()
+    };
     spec.plugins.extend([detector, control]);
     spec
 }
 
 pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
     let endpoint = |slot: u16| Endpoint {
-        id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
+        id: EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        },
         name: format!("pod-{slot}").into(),
         address: format!("10.0.0.{}:8000", slot + 1).into(),
         readiness: Readiness::Ready,
@@ -35,7 +47,13 @@ pub(super) fn snapshot(endpoints: u16, spec: &PipelineSpec) -> Snapshot {
         age_ms: 60_000,
     };
     let metrics = vec![EndpointMetrics::default(); usize::from(endpoints)];
-    Snapshot::try_new(Version::default(), (0..endpoints).map(endpoint).collect(), metrics, Pipeline::build(spec).unwrap()).unwrap()
+    Snapshot::try_new(
+        Version::default(),
+        (0..endpoints).map(endpoint).collect(),
+        metrics,
+        Pipeline::build(spec).unwrap(),
+    )
+    .unwrap()
 }
 
 /// A client of the pool: what it sent, and what became of it.
@@ -78,13 +96,26 @@ impl Drill {
     }
 
     pub(super) fn request(priority: i32, tokens: u32) -> Request<'static> {
-        Request { priority, prompt_tokens: tokens, ..Request::default() }
+        Request {
+            priority,
+            prompt_tokens: tokens,
+            ..Request::default()
+        }
     }
 
     pub(super) fn arrives(&mut self, priority: i32, flow: &str, tokens: u32) {
-        let arrival = FlowArrival { flow, request_id: "", bytes: u64::from(tokens), arrived: self.now, ttl_ms: None };
+        let arrival = FlowArrival {
+            flow,
+            request_id: "",
+            bytes: u64::from(tokens),
+            arrived: self.now,
+            ttl_ms: None,
+        };
         let request = Self::request(priority, tokens);
-        let client = match self.pool.pick_or_hold(&request, "", &arrival, self.now, &mut ()) {
+        let client = match self
+            .pool
+            .pick_or_hold(&request, "", &arrival, self.now, &mut ())
+        {
             Ok(FlowAdmission::Picked(picked)) => self.goes(self.clients.len(), picked.hold),
             Ok(FlowAdmission::Held(ticket)) => QueueClient::Held(ticket),
             Err(_) => {
@@ -110,15 +141,22 @@ impl Drill {
                 QueueClient::Running(hold) => hold.revocable() == Some(number),
                 QueueClient::Gone => false,
             };
-            let Some(at) = self.clients.iter().position(is) else { panic!("number {number} is nobody's") };
+            let Some(at) = self.clients.iter().position(is) else {
+                panic!("number {number} is nobody's")
+            };
             if matches!(self.clients[at].2, QueueClient::Running(_)) {
                 self.is_given_up(at);
                 continue;
             }
             let (priority, tokens, client) = &mut self.clients[at];
             let request = Self::request(*priority, *tokens);
-            let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else { unreachable!() };
-            let after = match self.pool.pick_held(&ticket, &request, "", self.now, &mut ()) {
+            let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else {
+                unreachable!()
+            };
+            let after = match self
+                .pool
+                .pick_held(&ticket, &request, "", self.now, &mut ())
+            {
                 Ok(Some(picked)) => self.goes(at, picked.hold),
                 Ok(None) => QueueClient::Held(ticket),
                 Err(_) => {
@@ -131,7 +169,11 @@ impl Drill {
     }
 
     fn is_given_up(&mut self, at: usize) {
-        let QueueClient::Running(hold) = std::mem::replace(&mut self.clients[at].2, QueueClient::Gone) else { unreachable!() };
+        let QueueClient::Running(hold) =
+            std::mem::replace(&mut self.clients[at].2, QueueClient::Gone)
+        else {
+            unreachable!()
+        };
         assert!(self.pool.take_revoked(&hold).is_some(), "the pool named it");
         self.pool.release(hold, self.now);
         self.given_up.push(at);
@@ -139,7 +181,9 @@ impl Drill {
 
     /// The client leaves, or its reply ends.
     pub(super) fn ends(&mut self, at: usize) {
-        let Some((.., client)) = self.clients.get_mut(at) else { return };
+        let Some((.., client)) = self.clients.get_mut(at) else {
+            return;
+        };
         match std::mem::replace(client, QueueClient::Gone) {
             QueueClient::Held(ticket) => {
                 self.left += 1;
@@ -158,13 +202,20 @@ impl Drill {
     }
 
     pub(super) fn held(&self) -> usize {
-        self.clients.iter().filter(|(.., client)| matches!(client, QueueClient::Held(_))).count()
+        self.clients
+            .iter()
+            .filter(|(.., client)| matches!(client, QueueClient::Held(_)))
+            .count()
     }
 
     fn outcomes(&self) -> [u64; 8] {
         let mut sum = [0; 8];
         for counters in self.pool.queues().counters() {
-            counters.outcomes.iter().zip(&mut sum).for_each(|(count, sum)| *sum += count);
+            counters
+                .outcomes
+                .iter()
+                .zip(&mut sum)
+                .for_each(|(count, sum)| *sum += count);
         }
         sum
     }
@@ -193,8 +244,15 @@ fn a_flow_with_long_requests_gets_as_many_tokens_as_others() {
     for turn in 0..30 {
         drill.ends(drill.order[turn]);
     }
-    let short = drill.order.iter().filter(|client| drill.clients[**client].1 == 200).count();
-    assert!((24..=29).contains(&short), "{short} of 31 requests are short ones");
+    let short = drill
+        .order
+        .iter()
+        .filter(|client| drill.clients[**client].1 == 200)
+        .count();
+    assert!(
+        (24..=29).contains(&short),
+        "{short} of 31 requests are short ones"
+    );
 }
 
 #[test]
@@ -205,17 +263,32 @@ fn the_newest_of_the_lowest_band_is_left_out_first() {
     }
     assert_eq!((drill.held(), drill.refused), (2, 0));
     drill.arrives(3, "", 1);
-    assert!(matches!(drill.clients[2].2, QueueClient::Gone), "the newest of band -1");
+    assert!(
+        matches!(drill.clients[2].2, QueueClient::Gone),
+        "the newest of band -1"
+    );
     drill.arrives(-1, "", 1);
-    assert!(matches!(drill.clients[4].2, QueueClient::Gone), "it is the newest of the lowest band itself");
+    assert!(
+        matches!(drill.clients[4].2, QueueClient::Gone),
+        "it is the newest of the lowest band itself"
+    );
     assert_eq!((drill.held(), drill.refused), (2, 2));
     assert_eq!(drill.outcomes()[FlowOutcome::RejectedCapacity as usize], 2);
 }
 
 #[test]
 fn time_ends_a_wait_and_says_whether_endpoints_were_there() {
-    for (endpoints, outcome) in [(1, FlowOutcome::EvictedTtl), (0, FlowOutcome::EvictedNoEndpoints)] {
-        let mut drill = Drill::new(endpoints, &pipeline(1.0, vec![number("ttlMs", 5_000.0), number("noEndpointTtlMs", 2_000.0)]));
+    for (endpoints, outcome) in [
+        (1, FlowOutcome::EvictedTtl),
+        (0, FlowOutcome::EvictedNoEndpoints),
+    ] {
+        let mut drill = Drill::new(
+            endpoints,
+            &pipeline(
+                1.0,
+                vec![number("ttlMs", 5_000.0), number("noEndpointTtlMs", 2_000.0)],
+            ),
+        );
         drill.arrives(0, "", 1);
         drill.arrives(0, "", 1);
         drill.passes(1_900);
@@ -223,15 +296,22 @@ fn time_ends_a_wait_and_says_whether_endpoints_were_there() {
         drill.passes(200);
         assert_eq!(drill.held() > 0, endpoints > 0);
         drill.passes(4_000);
-        assert_eq!((drill.held(), drill.outcomes()[outcome as usize]), (0, drill.refused), "{}", FLOW_OUTCOMES[outcome as usize]);
+        assert_eq!(
+            (drill.held(), drill.outcomes()[outcome as usize]),
+            (0, drill.refused),
+            "{}",
+            FLOW_OUTCOMES[outcome as usize]
+        );
     }
 }
 
 #[test]
 fn without_endpoints_a_request_waits_only_where_the_pool_scales_from_zero() {
-    for (section, waits) in
-        [(Vec::new(), false), (vec![number("noEndpointTtlMs", 0.0)], false), (vec![number("noEndpointTtlMs", 500.0)], true)]
-    {
+    for (section, waits) in [
+        (Vec::new(), false),
+        (vec![number("noEndpointTtlMs", 0.0)], false),
+        (vec![number("noEndpointTtlMs", 500.0)], true),
+    ] {
         let spec = pipeline(1.0, section);
         let mut drill = Drill::new(1, &spec);
         (0..3).for_each(|_| drill.arrives(0, "", 1));
@@ -239,12 +319,22 @@ fn without_endpoints_a_request_waits_only_where_the_pool_scales_from_zero() {
         drill.pool.install(snapshot(0, &spec), 0, u32::MAX);
         drill.release();
         let all = if waits { (2, 0) } else { (0, 2) };
-        assert_eq!((drill.held(), drill.refused), all, "those that waited already");
-        assert_eq!(drill.outcomes()[FlowOutcome::EvictedNoEndpoints as usize], all.1);
+        assert_eq!(
+            (drill.held(), drill.refused),
+            all,
+            "those that waited already"
+        );
+        assert_eq!(
+            drill.outcomes()[FlowOutcome::EvictedNoEndpoints as usize],
+            all.1
+        );
         // One of a band that waits, and one of another band.
         drill.arrives(0, "", 1);
         drill.arrives(5, "", 1);
-        assert_eq!((drill.held(), drill.refused), if waits { (4, 0) } else { (0, 4) });
+        assert_eq!(
+            (drill.held(), drill.refused),
+            if waits { (4, 0) } else { (0, 4) }
+        );
         drill.pool.install(snapshot(5, &spec), 0, u32::MAX);
         drill.passes(100);
         assert_eq!((drill.held(), drill.sent), (0, if waits { 5 } else { 1 }));
@@ -263,8 +353,15 @@ fn a_band_behind_others_keeps_its_share() {
     for turn in 0..150 {
         drill.ends(drill.order[turn]);
     }
-    let low = drill.order.iter().filter(|client| drill.clients[**client].0 == 0).count();
-    assert!((5..=10).contains(&low), "{low} of 151 requests are of the lower band");
+    let low = drill
+        .order
+        .iter()
+        .filter(|client| drill.clients[**client].0 == 0)
+        .count();
+    assert!(
+        (5..=10).contains(&low),
+        "{low} of 151 requests are of the lower band"
+    );
 }
 
 #[test]
@@ -272,7 +369,9 @@ fn without_flow_control_nothing_is_held_and_requests_held_before_are_refused() {
     let mut drill = Drill::new(1, &pipeline(1.0, Vec::new()));
     (0..3).for_each(|_| drill.arrives(0, "", 1));
     assert_eq!(drill.held(), 2);
-    drill.pool.install(snapshot(1, &PipelineSpec::default()), 0, u32::MAX);
+    drill
+        .pool
+        .install(snapshot(1, &PipelineSpec::default()), 0, u32::MAX);
     drill.release();
     assert_eq!((drill.held(), drill.refused), (0, 2));
     (0..3).for_each(|_| drill.arrives(0, "", 1));
@@ -287,18 +386,30 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
         pool
     });
     let [mut plain, mut with_queues] = pools;
-    let (mut now, mut running) = (Timestamp(0).plus_ms(1_000), std::collections::VecDeque::new());
+    let (mut now, mut running) = (
+        Timestamp(0).plus_ms(1_000),
+        std::collections::VecDeque::new(),
+    );
     for number in 0..300_u32 {
         now = now.plus_ms(u64::from(number % 7));
         let request = Drill::request(i32::try_from(number % 3).unwrap() - 1, number * 37 % 4_000);
-        let arrival = FlowArrival { flow: "a", request_id: "", bytes: 100, arrived: now, ttl_ms: None };
+        let arrival = FlowArrival {
+            flow: "a",
+            request_id: "",
+            bytes: 100,
+            arrived: now,
+            ttl_ms: None,
+        };
         let picked = plain.pick(&request, "", now, &mut ());
         let admitted = with_queues.pick_or_hold(&request, "", &arrival, now, &mut ());
         let (picked, other) = match (picked, admitted) {
             (Ok(picked), Ok(FlowAdmission::Picked(other))) => (picked, other),
             (picked, admitted) => panic!("{picked:?} but {admitted:?}"),
         };
-        assert_eq!((&picked.ranked, picked.expected_ms), (&other.ranked, other.expected_ms));
+        assert_eq!(
+            (&picked.ranked, picked.expected_ms),
+            (&other.ranked, other.expected_ms)
+        );
         running.push_back((picked.hold, other.hold));
         if running.len() > 20 {
             let (hold, other) = running.pop_front().unwrap();
@@ -310,9 +421,19 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
             pool.tick(now);
         }
     }
-    let rows = |pool: &ManagedPool| format!("{:?} {:?}", pool.in_flight().rows().collect::<Vec<_>>(), pool.counters());
+    let rows = |pool: &ManagedPool| {
+        format!(
+            "{:?} {:?}",
+            pool.in_flight().rows().collect::<Vec<_>>(),
+            pool.counters()
+        )
+    };
     assert_eq!(rows(&plain), rows(&with_queues));
-    assert_eq!(with_queues.queues().counters().count(), 0, "no row of a report has a band");
+    assert_eq!(
+        with_queues.queues().counters().count(),
+        0,
+        "no row of a report has a band"
+    );
 }
 
 #[test]
@@ -324,15 +445,33 @@ fn retry_after_follows_the_rate_of_releases() {
         drill.ends(drill.order[turn]);
         drill.arrives(0, "", 1);
     }
-    let arrival = FlowArrival { flow: "", request_id: "id-7", bytes: 1, arrived: drill.now, ttl_ms: None };
-    let refused = drill.pool.pick_or_hold(&Drill::request(0, 1), "", &arrival, drill.now, &mut ()).unwrap_err();
-    let PickRefusal::Held(refusal) = refused else { panic!("{refused:?}") };
-    assert!((8..=40).contains(&refusal.retry_after_s), "40 wait, 4 are sent each second: {refusal:?}");
+    let arrival = FlowArrival {
+        flow: "",
+        request_id: "id-7",
+        bytes: 1,
+        arrived: drill.now,
+        ttl_ms: None,
+    };
+    let refused = drill
+        .pool
+        .pick_or_hold(&Drill::request(0, 1), "", &arrival, drill.now, &mut ())
+        .unwrap_err();
+    let PickRefusal::Held(refusal) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(
+        (8..=40).contains(&refusal.retry_after_s),
+        "40 wait, 4 are sent each second: {refusal:?}"
+    );
 }
 
 #[derive(Clone, Debug)]
 enum QueueEvent {
-    Arrives { priority: i32, flow: u8, tokens: u32 },
+    Arrives {
+        priority: i32,
+        flow: u8,
+        tokens: u32,
+    },
     Ends(usize),
     Passes(u64),
     Endpoints(u16),

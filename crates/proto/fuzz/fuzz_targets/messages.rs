@@ -20,9 +20,15 @@ fuzz_target!(|data: &[u8]| {
     for bytes in [data, first, second] {
         let _ = state::ProxyMessage::decode(bytes);
         let _ = state::VmCounters::decode(bytes);
-        match state::DaemonMessage::decode(bytes).ok().and_then(|m| m.message) {
+        match state::DaemonMessage::decode(bytes)
+            .ok()
+            .and_then(|m| m.message)
+        {
             Some(daemon_message::Message::PoolUpdate(pool_update)) => {
-                snapshot = proto::pool_update(pool_update).ok().map(|r| r.snapshot).or(snapshot)
+                snapshot = proto::pool_update(pool_update)
+                    .ok()
+                    .map(|r| r.snapshot)
+                    .or(snapshot)
             }
             Some(daemon_message::Message::Metrics(metrics)) => {
                 if let Some(onto) = &snapshot
@@ -33,7 +39,8 @@ fuzz_target!(|data: &[u8]| {
             }
             Some(daemon_message::Message::LearnedModels(learned)) => {
                 if let Ok(learned) = proto::learned(learned) {
-                    let again = proto::encode_learned(&learned).expect("no larger than what was taken");
+                    let again =
+                        proto::encode_learned(&learned).expect("no larger than what was taken");
                     assert_eq!(proto::learned(again), Ok(learned));
                 }
             }

@@ -44,7 +44,11 @@ impl LeaseValue {
     /// Decodes a lease; `None` when the bytes are invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        words::read(bytes).map(|[epoch, holder, until]| Self { epoch, holder, until: Timestamp(until) })
+        words::read(bytes).map(|[epoch, holder, until]| Self {
+            epoch,
+            holder,
+            until: Timestamp(until),
+        })
     }
 
     /// Encodes the lease.
@@ -77,15 +81,26 @@ impl CrashRecord {
     /// [`CRASH_DIGESTS_MAX`] are ignored.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        let mut words = bytes.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word));
-        let Some(lost_at) = words.next() else { return Self::default() };
-        Self { lost_at: Timestamp(lost_at), digests: words.take(CRASH_DIGESTS_MAX).collect() }
+        let mut words = bytes
+            .as_chunks::<WORD>()
+            .0
+            .iter()
+            .map(|word| u64::from_le_bytes(*word));
+        let Some(lost_at) = words.next() else {
+            return Self::default();
+        };
+        Self {
+            lost_at: Timestamp(lost_at),
+            digests: words.take(CRASH_DIGESTS_MAX).collect(),
+        }
     }
 
     /// Encodes the record.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let words: Vec<u64> = std::iter::once(self.lost_at.0).chain(self.digests.iter().copied()).collect();
+        let words: Vec<u64> = std::iter::once(self.lost_at.0)
+            .chain(self.digests.iter().copied())
+            .collect();
         words::write(&words, &[])
     }
 }

@@ -99,7 +99,10 @@ impl RingPosition {
     pub fn of_word(word: u64) -> Self {
         let word = word & !HOLDS_FLAG;
         let segment = word >> BYTES_BITS;
-        Self { segment, bytes: unpair(word & !(segment << BYTES_BITS)).0 }
+        Self {
+            segment,
+            bytes: unpair(word & !(segment << BYTES_BITS)).0,
+        }
     }
 }
 
@@ -115,7 +118,10 @@ impl<'s> PlacementEntry<'s> {
     /// Appends a placement of at most [`RECORD_BLOCKS_MAX`] blocks.
     pub fn append(segment: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         let count = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-        words::append(segment, &[words::of_endpoint(endpoint, 0), pair(count, known)]);
+        words::append(
+            segment,
+            &[words::of_endpoint(endpoint, 0), pair(count, known)],
+        );
         words::append(segment, blocks);
     }
 
@@ -124,10 +130,19 @@ impl<'s> PlacementEntry<'s> {
     pub fn split(entries: &'s [u8]) -> Option<(Self, &'s [u8])> {
         let ([at, counts], rest) = words::split(entries)?;
         let (count, known) = unpair(counts);
-        let count = usize::try_from(count).ok().filter(|count| *count <= RECORD_BLOCKS_MAX)?;
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= RECORD_BLOCKS_MAX)?;
         let (blocks, rest) = rest.split_at_checked(count.checked_mul(WORD)?)?;
         let (endpoint, _) = words::endpoint(at).filter(|(_, number)| *number == 0)?;
-        Some((Self { endpoint, blocks: blocks.as_chunks().0, known }, rest))
+        Some((
+            Self {
+                endpoint,
+                blocks: blocks.as_chunks().0,
+                known,
+            },
+            rest,
+        ))
     }
 }
 
@@ -137,9 +152,17 @@ mod tests {
 
     #[test]
     fn positions_come_back_from_their_words() {
-        for position in
-            [RingPosition::default(), RingPosition { segment: 3, bytes: 8_192 }, RingPosition { segment: 1 << 46, bytes: 0xffff }]
-        {
+        for position in [
+            RingPosition::default(),
+            RingPosition {
+                segment: 3,
+                bytes: 8_192,
+            },
+            RingPosition {
+                segment: 1 << 46,
+                bytes: 0xffff,
+            },
+        ] {
             assert_eq!(RingPosition::of_word(position.to_word()), position);
         }
     }

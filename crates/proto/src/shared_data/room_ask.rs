@@ -20,8 +20,13 @@ const ANYWHERE: u64 = u64::MAX;
 /// Writes an ask for room in a pool. `left`: how many further VMs may be asked.
 #[must_use]
 pub fn write(pool: &str, ask: RoomAsk, left: u32) -> Vec<u8> {
-    let endpoint = ask.endpoint.map_or(ANYWHERE, |endpoint| words::of_endpoint(endpoint, 0));
-    words::write(&[MARK, pair(ask.priority.cast_unsigned(), left), endpoint], pool.as_bytes())
+    let endpoint = ask
+        .endpoint
+        .map_or(ANYWHERE, |endpoint| words::of_endpoint(endpoint, 0));
+    words::write(
+        &[MARK, pair(ask.priority.cast_unsigned(), left), endpoint],
+        pool.as_bytes(),
+    )
 }
 
 /// Reads an ask: the pool, the ask, and how many further VMs may be asked. `None` for other
@@ -32,5 +37,12 @@ pub fn read(bytes: &[u8]) -> Option<(&str, RoomAsk, u32)> {
     let (priority, left) = unpair(numbers);
     let endpoint = words::endpoint(endpoint).map(|(endpoint, _)| endpoint);
     let pool = std::str::from_utf8(pool).ok()?;
-    (mark == MARK).then_some((pool, RoomAsk { endpoint, priority: priority.cast_signed() }, left))
+    (mark == MARK).then_some((
+        pool,
+        RoomAsk {
+            endpoint,
+            priority: priority.cast_signed(),
+        },
+        left,
+    ))
 }

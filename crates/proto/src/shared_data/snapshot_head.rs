@@ -44,13 +44,23 @@ impl SnapshotHead {
     /// The next head, with a new pool update on the other side and no metrics yet.
     #[must_use]
     pub fn with_pool_update(self, epoch: u64, version: Version) -> Self {
-        Self { epoch, version, metrics_sequence: 0, sides: self.sides ^ POOL_UPDATE_SIDE }
+        Self {
+            epoch,
+            version,
+            metrics_sequence: 0,
+            sides: self.sides ^ POOL_UPDATE_SIDE,
+        }
     }
 
     /// The next head, with new metrics on the other side.
     #[must_use]
     pub fn with_metrics(self, epoch: u64, metrics_sequence: u64) -> Self {
-        Self { epoch, metrics_sequence, sides: self.sides ^ METRICS_SIDE, ..self }
+        Self {
+            epoch,
+            metrics_sequence,
+            sides: self.sides ^ METRICS_SIDE,
+            ..self
+        }
     }
 
     /// Whether the pool update is on the second side.
@@ -69,13 +79,27 @@ impl SnapshotHead {
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let [epoch, term, sequence, metrics_sequence, sides] = words::read(bytes)?;
-        Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
+        Some(Self {
+            epoch,
+            version: Version { term, sequence },
+            metrics_sequence,
+            sides,
+        })
     }
 
     /// Encodes the head.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
-        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])
+        words::write(
+            &[
+                self.epoch,
+                self.version.term,
+                self.version.sequence,
+                self.metrics_sequence,
+                self.sides,
+            ],
+            &[],
+        )
     }
 }
 
@@ -85,13 +109,31 @@ impl MessageStamp {
     /// Splits a side into the stamp and the message behind it.
     #[must_use]
     pub fn split(side: &[u8]) -> Option<(Self, &[u8])> {
-        let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP_WORDS>(side)?;
-        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Timestamp(received) }, message))
+        let ([epoch, term, sequence, metrics_sequence, received], message) =
+            words::split::<STAMP_WORDS>(side)?;
+        Some((
+            Self {
+                epoch,
+                version: Version { term, sequence },
+                metrics_sequence,
+                received: Timestamp(received),
+            },
+            message,
+        ))
     }
 
     /// The bytes of a side with this message.
     #[must_use]
     pub fn before(self, message: &[u8]) -> Vec<u8> {
-        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.received.0], message)
+        words::write(
+            &[
+                self.epoch,
+                self.version.term,
+                self.version.sequence,
+                self.metrics_sequence,
+                self.received.0,
+            ],
+            message,
+        )
     }
 }

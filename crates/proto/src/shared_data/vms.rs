@@ -49,7 +49,12 @@ impl VmEntry {
         let row = || {
             let ([vm, heartbeat, queue, serves], tail) = words::split::<ROW_WORDS>(rest)?;
             rest = tail;
-            Some(Self { vm, heartbeat: Timestamp(heartbeat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 })
+            Some(Self {
+                vm,
+                heartbeat: Timestamp(heartbeat),
+                queue: u32::try_from(queue).unwrap_or(0),
+                serves: serves == 1,
+            })
         };
         std::iter::from_fn(row).take(rows_max).collect()
     }
@@ -57,7 +62,17 @@ impl VmEntry {
     /// The bytes of a table with these rows.
     #[must_use]
     pub fn write_table(rows: &[Self]) -> Vec<u8> {
-        let words: Vec<u64> = rows.iter().flat_map(|row| [row.vm, row.heartbeat.0, u64::from(row.queue), u64::from(row.serves)]).collect();
+        let words: Vec<u64> = rows
+            .iter()
+            .flat_map(|row| {
+                [
+                    row.vm,
+                    row.heartbeat.0,
+                    u64::from(row.queue),
+                    u64::from(row.serves),
+                ]
+            })
+            .collect();
         words::write(&words, &[])
     }
 }
@@ -68,7 +83,12 @@ impl RemotePeers {
     /// Takes the numbers from a message of the daemon, with the age of its reports.
     #[must_use]
     pub fn of_message(message: &state::PeerLoad, delay_us: u32) -> Self {
-        Self { proxies: message.proxies, active: message.active, delay_us, holds: !message.backlog.is_empty() }
+        Self {
+            proxies: message.proxies,
+            active: message.active,
+            delay_us,
+            holds: !message.backlog.is_empty(),
+        }
     }
 
     /// Encodes the numbers as a word.
@@ -76,7 +96,10 @@ impl RemotePeers {
     pub fn to_word(self) -> u64 {
         let short = |count: u32, max: u32| u64::from(count.min(max));
         let holds = if self.holds { HOLDS_FLAG } else { 0 };
-        short(self.proxies, 0x7fff) | holds | short(self.active, 0xffff) << 16 | u64::from(self.delay_us) << 32
+        short(self.proxies, 0x7fff)
+            | holds
+            | short(self.active, 0xffff) << 16
+            | u64::from(self.delay_us) << 32
     }
 
     /// Decodes a word; every word is valid.
@@ -85,6 +108,11 @@ impl RemotePeers {
         let [a, b, c, d, delay @ ..] = word.to_le_bytes();
         let short = |bytes| u32::from(u16::from_le_bytes(bytes));
         let holds = word & HOLDS_FLAG != 0;
-        Self { proxies: short([a, b & 0x7f]), active: short([c, d]), delay_us: u32::from_le_bytes(delay), holds }
+        Self {
+            proxies: short([a, b & 0x7f]),
+            active: short([c, d]),
+            delay_us: u32::from_le_bytes(delay),
+            holds,
+        }
     }
 }

@@ -9,9 +9,15 @@ use crate::strategies::{any_pool, one_profile};
 fn take(bytes: &[u8]) {
     if let Ok(message) = state::DaemonMessage::decode(bytes) {
         match message.message {
-            Some(state::daemon_message::Message::PoolUpdate(pool_update)) => drop(proto::pool_update(pool_update)),
+            Some(state::daemon_message::Message::PoolUpdate(pool_update)) => {
+                drop(proto::pool_update(pool_update))
+            }
             Some(state::daemon_message::Message::Metrics(metrics)) => {
-                let pool_update = state::PoolUpdate { version: metrics.pool_update, pipeline: Some(one_profile()), ..Default::default() };
+                let pool_update = state::PoolUpdate {
+                    version: metrics.pool_update,
+                    pipeline: Some(one_profile()),
+                    ..Default::default()
+                };
                 if let Ok(pool_update) = proto::pool_update(pool_update) {
                     drop(proto::metrics(&metrics, &pool_update.snapshot));
                 }

@@ -8,9 +8,12 @@ use std::path::Path;
 use prost::Message;
 use proto::state;
 use protox::prost_reflect::prost_types::field_descriptor_proto::{Label, Type};
-use protox::prost_reflect::prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
+use protox::prost_reflect::prost_types::{
+    DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
+};
 use protox::prost_reflect::{
-    Cardinality, DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value,
+    Cardinality, DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor,
+    ReflectMessage, Value,
 };
 
 use crate::golden_values::golden;
@@ -39,40 +42,66 @@ fn set() -> FileDescriptorSet {
 /// The messages of this release after a change of each.
 fn changed(change: &impl Fn(&mut DescriptorProto)) -> DescriptorPool {
     fn walk(message: &mut DescriptorProto, change: &impl Fn(&mut DescriptorProto)) {
-        if !message.options.as_ref().is_some_and(|options| options.map_entry()) {
+        if !message
+            .options
+            .as_ref()
+            .is_some_and(|options| options.map_entry())
+        {
             change(message);
         }
-        message.nested_type.iter_mut().for_each(|nested| walk(nested, change));
+        message
+            .nested_type
+            .iter_mut()
+            .for_each(|nested| walk(nested, change));
     }
     let mut set = set();
-    set.file.iter_mut().flat_map(|file| &mut file.message_type).for_each(|message| walk(message, change));
+    set.file
+        .iter_mut()
+        .flat_map(|file| &mut file.message_type)
+        .for_each(|message| walk(message, change));
     DescriptorPool::from_file_descriptor_set(set).unwrap()
 }
 
 fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
-    pool.get_message_by_name(&format!("{PACKAGE}.{name}")).unwrap()
+    pool.get_message_by_name(&format!("{PACKAGE}.{name}"))
+        .unwrap()
 }
 
 /// A message with a value in every field; `seen` gets the names of the messages in it.
-fn filled(of: &MessageDescriptor, alternative: usize, depth: usize, seen: &mut BTreeSet<String>) -> DynamicMessage {
+fn filled(
+    of: &MessageDescriptor,
+    alternative: usize,
+    depth: usize,
+    seen: &mut BTreeSet<String>,
+) -> DynamicMessage {
     seen.insert(of.name().to_owned());
     let mut filled = DynamicMessage::new(of.clone());
     if depth == DEPTH_MAX {
         return filled;
     }
-    let oneofs: BTreeMap<String, usize> = of.oneofs().map(|oneof| (oneof.name().to_owned(), alternative % oneof.fields().len())).collect();
+    let oneofs: BTreeMap<String, usize> = of
+        .oneofs()
+        .map(|oneof| (oneof.name().to_owned(), alternative % oneof.fields().len()))
+        .collect();
     for field in of.fields() {
         if let Some(oneof) = field.containing_oneof()
             && oneof.fields().position(|other| other == field) != oneofs.get(oneof.name()).copied()
         {
             continue;
         }
-        let mut value = |kind: &Kind, element: usize| some(kind, alternative + element, depth, seen);
+        let mut value =
+            |kind: &Kind, element: usize| some(kind, alternative + element, depth, seen);
         let value = match field.kind() {
-            Kind::Message(entry) if field.is_map() => {
-                Value::Map([(MapKey::String("k".to_owned()), value(&entry.map_entry_value_field().kind(), 0))].into())
+            Kind::Message(entry) if field.is_map() => Value::Map(
+                [(
+                    MapKey::String("k".to_owned()),
+                    value(&entry.map_entry_value_field().kind(), 0),
+                )]
+                .into(),
+            ),
+            kind if field.is_list() => {
+                Value::List((0..ELEMENTS).map(|element| value(&kind, element)).collect())
             }
-            kind if field.is_list() => Value::List((0..ELEMENTS).map(|element| value(&kind, element)).collect()),
             kind => value(&kind, 0),
         };
         filled.set_field(&field, value);
@@ -122,21 +151,33 @@ fn add_next_field(message: &mut DescriptorProto) {
         oneof_index,
         ..FieldDescriptorProto::default()
     };
-    let is_root = message.oneof_decl.iter().any(|oneof| oneof.name() == "message");
+    let is_root = message
+        .oneof_decl
+        .iter()
+        .any(|oneof| oneof.name() == "message");
     message.field.push(field("of_next_release", NEXT, None));
     if is_root {
-        message.field.push(field("kind_of_next_release", NEXT + 1, Some(0)));
+        message
+            .field
+            .push(field("kind_of_next_release", NEXT + 1, Some(0)));
     }
 }
 
 fn remove_newest_field(message: &mut DescriptorProto) {
-    let newest = message.field.iter().filter(|field| field.oneof_index.is_none()).map(FieldDescriptorProto::number).max();
+    let newest = message
+        .field
+        .iter()
+        .filter(|field| field.oneof_index.is_none())
+        .map(FieldDescriptorProto::number)
+        .max();
     message.field.retain(|field| Some(field.number()) != newest);
 }
 
 /// The number of kinds of a root message; `ALTERNATIVES` if it has only one.
 fn kinds(root: &MessageDescriptor) -> usize {
-    root.oneofs().next().map_or(ALTERNATIVES, |oneof| oneof.fields().len())
+    root.oneofs()
+        .next()
+        .map_or(ALTERNATIVES, |oneof| oneof.fields().len())
 }
 
 #[test]
@@ -148,16 +189,36 @@ fn messages_of_the_next_release_are_read_without_what_it_added() {
             let written = filled(&message(&next, root), alternative, 0, &mut seen).encode_to_vec();
             let meant = filled(&message(&now, root), alternative, 0, &mut seen);
             assert!(written.len() > meant.encoded_len());
-            assert_eq!(understood(&now, root, &read_again(root, &written)), meant, "{root}, alternative {alternative}");
+            assert_eq!(
+                understood(&now, root, &read_again(root, &written)),
+                meant,
+                "{root}, alternative {alternative}"
+            );
         }
         if message(&now, root).oneofs().len() > 0 {
-            let new_kind = filled(&message(&next, root), kinds(&message(&now, root)), 0, &mut seen);
+            let new_kind = filled(
+                &message(&next, root),
+                kinds(&message(&now, root)),
+                0,
+                &mut seen,
+            );
             assert!(new_kind.has_field_by_name("kind_of_next_release"));
-            assert!(read_again(root, &new_kind.encode_to_vec()).is_empty(), "{root}: an unknown kind of message is an empty message");
+            assert!(
+                read_again(root, &new_kind.encode_to_vec()).is_empty(),
+                "{root}: an unknown kind of message is an empty message"
+            );
         }
     }
-    let all: BTreeSet<String> = now.all_messages().filter(|m| !m.is_map_entry()).map(|m| m.name().to_owned()).collect();
-    assert_eq!(all.difference(&seen).collect::<Vec<_>>(), Vec::<&String>::new(), "messages that no root contains");
+    let all: BTreeSet<String> = now
+        .all_messages()
+        .filter(|m| !m.is_map_entry())
+        .map(|m| m.name().to_owned())
+        .collect();
+    assert_eq!(
+        all.difference(&seen).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "messages that no root contains"
+    );
 }
 
 #[test]
@@ -168,9 +229,16 @@ fn messages_of_the_last_release_are_read_and_it_reads_ours() {
         for alternative in 0..kinds(&message(&now, root)) {
             let written = filled(&message(&last, root), alternative, 0, &mut seen);
             let read = understood(&last, root, &read_again(root, &written.encode_to_vec()));
-            assert_eq!(read, written, "{root}, alternative {alternative}: a field that it does not have is no error");
+            assert_eq!(
+                read, written,
+                "{root}, alternative {alternative}: a field that it does not have is no error"
+            );
             let ours = filled(&message(&now, root), alternative, 0, &mut seen).encode_to_vec();
-            assert_eq!(known(&understood(&last, root, &ours)), written, "{root}, alternative {alternative}");
+            assert_eq!(
+                known(&understood(&last, root, &ours)),
+                written,
+                "{root}, alternative {alternative}"
+            );
         }
     }
 }
@@ -181,28 +249,53 @@ fn known(message: &DynamicMessage) -> DynamicMessage {
         match of {
             Value::Message(message) => Value::Message(known(message)),
             Value::List(list) => Value::List(list.iter().map(value).collect()),
-            Value::Map(map) => Value::Map(map.iter().map(|(key, of)| (key.clone(), value(of))).collect()),
+            Value::Map(map) => Value::Map(
+                map.iter()
+                    .map(|(key, of)| (key.clone(), value(of)))
+                    .collect(),
+            ),
             other => other.clone(),
         }
     }
     let mut clean = DynamicMessage::new(message.descriptor());
-    message.fields().for_each(|(field, of)| clean.set_field(&field, value(of)));
+    message
+        .fields()
+        .for_each(|(field, of)| clean.set_field(&field, value(of)));
     clean
 }
 
 /// The fields of all messages: `Message.field number type`, with `*` for repeated fields and maps.
 fn fields(pool: &DescriptorPool) -> Vec<String> {
     let kind = |field: &FieldDescriptor| match field.kind() {
-        Kind::Message(of) => of.full_name().trim_start_matches(PACKAGE).trim_start_matches('.').to_owned(),
+        Kind::Message(of) => of
+            .full_name()
+            .trim_start_matches(PACKAGE)
+            .trim_start_matches('.')
+            .to_owned(),
         Kind::Enum(of) => of.name().to_owned(),
         other => format!("{other:?}").to_lowercase(),
     };
     let line = |of: &MessageDescriptor, field: &FieldDescriptor| {
-        let many = if field.cardinality() == Cardinality::Repeated { "*" } else { "" };
-        let name = of.full_name().trim_start_matches(PACKAGE).trim_start_matches('.');
-        format!("{name}.{} {} {}{many}", field.name(), field.number(), kind(field))
+        let many = if field.cardinality() == Cardinality::Repeated {
+            "*"
+        } else {
+            ""
+        };
+        let name = of
+            .full_name()
+            .trim_start_matches(PACKAGE)
+            .trim_start_matches('.');
+        format!(
+            "{name}.{} {} {}{many}",
+            field.name(),
+            field.number(),
+            kind(field)
+        )
     };
-    let mut all: Vec<String> = pool.all_messages().flat_map(|of| of.fields().map(|f| line(&of, &f)).collect::<Vec<_>>()).collect();
+    let mut all: Vec<String> = pool
+        .all_messages()
+        .flat_map(|of| of.fields().map(|f| line(&of, &f)).collect::<Vec<_>>())
+        .collect();
     all.sort();
     all
 }
@@ -217,12 +310,20 @@ fn no_field_of_a_release_is_renumbered_or_changes_its_type() {
     let mut recorded = 0;
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         recorded += 1;
-        let [field, number, _] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
-        let (of, number) = (field.rsplit_once('.').unwrap().0, number.parse::<u32>().unwrap());
+        let [field, number, _] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let (of, number) = (
+            field.rsplit_once('.').unwrap().0,
+            number.parse::<u32>().unwrap(),
+        );
         let reserved = pool
             .get_message_by_name(&format!("{PACKAGE}.{of}"))
             .is_some_and(|of| of.reserved_ranges().any(|range| range.contains(&number)));
-        assert!(now.contains(line) || reserved, "{line}: removed without `reserved {number}`, or changed");
+        assert!(
+            now.contains(line) || reserved,
+            "{line}: removed without `reserved {number}`, or changed"
+        );
     }
     assert!(recorded > 100, "{recorded} fields");
 }
@@ -237,7 +338,9 @@ fn a_pool_update_of_the_next_release_means_the_same() {
     let newer = newer.encode_to_vec();
     assert!(newer.len() > bytes.len() + 50, "unknown fields are in it");
     let read = |bytes: &[u8]| match state::DaemonMessage::decode(bytes).unwrap().message {
-        Some(state::daemon_message::Message::PoolUpdate(pool_update)) => proto::pool_update(pool_update).unwrap(),
+        Some(state::daemon_message::Message::PoolUpdate(pool_update)) => {
+            proto::pool_update(pool_update).unwrap()
+        }
         _ => panic!("not a pool update"),
     };
     assert_eq!(format!("{:?}", read(&newer)), format!("{:?}", read(&bytes)));
@@ -245,14 +348,24 @@ fn a_pool_update_of_the_next_release_means_the_same() {
 
 /// Gives the field of the next release a value, at every depth.
 fn add_values(message: &mut DynamicMessage) {
-    if message.descriptor().get_field_by_name("of_next_release").is_some() {
+    if message
+        .descriptor()
+        .get_field_by_name("of_next_release")
+        .is_some()
+    {
         message.set_field_by_name("of_next_release", Value::String("x".to_owned()));
     }
     for (_, value) in message.fields_mut() {
         match value {
             Value::Message(message) => add_values(message),
-            Value::List(list) => list.iter_mut().filter_map(Value::as_message_mut).for_each(add_values),
-            Value::Map(map) => map.values_mut().filter_map(Value::as_message_mut).for_each(add_values),
+            Value::List(list) => list
+                .iter_mut()
+                .filter_map(Value::as_message_mut)
+                .for_each(add_values),
+            Value::Map(map) => map
+                .values_mut()
+                .filter_map(Value::as_message_mut)
+                .for_each(add_values),
             _ => {}
         }
     }

@@ -33,6 +33,10 @@ fn compare(protocol: &str, name: &str) {
     if new != old {
         let kept = std::env::temp_dir().join(name);
         std::fs::write(&kept, &new).unwrap();
-        panic!("{protocol} and the committed code differ; take it over with: cp {} {}", kept.display(), committed.display());
+        panic!(
+            "{protocol} and the committed code differ; take it over with: cp {} {}",
+            kept.display(),
+            committed.display()
+        );
     }
 }

@@ -6,15 +6,19 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use proto::load_report::{
-    FailureEntry, LoadReportHead, LoadReportLayout, append_failure, append_slos, decode_failure, decode_load, decode_slos, encode_load,
+    FailureEntry, LoadReportHead, LoadReportLayout, append_failure, append_slos, decode_failure,
+    decode_load, decode_slos, encode_load,
 };
 use proto::observation::EncodedObservation;
 use proto::shared_data::{
-    CrashRecord, DecodingMark, LeaseValue, MessageStamp, PlacementEntry, RemotePeers, RingPosition, SegmentHead, SnapshotHead, VmEntry,
-    flow_order, room_ask,
+    CrashRecord, DecodingMark, LeaseValue, MessageStamp, PlacementEntry, RemotePeers, RingPosition,
+    SegmentHead, SnapshotHead, VmEntry, flow_order, room_ask,
 };
 use proto::{frames, placements};
-use scheduler::flow::{BandAccount, BandHeld, BandService, FlowAccount, FullEndpoint, HeldTag, OrderRow, RoomAsk, SharedOrder};
+use scheduler::flow::{
+    BandAccount, BandHeld, BandService, FlowAccount, FullEndpoint, HeldTag, OrderRow, RoomAsk,
+    SharedOrder,
+};
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, StepModel, TokenGap};
@@ -25,23 +29,40 @@ const VM: u64 = 0x00ab_cdef;
 
 /// The bytes of a file: hexadecimal, with comments from `#` to the end of a line.
 pub(crate) fn golden(name: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(name);
     let text = std::fs::read_to_string(path).unwrap();
     let code = |line: &str| line.split('#').next().unwrap_or_default().trim().to_owned();
     let digits: String = text.lines().map(code).collect();
-    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap())
+        .collect()
 }
 
 /// Checks that `write` gives exactly the bytes of the file, and that `read` returns `value` from
 /// them.
-fn holds<T: Debug + PartialEq>(name: &str, value: &T, write: impl Fn(&T) -> Vec<u8>, read: impl Fn(&[u8]) -> Option<T>) {
+fn holds<T: Debug + PartialEq>(
+    name: &str,
+    value: &T,
+    write: impl Fn(&T) -> Vec<u8>,
+    read: impl Fn(&[u8]) -> Option<T>,
+) {
     let golden = golden(&format!("{name}.hex"));
     assert_eq!(write(value), golden, "{name} is written otherwise");
-    assert_eq!(read(&golden).as_ref(), Some(value), "{name} is read otherwise");
+    assert_eq!(
+        read(&golden).as_ref(),
+        Some(value),
+        "{name} is read otherwise"
+    );
 }
 
 fn at(slot: u16, generation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+    EndpointRef {
+        slot: Slot(slot),
+        generation: Generation(generation),
+    }
 }
 
 fn ms(ms: u64) -> Timestamp {
@@ -54,32 +75,98 @@ fn load_report() {
         requests: 3,
         prefill_tokens: 1_500,
         decode_tokens: 640,
-        prefills: PendingPrefills { prompts: 2, prompt_tokens: 1_200, uncached_tokens: 800, attention: 77 },
+        prefills: PendingPrefills {
+            prompts: 2,
+            prompt_tokens: 1_200,
+            uncached_tokens: 800,
+            attention: 77,
+        },
         ..EndpointLoad::default()
     };
-    let most = EndpointLoad { requests: 65_535, prefill_tokens: u64::from(u32::MAX), ..EndpointLoad::default() };
-    let slos = EndpointLoad { ttft_slo_us: Some(250_000), ..EndpointLoad::default() };
+    let most = EndpointLoad {
+        requests: 65_535,
+        prefill_tokens: u64::from(u32::MAX),
+        ..EndpointLoad::default()
+    };
+    let slos = EndpointLoad {
+        ttft_slo_us: Some(250_000),
+        ..EndpointLoad::default()
+    };
     let failures = [
-        FailureEntry { endpoint: at(4, 1), since: ms(2), until: ms(9), failures: 3, outside: false, by_answers: true },
-        FailureEntry { endpoint: at(5, 1), since: ms(3), until: ms(0), failures: 0, outside: true, by_answers: false },
+        FailureEntry {
+            endpoint: at(4, 1),
+            since: ms(2),
+            until: ms(9),
+            failures: 3,
+            outside: false,
+            by_answers: true,
+        },
+        FailureEntry {
+            endpoint: at(5, 1),
+            since: ms(3),
+            until: ms(0),
+            failures: 0,
+            outside: true,
+            by_answers: false,
+        },
     ];
-    let head = LoadReportHead { vm: 7, written: ms(5), ring: RingPosition { segment: 3, bytes: 4_096 }.to_word() };
-    let layout = LoadReportLayout { head, loads: 2, slos: 1, failures: 2 };
+    let head = LoadReportHead {
+        vm: 7,
+        written: ms(5),
+        ring: RingPosition {
+            segment: 3,
+            bytes: 4_096,
+        }
+        .to_word(),
+    };
+    let layout = LoadReportLayout {
+        head,
+        loads: 2,
+        slos: 1,
+        failures: 2,
+    };
 
     let mut written = Vec::new();
     layout.append(&mut written);
     written.extend(encode_load(at(2, 9), &load));
-    written.extend(encode_load(at(1_023, u32::MAX), &EndpointLoad { requests: 70_000, prefill_tokens: u64::MAX, ..most }));
+    written.extend(encode_load(
+        at(1_023, u32::MAX),
+        &EndpointLoad {
+            requests: 70_000,
+            prefill_tokens: u64::MAX,
+            ..most
+        },
+    ));
     append_slos(&mut written, at(2, 9), &slos);
-    failures.iter().for_each(|failure| append_failure(&mut written, failure));
+    failures
+        .iter()
+        .for_each(|failure| append_failure(&mut written, failure));
     let bytes = golden("load_report.hex");
     assert_eq!(written, bytes);
 
     let read = LoadReportLayout::parse(&bytes).unwrap();
     assert_eq!(read, layout);
-    assert_eq!(read.loads(&bytes).iter().map(decode_load).collect::<Vec<_>>(), [Some((at(2, 9), load)), Some((at(1_023, u32::MAX), most))]);
-    assert_eq!(read.slos(&bytes).iter().map(decode_slos).collect::<Vec<_>>(), [Some((at(2, 9), slos))]);
-    assert_eq!(read.failures(&bytes).iter().map(decode_failure).collect::<Vec<_>>(), failures.map(Some));
+    assert_eq!(
+        read.loads(&bytes)
+            .iter()
+            .map(decode_load)
+            .collect::<Vec<_>>(),
+        [Some((at(2, 9), load)), Some((at(1_023, u32::MAX), most))]
+    );
+    assert_eq!(
+        read.slos(&bytes)
+            .iter()
+            .map(decode_slos)
+            .collect::<Vec<_>>(),
+        [Some((at(2, 9), slos))]
+    );
+    assert_eq!(
+        read.failures(&bytes)
+            .iter()
+            .map(decode_failure)
+            .collect::<Vec<_>>(),
+        failures.map(Some)
+    );
 }
 
 #[test]
@@ -101,26 +188,54 @@ fn observation() {
         ttft_ms: Some(120.5),
         tpot_ms: Some(8.25),
         output_tokens: Some(64),
-        first_token: Some(FirstToken { uncached_tokens: 250.0, prompt_tokens: 1_000.0, service_ms: 60.0 }),
-        gap: Some(TokenGap { batch: 4.0, context_tokens: 4_000.0, gap_ms: 8.0 }),
+        first_token: Some(FirstToken {
+            uncached_tokens: 250.0,
+            prompt_tokens: 1_000.0,
+            service_ms: 60.0,
+        }),
+        gap: Some(TokenGap {
+            batch: 4.0,
+            context_tokens: 4_000.0,
+            gap_ms: 8.0,
+        }),
     };
-    let encoded = EncodedObservation { observation, predicted: None, prompt_tokens: Some(1_002), cached_tokens: None, estimated: true };
-    holds("observation", &encoded, |value| value.to_bytes().to_vec(), |bytes| EncodedObservation::from_bytes(bytes.try_into().ok()?));
+    let encoded = EncodedObservation {
+        observation,
+        predicted: None,
+        prompt_tokens: Some(1_002),
+        cached_tokens: None,
+        estimated: true,
+    };
+    holds(
+        "observation",
+        &encoded,
+        |value| value.to_bytes().to_vec(),
+        |bytes| EncodedObservation::from_bytes(bytes.try_into().ok()?),
+    );
 }
 
 #[test]
 fn placements_and_frames() {
-    let placed = vec![(at(3, 7), vec![0x1111_1111_1111_1111, 0x2222_2222_2222_2222]), (at(1_023, 1), vec![0xfedc_ba98_7654_3210])];
+    let placed = vec![
+        (at(3, 7), vec![0x1111_1111_1111_1111, 0x2222_2222_2222_2222]),
+        (at(1_023, 1), vec![0xfedc_ba98_7654_3210]),
+    ];
     let write = |placed: &Vec<(EndpointRef, Vec<u64>)>| {
         let mut bytes = Vec::new();
-        placed.iter().for_each(|(endpoint, blocks)| placements::push(&mut bytes, *endpoint, blocks));
+        placed
+            .iter()
+            .for_each(|(endpoint, blocks)| placements::push(&mut bytes, *endpoint, blocks));
         bytes
     };
-    holds("placements", &placed, write, |bytes| Some(placements::each(bytes).collect()));
+    holds("placements", &placed, write, |bytes| {
+        Some(placements::each(bytes).collect())
+    });
 
     let write = |messages: &Vec<Vec<u8>>| {
         let mut bytes = Vec::new();
-        messages.iter().for_each(|message| frames::push(&mut bytes, message));
+        messages
+            .iter()
+            .for_each(|message| frames::push(&mut bytes, message));
         bytes
     };
     let read = |mut bytes: &[u8]| {
@@ -136,48 +251,149 @@ fn placements_and_frames() {
 
 #[test]
 fn learned_models() {
-    let to_bytes = |words: Vec<u32>| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
-    let to_words = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<u32>>();
+    let to_bytes = |words: Vec<u32>| {
+        words
+            .into_iter()
+            .flat_map(u32::to_le_bytes)
+            .collect::<Vec<u8>>()
+    };
+    let to_words = |bytes: &[u8]| {
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| u32::from_le_bytes(*word))
+            .collect::<Vec<u32>>()
+    };
     let step = StepModel::default().with_speed(at(1, 7), 2.0, 0.5);
-    holds("step_model", &step, |model| to_bytes(model.words()), |bytes| StepModel::from_words(&to_words(bytes)).ok());
+    holds(
+        "step_model",
+        &step,
+        |model| to_bytes(model.words()),
+        |bytes| StepModel::from_words(&to_words(bytes)).ok(),
+    );
     let latency = LatencyModel::constant(120.0, 9.0).with_endpoint(at(1, 5), 2.0, 0.5);
-    holds("latency_model", &latency, |model| to_bytes(model.words()), |bytes| LatencyModel::from_words(&to_words(bytes)).ok());
+    holds(
+        "latency_model",
+        &latency,
+        |model| to_bytes(model.words()),
+        |bytes| LatencyModel::from_words(&to_words(bytes)).ok(),
+    );
 }
 
 #[test]
 fn values_of_the_leader() {
-    let lease = LeaseValue { epoch: 4, holder: VM, until: ms(3_000) };
-    holds("lease", &lease, |lease| lease.to_bytes(), LeaseValue::from_bytes);
-    let mark = DecodingMark { vm: VM, digest: 0x0123_4567_89ab_cdef };
-    holds("decoding_mark", &mark, |mark| mark.to_bytes(), DecodingMark::from_bytes);
-    let record = CrashRecord { lost_at: ms(7), digests: vec![2, 1] };
-    holds("crash_record", &record, CrashRecord::to_bytes, |bytes| Some(CrashRecord::from_bytes(bytes)));
+    let lease = LeaseValue {
+        epoch: 4,
+        holder: VM,
+        until: ms(3_000),
+    };
+    holds(
+        "lease",
+        &lease,
+        |lease| lease.to_bytes(),
+        LeaseValue::from_bytes,
+    );
+    let mark = DecodingMark {
+        vm: VM,
+        digest: 0x0123_4567_89ab_cdef,
+    };
+    holds(
+        "decoding_mark",
+        &mark,
+        |mark| mark.to_bytes(),
+        DecodingMark::from_bytes,
+    );
+    let record = CrashRecord {
+        lost_at: ms(7),
+        digests: vec![2, 1],
+    };
+    holds("crash_record", &record, CrashRecord::to_bytes, |bytes| {
+        Some(CrashRecord::from_bytes(bytes))
+    });
 }
 
 #[test]
 fn snapshot_store() {
-    let version = Version { term: 1_795_276_089_863, sequence: 42 };
-    let head = SnapshotHead::default().with_pool_update(4, version).with_metrics(4, 43);
+    let version = Version {
+        term: 1_795_276_089_863,
+        sequence: 42,
+    };
+    let head = SnapshotHead::default()
+        .with_pool_update(4, version)
+        .with_metrics(4, 43);
     assert!(head.pool_update_side() && head.metrics_side());
-    holds("snapshot_head", &head, |head| head.to_bytes(), SnapshotHead::from_bytes);
-    let stamp = MessageStamp { epoch: 4, version, metrics_sequence: 43, received: ms(5) };
-    let read = |bytes: &[u8]| MessageStamp::split(bytes).filter(|(_, message)| *message == b"abc").map(|(stamp, _)| stamp);
+    holds(
+        "snapshot_head",
+        &head,
+        |head| head.to_bytes(),
+        SnapshotHead::from_bytes,
+    );
+    let stamp = MessageStamp {
+        epoch: 4,
+        version,
+        metrics_sequence: 43,
+        received: ms(5),
+    };
+    let read = |bytes: &[u8]| {
+        MessageStamp::split(bytes)
+            .filter(|(_, message)| *message == b"abc")
+            .map(|(stamp, _)| stamp)
+    };
     holds("snapshot_side", &stamp, |stamp| stamp.before(b"abc"), read);
 }
 
 #[test]
 fn vm_table_and_peers() {
-    let rows = vec![VmEntry { vm: VM, heartbeat: ms(9), queue: 3, serves: true }, VmEntry::default()];
-    holds("vm_table", &rows, |rows| VmEntry::write_table(rows), |bytes| Some(VmEntry::read_table(bytes, 9)));
-    let peers = RemotePeers { proxies: 4, active: 3, delay_us: 1_500, holds: false };
-    let read = |bytes: &[u8]| bytes.try_into().ok().map(|word| RemotePeers::of_word(u64::from_le_bytes(word)));
-    holds("remote_peers", &peers, |peers| peers.to_word().to_le_bytes().to_vec(), read);
+    let rows = vec![
+        VmEntry {
+            vm: VM,
+            heartbeat: ms(9),
+            queue: 3,
+            serves: true,
+        },
+        VmEntry::default(),
+    ];
+    holds(
+        "vm_table",
+        &rows,
+        |rows| VmEntry::write_table(rows),
+        |bytes| Some(VmEntry::read_table(bytes, 9)),
+    );
+    let peers = RemotePeers {
+        proxies: 4,
+        active: 3,
+        delay_us: 1_500,
+        holds: false,
+    };
+    let read = |bytes: &[u8]| {
+        bytes
+            .try_into()
+            .ok()
+            .map(|word| RemotePeers::of_word(u64::from_le_bytes(word)))
+    };
+    holds(
+        "remote_peers",
+        &peers,
+        |peers| peers.to_word().to_le_bytes().to_vec(),
+        read,
+    );
 }
 
 #[test]
 fn held_requests() {
-    let tag = HeldTag { owed: true, priority: -10, flow: 5, rank: 1.5, key: 7 };
-    let bands = vec![BandHeld { priority: -10, requests: 3, bytes: 900 }];
+    let tag = HeldTag {
+        owed: true,
+        priority: -10,
+        flow: 5,
+        rank: 1.5,
+        key: 7,
+    };
+    let bands = vec![BandHeld {
+        priority: -10,
+        requests: 3,
+        bytes: 900,
+    }];
     let first = OrderRow {
         vm: VM,
         written: ms(5),
@@ -189,27 +405,75 @@ fn held_requests() {
         bands,
         endpoints: vec![(at(2, 5), -10)],
     };
-    let second = OrderRow { vm: 9, next: Some(HeldTag { owed: false, ..tag }), ..OrderRow::default() };
-    let flow = FlowAccount { start: 12.0, turn: 4, attained: 0.5, attained_at: ms(3) };
-    let account = BandAccount { virtual_time: 11.0, turn: 5 };
-    let band = BandService { priority: -10, credit: 2.5, account, flows: vec![(0x1111, flow)] };
-    let full = vec![FullEndpoint { endpoint: at(3, 7), priority: -10, tries: 2 }];
-    let order = SharedOrder { round: 9, began: ms(6), rows: vec![first, second], bands: vec![band], full };
+    let second = OrderRow {
+        vm: 9,
+        next: Some(HeldTag { owed: false, ..tag }),
+        ..OrderRow::default()
+    };
+    let flow = FlowAccount {
+        start: 12.0,
+        turn: 4,
+        attained: 0.5,
+        attained_at: ms(3),
+    };
+    let account = BandAccount {
+        virtual_time: 11.0,
+        turn: 5,
+    };
+    let band = BandService {
+        priority: -10,
+        credit: 2.5,
+        account,
+        flows: vec![(0x1111, flow)],
+    };
+    let full = vec![FullEndpoint {
+        endpoint: at(3, 7),
+        priority: -10,
+        tries: 2,
+    }];
+    let order = SharedOrder {
+        round: 9,
+        began: ms(6),
+        rows: vec![first, second],
+        bands: vec![band],
+        full,
+    };
     holds("flow_order", &order, flow_order::write, flow_order::read);
     let bytes = flow_order::write(&order);
-    assert!((0..bytes.len()).all(|cut| flow_order::read(&bytes[..cut]).is_none()), "half an order is none");
+    assert!(
+        (0..bytes.len()).all(|cut| flow_order::read(&bytes[..cut]).is_none()),
+        "half an order is none"
+    );
 }
 
 #[test]
 fn asks_for_room() {
-    let ask = RoomAsk { endpoint: Some(at(3, 7)), priority: -10 };
-    holds("room_ask", &ask, |ask| room_ask::write("p", *ask, 4), |bytes| Some(room_ask::read(bytes)?.1));
-    for ask in [ask, RoomAsk { endpoint: None, priority: 10 }] {
+    let ask = RoomAsk {
+        endpoint: Some(at(3, 7)),
+        priority: -10,
+    };
+    holds(
+        "room_ask",
+        &ask,
+        |ask| room_ask::write("p", *ask, 4),
+        |bytes| Some(room_ask::read(bytes)?.1),
+    );
+    for ask in [
+        ask,
+        RoomAsk {
+            endpoint: None,
+            priority: 10,
+        },
+    ] {
         let bytes = room_ask::write("default", ask, 4);
         assert_eq!(room_ask::read(&bytes), Some(("default", ask, 4)));
         assert!((0..24).all(|cut| room_ask::read(&bytes[..cut]).is_none()));
     }
-    assert!([&b"held"[..], b"leader", &[0xff; 40]].iter().all(|other| room_ask::read(other).is_none()));
+    assert!(
+        [&b"held"[..], b"leader", &[0xff; 40]]
+            .iter()
+            .all(|other| room_ask::read(other).is_none())
+    );
 }
 
 #[test]
@@ -217,21 +481,42 @@ fn rings() {
     let head = SegmentHead { vm: VM, number: 3 };
     let mut written = Vec::new();
     head.append(&mut written);
-    PlacementEntry::append(&mut written, at(3, 7), &[0x1111_1111_1111_1111, 0x2222_2222_2222_2222], 1);
+    PlacementEntry::append(
+        &mut written,
+        at(3, 7),
+        &[0x1111_1111_1111_1111, 0x2222_2222_2222_2222],
+        1,
+    );
     PlacementEntry::append(&mut written, at(4, 1), &[], 0);
     let bytes = golden("placement_segment.hex");
     assert_eq!(written, bytes);
     let (read, entries) = SegmentHead::split(&bytes).unwrap();
     assert_eq!(read, head);
     let (first, entries) = PlacementEntry::split(entries).unwrap();
-    assert_eq!((first.endpoint, first.blocks, first.known), (at(3, 7), &[[0x11; 8], [0x22; 8]][..], 1));
+    assert_eq!(
+        (first.endpoint, first.blocks, first.known),
+        (at(3, 7), &[[0x11; 8], [0x22; 8]][..], 1)
+    );
     let (second, entries) = PlacementEntry::split(entries).unwrap();
-    assert_eq!((second.endpoint, second.blocks.len(), second.known, entries.len()), (at(4, 1), 0, 0, 0));
+    assert_eq!(
+        (
+            second.endpoint,
+            second.blocks.len(),
+            second.known,
+            entries.len()
+        ),
+        (at(4, 1), 0, 0, 0)
+    );
 
     let write = |head: &SegmentHead| {
         let mut bytes = Vec::new();
         head.append(&mut bytes);
         bytes
     };
-    holds("observation_segment", &SegmentHead { vm: VM, number: 64 }, write, |bytes| SegmentHead::split(bytes).map(|(head, _)| head));
+    holds(
+        "observation_segment",
+        &SegmentHead { vm: VM, number: 64 },
+        write,
+        |bytes| SegmentHead::split(bytes).map(|(head, _)| head),
+    );
 }

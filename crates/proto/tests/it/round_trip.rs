@@ -13,7 +13,15 @@ fn over_the_wire<M: Message + Default>(message: &M) -> M {
 }
 
 fn encode(pool: &PoolCase) -> state::PoolUpdate {
-    let PoolCase { version, endpoints, pipeline, objects, hash_secret, staleness_max_ms, .. } = pool;
+    let PoolCase {
+        version,
+        endpoints,
+        pipeline,
+        objects,
+        hash_secret,
+        staleness_max_ms,
+        ..
+    } = pool;
     encode_pool_update(PoolState {
         pool: "p",
         version: *version,
@@ -76,16 +84,30 @@ proptest! {
 
 #[test]
 fn what_breaks_a_rule_is_refused_whole() {
-    let endpoint = |slot, address: &str| state::Endpoint { slot, address: address.to_owned(), ready: true, ..Default::default() };
+    let endpoint = |slot, address: &str| state::Endpoint {
+        slot,
+        address: address.to_owned(),
+        ready: true,
+        ..Default::default()
+    };
     let pool_update = |endpoints| state::PoolUpdate {
-        version: Some(state::Version { term: 1, sequence: 1 }),
+        version: Some(state::Version {
+            term: 1,
+            sequence: 1,
+        }),
         pipeline: Some(one_profile()),
         endpoints,
         ..Default::default()
     };
     assert_eq!(
-        proto::pool_update(pool_update(vec![endpoint(0, "127.0.0.1:1")])).unwrap().snapshot.version(),
-        Version { term: 1, sequence: 1 }
+        proto::pool_update(pool_update(vec![endpoint(0, "127.0.0.1:1")]))
+            .unwrap()
+            .snapshot
+            .version(),
+        Version {
+            term: 1,
+            sequence: 1
+        }
     );
     for endpoints in [
         vec![endpoint(0, "localhost:1")],
@@ -94,8 +116,23 @@ fn what_breaks_a_rule_is_refused_whole() {
         vec![endpoint(0, "127.0.0.1:1"), endpoint(0, "127.0.0.1:2")],
         vec![endpoint(0, "127.0.0.1:1"), endpoint(1, "127.0.0.1:1")],
     ] {
-        assert!(proto::pool_update(pool_update(endpoints.clone())).is_err(), "{endpoints:?}");
+        assert!(
+            proto::pool_update(pool_update(endpoints.clone())).is_err(),
+            "{endpoints:?}"
+        );
     }
-    assert!(proto::pool_update(state::PoolUpdate { version: None, ..pool_update(vec![]) }).is_err());
-    assert!(proto::pool_update(state::PoolUpdate { pipeline: None, ..pool_update(vec![]) }).is_err());
+    assert!(
+        proto::pool_update(state::PoolUpdate {
+            version: None,
+            ..pool_update(vec![])
+        })
+        .is_err()
+    );
+    assert!(
+        proto::pool_update(state::PoolUpdate {
+            pipeline: None,
+            ..pool_update(vec![])
+        })
+        .is_err()
+    );
 }

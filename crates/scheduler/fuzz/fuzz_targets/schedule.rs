@@ -9,9 +9,10 @@ use scheduler::latency::LatencyModel;
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::PLUGINS;
 use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline,
-    PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint,
-    TrackedSlo, Version, schedule,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation,
+    LocalState, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec,
+    RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo,
+    Version, schedule,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -139,24 +140,46 @@ enum Entry {
     Ip(u8),
 }
 
-const ROLES: [&str; 8] =
-    ["encode", "prefill", "decode", "encode-prefill", "encode-decode", "prefill-decode", "both", "encode-prefill-decode"];
+const ROLES: [&str; 8] = [
+    "encode",
+    "prefill",
+    "decode",
+    "encode-prefill",
+    "encode-decode",
+    "prefill-decode",
+    "both",
+    "encode-prefill-decode",
+];
 
 fuzz_target!(|input: Input| {
-    let Ok(pipeline) = Pipeline::build(&pipeline(&input)).inspect_err(|error| drop(error.to_string())) else {
+    let Ok(pipeline) =
+        Pipeline::build(&pipeline(&input)).inspect_err(|error| drop(error.to_string()))
+    else {
         return;
     };
-    let endpoints = input.pool.iter().enumerate().map(|(at, any)| any.endpoint(at)).collect();
+    let endpoints = input
+        .pool
+        .iter()
+        .enumerate()
+        .map(|(at, any)| any.endpoint(at))
+        .collect();
     let metrics = input.pool.iter().map(AnyEndpoint::metrics).collect();
-    let Ok(snapshot) = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).inspect_err(|error| drop(error.to_string()))
+    let Ok(snapshot) = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
+        .inspect_err(|error| drop(error.to_string()))
     else {
         return;
     };
     let model = input.predicted.as_ref().map(|(ttft_ms, tpot_ms, factors)| {
         let endpoints = snapshot.endpoints().iter().zip(factors);
-        endpoints.fold(LatencyModel::constant(*ttft_ms, *tpot_ms), |model, (e, &(ttft, tpot))| model.with_endpoint(e.id, ttft, tpot))
+        endpoints.fold(
+            LatencyModel::constant(*ttft_ms, *tpot_ms),
+            |model, (e, &(ttft, tpot))| model.with_endpoint(e.id, ttft, tpot),
+        )
     });
-    decide(&input, &snapshot.with_latency(model.map(std::sync::Arc::new)));
+    decide(
+        &input,
+        &snapshot.with_latency(model.map(std::sync::Arc::new)),
+    );
 });
 
 fn decide(input: &Input, snapshot: &Snapshot) {
@@ -164,14 +187,35 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     for (any, endpoint) in input.pool.iter().zip(snapshot.endpoints()) {
         for &tokens in &any.in_flight {
             let mut ticket = in_flight.admit(endpoint.id, tokens);
-            let slo = Slo { ttft_us: Some(tokens), tpot_us: Some(tokens) };
-            in_flight.track(&mut ticket, TrackedSlo { slo, counts: slo, predicted: None }, "");
+            let slo = Slo {
+                ttft_us: Some(tokens),
+                tpot_us: Some(tokens),
+            };
+            in_flight.track(
+                &mut ticket,
+                TrackedSlo {
+                    slo,
+                    counts: slo,
+                    predicted: None,
+                },
+                "",
+            );
         }
     }
-    let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());
-    let hint = entries.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
+    let entries: Option<Vec<String>> = input
+        .subset
+        .as_ref()
+        .map(|entries| entries.iter().map(Entry::text).collect());
+    let hint = entries
+        .as_ref()
+        .map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
     let prefix_blocks: Vec<u64> = vec![0; input.request.blocks.into()];
-    let headers: Vec<(&str, &str)> = input.request.headers.iter().map(|(name, value)| (name.text(), value.as_str())).collect();
+    let headers: Vec<(&str, &str)> = input
+        .request
+        .headers
+        .iter()
+        .map(|(name, value)| (name.text(), value.as_str()))
+        .collect();
     let request = Request {
         model: &input.request.model,
         subset: hint.as_ref(),
@@ -182,7 +226,10 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         max_tokens: input.request.max_tokens,
         media_items: input.request.media_items,
         headers: &headers,
-        slo: Slo { ttft_us: input.slo.0, tpot_us: input.slo.1 },
+        slo: Slo {
+            ttft_us: input.slo.0,
+            tpot_us: input.slo.1,
+        },
         prediction_based: input.prediction_based,
         stored_id: 0,
     };
@@ -206,8 +253,23 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         metrics_stale: input.local.metrics_stale,
     };
     let mut explanation = Explanation::default();
-    let decision = schedule(snapshot, &request, local, &mut Rng::seeded(input.seed), Some(&mut explanation));
-    assert_eq!(schedule(snapshot, &request, local, &mut Rng::seeded(input.seed), None), decision);
+    let decision = schedule(
+        snapshot,
+        &request,
+        local,
+        &mut Rng::seeded(input.seed),
+        Some(&mut explanation),
+    );
+    assert_eq!(
+        schedule(
+            snapshot,
+            &request,
+            local,
+            &mut Rng::seeded(input.seed),
+            None
+        ),
+        decision
+    );
     for profile in &explanation.profiles {
         for (_, score) in profile.scores.iter().flat_map(|column| &column.scores) {
             assert!((0.0..=1.0).contains(score), "{score}");
@@ -217,15 +279,28 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         }
     }
     if let Decision::Route(route) = decision {
-        let endpoint = |index| snapshot.endpoint(index).expect("a named endpoint is in the snapshot");
+        let endpoint = |index| {
+            snapshot
+                .endpoint(index)
+                .expect("a named endpoint is in the snapshot")
+        };
         let picked: Vec<&Endpoint> = route.ranked.iter().map(endpoint).collect();
         assert!(picked.len() <= RANKED_MAX);
         for (place, one) in picked.iter().enumerate() {
-            assert!(!picked[..place].iter().any(|before| before.id == one.id), "picked twice");
+            assert!(
+                !picked[..place].iter().any(|before| before.id == one.id),
+                "picked twice"
+            );
         }
         for named_one in route.endpoints().map(endpoint) {
             assert_eq!(named_one.readiness, Readiness::Ready);
-            assert!(entries.as_ref().is_none_or(|entries| named(entries, &named_one.address)), "{} is outside the hint", named_one.address);
+            assert!(
+                entries
+                    .as_ref()
+                    .is_none_or(|entries| named(entries, &named_one.address)),
+                "{} is outside the hint",
+                named_one.address
+            );
         }
     }
 }
@@ -233,11 +308,13 @@ fn decide(input: &Input, snapshot: &Snapshot) {
 /// Whether an entry names the address, by meaning and not by spelling. It does not share code with
 /// the function that it checks.
 fn named(entries: &[String], address: &str) -> bool {
-    let socket: std::net::SocketAddr = address.parse().expect("a hint names well-formed addresses only");
-    entries
-        .iter()
-        .map(|entry| entry.trim())
-        .any(|entry| entry.parse() == Ok(socket) || entry.trim_start_matches('[').trim_end_matches(']').parse() == Ok(socket.ip()))
+    let socket: std::net::SocketAddr = address
+        .parse()
+        .expect("a hint names well-formed addresses only");
+    entries.iter().map(|entry| entry.trim()).any(|entry| {
+        entry.parse() == Ok(socket)
+            || entry.trim_start_matches('[').trim_end_matches(']').parse() == Ok(socket.ip())
+    })
 }
 
 /// Returns the name of the plugin at a position, so that one plugin can refer to another.
@@ -249,10 +326,22 @@ fn pipeline(input: &Input) -> PipelineSpec {
     let name = |at: u8| plugin_name(usize::from(at) % input.pipeline.plugins.len().max(1));
     let profile = |(name_of_it, parts): &(AnyName, Vec<(u8, f64)>)| ProfileSpec {
         name: name_of_it.text().to_owned(),
-        plugins: parts.iter().map(|&(at, weight)| ProfilePlugin { name: name(at), weight }).collect(),
+        plugins: parts
+            .iter()
+            .map(|&(at, weight)| ProfilePlugin {
+                name: name(at),
+                weight,
+            })
+            .collect(),
     };
     PipelineSpec {
-        plugins: input.pipeline.plugins.iter().enumerate().map(|(at, any)| any.spec(at, &name)).collect(),
+        plugins: input
+            .pipeline
+            .plugins
+            .iter()
+            .enumerate()
+            .map(|(at, any)| any.spec(at, &name))
+            .collect(),
         profiles: input.pipeline.profiles.iter().map(profile).collect(),
         profile_handler: input.pipeline.handler.map(name).unwrap_or_default(),
         saturation_detector: input.pipeline.detector.map(name).unwrap_or_default(),
@@ -263,14 +352,25 @@ fn pipeline(input: &Input) -> PipelineSpec {
 
 impl AnyPlugin {
     fn spec(&self, at: usize, plugin: &impl Fn(u8) -> String) -> PluginSpec {
-        let known = self.known.map(|at| &PLUGINS[usize::from(at) % PLUGINS.len()]);
+        let known = self
+            .known
+            .map(|at| &PLUGINS[usize::from(at) % PLUGINS.len()]);
         let parameter = |(at, name, value): &(Option<u8>, String, AnyValue)| {
-            let of_table =
-                at.and_then(|at| known.and_then(|plugin| plugin.parameters.get(usize::from(at) % plugin.parameters.len().max(1))));
-            (of_table.map_or_else(|| name.clone(), |parameter| parameter.name.to_owned()), value.value(plugin))
+            let of_table = at.and_then(|at| {
+                known.and_then(|plugin| {
+                    plugin
+                        .parameters
+                        .get(usize::from(at) % plugin.parameters.len().max(1))
+                })
+            });
+            (
+                of_table.map_or_else(|| name.clone(), |parameter| parameter.name.to_owned()),
+                value.value(plugin),
+            )
         };
         PluginSpec {
-            plugin_type: known.map_or_else(|| self.unknown.clone(), |plugin| plugin.name.to_owned()),
+            plugin_type: known
+                .map_or_else(|| self.unknown.clone(), |plugin| plugin.name.to_owned()),
             name: plugin_name(at),
             parameters: self.parameters.iter().map(parameter).collect(),
         }
@@ -294,25 +394,42 @@ impl AnyValue {
             Self::Flag(flag) => ParameterValue::Flag(*flag),
             Self::Text(text) => ParameterValue::Text(text.clone()),
             Self::Plugin(at) => ParameterValue::Text(plugin(*at)),
-            Self::List(items) => ParameterValue::List(items.iter().map(|item| item.value(plugin)).collect()),
-            Self::Map(entries) => {
-                ParameterValue::Map(entries.iter().map(|(name, item)| (name.text().to_owned(), item.value(plugin))).collect())
+            Self::List(items) => {
+                ParameterValue::List(items.iter().map(|item| item.value(plugin)).collect())
             }
+            Self::Map(entries) => ParameterValue::Map(
+                entries
+                    .iter()
+                    .map(|(name, item)| (name.text().to_owned(), item.value(plugin)))
+                    .collect(),
+            ),
         }
     }
 }
 
 impl AnyEndpoint {
     fn endpoint(&self, at: usize) -> Endpoint {
-        let address = if self.well_formed { format!("10.0.0.{}:8000", at % 256) } else { self.address.clone() };
+        let address = if self.well_formed {
+            format!("10.0.0.{}:8000", at % 256)
+        } else {
+            self.address.clone()
+        };
         Endpoint {
             id: EndpointRef {
-                slot: Slot(if self.well_formed { u16::try_from(at).unwrap_or(u16::MAX) } else { self.slot }),
+                slot: Slot(if self.well_formed {
+                    u16::try_from(at).unwrap_or(u16::MAX)
+                } else {
+                    self.slot
+                }),
                 generation: Generation(1),
             },
             name: "pod".into(),
             address: address.into(),
-            readiness: if self.ready { Readiness::Ready } else { Readiness::NotReady },
+            readiness: if self.ready {
+                Readiness::Ready
+            } else {
+                Readiness::NotReady
+            },
             labels: self.labels(),
             models: self.models(),
             age_ms: self.age_ms,
@@ -320,9 +437,19 @@ impl AnyEndpoint {
     }
 
     fn labels(&self) -> Box<[(Box<str>, Box<str>)]> {
-        let role = self.role.map(|at| (ROLE_LABEL.to_owned(), ROLES[usize::from(at) % ROLES.len()].to_owned()));
-        let mut labels: Vec<(Box<str>, Box<str>)> =
-            self.labels.iter().cloned().chain(role).map(|(key, value)| (key.into(), value.into())).collect();
+        let role = self.role.map(|at| {
+            (
+                ROLE_LABEL.to_owned(),
+                ROLES[usize::from(at) % ROLES.len()].to_owned(),
+            )
+        });
+        let mut labels: Vec<(Box<str>, Box<str>)> = self
+            .labels
+            .iter()
+            .cloned()
+            .chain(role)
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect();
         labels.sort_unstable();
         labels.into()
     }
@@ -330,7 +457,11 @@ impl AnyEndpoint {
     /// Returns the served models. Every second role serves only one model, which may be the
     /// requested one.
     fn models(&self) -> std::sync::Arc<[Box<str>]> {
-        self.role.filter(|at| at % 2 == 1).map(|at| format!("m{}", at % 4).into()).into_iter().collect()
+        self.role
+            .filter(|at| at % 2 == 1)
+            .map(|at| format!("m{}", at % 4).into())
+            .into_iter()
+            .collect()
     }
 
     fn metrics(&self) -> EndpointMetrics {
@@ -340,17 +471,24 @@ impl AnyEndpoint {
             running_requests: self.metrics.running,
             kv_cache_utilization: self.metrics.kv,
             attributes: {
-                let mut attributes: Vec<(Box<str>, f32)> =
-                    self.attributes.iter().map(|(key, value)| (key.as_str().into(), *value)).collect();
+                let mut attributes: Vec<(Box<str>, f32)> = self
+                    .attributes
+                    .iter()
+                    .map(|(key, value)| (key.as_str().into(), *value))
+                    .collect();
                 attributes.sort_by(|(a, _), (b, _)| a.cmp(b));
                 attributes.into()
             },
-            lora: self.metrics.lora.as_ref().map(|(running, waiting, max)| LoraMetrics {
-                running: boxed(running),
-                waiting: boxed(waiting),
-                max: *max,
-                base_models: Box::new([]),
-            }),
+            lora: self
+                .metrics
+                .lora
+                .as_ref()
+                .map(|(running, waiting, max)| LoraMetrics {
+                    running: boxed(running),
+                    waiting: boxed(waiting),
+                    max: *max,
+                    base_models: Box::new([]),
+                }),
             ..EndpointMetrics::default()
         }
     }

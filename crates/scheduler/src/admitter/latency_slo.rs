@@ -3,7 +3,10 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::KV_CACHE_UTILIZATION;
-use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -16,7 +19,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         prevents the refusal.",
     ),
     source: readable("llm-d-router, admitter/latencyslo"),
-    parameters: &[Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME }],
+    parameters: &[Parameter {
+        name: "latencyPredictionInfoProducerName",
+        ..PRODUCER_NAME
+    }],
     needs: &[
         RequiredState::Latency,
         RequiredState::InFlight,
@@ -40,8 +46,17 @@ fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Admitter for LatencySloAdmitter {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], _: &mut Rng) -> bool {
-        let cold = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).is_some_and(|used| used < COLD_KV_CACHE);
-        let misses = |endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()) && !cold(endpoint);
+        let cold = |endpoint| {
+            context
+                .metric(endpoint, |m| m.kv_cache_utilization)
+                .is_some_and(|used| used < COLD_KV_CACHE)
+        };
+        let misses = |endpoint| {
+            context
+                .prediction(endpoint)
+                .is_some_and(|predicted| !predicted.is_valid())
+                && !cold(endpoint)
+        };
         let sheddable = context.request.priority < 0 && context.request.slo.any();
         !sheddable || !endpoints.iter().all(|&endpoint| misses(endpoint))
     }

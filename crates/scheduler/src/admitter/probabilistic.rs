@@ -4,7 +4,10 @@
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds};
 use crate::endpoint::EndpointIndex;
 use crate::metrics;
-use crate::plugin::{Admitter, Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Admitter, Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -19,14 +22,21 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
-        Parameter { name: "power", default: ParameterDefault::Number(5.0), doc: readable("higher values start refusals later, above 0") },
+        Parameter {
+            name: "power",
+            default: ParameterDefault::Number(5.0),
+            doc: readable("higher values start refusals later, above 0"),
+        },
         Parameter {
             name: "k",
             default: ParameterDefault::Number(300.0),
             doc: readable("higher values make refusals rise faster, above 0"),
         },
     ],
-    needs: &[RequiredState::Metric(&metrics::QUEUE_DEPTH), RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION)],
+    needs: &[
+        RequiredState::Metric(&metrics::QUEUE_DEPTH),
+        RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION),
+    ],
     build,
 };
 
@@ -54,7 +64,9 @@ impl ProbabilisticAdmitter {
 
 impl Admitter for ProbabilisticAdmitter {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool {
-        context.request.priority >= 0 || f64::from(rng.open01()) >= self.refusal(self.thresholds.saturation(context, endpoints))
+        context.request.priority >= 0
+            || f64::from(rng.open01())
+                >= self.refusal(self.thresholds.saturation(context, endpoints))
     }
 }
 
@@ -64,10 +76,19 @@ mod tests {
 
     #[test]
     fn refusals_rise_as_the_reference_says() {
-        let thresholds = UtilizationThresholds::read(&Parameters::check(PLUGIN.parameters, &[]).unwrap()).unwrap();
-        let admitter = ProbabilisticAdmitter { thresholds, power: 5.0, k: 300.0 };
+        let thresholds =
+            UtilizationThresholds::read(&Parameters::check(PLUGIN.parameters, &[]).unwrap())
+                .unwrap();
+        let admitter = ProbabilisticAdmitter {
+            thresholds,
+            power: 5.0,
+            k: 300.0,
+        };
         assert_eq!(admitter.refusal(0.0), 0.0);
-        assert!((admitter.refusal(0.15) - 0.0228).abs() < 1e-4, "2.3 % at 0.15");
+        assert!(
+            (admitter.refusal(0.15) - 0.0228).abs() < 1e-4,
+            "2.3 % at 0.15"
+        );
         assert_eq!(admitter.refusal(0.34), 1.0, "all at 0.34");
         assert_eq!(admitter.refusal(1e300), 1.0);
     }

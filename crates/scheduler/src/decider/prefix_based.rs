@@ -2,7 +2,10 @@
 //! endpoint.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Decider, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Decider, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -14,8 +17,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[
-        Parameter { name: "nonCachedTokens", default: ParameterDefault::Number(0.0), doc: readable("tokens, integer; 0: never") },
-        Parameter { name: "promptTokens", default: ParameterDefault::Number(0.0), doc: readable("tokens, integer; 0: any prompt") },
+        Parameter {
+            name: "nonCachedTokens",
+            default: ParameterDefault::Number(0.0),
+            doc: readable("tokens, integer; 0: never"),
+        },
+        Parameter {
+            name: "promptTokens",
+            default: ParameterDefault::Number(0.0),
+            doc: readable("tokens, integer; 0: any prompt"),
+        },
     ],
     needs: &[RequiredState::PrefixIndex, RequiredState::Prompt],
     build,

@@ -9,7 +9,10 @@ use crate::filter::keep;
 use crate::flow::RoomLimits;
 use crate::in_flight::EndpointLoad;
 use crate::metrics::{self, SEQUENCES_MAX_ATTRIBUTE};
-use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters,
+    RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -29,12 +32,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxBacklogMs",
             default: ParameterDefault::Number(50.0),
-            doc: readable("prefill backlog at which an endpoint is full for lower bands, ms, 0 or more"),
+            doc: readable(
+                "prefill backlog at which an endpoint is full for lower bands, ms, 0 or more",
+            ),
         },
         Parameter {
             name: "criticalMaxBacklogMs",
             default: ParameterDefault::Number(250.0),
-            doc: readable("prefill backlog at which an endpoint is full for the highest band, ms, 0 or more"),
+            doc: readable(
+                "prefill backlog at which an endpoint is full for the highest band, ms, 0 or more",
+            ),
         },
         Parameter {
             name: "reserve",
@@ -96,21 +103,33 @@ fn wide(count: u64) -> f64 {
 impl BacklogDetector {
     /// The time of the prompts that wait or are computed at the endpoint, in ms.
     fn backlog_ms(context: &Context<'_>, endpoint: EndpointIndex, load: &EndpointLoad) -> f64 {
-        let speed = context.table.id(endpoint).map_or(1.0, |id| context.table.step.speed(id).0);
+        let speed = context
+            .table
+            .id(endpoint)
+            .map_or(1.0, |id| context.table.step.speed(id).0);
         f64::from(context.table.step.backlog_ms(&load.prefills) * speed)
     }
 
     /// The share of the endpoint's sequences that `requests` use; `None` if their number is
     /// unknown.
     fn sequences(context: &Context<'_>, endpoint: EndpointIndex, requests: u32) -> Option<f64> {
-        let max = context.table.metrics_of(endpoint)?.attribute(SEQUENCES_MAX_ATTRIBUTE).filter(|max| *max >= 1.0)?;
+        let max = context
+            .table
+            .metrics_of(endpoint)?
+            .attribute(SEQUENCES_MAX_ATTRIBUTE)
+            .filter(|max| *max >= 1.0)?;
         Some(f64::from(requests) / f64::from(max))
     }
 
     /// The share of the endpoint's KV cache in use with a prompt of `more` tokens, `uncached` of
     /// which are not cached there; `None` if the size of the cache is unknown. The ledger counts a
     /// prefix that requests share once for each, and the engine's report is late: the lower counts.
-    fn kv_cache(context: &Context<'_>, endpoint: EndpointIndex, load: &EndpointLoad, (more, uncached): (u32, u32)) -> Option<f64> {
+    fn kv_cache(
+        context: &Context<'_>,
+        endpoint: EndpointIndex,
+        load: &EndpointLoad,
+        (more, uncached): (u32, u32),
+    ) -> Option<f64> {
         let metrics = context.table.metrics_of(endpoint)?;
         let capacity = f64::from(metrics.kv_blocks?) * f64::from(metrics.kv_block_tokens?);
         if capacity <= 0.0 {
@@ -118,15 +137,27 @@ impl BacklogDetector {
         }
         let ledger = wide(load.decode_tokens) + wide(load.prefills.prompt_tokens) + f64::from(more);
         let reported = context.metric(endpoint, |m| m.kv_cache_utilization);
-        let reported = reported.map(|used| f64::from(used) * capacity + wide(load.prefills.uncached_tokens) + f64::from(uncached));
+        let reported = reported.map(|used| {
+            f64::from(used) * capacity + wide(load.prefills.uncached_tokens) + f64::from(uncached)
+        });
         Some(reported.map_or(ledger, |reported| reported.min(ledger)) / capacity)
     }
 
     /// Whether the endpoint would begin with the prompt of the request soon.
-    fn computes_soon(&self, context: &Context<'_>, endpoint: EndpointIndex, limits: RoomLimits) -> bool {
+    fn computes_soon(
+        &self,
+        context: &Context<'_>,
+        endpoint: EndpointIndex,
+        limits: RoomLimits,
+    ) -> bool {
         let load = context.load(endpoint);
-        let max_ms = if limits.critical { self.critical_max_backlog_ms } else { self.max_backlog_ms };
-        load.prefills.prompts == 0 || Self::backlog_ms(context, endpoint, &load) <= max_ms * limits.share
+        let max_ms = if limits.critical {
+            self.critical_max_backlog_ms
+        } else {
+            self.max_backlog_ms
+        };
+        load.prefills.prompts == 0
+            || Self::backlog_ms(context, endpoint, &load) <= max_ms * limits.share
     }
 
     /// Whether the endpoint has a free sequence and KV cache for the request.
@@ -135,32 +166,51 @@ impl BacklogDetector {
         if load.requests == 0 {
             return true;
         }
-        let ceiling = limits.ceiling.at(|| self.used(context, endpoint) / limits.share);
-        let without = |reserve: f64| ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve }) * limits.share;
-        let prompt = (context.request.prompt_tokens, context.uncached_tokens(endpoint));
-        Self::sequences(context, endpoint, load.requests).is_none_or(|used| used < without(self.sequence_reserve))
-            && Self::kv_cache(context, endpoint, &load, prompt).is_none_or(|used| used <= without(self.reserve) * self.kv_cache_share)
+        let ceiling = limits
+            .ceiling
+            .at(|| self.used(context, endpoint) / limits.share);
+        let without = |reserve: f64| {
+            ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve }) * limits.share
+        };
+        let prompt = (
+            context.request.prompt_tokens,
+            context.uncached_tokens(endpoint),
+        );
+        Self::sequences(context, endpoint, load.requests)
+            .is_none_or(|used| used < without(self.sequence_reserve))
+            && Self::kv_cache(context, endpoint, &load, prompt)
+                .is_none_or(|used| used <= without(self.reserve) * self.kv_cache_share)
     }
 
     /// The greatest used share of the endpoint: backlog, sequences or KV cache.
     fn used(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
         let load = context.load(endpoint);
-        let backlog = Self::backlog_ms(context, endpoint, &load) / self.critical_max_backlog_ms.max(1.0);
+        let backlog =
+            Self::backlog_ms(context, endpoint, &load) / self.critical_max_backlog_ms.max(1.0);
         let sequences = Self::sequences(context, endpoint, load.requests).unwrap_or(0.0);
-        let kv_cache = Self::kv_cache(context, endpoint, &load, (0, 0)).unwrap_or(0.0) / self.kv_cache_share;
+        let kv_cache =
+            Self::kv_cache(context, endpoint, &load, (0, 0)).unwrap_or(0.0) / self.kv_cache_share;
         backlog.max(sequences).max(kv_cache)
     }
 }
 
 impl Detector for BacklogDetector {
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
-        let sum: f64 = endpoints.iter().map(|&endpoint| self.used(context, endpoint)).sum();
-        if endpoints.is_empty() { 0.0 } else { sum / wide(endpoints.len() as u64) }
+        let sum: f64 = endpoints
+            .iter()
+            .map(|&endpoint| self.used(context, endpoint))
+            .sum();
+        if endpoints.is_empty() {
+            0.0
+        } else {
+            sum / wide(endpoints.len() as u64)
+        }
     }
 
     fn has_room(&self, context: &Context<'_>, route: &Route, limits: RoomLimits) -> bool {
         let serving = route.data_parallel.unwrap_or(route.ranked.first());
-        self.computes_soon(context, route.prefill.unwrap_or(serving), limits) && self.holds(context, serving, limits)
+        self.computes_soon(context, route.prefill.unwrap_or(serving), limits)
+            && self.holds(context, serving, limits)
     }
 
     fn is_per_endpoint(&self) -> bool {
@@ -170,7 +220,10 @@ impl Detector for BacklogDetector {
 
 impl Filter for BacklogDetector {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        keep(candidates, true, |index| self.computes_soon(context, index, RoomLimits::ALL) && self.holds(context, index, RoomLimits::ALL));
+        keep(candidates, true, |index| {
+            self.computes_soon(context, index, RoomLimits::ALL)
+                && self.holds(context, index, RoomLimits::ALL)
+        });
     }
 }
 
@@ -194,15 +247,28 @@ mod tests {
         };
         let mut spec = PipelineSpec::default();
         spec.plugins.push(PluginSpec::of_type(FLOW_CONTROL));
-        Snapshot::try_new(Version::default(), vec![Endpoint::ready(0, &[])], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
+        Snapshot::try_new(
+            Version::default(),
+            vec![Endpoint::ready(0, &[])],
+            vec![metrics],
+            Pipeline::build(&spec).unwrap(),
+        )
+        .unwrap()
     }
 
     /// How many requests with prompts of so many tokens go to the endpoint, each at its first
     /// token when the next one comes.
     fn admitted(tokens: u32, (critical, share): (bool, f64)) -> usize {
         let (snapshot, mut ledger) = (snapshot(), InFlight::default());
-        let (at, index) = (snapshot.endpoints()[0].id, snapshot.indices().next().unwrap());
-        let limits = RoomLimits { critical, share, ..RoomLimits::ALL };
+        let (at, index) = (
+            snapshot.endpoints()[0].id,
+            snapshot.indices().next().unwrap(),
+        );
+        let limits = RoomLimits {
+            critical,
+            share,
+            ..RoomLimits::ALL
+        };
         let mut running: Vec<InFlightTicket> = Vec::new();
         while running.len() < 99 && !is_full(&snapshot, LocalState::new(&ledger), index, limits) {
             let mut ticket = ledger.admit_prompt(at, tokens, tokens);
@@ -210,20 +276,34 @@ mod tests {
             running.push(ticket);
         }
         let admitted = running.len();
-        running.into_iter().for_each(|ticket| ledger.release(ticket));
+        running
+            .into_iter()
+            .for_each(|ticket| ledger.release(ticket));
         admitted
     }
 
     #[test]
     fn lower_bands_leave_a_quarter_of_sequences_and_a_tenth_of_the_cache() {
-        assert_eq!([true, false].map(|critical| admitted(10, (critical, 1.0))), [20, 15]);
+        assert_eq!(
+            [true, false].map(|critical| admitted(10, (critical, 1.0))),
+            [20, 15]
+        );
         // 95 % of 1,600 tokens, and nine tenths of that.
-        assert_eq!([true, false].map(|critical| admitted(100, (critical, 1.0))), [16, 14]);
+        assert_eq!(
+            [true, false].map(|critical| admitted(100, (critical, 1.0))),
+            [16, 14]
+        );
     }
 
     #[test]
     fn a_proxy_alone_fills_its_share_and_its_lower_bands_leave_the_reserve_of_that() {
-        assert_eq!([true, false].map(|critical| admitted(10, (critical, 0.5))), [10, 8]);
-        assert_eq!([true, false].map(|critical| admitted(100, (critical, 0.5))), [8, 7]);
+        assert_eq!(
+            [true, false].map(|critical| admitted(10, (critical, 0.5))),
+            [10, 8]
+        );
+        assert_eq!(
+            [true, false].map(|critical| admitted(100, (critical, 0.5))),
+            [8, 7]
+        );
     }
 }

@@ -6,7 +6,10 @@ use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics::SEQUENCES_MAX_ATTRIBUTE;
-use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters,
+    RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -21,7 +24,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, saturationdetector/concurrency"),
     parameters: &[
-        Parameter { name: "concurrencyMode", default: ParameterDefault::Text("requests"), doc: readable("requests, tokens or hybrid") },
+        Parameter {
+            name: "concurrencyMode",
+            default: ParameterDefault::Text("requests"),
+            doc: readable("requests, tokens or hybrid"),
+        },
         Parameter {
             name: "maxConcurrency",
             default: ParameterDefault::Number(100.0),
@@ -51,7 +58,11 @@ struct ConcurrencyDetector {
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     parameters.text(IN_FLIGHT_PRODUCER.name)?;
-    let modes = [("requests", (true, false)), ("tokens", (false, true)), ("hybrid", (true, true))];
+    let modes = [
+        ("requests", (true, false)),
+        ("tokens", (false, true)),
+        ("hybrid", (true, true)),
+    ];
     let (requests, tokens) = parameters.choice("concurrencyMode", &modes)?;
     let requests_max = f64::from(parameters.integer("maxConcurrency", 1..=u32::MAX)?);
     let tokens_max = f64::from(parameters.integer("maxTokenConcurrency", 1..=u32::MAX)?);
@@ -69,8 +80,14 @@ impl ConcurrencyDetector {
         let (mut requests, mut tokens) = ((0_u64, 0.0), (0_u64, 0.0));
         for &endpoint in endpoints {
             let load = context.load(endpoint);
-            requests = (requests.0.saturating_add(u64::from(load.requests)), requests.1 + self.requests_max_of(context, endpoint));
-            tokens = (tokens.0.saturating_add(load.prefill_tokens), tokens.1 + self.tokens_max.unwrap_or(0.0));
+            requests = (
+                requests.0.saturating_add(u64::from(load.requests)),
+                requests.1 + self.requests_max_of(context, endpoint),
+            );
+            tokens = (
+                tokens.0.saturating_add(load.prefill_tokens),
+                tokens.1 + self.tokens_max.unwrap_or(0.0),
+            );
         }
         let of = |(load, max): (u64, f64)| if max > 0.0 { load as f64 / max } else { 0.0 };
         of(requests).max(of(tokens))
@@ -78,8 +95,13 @@ impl ConcurrencyDetector {
 
     /// The configured limit, or the engine's own if that is lower.
     fn requests_max_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
-        let own = context.table.metrics_of(endpoint).and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
-        self.requests_max.map_or(0.0, |max| own.map_or(max, |own| max.min(f64::from(own).max(1.0))))
+        let own = context
+            .table
+            .metrics_of(endpoint)
+            .and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
+        self.requests_max.map_or(0.0, |max| {
+            own.map_or(max, |own| max.min(f64::from(own).max(1.0)))
+        })
     }
 }
 
@@ -95,7 +117,9 @@ impl Detector for ConcurrencyDetector {
 
 impl Filter for ConcurrencyDetector {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        keep(candidates, true, |index| self.share(context, &[index]) < self.kept_below);
+        keep(candidates, true, |index| {
+            self.share(context, &[index]) < self.kept_below
+        });
     }
 }
 
@@ -113,12 +137,28 @@ mod tests {
     /// One endpoint for each role, which may have two requests.
     fn snapshot(roles: &[&str]) -> Snapshot {
         let parameters = vec![("maxConcurrency".to_owned(), ParameterValue::Number(2.0))];
-        let detector = PluginSpec { parameters, ..PluginSpec::of_type(PLUGIN.name) };
-        let mut spec = PipelineSpec { saturation_detector: PLUGIN.name.to_owned(), ..PipelineSpec::default() };
-        spec.plugins.extend([detector, PluginSpec::of_type(FLOW_CONTROL)]);
-        let endpoints: Vec<Endpoint> = (0..).zip(roles).map(|(slot, role)| Endpoint::ready(slot, &[(ROLE_LABEL, role)])).collect();
+        let detector = PluginSpec {
+            parameters,
+            ..PluginSpec::of_type(PLUGIN.name)
+        };
+        let mut spec = PipelineSpec {
+            saturation_detector: PLUGIN.name.to_owned(),
+            ..PipelineSpec::default()
+        };
+        spec.plugins
+            .extend([detector, PluginSpec::of_type(FLOW_CONTROL)]);
+        let endpoints: Vec<Endpoint> = (0..)
+            .zip(roles)
+            .map(|(slot, role)| Endpoint::ready(slot, &[(ROLE_LABEL, role)]))
+            .collect();
         let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-        Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap()
+        Snapshot::try_new(
+            Version::default(),
+            endpoints,
+            metrics,
+            Pipeline::build(&spec).unwrap(),
+        )
+        .unwrap()
     }
 
     /// Whether a pool of these roles is full with two requests at its last endpoint.
@@ -128,13 +168,18 @@ mod tests {
         let running = [(); 2].map(|()| ledger.admit(last, 0));
         let index = snapshot.indices().next().unwrap();
         let is_full = is_full(&snapshot, LocalState::new(&ledger), index, RoomLimits::ALL);
-        running.into_iter().for_each(|ticket| ledger.release(ticket));
+        running
+            .into_iter()
+            .for_each(|ticket| ledger.release(ticket));
         is_full
     }
 
     #[test]
     fn a_pool_is_as_full_as_its_fuller_stage() {
-        assert!(!is_full_with_two_at_the_last(&["both", "both"]), "one of two is idle");
+        assert!(
+            !is_full_with_two_at_the_last(&["both", "both"]),
+            "one of two is idle"
+        );
         for roles in [["prefill", "decode"], ["decode", "prefill"]] {
             assert!(is_full_with_two_at_the_last(&roles), "{roles:?}");
         }

@@ -5,7 +5,10 @@ use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics;
-use crate::plugin::{Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters,
+    RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -30,7 +33,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         IN_FLIGHT_PRODUCER,
     ],
-    needs: &[RequiredState::Metric(&metrics::QUEUE_DEPTH), RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION)],
+    needs: &[
+        RequiredState::Metric(&metrics::QUEUE_DEPTH),
+        RequiredState::Metric(&metrics::KV_CACHE_UTILIZATION),
+    ],
     build,
 };
 
@@ -63,22 +69,34 @@ pub(crate) struct UtilizationDetector {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Detector(Box::new(UtilizationDetector::read(parameters)?)))
+    Ok(Plugin::Detector(Box::new(UtilizationDetector::read(
+        parameters,
+    )?)))
 }
 
 impl UtilizationThresholds {
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "thresholds need no more digits than an f32 has")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "thresholds need no more digits than an f32 has"
+    )]
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         Ok(Self {
             queue_depth: parameters.integer(QUEUE_DEPTH.name, 1..=u32::MAX)? as f32,
-            kv_cache_utilization: parameters.number(KV_CACHE.name, f64::from(f32::MIN_POSITIVE)..=1.0)? as f32,
+            kv_cache_utilization: parameters
+                .number(KV_CACHE.name, f64::from(f32::MIN_POSITIVE)..=1.0)?
+                as f32,
         })
     }
 
     /// The saturation of one endpoint; `None` if its metrics are unknown.
     fn saturation_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
-        let queue = context.metric(endpoint, |m| m.queue_depth).map(|q| q / self.queue_depth);
-        let cache = context.metric(endpoint, |m| m.kv_cache_utilization).map(|u| u / self.kv_cache_utilization);
+        let queue = context
+            .metric(endpoint, |m| m.queue_depth)
+            .map(|q| q / self.queue_depth);
+        let cache = context
+            .metric(endpoint, |m| m.kv_cache_utilization)
+            .map(|u| u / self.kv_cache_utilization);
         match (queue, cache) {
             (Some(queue), Some(cache)) => Some(queue.max(cache)),
             (queue, cache) => queue.or(cache),
@@ -87,9 +105,17 @@ impl UtilizationThresholds {
 
     /// The mean over the endpoints with known metrics; 0 if there are none.
     pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
-        let known = endpoints.iter().filter_map(|&endpoint| self.saturation_of(context, endpoint));
-        let (sum, count) = known.fold((0.0, 0_u32), |(sum, count), one| (sum + f64::from(one), count + 1));
-        if count == 0 { 0.0 } else { sum / f64::from(count) }
+        let known = endpoints
+            .iter()
+            .filter_map(|&endpoint| self.saturation_of(context, endpoint));
+        let (sum, count) = known.fold((0.0, 0_u32), |(sum, count), one| {
+            (sum + f64::from(one), count + 1)
+        });
+        if count == 0 {
+            0.0
+        } else {
+            sum / f64::from(count)
+        }
     }
 }
 
@@ -97,7 +123,10 @@ impl UtilizationDetector {
     fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         parameters.text("metricsStalenessThreshold")?;
         parameters.text(IN_FLIGHT_PRODUCER.name)?;
-        Ok(Self { thresholds: UtilizationThresholds::read(parameters)?, kept_max: relaxed(parameters)? })
+        Ok(Self {
+            thresholds: UtilizationThresholds::read(parameters)?,
+            kept_max: relaxed(parameters)?,
+        })
     }
 
     /// The detector of a pipeline that names none.
@@ -114,6 +143,10 @@ impl Detector for UtilizationDetector {
 
 impl Filter for UtilizationDetector {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        keep(candidates, true, |index| self.thresholds.saturation_of(context, index).is_none_or(|s| s <= self.kept_max));
+        keep(candidates, true, |index| {
+            self.thresholds
+                .saturation_of(context, index)
+                .is_none_or(|s| s <= self.kept_max)
+        });
     }
 }

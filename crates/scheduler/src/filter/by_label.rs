@@ -2,7 +2,9 @@
 //! filters.
 
 use crate::filter::label_selector::LabelSelectorFilter;
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -14,13 +16,21 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, filter/bylabel"),
     parameters: &[
-        Parameter { name: "label", default: ParameterDefault::Required, doc: readable("the label") },
+        Parameter {
+            name: "label",
+            default: ParameterDefault::Required,
+            doc: readable("the label"),
+        },
         Parameter {
             name: "validValues",
             default: ParameterDefault::Structured("[VALUE]"),
             doc: readable("at least one, unless allowsNoLabel is set"),
         },
-        Parameter { name: "allowsNoLabel", default: ParameterDefault::Flag(false), doc: readable("keep endpoints without the label") },
+        Parameter {
+            name: "allowsNoLabel",
+            default: ParameterDefault::Flag(false),
+            doc: readable("keep endpoints without the label"),
+        },
     ],
     needs: &[RequiredState::Labels],
     build,
@@ -28,9 +38,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let label = parameters.text("label")?;
-    let (values, unlabelled) = (parameters.texts("validValues")?, parameters.flag("allowsNoLabel")?);
+    let (values, unlabelled) = (
+        parameters.texts("validValues")?,
+        parameters.flag("allowsNoLabel")?,
+    );
     if values.is_empty() && !unlabelled {
         return Err(parameters.out_of_range("validValues"));
     }
-    Ok(Plugin::Filter(Box::new(LabelSelectorFilter::one_of(label, &values, unlabelled))))
+    Ok(Plugin::Filter(Box::new(LabelSelectorFilter::one_of(
+        label, &values, unlabelled,
+    ))))
 }

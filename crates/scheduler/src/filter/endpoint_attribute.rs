@@ -6,7 +6,8 @@ use std::cmp::Ordering;
 use crate::candidates::Candidates;
 use crate::filter::keep;
 use crate::plugin::{
-    Context, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, ParameterDefault, Parameters, RequiredState, attribute_key, readable,
+    Context, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, ParameterDefault, Parameters,
+    RequiredState, attribute_key, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -20,7 +21,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "attribute",
             default: ParameterDefault::Required,
-            doc: readable("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
+            doc: readable(
+                "name of the attribute, as in customMetrics; if it contains a / the producer is required",
+            ),
         },
         METRICS_EXTRACTOR,
         Parameter {
@@ -28,7 +31,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: ParameterDefault::Text("Pass"),
             doc: readable("endpoints without the attribute: Pass keeps them, Fail drops them"),
         },
-        Parameter { name: "fallbackOnEmpty", default: ParameterDefault::Flag(false), doc: readable("keep all if all would be dropped") },
+        Parameter {
+            name: "fallbackOnEmpty",
+            default: ParameterDefault::Flag(false),
+            doc: readable("keep all if all would be dropped"),
+        },
         Parameter {
             name: "algorithm",
             default: ParameterDefault::Structured(
@@ -42,16 +49,30 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter { name: "type", default: ParameterDefault::Required, doc: readable("threshold") },
-    Parameter { name: "threshold", default: ParameterDefault::Structured("{operator, value}"), doc: readable("the comparison") },
+    Parameter {
+        name: "type",
+        default: ParameterDefault::Required,
+        doc: readable("threshold"),
+    },
+    Parameter {
+        name: "threshold",
+        default: ParameterDefault::Structured("{operator, value}"),
+        doc: readable("the comparison"),
+    },
 ];
 const THRESHOLD: &[Parameter] = &[
     Parameter {
         name: "operator",
         default: ParameterDefault::Required,
-        doc: readable("LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual"),
+        doc: readable(
+            "LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual",
+        ),
     },
-    Parameter { name: "value", default: ParameterDefault::Number(0.0), doc: readable("what the attribute is compared with") },
+    Parameter {
+        name: "value",
+        default: ParameterDefault::Number(0.0),
+        doc: readable("what the attribute is compared with"),
+    },
 ];
 
 /// Whether the condition holds if the attribute is less than the value, equal to it, or greater.
@@ -78,7 +99,12 @@ struct EndpointAttributeFilter {
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let (operator, value) = parameters.require("algorithm", ALGORITHM, |algorithm| {
         algorithm.choice("type", &[("threshold", ())])?;
-        algorithm.require("threshold", THRESHOLD, |threshold| Ok((threshold.choice("operator", &OPERATORS)?, threshold.finite("value")?)))
+        algorithm.require("threshold", THRESHOLD, |threshold| {
+            Ok((
+                threshold.choice("operator", &OPERATORS)?,
+                threshold.finite("value")?,
+            ))
+        })
     })?;
     Ok(Plugin::Filter(Box::new(EndpointAttributeFilter {
         key: attribute_key(parameters, "attribute")?,
@@ -91,7 +117,9 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl EndpointAttributeFilter {
     fn passes(&self, attribute: Option<f32>) -> bool {
-        let Some(attribute) = attribute else { return self.pass_missing };
+        let Some(attribute) = attribute else {
+            return self.pass_missing;
+        };
         let [less, equal, greater] = self.operator;
         match attribute.total_cmp(&self.value) {
             Ordering::Less => less,
@@ -103,7 +131,9 @@ impl EndpointAttributeFilter {
 
 impl Filter for EndpointAttributeFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        keep(candidates, self.fall_back, |endpoint| self.passes(context.attribute(endpoint, &self.key)));
+        keep(candidates, self.fall_back, |endpoint| {
+            self.passes(context.attribute(endpoint, &self.key))
+        });
     }
 }
 
@@ -114,14 +144,26 @@ mod tests {
     #[test]
     fn operators_and_missing_attributes() {
         let passes = |name: &str, pass_missing| {
-            let (_, operator) = OPERATORS.into_iter().find(|(other, _)| *other == name).unwrap();
-            let filter = EndpointAttributeFilter { key: "depth".into(), pass_missing, fall_back: false, operator, value: 5.0 };
+            let (_, operator) = OPERATORS
+                .into_iter()
+                .find(|(other, _)| *other == name)
+                .unwrap();
+            let filter = EndpointAttributeFilter {
+                key: "depth".into(),
+                pass_missing,
+                fall_back: false,
+                operator,
+                value: 5.0,
+            };
             [Some(4.0), Some(5.0), Some(6.0), None].map(|attribute| filter.passes(attribute))
         };
         assert_eq!(passes("LessThan", true), [true, false, false, true]);
         assert_eq!(passes("LessThanOrEqual", true), [true, true, false, true]);
         assert_eq!(passes("GreaterThan", false), [false, false, true, false]);
-        assert_eq!(passes("GreaterThanOrEqual", false), [false, true, true, false]);
+        assert_eq!(
+            passes("GreaterThanOrEqual", false),
+            [false, true, true, false]
+        );
         assert_eq!(passes("Equal", false), [false, true, false, false]);
         assert_eq!(passes("NotEqual", true), [true, false, true, true]);
     }

@@ -2,7 +2,10 @@
 //! `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -22,7 +25,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter {
             name: "matchExpressions",
-            default: ParameterDefault::Structured("[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]"),
+            default: ParameterDefault::Structured(
+                "[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]",
+            ),
             doc: readable("one condition per label; values only for In and NotIn"),
         },
     ],
@@ -31,12 +36,23 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// The same filter under the name that llm-d deprecates.
-pub(crate) const BY_LABEL_SELECTOR: PluginType =
-    PluginType { name: "by-label-selector", doc: readable("Deprecated name of label-selector-filter."), ..PLUGIN };
+pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
+    name: "by-label-selector",
+    doc: readable("Deprecated name of label-selector-filter."),
+    ..PLUGIN
+};
 
 const EXPRESSION: &[Parameter] = &[
-    Parameter { name: "key", default: ParameterDefault::Required, doc: readable("a label") },
-    Parameter { name: "operator", default: ParameterDefault::Required, doc: readable("In, NotIn, Exists or DoesNotExist") },
+    Parameter {
+        name: "key",
+        default: ParameterDefault::Required,
+        doc: readable("a label"),
+    },
+    Parameter {
+        name: "operator",
+        default: ParameterDefault::Required,
+        doc: readable("In, NotIn, Exists or DoesNotExist"),
+    },
     Parameter {
         name: "values",
         default: ParameterDefault::Structured("[VALUE]"),
@@ -65,23 +81,52 @@ struct LabelOperator {
     absent: bool,
 }
 
-const IN: LabelOperator = LabelOperator { listed: true, other: false, absent: false };
-const NOT_IN: LabelOperator = LabelOperator { listed: false, other: true, absent: true };
-const EXISTS: LabelOperator = LabelOperator { listed: true, other: true, absent: false };
-const DOES_NOT_EXIST: LabelOperator = LabelOperator { listed: false, other: false, absent: true };
+const IN: LabelOperator = LabelOperator {
+    listed: true,
+    other: false,
+    absent: false,
+};
+const NOT_IN: LabelOperator = LabelOperator {
+    listed: false,
+    other: true,
+    absent: true,
+};
+const EXISTS: LabelOperator = LabelOperator {
+    listed: true,
+    other: true,
+    absent: false,
+};
+const DOES_NOT_EXIST: LabelOperator = LabelOperator {
+    listed: false,
+    other: false,
+    absent: true,
+};
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let labels = parameters.text_map("matchLabels")?.into_iter();
-    let mut requirements: Vec<LabelRequirement> = labels.map(|(key, value)| LabelRequirement::new(key, &[value], IN)).collect();
-    requirements.extend(parameters.each("matchExpressions", EXPRESSION, |expression| {
-        let operators = [("In", IN), ("NotIn", NOT_IN), ("Exists", EXISTS), ("DoesNotExist", DOES_NOT_EXIST)];
-        let holds = expression.choice("operator", &operators)?;
-        let values = expression.texts("values")?;
-        if values.is_empty() == (holds.listed != holds.other) {
-            return Err(expression.out_of_range("values"));
-        }
-        Ok(LabelRequirement::new(expression.text("key")?, &values, holds))
-    })?);
+    let mut requirements: Vec<LabelRequirement> = labels
+        .map(|(key, value)| LabelRequirement::new(key, &[value], IN))
+        .collect();
+    requirements.extend(
+        parameters.each("matchExpressions", EXPRESSION, |expression| {
+            let operators = [
+                ("In", IN),
+                ("NotIn", NOT_IN),
+                ("Exists", EXISTS),
+                ("DoesNotExist", DOES_NOT_EXIST),
+            ];
+            let holds = expression.choice("operator", &operators)?;
+            let values = expression.texts("values")?;
+            if values.is_empty() == (holds.listed != holds.other) {
+                return Err(expression.out_of_range("values"));
+            }
+            Ok(LabelRequirement::new(
+                expression.text("key")?,
+                &values,
+                holds,
+            ))
+        })?,
+    );
     Ok(Plugin::Filter(Box::new(LabelSelectorFilter(requirements))))
 }
 
@@ -90,13 +135,24 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl LabelSelectorFilter {
     /// Requires one label with one of these values, or, with `unlabelled`, no such label.
     pub(crate) fn one_of(key: &str, values: &[&str], unlabelled: bool) -> Self {
-        Self(vec![LabelRequirement::new(key, values, LabelOperator { absent: unlabelled, ..IN })])
+        Self(vec![LabelRequirement::new(
+            key,
+            values,
+            LabelOperator {
+                absent: unlabelled,
+                ..IN
+            },
+        )])
     }
 }
 
 impl Filter for LabelSelectorFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        candidates.retain(|endpoint| self.0.iter().all(|requirement| requirement.holds(context.label(endpoint, &requirement.key))));
+        candidates.retain(|endpoint| {
+            self.0
+                .iter()
+                .all(|requirement| requirement.holds(context.label(endpoint, &requirement.key)))
+        });
     }
 }
 
@@ -104,7 +160,11 @@ impl Filter for LabelSelectorFilter {
 
 impl LabelRequirement {
     fn new(key: &str, values: &[&str], holds: LabelOperator) -> Self {
-        Self { key: key.into(), values: values.iter().map(|&value| value.into()).collect(), holds }
+        Self {
+            key: key.into(),
+            values: values.iter().map(|&value| value.into()).collect(),
+            holds,
+        }
     }
 
     fn holds(&self, label: Option<&str>) -> bool {
@@ -138,17 +198,40 @@ mod tests {
     fn refusal(operator: &str, values: &[&str]) -> String {
         let text = |text: &str| ParameterValue::Text(text.to_owned());
         let values = ParameterValue::List(values.iter().map(|value| text(value)).collect());
-        let expression = [("key", text("zone")), ("operator", text(operator)), ("values", values)];
-        let expression = ParameterValue::Map(expression.map(|(name, value)| (name.to_owned(), value)).to_vec());
-        PLUGIN.build(&[("matchExpressions".to_owned(), ParameterValue::List(vec![expression]))]).map(drop).unwrap_err().to_string()
+        let expression = [
+            ("key", text("zone")),
+            ("operator", text(operator)),
+            ("values", values),
+        ];
+        let expression = ParameterValue::Map(
+            expression
+                .map(|(name, value)| (name.to_owned(), value))
+                .to_vec(),
+        );
+        PLUGIN
+            .build(&[(
+                "matchExpressions".to_owned(),
+                ParameterValue::List(vec![expression]),
+            )])
+            .map(drop)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn values_go_with_in_and_not_in_alone() {
         let values = "in `matchExpressions[0]`: parameter `values` is out of range: one at least for In and NotIn, none for the others";
-        for (operator, given) in [("In", [].as_slice()), ("NotIn", &[]), ("Exists", &["a"]), ("DoesNotExist", &["a"])] {
+        for (operator, given) in [
+            ("In", [].as_slice()),
+            ("NotIn", &[]),
+            ("Exists", &["a"]),
+            ("DoesNotExist", &["a"]),
+        ] {
             assert_eq!(refusal(operator, given), values, "{operator}");
         }
-        assert!(refusal("in", &["a"]).starts_with("in `matchExpressions[0]`: parameter `operator` is out of range"));
+        assert!(
+            refusal("in", &["a"])
+                .starts_with("in `matchExpressions[0]`: parameter `operator` is out of range")
+        );
     }
 }

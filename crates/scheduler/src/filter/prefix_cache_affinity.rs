@@ -3,7 +3,10 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters,
+    RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 use crate::scorer::PREFIX_PRODUCER;
@@ -32,23 +35,39 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxTTFTPenaltyMs",
             default: ParameterDefault::Number(18_000.0),
-            doc: readable("highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit"),
+            doc: readable(
+                "highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit",
+            ),
         },
         Parameter {
             name: "ttftSource",
             default: ParameterDefault::Text("prefillThroughput"),
-            doc: readable("prefillThroughput, or latencyPredictor, which compares endpoints with a prediction only"),
+            doc: readable(
+                "prefillThroughput, or latencyPredictor, which compares endpoints with a prediction only",
+            ),
         },
         Parameter {
             name: "peakPrefillThroughput",
             default: ParameterDefault::Number(15_928.0),
-            doc: readable("prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0"),
+            doc: readable(
+                "prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0",
+            ),
         },
         PREFIX_PRODUCER,
-        Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
-        Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
+        Parameter {
+            name: "inFlightLoadProducerName",
+            ..PRODUCER_NAME
+        },
+        Parameter {
+            name: "latencyPredictionInfoProducerName",
+            ..PRODUCER_NAME
+        },
     ],
-    needs: &[RequiredState::PrefixIndex, RequiredState::InFlight, RequiredState::Latency],
+    needs: &[
+        RequiredState::PrefixIndex,
+        RequiredState::InFlight,
+        RequiredState::Latency,
+    ],
     build,
 };
 
@@ -74,7 +93,10 @@ enum AffinityPenalty {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let predicted = parameters.choice("ttftSource", &[("prefillThroughput", false), ("latencyPredictor", true)])?;
+    let predicted = parameters.choice(
+        "ttftSource",
+        &[("prefillThroughput", false), ("latencyPredictor", true)],
+    )?;
     let penalty_ms = parameters.number("maxTTFTPenaltyMs", 0.0..=QUANTITY_MAX)?;
     let tokens_per_s = parameters.number("peakPrefillThroughput", 0.0..=QUANTITY_MAX)?;
     if penalty_ms > 0.0 && tokens_per_s <= 0.0 && !predicted {
@@ -100,27 +122,44 @@ impl PrefixCacheAffinityFilter {
     /// Whether another endpoint is better by more than the penalty than all that have the prompt
     /// cached.
     fn too_slow(&self, context: &Context<'_>, candidates: &Candidates) -> bool {
-        let Some(penalty) = self.penalty else { return false };
+        let Some(penalty) = self.penalty else {
+            return false;
+        };
         let cost = |endpoint: EndpointIndex| match penalty {
-            #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^52")]
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "tokens in flight stay far below 2^52"
+            )]
             AffinityPenalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
-            AffinityPenalty::Ms(_) => context.prediction(endpoint).map(|predicted| f64::from(predicted.prediction.ttft_ms)),
+            AffinityPenalty::Ms(_) => context
+                .prediction(endpoint)
+                .map(|predicted| f64::from(predicted.prediction.ttft_ms)),
         };
         let least = |holding: bool| {
-            let of = candidates.indices().iter().filter(|&&endpoint| self.holds(context, endpoint) == holding);
-            of.filter_map(|&endpoint| cost(endpoint)).fold(f64::INFINITY, f64::min)
+            let of = candidates
+                .indices()
+                .iter()
+                .filter(|&&endpoint| self.holds(context, endpoint) == holding);
+            of.filter_map(|&endpoint| cost(endpoint))
+                .fold(f64::INFINITY, f64::min)
         };
-        let (here, elsewhere, AffinityPenalty::Tokens(most) | AffinityPenalty::Ms(most)) = (least(true), least(false), penalty);
+        let (here, elsewhere, AffinityPenalty::Tokens(most) | AffinityPenalty::Ms(most)) =
+            (least(true), least(false), penalty);
         here.is_finite() && here - elsewhere > most
     }
 }
 
 impl Filter for PrefixCacheAffinityFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng) {
-        if self.threshold <= 0.0 || (self.exploration > 0.0 && f64::from(rng.open01()) < self.exploration) {
+        if self.threshold <= 0.0
+            || (self.exploration > 0.0 && f64::from(rng.open01()) < self.exploration)
+        {
             return;
         }
-        let any = candidates.indices().iter().any(|&endpoint| self.holds(context, endpoint));
+        let any = candidates
+            .indices()
+            .iter()
+            .any(|&endpoint| self.holds(context, endpoint));
         if any && !self.too_slow(context, candidates) {
             candidates.retain(|endpoint| self.holds(context, endpoint));
         }
@@ -133,7 +172,10 @@ mod tests {
     use crate::plugin::ParameterValue;
 
     fn refusal(given: &[(&str, ParameterValue)]) -> String {
-        let given: Vec<(String, ParameterValue)> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let given: Vec<(String, ParameterValue)> = given
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect();
         PLUGIN.build(&given).map(drop).unwrap_err().to_string()
     }
 
@@ -143,12 +185,24 @@ mod tests {
 
     #[test]
     fn no_throughput_needs_no_penalty() {
-        let (idle, any) = (idle_throughput(), ("maxTTFTPenaltyMs", ParameterValue::Number(0.0)));
-        assert!(refusal(std::slice::from_ref(&idle)).starts_with("parameter `peakPrefillThroughput` is out of range"));
+        let (idle, any) = (
+            idle_throughput(),
+            ("maxTTFTPenaltyMs", ParameterValue::Number(0.0)),
+        );
+        assert!(
+            refusal(std::slice::from_ref(&idle))
+                .starts_with("parameter `peakPrefillThroughput` is out of range")
+        );
         let given = [idle, any].map(|(name, value)| (name.to_owned(), value));
         assert!(PLUGIN.build(&given).is_ok());
-        let predicted = ("ttftSource", ParameterValue::Text("latencyPredictor".to_owned()));
+        let predicted = (
+            "ttftSource",
+            ParameterValue::Text("latencyPredictor".to_owned()),
+        );
         let given = [idle_throughput(), predicted].map(|(name, value)| (name.to_owned(), value));
-        assert!(PLUGIN.build(&given).is_ok(), "predictions need no throughput");
+        assert!(
+            PLUGIN.build(&given).is_ok(),
+            "predictions need no throughput"
+        );
     }
 }

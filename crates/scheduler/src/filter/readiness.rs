@@ -15,6 +15,11 @@ impl Filter for ReadinessFilter {
         if context.table.all_ready() {
             return;
         }
-        candidates.retain(|index| context.table.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
+        candidates.retain(|index| {
+            context
+                .table
+                .endpoint(index)
+                .is_some_and(|e| e.readiness == Readiness::Ready)
+        });
     }
 }

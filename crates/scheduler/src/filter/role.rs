@@ -27,7 +27,9 @@ const SOURCE: &str = readable("llm-d-router, filter/bylabel");
 pub(crate) const ENCODE: PluginType = PluginType {
     name: "encode-filter",
     kind: PluginKind::Filter,
-    doc: readable("Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode."),
+    doc: readable(
+        "Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode.",
+    ),
     source: SOURCE,
     parameters: &[],
     needs: &[RequiredState::Labels],
@@ -57,7 +59,11 @@ const DECODE_STAGE: usize = 2;
 fn stage(stage: usize) -> Result<Plugin, InvalidParameter> {
     let serves = |(_, stages): &&(&str, [bool; 3])| stages.get(stage).copied().unwrap_or(false);
     let roles: Vec<&str> = ROLES.iter().filter(serves).map(|(role, _)| *role).collect();
-    Ok(Plugin::Filter(Box::new(LabelSelectorFilter::one_of(ROLE_LABEL, &roles, stage == DECODE_STAGE))))
+    Ok(Plugin::Filter(Box::new(LabelSelectorFilter::one_of(
+        ROLE_LABEL,
+        &roles,
+        stage == DECODE_STAGE,
+    ))))
 }
 
 #[cfg(test)]
@@ -67,9 +73,21 @@ mod tests {
     #[test]
     fn a_role_serves_the_stages_it_is_named_after() {
         for (role, [encode, prefill, decode]) in ROLES {
-            let named = |stage: &str| role == stage || role.split('-').any(|part| part == stage) || (role == "both" && stage != "encode");
-            assert_eq!((encode, prefill, decode), (named("encode"), named("prefill"), named("decode")), "{role}");
-            assert_eq!(crate::endpoint::decodes(Some(role)), decode, "{role}: the hosts of the proxy's cluster follow the same table");
+            let named = |stage: &str| {
+                role == stage
+                    || role.split('-').any(|part| part == stage)
+                    || (role == "both" && stage != "encode")
+            };
+            assert_eq!(
+                (encode, prefill, decode),
+                (named("encode"), named("prefill"), named("decode")),
+                "{role}"
+            );
+            assert_eq!(
+                crate::endpoint::decodes(Some(role)),
+                decode,
+                "{role}: the hosts of the proxy's cluster follow the same table"
+            );
         }
     }
 }

@@ -10,7 +10,9 @@ use crate::rng::Rng;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
     kind: PluginKind::Filter,
-    doc: readable("Keeps the endpoint of the request's session. Keeps all if there is no session, or if that endpoint is not a candidate."),
+    doc: readable(
+        "Keeps the endpoint of the request's session. Keeps all if there is no session, or if that endpoint is not a candidate.",
+    ),
     source: session_affinity::SOURCE,
     parameters: session_affinity::PARAMETERS,
     needs: &[RequiredState::Headers],
@@ -22,7 +24,10 @@ struct SessionAffinityFilter(SessionAffinity);
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let session = SessionAffinity::read(parameters)?;
-    let headers = ClientHeaders { read: session.headers().to_vec(), session_token: session.token().cloned() };
+    let headers = ClientHeaders {
+        read: session.headers().to_vec(),
+        session_token: session.token().cloned(),
+    };
     Ok(Plugin::Filter(Box::new(SessionAffinityFilter(session))).with_headers(headers))
 }
 

@@ -3,7 +3,10 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::EndpointPrediction;
 use crate::rng::Rng;
@@ -23,7 +26,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         default: ParameterDefault::Number(0.01),
         doc: readable("how often the endpoints without headroom are kept instead, 0 to 1"),
     }],
-    needs: &[RequiredState::Latency, RequiredState::InFlight, RequiredState::PrefixIndex, RequiredState::Prompt],
+    needs: &[
+        RequiredState::Latency,
+        RequiredState::InFlight,
+        RequiredState::PrefixIndex,
+        RequiredState::Prompt,
+    ],
     build,
 };
 
@@ -33,13 +41,23 @@ struct SloHeadroomTierFilter {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Filter(Box::new(SloHeadroomTierFilter { exploration: parameters.number("epsilonExploreNeg", 0.0..=1.0)? })))
+    Ok(Plugin::Filter(Box::new(SloHeadroomTierFilter {
+        exploration: parameters.number("epsilonExploreNeg", 0.0..=1.0)?,
+    })))
 }
 
 impl Filter for SloHeadroomTierFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng) {
-        let meets = |endpoint: EndpointIndex| context.prediction(endpoint).is_some_and(EndpointPrediction::meets);
-        let met = candidates.indices().iter().filter(|&&endpoint| meets(endpoint)).count();
+        let meets = |endpoint: EndpointIndex| {
+            context
+                .prediction(endpoint)
+                .is_some_and(EndpointPrediction::meets)
+        };
+        let met = candidates
+            .indices()
+            .iter()
+            .filter(|&&endpoint| meets(endpoint))
+            .count();
         if met > 0 && met < candidates.len() {
             let keeps_met = f64::from(rng.open01()) >= self.exploration;
             candidates.retain(|endpoint| meets(endpoint) == keeps_met);

@@ -13,7 +13,12 @@ pub(crate) struct SubsetFilter;
 impl Filter for SubsetFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if let Some(hint) = context.request.subset {
-            candidates.retain(|index| context.table.socket(index).is_some_and(|socket| hint.allows_socket(socket)));
+            candidates.retain(|index| {
+                context
+                    .table
+                    .socket(index)
+                    .is_some_and(|socket| hint.allows_socket(socket))
+            });
         }
     }
 }

@@ -4,7 +4,10 @@ use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics::{KV_CACHE_UTILIZATION, QUEUE_DEPTH, RUNNING_REQUESTS};
-use crate::plugin::{Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters,
+    RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -24,8 +27,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             ),
             doc: readable("at least one condition; kv-cache-utilization is a share from 0 to 1"),
         },
-        Parameter { name: "fallbackOnEmpty", default: ParameterDefault::Flag(false), doc: readable("keep all if all would be dropped") },
-        Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
+        Parameter {
+            name: "fallbackOnEmpty",
+            default: ParameterDefault::Flag(false),
+            doc: readable("keep all if all would be dropped"),
+        },
+        Parameter {
+            name: "inFlightLoadProducerName",
+            ..PRODUCER_NAME
+        },
     ],
     needs: &[
         RequiredState::Metric(&QUEUE_DEPTH),
@@ -68,11 +78,18 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         ("active-requests", UtilizationMetric::ActiveRequests),
         ("running-requests", UtilizationMetric::RunningRequests),
         ("waiting-queue", UtilizationMetric::WaitingQueue),
-        ("kv-cache-utilization", UtilizationMetric::KvCacheUtilization),
+        (
+            "kv-cache-utilization",
+            UtilizationMetric::KvCacheUtilization,
+        ),
     ];
     let conditions = parameters.each("conditions", CONDITION, |condition| {
         let metric = condition.choice("metric", &metrics)?;
-        let max = if metric == UtilizationMetric::KvCacheUtilization { 1.0 } else { f64::from(f32::MAX) };
+        let max = if metric == UtilizationMetric::KvCacheUtilization {
+            1.0
+        } else {
+            f64::from(f32::MAX)
+        };
         #[expect(clippy::cast_possible_truncation, reason = "metrics are f32")]
         let max = condition.number("maxValue", 0.0..=max)? as f32;
         Ok((metric, max))
@@ -80,7 +97,10 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     if conditions.is_empty() {
         return Err(InvalidParameter::Missing("conditions".to_owned()));
     }
-    Ok(Plugin::Filter(Box::new(UtilizationFilter { conditions, fall_back: parameters.flag("fallbackOnEmpty")? })))
+    Ok(Plugin::Filter(Box::new(UtilizationFilter {
+        conditions,
+        fall_back: parameters.flag("fallbackOnEmpty")?,
+    })))
 }
 
 impl UtilizationMetric {
@@ -98,7 +118,11 @@ impl UtilizationMetric {
 impl Filter for UtilizationFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         keep(candidates, self.fall_back, |endpoint| {
-            self.conditions.iter().all(|(metric, max)| metric.read(context, endpoint).is_none_or(|value| value <= *max))
+            self.conditions.iter().all(|(metric, max)| {
+                metric
+                    .read(context, endpoint)
+                    .is_none_or(|value| value <= *max)
+            })
         });
     }
 }
@@ -109,10 +133,15 @@ mod tests {
     use crate::plugin::ParameterValue;
 
     fn refusal(metric: &str, max: f64) -> String {
-        let condition =
-            vec![("metric".to_owned(), ParameterValue::Text(metric.to_owned())), ("maxValue".to_owned(), ParameterValue::Number(max))];
+        let condition = vec![
+            ("metric".to_owned(), ParameterValue::Text(metric.to_owned())),
+            ("maxValue".to_owned(), ParameterValue::Number(max)),
+        ];
         PLUGIN
-            .build(&[("conditions".to_owned(), ParameterValue::List(vec![ParameterValue::Map(condition)]))])
+            .build(&[(
+                "conditions".to_owned(),
+                ParameterValue::List(vec![ParameterValue::Map(condition)]),
+            )])
             .map(drop)
             .unwrap_err()
             .to_string()
@@ -120,11 +149,17 @@ mod tests {
 
     #[test]
     fn conditions_that_make_no_sense_are_refused() {
-        assert_eq!(PLUGIN.build(&[]).unwrap_err().to_string(), "parameter `conditions` must be given");
+        assert_eq!(
+            PLUGIN.build(&[]).unwrap_err().to_string(),
+            "parameter `conditions` must be given"
+        );
         let max = "in `conditions[0]`: parameter `maxValue` is out of range: 0 or more; at most 1 for kv-cache-utilization";
         assert_eq!(refusal("kv-cache-utilization", 1.01), max);
         assert_eq!(refusal("waiting-queue", -1.0), max);
         assert_eq!(refusal("waiting-queue", f64::NAN), max);
-        assert!(refusal("queue", 1.0).starts_with("in `conditions[0]`: parameter `metric` is out of range"));
+        assert!(
+            refusal("queue", 1.0)
+                .starts_with("in `conditions[0]`: parameter `metric` is out of range")
+        );
     }
 }

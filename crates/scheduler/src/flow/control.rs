@@ -12,11 +12,17 @@ pub const FLOW_CONTROL: &str = "flow-control";
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: FLOW_CONTROL,
     kind: PluginKind::FlowControl,
-    doc: readable("The section flowControl: requests wait in the proxy until an endpoint has room for them."),
+    doc: readable(
+        "The section flowControl: requests wait in the proxy until an endpoint has room for them.",
+    ),
     source: readable("llm-d-router, flowcontrol"),
     parameters: SECTION,
     needs: &[],
-    build: |parameters| Ok(Plugin::FlowControl(Box::new(FlowSettings::read(parameters)?))),
+    build: |parameters| {
+        Ok(Plugin::FlowControl(Box::new(FlowSettings::read(
+            parameters,
+        )?)))
+    },
 };
 
 /// The policies of a pipeline, by name.
@@ -54,11 +60,19 @@ pub struct BandRules<'f> {
 impl Policies {
     /// Adds the policies that apply without being declared.
     fn add_defaults(&mut self, minimum_share: f64) -> Result<(), InvalidParameter> {
-        let share = [(fairness::MINIMUM_SHARE.name.to_owned(), ParameterValue::Number(minimum_share))];
+        let share = [(
+            fairness::MINIMUM_SHARE.name.to_owned(),
+            ParameterValue::Number(minimum_share),
+        )];
         if let Plugin::Fairness(policy) = fairness::TOKENS.build(&share)? {
             self.fairness.push((fairness::TOKENS.name.into(), policy));
         }
-        for plugin in [&fairness::STRICT, &fairness::ROUND_ROBIN, &fairness::LEAST_SERVICE, &fairness::LEAST_SERVICE_POLICY] {
+        for plugin in [
+            &fairness::STRICT,
+            &fairness::ROUND_ROBIN,
+            &fairness::LEAST_SERVICE,
+            &fairness::LEAST_SERVICE_POLICY,
+        ] {
             if let Plugin::Fairness(policy) = plugin.build(&[])? {
                 self.fairness.push((plugin.name.into(), policy));
             }
@@ -69,7 +83,8 @@ impl Policies {
             }
         }
         if let Plugin::UsageLimit(policy) = usage_limit::STATIC.build(&[])? {
-            self.usage_limit.push((usage_limit::STATIC.name.into(), policy));
+            self.usage_limit
+                .push((usage_limit::STATIC.name.into(), policy));
         }
         Ok(())
     }
@@ -82,8 +97,13 @@ impl FlowControl {
     ///
     /// # Errors
     /// The kind and the name of a policy that does not exist.
-    pub(crate) fn build(settings: FlowSettings, mut policies: Policies) -> Result<Self, (&'static str, String)> {
-        policies.add_defaults(settings.minimum_share).map_err(|_| ("policy", String::new()))?;
+    pub(crate) fn build(
+        settings: FlowSettings,
+        mut policies: Policies,
+    ) -> Result<Self, (&'static str, String)> {
+        policies
+            .add_defaults(settings.minimum_share)
+            .map_err(|_| ("policy", String::new()))?;
         for band in settings.all_bands() {
             if named(&policies.fairness, &band.fairness).is_none() {
                 return Err(("fairness policy", band.fairness.to_string()));
@@ -103,7 +123,12 @@ impl FlowControl {
     pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
         let [default, negative] = &self.settings.templates;
         let template = if priority < 0 { negative } else { default };
-        let band = self.settings.bands.iter().find(|band| band.priority == priority).unwrap_or(template);
+        let band = self
+            .settings
+            .bands
+            .iter()
+            .find(|band| band.priority == priority)
+            .unwrap_or(template);
         Some(BandRules {
             max_requests: band.max_requests,
             max_bytes: band.max_bytes,
@@ -128,8 +153,14 @@ impl FlowControl {
     /// The longest wait of any request, in ms.
     #[must_use]
     pub fn longest_wait_ms(&self) -> u64 {
-        let of_bands = self.settings.all_bands().filter_map(|band| band.ttl_ms).max();
-        of_bands.map_or(self.settings.ttl_ms, |ttl_ms| ttl_ms.max(self.settings.ttl_ms))
+        let of_bands = self
+            .settings
+            .all_bands()
+            .filter_map(|band| band.ttl_ms)
+            .max();
+        of_bands.map_or(self.settings.ttl_ms, |ttl_ms| {
+            ttl_ms.max(self.settings.ttl_ms)
+        })
     }
 
     /// Whether running requests are given up for requests of higher priority that wait.
@@ -147,7 +178,10 @@ impl FlowControl {
 
 /// The policy of that name; a declared one goes before a default.
 fn named<'p, P: ?Sized>(policies: &'p [(Box<str>, Box<P>)], name: &str) -> Option<&'p P> {
-    policies.iter().find(|(known, _)| **known == *name).map(|(_, policy)| &**policy)
+    policies
+        .iter()
+        .find(|(known, _)| **known == *name)
+        .map(|(_, policy)| &**policy)
 }
 
 #[cfg(test)]
@@ -155,7 +189,10 @@ mod tests {
     use super::*;
 
     fn settings(given: &[(&str, ParameterValue)]) -> Result<FlowSettings, InvalidParameter> {
-        let given: Vec<_> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let given: Vec<_> = given
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect();
         match PLUGIN.build(&given)? {
             Plugin::FlowControl(settings) => Ok(*settings),
             other => panic!("{other:?}"),
@@ -164,38 +201,77 @@ mod tests {
 
     fn band(priority: f64, more: &[(&str, ParameterValue)]) -> ParameterValue {
         let mut entries = vec![("priority".to_owned(), ParameterValue::Number(priority))];
-        entries.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        entries.extend(
+            more.iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
         ParameterValue::Map(entries)
     }
 
     #[test]
     fn bands_that_are_not_listed_follow_a_template() {
         let number = ParameterValue::Number;
-        let bands = ParameterValue::List(vec![band(100.0, &[("maxRequests", number(7.0)), ("ttlMs", number(5.0))])]);
+        let bands = ParameterValue::List(vec![band(
+            100.0,
+            &[("maxRequests", number(7.0)), ("ttlMs", number(5.0))],
+        )]);
         let negative = ParameterValue::Map(vec![("maxRequests".to_owned(), number(3.0))]);
-        let settings = settings(&[("bands", bands), ("defaultNegativeBand", negative), ("ttlMs", number(0.0))]).unwrap();
+        let settings = settings(&[
+            ("bands", bands),
+            ("defaultNegativeBand", negative),
+            ("ttlMs", number(0.0)),
+        ])
+        .unwrap();
         let control = FlowControl::build(settings, Policies::default()).unwrap();
-        let rules = |priority| control.band(priority).map(|rules| (rules.max_requests, rules.max_bytes, rules.ttl_ms));
+        let rules = |priority| {
+            control
+                .band(priority)
+                .map(|rules| (rules.max_requests, rules.max_bytes, rules.ttl_ms))
+        };
         assert_eq!(rules(100), Some((7, 1_000_000_000, 5)));
-        assert_eq!(rules(1), Some((5_000, 1_000_000_000, u64::MAX)), "0s is no limit");
+        assert_eq!(
+            rules(1),
+            Some((5_000, 1_000_000_000, u64::MAX)),
+            "0s is no limit"
+        );
         assert_eq!(rules(-1), Some((3, 1_000_000_000, u64::MAX)));
         assert_eq!(control.limits(), (u64::MAX, u64::MAX));
-        assert_eq!((control.no_endpoint_ttl_ms(), control.longest_wait_ms()), (0, u64::MAX));
+        assert_eq!(
+            (control.no_endpoint_ttl_ms(), control.longest_wait_ms()),
+            (0, u64::MAX)
+        );
         assert_eq!(control.band(0).unwrap().fairness.minimum_share(), 0.05);
     }
 
     #[test]
     fn the_longest_wait_is_that_of_the_section_or_a_band_and_none_is_for_the_first_endpoint() {
         let number = |ms| ParameterValue::Number(ms);
-        let bands = || ParameterValue::List(vec![band(1.0, &[("ttlMs", number(90_000.0))]), band(2.0, &[("ttlMs", number(5.0))])]);
+        let bands = || {
+            ParameterValue::List(vec![
+                band(1.0, &[("ttlMs", number(90_000.0))]),
+                band(2.0, &[("ttlMs", number(5.0))]),
+            ])
+        };
         for (given, expected) in [
             (vec![], (0, 60_000)),
             (vec![("bands", bands())], (0, 90_000)),
-            (vec![("bands", bands()), ("ttlMs", number(100_000.0)), ("noEndpointTtlMs", number(7.0))], (7, 100_000)),
+            (
+                vec![
+                    ("bands", bands()),
+                    ("ttlMs", number(100_000.0)),
+                    ("noEndpointTtlMs", number(7.0)),
+                ],
+                (7, 100_000),
+            ),
             (vec![("noEndpointTtlMs", number(0.0))], (0, 60_000)),
         ] {
-            let control = FlowControl::build(settings(&given).unwrap(), Policies::default()).unwrap();
-            assert_eq!((control.no_endpoint_ttl_ms(), control.longest_wait_ms()), expected, "{given:?}");
+            let control =
+                FlowControl::build(settings(&given).unwrap(), Policies::default()).unwrap();
+            assert_eq!(
+                (control.no_endpoint_ttl_ms(), control.longest_wait_ms()),
+                expected,
+                "{given:?}"
+            );
         }
     }
 
@@ -209,9 +285,16 @@ mod tests {
     #[test]
     fn a_band_twice_or_an_unknown_policy_is_refused() {
         let twice = ParameterValue::List(vec![band(1.0, &[]), band(1.0, &[])]);
-        assert!(matches!(settings(&[("bands", twice)]), Err(InvalidParameter::OutOfRange { .. })));
-        let odd = ParameterValue::List(vec![band(1.0, &[("fairness", ParameterValue::Text("fair".into()))])]);
-        let refused = FlowControl::build(settings(&[("bands", odd)]).unwrap(), Policies::default()).unwrap_err();
+        assert!(matches!(
+            settings(&[("bands", twice)]),
+            Err(InvalidParameter::OutOfRange { .. })
+        ));
+        let odd = ParameterValue::List(vec![band(
+            1.0,
+            &[("fairness", ParameterValue::Text("fair".into()))],
+        )]);
+        let refused = FlowControl::build(settings(&[("bands", odd)]).unwrap(), Policies::default())
+            .unwrap_err();
         assert_eq!(refused, ("fairness policy", "fair".to_owned()));
     }
 }

@@ -41,7 +41,10 @@ pub(crate) const LEAST_SERVICE: PluginType = PluginType {
 };
 
 /// The name of [`LEAST_SERVICE`] in newer files.
-pub(crate) const LEAST_SERVICE_POLICY: PluginType = PluginType { name: "program-aware-fairness-policy", ..LEAST_SERVICE };
+pub(crate) const LEAST_SERVICE_POLICY: PluginType = PluginType {
+    name: "program-aware-fairness-policy",
+    ..LEAST_SERVICE
+};
 
 pub(crate) const TOKENS: PluginType = PluginType {
     name: FAIRNESS_DEFAULT,
@@ -58,9 +61,21 @@ pub(crate) const TOKENS: PluginType = PluginType {
 };
 
 const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
-    Parameter { name: "strategy", default: ParameterDefault::Text("las"), doc: readable("las, the only one") },
-    Parameter { name: "lasWeightService", default: ParameterDefault::Number(0.8), doc: readable("weight of the service, 0 or more") },
-    Parameter { name: "lasWeightHeadWait", default: ParameterDefault::Number(0.2), doc: readable("weight of the wait, 0 or more") },
+    Parameter {
+        name: "strategy",
+        default: ParameterDefault::Text("las"),
+        doc: readable("las, the only one"),
+    },
+    Parameter {
+        name: "lasWeightService",
+        default: ParameterDefault::Number(0.8),
+        doc: readable("weight of the service, 0 or more"),
+    },
+    Parameter {
+        name: "lasWeightHeadWait",
+        default: ParameterDefault::Number(0.2),
+        doc: readable("weight of the wait, 0 or more"),
+    },
     Parameter {
         name: "lasHalfLifeSeconds",
         default: ParameterDefault::Number(60.0),
@@ -69,12 +84,16 @@ const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "evictionTtlSeconds",
         default: ParameterDefault::Number(3_600.0),
-        doc: readable("no effect: the oldest flow without requests is dropped when there are too many"),
+        doc: readable(
+            "no effect: the oldest flow without requests is dropped when there are too many",
+        ),
     },
     Parameter {
         name: "evictionSweepSeconds",
         default: ParameterDefault::Number(300.0),
-        doc: readable("no effect: the oldest flow without requests is dropped when there are too many"),
+        doc: readable(
+            "no effect: the oldest flow without requests is dropped when there are too many",
+        ),
     },
 ];
 
@@ -90,7 +109,9 @@ pub(super) const MINIMUM_SHARE_DEFAULT: f64 = 0.05;
 pub(super) const MINIMUM_SHARE: Parameter = Parameter {
     name: "minimumShare",
     default: ParameterDefault::Number(MINIMUM_SHARE_DEFAULT),
-    doc: readable("share of all tokens that a band gets while it waits behind higher ones, 0 to 0.5"),
+    doc: readable(
+        "share of all tokens that a band gets while it waits behind higher ones, 0 to 0.5",
+    ),
 };
 
 #[derive(Debug)]
@@ -123,7 +144,9 @@ fn build_least_service(parameters: &Parameters<'_>) -> Result<Plugin, InvalidPar
 }
 
 fn build_tokens(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Fairness(Box::new(TokenFairness { minimum_share: parameters.number(MINIMUM_SHARE.name, 0.0..=0.5)? })))
+    Ok(Plugin::Fairness(Box::new(TokenFairness {
+        minimum_share: parameters.number(MINIMUM_SHARE.name, 0.0..=0.5)?,
+    })))
 }
 
 impl FairnessPolicy for StrictFairness {
@@ -151,7 +174,10 @@ impl FairnessPolicy for RoundRobinFairness {
 }
 
 impl LeastServiceFairness {
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds stay far below 2^52")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "milliseconds stay far below 2^52"
+    )]
     fn attained(&self, flow: &FlowAccount, now: Timestamp) -> f64 {
         flow.attained * libm::exp2(-(now.ms_since(flow.attained_at) as f64) / self.half_life_ms)
     }
@@ -159,7 +185,8 @@ impl LeastServiceFairness {
 
 impl FairnessPolicy for LeastServiceFairness {
     fn rank(&self, flow: &FlowAccount, _: &BandAccount, waited_ms: f64, now: Timestamp) -> f64 {
-        self.service_weight * self.attained(flow, now) / SERVICE_UNIT - self.wait_weight * waited_ms / 1_000.0
+        self.service_weight * self.attained(flow, now) / SERVICE_UNIT
+            - self.wait_weight * waited_ms / 1_000.0
     }
 
     fn charge(&self, flow: &mut FlowAccount, _: &mut BandAccount, cost: FlowCost, now: Timestamp) {
@@ -214,13 +241,30 @@ mod tests {
 
     /// Serves `turns` requests to flows that always wait. Returns the tokens that each received.
     fn served(policy: &dyn FairnessPolicy, costs: &[f64], turns: usize) -> Vec<f64> {
-        let (mut flows, mut band, mut tokens) = (vec![FlowAccount::default(); costs.len()], BandAccount::default(), vec![0.0; costs.len()]);
+        let (mut flows, mut band, mut tokens) = (
+            vec![FlowAccount::default(); costs.len()],
+            BandAccount::default(),
+            vec![0.0; costs.len()],
+        );
         for _ in 0..turns {
             let now = Timestamp::default();
-            let ranks: Vec<f64> = flows.iter().map(|flow| policy.rank(flow, &band, 0.0, now)).collect();
-            let next = (0..ranks.len()).min_by(|a, b| ranks[*a].total_cmp(&ranks[*b])).unwrap();
+            let ranks: Vec<f64> = flows
+                .iter()
+                .map(|flow| policy.rank(flow, &band, 0.0, now))
+                .collect();
+            let next = (0..ranks.len())
+                .min_by(|a, b| ranks[*a].total_cmp(&ranks[*b]))
+                .unwrap();
             policy.advance(&mut band, ranks[next]);
-            policy.charge(&mut flows[next], &mut band, FlowCost { prompt: costs[next], output: 0.0 }, now);
+            policy.charge(
+                &mut flows[next],
+                &mut band,
+                FlowCost {
+                    prompt: costs[next],
+                    output: 0.0,
+                },
+                now,
+            );
             tokens[next] += costs[next];
         }
         tokens
@@ -229,7 +273,10 @@ mod tests {
     #[test]
     fn round_robin_counts_requests_and_ours_counts_tokens() {
         let costs = [100.0, 1_000.0];
-        assert_eq!(served(&*policy(&ROUND_ROBIN), &costs, 100), [5_000.0, 50_000.0]);
+        assert_eq!(
+            served(&*policy(&ROUND_ROBIN), &costs, 100),
+            [5_000.0, 50_000.0]
+        );
         let ours = served(&*policy(&TOKENS), &costs, 110);
         assert_eq!(ours, [10_000.0, 10_000.0]);
     }
@@ -237,10 +284,23 @@ mod tests {
     #[test]
     fn a_flow_that_was_idle_saves_nothing() {
         let policy = policy(&TOKENS);
-        let (mut busy, mut idle, mut band) = (FlowAccount::default(), FlowAccount::default(), BandAccount::default());
-        let (cost, now) = (FlowCost { prompt: 100.0, output: 0.0 }, Timestamp::default());
+        let (mut busy, mut idle, mut band) = (
+            FlowAccount::default(),
+            FlowAccount::default(),
+            BandAccount::default(),
+        );
+        let (cost, now) = (
+            FlowCost {
+                prompt: 100.0,
+                output: 0.0,
+            },
+            Timestamp::default(),
+        );
         for _ in 0..1_000 {
-            policy.advance(&mut band, policy.rank(&busy, &BandAccount::default(), 0.0, now));
+            policy.advance(
+                &mut band,
+                policy.rank(&busy, &BandAccount::default(), 0.0, now),
+            );
             policy.charge(&mut busy, &mut band, cost, now);
         }
         policy.begin(&mut idle, &band);
@@ -256,9 +316,32 @@ mod tests {
     fn service_is_forgotten_with_its_half_life_and_waiting_counts() {
         let policy = policy(&LEAST_SERVICE);
         let (mut flow, mut band) = (FlowAccount::default(), BandAccount::default());
-        policy.charge(&mut flow, &mut band, FlowCost { prompt: 1_000.0, output: 500.0 }, Timestamp::default());
-        let rank = |waited_ms, s: u64| policy.rank(&flow, &band, waited_ms, Timestamp::default().plus_ms(s * 1_000));
-        assert_eq!([rank(0.0, 0), rank(0.0, 60), rank(0.0, 120), rank(1_000.0, 0)], [1.6, 0.8, 0.4, 1.6 - 0.2]);
+        policy.charge(
+            &mut flow,
+            &mut band,
+            FlowCost {
+                prompt: 1_000.0,
+                output: 500.0,
+            },
+            Timestamp::default(),
+        );
+        let rank = |waited_ms, s: u64| {
+            policy.rank(
+                &flow,
+                &band,
+                waited_ms,
+                Timestamp::default().plus_ms(s * 1_000),
+            )
+        };
+        assert_eq!(
+            [
+                rank(0.0, 0),
+                rank(0.0, 60),
+                rank(0.0, 120),
+                rank(1_000.0, 0)
+            ],
+            [1.6, 0.8, 0.4, 1.6 - 0.2]
+        );
     }
 
     proptest! {

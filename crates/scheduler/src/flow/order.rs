@@ -144,8 +144,13 @@ impl HeldTag {
     /// The smallest goes first.
     #[must_use]
     pub fn compare(&self, other: &Self) -> Ordering {
-        let bands = other.owed.cmp(&self.owed).then(other.priority.cmp(&self.priority));
-        bands.then(self.rank.total_cmp(&other.rank)).then(self.key.cmp(&other.key))
+        let bands = other
+            .owed
+            .cmp(&self.owed)
+            .then(other.priority.cmp(&self.priority));
+        bands
+            .then(self.rank.total_cmp(&other.rank))
+            .then(self.key.cmp(&other.key))
     }
 }
 
@@ -170,12 +175,18 @@ impl OrderRow {
 
     /// The smallest request that was not tried in this round.
     fn untried(&self, round: u64) -> Option<HeldTag> {
-        if self.round == round { self.next } else { self.first }
+        if self.round == round {
+            self.next
+        } else {
+            self.first
+        }
     }
 
     /// Whether enough requests found no room at each endpoint that those of the VM wait for.
     fn is_hopeless(&self, full: &[FullEndpoint]) -> bool {
-        let is_full = |(endpoint, priority): &(EndpointRef, i32)| full.iter().any(|full| full.stops(*endpoint, *priority));
+        let is_full = |(endpoint, priority): &(EndpointRef, i32)| {
+            full.iter().any(|full| full.stops(*endpoint, *priority))
+        };
         !self.endpoints.is_empty() && self.endpoints.iter().all(is_full)
     }
 
@@ -185,13 +196,20 @@ impl OrderRow {
         let tags = [&mut self.first, &mut self.next].into_iter().flatten();
         for tag in tags.filter(|tag| tag.priority == priority && tag.flow == flow) {
             // Exactly the rank that its VM will compute, so that equal ranks stay equal.
-            tag.rank = if tag.rank.total_cmp(&before).is_eq() { after } else { tag.rank + (after - before) };
+            tag.rank = if tag.rank.total_cmp(&before).is_eq() {
+                after
+            } else {
+                tag.rank + (after - before)
+            };
         }
     }
 
     /// Whether writing `self` in place of `before` tells the others anything.
     fn is_news(&self, before: &Self) -> bool {
-        let same = Self { written: before.written, ..self.clone() } == *before;
+        let same = Self {
+            written: before.written,
+            ..self.clone()
+        } == *before;
         !same || self.written.ms_since(before.written) >= REFRESH_MS
     }
 }
@@ -214,12 +232,17 @@ impl SharedOrder {
 
     /// The rows of the other VMs. A VM that is gone has none.
     pub fn rivals(&self, vm: u64, now: Timestamp) -> impl Iterator<Item = &OrderRow> {
-        self.rows.iter().filter(move |row| row.vm != vm && now.ms_since(row.written) < SILENT_MS)
+        self.rows
+            .iter()
+            .filter(move |row| row.vm != vm && now.ms_since(row.written) < SILENT_MS)
     }
 
     /// The smallest request that another VM has not tried in this round.
     fn smallest(&self, vm: u64, now: Timestamp) -> Option<(HeldTag, u64)> {
-        let rivals = self.rows.iter().filter(|row| row.is_rival(vm, now) && !row.is_hopeless(&self.full));
+        let rivals = self
+            .rows
+            .iter()
+            .filter(|row| row.is_rival(vm, now) && !row.is_hopeless(&self.full));
         let untried = rivals.filter_map(|row| Some((row.untried(self.round)?, row.vm)));
         untried.min_by(|(a, a_vm), (b, b_vm)| a.compare(b).then(a_vm.cmp(b_vm)))
     }
@@ -233,7 +256,11 @@ impl SharedOrder {
         }
         let is_news = self.set_row(own) || begun;
         let wake = self.pass_on(vm, now);
-        if is_news || wake.is_some() { OrderStep::Write(wake) } else { OrderStep::Rest }
+        if is_news || wake.is_some() {
+            OrderStep::Write(wake)
+        } else {
+            OrderStep::Rest
+        }
     }
 
     /// Puts the row of a VM that writes in any case. [`OrderStep::Try`]: after the write, the turn
@@ -242,12 +269,17 @@ impl SharedOrder {
         let (vm, now) = (own.vm, own.written);
         let is_turn = own.next.is_some_and(|tag| self.is_turn(vm, &tag, now));
         self.set_row(own);
-        if is_turn { OrderStep::Try } else { OrderStep::Write(self.pass_on(vm, now)) }
+        if is_turn {
+            OrderStep::Try
+        } else {
+            OrderStep::Write(self.pass_on(vm, now))
+        }
     }
 
     /// Whether `vm` may try its request `tag`: no other VM has a smaller one to try.
     fn is_turn(&self, vm: u64, tag: &HeldTag, now: Timestamp) -> bool {
-        self.smallest(vm, now).is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
+        self.smallest(vm, now)
+            .is_none_or(|(other, other_vm)| tag.compare(&other).then(vm.cmp(&other_vm)).is_lt())
     }
 
     /// Replaces the row of a VM; one that holds nothing has none. Returns whether that is worth a
@@ -259,7 +291,8 @@ impl SharedOrder {
             (None, true) => false,
             (None, false) => {
                 let now = row.written;
-                self.rows.retain(|known| now.ms_since(known.written) < SILENT_MS);
+                self.rows
+                    .retain(|known| now.ms_since(known.written) < SILENT_MS);
                 self.rows.push(row);
                 true
             }
@@ -279,7 +312,11 @@ impl SharedOrder {
     /// Passes the turn on. Returns the VM to wake, and marks it; `None` if it is awake already.
     fn pass_on(&mut self, vm: u64, now: Timestamp) -> Option<u64> {
         let (_, next) = self.smallest(vm, now)?;
-        let row = self.rows.iter_mut().find(|row| row.vm == next).filter(|row| row.woken.0 == 0)?;
+        let row = self
+            .rows
+            .iter_mut()
+            .find(|row| row.vm == next)
+            .filter(|row| row.woken.0 == 0)?;
         row.woken = now;
         Some(next)
     }
@@ -291,13 +328,19 @@ impl BandService {
     /// The account of a flow, if it is in the order.
     #[must_use]
     pub fn flow(&self, id: u64) -> Option<FlowAccount> {
-        self.flows.iter().find(|(known, _)| *known == id).map(|(_, account)| *account)
+        self.flows
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map(|(_, account)| *account)
     }
 
     /// The account of a flow that is not in the order.
     #[must_use]
     pub fn idle_flow(&self) -> FlowAccount {
-        FlowAccount { start: self.account.virtual_time, ..FlowAccount::default() }
+        FlowAccount {
+            start: self.account.virtual_time,
+            ..FlowAccount::default()
+        }
     }
 
     /// Sets the account of a flow.
@@ -312,11 +355,15 @@ impl BandService {
     pub fn trim(&mut self) {
         let idle = self.account.virtual_time;
         let is_owed = |start: f64| start < idle && start > idle - OWED_TOKENS_MAX;
-        self.flows.retain(|(_, flow)| flow.start > idle || is_owed(flow.start) || flow.turn > 0 || flow.attained > 0.0);
+        self.flows.retain(|(_, flow)| {
+            flow.start > idle || is_owed(flow.start) || flow.turn > 0 || flow.attained > 0.0
+        });
         while self.flows.len() > SHARED_FLOWS_MAX {
             // Sorting would be the largest function of this file.
             let flows = self.flows.iter().enumerate();
-            let least = flows.min_by(|(_, (_, a)), (_, (_, b))| a.turn.cmp(&b.turn).then(a.start.total_cmp(&b.start)));
+            let least = flows.min_by(|(_, (_, a)), (_, (_, b))| {
+                a.turn.cmp(&b.turn).then(a.start.total_cmp(&b.start))
+            });
             let Some((least, _)) = least else { return };
             self.flows.swap_remove(least);
         }

@@ -59,7 +59,9 @@ impl OrderingPolicy for ByDeadline {
 impl OrderingPolicy for BySloDeadline {
     fn key(&self, request: &HeldFacts) -> u64 {
         let slo_ns = |us: u32| u64::from(us).saturating_mul(1_000);
-        request.ttft_slo_us.map_or(u64::MAX, |us| request.arrived.0.saturating_add(slo_ns(us)))
+        request
+            .ttft_slo_us
+            .map_or(u64::MAX, |us| request.arrived.0.saturating_add(slo_ns(us)))
     }
 }
 
@@ -73,10 +75,16 @@ mod tests {
         let at = |ms| Timestamp::default().plus_ms(ms);
         let requests = [(1, 90, Some(80_000)), (2, 30, None), (3, 60, Some(10_000))];
         let order = |plugin: &PluginType| -> Vec<usize> {
-            let Ok(Plugin::Ordering(policy)) = plugin.build(&[]) else { panic!("{}", plugin.name) };
+            let Ok(Plugin::Ordering(policy)) = plugin.build(&[]) else {
+                panic!("{}", plugin.name)
+            };
             let key = |&i: &usize| {
                 let (arrived, expires, ttft_slo_us) = requests[i];
-                policy.key(&HeldFacts { arrived: at(arrived), expires: at(expires), ttft_slo_us })
+                policy.key(&HeldFacts {
+                    arrived: at(arrived),
+                    expires: at(expires),
+                    ttft_slo_us,
+                })
             };
             let mut order = vec![0, 1, 2];
             order.sort_by_key(key);

@@ -22,21 +22,41 @@ const TTL_MS: f64 = 60_000.0;
 
 /// The parameters of the section.
 pub(super) const SECTION: &[Parameter] = &[
-    Parameter { name: "maxRequests", default: ParameterDefault::Number(0.0), doc: readable("requests held in all; 0: no limit") },
-    Parameter { name: "maxBytes", default: ParameterDefault::Number(0.0), doc: readable("bytes of bodies held in all; 0: no limit") },
-    Parameter { name: "ttlMs", default: ParameterDefault::Number(TTL_MS), doc: readable("longest wait, ms; 0: no limit") },
+    Parameter {
+        name: "maxRequests",
+        default: ParameterDefault::Number(0.0),
+        doc: readable("requests held in all; 0: no limit"),
+    },
+    Parameter {
+        name: "maxBytes",
+        default: ParameterDefault::Number(0.0),
+        doc: readable("bytes of bodies held in all; 0: no limit"),
+    },
+    Parameter {
+        name: "ttlMs",
+        default: ParameterDefault::Number(TTL_MS),
+        doc: readable("longest wait, ms; 0: no limit"),
+    },
     Parameter {
         name: "noEndpointTtlMs",
         default: ParameterDefault::Number(0.0),
         doc: readable("longest wait while no endpoint is ready, ms; 0: none, 503 at once"),
     },
-    Parameter { name: "usageLimit", default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT), doc: readable("usage limit policy") },
+    Parameter {
+        name: "usageLimit",
+        default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT),
+        doc: readable("usage limit policy"),
+    },
     Parameter {
         name: "minimumShare",
         default: ParameterDefault::Number(super::fairness::MINIMUM_SHARE_DEFAULT),
         doc: readable("minimumShare of token-fairness-policy where it is not declared, 0 to 0.5"),
     },
-    Parameter { name: "defaultBand", default: ParameterDefault::Structured("{maxRequests, ...}"), doc: readable("other bands") },
+    Parameter {
+        name: "defaultBand",
+        default: ParameterDefault::Structured("{maxRequests, ...}"),
+        doc: readable("other bands"),
+    },
     Parameter {
         name: "defaultNegativeBand",
         default: ParameterDefault::Structured("{maxRequests, ...}"),
@@ -49,16 +69,44 @@ pub(super) const SECTION: &[Parameter] = &[
             "running requests of negative priority are given up before their first byte, for requests of higher priority that wait",
         ),
     },
-    Parameter { name: "bands", default: ParameterDefault::Structured("[{priority, ...}]"), doc: readable("the bands by priority") },
+    Parameter {
+        name: "bands",
+        default: ParameterDefault::Structured("[{priority, ...}]"),
+        doc: readable("the bands by priority"),
+    },
 ];
 
 const BAND: &[Parameter] = &[
-    Parameter { name: "priority", default: ParameterDefault::Number(0.0), doc: readable("whole number") },
-    Parameter { name: "maxRequests", default: ParameterDefault::Number(0.0), doc: readable("requests held; 0: the default") },
-    Parameter { name: "maxBytes", default: ParameterDefault::Number(0.0), doc: readable("bytes held; 0: the default") },
-    Parameter { name: "ttlMs", default: ParameterDefault::Number(-1.0), doc: readable("longest wait, ms; 0: no limit; -1: as above") },
-    Parameter { name: "fairness", default: ParameterDefault::Text(FAIRNESS_DEFAULT), doc: readable("fairness policy") },
-    Parameter { name: "ordering", default: ParameterDefault::Text(ORDERING_DEFAULT), doc: readable("ordering policy") },
+    Parameter {
+        name: "priority",
+        default: ParameterDefault::Number(0.0),
+        doc: readable("whole number"),
+    },
+    Parameter {
+        name: "maxRequests",
+        default: ParameterDefault::Number(0.0),
+        doc: readable("requests held; 0: the default"),
+    },
+    Parameter {
+        name: "maxBytes",
+        default: ParameterDefault::Number(0.0),
+        doc: readable("bytes held; 0: the default"),
+    },
+    Parameter {
+        name: "ttlMs",
+        default: ParameterDefault::Number(-1.0),
+        doc: readable("longest wait, ms; 0: no limit; -1: as above"),
+    },
+    Parameter {
+        name: "fairness",
+        default: ParameterDefault::Text(FAIRNESS_DEFAULT),
+        doc: readable("fairness policy"),
+    },
+    Parameter {
+        name: "ordering",
+        default: ParameterDefault::Text(ORDERING_DEFAULT),
+        doc: readable("ordering policy"),
+    },
 ];
 
 /// The section as given; policies by name.
@@ -91,7 +139,11 @@ pub(super) struct BandSettings {
 /// Reads a limit; 0 is `zero`.
 fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
     let given = parameters.number(name, 0.0..=1e18)?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 and 1e18, or saturating")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "within 0 and 1e18, or saturating"
+    )]
     let whole = (if given > 0.0 { given } else { zero }) as u64;
     Ok(whole)
 }
@@ -112,14 +164,23 @@ fn no_endpoint_ttl(parameters: &Parameters<'_>) -> Result<u64, InvalidParameter>
 
 impl FlowSettings {
     pub(super) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
-        let template = |name: &str| parameters.nested(name, BAND, BandSettings::read)?.map_or_else(BandSettings::by_default, Ok);
+        let template = |name: &str| {
+            parameters
+                .nested(name, BAND, BandSettings::read)?
+                .map_or_else(BandSettings::by_default, Ok)
+        };
         let default = template("defaultBand")?;
         let negative = match parameters.structured("defaultNegativeBand")? {
             Some(_) => template("defaultNegativeBand")?,
             None => default.clone(),
         };
         let bands = parameters.each("bands", BAND, BandSettings::read)?;
-        let twice = bands.iter().enumerate().any(|(at, band)| bands.iter().skip(at + 1).any(|other| other.priority == band.priority));
+        let twice = bands.iter().enumerate().any(|(at, band)| {
+            bands
+                .iter()
+                .skip(at + 1)
+                .any(|other| other.priority == band.priority)
+        });
         if twice || bands.len() > BANDS_MAX {
             return Err(parameters.out_of_range("bands"));
         }
@@ -149,8 +210,15 @@ impl BandSettings {
         if priority.fract() != 0.0 {
             return Err(parameters.out_of_range("priority"));
         }
-        let ttl_ms = if parameters.number("ttlMs", -1.0..=TTL_MS_MAX)? < 0.0 { None } else { Some(ttl(parameters, "ttlMs")?) };
-        #[expect(clippy::cast_possible_truncation, reason = "whole, and within the range of i32")]
+        let ttl_ms = if parameters.number("ttlMs", -1.0..=TTL_MS_MAX)? < 0.0 {
+            None
+        } else {
+            Some(ttl(parameters, "ttlMs")?)
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "whole, and within the range of i32"
+        )]
         let priority = priority as i32;
         Ok(Self {
             priority,

@@ -28,10 +28,26 @@ pub(crate) const HOLDBACK: PluginType = PluginType {
     ),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
     parameters: &[
-        Parameter { name: "minCeiling", default: ParameterDefault::RequiredNumber, doc: readable("ceiling of the lowest band, 0 to 1") },
-        Parameter { name: "maxCeiling", default: ParameterDefault::Number(1.0), doc: readable("ceiling of the highest band, 0 to 1") },
-        Parameter { name: "shape", default: ParameterDefault::Text("linear"), doc: readable("linear, the only one") },
-        Parameter { name: "domain", default: ParameterDefault::Text("rank"), doc: readable("rank or value") },
+        Parameter {
+            name: "minCeiling",
+            default: ParameterDefault::RequiredNumber,
+            doc: readable("ceiling of the lowest band, 0 to 1"),
+        },
+        Parameter {
+            name: "maxCeiling",
+            default: ParameterDefault::Number(1.0),
+            doc: readable("ceiling of the highest band, 0 to 1"),
+        },
+        Parameter {
+            name: "shape",
+            default: ParameterDefault::Text("linear"),
+            doc: readable("linear, the only one"),
+        },
+        Parameter {
+            name: "domain",
+            default: ParameterDefault::Text("rank"),
+            doc: readable("rank or value"),
+        },
     ],
     needs: &[],
     build: build_holdback,
@@ -68,7 +84,9 @@ struct PriorityHoldback {
 struct SoftReflectiveCeiling;
 
 fn build_static(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::UsageLimit(Box::new(StaticLimit { threshold: parameters.number("threshold", f64::MIN_POSITIVE..=1.0)? })))
+    Ok(Plugin::UsageLimit(Box::new(StaticLimit {
+        threshold: parameters.number("threshold", f64::MIN_POSITIVE..=1.0)?,
+    })))
 }
 
 fn build_holdback(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
@@ -89,14 +107,21 @@ impl UsageLimitPolicy for StaticLimit {
 
 impl UsageLimitPolicy for PriorityHoldback {
     fn ceiling(&self, band: BandRank, _: u64) -> UsageCeiling {
-        let below = if self.by_rank { band.share_by_rank() } else { band.share_by_value() };
+        let below = if self.by_rank {
+            band.share_by_rank()
+        } else {
+            band.share_by_value()
+        };
         UsageCeiling::Fixed(self.max - below * (self.max - self.min))
     }
 }
 
 impl UsageLimitPolicy for SoftReflectiveCeiling {
     fn ceiling(&self, band: BandRank, turn: u64) -> UsageCeiling {
-        UsageCeiling::Reflective { share: band.share_by_rank(), turn }
+        UsageCeiling::Reflective {
+            share: band.share_by_rank(),
+            turn,
+        }
     }
 }
 
@@ -112,12 +137,19 @@ impl BandRank {
     /// 0 for the highest band, 1 for the lowest, those between in proportion to their priority.
     fn share_by_value(self) -> f64 {
         let (own, highest, lowest) = self.priorities;
-        share(f64::from(highest) - f64::from(own), f64::from(highest) - f64::from(lowest))
+        share(
+            f64::from(highest) - f64::from(own),
+            f64::from(highest) - f64::from(lowest),
+        )
     }
 }
 
 fn share(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
+    if whole > 0.0 {
+        (part / whole).clamp(0.0, 1.0)
+    } else {
+        0.0
+    }
 }
 
 #[cfg(test)]
@@ -125,15 +157,47 @@ mod tests {
     use super::*;
     use crate::plugin::ParameterValue;
 
-    fn ceilings_at(plugin: &PluginType, given: &[(&str, ParameterValue)], priorities: &[i32], (saturation, turn): (f64, u64)) -> Vec<f64> {
-        let given: Vec<(String, ParameterValue)> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        let Ok(Plugin::UsageLimit(policy)) = plugin.build(&given) else { panic!("{}", plugin.name) };
-        let (highest, lowest, bands) = (priorities[0], priorities[priorities.len() - 1], priorities.len());
-        let ceiling = |(higher, &own)| policy.ceiling(BandRank { higher, bands, priorities: (own, highest, lowest) }, turn);
-        priorities.iter().enumerate().map(ceiling).map(|ceiling| ceiling.at(|| saturation)).collect()
+    fn ceilings_at(
+        plugin: &PluginType,
+        given: &[(&str, ParameterValue)],
+        priorities: &[i32],
+        (saturation, turn): (f64, u64),
+    ) -> Vec<f64> {
+        let given: Vec<(String, ParameterValue)> = given
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect();
+        let Ok(Plugin::UsageLimit(policy)) = plugin.build(&given) else {
+            panic!("{}", plugin.name)
+        };
+        let (highest, lowest, bands) = (
+            priorities[0],
+            priorities[priorities.len() - 1],
+            priorities.len(),
+        );
+        let ceiling = |(higher, &own)| {
+            policy.ceiling(
+                BandRank {
+                    higher,
+                    bands,
+                    priorities: (own, highest, lowest),
+                },
+                turn,
+            )
+        };
+        priorities
+            .iter()
+            .enumerate()
+            .map(ceiling)
+            .map(|ceiling| ceiling.at(|| saturation))
+            .collect()
     }
 
-    fn ceilings(plugin: &PluginType, given: &[(&str, ParameterValue)], priorities: &[i32]) -> Vec<f64> {
+    fn ceilings(
+        plugin: &PluginType,
+        given: &[(&str, ParameterValue)],
+        priorities: &[i32],
+    ) -> Vec<f64> {
         ceilings_at(plugin, given, priorities, (0.5, 0))
     }
 
@@ -141,21 +205,47 @@ mod tests {
     fn lower_bands_have_lower_ceilings() {
         let min = |ceiling| ("minCeiling", ParameterValue::Number(ceiling));
         assert_eq!(ceilings(&STATIC, &[], &[100, 0, -10]), [1.0, 1.0, 1.0]);
-        assert_eq!(ceilings(&HOLDBACK, &[min(0.5)], &[100, 0, -10]), [1.0, 0.75, 0.5]);
-        assert_eq!(ceilings(&HOLDBACK, &[min(0.5), ("domain", ParameterValue::Text("value".into()))], &[100, 50, 0]), [1.0, 0.75, 0.5]);
-        assert_eq!(ceilings(&HOLDBACK, &[min(0.5)], &[7]), [1.0], "the only band is the highest");
+        assert_eq!(
+            ceilings(&HOLDBACK, &[min(0.5)], &[100, 0, -10]),
+            [1.0, 0.75, 0.5]
+        );
+        assert_eq!(
+            ceilings(
+                &HOLDBACK,
+                &[min(0.5), ("domain", ParameterValue::Text("value".into()))],
+                &[100, 50, 0]
+            ),
+            [1.0, 0.75, 0.5]
+        );
+        assert_eq!(
+            ceilings(&HOLDBACK, &[min(0.5)], &[7]),
+            [1.0],
+            "the only band is the highest"
+        );
     }
 
     /// At a saturation of 0.8, the middle of three bands has a ceiling of 0.6 and the lowest one of
     /// 0.2: both pass in every fourth turn.
     #[test]
     fn a_soft_ceiling_lets_every_few_requests_pass() {
-        let at = |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], (saturation, turn));
+        let at =
+            |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], (saturation, turn));
         assert_eq!(at(0.4, 1), [1.0, 1.0, 1.0]);
-        assert_eq!(at(0.65, 1), [1.0, 1.0, 0.0], "0.65 is below 0.675, and not below 0.35");
+        assert_eq!(
+            at(0.65, 1),
+            [1.0, 1.0, 0.0],
+            "0.65 is below 0.675, and not below 0.35"
+        );
         let passes: Vec<u64> = (0..12).filter(|turn| at(0.8, *turn)[1] == 1.0).collect();
         assert_eq!(passes, [0, 4, 8]);
-        assert_eq!([at(1.0, 0), at(7.5, 0), at(f64::NAN, 0)], [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]);
-        assert_eq!(ceilings_at(&REFLECTIVE, &[], &[7], (2.0, 1)), [1.0], "the only band is the highest");
+        assert_eq!(
+            [at(1.0, 0), at(7.5, 0), at(f64::NAN, 0)],
+            [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+        );
+        assert_eq!(
+            ceilings_at(&REFLECTIVE, &[], &[7], (2.0, 1)),
+            [1.0],
+            "the only band is the highest"
+        );
     }
 }

@@ -21,11 +21,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         "Runs the only profile. The request goes to primaryPort at the picked address; \
         x-data-parallel-host-port names the pick.",
     ),
-    source: readable("llm-d-router, profilehandler/dataparallel (deprecated: list every rank's port instead)"),
+    source: readable(
+        "llm-d-router, profilehandler/dataparallel (deprecated: list every rank's port instead)",
+    ),
     parameters: &[Parameter {
         name: "primaryPort",
         default: ParameterDefault::Number(8000.0),
-        doc: readable("port that receives the requests for all ranks of a pod, integer from 1 to 65535"),
+        doc: readable(
+            "port that receives the requests for all ranks of a pod, integer from 1 to 65535",
+        ),
     }],
     needs: &[],
     build,
@@ -38,14 +42,21 @@ struct DataParallelProfileHandler {
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let port = parameters.integer("primaryPort", 1..=u32::from(u16::MAX))?;
-    Ok(Plugin::ProfileHandler(Box::new(DataParallelProfileHandler { primary_port: u16::try_from(port).unwrap_or(u16::MAX) })))
+    Ok(Plugin::ProfileHandler(Box::new(
+        DataParallelProfileHandler {
+            primary_port: u16::try_from(port).unwrap_or(u16::MAX),
+        },
+    )))
 }
 
 impl DataParallelProfileHandler {
     fn primary_of(&self, rank: EndpointIndex, run: &SchedulingRun<'_>) -> Option<EndpointIndex> {
         let table = run.context().table;
         let primary = SocketAddr::new(table.socket(rank)?.ip(), self.primary_port);
-        run.allowed().iter().copied().find(|&index| table.socket(index) == Some(primary))
+        run.allowed()
+            .iter()
+            .copied()
+            .find(|&index| table.socket(index) == Some(primary))
     }
 }
 
@@ -61,7 +72,10 @@ impl ProfileHandler for DataParallelProfileHandler {
         };
         let rank = ranked.first();
         match self.primary_of(rank, run) {
-            Some(primary) => Decision::Route(Route { data_parallel: Some(rank), ..Route::to(RankedList::one(primary)) }),
+            Some(primary) => Decision::Route(Route {
+                data_parallel: Some(rank),
+                ..Route::to(RankedList::one(primary))
+            }),
             None => Decision::Route(Route::to(ranked)),
         }
     }

@@ -23,7 +23,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[
         Parameter {
             name: "profiles",
-            default: ParameterDefault::Structured("{decode: decode, prefill: prefill, encode: encode}"),
+            default: ParameterDefault::Structured(
+                "{decode: decode, prefill: prefill, encode: encode}",
+            ),
             doc: readable("profile name of each stage"),
         },
         Parameter {
@@ -37,14 +39,34 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const PROFILES: &[Parameter] = &[
-    Parameter { name: "decode", default: ParameterDefault::Text("decode"), doc: readable("a profile") },
-    Parameter { name: "prefill", default: ParameterDefault::Text("prefill"), doc: readable("a profile") },
-    Parameter { name: "encode", default: ParameterDefault::Text("encode"), doc: readable("a profile") },
+    Parameter {
+        name: "decode",
+        default: ParameterDefault::Text("decode"),
+        doc: readable("a profile"),
+    },
+    Parameter {
+        name: "prefill",
+        default: ParameterDefault::Text("prefill"),
+        doc: readable("a profile"),
+    },
+    Parameter {
+        name: "encode",
+        default: ParameterDefault::Text("encode"),
+        doc: readable("a profile"),
+    },
 ];
 
 const DECIDERS: &[Parameter] = &[
-    Parameter { name: "prefill", default: ParameterDefault::Text(""), doc: readable("a decider") },
-    Parameter { name: "encode", default: ParameterDefault::Text(""), doc: readable("a decider") },
+    Parameter {
+        name: "prefill",
+        default: ParameterDefault::Text(""),
+        doc: readable("a decider"),
+    },
+    Parameter {
+        name: "encode",
+        default: ParameterDefault::Text(""),
+        doc: readable("a decider"),
+    },
 ];
 
 #[derive(Debug)]
@@ -62,19 +84,24 @@ struct RemoteStage {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let texts = |of: &Parameters<'_>, names: [&str; 2]| -> Result<[Box<str>; 2], InvalidParameter> {
-        let [first, second] = names.map(|name| of.text(name).map(Box::from));
-        Ok([first?, second?])
-    };
+    let texts =
+        |of: &Parameters<'_>, names: [&str; 2]| -> Result<[Box<str>; 2], InvalidParameter> {
+            let [first, second] = names.map(|name| of.text(name).map(Box::from));
+            Ok([first?, second?])
+        };
     let stages = ["prefill", "encode"];
     let read_profiles = |of: &Parameters<'_>| Ok((of.text("decode")?.into(), texts(of, stages)?));
     let profiles = match parameters.nested("profiles", PROFILES, read_profiles)? {
         Some(given) => given,
         None => read_profiles(&Parameters::check(PROFILES, &[])?)?,
     };
-    let deciders = parameters.nested("deciders", DECIDERS, |of| texts(of, stages))?.unwrap_or_default();
+    let deciders = parameters
+        .nested("deciders", DECIDERS, |of| texts(of, stages))?
+        .unwrap_or_default();
     let (decode_profile, [prefill, encode]) = profiles;
-    let stage = |profile, decider: Box<str>| (!decider.is_empty()).then_some(RemoteStage { profile, decider });
+    let stage = |profile, decider: Box<str>| {
+        (!decider.is_empty()).then_some(RemoteStage { profile, decider })
+    };
     let [prefill_decider, encode_decider] = deciders;
     Ok(Plugin::ProfileHandler(Box::new(DisaggProfileHandler {
         decode_profile,
@@ -86,19 +113,34 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl RemoteStage {
     /// The endpoints that the stage's profile picks, without `next`; empty if the decider does not
     /// want the stage to run elsewhere.
-    fn picked(&self, run: &mut SchedulingRun<'_>, decode: EndpointIndex, next: EndpointIndex) -> Vec<EndpointIndex> {
+    fn picked(
+        &self,
+        run: &mut SchedulingRun<'_>,
+        decode: EndpointIndex,
+        next: EndpointIndex,
+    ) -> Vec<EndpointIndex> {
         if !run.disaggregates(&self.decider, decode) {
             return Vec::new();
         }
-        run.early(&self.profile).map_or_else(|_| Vec::new(), |ranked| ranked.iter().filter(|&index| index != next).collect())
+        run.early(&self.profile).map_or_else(
+            |_| Vec::new(),
+            |ranked| ranked.iter().filter(|&index| index != next).collect(),
+        )
     }
 }
 
 impl ProfileHandler for DisaggProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
         let stages = [&self.prefill, &self.encode].into_iter().flatten();
-        let of_stages = stages.flat_map(|stage| [Reference::Profile(&stage.profile), Reference::Decider(&stage.decider)]);
-        std::iter::once(Reference::Profile(&self.decode_profile)).chain(of_stages).collect()
+        let of_stages = stages.flat_map(|stage| {
+            [
+                Reference::Profile(&stage.profile),
+                Reference::Decider(&stage.decider),
+            ]
+        });
+        std::iter::once(Reference::Profile(&self.decode_profile))
+            .chain(of_stages)
+            .collect()
     }
 
     fn disaggregates(&self) -> bool {
@@ -106,7 +148,11 @@ impl ProfileHandler for DisaggProfileHandler {
     }
 
     fn stage_of(&self, profile: &str) -> Stage {
-        let runs = |stage: &Option<RemoteStage>| stage.as_ref().is_some_and(|stage| *stage.profile == *profile);
+        let runs = |stage: &Option<RemoteStage>| {
+            stage
+                .as_ref()
+                .is_some_and(|stage| *stage.profile == *profile)
+        };
         match (runs(&self.prefill), runs(&self.encode)) {
             (true, _) => Stage::Prefill,
             (_, true) => Stage::Encode,
@@ -120,8 +166,19 @@ impl ProfileHandler for DisaggProfileHandler {
             Err(refused) => return refused,
         };
         let decode = ranked.first();
-        let prefill = self.prefill.as_ref().and_then(|stage| stage.picked(run, decode, decode).first().copied());
-        let encode = self.encode.as_ref().map(|stage| stage.picked(run, decode, prefill.unwrap_or(decode))).unwrap_or_default();
-        Decision::Route(Route { prefill, encode, ..Route::to(ranked) })
+        let prefill = self
+            .prefill
+            .as_ref()
+            .and_then(|stage| stage.picked(run, decode, decode).first().copied());
+        let encode = self
+            .encode
+            .as_ref()
+            .map(|stage| stage.picked(run, decode, prefill.unwrap_or(decode)))
+            .unwrap_or_default();
+        Decision::Route(Route {
+            prefill,
+            encode,
+            ..Route::to(ranked)
+        })
     }
 }

@@ -2,7 +2,9 @@
 //! the stages of a request one after another.
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
+};
 use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
@@ -15,7 +17,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, profilehandler/headerprofile"),
     parameters: &[
-        Parameter { name: "headerName", default: ParameterDefault::Text("EPP-Profile"), doc: readable("the header, case-insensitive") },
+        Parameter {
+            name: "headerName",
+            default: ParameterDefault::Text("EPP-Profile"),
+            doc: readable("the header, case-insensitive"),
+        },
         Parameter {
             name: "defaultProfile",
             default: ParameterDefault::Text("decode"),
@@ -33,10 +39,21 @@ struct HeaderProfileHandler {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let header: Box<str> = parameters.text("headerName")?.trim().to_ascii_lowercase().into();
-    let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
+    let header: Box<str> = parameters
+        .text("headerName")?
+        .trim()
+        .to_ascii_lowercase()
+        .into();
+    let headers = ClientHeaders {
+        read: vec![header.clone()],
+        session_token: None,
+    };
     let default_profile = parameters.text("defaultProfile")?.trim().into();
-    Ok(Plugin::ProfileHandler(Box::new(HeaderProfileHandler { header, default_profile })).with_headers(headers))
+    Ok(Plugin::ProfileHandler(Box::new(HeaderProfileHandler {
+        header,
+        default_profile,
+    }))
+    .with_headers(headers))
 }
 
 impl ProfileHandler for HeaderProfileHandler {
@@ -45,12 +62,20 @@ impl ProfileHandler for HeaderProfileHandler {
     }
 
     fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
-        let named = run.context().request.header(&self.header).map(str::trim).filter(|name| !name.is_empty());
+        let named = run
+            .context()
+            .request
+            .header(&self.header)
+            .map(str::trim)
+            .filter(|name| !name.is_empty());
         let ranked = match named {
             _ if run.profiles() == 1 => run.only_profile(),
             Some(name) if !run.has_profile(name) => return Decision::UnknownProfile(name.into()),
             name => run.ranked(name.unwrap_or(&self.default_profile)),
         };
-        ranked.map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
+        ranked.map_or_else(
+            |refused| refused,
+            |ranked| Decision::Route(Route::to(ranked)),
+        )
     }
 }

@@ -28,6 +28,9 @@ impl ProfileHandler for SingleProfileHandler {
     }
 
     fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
-        run.only_profile().map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
+        run.only_profile().map_or_else(
+            |refused| refused,
+            |ranked| Decision::Route(Route::to(ranked)),
+        )
     }
 }

@@ -9,7 +9,9 @@
 //! | on | some | true | the SLO profile |
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
@@ -23,8 +25,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[
-        Parameter { name: "defaultProfile", default: ParameterDefault::Text("default"), doc: readable("profile for other requests") },
-        Parameter { name: "sloProfile", default: ParameterDefault::Text("slo"), doc: readable("profile for requests with an SLO") },
+        Parameter {
+            name: "defaultProfile",
+            default: ParameterDefault::Text("default"),
+            doc: readable("profile for other requests"),
+        },
+        Parameter {
+            name: "sloProfile",
+            default: ParameterDefault::Text("slo"),
+            doc: readable("profile for requests with an SLO"),
+        },
         Parameter {
             name: "sloMissing",
             default: ParameterDefault::Text("refuse"),
@@ -55,7 +65,10 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl ProfileHandler for SloAwareProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {
-        vec![Reference::Profile(&self.default_profile), Reference::Profile(&self.slo_profile)]
+        vec![
+            Reference::Profile(&self.default_profile),
+            Reference::Profile(&self.slo_profile),
+        ]
     }
 
     fn demands_slo(&self) -> bool {
@@ -64,8 +77,16 @@ impl ProfileHandler for SloAwareProfileHandler {
 
     fn route(&self, run: &mut SchedulingRun<'_>) -> Decision {
         let context = run.context();
-        let by_slo = context.predicts && context.request.slo.any() && context.request.prediction_based;
-        let ranked = run.ranked(if by_slo { &self.slo_profile } else { &self.default_profile });
-        ranked.map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
+        let by_slo =
+            context.predicts && context.request.slo.any() && context.request.prediction_based;
+        let ranked = run.ranked(if by_slo {
+            &self.slo_profile
+        } else {
+            &self.default_profile
+        });
+        ranked.map_or_else(
+            |refused| refused,
+            |ranked| Decision::Route(Route::to(ranked)),
+        )
     }
 }

@@ -45,7 +45,10 @@ mod tests {
     use crate::endpoint::Slot;
 
     fn endpoint(slot: u16, generation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        }
     }
 
     #[test]
@@ -54,12 +57,19 @@ mod tests {
         for slot in [3, 1, 3] {
             last.note(endpoint(slot, 7));
         }
-        assert_eq!([0, 1, 3, 9].map(|slot| last.of(endpoint(slot, 7))), [0, 2, 3, 0]);
+        assert_eq!(
+            [0, 1, 3, 9].map(|slot| last.of(endpoint(slot, 7))),
+            [0, 2, 3, 0]
+        );
         assert_eq!(last.of(endpoint(3, 8)), 0);
         last.set(endpoint(5, 7), 40);
         last.note(endpoint(1, 7));
         assert_eq!((last.of(endpoint(5, 7)), last.of(endpoint(1, 7))), (40, 41));
         last.note(endpoint(u16::MAX, 7));
-        assert_eq!(last.of(endpoint(u16::MAX, 7)), 0, "no snapshot has such a slot");
+        assert_eq!(
+            last.of(endpoint(u16::MAX, 7)),
+            0,
+            "no snapshot has such a slot"
+        );
     }
 }

@@ -106,7 +106,9 @@ impl PeerLoads {
     pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
         (self.stands_for, self.delay_us) = (proxies, delay_us);
         while let Some(&(at, endpoint, load)) = self.young.front()
-            && (proxies == 0 || now_us.saturating_sub(at) >= delay_us || self.young.len() > YOUNG_MAX)
+            && (proxies == 0
+                || now_us.saturating_sub(at) >= delay_us
+                || self.young.len() > YOUNG_MAX)
         {
             self.young.pop_front();
             self.subtract(endpoint, load);
@@ -122,7 +124,11 @@ impl PeerLoads {
     /// Records a pick of `endpoint` here, for a request of `load`.
     pub fn picked(&mut self, endpoint: EndpointRef, load: EndpointLoad, now_us: u64) {
         if self.picks_stand() {
-            let load = EndpointLoad { ttft_slo_us: None, tpot_slo_us: None, ..load.times(self.stands_for) };
+            let load = EndpointLoad {
+                ttft_slo_us: None,
+                tpot_slo_us: None,
+                ..load.times(self.stands_for)
+            };
             self.add(endpoint, load);
             self.young.push_back((now_us, endpoint, load));
             self.stand_for(self.stands_for, self.delay_us, now_us);
@@ -155,24 +161,38 @@ mod tests {
     use crate::endpoint::Slot;
 
     fn endpoint(slot: u16, generation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        }
     }
 
     fn load(requests: u32, prefill_tokens: u64) -> EndpointLoad {
-        EndpointLoad { requests, prefill_tokens, ..EndpointLoad::default() }
+        EndpointLoad {
+            requests,
+            prefill_tokens,
+            ..EndpointLoad::default()
+        }
     }
 
     #[test]
     fn rows_add_up_for_current_generations_only() {
         let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), PeerLoads::default());
         others.add(a, load(1, 1));
-        assert_eq!(others.load(a), EndpointLoad::default(), "no endpoint is current yet");
+        assert_eq!(
+            others.load(a),
+            EndpointLoad::default(),
+            "no endpoint is current yet"
+        );
         others.start(&[a, b, endpoint(u16::MAX, 1)]);
         others.add(a, load(2, 50));
         others.add(a, load(1, 7));
         others.add(endpoint(9, 1), load(5, 5));
         others.add(endpoint(u16::MAX, 1), load(5, 5));
-        assert_eq!((others.load(a), others.load(b), others.load(endpoint(9, 1))), (load(3, 57), load(0, 0), load(0, 0)));
+        assert_eq!(
+            (others.load(a), others.load(b), others.load(endpoint(9, 1))),
+            (load(3, 57), load(0, 0), load(0, 0))
+        );
         others.subtract(a, load(2, 50));
         others.subtract(endpoint(3, 2), load(1, 7));
         assert_eq!(others.load(a), load(1, 7));
@@ -188,20 +208,40 @@ mod tests {
         let (a, b, mut others) = (endpoint(3, 1), endpoint(4, 1), PeerLoads::default());
         others.start(&[a, b]);
         others.picked(a, load(1, 50), 1_000);
-        assert_eq!(others.load(a), EndpointLoad::default(), "there is no other proxy");
+        assert_eq!(
+            others.load(a),
+            EndpointLoad::default(),
+            "there is no other proxy"
+        );
         assert!(!others.picks_stand());
         others.stand_for(3, 10_000, 1_000);
         assert!(others.picks_stand());
-        others.picked(a, EndpointLoad { ttft_slo_us: Some(5), tpot_slo_us: Some(6), ..load(1, 50) }, 2_000);
+        others.picked(
+            a,
+            EndpointLoad {
+                ttft_slo_us: Some(5),
+                tpot_slo_us: Some(6),
+                ..load(1, 50)
+            },
+            2_000,
+        );
         others.picked(b, load(1, 7), 8_000);
         others.add(a, load(2, 20));
-        assert_eq!((others.load(a), others.load(b)), (load(5, 170), load(3, 21)), "SLOs are not multiplied");
+        assert_eq!(
+            (others.load(a), others.load(b)),
+            (load(5, 170), load(3, 21)),
+            "SLOs are not multiplied"
+        );
         others.stand_for(3, 10_000, 11_999);
         assert_eq!(others.load(a), load(5, 170));
         others.stand_for(3, 10_000, 12_000);
         assert_eq!((others.load(a), others.load(b)), (load(2, 20), load(3, 21)));
         others.stand_for(0, 0, 12_001);
-        assert_eq!((others.load(a), others.load(b)), (load(2, 20), EndpointLoad::default()), "no other proxy is left");
+        assert_eq!(
+            (others.load(a), others.load(b)),
+            (load(2, 20), EndpointLoad::default()),
+            "no other proxy is left"
+        );
         others.stand_for(1, u64::MAX, 0);
         (0..2 * YOUNG_MAX).for_each(|_| others.picked(b, load(1, 1), 0));
         assert_eq!(others.load(b).requests as usize, YOUNG_MAX, "bounded");
@@ -212,14 +252,37 @@ mod tests {
 
     #[test]
     fn the_strictest_slo_of_all_is_the_one_to_keep() {
-        let slo = |ttft, tpot| EndpointLoad { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..EndpointLoad::default() };
+        let slo = |ttft, tpot| EndpointLoad {
+            requests: 1,
+            ttft_slo_us: ttft,
+            tpot_slo_us: tpot,
+            ..EndpointLoad::default()
+        };
         let (a, mut others) = (endpoint(0, 1), PeerLoads::default());
         others.start(&[a]);
         others.add(a, slo(Some(5_000), None));
         others.add(a, slo(Some(9_000), Some(20)));
-        assert_eq!(others.load(a), EndpointLoad { requests: 2, ..slo(Some(5_000), Some(20)) });
+        assert_eq!(
+            others.load(a),
+            EndpointLoad {
+                requests: 2,
+                ..slo(Some(5_000), Some(20))
+            }
+        );
         others.forget_slos();
-        others.add(a, EndpointLoad { requests: 0, ..slo(None, Some(30)) });
-        assert_eq!(others.load(a), EndpointLoad { requests: 2, ..slo(None, Some(30)) });
+        others.add(
+            a,
+            EndpointLoad {
+                requests: 0,
+                ..slo(None, Some(30))
+            },
+        );
+        assert_eq!(
+            others.load(a),
+            EndpointLoad {
+                requests: 2,
+                ..slo(None, Some(30))
+            }
+        );
     }
 }

@@ -50,13 +50,20 @@ pub(super) struct RunningQueues {
 impl RunningRequest {
     /// Stricter SLOs first, requests without one last, older before younger.
     fn order(&self) -> (u32, u32, u64) {
-        (self.slo.tpot_us.unwrap_or(u32::MAX), self.slo.ttft_us.unwrap_or(u32::MAX), self.id)
+        (
+            self.slo.tpot_us.unwrap_or(u32::MAX),
+            self.slo.ttft_us.unwrap_or(u32::MAX),
+            self.id,
+        )
     }
 
     /// The SLOs that later picks have to respect: TTFT only while the request waits for its first
     /// token.
     fn keeps(&self) -> Slo {
-        Slo { ttft_us: self.counts.ttft_us.filter(|_| self.waits), ..self.counts }
+        Slo {
+            ttft_us: self.counts.ttft_us.filter(|_| self.waits),
+            ..self.counts
+        }
     }
 }
 
@@ -66,7 +73,10 @@ impl RunningQueues {
     /// Assigns a key to a request with this SLO and prediction.
     pub(super) fn number(&mut self, promise: TrackedSlo) -> RunningKey {
         self.numbered += 1;
-        RunningKey { id: self.numbered, promise }
+        RunningKey {
+            id: self.numbered,
+            promise,
+        }
     }
 
     pub(super) fn add(&mut self, slot: u16, entry: RunningKey, request_id: Box<str>, waits: bool) {
@@ -74,8 +84,21 @@ impl RunningQueues {
         if self.by_slot.len() <= slot {
             self.by_slot.resize(slot + 1, Vec::new());
         }
-        let TrackedSlo { slo, counts, predicted } = entry.promise;
-        let running = RunningRequest { id: entry.id, request_id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
+        let TrackedSlo {
+            slo,
+            counts,
+            predicted,
+        } = entry.promise;
+        let running = RunningRequest {
+            id: entry.id,
+            request_id,
+            slo,
+            predicted,
+            ttft_ms: None,
+            tpots_ms: Vec::new(),
+            counts,
+            waits,
+        };
         if let Some(queue) = self.by_slot.get_mut(slot) {
             let at = queue.partition_point(|other| other.order() < running.order());
             queue.insert(at, running);
@@ -84,7 +107,9 @@ impl RunningQueues {
 
     /// Removes a request; returns its request id.
     pub(super) fn remove(&mut self, slot: u16, id: u64) -> Box<str> {
-        let Some(queue) = self.by_slot.get_mut(usize::from(slot)) else { return Box::default() };
+        let Some(queue) = self.by_slot.get_mut(usize::from(slot)) else {
+            return Box::default();
+        };
         let at = queue.iter().position(|running| running.id == id);
         at.map(|at| queue.remove(at).request_id).unwrap_or_default()
     }
@@ -119,16 +144,25 @@ impl RunningQueues {
     }
 
     pub(super) fn queue(&self, slot: u16) -> &[RunningRequest] {
-        self.by_slot.get(usize::from(slot)).map_or(&[], Vec::as_slice)
+        self.by_slot
+            .get(usize::from(slot))
+            .map_or(&[], Vec::as_slice)
     }
 
     /// The strictest SLOs that later picks have to respect at this slot.
     pub(super) fn lowest(&self, slot: u16) -> Slo {
-        self.queue(slot).iter().fold(Slo::default(), |lowest, running| lowest.strictest(running.keeps()))
+        self.queue(slot)
+            .iter()
+            .fold(Slo::default(), |lowest, running| {
+                lowest.strictest(running.keeps())
+            })
     }
 
     fn find(&mut self, slot: u16, id: u64) -> Option<&mut RunningRequest> {
-        self.by_slot.get_mut(usize::from(slot))?.iter_mut().find(|running| running.id == id)
+        self.by_slot
+            .get_mut(usize::from(slot))?
+            .iter_mut()
+            .find(|running| running.id == id)
     }
 }
 
@@ -140,16 +174,26 @@ mod tests {
     use proptest::prelude::*;
 
     fn endpoint(slot: u16, generation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        }
     }
 
     fn slo(ttft_us: u32, tpot_us: u32) -> Slo {
         let some = |us| (us > 0).then_some(us);
-        Slo { ttft_us: some(ttft_us), tpot_us: some(tpot_us) }
+        Slo {
+            ttft_us: some(ttft_us),
+            tpot_us: some(tpot_us),
+        }
     }
 
     fn promise(slo: Slo) -> TrackedSlo {
-        TrackedSlo { slo, counts: slo, predicted: None }
+        TrackedSlo {
+            slo,
+            counts: slo,
+            predicted: None,
+        }
     }
 
     fn tracked(ledger: &mut InFlight, at: EndpointRef, asked: Slo) -> InFlightTicket {
@@ -160,7 +204,10 @@ mod tests {
 
     fn lowest(ledger: &InFlight, at: EndpointRef) -> Slo {
         let load = ledger.load(at);
-        Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us }
+        Slo {
+            ttft_us: load.ttft_slo_us,
+            tpot_us: load.tpot_slo_us,
+        }
     }
 
     #[test]
@@ -169,20 +216,56 @@ mod tests {
         let loose = tracked(&mut ledger, a, slo(9_000, 80_000));
         let strict = tracked(&mut ledger, a, slo(0, 20_000));
         let mut middle = ledger.admit(a, 5);
-        let predicted = Prediction { ttft_ms: 10.0, tpot_ms: 15.0, ttft_p90_ms: 20.0, tpot_p90_ms: 25.0 };
+        let predicted = Prediction {
+            ttft_ms: 10.0,
+            tpot_ms: 15.0,
+            ttft_p90_ms: 20.0,
+            tpot_p90_ms: 25.0,
+        };
         let asked = slo(500, 50_000);
-        ledger.track(&mut middle, TrackedSlo { slo: asked, counts: asked, predicted: Some(predicted) }, "");
+        ledger.track(
+            &mut middle,
+            TrackedSlo {
+                slo: asked,
+                counts: asked,
+                predicted: Some(predicted),
+            },
+            "",
+        );
         let unasked = ledger.admit(a, 1);
-        let ids = |ledger: &InFlight| ledger.running(a).iter().map(|running| running.id).collect::<Vec<_>>();
-        assert_eq!(ids(&ledger), [2, 3, 1], "by SLO; one without any is in no queue");
+        let ids = |ledger: &InFlight| {
+            ledger
+                .running(a)
+                .iter()
+                .map(|running| running.id)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            ids(&ledger),
+            [2, 3, 1],
+            "by SLO; one without any is in no queue"
+        );
         ledger.first_token(&mut middle, 5);
         ledger.first_token_took(&middle, 12.5);
         (0_u16..10).for_each(|ms| ledger.tokens_took(&middle, f32::from(ms)));
         let shown = &ledger.running(a)[1];
-        assert_eq!((shown.slo, shown.predicted, shown.ttft_ms), (asked, Some(predicted), Some(12.5)));
-        assert_eq!(shown.tpots_ms, [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], "the newest");
-        assert_eq!(ledger.running(endpoint(3, 2)).len(), 0, "another life has its own");
-        [loose, strict, middle, unasked].into_iter().for_each(|ticket| ledger.release(ticket));
+        assert_eq!(
+            (shown.slo, shown.predicted, shown.ttft_ms),
+            (asked, Some(predicted), Some(12.5))
+        );
+        assert_eq!(
+            shown.tpots_ms,
+            [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+            "the newest"
+        );
+        assert_eq!(
+            ledger.running(endpoint(3, 2)).len(),
+            0,
+            "another life has its own"
+        );
+        [loose, strict, middle, unasked]
+            .into_iter()
+            .for_each(|ticket| ledger.release(ticket));
         assert_eq!((ids(&ledger), ledger.rows().count()), (vec![], 0));
     }
 
@@ -193,19 +276,38 @@ mod tests {
         let loose = tracked(&mut ledger, a, slo(900, 50));
         assert_eq!(lowest(&ledger, a), slo(100, 20));
         ledger.first_token(&mut strict, 10);
-        assert_eq!(lowest(&ledger, a), slo(900, 20), "its first token came; its others are still to come");
+        assert_eq!(
+            lowest(&ledger, a),
+            slo(900, 20),
+            "its first token came; its others are still to come"
+        );
         ledger.transfer(&mut strict, b);
-        assert_eq!((lowest(&ledger, a), lowest(&ledger, b)), (slo(900, 50), slo(0, 20)), "a retry takes its SLO along");
+        assert_eq!(
+            (lowest(&ledger, a), lowest(&ledger, b)),
+            (slo(900, 50), slo(0, 20)),
+            "a retry takes its SLO along"
+        );
         ledger.release(strict);
         ledger.release(loose);
-        assert_eq!((lowest(&ledger, a), lowest(&ledger, b)), (slo(0, 0), slo(0, 0)));
+        assert_eq!(
+            (lowest(&ledger, a), lowest(&ledger, b)),
+            (slo(0, 0), slo(0, 0))
+        );
     }
 
     #[test]
     fn an_slo_that_no_endpoint_can_meet_does_not_count() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let mut greedy = ledger.admit(a, 10);
-        ledger.track(&mut greedy, TrackedSlo { slo: slo(1, 1), counts: slo(0, 1), predicted: None }, "");
+        ledger.track(
+            &mut greedy,
+            TrackedSlo {
+                slo: slo(1, 1),
+                counts: slo(0, 1),
+                predicted: None,
+            },
+            "",
+        );
         let modest = tracked(&mut ledger, a, slo(700, 50));
         assert_eq!(lowest(&ledger, a), slo(700, 1), "each SLO by itself");
         assert_eq!(ledger.running(a)[0].slo, slo(1, 1), "it is still shown");
@@ -218,10 +320,16 @@ mod tests {
         let (old, new, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
         let mut before = tracked(&mut ledger, old, slo(100, 20));
         let after = tracked(&mut ledger, new, slo(900, 50));
-        assert_eq!((lowest(&ledger, old), lowest(&ledger, new)), (slo(0, 0), slo(900, 50)));
+        assert_eq!(
+            (lowest(&ledger, old), lowest(&ledger, new)),
+            (slo(0, 0), slo(900, 50))
+        );
         ledger.first_token(&mut before, 10);
         ledger.release(before);
-        assert_eq!((lowest(&ledger, new), ledger.running(new).len()), (slo(900, 50), 1));
+        assert_eq!(
+            (lowest(&ledger, new), ledger.running(new).len()),
+            (slo(900, 50), 1)
+        );
         ledger.release(after);
         assert_eq!(ledger.rows().count(), 0);
     }

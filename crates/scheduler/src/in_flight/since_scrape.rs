@@ -24,7 +24,10 @@ pub(super) struct ScrapeBaseline {
 /// Picks between the scrape and its arrival here, some tens of ms, are missing: the result can be
 /// too low by those, but counts nothing twice.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "counts of requests, far below 2^24")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts of requests, far below 2^24"
+)]
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
     match scraped.filter(|scraped| scraped.is_finite()) {
         None => now as f32,
@@ -37,7 +40,9 @@ pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
 impl ScrapeBaseline {
     pub(super) fn start(&mut self, ledger: impl Iterator<Item = (EndpointRef, u32)>) {
         self.rows.clear();
-        for (endpoint, requests) in ledger.filter(|(endpoint, _)| usize::from(endpoint.slot.0) < ENDPOINTS_MAX) {
+        for (endpoint, requests) in
+            ledger.filter(|(endpoint, _)| usize::from(endpoint.slot.0) < ENDPOINTS_MAX)
+        {
             let slot = usize::from(endpoint.slot.0);
             if self.rows.len() <= slot {
                 self.rows.resize(slot + 1, None);
@@ -75,36 +80,83 @@ mod tests {
             (Some(2.0), 9, 5, 5.0),
             (Some(0.0), 0, 5, 5.0),
         ] {
-            assert_eq!(requests_now(scraped, then, now), expected, "{scraped:?} {then} {now}");
+            assert_eq!(
+                requests_now(scraped, then, now),
+                expected,
+                "{scraped:?} {then} {now}"
+            );
         }
     }
 
     #[test]
     fn the_ledger_is_noted_when_a_scrape_comes_in() {
-        let at = EndpointRef { slot: Slot(3), generation: Generation(1) };
-        let other_life = EndpointRef { generation: Generation(2), ..at };
-        let said = EndpointMetrics { running_requests: Some(5.0), queue_depth: Some(2.0), ..EndpointMetrics::default() };
+        let at = EndpointRef {
+            slot: Slot(3),
+            generation: Generation(1),
+        };
+        let other_life = EndpointRef {
+            generation: Generation(2),
+            ..at
+        };
+        let said = EndpointMetrics {
+            running_requests: Some(5.0),
+            queue_depth: Some(2.0),
+            ..EndpointMetrics::default()
+        };
         let mut ledger = InFlight::default();
         let first = ledger.admit(at, 1);
         ledger.others_mut().start(&[at]);
-        ledger.others_mut().add(at, EndpointLoad { requests: 2, ..EndpointLoad::default() });
-        assert_eq!(ledger.requests_now(at, &said), 10.0, "no scrape arrived: all of ours count as new");
+        ledger.others_mut().add(
+            at,
+            EndpointLoad {
+                requests: 2,
+                ..EndpointLoad::default()
+            },
+        );
+        assert_eq!(
+            ledger.requests_now(at, &said),
+            10.0,
+            "no scrape arrived: all of ours count as new"
+        );
         ledger.scraped(&[at]);
-        assert_eq!(ledger.requests_now(at, &said), 7.0, "ours are among the seven");
+        assert_eq!(
+            ledger.requests_now(at, &said),
+            7.0,
+            "ours are among the seven"
+        );
         let second = ledger.admit(at, 1);
-        assert_eq!((ledger.requests_now(at, &said), ledger.requests_now(other_life, &said)), (8.0, 7.0));
+        assert_eq!(
+            (
+                ledger.requests_now(at, &said),
+                ledger.requests_now(other_life, &said)
+            ),
+            (8.0, 7.0)
+        );
         ledger.release(first);
         ledger.release(second);
         assert_eq!(ledger.requests_now(at, &said), 6.0);
-        assert_eq!(ledger.requests_now(at, &EndpointMetrics::default()), 2.0, "no scrape is known");
+        assert_eq!(
+            ledger.requests_now(at, &EndpointMetrics::default()),
+            2.0,
+            "no scrape is known"
+        );
     }
 
     #[test]
     fn a_slot_that_no_snapshot_has_is_not_noted() {
-        let at = |slot: usize| EndpointRef { slot: Slot(slot as u16), generation: Generation(1) };
+        let at = |slot: usize| EndpointRef {
+            slot: Slot(slot as u16),
+            generation: Generation(1),
+        };
         let mut noted = ScrapeBaseline::default();
         noted.start([(at(ENDPOINTS_MAX - 1), 3), (at(ENDPOINTS_MAX), 4)].into_iter());
-        assert_eq!((noted.requests(at(ENDPOINTS_MAX - 1)), noted.requests(at(ENDPOINTS_MAX))), (3, 0));
+        assert_eq!(
+            (
+                noted.requests(at(ENDPOINTS_MAX - 1)),
+                noted.requests(at(ENDPOINTS_MAX))
+            ),
+            (3, 0)
+        );
     }
 
     proptest! {

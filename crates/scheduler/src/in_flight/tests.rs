@@ -3,20 +3,34 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 fn endpoint(slot: u16, generation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+    EndpointRef {
+        slot: Slot(slot),
+        generation: Generation(generation),
+    }
 }
 
 fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad {
-    EndpointLoad { requests, prefill_tokens, decode_tokens, ..NOTHING }
+    EndpointLoad {
+        requests,
+        prefill_tokens,
+        decode_tokens,
+        ..NOTHING
+    }
 }
 
 /// Without the pending prefills, which have their own test.
 fn plain(load: EndpointLoad) -> EndpointLoad {
-    EndpointLoad { prefills: NO_PREFILLS, ..load }
+    EndpointLoad {
+        prefills: NO_PREFILLS,
+        ..load
+    }
 }
 
 fn rows(ledger: &InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
-    ledger.rows().map(|(endpoint, load)| (endpoint, plain(load))).collect()
+    ledger
+        .rows()
+        .map(|(endpoint, load)| (endpoint, plain(load)))
+        .collect()
 }
 
 #[test]
@@ -24,9 +38,23 @@ fn a_request_to_a_former_generation_is_in_no_queue() {
     let (before, after, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
     let mut ticket = ledger.admit(before, 5);
     let _other = ledger.admit(after, 5);
-    let slo = Slo { ttft_us: Some(9), tpot_us: None };
-    ledger.track(&mut ticket, TrackedSlo { slo, counts: slo, predicted: None }, "");
-    assert_eq!((ledger.running(before).len(), ledger.running(after).len()), (0, 0));
+    let slo = Slo {
+        ttft_us: Some(9),
+        tpot_us: None,
+    };
+    ledger.track(
+        &mut ticket,
+        TrackedSlo {
+            slo,
+            counts: slo,
+            predicted: None,
+        },
+        "",
+    );
+    assert_eq!(
+        (ledger.running(before).len(), ledger.running(after).len()),
+        (0, 0)
+    );
     assert_eq!(ledger.load(after).ttft_slo_us, None);
 }
 
@@ -35,18 +63,41 @@ fn prompts_are_summed_up_until_their_first_token() {
     let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
     let mut long = ledger.admit_prompt(a, 10_240, 2_048);
     let mut cached = ledger.admit_prompt(a, 600, 0);
-    let expected = PendingPrefills { prompts: 1, prompt_tokens: 10_840, uncached_tokens: 2_048, attention: 576 };
-    assert_eq!(ledger.load(a).prefills, expected, "(10240^2 - 8192^2) / 65536");
+    let expected = PendingPrefills {
+        prompts: 1,
+        prompt_tokens: 10_840,
+        uncached_tokens: 2_048,
+        attention: 576,
+    };
+    assert_eq!(
+        ledger.load(a).prefills,
+        expected,
+        "(10240^2 - 8192^2) / 65536"
+    );
     assert_eq!(ledger.load(a).times(2).prefills, expected.with(expected));
     assert_eq!(expected.with(expected).without(expected), expected);
-    assert_eq!(plain(cached.load()), load(1, 0, 0), "what one of them counts for");
+    assert_eq!(
+        plain(cached.load()),
+        load(1, 0, 0),
+        "what one of them counts for"
+    );
     ledger.transfer(&mut cached, b);
     ledger.first_token(&mut long, 10_240);
-    assert_eq!((ledger.load(a).prefills, ledger.load(b).prefills.prompt_tokens), (NO_PREFILLS, 600));
+    assert_eq!(
+        (
+            ledger.load(a).prefills,
+            ledger.load(b).prefills.prompt_tokens
+        ),
+        (NO_PREFILLS, 600)
+    );
     ledger.release(long);
     ledger.release(cached);
     assert_eq!(ledger.rows().count(), 0);
-    assert_eq!(PendingPrefills::of(100, 200), PendingPrefills::of(100, 100), "no more than there is");
+    assert_eq!(
+        PendingPrefills::of(100, 200),
+        PendingPrefills::of(100, 100),
+        "no more than there is"
+    );
 }
 
 #[test]
@@ -55,10 +106,16 @@ fn the_load_of_others_is_seen_by_a_pick_but_is_not_ours() {
     let ticket = ledger.admit(a, 100);
     ledger.others_mut().start(&[a]);
     ledger.others_mut().add(a, load(2, 30, 4));
-    assert_eq!((plain(ledger.load(a)), plain(ledger.own(a))), (load(3, 130, 4), load(1, 100, 0)));
+    assert_eq!(
+        (plain(ledger.load(a)), plain(ledger.own(a))),
+        (load(3, 130, 4), load(1, 100, 0))
+    );
     assert_eq!(rows(&ledger), [(a, load(1, 100, 0))]);
     ledger.release(ticket);
-    assert_eq!((plain(ledger.load(a)), ledger.rows().count()), (load(2, 30, 4), 0));
+    assert_eq!(
+        (plain(ledger.load(a)), ledger.rows().count()),
+        (load(2, 30, 4), 0)
+    );
     assert_eq!(load(2, 3, 4).times(3), load(6, 9, 12));
 }
 
@@ -76,17 +133,31 @@ fn changed_rows_are_reported_once_with_their_current_load() {
     assert_eq!(changed(&mut ledger), []);
     ledger.transfer(&mut one, b);
     ledger.decoded(&mut one, 5);
-    assert_eq!(changed(&mut ledger), [(a, load(1, 20, 0)), (b, load(1, 10, 5))]);
+    assert_eq!(
+        changed(&mut ledger),
+        [(a, load(1, 20, 0)), (b, load(1, 10, 5))]
+    );
     let third = ledger.admit(endpoint(3, 2), 7);
     ledger.release(two);
-    assert_eq!(changed(&mut ledger), [(endpoint(3, 2), load(1, 7, 0))], "the row is of another generation now");
+    assert_eq!(
+        changed(&mut ledger),
+        [(endpoint(3, 2), load(1, 7, 0))],
+        "the row is of another generation now"
+    );
     ledger.release(one);
     ledger.release(third);
-    assert_eq!(changed(&mut ledger), [(b, load(0, 0, 0)), (endpoint(3, 2), load(0, 0, 0))]);
+    assert_eq!(
+        changed(&mut ledger),
+        [(b, load(0, 0, 0)), (endpoint(3, 2), load(0, 0, 0))]
+    );
     for life in 3..6 {
         _ = ledger.admit(endpoint(3, life), 7);
     }
-    assert_eq!(changed(&mut ledger), [(endpoint(3, 5), load(1, 7, 0))], "once, however many generations it had");
+    assert_eq!(
+        changed(&mut ledger),
+        [(endpoint(3, 5), load(1, 7, 0))],
+        "once, however many generations it had"
+    );
 }
 
 #[test]
@@ -115,7 +186,10 @@ fn expected_output_counts_to_the_end() {
     ledger.first_token(&mut ticket, 1000);
     assert_eq!(plain(ledger.load(a)), load(1, 50, 1000));
     ledger.transfer(&mut ticket, b);
-    assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (EndpointLoad::default(), load(1, 50, 1000)));
+    assert_eq!(
+        (plain(ledger.load(a)), plain(ledger.load(b))),
+        (EndpointLoad::default(), load(1, 50, 1000))
+    );
     ledger.release(ticket);
     assert_eq!(ledger.rows().count(), 0);
 }
@@ -125,12 +199,22 @@ fn a_retry_takes_all_of_it_along() {
     let (a, b, mut ledger) = (endpoint(0, 1), endpoint(9, 4), InFlight::default());
     let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
     ledger.transfer(&mut one, b);
-    assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (load(1, 20, 0), load(1, 10, 0)));
+    assert_eq!(
+        (plain(ledger.load(a)), plain(ledger.load(b))),
+        (load(1, 20, 0), load(1, 10, 0))
+    );
     ledger.first_token(&mut one, 30);
     ledger.transfer(&mut one, a);
-    assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (load(2, 20, 30), load(0, 0, 0)));
+    assert_eq!(
+        (plain(ledger.load(a)), plain(ledger.load(b))),
+        (load(2, 20, 30), load(0, 0, 0))
+    );
     ledger.first_token(&mut one, 30);
-    assert_eq!(plain(ledger.load(a)), load(2, 20, 30), "past its first token it stays, wherever it is served");
+    assert_eq!(
+        plain(ledger.load(a)),
+        load(2, 20, 30),
+        "past its first token it stays, wherever it is served"
+    );
     ledger.release(one);
     ledger.release(two);
     assert_eq!(ledger.rows().count(), 0);
@@ -141,11 +225,18 @@ fn a_new_generation_starts_clean() {
     let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
     let mut before = ledger.admit(old, 100);
     let after = ledger.admit(new, 1);
-    assert_eq!((plain(ledger.load(old)), plain(ledger.load(new))), (EndpointLoad::default(), load(1, 1, 0)));
+    assert_eq!(
+        (plain(ledger.load(old)), plain(ledger.load(new))),
+        (EndpointLoad::default(), load(1, 1, 0))
+    );
     ledger.first_token(&mut before, 100);
     ledger.decoded(&mut before, 5);
     ledger.release(before);
-    assert_eq!(plain(ledger.load(new)), load(1, 1, 0), "nothing of the old generation reaches the new");
+    assert_eq!(
+        plain(ledger.load(new)),
+        load(1, 1, 0),
+        "nothing of the old generation reaches the new"
+    );
     ledger.release(after);
     assert_eq!(plain(ledger.load(new)), EndpointLoad::default());
 }
@@ -165,16 +256,33 @@ fn a_generation_that_comes_back_does_not_get_its_tickets_back() {
 
 #[test]
 fn a_transfer_to_a_former_generation_does_not_reset_the_current_one() {
-    let (old, new, other, mut ledger) = (endpoint(5, 1), endpoint(5, 2), endpoint(0, 1), InFlight::default());
+    let (old, new, other, mut ledger) = (
+        endpoint(5, 1),
+        endpoint(5, 2),
+        endpoint(0, 1),
+        InFlight::default(),
+    );
     let present = ledger.admit(new, 10);
     let mut late = ledger.admit(other, 7);
     ledger.transfer(&mut late, old);
     assert_eq!(
-        (plain(ledger.load(new)), plain(ledger.load(old)), plain(ledger.load(other))),
-        (load(1, 10, 0), EndpointLoad::default(), EndpointLoad::default())
+        (
+            plain(ledger.load(new)),
+            plain(ledger.load(old)),
+            plain(ledger.load(other))
+        ),
+        (
+            load(1, 10, 0),
+            EndpointLoad::default(),
+            EndpointLoad::default()
+        )
     );
     ledger.transfer(&mut late, other);
-    assert_eq!(plain(ledger.load(other)), load(1, 7, 0), "it counts again where it can");
+    assert_eq!(
+        plain(ledger.load(other)),
+        load(1, 7, 0),
+        "it counts again where it can"
+    );
     ledger.release(late);
     ledger.release(present);
     assert_eq!(ledger.rows().count(), 0);
@@ -218,11 +326,21 @@ fn op() -> impl Strategy<Value = LedgerOp> {
 
 /// The naive twin: sums the load of every live ticket from scratch. `lives` has the current
 /// generation of each slot.
-fn sums(live: &[(InFlightTicket, EndpointRef, EndpointLoad)], lives: &[u32]) -> BTreeMap<EndpointRef, EndpointLoad> {
+fn sums(
+    live: &[(InFlightTicket, EndpointRef, EndpointLoad)],
+    lives: &[u32],
+) -> BTreeMap<EndpointRef, EndpointLoad> {
     let mut sums = BTreeMap::new();
-    for (_, at, share) in live.iter().filter(|(_, at, _)| at.generation.0 == lives[usize::from(at.slot.0)]) {
+    for (_, at, share) in live
+        .iter()
+        .filter(|(_, at, _)| at.generation.0 == lives[usize::from(at.slot.0)])
+    {
         let sum: &mut EndpointLoad = sums.entry(*at).or_default();
-        *sum = load(sum.requests + 1, sum.prefill_tokens + share.prefill_tokens, sum.decode_tokens + share.decode_tokens);
+        *sum = load(
+            sum.requests + 1,
+            sum.prefill_tokens + share.prefill_tokens,
+            sum.decode_tokens + share.decode_tokens,
+        );
     }
     sums
 }

@@ -79,6 +79,8 @@ mod tests {
         assert_eq!(calibration.count(), 4);
         assert_eq!(calibration.coverage90(), Some(0.75));
         assert_eq!(calibration.mape(), Some((0.0 + 0.25 + 0.5 + 1.0) / 4.0));
-        assert!((calibration.pinball90_ms().unwrap() - (5.0 + 7.0 + 45.0 + 10.0) / 4.0).abs() < 1e-9);
+        assert!(
+            (calibration.pinball90_ms().unwrap() - (5.0 + 7.0 + 45.0 + 10.0) / 4.0).abs() < 1e-9
+        );
     }
 }

@@ -34,9 +34,27 @@ impl Conditions {
     /// fault.
     #[must_use]
     pub fn checked(self) -> Option<Self> {
-        let Self { queued, running, requests, prefill_tokens, context_tokens, kv_utilization, prompt_tokens, uncached_tokens } = self;
-        let counts = [queued.unwrap_or(0.0), running.unwrap_or(0.0), requests, prefill_tokens, context_tokens, prompt_tokens];
-        let sane = counts.iter().all(|count| (0.0..=CONDITION_MAX).contains(count))
+        let Self {
+            queued,
+            running,
+            requests,
+            prefill_tokens,
+            context_tokens,
+            kv_utilization,
+            prompt_tokens,
+            uncached_tokens,
+        } = self;
+        let counts = [
+            queued.unwrap_or(0.0),
+            running.unwrap_or(0.0),
+            requests,
+            prefill_tokens,
+            context_tokens,
+            prompt_tokens,
+        ];
+        let sane = counts
+            .iter()
+            .all(|count| (0.0..=CONDITION_MAX).contains(count))
             && kv_utilization.is_none_or(|share| (0.0..=1.0).contains(&share))
             && (0.0..=prompt_tokens).contains(&uncached_tokens);
         sane.then_some(self)

@@ -28,16 +28,56 @@ pub struct Feature {
 
 /// All features, in order.
 pub const FEATURES: [Feature; 10] = [
-    Feature { name: "own", doc: readable("prefill time of this prompt by the step model, ms"), usual: 500.0 },
-    Feature { name: "step", doc: readable("a decode step with this request in the batch, by the step model, ms"), usual: 100.0 },
-    Feature { name: "requests", doc: readable("requests in flight: the last scrape plus changes since"), usual: 16.0 },
-    Feature { name: "queued", doc: readable("requests waiting in the engine, scraped"), usual: 8.0 },
-    Feature { name: "running", doc: readable("requests running in the engine, scraped; else requests in flight"), usual: 16.0 },
-    Feature { name: "kv", doc: readable("share of KV-cache blocks in use, scraped"), usual: 1.0 },
-    Feature { name: "prompt", doc: readable("prompt tokens"), usual: 8_192.0 },
-    Feature { name: "uncached", doc: readable("prompt tokens not cached at the endpoint"), usual: 8_192.0 },
-    Feature { name: "prefill", doc: readable("uncached prompt tokens that wait for prefill at the endpoint"), usual: 16_384.0 },
-    Feature { name: "context", doc: readable("context tokens of the requests that decode there"), usual: 65_536.0 },
+    Feature {
+        name: "own",
+        doc: readable("prefill time of this prompt by the step model, ms"),
+        usual: 500.0,
+    },
+    Feature {
+        name: "step",
+        doc: readable("a decode step with this request in the batch, by the step model, ms"),
+        usual: 100.0,
+    },
+    Feature {
+        name: "requests",
+        doc: readable("requests in flight: the last scrape plus changes since"),
+        usual: 16.0,
+    },
+    Feature {
+        name: "queued",
+        doc: readable("requests waiting in the engine, scraped"),
+        usual: 8.0,
+    },
+    Feature {
+        name: "running",
+        doc: readable("requests running in the engine, scraped; else requests in flight"),
+        usual: 16.0,
+    },
+    Feature {
+        name: "kv",
+        doc: readable("share of KV-cache blocks in use, scraped"),
+        usual: 1.0,
+    },
+    Feature {
+        name: "prompt",
+        doc: readable("prompt tokens"),
+        usual: 8_192.0,
+    },
+    Feature {
+        name: "uncached",
+        doc: readable("prompt tokens not cached at the endpoint"),
+        usual: 8_192.0,
+    },
+    Feature {
+        name: "prefill",
+        doc: readable("uncached prompt tokens that wait for prefill at the endpoint"),
+        usual: 16_384.0,
+    },
+    Feature {
+        name: "context",
+        doc: readable("context tokens of the requests that decode there"),
+        usual: 65_536.0,
+    },
 ];
 
 /// Inputs of the linear part of each of the two times.
@@ -65,16 +105,56 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
 
 /// The terms whose weighted sum, with non-negative weights, is the TTFT.
 pub(super) fn ttft_terms(x: &Features) -> [f32; TERMS] {
-    let &[own, step, requests, queued, _running, kv, _prompt, uncached, prefill, _context] = x;
-    [1.0, own, step, requests, queued, uncached, prefill, prefill * kv]
+    let &[
+        own,
+        step,
+        requests,
+        queued,
+        _running,
+        kv,
+        _prompt,
+        uncached,
+        prefill,
+        _context,
+    ] = x;
+    [
+        1.0,
+        own,
+        step,
+        requests,
+        queued,
+        uncached,
+        prefill,
+        prefill * kv,
+    ]
 }
 
 /// The terms whose weighted sum is the TPOT. It does not grow with a queue without bound: an engine
 /// mixes at most one chunk of prefill into a step, so the terms of a queue saturate.
 pub(super) fn tpot_terms(x: &Features) -> [f32; TERMS] {
-    let &[_own, step, requests, queued, _running, kv, _prompt, uncached, prefill, _context] = x;
+    let &[
+        _own,
+        step,
+        requests,
+        queued,
+        _running,
+        kv,
+        _prompt,
+        uncached,
+        prefill,
+        _context,
+    ] = x;
     let waiting = uncached + prefill;
-    [1.0, step, requests.min(32.0), kv, queued / (queued + 8.0), waiting / (waiting + 2_048.0), prefill / (prefill + 16_384.0), requests]
+    [
+        1.0,
+        step,
+        requests.min(32.0),
+        kv,
+        queued / (queued + 8.0),
+        waiting / (waiting + 2_048.0),
+        prefill / (prefill + 16_384.0),
+        requests,
+    ]
 }
 
 #[cfg(test)]
@@ -83,7 +163,10 @@ mod tests {
 
     #[test]
     fn the_page_shows_this_very_table() {
-        let rows: String = FEATURES.iter().map(|feature| format!("| {} | {} |\n", feature.name, feature.doc)).collect();
+        let rows: String = FEATURES
+            .iter()
+            .map(|feature| format!("| {} | {} |\n", feature.name, feature.doc))
+            .collect();
         let page = include_str!("../../../../docs/explanation/latency-prediction.md");
         assert!(
             page.contains(&format!("| feature | what it is |\n|---|---|\n{rows}\n")),
@@ -105,18 +188,54 @@ mod tests {
             uncached_tokens: 12_288.0,
         };
         let x = features(&conditions, &step);
-        let (own, decode) = (step.prefill_ms(12_288.0, 13_000.0), step.decode_ms(41.0, 13_011.0));
-        assert_eq!(x, [own, decode, 40.0, 24.0, 9.0, 0.5, 13_000.0, 12_288.0, 49_152.0, 11.0]);
-        assert_eq!(ttft_terms(&x), [1.0, own, decode, 40.0, 24.0, 12_288.0, 49_152.0, 24_576.0]);
-        assert_eq!(tpot_terms(&x), [1.0, decode, 32.0, 0.5, 0.75, 61_440.0 / 63_488.0, 0.75, 40.0]);
+        let (own, decode) = (
+            step.prefill_ms(12_288.0, 13_000.0),
+            step.decode_ms(41.0, 13_011.0),
+        );
+        assert_eq!(
+            x,
+            [
+                own, decode, 40.0, 24.0, 9.0, 0.5, 13_000.0, 12_288.0, 49_152.0, 11.0
+            ]
+        );
+        assert_eq!(
+            ttft_terms(&x),
+            [1.0, own, decode, 40.0, 24.0, 12_288.0, 49_152.0, 24_576.0]
+        );
+        assert_eq!(
+            tpot_terms(&x),
+            [
+                1.0,
+                decode,
+                32.0,
+                0.5,
+                0.75,
+                61_440.0 / 63_488.0,
+                0.75,
+                40.0
+            ]
+        );
     }
 
     #[test]
     fn unknown_features_are_0_but_running_requests_come_from_the_ledger() {
-        let conditions = Conditions { requests: 7.0, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
+        let conditions = Conditions {
+            requests: 7.0,
+            prompt_tokens: 100.0,
+            uncached_tokens: 100.0,
+            ..Conditions::default()
+        };
         let x = features(&conditions, &StepModel::default());
-        let of = |name: &str| x[FEATURES.iter().position(|feature| feature.name == name).unwrap()];
-        assert_eq!((of("queued"), of("kv"), of("running"), of("requests")), (0.0, 0.0, 7.0, 7.0));
+        let of = |name: &str| {
+            x[FEATURES
+                .iter()
+                .position(|feature| feature.name == name)
+                .unwrap()]
+        };
+        assert_eq!(
+            (of("queued"), of("kv"), of("running"), of("requests")),
+            (0.0, 0.0, 7.0, 7.0)
+        );
         assert!((of("own") - 15.01).abs() < 1e-3 && of("step") > 11.0);
     }
 }

@@ -31,7 +31,9 @@ use fit::FitRow;
 use offset::{DELAY_FRESH, EndpointOffsets};
 use window::{LatencyTarget, RequestSample, SampleWindow};
 
-use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
+use super::features::{
+    FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms,
+};
 use super::model::{BEYOND_TIMES, EndpointOffset, LatencyModel, TargetPredictor};
 use super::shape::LatencyShape;
 use super::step::{self, FirstToken, StepModel, TokenGap};
@@ -192,13 +194,31 @@ impl LatencyLearner {
     /// and `step` is the prior of the step model.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
-        let mut learner = Self { steps: step::StepLearner::starting_from(step), step: step.without_speeds(), ..Self::default() };
+        let mut learner = Self {
+            steps: step::StepLearner::starting_from(step),
+            step: step.without_speeds(),
+            ..Self::default()
+        };
         if let Some(model) = model {
             learner.step = model.step.without_speeds();
-            learner.ttft = TargetModel { shape: Some(model.ttft.shape.clone()), samples: model.ttft.samples, ..TargetModel::default() };
-            learner.tpot = TargetModel { shape: Some(model.tpot.shape.clone()), samples: model.tpot.samples, ..TargetModel::default() };
-            for ((most, limit), feature) in learner.most.iter_mut().zip(&model.limits).zip(&FEATURES) {
-                *most = if *limit > feature.usual { limit / BEYOND_TIMES } else { 0.0 };
+            learner.ttft = TargetModel {
+                shape: Some(model.ttft.shape.clone()),
+                samples: model.ttft.samples,
+                ..TargetModel::default()
+            };
+            learner.tpot = TargetModel {
+                shape: Some(model.tpot.shape.clone()),
+                samples: model.tpot.samples,
+                ..TargetModel::default()
+            };
+            for ((most, limit), feature) in
+                learner.most.iter_mut().zip(&model.limits).zip(&FEATURES)
+            {
+                *most = if *limit > feature.usual {
+                    limit / BEYOND_TIMES
+                } else {
+                    0.0
+                };
             }
             learner.ttft.errors.assume(&model.ttft.spread);
             learner.tpot.errors.assume(&model.tpot.spread);
@@ -209,7 +229,11 @@ impl LatencyLearner {
 
     /// Learns from one finished request. `predicted` is the prediction made at its pick, if there
     /// was one.
-    pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> ObservationVerdict {
+    pub fn observe(
+        &mut self,
+        observation: &Observation,
+        predicted: Option<&Prediction>,
+    ) -> ObservationVerdict {
         // Little's law: while a request is in service, as many others end as were there when it
         // arrived.
         self.observe_after(observation, predicted, observation.conditions.requests)
@@ -218,7 +242,12 @@ impl LatencyLearner {
     /// Like [`Self::observe`], where `delay` is known: the number of outcomes of the same endpoint
     /// that came between the pick and this outcome. The prediction at the pick is older than that
     /// many outcomes.
-    pub fn observe_after(&mut self, observation: &Observation, predicted: Option<&Prediction>, delay: f32) -> ObservationVerdict {
+    pub fn observe_after(
+        &mut self,
+        observation: &Observation,
+        predicted: Option<&Prediction>,
+        delay: f32,
+    ) -> ObservationVerdict {
         let verdict = self.judge(observation);
         match verdict {
             ObservationVerdict::Learned => self.standing.learned += 1,
@@ -236,16 +265,34 @@ impl LatencyLearner {
         if observation.ended != RequestEnd::Done {
             return ObservationVerdict::Censored;
         }
-        let times =
-            observation.ttft_ms.is_none_or(|ms| TTFT_MS.contains(&ms)) && observation.tpot_ms.is_none_or(|ms| TPOT_MS.contains(&ms));
-        if times && observation.conditions.checked().is_some() { ObservationVerdict::Learned } else { ObservationVerdict::Refused }
+        let times = observation.ttft_ms.is_none_or(|ms| TTFT_MS.contains(&ms))
+            && observation.tpot_ms.is_none_or(|ms| TPOT_MS.contains(&ms));
+        if times && observation.conditions.checked().is_some() {
+            ObservationVerdict::Learned
+        } else {
+            ObservationVerdict::Refused
+        }
     }
 
     fn learn(&mut self, observation: &Observation, predicted: Option<&Prediction>) {
-        let Observation { endpoint, conditions, ttft_ms, tpot_ms, output_tokens, first_token, gap, .. } = *observation;
-        first_token.map(|sample| self.steps.first_token(endpoint, &sample, observation.queued()));
+        let Observation {
+            endpoint,
+            conditions,
+            ttft_ms,
+            tpot_ms,
+            output_tokens,
+            first_token,
+            gap,
+            ..
+        } = *observation;
+        first_token.map(|sample| {
+            self.steps
+                .first_token(endpoint, &sample, observation.queued())
+        });
         gap.map(|sample| self.steps.gap(endpoint, &sample));
-        output_tokens.into_iter().for_each(|tokens| self.steps.ended(tokens));
+        output_tokens
+            .into_iter()
+            .for_each(|tokens| self.steps.ended(tokens));
         if ttft_ms.is_none() && tpot_ms.is_none() {
             return;
         }
@@ -253,12 +300,27 @@ impl LatencyLearner {
         for (most, value) in self.most.iter_mut().zip(&x) {
             *most = most.max(*value);
         }
-        let mut sample = RequestSample::new(endpoint, conditions, ttft_ms.map(libm::logf), tpot_ms.map(libm::logf));
-        let said = |of: fn(&Prediction) -> [f32; 2]| predicted.map(|predicted| of(predicted).map(libm::logf));
-        self.standing.drifts +=
-            u64::from(self.ttft.observe(&mut sample, LatencyTarget::Ttft, &x, (said(|p| [p.ttft_ms, p.ttft_p90_ms]), self.delay)));
-        self.standing.drifts +=
-            u64::from(self.tpot.observe(&mut sample, LatencyTarget::Tpot, &x, (said(|p| [p.tpot_ms, p.tpot_p90_ms]), self.delay)));
+        let mut sample = RequestSample::new(
+            endpoint,
+            conditions,
+            ttft_ms.map(libm::logf),
+            tpot_ms.map(libm::logf),
+        );
+        let said = |of: fn(&Prediction) -> [f32; 2]| {
+            predicted.map(|predicted| of(predicted).map(libm::logf))
+        };
+        self.standing.drifts += u64::from(self.ttft.observe(
+            &mut sample,
+            LatencyTarget::Ttft,
+            &x,
+            (said(|p| [p.ttft_ms, p.ttft_p90_ms]), self.delay),
+        ));
+        self.standing.drifts += u64::from(self.tpot.observe(
+            &mut sample,
+            LatencyTarget::Tpot,
+            &x,
+            (said(|p| [p.tpot_ms, p.tpot_p90_ms]), self.delay),
+        ));
         self.window.push(sample);
         self.changed = true;
     }
@@ -267,7 +329,9 @@ impl LatencyLearner {
     /// Returns `None` when nothing has changed or there is no model yet.
     pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
         self.steps.advance(now_ms);
-        let due = |last: Option<u64>, interval_ms: u64| last.is_none_or(|last| now_ms >= last.saturating_add(interval_ms));
+        let due = |last: Option<u64>, interval_ms: u64| {
+            last.is_none_or(|last| now_ms >= last.saturating_add(interval_ms))
+        };
         if due(self.fitted_at_ms, FIT_INTERVAL_MS) && self.fit() {
             self.fitted_at_ms = Some(now_ms);
         }
@@ -286,16 +350,34 @@ impl LatencyLearner {
         let (ttft, tpot) = (self.ttft.head()?, self.tpot.head()?);
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
-            let (ttft, tpot) = (self.ttft.offsets.published(slot), self.tpot.offsets.published(slot));
-            let generation = ttft.or(tpot).map_or(Generation(0), |(generation, _)| generation);
-            let of = |row: Option<_>| row.filter(|(life, _)| *life == generation).map_or(0.0, |(_, offset)| offset);
-            EndpointOffset { generation, ttft: of(ttft), tpot: of(tpot) }
+            let (ttft, tpot) = (
+                self.ttft.offsets.published(slot),
+                self.tpot.offsets.published(slot),
+            );
+            let generation = ttft
+                .or(tpot)
+                .map_or(Generation(0), |(generation, _)| generation);
+            let of = |row: Option<_>| {
+                row.filter(|(life, _)| *life == generation)
+                    .map_or(0.0, |(_, offset)| offset)
+            };
+            EndpointOffset {
+                generation,
+                ttft: of(ttft),
+                tpot: of(tpot),
+            }
         };
         let mut limits = [0.0; FEATURES_COUNT];
         for ((limit, most), feature) in limits.iter_mut().zip(&self.most).zip(&FEATURES) {
             *limit = (BEYOND_TIMES * most).max(feature.usual);
         }
-        Some(LatencyModel { step: self.step.clone(), ttft, tpot, limits, offsets: (0..slots).map(offset).collect() })
+        Some(LatencyModel {
+            step: self.step.clone(),
+            ttft,
+            tpot,
+            limits,
+            offsets: (0..slots).map(offset).collect(),
+        })
     }
 
     /// As [`step::StepLearner::has_compared`].
@@ -314,7 +396,10 @@ impl LatencyLearner {
     /// The counters of the learner.
     #[must_use]
     pub fn standing(&self) -> LearnerStatus {
-        LearnerStatus { window: self.window.len(), ..self.standing }
+        LearnerStatus {
+            window: self.window.len(),
+            ..self.standing
+        }
     }
 
     /// Fits both times if enough is new; returns whether anything was fitted.
@@ -325,8 +410,12 @@ impl LatencyLearner {
         }
         let step = self.steps.model().without_speeds();
         let mut samples = self.window.by_age();
-        let ttft = self.ttft.candidate(LatencyTarget::Ttft, &samples, (&self.step, &step));
-        let tpot = self.tpot.candidate(LatencyTarget::Tpot, &samples, (&self.step, &step));
+        let ttft = self
+            .ttft
+            .candidate(LatencyTarget::Ttft, &samples, (&self.step, &step));
+        let tpot = self
+            .tpot
+            .candidate(LatencyTarget::Tpot, &samples, (&self.step, &step));
         let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
         // Both shapes use the same step model, so they are adopted or rejected together, by the sum
         // of their gains.
@@ -336,7 +425,10 @@ impl LatencyLearner {
         } else {
             self.standing.adopted += 1;
             self.step = step;
-            for (target, which, candidate) in [(&mut self.ttft, LatencyTarget::Ttft, ttft), (&mut self.tpot, LatencyTarget::Tpot, tpot)] {
+            for (target, which, candidate) in [
+                (&mut self.ttft, LatencyTarget::Ttft, ttft),
+                (&mut self.tpot, LatencyTarget::Tpot, tpot),
+            ] {
                 if candidate.shape.is_some() {
                     target.shape = candidate.shape;
                     target.errors.start(&candidate.errors);
@@ -368,15 +460,31 @@ impl TargetModel {
     /// Learns from a sample. `said` are the median and p90 that were predicted for it, as
     /// logarithms; `delay` is the number of outcomes that came in between. Returns whether a change
     /// of the endpoint was detected.
-    fn observe(&mut self, sample: &mut RequestSample, which: LatencyTarget, x: &Features, (said, delay): (Option<[f32; 2]>, f32)) -> bool {
-        let Some(log) = sample.log(which) else { return false };
+    fn observe(
+        &mut self,
+        sample: &mut RequestSample,
+        which: LatencyTarget,
+        x: &Features,
+        (said, delay): (Option<[f32; 2]>, f32),
+    ) -> bool {
+        let Some(log) = sample.log(which) else {
+            return false;
+        };
         (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
-        let Some(shape) = &self.shape else { return false };
+        let Some(shape) = &self.shape else {
+            return false;
+        };
         let middle = log_of(shape, which, x);
         match said.filter(|said| said.iter().all(|log| log.is_finite())) {
             Some([said, ninth]) => {
-                self.offsets.confirm(sample.endpoint, said - middle, log - middle);
-                self.errors.push(said, log - said, (delay < DELAY_FRESH).then_some(log > ninth), delay);
+                self.offsets
+                    .confirm(sample.endpoint, said - middle, log - middle);
+                self.errors.push(
+                    said,
+                    log - said,
+                    (delay < DELAY_FRESH).then_some(log > ninth),
+                    delay,
+                );
             }
             None => {
                 let would_say = middle + self.offsets.trust() * self.offsets.of(sample.endpoint);
@@ -395,35 +503,72 @@ impl TargetModel {
 
     /// Fits the best candidate. The newest quarter, left out of the fit, chooses base and trees;
     /// the samples since the last fit judge the result.
-    fn candidate(&self, which: LatencyTarget, samples: &[RequestSample], (in_force, step): (&StepModel, &StepModel)) -> ShapeCandidate {
+    fn candidate(
+        &self,
+        which: LatencyTarget,
+        samples: &[RequestSample],
+        (in_force, step): (&StepModel, &StepModel),
+    ) -> ShapeCandidate {
         let drifted = self.offsets.mean().abs() > DRIFT;
-        let of = |step: &StepModel| rows(samples, which, step, if drifted { self.fresh } else { usize::MAX });
+        let of = |step: &StepModel| {
+            rows(
+                samples,
+                which,
+                step,
+                if drifted { self.fresh } else { usize::MAX },
+            )
+        };
         let rows = of(step);
         let fresh = self.fresh.min(rows.len());
-        let (old, newest) = rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
+        let (old, newest) =
+            rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
         if old.len() < FRESH_MIN {
             // The first fit: there is no shape to compare with.
             let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
-            return ShapeCandidate { shape: enough.then(|| fit::base(&rows, None)), gain: 0.0, errors: Vec::new() };
+            return ShapeCandidate {
+                shape: enough.then(|| fit::base(&rows, None)),
+                gain: 0.0,
+                errors: Vec::new(),
+            };
         }
         let chosen = chosen(old, newest, fresh);
         let now = self.shape.as_ref().map(|shape| {
             let rows = of(in_force);
-            fit::loss(shape, rows.get(rows.len() - fresh..).unwrap_or_default(), self.offsets.trust() * self.offsets.mean())
+            fit::loss(
+                shape,
+                rows.get(rows.len() - fresh..).unwrap_or_default(),
+                self.offsets.trust() * self.offsets.mean(),
+            )
         });
         let gain = now.map_or(f32::INFINITY, |now| now - chosen.loss);
-        let shape = fit::with_trees(&chosen.base.fit(&rows, Some(&chosen.shape)), &rows, chosen.trees);
-        ShapeCandidate { shape: Some(shape), gain, errors: errors(&rows, &chosen) }
+        let shape = fit::with_trees(
+            &chosen.base.fit(&rows, Some(&chosen.shape)),
+            &rows,
+            chosen.trees,
+        );
+        ShapeCandidate {
+            shape: Some(shape),
+            gain,
+            errors: errors(&rows, &chosen),
+        }
     }
 
     /// Recomputes the offsets of all endpoints against the shape in force.
-    fn replay(&mut self, which: LatencyTarget, samples: &mut [RequestSample], (step, delay): (&StepModel, f32)) {
+    fn replay(
+        &mut self,
+        which: LatencyTarget,
+        samples: &mut [RequestSample],
+        (step, delay): (&StepModel, f32),
+    ) {
         let Some(shape) = &self.shape else { return };
         self.offsets = EndpointOffsets::afresh(&self.offsets);
         for sample in samples {
-            let Some(log) = sample.log(which) else { continue };
+            let Some(log) = sample.log(which) else {
+                continue;
+            };
             let x = features(&sample.conditions, step);
-            self.offsets.push(sample.endpoint, log - log_of(shape, which, &x), delay);
+            self.offsets
+                .push(sample.endpoint, log - log_of(shape, which, &x), delay);
             *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
         }
     }
@@ -433,8 +578,15 @@ impl TargetModel {
     fn head(&self) -> Option<TargetPredictor> {
         let shape = self.shape.as_ref()?;
         let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
-        let shape = LatencyShape { weights: shape.weights.map(|weight| weight * factor), trees: shape.trees.clone() };
-        Some(TargetPredictor { samples: self.samples, shape, spread: self.errors.spread() })
+        let shape = LatencyShape {
+            weights: shape.weights.map(|weight| weight * factor),
+            trees: shape.trees.clone(),
+        };
+        Some(TargetPredictor {
+            samples: self.samples,
+            shape,
+            spread: self.errors.spread(),
+        })
     }
 }
 
@@ -452,15 +604,34 @@ fn terms(which: LatencyTarget, x: &Features) -> [f32; TERMS] {
 /// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
 /// Rows older than the last `since` get little weight.
 #[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
-fn rows(samples: &[RequestSample], which: LatencyTarget, step: &StepModel, since: usize) -> Vec<FitRow> {
-    let count = samples.iter().filter(|sample| sample.log(which).is_some()).count();
-    let known = samples.iter().filter_map(|sample| sample.log(which).map(|log| (sample, log)));
+fn rows(
+    samples: &[RequestSample],
+    which: LatencyTarget,
+    step: &StepModel,
+    since: usize,
+) -> Vec<FitRow> {
+    let count = samples
+        .iter()
+        .filter(|sample| sample.log(which).is_some())
+        .count();
+    let known = samples
+        .iter()
+        .filter_map(|sample| sample.log(which).map(|log| (sample, log)));
     let row = |(at, (sample, log)): (usize, (&RequestSample, f32))| {
         let x = features(&sample.conditions, step);
         let age = (count - at) as f32;
-        let before = if count - at > since { BEFORE_DRIFT } else { 1.0 };
+        let before = if count - at > since {
+            BEFORE_DRIFT
+        } else {
+            1.0
+        };
         let weight = before * libm::expf(-age / FORGET_SAMPLES);
-        FitRow { x, terms: terms(which, &x), log: log - sample.relative(which), weight }
+        FitRow {
+            x,
+            terms: terms(which, &x),
+            log: log - sample.relative(which),
+            weight,
+        }
     };
     known.enumerate().map(row).collect()
 }

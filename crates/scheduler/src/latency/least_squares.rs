@@ -15,7 +15,12 @@ pub(super) fn solve<const N: usize>(
         for (j, (row, seen)) in normal.iter().zip(seen).enumerate() {
             let own = row.get(j).copied().unwrap_or(0.0);
             let weight = weights.get(j).copied().unwrap_or(0.0);
-            let others = row.iter().zip(weights.iter()).map(|(a, b)| a * b).sum::<f64>() - own * weight;
+            let others = row
+                .iter()
+                .zip(weights.iter())
+                .map(|(a, b)| a * b)
+                .sum::<f64>()
+                - own * weight;
             let (pull, to) = ridge(own);
             let better = ((seen - others + pull * to) / (own + pull)).max(0.0);
             if let Some(weight) = weights.get_mut(j).filter(|_| better.is_finite()) {

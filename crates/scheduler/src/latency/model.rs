@@ -2,7 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
+use super::features::{
+    FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms,
+};
 use super::shape::{FeatureColumns, LANES, LatencyShape, MS_MIN, P90Spread};
 use super::step::StepModel;
 use super::words::{InvalidModel, WordReader, put};
@@ -58,9 +60,16 @@ pub struct EndpointFactor {
     pub tpot: f32,
 }
 
-const AVERAGE: EndpointOffset = EndpointOffset { generation: Generation(0), ttft: 0.0, tpot: 0.0 };
+const AVERAGE: EndpointOffset = EndpointOffset {
+    generation: Generation(0),
+    ttft: 0.0,
+    tpot: 0.0,
+};
 
-const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(0) };
+const NOBODY: EndpointRef = EndpointRef {
+    slot: Slot(0),
+    generation: Generation(0),
+};
 
 /// The first word of an encoded latency model: its layout.
 const LAYOUT: u32 = 0x4c33;
@@ -80,11 +89,24 @@ impl LatencyModel {
     pub fn constant(ttft_ms: f32, tpot_ms: f32) -> Self {
         let head = |ms: f32| {
             let ms = if ms > 0.0 && ms.is_finite() { ms } else { 1.0 };
-            let shape = LatencyShape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() };
-            TargetPredictor { samples: u32::MAX, shape, spread: P90Spread::of(1.0) }
+            let shape = LatencyShape {
+                weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+                trees: Box::default(),
+            };
+            TargetPredictor {
+                samples: u32::MAX,
+                shape,
+                spread: P90Spread::of(1.0),
+            }
         };
         let limits = [f32::MAX; FEATURES_COUNT];
-        Self { step: StepModel::default(), ttft: head(ttft_ms), tpot: head(tpot_ms), limits, offsets: Box::default() }
+        Self {
+            step: StepModel::default(),
+            ttft: head(ttft_ms),
+            tpot: head(tpot_ms),
+            limits,
+            offsets: Box::default(),
+        }
     }
 
     /// Returns the model with the factors of `endpoint` set: its TTFT and TPOT as multiples of the
@@ -98,22 +120,44 @@ impl LatencyModel {
             offsets.resize(slot + 1, AVERAGE);
         }
         if let Some(row) = offsets.get_mut(slot) {
-            *row = EndpointOffset { generation: endpoint.generation, ttft: offset(ttft_factor), tpot: offset(tpot_factor) };
+            *row = EndpointOffset {
+                generation: endpoint.generation,
+                ttft: offset(ttft_factor),
+                tpot: offset(tpot_factor),
+            };
         }
-        Self { offsets: offsets.into(), ..self }
+        Self {
+            offsets: offsets.into(),
+            ..self
+        }
     }
 
     /// Predicts the latency of a request at `endpoint` under these conditions.
     ///
     /// # Errors
     /// [`NoPrediction`]: why there is no prediction.
-    pub fn predict(&self, endpoint: EndpointRef, conditions: &Conditions) -> Result<Prediction, NoPrediction> {
+    pub fn predict(
+        &self,
+        endpoint: EndpointRef,
+        conditions: &Conditions,
+    ) -> Result<Prediction, NoPrediction> {
         let x = features(conditions, &self.step);
-        self.say(endpoint, &x, (self.ttft.shape.correction(&x), self.tpot.shape.correction(&x)))
+        self.say(
+            endpoint,
+            &x,
+            (
+                self.ttft.shape.correction(&x),
+                self.tpot.shape.correction(&x),
+            ),
+        )
     }
 
     /// [`Self::predict`] for many at once: `out` is cleared and then runs parallel to `rows`.
-    pub fn predict_all(&self, rows: impl IntoIterator<Item = (EndpointRef, Conditions)>, out: &mut Vec<Result<Prediction, NoPrediction>>) {
+    pub fn predict_all(
+        &self,
+        rows: impl IntoIterator<Item = (EndpointRef, Conditions)>,
+        out: &mut Vec<Result<Prediction, NoPrediction>>,
+    ) {
         out.clear();
         let mut rows = rows.into_iter();
         let mut block: [(EndpointRef, Features); LANES] = [(NOBODY, [0.0; FEATURES_COUNT]); LANES];
@@ -130,30 +174,60 @@ impl LatencyModel {
         }
     }
 
-    fn say_all(&self, block: &[(EndpointRef, Features)], out: &mut Vec<Result<Prediction, NoPrediction>>) {
+    fn say_all(
+        &self,
+        block: &[(EndpointRef, Features)],
+        out: &mut Vec<Result<Prediction, NoPrediction>>,
+    ) {
         let mut columns: FeatureColumns = [[0.0; LANES]; FEATURES_COUNT];
         for (lane, (_, x)) in block.iter().enumerate() {
             for (column, value) in columns.iter_mut().zip(x) {
-                column.get_mut(lane).into_iter().for_each(|place| *place = *value);
+                column
+                    .get_mut(lane)
+                    .into_iter()
+                    .for_each(|place| *place = *value);
             }
         }
-        let corrections = self.ttft.shape.corrections(&columns).into_iter().zip(self.tpot.shape.corrections(&columns));
-        out.extend(block.iter().zip(corrections).map(|((endpoint, x), corrections)| self.say(*endpoint, x, corrections)));
+        let corrections = self
+            .ttft
+            .shape
+            .corrections(&columns)
+            .into_iter()
+            .zip(self.tpot.shape.corrections(&columns));
+        out.extend(
+            block
+                .iter()
+                .zip(corrections)
+                .map(|((endpoint, x), corrections)| self.say(*endpoint, x, corrections)),
+        );
     }
 
     /// The prediction for these features; `ttft` and `tpot` are the corrections by the trees, as
     /// logarithms.
-    fn say(&self, endpoint: EndpointRef, x: &Features, (ttft, tpot): (f32, f32)) -> Result<Prediction, NoPrediction> {
+    fn say(
+        &self,
+        endpoint: EndpointRef,
+        x: &Features,
+        (ttft, tpot): (f32, f32),
+    ) -> Result<Prediction, NoPrediction> {
         if self.samples() < SAMPLES_MIN {
             return Err(NoPrediction::TooLittleData);
         }
-        if x.iter().zip(&self.limits).any(|(value, limit)| value > limit) {
+        if x.iter()
+            .zip(&self.limits)
+            .any(|(value, limit)| value > limit)
+        {
             return Err(self.outside(x));
         }
         let offset = self.offset(endpoint);
         let (ttft_ms, ttft_p90_ms) = self.ttft.say(&ttft_terms(x), ttft + offset.ttft);
         let (tpot_ms, tpot_p90_ms) = self.tpot.say(&tpot_terms(x), tpot + offset.tpot);
-        Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms })
+        Ok(Prediction {
+            ttft_ms,
+            tpot_ms,
+            ttft_p90_ms,
+            tpot_p90_ms,
+        })
     }
 
     /// Number of requests it was learned from: the smaller of the counts of the two times.
@@ -176,9 +250,14 @@ impl LatencyModel {
 
     /// The endpoints known to differ from the others, by slot.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
-        let known = (0_u16..).zip(&self.offsets).filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
+        let known = (0_u16..)
+            .zip(&self.offsets)
+            .filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
         known.map(|(slot, offset)| EndpointFactor {
-            endpoint: EndpointRef { slot: Slot(slot), generation: offset.generation },
+            endpoint: EndpointRef {
+                slot: Slot(slot),
+                generation: offset.generation,
+            },
             ttft: libm::expf(offset.ttft),
             tpot: libm::expf(offset.tpot),
         })
@@ -218,8 +297,13 @@ impl LatencyModel {
         let mut words = WordReader::of(words, LAYOUT)?;
         let step = StepModel::read_costs(&mut words)?;
         let limits = words.numbers(&(0.0..=f32::MAX))?;
-        let mut head =
-            || Ok(TargetPredictor { samples: words.word()?, shape: LatencyShape::read(&mut words)?, spread: P90Spread::read(&mut words)? });
+        let mut head = || {
+            Ok(TargetPredictor {
+                samples: words.word()?,
+                shape: LatencyShape::read(&mut words)?,
+                spread: P90Spread::read(&mut words)?,
+            })
+        };
         let (ttft, tpot) = (head()?, head()?);
         let mut offsets = Vec::new();
         while !words.ended() {
@@ -227,19 +311,35 @@ impl LatencyModel {
                 return Err(InvalidModel::Length(count));
             }
             let generation = Generation(words.word()?);
-            offsets.push(EndpointOffset { generation, ttft: words.number(&OFFSETS)?, tpot: words.number(&OFFSETS)? });
+            offsets.push(EndpointOffset {
+                generation,
+                ttft: words.number(&OFFSETS)?,
+                tpot: words.number(&OFFSETS)?,
+            });
         }
-        Ok(Self { step, ttft, tpot, limits, offsets: offsets.into() })
+        Ok(Self {
+            step,
+            ttft,
+            tpot,
+            limits,
+            offsets: offsets.into(),
+        })
     }
 
     fn outside(&self, x: &Features) -> NoPrediction {
-        let beyond = x.iter().zip(&self.limits).position(|(value, limit)| value > limit);
+        let beyond = x
+            .iter()
+            .zip(&self.limits)
+            .position(|(value, limit)| value > limit);
         let feature = beyond.and_then(|at| FEATURES.get(at));
         NoPrediction::OutsideRange(feature.map_or("", |feature| feature.name))
     }
 
     fn offset(&self, endpoint: EndpointRef) -> EndpointOffset {
-        let offset = self.offsets.get(usize::from(endpoint.slot.0)).filter(|row| row.generation == endpoint.generation);
+        let offset = self
+            .offsets
+            .get(usize::from(endpoint.slot.0))
+            .filter(|row| row.generation == endpoint.generation);
         offset.copied().unwrap_or(AVERAGE)
     }
 }
@@ -261,47 +361,78 @@ mod tests {
     use crate::latency::shape::{BINS, DEPTH, DecisionTree};
 
     fn endpoint(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(1) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(1),
+        }
     }
 
     fn ttft_ms(model: &LatencyModel, slot: u16) -> f32 {
-        model.predict(endpoint(slot), &Conditions::default()).unwrap().ttft_ms
+        model
+            .predict(endpoint(slot), &Conditions::default())
+            .unwrap()
+            .ttft_ms
     }
 
     #[test]
     fn a_time_that_cannot_be_agreed_is_one_ms() {
         for ms in [0.0, -3.0, f32::NAN, f32::INFINITY] {
-            assert_eq!(LatencyModel::constant(ms, 5.0), LatencyModel::constant(1.0, 5.0), "{ms}");
+            assert_eq!(
+                LatencyModel::constant(ms, 5.0),
+                LatencyModel::constant(1.0, 5.0),
+                "{ms}"
+            );
         }
     }
 
     #[test]
     fn an_endpoint_more_leaves_the_others_as_they_were_and_none_lies_beyond_the_last_slot() {
-        let model = LatencyModel::constant(100.0, 5.0).with_endpoint(endpoint(5), 2.0, 1.0).with_endpoint(endpoint(2), 3.0, 1.0);
-        assert_eq!([2, 3, 5].map(|slot| ttft_ms(&model, slot).round()), [300.0, 100.0, 200.0]);
+        let model = LatencyModel::constant(100.0, 5.0)
+            .with_endpoint(endpoint(5), 2.0, 1.0)
+            .with_endpoint(endpoint(2), 3.0, 1.0);
+        assert_eq!(
+            [2, 3, 5].map(|slot| ttft_ms(&model, slot).round()),
+            [300.0, 100.0, 200.0]
+        );
         let last = u16::try_from(ENDPOINTS_MAX).unwrap();
         assert_eq!(model.clone().with_endpoint(endpoint(last), 2.0, 2.0), model);
-        assert_eq!(ttft_ms(&model.with_endpoint(endpoint(last - 1), 2.0, 2.0), last - 1).round(), 200.0);
+        assert_eq!(
+            ttft_ms(&model.with_endpoint(endpoint(last - 1), 2.0, 2.0), last - 1).round(),
+            200.0
+        );
     }
 
     #[test]
     fn it_speaks_from_the_least_samples_on_and_up_to_its_limits() {
         let mut model = LatencyModel::constant(100.0, 5.0);
         (model.limits[2], model.limits[3]) = (7.0, 4.0);
-        let with = |requests: f32, queued: f32| Conditions { requests, queued: Some(queued), ..Conditions::default() };
+        let with = |requests: f32, queued: f32| Conditions {
+            requests,
+            queued: Some(queued),
+            ..Conditions::default()
+        };
         assert!(model.predict(endpoint(0), &with(7.0, 4.0)).is_ok());
-        assert_eq!(model.predict(endpoint(0), &with(7.0, 5.0)), Err(NoPrediction::OutsideRange("queued")));
+        assert_eq!(
+            model.predict(endpoint(0), &with(7.0, 5.0)),
+            Err(NoPrediction::OutsideRange("queued"))
+        );
         (model.ttft.samples, model.tpot.samples) = (SAMPLES_MIN, SAMPLES_MIN);
         assert!(model.predict(endpoint(0), &Conditions::default()).is_ok());
         model.tpot.samples -= 1;
-        assert_eq!(model.predict(endpoint(0), &Conditions::default()), Err(NoPrediction::TooLittleData));
+        assert_eq!(
+            model.predict(endpoint(0), &Conditions::default()),
+            Err(NoPrediction::TooLittleData)
+        );
     }
 
     #[test]
     fn a_bin_of_the_decile_ends_with_its_end() {
         let mut spread = P90Spread::of(1.5);
         (spread.ends[0], spread.factors[0]) = (100.0, 2.0);
-        assert_eq!([99.0, 100.0, 102.0].map(|ms| spread.p90_ms(ms)), [198.0, 200.0, 153.0]);
+        assert_eq!(
+            [99.0, 100.0, 102.0].map(|ms| spread.p90_ms(ms)),
+            [198.0, 200.0, 153.0]
+        );
         (spread.ends, spread.factors[BINS - 1]) = ([100.0; BINS - 1], 3.0);
         assert_eq!(spread.p90_ms(102.0), 306.0, "the last bin has no end");
     }
@@ -310,18 +441,35 @@ mod tests {
     fn a_tree_asks_for_features_that_there_are() {
         let mut model = LatencyModel::constant(100.0, 5.0);
         let last = u8::try_from(FEATURES_COUNT - 1).unwrap();
-        model.ttft.shape.trees = [DecisionTree { features: [last; DEPTH], thresholds: [0.0; DEPTH], leaves: [0.1; 1 << DEPTH] }].into();
+        model.ttft.shape.trees = [DecisionTree {
+            features: [last; DEPTH],
+            thresholds: [0.0; DEPTH],
+            leaves: [0.1; 1 << DEPTH],
+        }]
+        .into();
         let words = model.words();
         assert_eq!(LatencyModel::from_words(&words), Ok(model));
-        let at = words.iter().position(|word| *word == u32::from(last)).unwrap();
+        let at = words
+            .iter()
+            .position(|word| *word == u32::from(last))
+            .unwrap();
         let mut beyond = words;
         beyond[at] += 1;
-        assert_eq!(LatencyModel::from_words(&beyond), Err(InvalidModel::Word(at)));
+        assert_eq!(
+            LatencyModel::from_words(&beyond),
+            Err(InvalidModel::Word(at))
+        );
     }
 
     #[test]
     fn as_many_words_as_are_allowed_are_read() {
-        assert_eq!(LatencyModel::from_words(&vec![7; WORDS_MAX]), Err(InvalidModel::Layout(7)));
-        assert_eq!(LatencyModel::from_words(&vec![7; WORDS_MAX + 1]), Err(InvalidModel::TooLong(WORDS_MAX + 1)));
+        assert_eq!(
+            LatencyModel::from_words(&vec![7; WORDS_MAX]),
+            Err(InvalidModel::Layout(7))
+        );
+        assert_eq!(
+            LatencyModel::from_words(&vec![7; WORDS_MAX + 1]),
+            Err(InvalidModel::TooLong(WORDS_MAX + 1))
+        );
     }
 }

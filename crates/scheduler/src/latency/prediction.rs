@@ -41,7 +41,11 @@ mod tests {
 
     #[test]
     fn reasons_for_no_prediction_are_readable() {
-        let reasons = [NoPrediction::TooLittleData, NoPrediction::OutsideRange("queued")].map(NoPrediction::reason);
+        let reasons = [
+            NoPrediction::TooLittleData,
+            NoPrediction::OutsideRange("queued"),
+        ]
+        .map(NoPrediction::reason);
         assert_eq!(reasons, ["too little data", "outside what was seen"]);
     }
 }

@@ -68,7 +68,12 @@ pub(super) const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 impl LatencyShape {
     /// The sum of the terms alone, ms.
     pub(super) fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
-        terms.iter().zip(&self.weights).map(|(term, weight)| term * weight).sum::<f32>().max(MS_MIN)
+        terms
+            .iter()
+            .zip(&self.weights)
+            .map(|(term, weight)| term * weight)
+            .sum::<f32>()
+            .max(MS_MIN)
     }
 
     /// [`Self::correction`] for each of these endpoints.
@@ -98,7 +103,9 @@ impl LatencyShape {
     pub(super) fn read(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         let weights = words.numbers(&WEIGHTS)?;
         let count = words.count(TREES_MAX)?;
-        let trees = (0..count).map(|_| DecisionTree::read(words)).collect::<Result<_, _>>()?;
+        let trees = (0..count)
+            .map(|_| DecisionTree::read(words))
+            .collect::<Result<_, _>>()?;
         Ok(Self { weights, trees })
     }
 }
@@ -108,7 +115,8 @@ impl LatencyShape {
 impl DecisionTree {
     pub(super) fn leaf(&self, x: &Features) -> f32 {
         let mut at = 0;
-        for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate() {
+        for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate()
+        {
             let value = x.get(usize::from(*feature)).copied().unwrap_or(0.0);
             at |= usize::from(value > *threshold) << level;
         }
@@ -118,8 +126,11 @@ impl DecisionTree {
     /// [`Self::leaf`] for each of these endpoints, without a branch.
     fn add_leaves(&self, columns: &FeatureColumns, sums: &mut [f32; LANES]) {
         let mut at = [0_u32; LANES];
-        for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate() {
-            let Some(column) = columns.get(usize::from(*feature)) else { continue };
+        for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate()
+        {
+            let Some(column) = columns.get(usize::from(*feature)) else {
+                continue;
+            };
             for (at, value) in at.iter_mut().zip(column) {
                 *at |= u32::from(value > threshold) << level;
             }
@@ -134,7 +145,11 @@ impl DecisionTree {
         for feature in &mut features {
             *feature = u8::try_from(words.count(FEATURES_COUNT - 1)?).unwrap_or(0);
         }
-        Ok(Self { features, thresholds: words.numbers(&THRESHOLDS)?, leaves: words.numbers(&LEAVES)? })
+        Ok(Self {
+            features,
+            thresholds: words.numbers(&THRESHOLDS)?,
+            leaves: words.numbers(&LEAVES)?,
+        })
     }
 }
 
@@ -143,7 +158,11 @@ impl DecisionTree {
 impl P90Spread {
     /// A spread with the same factor for all bins.
     pub(super) fn of(factor: f32) -> Self {
-        Self { ends: [f32::MAX; BINS - 1], factors: [factor; BINS], level: 0.0 }
+        Self {
+            ends: [f32::MAX; BINS - 1],
+            factors: [factor; BINS],
+            level: 0.0,
+        }
     }
 
     /// p90 where the median is `ms`.
@@ -164,6 +183,10 @@ impl P90Spread {
     }
 
     pub(super) fn read(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
-        Ok(Self { ends: words.numbers(&(0.0..=f32::MAX))?, factors: words.numbers(&FACTORS)?, level: words.number(&LEVELS)? })
+        Ok(Self {
+            ends: words.numbers(&(0.0..=f32::MAX))?,
+            factors: words.numbers(&FACTORS)?,
+            level: words.number(&LEVELS)?,
+        })
     }
 }

@@ -53,7 +53,11 @@ const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 /// make one endpoint attract all requests or never get one again.
 const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
-const AVERAGE: EndpointSpeed = EndpointSpeed { generation: Generation(0), prefill: 1.0, decode: 1.0 };
+const AVERAGE: EndpointSpeed = EndpointSpeed {
+    generation: Generation(0),
+    prefill: 1.0,
+    decode: 1.0,
+};
 
 /// The first word of an encoded step model: its layout.
 const LAYOUT: u32 = 0x5731;
@@ -62,7 +66,12 @@ const LAYOUT: u32 = 0x5731;
 
 impl Default for StepModel {
     fn default() -> Self {
-        Self { prefill: PREFILL_PRIOR, decode: DECODE_PRIOR, output_tokens: OUTPUT_TOKENS_PRIOR, speeds: Box::default() }
+        Self {
+            prefill: PREFILL_PRIOR,
+            decode: DECODE_PRIOR,
+            output_tokens: OUTPUT_TOKENS_PRIOR,
+            speeds: Box::default(),
+        }
     }
 }
 
@@ -73,7 +82,12 @@ impl StepModel {
     pub fn of(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
         let within = |coefficients: [f32; 3]| coefficients.map(|c| nearest(c, &COEFFICIENTS));
         let output_tokens = nearest(output_tokens, &OUTPUT_TOKENS);
-        Self { prefill: within(prefill), decode: within(decode), output_tokens, speeds: Box::default() }
+        Self {
+            prefill: within(prefill),
+            decode: within(decode),
+            output_tokens,
+            speeds: Box::default(),
+        }
     }
 
     /// Returns the model with the relative speeds of `endpoint` set: its times as a multiple of an
@@ -87,15 +101,25 @@ impl StepModel {
         }
         if let Some(speed) = speeds.get_mut(slot) {
             let (prefill, decode) = (nearest(prefill, &SPEEDS), nearest(decode, &SPEEDS));
-            *speed = EndpointSpeed { generation: endpoint.generation, prefill, decode };
+            *speed = EndpointSpeed {
+                generation: endpoint.generation,
+                prefill,
+                decode,
+            };
         }
-        Self { speeds: speeds.into(), ..self }
+        Self {
+            speeds: speeds.into(),
+            ..self
+        }
     }
 
     /// Returns the model with all endpoints alike.
     #[must_use]
     pub fn without_speeds(&self) -> Self {
-        Self { speeds: Box::default(), ..*self }
+        Self {
+            speeds: Box::default(),
+            ..*self
+        }
     }
 
     /// Time of a prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
@@ -117,22 +141,40 @@ impl StepModel {
     /// which are not cached at `endpoint`: time to the first token, and time to the end of `output`
     /// tokens, ms.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
-    pub fn expected_ms(&self, endpoint: EndpointRef, load: &EndpointLoad, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
-        let ((prefill_speed, decode_speed), [_, per_token, _]) = (self.speed(endpoint), self.prefill);
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "times are no better known than to seven digits"
+    )]
+    pub fn expected_ms(
+        &self,
+        endpoint: EndpointRef,
+        load: &EndpointLoad,
+        uncached: f32,
+        prompt: f32,
+        output: f32,
+    ) -> (f32, f32) {
+        let ((prefill_speed, decode_speed), [_, per_token, _]) =
+            (self.speed(endpoint), self.prefill);
         let waiting = per_token * load.prefills.uncached_tokens as f32;
         let first_token = prefill_speed * (waiting + self.prefill_ms(uncached, prompt));
-        let step = self.decode_ms(load.requests as f32 + 1.0, load.decode_tokens as f32 + prompt);
+        let step = self.decode_ms(
+            load.requests as f32 + 1.0,
+            load.decode_tokens as f32 + prompt,
+        );
         (first_token, first_token + decode_speed * step * output)
     }
 
     /// Time to compute prompts that wait at an average endpoint, ms. Prompts are computed together
     /// in steps, so the constant of a prefill counts once.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "times are no better known than to seven digits"
+    )]
     pub fn backlog_ms(&self, pending: &PendingPrefills) -> f32 {
         let [_, per_token, per_pair] = self.prefill;
-        per_token * pending.uncached_tokens as f32 + per_pair * pending.attention as f32 * ATTENTION_UNIT as f32
+        per_token * pending.uncached_tokens as f32
+            + per_pair * pending.attention as f32 * ATTENTION_UNIT as f32
     }
 
     /// `c0`, `c1`, `c2`.
@@ -163,7 +205,10 @@ impl StepModel {
     /// As [`Self::speed`]; `None` if this generation is unknown.
     #[must_use]
     pub fn learned_speed(&self, endpoint: EndpointRef) -> Option<(f32, f32)> {
-        let speed = self.speeds.get(usize::from(endpoint.slot.0)).filter(|speed| speed.generation == endpoint.generation);
+        let speed = self
+            .speeds
+            .get(usize::from(endpoint.slot.0))
+            .filter(|speed| speed.generation == endpoint.generation);
         speed.map(|speed| (speed.prefill, speed.decode))
     }
 
@@ -193,7 +238,11 @@ impl StepModel {
                 return Err(InvalidModel::Length(count));
             }
             let generation = Generation(words.word()?);
-            speeds.push(EndpointSpeed { generation, prefill: words.number(&SPEEDS)?, decode: words.number(&SPEEDS)? });
+            speeds.push(EndpointSpeed {
+                generation,
+                prefill: words.number(&SPEEDS)?,
+                decode: words.number(&SPEEDS)?,
+            });
         }
         model.speeds = speeds.into();
         Ok(model)
@@ -209,13 +258,22 @@ impl StepModel {
     /// Reads what [`Self::put_costs`] wrote.
     pub(super) fn read_costs(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         let (prefill, decode) = (words.numbers(&COEFFICIENTS)?, words.numbers(&COEFFICIENTS)?);
-        Ok(Self { prefill, decode, output_tokens: words.number(&OUTPUT_TOKENS)?, speeds: Box::default() })
+        Ok(Self {
+            prefill,
+            decode,
+            output_tokens: words.number(&OUTPUT_TOKENS)?,
+            speeds: Box::default(),
+        })
     }
 }
 
 /// Clamps `number` to `range`; NaN becomes the minimum.
 fn nearest(number: f32, range: &RangeInclusive<f32>) -> f32 {
-    if number.is_nan() { *range.start() } else { number.clamp(*range.start(), *range.end()) }
+    if number.is_nan() {
+        *range.start()
+    } else {
+        number.clamp(*range.start(), *range.end())
+    }
 }
 
 #[cfg(test)]
@@ -228,17 +286,40 @@ mod tests {
     fn a_prefill_computes_uncached_tokens_but_attends_to_all() {
         let model = StepModel::of([10.0, 0.05, 1e-6], [11.0, 0.025, 8e-5], 200.0);
         assert_eq!(model.prefill_ms(0.0, 8_000.0), 10.0);
-        assert!((model.prefill_ms(1_000.0, 1_000.0) - 61.0).abs() < 1e-3, "10 + 50 + 1");
-        assert!((model.prefill_ms(1_000.0, 8_000.0) - 75.0).abs() < 1e-3, "10 + 50 + 8,000² - 7,000² millionths");
+        assert!(
+            (model.prefill_ms(1_000.0, 1_000.0) - 61.0).abs() < 1e-3,
+            "10 + 50 + 1"
+        );
+        assert!(
+            (model.prefill_ms(1_000.0, 8_000.0) - 75.0).abs() < 1e-3,
+            "10 + 50 + 8,000² - 7,000² millionths"
+        );
         assert!((model.decode_ms(4.0, 10_000.0) - 11.9).abs() < 1e-3);
     }
 
     #[test]
     fn impossible_numbers_are_clamped_or_refused() {
-        let endpoint = EndpointRef { slot: Slot(2), generation: Generation(5) };
-        let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(endpoint, f32::NAN, 1e9);
-        assert_eq!((model.prefill(), model.output_tokens(), model.speed(endpoint)), ([0.0, 0.0, 10_000.0], 1.0, (0.05, 20.0)));
-        let beyond = EndpointRef { slot: Slot(1024), ..endpoint };
+        let endpoint = EndpointRef {
+            slot: Slot(2),
+            generation: Generation(5),
+        };
+        let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(
+            endpoint,
+            f32::NAN,
+            1e9,
+        );
+        assert_eq!(
+            (
+                model.prefill(),
+                model.output_tokens(),
+                model.speed(endpoint)
+            ),
+            ([0.0, 0.0, 10_000.0], 1.0, (0.05, 20.0))
+        );
+        let beyond = EndpointRef {
+            slot: Slot(1024),
+            ..endpoint
+        };
         assert_eq!(model.with_speed(beyond, 2.0, 2.0).speed(beyond), (1.0, 1.0));
         let words = StepModel::default().with_speed(endpoint, 2.0, 3.0).words();
         for at in 1..8 {
@@ -248,7 +329,10 @@ mod tests {
                 assert_eq!(StepModel::from_words(&bad), Err(InvalidModel::Word(at)));
             }
         }
-        assert_eq!(StepModel::from_words(&words[..words.len() - 1]), Err(InvalidModel::Length(words.len() - 1)));
+        assert_eq!(
+            StepModel::from_words(&words[..words.len() - 1]),
+            Err(InvalidModel::Length(words.len() - 1))
+        );
         assert_eq!(StepModel::from_words(&[]), Err(InvalidModel::Layout(0)));
     }
 

@@ -51,7 +51,10 @@ impl<'w> WordReader<'w> {
 
     /// The next word, unchecked.
     pub(super) fn word(&mut self) -> Result<u32, InvalidModel> {
-        let word = self.words.get(self.at).ok_or(InvalidModel::Length(self.words.len()))?;
+        let word = self
+            .words
+            .get(self.at)
+            .ok_or(InvalidModel::Length(self.words.len()))?;
         self.at += 1;
         Ok(*word)
     }
@@ -59,19 +62,29 @@ impl<'w> WordReader<'w> {
     /// The next word as a count, at most `max`.
     pub(super) fn count(&mut self, max: usize) -> Result<usize, InvalidModel> {
         let at = self.at;
-        usize::try_from(self.word()?).ok().filter(|count| *count <= max).ok_or(InvalidModel::Word(at))
+        usize::try_from(self.word()?)
+            .ok()
+            .filter(|count| *count <= max)
+            .ok_or(InvalidModel::Word(at))
     }
 
     /// The next word as a number within a range.
     pub(super) fn number(&mut self, range: &RangeInclusive<f32>) -> Result<f32, InvalidModel> {
         let at = self.at;
-        Some(f32::from_bits(self.word()?)).filter(|number| range.contains(number)).ok_or(InvalidModel::Word(at))
+        Some(f32::from_bits(self.word()?))
+            .filter(|number| range.contains(number))
+            .ok_or(InvalidModel::Word(at))
     }
 
     /// The next words as numbers within a range.
-    pub(super) fn numbers<const N: usize>(&mut self, range: &RangeInclusive<f32>) -> Result<[f32; N], InvalidModel> {
+    pub(super) fn numbers<const N: usize>(
+        &mut self,
+        range: &RangeInclusive<f32>,
+    ) -> Result<[f32; N], InvalidModel> {
         let mut numbers = [0.0; N];
-        numbers.iter_mut().try_for_each(|number| self.number(range).map(|read| *number = read))?;
+        numbers
+            .iter_mut()
+            .try_for_each(|number| self.number(range).map(|read| *number = read))?;
         Ok(numbers)
     }
 }
@@ -86,7 +99,10 @@ pub(super) fn put(words: &mut Vec<u32>, numbers: &[f32]) {
 impl fmt::Display for InvalidModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLong(count) => write!(f, "a model of {count} words, at most {WORDS_MAX} are allowed"),
+            Self::TooLong(count) => write!(
+                f,
+                "a model of {count} words, at most {WORDS_MAX} are allowed"
+            ),
             Self::Length(count) => write!(f, "{count} words are no model"),
             Self::Layout(layout) => write!(f, "model layout {layout} is not known"),
             Self::Word(at) => write!(f, "word {at} of a model is not a number that it may be"),
@@ -103,6 +119,9 @@ mod tests {
     #[test]
     fn errors_of_words_are_readable() {
         assert_eq!(InvalidModel::Length(3).to_string(), "3 words are no model");
-        assert_eq!(InvalidModel::Word(7).to_string(), "word 7 of a model is not a number that it may be");
+        assert_eq!(
+            InvalidModel::Word(7).to_string(),
+            "word 7 of a model is not a number that it may be"
+        );
     }
 }

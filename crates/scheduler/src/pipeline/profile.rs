@@ -1,17 +1,23 @@
 //! Builds a profile from its specification.
 
-use super::spec::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such};
+use super::spec::{
+    InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such,
+};
 use crate::picker;
 use crate::plugin_type::Plugin;
 use crate::run::Profile;
 use crate::settings::ProducerSetting;
 
 /// Builds a profile from the plugins it names.
-pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Profile, InvalidPipeline> {
+pub(super) fn build(
+    profile: &ProfileSpec,
+    pipeline: &PipelineSpec,
+) -> Result<Profile, InvalidPipeline> {
     if profile.plugins.len() > PLUGINS_MAX {
         return Err(InvalidPipeline::TooManyPlugins(profile.plugins.len()));
     }
-    let ranked_max = usize::try_from(pipeline.ranked_max).map_err(|_| InvalidPipeline::RankedMax(pipeline.ranked_max))?;
+    let ranked_max = usize::try_from(pipeline.ranked_max)
+        .map_err(|_| InvalidPipeline::RankedMax(pipeline.ranked_max))?;
     let mut built = Profile {
         name: profile.name.as_str().into(),
         filters: Vec::new(),
@@ -24,27 +30,42 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
     let mut picker_name: Option<&str> = None;
     for part in &profile.plugins {
         let by = || format!("profile `{}`", profile.name);
-        let plugin = pipeline.plugins.iter().find(|plugin| plugin.name() == part.name);
+        let plugin = pipeline
+            .plugins
+            .iter()
+            .find(|plugin| plugin.name() == part.name);
         let plugin = plugin.ok_or_else(|| no_such("plugin", &part.name, &by()))?;
         let (made, parameters) = plugin.build()?;
         match made.split().0 {
             Plugin::Filter(filter) => built.filters.push((part.name.as_str().into(), filter)),
             Plugin::Detector(detector) => built.filters.push((part.name.as_str().into(), detector)),
-            Plugin::Scorer(scorer) => built.scorers.push((part.name.as_str().into(), part.weight()?, scorer)),
+            Plugin::Scorer(scorer) => {
+                built
+                    .scorers
+                    .push((part.name.as_str().into(), part.weight()?, scorer))
+            }
             Plugin::FilteringScorer(filter, scorer) => {
                 built.filters.push((part.name.as_str().into(), filter));
-                built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+                built
+                    .scorers
+                    .push((part.name.as_str().into(), part.weight()?, scorer));
             }
             Plugin::SheddingScorer(scorer, shedder) => {
-                built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+                built
+                    .scorers
+                    .push((part.name.as_str().into(), part.weight()?, scorer));
                 built.shedders.push(shedder);
             }
             Plugin::Picker(picker) => {
                 if let Some(first) = picker_name.replace(&part.name) {
-                    return Err(InvalidPipeline::TwoPickers(first.to_owned(), part.name.clone()));
+                    return Err(InvalidPipeline::TwoPickers(
+                        first.to_owned(),
+                        part.name.clone(),
+                    ));
                 }
                 built.picker = picker;
-                built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
+                built.listed =
+                    picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
             }
             // llm-d's configuration files name these in profiles.
             Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
@@ -69,9 +90,14 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
 impl ProfilePlugin {
     fn weight(&self) -> Result<f32, InvalidPipeline> {
         if !(0.0..=f64::from(WEIGHT_MAX)).contains(&self.weight) {
-            return Err(InvalidPipeline::Weight { plugin: self.name.clone() });
+            return Err(InvalidPipeline::Weight {
+                plugin: self.name.clone(),
+            });
         }
-        #[expect(clippy::cast_possible_truncation, reason = "a weight has no more digits than an f32")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a weight has no more digits than an f32"
+        )]
         let weight = self.weight as f32;
         Ok(weight)
     }

@@ -114,8 +114,14 @@ impl PipelineSpec {
     /// A pipeline with one profile of these plugins and their weights.
     #[must_use]
     pub fn of_one_profile(name: &str, plugins: Vec<(PluginSpec, f64)>, ranked_max: u32) -> Self {
-        let part = |(plugin, weight): &(PluginSpec, f64)| ProfilePlugin { name: plugin.name().to_owned(), weight: *weight };
-        let profile = ProfileSpec { name: name.to_owned(), plugins: plugins.iter().map(part).collect() };
+        let part = |(plugin, weight): &(PluginSpec, f64)| ProfilePlugin {
+            name: plugin.name().to_owned(),
+            weight: *weight,
+        };
+        let profile = ProfileSpec {
+            name: name.to_owned(),
+            plugins: plugins.iter().map(part).collect(),
+        };
         Self {
             plugins: plugins.into_iter().map(|(plugin, _)| plugin).collect(),
             profiles: vec![profile],
@@ -130,7 +136,9 @@ impl PipelineSpec {
 impl Default for PipelineSpec {
     /// The pipeline of a pool without a configured one.
     fn default() -> Self {
-        let plugins = ["marginal-cost-scorer", "max-score-picker"].map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0)).into();
+        let plugins = ["marginal-cost-scorer", "max-score-picker"]
+            .map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0))
+            .into();
         Self::of_one_profile("default", plugins, RANKED_DEFAULT)
     }
 }
@@ -141,24 +149,37 @@ impl PluginSpec {
     /// A plugin of this type, named after it, with its defaults.
     #[must_use]
     pub fn of_type(plugin_type: &str) -> Self {
-        Self { plugin_type: plugin_type.to_owned(), name: plugin_type.to_owned(), parameters: Vec::new() }
+        Self {
+            plugin_type: plugin_type.to_owned(),
+            name: plugin_type.to_owned(),
+            parameters: Vec::new(),
+        }
     }
 
     /// The name by which profiles refer to the plugin.
     #[must_use]
     pub fn name(&self) -> &str {
-        if self.name.is_empty() { &self.plugin_type } else { &self.name }
+        if self.name.is_empty() {
+            &self.plugin_type
+        } else {
+            &self.name
+        }
     }
 
     pub(super) fn build(&self) -> Result<(Plugin, Parameters<'_>), InvalidPipeline> {
-        let plugin_type = lookup(&self.plugin_type).ok_or_else(|| InvalidPipeline::UnknownPlugin(self.plugin_type.clone()))?;
-        let parameters = Parameters::check(plugin_type.parameters, &self.parameters).map_err(|error| self.refuse(error))?;
+        let plugin_type = lookup(&self.plugin_type)
+            .ok_or_else(|| InvalidPipeline::UnknownPlugin(self.plugin_type.clone()))?;
+        let parameters = Parameters::check(plugin_type.parameters, &self.parameters)
+            .map_err(|error| self.refuse(error))?;
         let built = (plugin_type.build)(&parameters).map_err(|error| self.refuse(error))?;
         Ok((built, parameters))
     }
 
     pub(super) fn refuse(&self, error: InvalidParameter) -> InvalidPipeline {
-        InvalidPipeline::Parameter { plugin: self.name().to_owned(), error }
+        InvalidPipeline::Parameter {
+            plugin: self.name().to_owned(),
+            error,
+        }
     }
 }
 
@@ -169,7 +190,9 @@ pub(super) fn check_size(spec: &PipelineSpec) -> Result<(), InvalidPipeline> {
     if spec.profiles.len() > PROFILES_MAX {
         return Err(InvalidPipeline::TooManyProfiles(spec.profiles.len()));
     }
-    if usize::try_from(spec.ranked_max).is_ok_and(|ranked_max| !(1..=RANKED_MAX).contains(&ranked_max)) {
+    if usize::try_from(spec.ranked_max)
+        .is_ok_and(|ranked_max| !(1..=RANKED_MAX).contains(&ranked_max))
+    {
         return Err(InvalidPipeline::RankedMax(spec.ranked_max));
     }
     only_once(spec.plugins.iter().map(PluginSpec::name))?;
@@ -188,7 +211,11 @@ fn only_once<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Result<(), Inv
 }
 
 pub(super) fn no_such(kind: &'static str, name: &str, by: &str) -> InvalidPipeline {
-    InvalidPipeline::NoSuch { kind, name: name.to_owned(), by: by.to_owned() }
+    InvalidPipeline::NoSuch {
+        kind,
+        name: name.to_owned(),
+        by: by.to_owned(),
+    }
 }
 
 // === impl InvalidPipeline ===
@@ -201,14 +228,32 @@ impl fmt::Display for InvalidPipeline {
                 write_known(f, name, PLUGINS.iter().map(|plugin| plugin.name))
             }
             Self::Parameter { plugin, error } => write!(f, "plugin `{plugin}`: {error}"),
-            Self::Weight { plugin } => write!(f, "plugin `{plugin}`: a weight is a number from 0 to {WEIGHT_MAX}"),
-            Self::TwoPickers(first, second) => write!(f, "two pickers, `{first}` and `{second}`: a profile has one"),
+            Self::Weight { plugin } => write!(
+                f,
+                "plugin `{plugin}`: a weight is a number from 0 to {WEIGHT_MAX}"
+            ),
+            Self::TwoPickers(first, second) => write!(
+                f,
+                "two pickers, `{first}` and `{second}`: a profile has one"
+            ),
             Self::Duplicate(name) => write!(f, "the name `{name}` is used twice"),
-            Self::NoSuch { kind, name, by } => write!(f, "{by} refers to `{name}`, which is not a {kind}"),
-            Self::NotOneProfile(count) => write!(f, "there are {count} profiles, but the profile handler needs exactly one"),
-            Self::RankedMax(length) => write!(f, "a ranked list of {length} endpoints; 1 to {RANKED_MAX} are allowed"),
-            Self::TooManyPlugins(count) => write!(f, "{count} plugins, at most {PLUGINS_MAX} are allowed"),
-            Self::TooManyProfiles(count) => write!(f, "{count} profiles, at most {PROFILES_MAX} are allowed"),
+            Self::NoSuch { kind, name, by } => {
+                write!(f, "{by} refers to `{name}`, which is not a {kind}")
+            }
+            Self::NotOneProfile(count) => write!(
+                f,
+                "there are {count} profiles, but the profile handler needs exactly one"
+            ),
+            Self::RankedMax(length) => write!(
+                f,
+                "a ranked list of {length} endpoints; 1 to {RANKED_MAX} are allowed"
+            ),
+            Self::TooManyPlugins(count) => {
+                write!(f, "{count} plugins, at most {PLUGINS_MAX} are allowed")
+            }
+            Self::TooManyProfiles(count) => {
+                write!(f, "{count} profiles, at most {PROFILES_MAX} are allowed")
+            }
         }
     }
 }

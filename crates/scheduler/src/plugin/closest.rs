@@ -11,7 +11,12 @@ pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         return None;
     }
     let near_enough = name.chars().count() / 3;
-    known.into_iter().map(|other| (edits(name, other), other)).filter(|(edits, _)| *edits <= near_enough).min().map(|(_, other)| other)
+    known
+        .into_iter()
+        .map(|other| (edits(name, other), other))
+        .filter(|(edits, _)| *edits <= near_enough)
+        .min()
+        .map(|(_, other)| other)
 }
 
 /// Levenshtein distance, ignoring ASCII case: row by row, where `row[j]` is the distance to the
@@ -28,7 +33,9 @@ fn edits(a: &str, b: &str) -> usize {
         };
         *first = left;
         for (cell, other) in rest.iter_mut().zip(&b) {
-            left = (diagonal + usize::from(letter != *other)).min(left + 1).min(*cell + 1);
+            left = (diagonal + usize::from(letter != *other))
+                .min(left + 1)
+                .min(*cell + 1);
             diagonal = std::mem::replace(cell, left);
         }
     }
@@ -41,9 +48,14 @@ mod tests {
 
     #[test]
     fn distances() {
-        for (a, b, expected) in
-            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("queue", "quue", 1), ("Ab", "aB", 0)]
-        {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("kitten", "sitting", 3),
+            ("queue", "quue", 1),
+            ("Ab", "aB", 0),
+        ] {
             assert_eq!(edits(a, b), expected, "{a} {b}");
             assert_eq!(edits(b, a), expected, "{b} {a}");
         }
@@ -54,12 +66,24 @@ mod tests {
         let known = ["queue-scorer", "random-picker", "max-score-picker"];
         assert_eq!(closest("queue-score", known), Some("queue-scorer"));
         assert_eq!(closest("Random_Picker", known), Some("random-picker"));
-        assert_eq!(closest("kwee-scorer!", known), Some("queue-scorer"), "four edits in twelve letters");
-        assert_eq!(closest("kwe-scorer", known), None, "four in ten are too many");
+        assert_eq!(
+            closest("kwee-scorer!", known),
+            Some("queue-scorer"),
+            "four edits in twelve letters"
+        );
+        assert_eq!(
+            closest("kwe-scorer", known),
+            None,
+            "four in ten are too many"
+        );
         assert_eq!(closest("banana", known), None);
         assert_eq!(closest("", known), None);
         let long = "q".repeat(65);
-        assert_eq!(closest(&long, [long.as_str()]), None, "too long to be compared");
+        assert_eq!(
+            closest(&long, [long.as_str()]),
+            None,
+            "too long to be compared"
+        );
         assert_eq!(closest(&long[1..], [long.as_str()]), Some(long.as_str()));
     }
 }

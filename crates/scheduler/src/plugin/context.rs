@@ -36,19 +36,31 @@ impl<'a> Context<'a> {
     /// The engine's last report; `None` if it is too old.
     #[must_use]
     pub fn metrics(&self, endpoint: EndpointIndex) -> Option<&EndpointMetrics> {
-        if self.local.metrics_stale { None } else { self.table.metrics_of(endpoint) }
+        if self.local.metrics_stale {
+            None
+        } else {
+            self.table.metrics_of(endpoint)
+        }
     }
 
     /// One number of the engine's last report; `None` if unknown, stale, negative or not finite.
     #[must_use]
-    pub fn metric(&self, endpoint: EndpointIndex, read: impl Fn(&EndpointMetrics) -> Option<f32>) -> Option<f32> {
-        self.metrics(endpoint).and_then(read).filter(|value| value.is_finite() && *value >= 0.0)
+    pub fn metric(
+        &self,
+        endpoint: EndpointIndex,
+        read: impl Fn(&EndpointMetrics) -> Option<f32>,
+    ) -> Option<f32> {
+        self.metrics(endpoint)
+            .and_then(read)
+            .filter(|value| value.is_finite() && *value >= 0.0)
     }
 
     /// A number that `customMetrics` configures; `None` if unknown, stale or not finite.
     #[must_use]
     pub fn attribute(&self, endpoint: EndpointIndex, key: &str) -> Option<f32> {
-        self.metrics(endpoint)?.attribute(key).filter(|value| value.is_finite())
+        self.metrics(endpoint)?
+            .attribute(key)
+            .filter(|value| value.is_finite())
     }
 
     /// The value of a label of the endpoint.
@@ -61,19 +73,29 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn agent_identity(&self) -> Option<&str> {
         let headers = &self.settings.identity.headers;
-        headers.iter().filter_map(|name| self.request.header(name)).map(str::trim).find(|value| !value.is_empty())
+        headers
+            .iter()
+            .filter_map(|name| self.request.header(name))
+            .map(str::trim)
+            .find(|value| !value.is_empty())
     }
 
     /// The load in flight at the endpoint, of this proxy and its peers.
     #[must_use]
     pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
-        self.table.id(endpoint).map(|id| self.local.in_flight.load(id)).unwrap_or_default()
+        self.table
+            .id(endpoint)
+            .map(|id| self.local.in_flight.load(id))
+            .unwrap_or_default()
     }
 
     /// The requests of [`Self::load`].
     #[must_use]
     pub fn requests(&self, endpoint: EndpointIndex) -> u32 {
-        self.table.id(endpoint).map(|id| self.local.in_flight.requests(id)).unwrap_or_default()
+        self.table
+            .id(endpoint)
+            .map(|id| self.local.in_flight.requests(id))
+            .unwrap_or_default()
     }
 
     /// Prompt tokens of the request that are estimated not to be cached at the endpoint.
@@ -88,7 +110,10 @@ impl<'a> Context<'a> {
     /// alone.
     #[must_use]
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
-        self.affinity_blocks.get(endpoint.get()).copied().unwrap_or(0)
+        self.affinity_blocks
+            .get(endpoint.get())
+            .copied()
+            .unwrap_or(0)
     }
 
     /// Prompt tokens of the request beyond [`Self::affinity_blocks`].
@@ -98,13 +123,19 @@ impl<'a> Context<'a> {
     }
 
     fn tokens_without(&self, blocks: u32) -> u32 {
-        self.request.prompt_tokens.saturating_sub(blocks.saturating_mul(self.request.prefix_block_tokens))
+        self.request
+            .prompt_tokens
+            .saturating_sub(blocks.saturating_mul(self.request.prefix_block_tokens))
     }
 
     /// The predicted latency at the endpoint; `None` where nothing is predicted, or the model
     /// abstains.
     #[must_use]
     pub fn prediction(&self, endpoint: EndpointIndex) -> Option<&'a EndpointPrediction> {
-        self.predictions.get(self.table, self.request, &self.local).get(endpoint.get())?.as_ref().ok()
+        self.predictions
+            .get(self.table, self.request, &self.local)
+            .get(endpoint.get())?
+            .as_ref()
+            .ok()
     }
 }

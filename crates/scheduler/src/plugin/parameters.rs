@@ -129,12 +129,24 @@ impl ParameterValue {
     }
 
     fn fits(&self, depth_left: usize, values_left: &mut usize) -> bool {
-        let Some(left) = values_left.checked_sub(1) else { return false };
+        let Some(left) = values_left.checked_sub(1) else {
+            return false;
+        };
         *values_left = left;
         match self {
             Self::Number(_) | Self::Flag(_) | Self::Text(_) => true,
-            Self::List(values) => depth_left > 0 && values.iter().all(|value| value.fits(depth_left - 1, values_left)),
-            Self::Map(entries) => depth_left > 0 && entries.iter().all(|(_, value)| value.fits(depth_left - 1, values_left)),
+            Self::List(values) => {
+                depth_left > 0
+                    && values
+                        .iter()
+                        .all(|value| value.fits(depth_left - 1, values_left))
+            }
+            Self::Map(entries) => {
+                depth_left > 0
+                    && entries
+                        .iter()
+                        .all(|(_, value)| value.fits(depth_left - 1, values_left))
+            }
         }
     }
 }
@@ -147,7 +159,10 @@ impl<'a> Parameters<'a> {
     ///
     /// # Errors
     /// [`InvalidParameter`] names the first that is wrong.
-    pub fn check(known: &'static [Parameter], given: &'a [(String, ParameterValue)]) -> Result<Self, InvalidParameter> {
+    pub fn check(
+        known: &'static [Parameter],
+        given: &'a [(String, ParameterValue)],
+    ) -> Result<Self, InvalidParameter> {
         for (at, (name, value)) in given.iter().enumerate() {
             let parameter = find(known, name)?;
             if given.iter().skip(at + 1).any(|(other, _)| other == name) {
@@ -160,13 +175,26 @@ impl<'a> Parameters<'a> {
                 (ParameterValue::Text(text), ParameterDefault::Required) if text.is_empty() => {
                     return Err(InvalidParameter::Missing(name.clone()));
                 }
-                (ParameterValue::Number(_), ParameterDefault::Number(_) | ParameterDefault::RequiredNumber)
+                (
+                    ParameterValue::Number(_),
+                    ParameterDefault::Number(_) | ParameterDefault::RequiredNumber,
+                )
                 | (ParameterValue::Flag(_), ParameterDefault::Flag(_))
-                | (ParameterValue::Text(_), ParameterDefault::Text(_) | ParameterDefault::Required)
-                | (ParameterValue::List(_) | ParameterValue::Map(_), ParameterDefault::Structured(_)) => {}
-                (_, ParameterDefault::Number(_) | ParameterDefault::RequiredNumber) => return Err(wrong_type(name, "a number")),
+                | (
+                    ParameterValue::Text(_),
+                    ParameterDefault::Text(_) | ParameterDefault::Required,
+                )
+                | (
+                    ParameterValue::List(_) | ParameterValue::Map(_),
+                    ParameterDefault::Structured(_),
+                ) => {}
+                (_, ParameterDefault::Number(_) | ParameterDefault::RequiredNumber) => {
+                    return Err(wrong_type(name, "a number"));
+                }
                 (_, ParameterDefault::Flag(_)) => return Err(wrong_type(name, "true or false")),
-                (_, ParameterDefault::Text(_) | ParameterDefault::Required) => return Err(wrong_type(name, "text")),
+                (_, ParameterDefault::Text(_) | ParameterDefault::Required) => {
+                    return Err(wrong_type(name, "text"));
+                }
                 (_, ParameterDefault::Structured(shape)) => return Err(wrong_type(name, shape)),
             }
         }
@@ -204,7 +232,11 @@ impl<'a> Parameters<'a> {
         if number.fract() > 0.0 {
             return Err(wrong_type(name, "a whole number"));
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, and within a range of u32")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "whole, and within a range of u32"
+        )]
         let whole = number as u32;
         Ok(whole)
     }
@@ -237,16 +269,28 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] if it is empty, or the parameter is not text.
     pub fn header(&self, name: &str) -> Result<Box<str>, InvalidParameter> {
         let header = self.text(name)?.trim().to_ascii_lowercase();
-        if header.is_empty() { Err(self.out_of_range(name)) } else { Ok(header.into()) }
+        if header.is_empty() {
+            Err(self.out_of_range(name))
+        } else {
+            Ok(header.into())
+        }
     }
 
     /// The meaning of one of a few words.
     ///
     /// # Errors
     /// [`InvalidParameter`] if it is none of them, or the parameter is not text.
-    pub fn choice<T: Copy>(&self, name: &str, choices: &[(&str, T)]) -> Result<T, InvalidParameter> {
+    pub fn choice<T: Copy>(
+        &self,
+        name: &str,
+        choices: &[(&str, T)],
+    ) -> Result<T, InvalidParameter> {
         let text = self.text(name)?;
-        choices.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning).ok_or_else(|| self.out_of_range(name))
+        choices
+            .iter()
+            .find(|(word, _)| *word == text)
+            .map(|(_, meaning)| *meaning)
+            .ok_or_else(|| self.out_of_range(name))
     }
 
     /// A list or map as given; `None` if it was not given.
@@ -290,7 +334,11 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] if it is not a list, or contains anything but text.
     pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidParameter> {
         let text = |value: &'a ParameterValue| {
-            if let ParameterValue::Text(text) = value { Ok(text.as_str()) } else { Err(wrong_type(name, self.shape(name))) }
+            if let ParameterValue::Text(text) = value {
+                Ok(text.as_str())
+            } else {
+                Err(wrong_type(name, self.shape(name)))
+            }
         };
         self.list(name)?.iter().map(text).collect()
     }
@@ -303,9 +351,16 @@ impl<'a> Parameters<'a> {
         let entries = self.map(name)?;
         let entry = |(at, (key, value)): (usize, &'a (String, ParameterValue))| {
             if entries.iter().skip(at + 1).any(|(other, _)| other == key) {
-                return Err(within(name.to_owned(), InvalidParameter::Duplicate(key.clone())));
+                return Err(within(
+                    name.to_owned(),
+                    InvalidParameter::Duplicate(key.clone()),
+                ));
             }
-            if let ParameterValue::Text(text) = value { Ok((key.as_str(), text.as_str())) } else { Err(wrong_type(name, self.shape(name))) }
+            if let ParameterValue::Text(text) = value {
+                Ok((key.as_str(), text.as_str()))
+            } else {
+                Err(wrong_type(name, self.shape(name)))
+            }
         };
         entries.iter().enumerate().map(entry).collect()
     }
@@ -324,7 +379,8 @@ impl<'a> Parameters<'a> {
             return Ok(None);
         }
         let read = Self::check(known, self.map(name)?).and_then(|nested| read(&nested));
-        read.map(Some).map_err(|error| within(name.to_owned(), error))
+        read.map(Some)
+            .map_err(|error| within(name.to_owned(), error))
     }
 
     /// A map that must be given, read like [`Self::nested`].
@@ -337,7 +393,8 @@ impl<'a> Parameters<'a> {
         known: &'static [Parameter],
         read: impl FnOnce(&Parameters<'a>) -> Result<T, InvalidParameter>,
     ) -> Result<T, InvalidParameter> {
-        self.nested(name, known, read)?.ok_or_else(|| InvalidParameter::Missing(name.to_owned()))
+        self.nested(name, known, read)?
+            .ok_or_else(|| InvalidParameter::Missing(name.to_owned()))
     }
 
     /// A list of maps, each read as parameters over the defaults of `known`; empty if it was not
@@ -352,8 +409,12 @@ impl<'a> Parameters<'a> {
         read: impl Fn(&Parameters<'a>) -> Result<T, InvalidParameter>,
     ) -> Result<Vec<T>, InvalidParameter> {
         let item = |(at, value): (usize, &'a ParameterValue)| {
-            let ParameterValue::Map(entries) = value else { return Err(wrong_type(name, self.shape(name))) };
-            Self::check(known, entries).and_then(|nested| read(&nested)).map_err(|error| within(format!("{name}[{at}]"), error))
+            let ParameterValue::Map(entries) = value else {
+                return Err(wrong_type(name, self.shape(name)));
+            };
+            Self::check(known, entries)
+                .and_then(|nested| read(&nested))
+                .map_err(|error| within(format!("{name}[{at}]"), error))
         };
         self.list(name)?.iter().enumerate().map(item).collect()
     }
@@ -366,24 +427,41 @@ impl<'a> Parameters<'a> {
 
     /// The written form of the parameter's value, for error texts.
     fn shape(&self, name: &str) -> &'static str {
-        match self.known.iter().find(|parameter| parameter.name == name).map(|parameter| parameter.default) {
+        match self
+            .known
+            .iter()
+            .find(|parameter| parameter.name == name)
+            .map(|parameter| parameter.default)
+        {
             Some(ParameterDefault::Structured(shape)) => shape,
             _ => "a list or map",
         }
     }
 
-    fn find(&self, name: &str) -> Result<(&'static Parameter, ParameterSource<'a>), InvalidParameter> {
+    fn find(
+        &self,
+        name: &str,
+    ) -> Result<(&'static Parameter, ParameterSource<'a>), InvalidParameter> {
         let parameter = find(self.known, name)?;
-        let found = match self.given.iter().find(|(given, _)| given == name).map(|(_, value)| value) {
+        let found = match self
+            .given
+            .iter()
+            .find(|(given, _)| given == name)
+            .map(|(_, value)| value)
+        {
             Some(ParameterValue::Number(number)) => ParameterSource::Number(*number),
             Some(ParameterValue::Flag(flag)) => ParameterSource::Flag(*flag),
             Some(ParameterValue::Text(text)) => ParameterSource::Text(text),
-            Some(value @ (ParameterValue::List(_) | ParameterValue::Map(_))) => ParameterSource::Structured(Some(value)),
+            Some(value @ (ParameterValue::List(_) | ParameterValue::Map(_))) => {
+                ParameterSource::Structured(Some(value))
+            }
             None => match parameter.default {
                 ParameterDefault::Number(number) => ParameterSource::Number(number),
                 ParameterDefault::Flag(flag) => ParameterSource::Flag(flag),
                 ParameterDefault::Text(text) => ParameterSource::Text(text),
-                ParameterDefault::Required | ParameterDefault::RequiredNumber => return Err(InvalidParameter::Missing(name.to_owned())),
+                ParameterDefault::Required | ParameterDefault::RequiredNumber => {
+                    return Err(InvalidParameter::Missing(name.to_owned()));
+                }
                 ParameterDefault::Structured(_) => ParameterSource::Structured(None),
             },
         };
@@ -392,19 +470,34 @@ impl<'a> Parameters<'a> {
 }
 
 fn find(known: &'static [Parameter], name: &str) -> Result<&'static Parameter, InvalidParameter> {
-    known.iter().find(|p| p.name == name).ok_or_else(|| InvalidParameter::Unknown { name: name.to_owned(), known })
+    known
+        .iter()
+        .find(|p| p.name == name)
+        .ok_or_else(|| InvalidParameter::Unknown {
+            name: name.to_owned(),
+            known,
+        })
 }
 
 fn wrong_type(name: &str, expected: &'static str) -> InvalidParameter {
-    InvalidParameter::WrongType { name: name.to_owned(), expected }
+    InvalidParameter::WrongType {
+        name: name.to_owned(),
+        expected,
+    }
 }
 
 fn within(path: String, error: InvalidParameter) -> InvalidParameter {
-    InvalidParameter::Within { path, error: Box::new(error) }
+    InvalidParameter::Within {
+        path,
+        error: Box::new(error),
+    }
 }
 
 fn out_of_range(parameter: &Parameter) -> InvalidParameter {
-    InvalidParameter::OutOfRange { name: parameter.name.to_owned(), allowed: parameter.doc }
+    InvalidParameter::OutOfRange {
+        name: parameter.name.to_owned(),
+        allowed: parameter.doc,
+    }
 }
 
 // === impl InvalidParameter ===
@@ -419,11 +512,16 @@ impl fmt::Display for InvalidParameter {
             Self::Duplicate(name) => write!(f, "parameter `{name}` is given twice"),
             Self::Missing(name) => write!(f, "parameter `{name}` must be given"),
             Self::TooLarge(name) => {
-                write!(f, "parameter `{name}` is too large: {VALUES_MAX} values in {VALUE_DEPTH_MAX} levels are allowed")
+                write!(
+                    f,
+                    "parameter `{name}` is too large: {VALUES_MAX} values in {VALUE_DEPTH_MAX} levels are allowed"
+                )
             }
             Self::Within { path, error } => write!(f, "in `{path}`: {error}"),
             Self::WrongType { name, expected } => write!(f, "parameter `{name}` takes {expected}"),
-            Self::OutOfRange { name, allowed } => write!(f, "parameter `{name}` is out of range: {allowed}"),
+            Self::OutOfRange { name, allowed } => {
+                write!(f, "parameter `{name}` is out of range: {allowed}")
+            }
         }
     }
 }
@@ -431,7 +529,11 @@ impl fmt::Display for InvalidParameter {
 impl std::error::Error for InvalidParameter {}
 
 /// Writes the most likely name and all known names, after an unknown name.
-pub(crate) fn write_known(f: &mut fmt::Formatter<'_>, name: &str, known: impl Iterator<Item = &'static str> + Clone) -> fmt::Result {
+pub(crate) fn write_known(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    known: impl Iterator<Item = &'static str> + Clone,
+) -> fmt::Result {
     if let Some(near) = closest(name, known.clone()) {
         write!(f, "; did you mean `{near}`?")?;
     }
@@ -440,7 +542,9 @@ pub(crate) fn write_known(f: &mut fmt::Formatter<'_>, name: &str, known: impl It
         return f.write_str("; it has none");
     }
     f.write_str("; known:")?;
-    known.enumerate().try_for_each(|(at, name)| write!(f, "{} `{name}`", if at == 0 { "" } else { "," }))
+    known
+        .enumerate()
+        .try_for_each(|(at, name)| write!(f, "{} `{name}`", if at == 0 { "" } else { "," }))
 }
 
 impl fmt::Display for ParameterDefault {

@@ -5,8 +5,11 @@ use crate::text::readable;
 
 /// A reference from a plugin to the producer of its data. Each kind of producer exists once here,
 /// declared or not, so the name has no effect.
-pub(crate) const PRODUCER_NAME: Parameter =
-    Parameter { name: "", default: ParameterDefault::Text(""), doc: readable("no effect: each producer exists once, declared or not") };
+pub(crate) const PRODUCER_NAME: Parameter = Parameter {
+    name: "",
+    default: ParameterDefault::Text(""),
+    doc: readable("no effect: each producer exists once, declared or not"),
+};
 
 /// The producer of an endpoint's attributes.
 pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
@@ -17,8 +20,18 @@ pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
 
 /// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match
 /// nothing; it is refused unless the producer is given.
-pub(crate) fn attribute_key(parameters: &Parameters<'_>, name: &str) -> Result<Box<str>, InvalidParameter> {
-    let said = parameters.choice(METRICS_EXTRACTOR.name, &[("", false), ("core-metrics-extractor", true)])?;
+pub(crate) fn attribute_key(
+    parameters: &Parameters<'_>,
+    name: &str,
+) -> Result<Box<str>, InvalidParameter> {
+    let said = parameters.choice(
+        METRICS_EXTRACTOR.name,
+        &[("", false), ("core-metrics-extractor", true)],
+    )?;
     let key = parameters.text(name)?;
-    if key.contains('/') && !said { Err(parameters.out_of_range(name)) } else { Ok(key.into()) }
+    if key.contains('/') && !said {
+        Err(parameters.out_of_range(name))
+    } else {
+        Ok(key.into())
+    }
 }

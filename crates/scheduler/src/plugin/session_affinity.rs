@@ -35,7 +35,9 @@ pub(crate) const PARAMETERS: &[Parameter] = &[
     },
     Parameter {
         name: "sessionIdConfig",
-        default: ParameterDefault::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
+        default: ParameterDefault::Structured(
+            "{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}",
+        ),
         doc: readable(
             "sources of the id, first present wins: {header: NAME} or {attribute: agent-identity}; eviction settings have no effect",
         ),
@@ -47,8 +49,11 @@ pub(crate) const PARAMETERS: &[Parameter] = &[
     },
 ];
 
-const TOKEN_HEADER: &[Parameter] =
-    &[Parameter { name: "header", default: ParameterDefault::Text("x-session-token"), doc: readable("a header name") }];
+const TOKEN_HEADER: &[Parameter] = &[Parameter {
+    name: "header",
+    default: ParameterDefault::Text("x-session-token"),
+    doc: readable("a header name"),
+}];
 const SESSION_ID: &[Parameter] = &[
     Parameter {
         name: "sources",
@@ -72,8 +77,16 @@ const ID_SOURCE: &[Parameter] = &[
         default: ParameterDefault::Text(""),
         doc: readable("a header name; exactly one of header and attribute must be given"),
     },
-    Parameter { name: "attribute", default: ParameterDefault::Text(""), doc: readable("agent-identity; there is no other") },
-    Parameter { name: "producer", default: ParameterDefault::Text(""), doc: readable("empty, or agent-identity") },
+    Parameter {
+        name: "attribute",
+        default: ParameterDefault::Text(""),
+        doc: readable("agent-identity; there is no other"),
+    },
+    Parameter {
+        name: "producer",
+        default: ParameterDefault::Text(""),
+        doc: readable("empty, or agent-identity"),
+    },
 ];
 
 const ID_HEADER: &str = "x-session-id";
@@ -101,32 +114,68 @@ enum SessionIdSource {
 
 impl SessionAffinity {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
-        let by_id = parameters.choice("strategy", &[("encoded_endpoint_header", false), ("session_id", true)])?;
-        let header = parameters.nested("encodedEndpointHeaderConfig", TOKEN_HEADER, |config| config.header("header"))?;
-        let sources = parameters.nested("sessionIdConfig", SESSION_ID, sources)?.unwrap_or_default();
+        let by_id = parameters.choice(
+            "strategy",
+            &[("encoded_endpoint_header", false), ("session_id", true)],
+        )?;
+        let header = parameters.nested("encodedEndpointHeaderConfig", TOKEN_HEADER, |config| {
+            config.header("header")
+        })?;
+        let sources = parameters
+            .nested("sessionIdConfig", SESSION_ID, sources)?
+            .unwrap_or_default();
         if !by_id {
             let header = header.unwrap_or_else(|| TOKEN_HEADER_NAME.into());
-            let token = SessionToken { header: header.clone(), profile: parameters.text("profileName")?.into() };
-            return Ok(Self { strategy: SessionStrategy::Token(token), headers: Box::new([header]) });
+            let token = SessionToken {
+                header: header.clone(),
+                profile: parameters.text("profileName")?.into(),
+            };
+            return Ok(Self {
+                strategy: SessionStrategy::Token(token),
+                headers: Box::new([header]),
+            });
         }
-        let sources = if sources.is_empty() { vec![SessionIdSource::Header(ID_HEADER.into())] } else { sources };
+        let sources = if sources.is_empty() {
+            vec![SessionIdSource::Header(ID_HEADER.into())]
+        } else {
+            sources
+        };
         let headers = sources.iter().flat_map(SessionIdSource::headers).collect();
-        Ok(Self { strategy: SessionStrategy::Id(sources.into()), headers })
+        Ok(Self {
+            strategy: SessionStrategy::Id(sources.into()),
+            headers,
+        })
     }
 
     /// The endpoint among `endpoints` of the request's session; `None` if it has no session, or the
     /// session's endpoint is not among them.
-    pub(crate) fn endpoint(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Option<EndpointIndex> {
+    pub(crate) fn endpoint(
+        &self,
+        context: &Context<'_>,
+        endpoints: &[EndpointIndex],
+    ) -> Option<EndpointIndex> {
         match &self.strategy {
             SessionStrategy::Token(token) => {
                 let name = decode_token(context.request.header(&token.header)?)?;
-                let named = |index: &EndpointIndex| context.table.endpoint(*index).is_some_and(|e| e.name.as_bytes() == name);
+                let named = |index: &EndpointIndex| {
+                    context
+                        .table
+                        .endpoint(*index)
+                        .is_some_and(|e| e.name.as_bytes() == name)
+                };
                 endpoints.iter().copied().find(named)
             }
             SessionStrategy::Id(sources) => {
-                let id = sources.iter().filter_map(|source| source.read(context)).map(str::trim).find(|id| !id.is_empty())?;
+                let id = sources
+                    .iter()
+                    .filter_map(|source| source.read(context))
+                    .map(str::trim)
+                    .find(|id| !id.is_empty())?;
                 let id = name_hash(id);
-                endpoints.iter().copied().max_by_key(|&index| weight(id, context.table.name_hash(index)))
+                endpoints
+                    .iter()
+                    .copied()
+                    .max_by_key(|&index| weight(id, context.table.name_hash(index)))
             }
         }
     }
@@ -138,7 +187,11 @@ impl SessionAffinity {
 
     /// The response header that clients send back, if the strategy has one.
     pub(crate) fn token(&self) -> Option<&SessionToken> {
-        if let SessionStrategy::Token(token) = &self.strategy { Some(token) } else { None }
+        if let SessionStrategy::Token(token) = &self.strategy {
+            Some(token)
+        } else {
+            None
+        }
     }
 }
 
@@ -191,8 +244,14 @@ mod tests {
 
     #[test]
     fn ids_spread_evenly_and_an_endpoint_takes_only_its_share() {
-        let names: Vec<u64> = (0..10).map(|at| xxh64(format!("pod-{at}").as_bytes())).collect();
-        let at = |names: &[u64], id: u64| (0..names.len()).max_by_key(|&at| weight(xxh64(&id.to_le_bytes()), names[at])).unwrap();
+        let names: Vec<u64> = (0..10)
+            .map(|at| xxh64(format!("pod-{at}").as_bytes()))
+            .collect();
+        let at = |names: &[u64], id: u64| {
+            (0..names.len())
+                .max_by_key(|&at| weight(xxh64(&id.to_le_bytes()), names[at]))
+                .unwrap()
+        };
         let mut counts = [0_u32; 10];
         let mut moved = 0;
         for id in 0..10_000 {
@@ -200,9 +259,15 @@ mod tests {
             counts[before] += 1;
             let after = at(&names[..9], id);
             moved += u32::from(after != before);
-            assert!(before == 9 || after == before, "only sessions of the endpoint that left move");
+            assert!(
+                before == 9 || after == before,
+                "only sessions of the endpoint that left move"
+            );
         }
         assert_eq!(moved, counts[9]);
-        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
+        assert!(
+            counts.iter().all(|count| (850..1150).contains(count)),
+            "{counts:?}"
+        );
     }
 }

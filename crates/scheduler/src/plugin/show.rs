@@ -15,7 +15,11 @@ pub trait PluginDebug {
 
 impl<T: fmt::Debug> PluginDebug for T {
     fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if cfg!(target_arch = "wasm32") { Ok(()) } else { self.fmt(f) }
+        if cfg!(target_arch = "wasm32") {
+            Ok(())
+        } else {
+            self.fmt(f)
+        }
     }
 }
 

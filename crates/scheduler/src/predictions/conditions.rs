@@ -15,12 +15,22 @@ impl Conditions {
     /// there; the default for a position outside the table. Scraped numbers that are too old are
     /// unknown.
     #[must_use]
-    pub fn at_pick(table: &EndpointTable, local: &LocalState<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
-        let (Some(endpoint), Some(said)) = (table.endpoint(index), table.metrics_of(index)) else { return Self::default() };
+    pub fn at_pick(
+        table: &EndpointTable,
+        local: &LocalState<'_>,
+        request: &Request<'_>,
+        index: EndpointIndex,
+    ) -> Self {
+        let (Some(endpoint), Some(said)) = (table.endpoint(index), table.metrics_of(index)) else {
+            return Self::default();
+        };
         let unknown = EndpointMetrics::default();
         let metrics = if local.metrics_stale { &unknown } else { said };
         let load = local.in_flight.load(endpoint.id);
-        let cached = local.matched_blocks(index).saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens);
+        let cached = local
+            .matched_blocks(index)
+            .saturating_mul(request.prefix_block_tokens)
+            .min(request.prompt_tokens);
         Self {
             queued: metrics.queue_depth,
             running: metrics.running_requests,
@@ -50,9 +60,22 @@ mod tests {
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {
-        let profiles = vec![ProfileSpec { name: "default".to_owned(), plugins: Vec::new() }];
-        let spec = PipelineSpec { profiles, ranked_max: 1, ..PipelineSpec::default() };
-        Snapshot::try_new(Version::default(), vec![Endpoint::ready(3, &[])], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
+        let profiles = vec![ProfileSpec {
+            name: "default".to_owned(),
+            plugins: Vec::new(),
+        }];
+        let spec = PipelineSpec {
+            profiles,
+            ranked_max: 1,
+            ..PipelineSpec::default()
+        };
+        Snapshot::try_new(
+            Version::default(),
+            vec![Endpoint::ready(3, &[])],
+            vec![metrics],
+            Pipeline::build(&spec).unwrap(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -70,8 +93,15 @@ mod tests {
         ledger.first_token(&mut decoding, 100);
         let waiting = ledger.admit_prompt(at, 1_000, 400);
         let matched = [3];
-        let local = LocalState { matched_blocks: &matched, ..LocalState::new(&ledger) };
-        let request = Request { prompt_tokens: 200, prefix_block_tokens: 64, ..Request::default() };
+        let local = LocalState {
+            matched_blocks: &matched,
+            ..LocalState::new(&ledger)
+        };
+        let request = Request {
+            prompt_tokens: 200,
+            prefix_block_tokens: 64,
+            ..Request::default()
+        };
         let index = snapshot.indices().next().unwrap();
         let fresh = Conditions {
             queued: Some(2.0),
@@ -83,9 +113,29 @@ mod tests {
             prompt_tokens: 200.0,
             uncached_tokens: 8.0,
         };
-        assert_eq!(Conditions::at_pick(&snapshot, &local, &request, index), fresh);
-        let stale = Conditions { queued: None, running: None, requests: 2.0, kv_utilization: None, ..fresh };
-        assert_eq!(Conditions::at_pick(&snapshot, &LocalState { metrics_stale: true, ..local }, &request, index), stale);
+        assert_eq!(
+            Conditions::at_pick(&snapshot, &local, &request, index),
+            fresh
+        );
+        let stale = Conditions {
+            queued: None,
+            running: None,
+            requests: 2.0,
+            kv_utilization: None,
+            ..fresh
+        };
+        assert_eq!(
+            Conditions::at_pick(
+                &snapshot,
+                &LocalState {
+                    metrics_stale: true,
+                    ..local
+                },
+                &request,
+                index
+            ),
+            stale
+        );
         ledger.release(decoding);
         ledger.release(waiting);
     }

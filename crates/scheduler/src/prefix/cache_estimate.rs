@@ -26,21 +26,43 @@ struct CachedPart {
 impl PrefixIndex {
     /// [`Self::record`]s that `endpoint` is given a prompt of these hashes; `known` is how much of
     /// it was estimated to be cached before.
-    pub fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: MatchLength) -> CacheEstimate {
+    pub fn place(
+        &mut self,
+        endpoint: EndpointRef,
+        hashes: &[u64],
+        known: MatchLength,
+    ) -> CacheEstimate {
         let part = |length: u32| {
-            let last = length.checked_sub(1).and_then(|last| hashes.get(last as usize));
-            CachedPart { blocks: blocks_of(hashes, length as usize), reuse: last.and_then(|&hash| self.reuse(endpoint, hash)) }
+            let last = length
+                .checked_sub(1)
+                .and_then(|last| hashes.get(last as usize));
+            CachedPart {
+                blocks: blocks_of(hashes, length as usize),
+                reuse: last.and_then(|&hash| self.reuse(endpoint, hash)),
+            }
         };
         let held = part(known.cached);
-        let may_hold = if known.maybe_cached > known.cached { part(known.maybe_cached) } else { held };
+        let may_hold = if known.maybe_cached > known.cached {
+            part(known.maybe_cached)
+        } else {
+            held
+        };
         self.record(endpoint, hashes);
-        CacheEstimate { endpoint, known: known.cached as usize, held, may_hold }
+        CacheEstimate {
+            endpoint,
+            known: known.cached as usize,
+            held,
+            may_hold,
+        }
     }
 
     /// Undoes a placement that the endpoint never processed: removes the hashes that were not
     /// estimated to be cached before.
     pub fn undo(&mut self, belief: &CacheEstimate, hashes: &[u64]) {
-        self.withdraw(belief.endpoint, hashes.get(belief.known..).unwrap_or_default());
+        self.withdraw(
+            belief.endpoint,
+            hashes.get(belief.known..).unwrap_or_default(),
+        );
     }
 
     /// Corrects the estimated capacity by a reply: the engine reported `cached` of `prompt` tokens
@@ -48,12 +70,20 @@ impl PrefixIndex {
     /// cached share of the prompt is the same; a sixteenth is left as slack for chat templates and
     /// block ends. A miss in the maybe-cached part is expected and changes nothing.
     pub fn correct(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
-        let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt)) else { return };
+        let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt))
+        else {
+            return;
+        };
         let slack = |part: CachedPart| 1 + u64::from(part.blocks / 16);
         let has = |part: CachedPart| held + slack(part) >= u64::from(part.blocks);
         // A difference within the slack is not significant.
-        let doubts = u64::from(belief.may_hold.blocks) > u64::from(belief.held.blocks) + slack(belief.may_hold);
-        let part = if doubts && has(belief.may_hold) { belief.may_hold } else { belief.held };
+        let doubts = u64::from(belief.may_hold.blocks)
+            > u64::from(belief.held.blocks) + slack(belief.may_hold);
+        let part = if doubts && has(belief.may_hold) {
+            belief.may_hold
+        } else {
+            belief.held
+        };
         if held > u64::from(belief.may_hold.blocks) + slack(belief.may_hold) {
             self.learn_more(belief.endpoint);
         } else if let Some(reuse) = part.reuse {
@@ -67,7 +97,10 @@ mod tests {
     use super::*;
     use crate::endpoint::{Generation, Slot};
 
-    const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), generation: Generation(1) };
+    const ENGINE: EndpointRef = EndpointRef {
+        slot: Slot(1),
+        generation: Generation(1),
+    };
 
     /// Records thirty prompts of 100 blocks, so that eight to nine are cached and ten more maybe
     /// cached. Repeats number `again`, which should match `believed`; the engine reports `cached`
@@ -75,8 +108,12 @@ mod tests {
     fn capacity(again: usize, believed: MatchLength, cached: u32) -> u32 {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(ENGINE, 1_000);
-        let prompts: Vec<Vec<u64>> = (0..30).map(|n| (1..=100).map(|block| (n * 1_000 + block) << 1).collect()).collect();
-        prompts.iter().for_each(|hashes| index.record(ENGINE, hashes));
+        let prompts: Vec<Vec<u64>> = (0..30)
+            .map(|n| (1..=100).map(|block| (n * 1_000 + block) << 1).collect())
+            .collect();
+        prompts
+            .iter()
+            .for_each(|hashes| index.record(ENGINE, hashes));
         let mut known = Vec::new();
         index.matched(&prompts[again], &[ENGINE], &mut known);
         assert_eq!(known, [believed]);
@@ -87,10 +124,23 @@ mod tests {
 
     #[test]
     fn a_reply_corrects_the_estimated_capacity() {
-        let capacity = |cached| capacity(26, MatchLength { cached: 100, maybe_cached: 100 }, cached);
+        let capacity = |cached| {
+            capacity(
+                26,
+                MatchLength {
+                    cached: 100,
+                    maybe_cached: 100,
+                },
+                cached,
+            )
+        };
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
-        assert_eq!(capacity(6_000), 1_000, "except for a sixteenth, which is templates and block ends");
+        assert_eq!(
+            capacity(6_000),
+            1_000,
+            "except for a sixteenth, which is templates and block ends"
+        );
     }
 
     #[test]
@@ -98,24 +148,48 @@ mod tests {
         for (held, cached) in [(0, 0), (95, 95 * 64)] {
             let mut index = PrefixIndex::with_capacity(100_000);
             index.set_capacity(ENGINE, 1_000);
-            let (prompt, other): (Vec<u64>, Vec<u64>) =
-                ((1..=100).map(|block| block << 1).collect(), (201..=1_401).map(|block| block << 1).collect());
+            let (prompt, other): (Vec<u64>, Vec<u64>) = (
+                (1..=100).map(|block| block << 1).collect(),
+                (201..=1_401).map(|block| block << 1).collect(),
+            );
             index.record(ENGINE, &prompt);
-            other.chunks(100).for_each(|blocks| index.record(ENGINE, blocks));
+            other
+                .chunks(100)
+                .for_each(|blocks| index.record(ENGINE, blocks));
             index.record(ENGINE, &prompt[..held]);
             let blocks = if held == 0 { &prompt[..1] } else { &prompt };
             let mut known = Vec::new();
             index.matched(blocks, &[ENGINE], &mut known);
-            assert_eq!(known, [MatchLength { cached: held as u32, maybe_cached: blocks.len() as u32 }]);
+            assert_eq!(
+                known,
+                [MatchLength {
+                    cached: held as u32,
+                    maybe_cached: blocks.len() as u32
+                }]
+            );
             let belief = index.place(ENGINE, blocks, known[0]);
-            index.correct(&belief, blocks.len() as u32, cached, 64 * blocks.len() as u32);
+            index.correct(
+                &belief,
+                blocks.len() as u32,
+                cached,
+                64 * blocks.len() as u32,
+            );
             assert_eq!(index.capacity(ENGINE), Some(1_000), "{held} held");
         }
     }
 
     #[test]
     fn of_maybe_cached_blocks_only_a_hit_teaches() {
-        let capacity = |cached| capacity(16, MatchLength { cached: 0, maybe_cached: 100 }, cached);
+        let capacity = |cached| {
+            capacity(
+                16,
+                MatchLength {
+                    cached: 0,
+                    maybe_cached: 100,
+                },
+                cached,
+            )
+        };
         assert_eq!([0, 3_000].map(capacity), [1_000; 2]);
         assert_eq!([6_000, 6_400].map(capacity), [1_125; 2]);
     }
@@ -123,19 +197,31 @@ mod tests {
     #[test]
     fn undo_removes_only_blocks_that_were_not_there_before() {
         let mut index = PrefixIndex::with_capacity(100_000);
-        let (hashes, mut known): (Vec<u64>, _) = ((1..=100).map(|block| block << 1).collect(), Vec::new());
+        let (hashes, mut known): (Vec<u64>, _) =
+            ((1..=100).map(|block| block << 1).collect(), Vec::new());
         let mut held = |index: &PrefixIndex| {
             index.matched(&hashes, &[ENGINE], &mut known);
             known[0].cached
         };
         index.record(ENGINE, &hashes[..30]);
-        let belief = index.place(ENGINE, &hashes, MatchLength { cached: 30, maybe_cached: 30 });
+        let belief = index.place(
+            ENGINE,
+            &hashes,
+            MatchLength {
+                cached: 30,
+                maybe_cached: 30,
+            },
+        );
         assert_eq!(held(&index), 100);
         index.undo(&belief, &hashes);
         assert_eq!(held(&index), 30);
         assert_eq!(index.stats().entries, 30);
         index.undo(&belief, &hashes);
-        assert_eq!((held(&index), index.stats().entries), (30, 30), "once is as often as twice");
+        assert_eq!(
+            (held(&index), index.stats().entries),
+            (30, 30),
+            "once is as often as twice"
+        );
     }
 
     #[test]

@@ -107,7 +107,9 @@ pub fn is_wide(hash: u64) -> bool {
 pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
     let hashes = hashes.get(..count).unwrap_or(hashes);
     let wide = match hashes.last() {
-        Some(&last) if is_wide(last) => hashes.len() - hashes.partition_point(|&hash| !is_wide(hash)),
+        Some(&last) if is_wide(last) => {
+            hashes.len() - hashes.partition_point(|&hash| !is_wide(hash))
+        }
         _ => 0,
     };
     u32::try_from(hashes.len() + wide * (STRIDE - 1)).unwrap_or(u32::MAX)
@@ -116,13 +118,35 @@ pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
 /// Returns the hashes of the prompt's blocks, first block first. `sections` are in the order of the
 /// prompt; `cache_salt` is empty if the client sent none.
 #[must_use]
-pub fn block_hashes(secret: u128, model: &[u8], cache_salt: &[u8], sections: &[SectionSums]) -> Vec<u64> {
+pub fn block_hashes(
+    secret: u128,
+    model: &[u8],
+    cache_salt: &[u8],
+    sections: &[SectionSums],
+) -> Vec<u64> {
     let mut keyed = SipHash::new(secret);
-    [model, cache_salt].into_iter().for_each(|field| keyed.field(field));
-    let mut hashes = Vec::with_capacity(sections.iter().map(|section| section.sums.len()).sum::<usize>() + 1);
-    let (mut blocks, last) = (0, sections.iter().rposition(|section| section.text.len() > 0));
-    for (at, section) in sections.iter().enumerate().take(last.map_or(0, |last| last + 1)) {
-        let Some(whole) = section.hash(&keyed, &mut blocks, &mut hashes, last == Some(at)) else { break };
+    [model, cache_salt]
+        .into_iter()
+        .for_each(|field| keyed.field(field));
+    let mut hashes = Vec::with_capacity(
+        sections
+            .iter()
+            .map(|section| section.sums.len())
+            .sum::<usize>()
+            + 1,
+    );
+    let (mut blocks, last) = (
+        0,
+        sections.iter().rposition(|section| section.text.len() > 0),
+    );
+    for (at, section) in sections
+        .iter()
+        .enumerate()
+        .take(last.map_or(0, |last| last + 1))
+    {
+        let Some(whole) = section.hash(&keyed, &mut blocks, &mut hashes, last == Some(at)) else {
+            break;
+        };
         keyed.word(whole);
     }
     hashes
@@ -141,7 +165,15 @@ impl SectionSums {
         let block_bytes = block_bytes - block_bytes % STRIPE_BYTES;
         let empty = Xxh64::new(SipHash::new(secret).digest());
         let blocks_max = blocks_max.min(BLOCKS_MAX);
-        Self { text: empty.clone(), empty, block_bytes, blocks_max, blocks: 0, bytes_left: block_bytes, sums: Vec::new() }
+        Self {
+            text: empty.clone(),
+            empty,
+            block_bytes,
+            blocks_max,
+            blocks: 0,
+            bytes_left: block_bytes,
+            sums: Vec::new(),
+        }
     }
 
     /// The memory of the sums, in bytes.
@@ -189,9 +221,17 @@ impl SectionSums {
 
     /// Appends the hashes of the section to those of `blocks` blocks before it. Returns the sum of
     /// the whole section; `None` if the prompt has no room for more.
-    fn hash(&self, keyed: &SipHash, blocks: &mut usize, hashes: &mut Vec<u64>, is_last: bool) -> Option<u64> {
+    fn hash(
+        &self,
+        keyed: &SipHash,
+        blocks: &mut usize,
+        hashes: &mut Vec<u64>,
+        is_last: bool,
+    ) -> Option<u64> {
         // A multiple of the stride, so that each later hash stands for as many blocks.
-        let dense = DENSE_BLOCKS.saturating_sub(*blocks).next_multiple_of(STRIDE);
+        let dense = DENSE_BLOCKS
+            .saturating_sub(*blocks)
+            .next_multiple_of(STRIDE);
         let mut end = 0;
         let mut push = |sum: u64, end: usize| {
             let (span, wide) = if end < dense { (1, 0) } else { (STRIDE, WIDE) };
@@ -203,7 +243,11 @@ impl SectionSums {
             true
         };
         for (at, &sum) in self.sums.iter().enumerate() {
-            let place = if at < DENSE_BLOCKS { at + 1 } else { DENSE_BLOCKS + (at + 1 - DENSE_BLOCKS) * STRIDE };
+            let place = if at < DENSE_BLOCKS {
+                at + 1
+            } else {
+                DENSE_BLOCKS + (at + 1 - DENSE_BLOCKS) * STRIDE
+            };
             if place <= dense || place.is_multiple_of(STRIDE) {
                 if !push(sum, end) {
                     return None;
@@ -220,7 +264,11 @@ impl SectionSums {
 
     /// Blocks that the next sum stands for.
     fn span(&self) -> usize {
-        if self.blocks < DENSE_BLOCKS { 1 } else { STRIDE }
+        if self.blocks < DENSE_BLOCKS {
+            1
+        } else {
+            STRIDE
+        }
     }
 
     fn has_room(&self) -> bool {
@@ -292,16 +340,38 @@ mod tests {
         let model = [5, u64::from_le_bytes(*b"llama\0\0\0"), 0];
         let hash = |before: &[&[u8]], bytes: &[u8]| {
             let before = before.iter().map(|text| sum(text));
-            keyed(&model.into_iter().chain(before).chain([sum(bytes)]).collect::<Vec<_>>()) & !1
+            keyed(
+                &model
+                    .into_iter()
+                    .chain(before)
+                    .chain([sum(bytes)])
+                    .collect::<Vec<_>>(),
+            ) & !1
         };
         let turns = text(BLOCK * 3 + 17);
-        let of_turns = |before: &[&[u8]]| [BLOCK, BLOCK * 2, BLOCK * 3, turns.len()].map(|end| hash(before, &turns[..end]));
+        let of_turns = |before: &[&[u8]]| {
+            [BLOCK, BLOCK * 2, BLOCK * 3, turns.len()].map(|end| hash(before, &turns[..end]))
+        };
         assert_eq!(hashes(&[of(&turns)]), of_turns(&[]));
-        assert_eq!(hashes(&[section(), section(), of(&turns)]), of_turns(&[b"", b""]));
+        assert_eq!(
+            hashes(&[section(), section(), of(&turns)]),
+            of_turns(&[b"", b""])
+        );
         let tools = text(BLOCK + 1);
-        let all = [&[hash(&[], &tools[..BLOCK])][..], &of_turns(&[&tools, b"system"])].concat();
-        assert_eq!(hashes(&[of(&tools), of(b"system"), of(&turns)]), all, "only the end of the prompt has a part of a block");
-        assert_eq!(hashes(&[of(&tools), of(b"system"), section()])[1..], [hash(&[&tools], b"system")]);
+        let all = [
+            &[hash(&[], &tools[..BLOCK])][..],
+            &of_turns(&[&tools, b"system"]),
+        ]
+        .concat();
+        assert_eq!(
+            hashes(&[of(&tools), of(b"system"), of(&turns)]),
+            all,
+            "only the end of the prompt has a part of a block"
+        );
+        assert_eq!(
+            hashes(&[of(&tools), of(b"system"), section()])[1..],
+            [hash(&[&tools], b"system")]
+        );
     }
 
     #[test]
@@ -310,14 +380,20 @@ mod tests {
             let mut sums = SectionSums::new(7, BLOCK, asked);
             sums.update(&[b'x'; BLOCK * 5]);
             assert_eq!(hashes(&[sums.clone()]).len(), given);
-            assert_eq!(hashes(&[sums.clone(), section(), sums]).len(), asked.min(10));
+            assert_eq!(
+                hashes(&[sums.clone(), section(), sums]).len(),
+                asked.min(10)
+            );
         }
     }
 
     #[test]
     fn a_tail_counts_and_nothing_does_not() {
         let count = |len: usize| hashes(&[of(&vec![b'x'; len])]).len();
-        assert_eq!([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK * 2].map(count), [0, 1, 1, 1, 2, 2]);
+        assert_eq!(
+            [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK * 2].map(count),
+            [0, 1, 1, 1, 2, 2]
+        );
     }
 
     #[test]
@@ -377,15 +453,25 @@ mod tests {
 
     /// Inverts xxh64 of a text shorter than one stripe: each of its steps is invertible.
     fn seed_of(sum: u64, text: &[u8]) -> u64 {
-        const PRIMES: [u64; 5] =
-            [0x9E37_79B1_85EB_CA87, 0xC2B2_AE3D_27D4_EB4F, 0x1656_67B1_9E37_79F9, 0x85EB_CA77_C2B2_AE63, 0x27D4_EB2F_1656_67C5];
-        let inverse = |prime: u64| (0..6).fold(prime, |x, _| x.wrapping_mul(2_u64.wrapping_sub(prime.wrapping_mul(x))));
+        const PRIMES: [u64; 5] = [
+            0x9E37_79B1_85EB_CA87,
+            0xC2B2_AE3D_27D4_EB4F,
+            0x1656_67B1_9E37_79F9,
+            0x85EB_CA77_C2B2_AE63,
+            0x27D4_EB2F_1656_67C5,
+        ];
+        let inverse = |prime: u64| {
+            (0..6).fold(prime, |x, _| {
+                x.wrapping_mul(2_u64.wrapping_sub(prime.wrapping_mul(x)))
+            })
+        };
         let unshift = |x: u64, by: u32| (0..64 / by).fold(x, |y, _| x ^ y >> by);
         let mut hash = unshift(sum, 32).wrapping_mul(inverse(PRIMES[2]));
         hash = unshift(hash, 29).wrapping_mul(inverse(PRIMES[1]));
         hash = unshift(hash, 33);
         for &byte in text.iter().rev() {
-            hash = hash.wrapping_mul(inverse(PRIMES[0])).rotate_right(11) ^ u64::from(byte).wrapping_mul(PRIMES[4]);
+            hash = hash.wrapping_mul(inverse(PRIMES[0])).rotate_right(11)
+                ^ u64::from(byte).wrapping_mul(PRIMES[4]);
         }
         hash.wrapping_sub(text.len() as u64).wrapping_sub(PRIMES[4])
     }
@@ -396,7 +482,11 @@ mod tests {
     fn a_reader_with_a_dictionary_and_one_known_prompt_learns_no_other() {
         let mut sum = Xxh64::new(0x5eed);
         sum.write(b"hi\xFF");
-        assert_eq!(seed_of(sum.digest(), b"hi\xFF"), 0x5eed, "of a bare xxh64 the reader learns the seed");
+        assert_eq!(
+            seed_of(sum.digest(), b"hi\xFF"),
+            0x5eed,
+            "of a bare xxh64 the reader learns the seed"
+        );
 
         let dictionary: Vec<String> = (0..2_000).map(|n| format!("prompt {n}")).collect();
         let (secret, mut sent) = (0x0123_4567_89ab_cdef_u128 << 64 | 0xfeed, Vec::new());
@@ -408,7 +498,9 @@ mod tests {
         }
         // The attempts that are possible without the secret: seeds computed back from the known
         // hash, with both values of the lowest bit, and weak secrets.
-        let mut seeds: Vec<u64> = [sent[0], sent[0] | 1].map(|hash| seed_of(hash, b"hi\xFF")).into();
+        let mut seeds: Vec<u64> = [sent[0], sent[0] | 1]
+            .map(|hash| seed_of(hash, b"hi\xFF"))
+            .into();
         seeds.extend(0..4);
         for text in &dictionary {
             let text = [text.as_bytes(), b"\xFF"].concat();
@@ -432,27 +524,57 @@ mod tests {
 
     #[test]
     fn behind_the_first_blocks_every_fourth_has_a_hash_that_stands_for_four() {
-        let text: Vec<u8> = (0..DENSE_BLOCKS + 3 * STRIDE).flat_map(|block| [block as u8; BLOCK]).collect();
+        let text: Vec<u8> = (0..DENSE_BLOCKS + 3 * STRIDE)
+            .flat_map(|block| [block as u8; BLOCK])
+            .collect();
         let of = |blocks: usize| hashes(&[of(&text[..blocks * BLOCK])]);
         let all = of(DENSE_BLOCKS + 3 * STRIDE);
         assert_eq!(all.len(), DENSE_BLOCKS + 3);
-        assert!(all.iter().enumerate().all(|(at, &hash)| is_wide(hash) == (at >= DENSE_BLOCKS)));
-        assert_eq!([0, 1, 128, 129, 131, 999].map(|count| blocks_of(&all, count)), [0, 1, 128, 132, 140, 140]);
+        assert!(
+            all.iter()
+                .enumerate()
+                .all(|(at, &hash)| is_wide(hash) == (at >= DENSE_BLOCKS))
+        );
+        assert_eq!(
+            [0, 1, 128, 129, 131, 999].map(|count| blocks_of(&all, count)),
+            [0, 1, 128, 132, 140, 140]
+        );
         let shorter = of(DENSE_BLOCKS + STRIDE + 3);
         assert_eq!(shorter[..DENSE_BLOCKS + 1], all[..DENSE_BLOCKS + 1]);
-        assert_eq!((shorter.len(), shorter[DENSE_BLOCKS + 1] == all[DENSE_BLOCKS + 1]), (DENSE_BLOCKS + 2, false), "its tail is its own");
+        assert_eq!(
+            (
+                shorter.len(),
+                shorter[DENSE_BLOCKS + 1] == all[DENSE_BLOCKS + 1]
+            ),
+            (DENSE_BLOCKS + 2, false),
+            "its tail is its own"
+        );
         assert_eq!(of(DENSE_BLOCKS)[..], all[..DENSE_BLOCKS]);
     }
 
     #[test]
     fn the_first_blocks_are_those_of_the_prompt_and_no_block_counts_twice() {
-        for (head, turns, dense, wide) in
-            [(1, 127, 128, 0), (1, 128, 129, 0), (1, 132, 129, 1), (3, 140, 131, 3), (128, 8, 128, 2), (140, 8, 128, 5)]
-        {
+        for (head, turns, dense, wide) in [
+            (1, 127, 128, 0),
+            (1, 128, 129, 0),
+            (1, 132, 129, 1),
+            (3, 140, 131, 3),
+            (128, 8, 128, 2),
+            (140, 8, 128, 5),
+        ] {
             let all = hashes(&[of(&text(head * BLOCK)), of(&text(turns * BLOCK))]);
             assert_eq!(all.len(), dense + wide, "{head} + {turns}");
-            assert!(all.iter().enumerate().all(|(at, &hash)| is_wide(hash) == (at >= dense)), "{head} + {turns}");
-            assert_eq!(blocks_of(&all, all.len()) as usize, head + turns, "{head} + {turns}");
+            assert!(
+                all.iter()
+                    .enumerate()
+                    .all(|(at, &hash)| is_wide(hash) == (at >= dense)),
+                "{head} + {turns}"
+            );
+            assert_eq!(
+                blocks_of(&all, all.len()) as usize,
+                head + turns,
+                "{head} + {turns}"
+            );
         }
     }
 
@@ -467,8 +589,19 @@ mod tests {
 
     #[test]
     fn odd_block_sizes_are_brought_into_range() {
-        for (asked, got) in [(0, 32), (31, 32), (33, 32), (100, 96), (256, 256), (usize::MAX, BLOCK_BYTES_MAX)] {
-            assert_eq!(SectionSums::new(0, asked, BLOCKS_MAX).block_bytes, got, "{asked}");
+        for (asked, got) in [
+            (0, 32),
+            (31, 32),
+            (33, 32),
+            (100, 96),
+            (256, 256),
+            (usize::MAX, BLOCK_BYTES_MAX),
+        ] {
+            assert_eq!(
+                SectionSums::new(0, asked, BLOCKS_MAX).block_bytes,
+                got,
+                "{asked}"
+            );
         }
     }
 

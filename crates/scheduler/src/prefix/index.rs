@@ -99,7 +99,15 @@ impl PrefixIndex {
         let table = BlockTable::new(entries.min(ENTRIES_MAX));
         let owners = OwnerTable::new(table.buckets() > 0);
         let epoch_touches = (table.buckets() * LANES / EPOCHS_PER_TABLE).max(1) as u64;
-        Self { table, owners, touches: 0, epoch_touches, epoch: 0, swept: 0, evictions: 0 }
+        Self {
+            table,
+            owners,
+            touches: 0,
+            epoch_touches,
+            epoch: 0,
+            swept: 0,
+            evictions: 0,
+        }
     }
 
     /// Allocated memory, bytes; constant.
@@ -112,10 +120,13 @@ impl PrefixIndex {
     /// entries that exist. `endpoint` is of the current snapshot: entries of another generation at
     /// its slot are dropped.
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
-        let Some(owner) = self.owner(endpoint) else { return };
+        let Some(owner) = self.owner(endpoint) else {
+            return;
+        };
         let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
         for blocks in blocks.chunks(AT_ONCE) {
-            self.table.fetch(blocks.iter().map(|&block| (block, region(owner))));
+            self.table
+                .fetch(blocks.iter().map(|&block| (block, region(owner))));
             for &block in blocks {
                 self.touch(owner, block);
             }
@@ -132,25 +143,52 @@ impl PrefixIndex {
     pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<MatchLength>) {
         out.clear();
         // Until their lengths are known, `out` holds the owner ids of the endpoints.
-        let owner = |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NO_OWNER));
-        out.extend(endpoints.iter().map(|endpoint| MatchLength { cached: owner(endpoint), maybe_cached: 0 }));
+        let owner =
+            |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NO_OWNER));
+        out.extend(endpoints.iter().map(|endpoint| MatchLength {
+            cached: owner(endpoint),
+            maybe_cached: 0,
+        }));
         let mut asked = [false; REGIONS];
         for owner in out.iter() {
             if let Some(asked) = asked.get_mut(owner.cached as usize / REGION_OWNERS) {
                 *asked = true;
             }
         }
-        let regions = out.iter().map(|owner| owner.cached).max().map_or(0, |last| last as usize / REGION_OWNERS + 1);
+        let regions = out
+            .iter()
+            .map(|owner| owner.cached)
+            .max()
+            .map_or(0, |last| last as usize / REGION_OWNERS + 1);
         let mut lengths = vec![[MatchLength::default(); REGION_OWNERS]; regions];
-        let asked: Vec<u16> = (0_u16..).zip(asked).filter_map(|(region, asked)| asked.then_some(region)).collect();
-        self.table.fetch(asked.iter().zip(blocks.first().into_iter().cycle()).map(|(&region, &first)| (first, region)));
+        let asked: Vec<u16> = (0_u16..)
+            .zip(asked)
+            .filter_map(|(region, asked)| asked.then_some(region))
+            .collect();
+        self.table.fetch(
+            asked
+                .iter()
+                .zip(blocks.first().into_iter().cycle())
+                .map(|(&region, &first)| (first, region)),
+        );
         for region in asked {
             if let Some(lengths) = lengths.get_mut(usize::from(region)) {
-                IndexLookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
+                IndexLookup {
+                    table: &self.table,
+                    owners: &self.owners,
+                    epoch: self.epoch,
+                    blocks,
+                    region,
+                }
+                .run(lengths);
             }
         }
         for known in out.iter_mut() {
-            *known = lengths.as_flattened().get(known.cached as usize).copied().unwrap_or_default();
+            *known = lengths
+                .as_flattened()
+                .get(known.cached as usize)
+                .copied()
+                .unwrap_or_default();
         }
     }
 
@@ -169,9 +207,13 @@ impl PrefixIndex {
     /// Removes these blocks of `endpoint`, which never processed them. Blocks that other prompts
     /// recorded there meanwhile are removed too, until they are recorded again.
     pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
-        let Some(owner) = self.owners.get(endpoint) else { return };
+        let Some(owner) = self.owners.get(endpoint) else {
+            return;
+        };
         for &block in blocks {
-            if let Some((place, entry)) = self.table.find(self.table.key(block, region(owner)), owner) {
+            if let Some((place, entry)) =
+                self.table.find(self.table.key(block, region(owner)), owner)
+            {
                 self.table.free(place);
                 self.owners.lost(entry, epoch_of(entry.stamp, self.epoch));
             }
@@ -182,7 +224,9 @@ impl PrefixIndex {
     #[must_use]
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
-        let (_, entry) = self.table.find(self.table.key(block, region(owner)), owner)?;
+        let (_, entry) = self
+            .table
+            .find(self.table.key(block, region(owner)), owner)?;
         self.owners.reuse(owner, epoch_of(entry.stamp, self.epoch))
     }
 
@@ -191,13 +235,33 @@ impl PrefixIndex {
     /// [`REQUESTED_ONCE`] if there was no second one. `known` is the result of
     /// [`matched`](Self::matched), parallel to `endpoints`.
     #[must_use]
-    pub fn reuse_interval(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[MatchLength]) -> f32 {
-        let Some((longest, last)) = longest(blocks, known) else { return REQUESTED_ONCE };
-        let holders = || endpoints.iter().zip(known).filter(|(_, known)| known.cached == longest);
-        let Some((&holder, _)) = holders().next() else { return REQUESTED_ONCE };
-        let Some(owner) = self.owners.get(holder) else { return REQUESTED_ONCE };
-        let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return REQUESTED_ONCE };
-        let Some(usual) = entry.interval.epochs() else { return REQUESTED_ONCE };
+    pub fn reuse_interval(
+        &self,
+        blocks: &[u64],
+        endpoints: &[EndpointRef],
+        known: &[MatchLength],
+    ) -> f32 {
+        let Some((longest, last)) = longest(blocks, known) else {
+            return REQUESTED_ONCE;
+        };
+        let holders = || {
+            endpoints
+                .iter()
+                .zip(known)
+                .filter(|(_, known)| known.cached == longest)
+        };
+        let Some((&holder, _)) = holders().next() else {
+            return REQUESTED_ONCE;
+        };
+        let Some(owner) = self.owners.get(holder) else {
+            return REQUESTED_ONCE;
+        };
+        let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else {
+            return REQUESTED_ONCE;
+        };
+        let Some(usual) = entry.interval.epochs() else {
+            return REQUESTED_ONCE;
+        };
         // A prefix that is no longer requested becomes rare while it waits.
         let since = (self.epoch - epoch_of(entry.stamp, self.epoch)) as f32;
         let touches = usual.max(since) * self.epoch_touches as f32;
@@ -285,16 +349,25 @@ impl PrefixIndex {
     }
 
     fn retire_slot(&mut self, endpoint: EndpointRef) {
-        self.owners.retire_slot(endpoint, self.swept + self.table.buckets() as u64);
+        self.owners
+            .retire_slot(endpoint, self.swept + self.table.buckets() as u64);
     }
 
     /// Stamps the entry of `owner` and `block` with the current epoch.
     fn touch(&mut self, owner: u16, block: u64) {
         let epoch = self.epoch;
         let key = self.table.key(block, region(owner));
-        let new = BlockEntry { owner, wide: is_wide(block), interval: TouchInterval::UNKNOWN, stamp: epoch as u16 };
+        let new = BlockEntry {
+            owner,
+            wide: is_wide(block),
+            interval: TouchInterval::UNKNOWN,
+            stamp: epoch as u16,
+        };
         if let Some((place, old)) = self.table.find(key, owner) {
-            let new = BlockEntry { interval: old.interval.after(epoch - epoch_of(old.stamp, epoch)), ..new };
+            let new = BlockEntry {
+                interval: old.interval.after(epoch - epoch_of(old.stamp, epoch)),
+                ..new
+            };
             if new != old {
                 self.table.set(place, new);
             }
@@ -304,12 +377,19 @@ impl PrefixIndex {
             }
             return;
         }
-        let rank = |entry: BlockEntry| match self.owners.holding(entry.owner, epoch_of(entry.stamp, epoch)) {
+        let rank = |entry: BlockEntry| match self
+            .owners
+            .holding(entry.owner, epoch_of(entry.stamp, epoch))
+        {
             EntryState { cached: true, .. } => u32::from(age(entry.stamp, epoch)),
-            EntryState { maybe_cached: true, .. } => DOUBTED + u32::from(age(entry.stamp, epoch)),
+            EntryState {
+                maybe_cached: true, ..
+            } => DOUBTED + u32::from(age(entry.stamp, epoch)),
             _ => u32::MAX,
         };
-        let Some((place, old)) = self.table.choose(key, rank) else { return };
+        let Some((place, old)) = self.table.choose(key, rank) else {
+            return;
+        };
         if self.owners.is_live(old.owner) {
             self.owners.lost(old, epoch_of(old.stamp, epoch));
             self.evictions += 1;
@@ -347,7 +427,9 @@ impl PrefixIndex {
 
 impl fmt::Debug for PrefixIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PrefixIndex").field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("PrefixIndex")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 

@@ -77,33 +77,69 @@ impl IndexLookup<'_> {
     /// Writes the length for each owner of the region: one more than the position of the deepest
     /// block found.
     pub(super) fn run(&self, found: &mut MatchLengths) {
-        let Some(last) = self.blocks.len().checked_sub(1) else { return };
+        let Some(last) = self.blocks.len().checked_sub(1) else {
+            return;
+        };
         // Most regions have nothing cached and are done. The second block is read in case the first
         // is lost, which happens only if its bucket was full.
         let mut any = self.seen_once(0);
-        if self.blocks.first().is_some_and(|&first| self.table.was_full(self.table.key(first, self.region))) {
+        if self
+            .blocks
+            .first()
+            .is_some_and(|&first| self.table.was_full(self.table.key(first, self.region)))
+        {
             any = any.or(self.seen_once(1));
         }
         if any.maybe_cached == 0 {
             return;
         }
-        let mut perhaps = MatchBounds { cached: false, lengths: [0; REGION_OWNERS], stale: any.maybe_cached & !any.cached };
+        let mut perhaps = MatchBounds {
+            cached: false,
+            lengths: [0; REGION_OWNERS],
+            stale: any.maybe_cached & !any.cached,
+        };
         let end = self.seen_once(last);
         let whole = end.maybe_cached & any.maybe_cached;
         perhaps.note(end, whole);
         perhaps.set(whole, last + 1);
-        self.bisect((1, last), any.maybe_cached & !whole, HOLES_MAX, &mut perhaps);
-        let mut surely = MatchBounds { cached: true, lengths: perhaps.lengths, stale: 0 };
+        self.bisect(
+            (1, last),
+            any.maybe_cached & !whole,
+            HOLES_MAX,
+            &mut perhaps,
+        );
+        let mut surely = MatchBounds {
+            cached: true,
+            lengths: perhaps.lengths,
+            stale: 0,
+        };
         surely.set(perhaps.stale, 0);
-        self.bisect((1, last), perhaps.stale & any.cached, HOLES_MAX, &mut surely);
-        for (found, (held, may_hold)) in found.iter_mut().zip(surely.lengths.into_iter().zip(perhaps.lengths)) {
-            *found = MatchLength { cached: held, maybe_cached: may_hold };
+        self.bisect(
+            (1, last),
+            perhaps.stale & any.cached,
+            HOLES_MAX,
+            &mut surely,
+        );
+        for (found, (held, may_hold)) in found
+            .iter_mut()
+            .zip(surely.lengths.into_iter().zip(perhaps.lengths))
+        {
+            *found = MatchLength {
+                cached: held,
+                maybe_cached: may_hold,
+            };
         }
     }
 
     /// Searches where the owners in `wanted` have at least `low` blocks and, except for holes, at
     /// most `high`.
-    fn bisect(&self, (mut low, mut high): (usize, usize), wanted: u8, holes_left: u32, reach: &mut MatchBounds) {
+    fn bisect(
+        &self,
+        (mut low, mut high): (usize, usize),
+        wanted: u8,
+        holes_left: u32,
+        reach: &mut MatchBounds,
+    ) {
         if wanted == 0 {
             return;
         }
@@ -142,16 +178,26 @@ impl IndexLookup<'_> {
     /// The owners of the region that have the block at `at`.
     #[inline(always)]
     fn seen(&self, at: usize) -> OwnerBits {
-        let Some(&block) = self.blocks.get(at) else { return OwnerBits::default() };
+        let Some(&block) = self.blocks.get(at) else {
+            return OwnerBits::default();
+        };
         let mut seen = OwnerBits::default();
-        self.table.for_each(self.table.key(block, self.region), |entry| {
-            if region(entry.owner) == self.region {
-                let EntryState { cached: held, maybe_cached: may_hold } =
-                    self.owners.holding(entry.owner, epoch_of(entry.stamp, self.epoch));
-                let bit = region_bit(entry.owner);
-                seen = seen.or(OwnerBits { cached: bit * u8::from(held), maybe_cached: bit * u8::from(may_hold) });
-            }
-        });
+        self.table
+            .for_each(self.table.key(block, self.region), |entry| {
+                if region(entry.owner) == self.region {
+                    let EntryState {
+                        cached: held,
+                        maybe_cached: may_hold,
+                    } = self
+                        .owners
+                        .holding(entry.owner, epoch_of(entry.stamp, self.epoch));
+                    let bit = region_bit(entry.owner);
+                    seen = seen.or(OwnerBits {
+                        cached: bit * u8::from(held),
+                        maybe_cached: bit * u8::from(may_hold),
+                    });
+                }
+            });
         seen
     }
 }
@@ -160,7 +206,10 @@ impl IndexLookup<'_> {
 
 impl OwnerBits {
     fn or(self, other: Self) -> Self {
-        Self { cached: self.cached | other.cached, maybe_cached: self.maybe_cached | other.maybe_cached }
+        Self {
+            cached: self.cached | other.cached,
+            maybe_cached: self.maybe_cached | other.maybe_cached,
+        }
     }
 }
 
@@ -168,7 +217,11 @@ impl OwnerBits {
 
 impl MatchBounds {
     fn of(&self, seen: OwnerBits) -> u8 {
-        if self.cached { seen.cached } else { seen.maybe_cached }
+        if self.cached {
+            seen.cached
+        } else {
+            seen.maybe_cached
+        }
     }
 
     /// Records that these owners have this block, the deepest found for them so far.

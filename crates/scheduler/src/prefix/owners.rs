@@ -131,7 +131,11 @@ impl OwnerTable {
     /// A table without owners. `present` is false for an index of zero entries, which needs no room
     /// for them.
     pub(super) fn new(present: bool) -> Self {
-        let (owners, slots) = if present { (OWNERS_MAX, ENDPOINTS_MAX) } else { (0, 0) };
+        let (owners, slots) = if present {
+            (OWNERS_MAX, ENDPOINTS_MAX)
+        } else {
+            (0, 0)
+        };
         Self {
             rows: vec![Owner::FREE; owners],
             by_slot: vec![(Generation(0), NO_OWNER); slots],
@@ -171,13 +175,18 @@ impl OwnerTable {
     /// Retires the id of the slot, whichever generation has it. The id becomes free when `clean_at`
     /// buckets have been swept.
     pub(super) fn retire_slot(&mut self, endpoint: EndpointRef, clean_at: u64) {
-        let Some((_, held)) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else { return };
+        let Some((_, held)) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else {
+            return;
+        };
         let id = std::mem::replace(held, NO_OWNER);
         if id == NO_OWNER {
             return;
         }
         if let Some(row) = self.rows.get_mut(usize::from(id)) {
-            *row = Owner { state: OwnerState::Retired, ..Owner::FREE };
+            *row = Owner {
+                state: OwnerState::Retired,
+                ..Owner::FREE
+            };
             self.retired.push_back((id, clean_at));
         }
     }
@@ -196,11 +205,13 @@ impl OwnerTable {
     }
 
     pub(super) fn is_live(&self, id: u16) -> bool {
-        self.row(id).is_some_and(|row| row.state == OwnerState::Live)
+        self.row(id)
+            .is_some_and(|row| row.state == OwnerState::Live)
     }
 
     pub(super) fn is_retired(&self, id: u16) -> bool {
-        self.row(id).is_some_and(|row| row.state == OwnerState::Retired)
+        self.row(id)
+            .is_some_and(|row| row.state == OwnerState::Retired)
     }
 
     /// The number of regions in which an owner has, or had, entries.
@@ -212,12 +223,17 @@ impl OwnerTable {
     /// the owner is not live.
     pub(super) fn holding(&self, id: u16, epoch: u64) -> EntryState {
         self.row(id)
-            .map_or(EntryState::default(), |row| EntryState { cached: epoch >= row.oldest, maybe_cached: epoch >= row.oldest_stale })
+            .map_or(EntryState::default(), |row| EntryState {
+                cached: epoch >= row.oldest,
+                maybe_cached: epoch >= row.oldest_stale,
+            })
     }
 
     /// Counts an entry touched in `epoch`.
     pub(super) fn gained(&mut self, entry: BlockEntry, epoch: u64) {
-        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
+        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else {
+            return;
+        };
         row.entries = row.entries.saturating_add(1);
         if let Some(age_band) = row.age_band_mut(epoch) {
             age_band.blocks = age_band.blocks.saturating_add(entry.blocks());
@@ -226,10 +242,15 @@ impl OwnerTable {
 
     /// Discounts an entry last touched in `epoch`.
     pub(super) fn lost(&mut self, entry: BlockEntry, epoch: u64) {
-        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
+        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else {
+            return;
+        };
         row.entries = row.entries.saturating_sub(1);
         if let Some(age_band) = row.age_band_mut(epoch) {
-            debug_assert!(age_band.blocks >= entry.blocks(), "an entry that was never counted");
+            debug_assert!(
+                age_band.blocks >= entry.blocks(),
+                "an entry that was never counted"
+            );
             age_band.blocks = age_band.blocks.saturating_sub(entry.blocks());
         }
     }
@@ -237,7 +258,11 @@ impl OwnerTable {
     /// Sets the reported capacity. The learned correction stays as long as the reported value does
     /// not change.
     pub(super) fn set_capacity(&mut self, id: u16, nominal: u32) {
-        if let Some(row) = self.rows.get_mut(usize::from(id)).filter(|row| row.nominal != nominal) {
+        if let Some(row) = self
+            .rows
+            .get_mut(usize::from(id))
+            .filter(|row| row.nominal != nominal)
+        {
             (row.nominal, row.capacity, row.oldest_stale) = (nominal, nominal, 0);
             row.settle();
         }
@@ -250,14 +275,25 @@ impl OwnerTable {
     /// The blocks that `id` was given since an entry last touched in `epoch`.
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<ReuseDistance> {
         let live = self.row(id)?.live();
-        let own = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);
-        let at_least = live.iter().skip(own + 1).fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
-        Some(ReuseDistance { at_least, at_most: at_least.saturating_add(live.get(own)?.blocks) })
+        let own = live
+            .iter()
+            .rposition(|age_band| age_band.start <= epoch)
+            .unwrap_or(0);
+        let at_least = live
+            .iter()
+            .skip(own + 1)
+            .fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
+        Some(ReuseDistance {
+            at_least,
+            at_most: at_least.saturating_add(live.get(own)?.blocks),
+        })
     }
 
     /// Learns that a block of this age was cached (`there`) or evicted.
     pub(super) fn learn(&mut self, id: u16, reuse: ReuseDistance, there: bool) {
-        let Some(row) = self.rows.get_mut(usize::from(id)) else { return };
+        let Some(row) = self.rows.get_mut(usize::from(id)) else {
+            return;
+        };
         match there {
             true if reuse.at_least >= row.capacity - row.capacity / PARTS => row.grow(),
             true => {}
@@ -284,7 +320,9 @@ impl OwnerTable {
     /// The number of live owners and of their entries.
     pub(super) fn totals(&self) -> (usize, usize) {
         let live = self.rows.iter().filter(|row| row.state == OwnerState::Live);
-        live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.entries as usize))
+        live.fold((0, 0), |(owners, entries), row| {
+            (owners + 1, entries + row.entries as usize)
+        })
     }
 
     /// Number of ids waiting for the sweep.
@@ -306,13 +344,22 @@ impl Owner {
         capacity: u32::MAX,
         oldest: u64::MAX,
         oldest_stale: u64::MAX,
-        age_bands: [AgeBand { start: 0, blocks: 0 }; AGE_BANDS],
+        age_bands: [AgeBand {
+            start: 0,
+            blocks: 0,
+        }; AGE_BANDS],
         len: 0,
         entries: 0,
     };
 
     fn new(epoch: u64) -> Self {
-        let mut new = Self { state: OwnerState::Live, len: 1, oldest: epoch, oldest_stale: epoch, ..Self::FREE };
+        let mut new = Self {
+            state: OwnerState::Live,
+            len: 1,
+            oldest: epoch,
+            oldest_stale: epoch,
+            ..Self::FREE
+        };
         if let Some(first) = new.age_bands.first_mut() {
             first.start = epoch;
         }
@@ -329,7 +376,10 @@ impl Owner {
 
     fn age_band_mut(&mut self, epoch: u64) -> Option<&mut AgeBand> {
         let live = self.live_mut();
-        let newest_not_after = live.iter().rposition(|age_band| age_band.start <= epoch).unwrap_or(0);
+        let newest_not_after = live
+            .iter()
+            .rposition(|age_band| age_band.start <= epoch)
+            .unwrap_or(0);
         live.get_mut(newest_not_after)
     }
 
@@ -337,7 +387,10 @@ impl Owner {
     /// it is.
     fn grow(&mut self) {
         let most = self.nominal.saturating_mul(CAPACITY_FACTOR_MAX);
-        self.capacity = self.capacity.saturating_add((self.capacity / PARTS).max(1)).min(most);
+        self.capacity = self
+            .capacity
+            .saturating_add((self.capacity / PARTS).max(1))
+            .min(most);
         self.settle();
     }
 
@@ -347,7 +400,10 @@ impl Owner {
     /// again. A missing block that is too recent to have been evicted was not computed yet, and is
     /// ignored.
     fn shrink(&mut self, ReuseDistance { at_least, at_most }: ReuseDistance) {
-        let held = self.live().iter().fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
+        let held = self
+            .live()
+            .iter()
+            .fold(0_u32, |sum, age_band| sum.saturating_add(age_band.blocks));
         let believed = self.capacity.min(held);
         if at_least >= believed / PARTS && at_most < believed {
             self.capacity = at_most.max(believed - believed / PARTS);
@@ -358,7 +414,9 @@ impl Owner {
     /// Starts an age band with the next epoch when the newest has an eighth of the capacity. Not
     /// with the current epoch: entries already stamped with it stay counted where they are.
     fn age(&mut self, epoch: u64) {
-        let Some(newest) = self.live().last() else { return };
+        let Some(newest) = self.live().last() else {
+            return;
+        };
         if newest.start > epoch || newest.blocks < (self.capacity / PARTS).max(1) {
             return;
         }
@@ -366,7 +424,10 @@ impl Owner {
             self.merge();
         }
         if let Some(next) = self.age_bands.get_mut(self.len) {
-            *next = AgeBand { start: epoch + 1, blocks: 0 };
+            *next = AgeBand {
+                start: epoch + 1,
+                blocks: 0,
+            };
             self.len += 1;
         }
     }
@@ -380,9 +441,19 @@ impl Owner {
         let costs = pairs.map(|(at, (older, newer))| {
             let (of_older, of_newer) = (stage(older.start), stage(newer.start));
             let sum = older.blocks.saturating_add(newer.blocks);
-            (if of_older == of_newer { of_newer } else { STAGES }, sum, at)
+            (
+                if of_older == of_newer {
+                    of_newer
+                } else {
+                    STAGES
+                },
+                sum,
+                at,
+            )
         });
-        let Some((_, sum, at)) = costs.min() else { return };
+        let Some((_, sum, at)) = costs.min() else {
+            return;
+        };
         let live = self.live_mut();
         if let Some(older) = live.get_mut(at) {
             older.blocks = sum;
@@ -397,7 +468,9 @@ impl Owner {
         self.oldest = self.newest_of(self.capacity - self.capacity / PARTS);
         // This boundary never moves back: blocks that were given up may share an age band with
         // everything evicted.
-        self.oldest_stale = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES)).max(self.oldest_stale);
+        self.oldest_stale = self
+            .newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES))
+            .max(self.oldest_stale);
     }
 
     /// The first epoch of the newest age bands that together have `blocks` blocks, or of all bands.

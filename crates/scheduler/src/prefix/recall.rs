@@ -40,13 +40,17 @@ impl PrefixIndex {
             }
         };
         let given = beyond(cached, &|traces| traces.live);
-        RecalledLength { given, lost: beyond(given, &|traces| traces.retired) }
+        RecalledLength {
+            given,
+            lost: beyond(given, &|traces| traces.retired),
+        }
     }
 
     fn traces(&self, block: u64) -> BlockTraces {
         let mut traces = BlockTraces::default();
         let regions = 0..self.owners.regions();
-        self.table.fetch(regions.clone().map(|region| (block, region)));
+        self.table
+            .fetch(regions.clone().map(|region| (block, region)));
         for of in regions {
             self.table.for_each(self.table.key(block, of), |entry| {
                 if region(entry.owner) == of {
@@ -65,11 +69,16 @@ mod tests {
     use crate::endpoint::{EndpointRef, Generation, Slot};
 
     fn endpoint(slot: u16, generation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(generation),
+        }
     }
 
     fn prompt(number: u64, blocks: u64) -> Vec<u64> {
-        (1..=blocks).map(|block| (number * 10_000 + block) << 1).collect()
+        (1..=blocks)
+            .map(|block| (number * 10_000 + block) << 1)
+            .collect()
     }
 
     fn cached(index: &PrefixIndex, blocks: &[u64], at: EndpointRef) -> (u32, u32) {
@@ -83,10 +92,22 @@ mod tests {
         let mut index = PrefixIndex::with_capacity(100_000);
         assert_eq!(index.recall(&prompt(1, 50), 0), RecalledLength::default());
         index.record(endpoint(3, 1), &prompt(1, 50));
-        assert_eq!(index.recall(&prompt(2, 50), 0), RecalledLength { given: 0, lost: 0 });
+        assert_eq!(
+            index.recall(&prompt(2, 50), 0),
+            RecalledLength { given: 0, lost: 0 }
+        );
         assert_eq!(index.recall(&[], 0), RecalledLength { given: 0, lost: 0 });
-        assert_eq!(index.recall(&prompt(1, 50), 99), RecalledLength { given: 99, lost: 99 });
-        assert_eq!(PrefixIndex::with_capacity(0).recall(&prompt(1, 50), 0), RecalledLength::default());
+        assert_eq!(
+            index.recall(&prompt(1, 50), 99),
+            RecalledLength {
+                given: 99,
+                lost: 99
+            }
+        );
+        assert_eq!(
+            PrefixIndex::with_capacity(0).recall(&prompt(1, 50), 0),
+            RecalledLength::default()
+        );
     }
 
     #[test]
@@ -98,21 +119,46 @@ mod tests {
         (1..60).for_each(|number| index.record(engine, &prompt(number, 100)));
         let longer = prompt(0, 80);
         assert_eq!(cached(&index, &longer, engine), (0, 0));
-        assert_eq!(index.recall(&longer, 0), RecalledLength { given: 60, lost: 60 });
+        assert_eq!(
+            index.recall(&longer, 0),
+            RecalledLength {
+                given: 60,
+                lost: 60
+            }
+        );
     }
 
     #[test]
     fn blocks_of_a_restarted_endpoint_are_recalled_until_a_sweep() {
         let mut index = PrefixIndex::with_capacity(100_000);
         // Endpoints in several regions.
-        (0..40).for_each(|slot| index.record(endpoint(slot, 1), &prompt(1_000 + u64::from(slot), 10)));
+        (0..40)
+            .for_each(|slot| index.record(endpoint(slot, 1), &prompt(1_000 + u64::from(slot), 10)));
         index.record(endpoint(33, 1), &prompt(0, 70));
         index.record(endpoint(2, 1), &prompt(0, 20));
         index.forget(endpoint(33, 1));
-        assert_eq!(index.recall(&prompt(0, 90), 20), RecalledLength { given: 20, lost: 70 });
+        assert_eq!(
+            index.recall(&prompt(0, 90), 20),
+            RecalledLength {
+                given: 20,
+                lost: 70
+            }
+        );
         index.record(endpoint(33, 2), &prompt(0, 5));
-        assert_eq!(index.recall(&prompt(0, 90), 5), RecalledLength { given: 20, lost: 70 });
+        assert_eq!(
+            index.recall(&prompt(0, 90), 5),
+            RecalledLength {
+                given: 20,
+                lost: 70
+            }
+        );
         while !index.sweep(1_000) {}
-        assert_eq!(index.recall(&prompt(0, 90), 5), RecalledLength { given: 20, lost: 20 });
+        assert_eq!(
+            index.recall(&prompt(0, 90), 5),
+            RecalledLength {
+                given: 20,
+                lost: 20
+            }
+        );
     }
 }

@@ -22,14 +22,23 @@ const SHARE_DENOMINATOR: u64 = 4;
 /// `requests` gives the requests in flight at a position, or `None` if that endpoint may not be
 /// picked. Returns `None` if no endpoint may be picked.
 #[must_use]
-pub fn rendezvous_endpoint(head: u64, endpoints: &[EndpointRef], requests: impl Fn(usize) -> Option<u32>) -> Option<usize> {
+pub fn rendezvous_endpoint(
+    head: u64,
+    endpoints: &[EndpointRef],
+    requests: impl Fn(usize) -> Option<u32>,
+) -> Option<usize> {
     let may = || (0..endpoints.len()).filter_map(|at| Some((at, u64::from(requests(at)?))));
-    let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| (count + 1, total + requests));
+    let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| {
+        (count + 1, total + requests)
+    });
     // The total includes the request to place. At least one endpoint has no more than the mean, and
     // so is within the bound.
     let bound = ((total + 1) * SHARE_NUMERATOR).div_ceil(count.max(1) * SHARE_DENOMINATOR);
     let within = may().filter(|(_, requests)| *requests < bound);
-    within.filter_map(|(at, _)| Some((rank(head, *endpoints.get(at)?), at))).max().map(|(_, at)| at)
+    within
+        .filter_map(|(at, _)| Some((rank(head, *endpoints.get(at)?), at)))
+        .max()
+        .map(|(_, at)| at)
 }
 
 fn rank(head: u64, endpoint: EndpointRef) -> u64 {
@@ -45,7 +54,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn endpoints(slots: impl IntoIterator<Item = u16>) -> Vec<EndpointRef> {
-        slots.into_iter().map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(3) }).collect()
+        slots
+            .into_iter()
+            .map(|slot| EndpointRef {
+                slot: Slot(slot),
+                generation: Generation(3),
+            })
+            .collect()
     }
 
     fn idle(_: usize) -> Option<u32> {
@@ -59,13 +74,17 @@ mod tests {
         for head in 0..16_000 {
             counts[rendezvous_endpoint(Rng::seeded(head).next_u64(), &all, idle).unwrap()] += 1;
         }
-        assert!(counts.iter().all(|count| (850..1_150).contains(count)), "{counts:?}");
+        assert!(
+            counts.iter().all(|count| (850..1_150).contains(count)),
+            "{counts:?}"
+        );
     }
 
     #[test]
     fn proxies_of_any_release_agree_on_the_rendezvous_endpoint() {
         let all = endpoints(0..16);
-        let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef].map(|head| rendezvous_endpoint(head, &all, idle).unwrap());
+        let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef]
+            .map(|head| rendezvous_endpoint(head, &all, idle).unwrap());
         assert_eq!(homes, [9, 4, 9, 1, 12]);
     }
 
@@ -77,14 +96,31 @@ mod tests {
             requests[rendezvous_endpoint(7, &all, |at| Some(requests[at])).unwrap()] += 1;
         }
         assert_eq!(requests.iter().sum::<u32>(), 80);
-        assert!(requests.iter().all(|&requests| requests <= 13), "a quarter above the mean of ten: {requests:?}");
-        assert_eq!(requests.iter().max(), requests.get(rendezvous_endpoint(7, &all, idle).unwrap()), "the home has the most");
+        assert!(
+            requests.iter().all(|&requests| requests <= 13),
+            "a quarter above the mean of ten: {requests:?}"
+        );
+        assert_eq!(
+            requests.iter().max(),
+            requests.get(rendezvous_endpoint(7, &all, idle).unwrap()),
+            "the home has the most"
+        );
     }
 
     #[test]
     fn without_a_candidate_there_is_no_rendezvous_endpoint() {
-        assert_eq!((rendezvous_endpoint(7, &[], idle), rendezvous_endpoint(7, &endpoints(0..3), |_| None)), (None, None));
-        assert_eq!(rendezvous_endpoint(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)), Some(1), "the only one, however loaded");
+        assert_eq!(
+            (
+                rendezvous_endpoint(7, &[], idle),
+                rendezvous_endpoint(7, &endpoints(0..3), |_| None)
+            ),
+            (None, None)
+        );
+        assert_eq!(
+            rendezvous_endpoint(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)),
+            Some(1),
+            "the only one, however loaded"
+        );
     }
 
     proptest! {

@@ -22,7 +22,12 @@ impl SipHash {
         #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
         let (low, high) = (key as u64, (key >> 64) as u64);
         Self {
-            v: [low ^ 0x736f_6d65_7073_6575, high ^ 0x646f_7261_6e64_6f6d, low ^ 0x6c79_6765_6e65_7261, high ^ 0x7465_6462_7974_6573],
+            v: [
+                low ^ 0x736f_6d65_7073_6575,
+                high ^ 0x646f_7261_6e64_6f6d,
+                low ^ 0x6c79_6765_6e65_7261,
+                high ^ 0x7465_6462_7974_6573,
+            ],
             words: 0,
         }
     }
@@ -38,9 +43,15 @@ impl SipHash {
     pub(super) fn field(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
         let (whole, rest) = bytes.as_chunks();
-        whole.iter().for_each(|chunk| self.word(u64::from_le_bytes(*chunk)));
+        whole
+            .iter()
+            .for_each(|chunk| self.word(u64::from_le_bytes(*chunk)));
         if !rest.is_empty() {
-            self.word(rest.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)));
+            self.word(
+                rest.iter()
+                    .rev()
+                    .fold(0, |word, &byte| word << 8 | u64::from(byte)),
+            );
         }
     }
 
@@ -94,13 +105,25 @@ mod tests {
 
     #[test]
     fn its_values_are_those_of_the_paper() {
-        let message = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 0x1716_1514_1312_1110, 0x1f1e_1d1c_1b1a_1918];
+        let message = [
+            0x0706_0504_0302_0100,
+            0x0f0e_0d0c_0b0a_0908,
+            0x1716_1514_1312_1110,
+            0x1f1e_1d1c_1b1a_1918,
+        ];
         let of = |words: usize| {
             let mut hash = SipHash::new(KEY);
             message[..words].iter().for_each(|&word| hash.word(word));
             hash.digest()
         };
-        assert_eq!([0, 1, 2].map(of), [0x726f_db47_dd0e_0e31, 0x93f5_f579_9a93_2462, 0x3f2a_cc7f_57c2_9bdb]);
+        assert_eq!(
+            [0, 1, 2].map(of),
+            [
+                0x726f_db47_dd0e_0e31,
+                0x93f5_f579_9a93_2462,
+                0x3f2a_cc7f_57c2_9bdb
+            ]
+        );
     }
 
     #[test]
@@ -110,7 +133,13 @@ mod tests {
             fields.iter().for_each(|field| hash.field(field));
             hash.digest()
         };
-        let mut all = vec![of(&[b"ab", b""]), of(&[b"a", b"b"]), of(&[b"", b"ab"]), of(&[b"ab\0", b""]), of(&[b"eight by", b"te"])];
+        let mut all = vec![
+            of(&[b"ab", b""]),
+            of(&[b"a", b"b"]),
+            of(&[b"", b"ab"]),
+            of(&[b"ab\0", b""]),
+            of(&[b"eight by", b"te"]),
+        ];
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 5);

@@ -81,7 +81,11 @@ impl BlockTable {
         let spare = if buckets == 0 { 0 } else { LINE_WORDS };
         let words = vec![0_u32; buckets * LINE_WORDS + spare];
         let offset = words.as_ptr().align_offset(LINE_BYTES).min(spare);
-        Self { words, offset, buckets }
+        Self {
+            words,
+            offset,
+            buckets,
+        }
     }
 
     pub(super) fn buckets(&self) -> usize {
@@ -97,15 +101,24 @@ impl BlockTable {
         // The block is a hash already, so it only needs the region mixed into every bit. Odd
         // multipliers (from SplitMix64) keep different blocks different. The first bucket is
         // computed from the high bits, the fingerprint from the low ones.
-        let x = (block ^ u64::from(region).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (block ^ u64::from(region).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+            .wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let y = (x ^ (x >> 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        BlockKey { fingerprint: (x as u32).max(1), first: self.reduce(x), second: self.reduce(y) }
+        BlockKey {
+            fingerprint: (x as u32).max(1),
+            first: self.reduce(x),
+            second: self.reduce(y),
+        }
     }
 
     /// Reads a word of the first bucket of each block and region, so that later reads find them in
     /// the CPU caches.
     pub(super) fn fetch(&self, keys: impl Iterator<Item = (u64, u16)>) {
-        let word = |(block, region)| self.line(self.key(block, region).first).and_then(|line| line.first().copied()).unwrap_or(0);
+        let word = |(block, region)| {
+            self.line(self.key(block, region).first)
+                .and_then(|line| line.first().copied())
+                .unwrap_or(0)
+        };
         std::hint::black_box(keys.map(word).fold(0, |all, word| all ^ word));
     }
 
@@ -119,7 +132,9 @@ impl BlockTable {
     #[inline(always)]
     pub(super) fn for_each(&self, key: BlockKey, mut each: impl FnMut(BlockEntry)) {
         for bucket in [key.first, key.second] {
-            let Some(line) = self.line(bucket) else { return };
+            let Some(line) = self.line(bucket) else {
+                return;
+            };
             let mut hits = hits(line, key.fingerprint);
             while hits != 0 {
                 let lane = hits.trailing_zeros() as usize;
@@ -154,22 +169,39 @@ impl BlockTable {
 
     /// Chooses the position for a new entry of `key`: an unused one, else that of the entry with
     /// the highest `rank`.
-    pub(super) fn choose(&self, key: BlockKey, rank: impl Fn(BlockEntry) -> u32) -> Option<(EntryPosition, BlockEntry)> {
+    pub(super) fn choose(
+        &self,
+        key: BlockKey,
+        rank: impl Fn(BlockEntry) -> u32,
+    ) -> Option<(EntryPosition, BlockEntry)> {
         for bucket in [key.first, key.second] {
             let free = equal(self.line(bucket)?.last_chunk()?, FREE);
             if free != 0 {
-                return Some((EntryPosition { bucket, lane: free.trailing_zeros() as usize }, BlockEntry::unpack(FREE)));
+                return Some((
+                    EntryPosition {
+                        bucket,
+                        lane: free.trailing_zeros() as usize,
+                    },
+                    BlockEntry::unpack(FREE),
+                ));
             }
         }
-        let lines = [(key.first, self.line(key.first)?), (key.second, self.line(key.second)?)];
-        let places =
-            lines.iter().flat_map(|&(bucket, line)| (0..LANES).map(move |lane| (EntryPosition { bucket, lane }, entry(line, lane))));
+        let lines = [
+            (key.first, self.line(key.first)?),
+            (key.second, self.line(key.second)?),
+        ];
+        let places = lines.iter().flat_map(|&(bucket, line)| {
+            (0..LANES).map(move |lane| (EntryPosition { bucket, lane }, entry(line, lane)))
+        });
         places.max_by_key(|&(_, held)| rank(held))
     }
 
     /// Writes an entry of `key` to `place`.
     pub(super) fn put(&mut self, place: EntryPosition, key: BlockKey, new: BlockEntry) {
-        if let Some((fingerprints, entries)) = self.line_mut(place.bucket).map(|line| line.split_at_mut(LANES)) {
+        if let Some((fingerprints, entries)) = self
+            .line_mut(place.bucket)
+            .map(|line| line.split_at_mut(LANES))
+        {
             if let Some(fingerprint) = fingerprints.get_mut(place.lane) {
                 *fingerprint = key.fingerprint;
             }
@@ -186,14 +218,19 @@ impl BlockTable {
 
     /// Replaces the entry at `place`, keeping its key.
     pub(super) fn set(&mut self, place: EntryPosition, new: BlockEntry) {
-        if let Some(entry) = self.line_mut(place.bucket).and_then(|line| line.get_mut(LANES + place.lane)) {
+        if let Some(entry) = self
+            .line_mut(place.bucket)
+            .and_then(|line| line.get_mut(LANES + place.lane))
+        {
             *entry = new.pack();
         }
     }
 
     /// Frees the entries of `bucket` for which `keep` returns false.
     pub(super) fn retain(&mut self, bucket: usize, mut keep: impl FnMut(BlockEntry) -> bool) {
-        let Some(line) = self.line_mut(bucket) else { return };
+        let Some(line) = self.line_mut(bucket) else {
+            return;
+        };
         for word in line.iter_mut().skip(LANES) {
             // Written only on a change, so that untouched pages stay untouched.
             if *word != FREE && !keep(BlockEntry::unpack(*word)) {
@@ -209,11 +246,19 @@ impl BlockTable {
     }
 
     fn line(&self, bucket: usize) -> Option<&TableLine> {
-        self.words.get(self.offset..)?.as_chunks::<LINE_WORDS>().0.get(bucket)
+        self.words
+            .get(self.offset..)?
+            .as_chunks::<LINE_WORDS>()
+            .0
+            .get(bucket)
     }
 
     fn line_mut(&mut self, bucket: usize) -> Option<&mut TableLine> {
-        self.words.get_mut(self.offset..)?.as_chunks_mut::<LINE_WORDS>().0.get_mut(bucket)
+        self.words
+            .get_mut(self.offset..)?
+            .as_chunks_mut::<LINE_WORDS>()
+            .0
+            .get_mut(bucket)
     }
 }
 
@@ -226,7 +271,10 @@ impl BlockEntry {
     }
 
     fn pack(self) -> u32 {
-        u32::from(self.wide) << 31 | u32::from(self.interval.0) << 27 | u32::from(self.owner) << 16 | u32::from(self.stamp)
+        u32::from(self.wide) << 31
+            | u32::from(self.interval.0) << 27
+            | u32::from(self.owner) << 16
+            | u32::from(self.stamp)
     }
 
     fn unpack(word: u32) -> Self {
@@ -253,13 +301,19 @@ impl TouchInterval {
         let seen = (u64::BITS - epochs.leading_zeros()).min(u32::from(Self::LONGEST)) as u8;
         match self {
             Self::UNKNOWN => Self(seen),
-            Self(usual) => Self(if seen > usual { usual + 1 } else { seen.max(usual.saturating_sub(1)) }),
+            Self(usual) => Self(if seen > usual {
+                usual + 1
+            } else {
+                seen.max(usual.saturating_sub(1))
+            }),
         }
     }
 
     /// The middle of its range, epochs; `None` if it is unknown.
     pub(super) fn epochs(self) -> Option<f32> {
-        (self != Self::UNKNOWN).then(|| 0.75 * (1_u32 << self.0) as f32).map(|epochs| if self.0 == 0 { 0.5 } else { epochs })
+        (self != Self::UNKNOWN)
+            .then(|| 0.75 * (1_u32 << self.0) as f32)
+            .map(|epochs| if self.0 == 0 { 0.5 } else { epochs })
     }
 }
 
@@ -276,7 +330,8 @@ pub(super) fn epoch_of(stamp: u16, epoch: u64) -> u64 {
 /// A bit for each lane with that fingerprint.
 #[inline(always)]
 fn hits(line: &TableLine, fingerprint: u32) -> u32 {
-    line.first_chunk().map_or(0, |fingerprints| equal(fingerprints, fingerprint))
+    line.first_chunk()
+        .map_or(0, |fingerprints| equal(fingerprints, fingerprint))
 }
 
 /// A bit for each equal word. Written so that it compiles to two vector compares, natively and in
@@ -284,7 +339,11 @@ fn hits(line: &TableLine, fingerprint: u32) -> u32 {
 #[inline(always)]
 fn equal(words: &[u32; LANES], word: u32) -> u32 {
     const BITS: [u32; LANES] = [1, 2, 4, 8, 16, 32, 64, 128];
-    words.map(|have| if have == word { u32::MAX } else { 0 }).iter().zip(BITS).fold(0, |bits, (equal, bit)| bits | equal & bit)
+    words
+        .map(|have| if have == word { u32::MAX } else { 0 })
+        .iter()
+        .zip(BITS)
+        .fold(0, |bits, (equal, bit)| bits | equal & bit)
 }
 
 fn entry(line: &TableLine, lane: usize) -> BlockEntry {
@@ -292,7 +351,8 @@ fn entry(line: &TableLine, lane: usize) -> BlockEntry {
 }
 
 fn was_full(line: &TableLine) -> bool {
-    line.get(LANES - 1).is_some_and(|&fingerprint| fingerprint != 0)
+    line.get(LANES - 1)
+        .is_some_and(|&fingerprint| fingerprint != 0)
 }
 
 #[cfg(test)]
@@ -319,38 +379,84 @@ mod tests {
     fn an_empty_table_holds_nothing() {
         let table = BlockTable::new(0);
         let key = table.key(1, 0);
-        assert!(table.find(key, 1).is_none() && table.choose(key, |_| 0).is_none() && owners(&table, key).is_empty());
+        assert!(
+            table.find(key, 1).is_none()
+                && table.choose(key, |_| 0).is_none()
+                && owners(&table, key).is_empty()
+        );
         assert_eq!(table.bytes(), 0);
     }
 
     #[test]
     fn a_freed_place_does_not_hide_the_second_bucket() {
         let mut table = BlockTable::new(2 * LANES);
-        let keys: Vec<BlockKey> =
-            (0..10_000).map(|block| table.key(block, 0)).filter(|key| (key.first, key.second) == (0, 1)).take(LANES + 1).collect();
+        let keys: Vec<BlockKey> = (0..10_000)
+            .map(|block| table.key(block, 0))
+            .filter(|key| (key.first, key.second) == (0, 1))
+            .take(LANES + 1)
+            .collect();
         for (owner, &key) in (1..).zip(&keys) {
             let (place, held) = table.choose(key, |_| 0).unwrap();
             assert_eq!(held.owner, NO_OWNER);
-            table.put(place, key, BlockEntry { owner, wide: false, interval: TouchInterval::UNKNOWN, stamp: 0 });
+            table.put(
+                place,
+                key,
+                BlockEntry {
+                    owner,
+                    wide: false,
+                    interval: TouchInterval::UNKNOWN,
+                    stamp: 0,
+                },
+            );
         }
         table.retain(0, |entry| entry.owner == 5);
         let last = keys[LANES];
-        assert_eq!(owners(&table, last), [LANES as u16 + 1], "it lies in the second bucket and is still found");
+        assert_eq!(
+            owners(&table, last),
+            [LANES as u16 + 1],
+            "it lies in the second bucket and is still found"
+        );
         assert_eq!(owners(&table, keys[4]), [5]);
-        assert!(owners(&table, keys[0]).iter().all(|&owner| owner == NO_OWNER));
+        assert!(
+            owners(&table, keys[0])
+                .iter()
+                .all(|&owner| owner == NO_OWNER)
+        );
     }
 
     #[test]
     fn the_highest_rank_goes() {
         let mut table = BlockTable::new(2 * LANES);
-        let keys: Vec<BlockKey> =
-            (0..10_000).map(|block| table.key(block, 0)).filter(|key| (key.first, key.second) == (0, 1)).take(2 * LANES).collect();
+        let keys: Vec<BlockKey> = (0..10_000)
+            .map(|block| table.key(block, 0))
+            .filter(|key| (key.first, key.second) == (0, 1))
+            .take(2 * LANES)
+            .collect();
         for (owner, &key) in (1_u16..).zip(&keys) {
             let (place, _) = table.choose(key, |_| 0).unwrap();
-            table.put(place, key, BlockEntry { owner, wide: false, interval: TouchInterval::UNKNOWN, stamp: owner * 7 % 16 });
+            table.put(
+                place,
+                key,
+                BlockEntry {
+                    owner,
+                    wide: false,
+                    interval: TouchInterval::UNKNOWN,
+                    stamp: owner * 7 % 16,
+                },
+            );
         }
-        let (_, victim) = table.choose(keys[0], |entry| u32::from(entry.stamp)).unwrap();
-        assert_eq!(victim, BlockEntry { owner: 9, wide: false, interval: TouchInterval::UNKNOWN, stamp: 15 });
+        let (_, victim) = table
+            .choose(keys[0], |entry| u32::from(entry.stamp))
+            .unwrap();
+        assert_eq!(
+            victim,
+            BlockEntry {
+                owner: 9,
+                wide: false,
+                interval: TouchInterval::UNKNOWN,
+                stamp: 15
+            }
+        );
     }
 
     /// A compared entry agrees by chance on k bits of fingerprint with probability 2^-k. To see 32
@@ -362,19 +468,40 @@ mod tests {
         for _ in 0..60_000 {
             let key = table.key(rng.next_u64(), 0);
             let (place, _) = table.choose(key, |_| 0).unwrap();
-            table.put(place, key, BlockEntry { owner: 1, wide: false, interval: TouchInterval::UNKNOWN, stamp: 0 });
+            table.put(
+                place,
+                key,
+                BlockEntry {
+                    owner: 1,
+                    wide: false,
+                    interval: TouchInterval::UNKNOWN,
+                    stamp: 0,
+                },
+            );
         }
         let (mut compared, mut agree, mut all_bits) = (0_u32, 0_u32, 0);
         for _ in 0..1_000_000 {
             let key = table.key(rng.next_u64(), 1);
-            for have in table.line(key.first).unwrap().iter().take(LANES).filter(|&&have| have != 0) {
+            for have in table
+                .line(key.first)
+                .unwrap()
+                .iter()
+                .take(LANES)
+                .filter(|&&have| have != 0)
+            {
                 compared += 1;
                 agree += u32::from((have ^ key.fingerprint) & 0xFFF == 0);
             }
             all_bits += owners(&table, key).len();
         }
         let expected = f64::from(compared) / 4096.0;
-        assert!((f64::from(agree) - expected).abs() < 5.0 * expected.sqrt(), "{agree} of {compared}, expected {expected}");
-        assert!(all_bits <= 1, "about one in a thousand such tests sees one at all");
+        assert!(
+            (f64::from(agree) - expected).abs() < 5.0 * expected.sqrt(),
+            "{agree} of {compared}, expected {expected}"
+        );
+        assert!(
+            all_bits <= 1,
+            "about one in a thousand such tests sees one at all"
+        );
     }
 }

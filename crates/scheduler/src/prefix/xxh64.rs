@@ -34,13 +34,28 @@ pub(super) struct Xxh64 {
 
 impl Xxh64 {
     pub(super) fn new(seed: u64) -> Self {
-        let lanes = [seed.wrapping_add(PRIME_1).wrapping_add(PRIME_2), seed.wrapping_add(PRIME_2), seed, seed.wrapping_sub(PRIME_1)];
-        Self { seed, lanes, len: 0, pending: [0; STRIPE_BYTES], pending_len: 0 }
+        let lanes = [
+            seed.wrapping_add(PRIME_1).wrapping_add(PRIME_2),
+            seed.wrapping_add(PRIME_2),
+            seed,
+            seed.wrapping_sub(PRIME_1),
+        ];
+        Self {
+            seed,
+            lanes,
+            len: 0,
+            pending: [0; STRIPE_BYTES],
+            pending_len: 0,
+        }
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) {
         self.len = self.len.wrapping_add(bytes.len() as u64);
-        let bytes = if self.pending_len == 0 { bytes } else { self.fill_pending(bytes) };
+        let bytes = if self.pending_len == 0 {
+            bytes
+        } else {
+            self.fill_pending(bytes)
+        };
         let (stripes, rest) = bytes.as_chunks::<STRIPE_BYTES>();
         let mut lanes = self.lanes;
         for stripe in stripes {
@@ -61,21 +76,41 @@ impl Xxh64 {
         let mut hash = if self.len < STRIPE_BYTES as u64 {
             self.seed.wrapping_add(PRIME_5)
         } else {
-            let sum = a.rotate_left(1).wrapping_add(b.rotate_left(7)).wrapping_add(c.rotate_left(12)).wrapping_add(d.rotate_left(18));
-            self.lanes.iter().fold(sum, |hash, &lane| (hash ^ round(0, lane)).wrapping_mul(PRIME_1).wrapping_add(PRIME_4))
+            let sum = a
+                .rotate_left(1)
+                .wrapping_add(b.rotate_left(7))
+                .wrapping_add(c.rotate_left(12))
+                .wrapping_add(d.rotate_left(18));
+            self.lanes.iter().fold(sum, |hash, &lane| {
+                (hash ^ round(0, lane))
+                    .wrapping_mul(PRIME_1)
+                    .wrapping_add(PRIME_4)
+            })
         };
         hash = hash.wrapping_add(self.len);
-        let (words, rest) = self.pending.get(..self.pending_len).unwrap_or(&[]).as_chunks::<8>();
+        let (words, rest) = self
+            .pending
+            .get(..self.pending_len)
+            .unwrap_or(&[])
+            .as_chunks::<8>();
         for word in words {
-            hash = (hash ^ round(0, u64::from_le_bytes(*word))).rotate_left(27).wrapping_mul(PRIME_1).wrapping_add(PRIME_4);
+            hash = (hash ^ round(0, u64::from_le_bytes(*word)))
+                .rotate_left(27)
+                .wrapping_mul(PRIME_1)
+                .wrapping_add(PRIME_4);
         }
         let (halves, rest) = rest.as_chunks::<4>();
         for half in halves {
             let half = u64::from(u32::from_le_bytes(*half)).wrapping_mul(PRIME_1);
-            hash = (hash ^ half).rotate_left(23).wrapping_mul(PRIME_2).wrapping_add(PRIME_3);
+            hash = (hash ^ half)
+                .rotate_left(23)
+                .wrapping_mul(PRIME_2)
+                .wrapping_add(PRIME_3);
         }
         for &byte in rest {
-            hash = (hash ^ u64::from(byte).wrapping_mul(PRIME_5)).rotate_left(11).wrapping_mul(PRIME_1);
+            hash = (hash ^ u64::from(byte).wrapping_mul(PRIME_5))
+                .rotate_left(11)
+                .wrapping_mul(PRIME_1);
         }
         avalanche(hash)
     }
@@ -108,7 +143,9 @@ fn absorb(lanes: &mut [u64; 4], stripe: &[u8; STRIPE_BYTES]) {
 }
 
 fn round(lane: u64, word: u64) -> u64 {
-    lane.wrapping_add(word.wrapping_mul(PRIME_2)).rotate_left(31).wrapping_mul(PRIME_1)
+    lane.wrapping_add(word.wrapping_mul(PRIME_2))
+        .rotate_left(31)
+        .wrapping_mul(PRIME_1)
 }
 
 fn avalanche(mut hash: u64) -> u64 {
@@ -131,10 +168,12 @@ mod tests {
     /// The input of xxHash's own sanity check.
     fn sanity(len: usize) -> Vec<u8> {
         let start = 2_654_435_761_u64;
-        std::iter::successors(Some(start), |x| Some(x.wrapping_mul(11_400_714_785_074_694_797)))
-            .map(|x| (x >> 56) as u8)
-            .take(len)
-            .collect()
+        std::iter::successors(Some(start), |x| {
+            Some(x.wrapping_mul(11_400_714_785_074_694_797))
+        })
+        .map(|x| (x >> 56) as u8)
+        .take(len)
+        .collect()
     }
 
     #[test]
@@ -149,7 +188,11 @@ mod tests {
             (14, 0x8282_DCC4_994E_35C8, 0xC3BD_6BF6_3DEB_6DF0),
             (222, 0xB641_AE8C_B691_C174, 0x20CB_8AB7_AE10_C14A),
         ] {
-            assert_eq!((hash(0, &sanity(len)), hash(seed, &sanity(len))), (unseeded, seeded), "{len} bytes");
+            assert_eq!(
+                (hash(0, &sanity(len)), hash(seed, &sanity(len))),
+                (unseeded, seeded),
+                "{len} bytes"
+            );
         }
     }
 

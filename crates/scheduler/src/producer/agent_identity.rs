@@ -1,6 +1,8 @@
 //! `agent-identity`: the headers that identify an agent's session.
 
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{IdentitySettings, ProducerSetting};
 
@@ -22,15 +24,27 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// Headers that agents send by themselves.
-const KNOWN: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
+const KNOWN: [&str; 4] = [
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "session-id",
+    "session_id",
+];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    IdentitySettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Identity(settings)))
+    IdentitySettings::read(parameters)
+        .map(|settings| Plugin::Producer(ProducerSetting::Identity(settings)))
 }
 
 impl IdentitySettings {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         let additional = parameters.texts("additionalSessionHeaders")?;
-        Ok(Self { headers: additional.into_iter().chain(KNOWN).map(|name| name.trim().to_ascii_lowercase().into()).collect() })
+        Ok(Self {
+            headers: additional
+                .into_iter()
+                .chain(KNOWN)
+                .map(|name| name.trim().to_ascii_lowercase().into())
+                .collect(),
+        })
     }
 }

@@ -1,7 +1,9 @@
 //! `approx-prefix-cache-producer`: how prompts are cut into blocks, and how many blocks the prefix
 //! index keeps.
 
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
 use crate::settings::{BYTES_PER_TOKEN, PrefixSettings, ProducerSetting};
@@ -28,17 +30,23 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxPrefixBlocksToMatch",
             default: ParameterDefault::Number(2048.0),
-            doc: readable("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, integer; 0: the maximum"),
+            doc: readable(
+                "blocks of a prompt to look up if maxPrefixTokensToMatch is 0, integer; 0: the maximum",
+            ),
         },
         Parameter {
             name: "lruCapacityPerServer",
             default: ParameterDefault::Number(31_250.0),
-            doc: readable("blocks to remember for an endpoint whose KV cache size is unknown, integer from 1"),
+            doc: readable(
+                "blocks to remember for an endpoint whose KV cache size is unknown, integer from 1",
+            ),
         },
         Parameter {
             name: "autoTune",
             default: ParameterDefault::Flag(true),
-            doc: readable("remember as many blocks as the KV cache has, if the engine reports its size"),
+            doc: readable(
+                "remember as many blocks as the KV cache has, if the engine reports its size",
+            ),
         },
     ],
     needs: &[RequiredState::Prompt],
@@ -49,13 +57,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const BLOCK_TOKENS_MIN: u32 = 64;
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    PrefixSettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Prefix(settings)))
+    PrefixSettings::read(parameters)
+        .map(|settings| Plugin::Producer(ProducerSetting::Prefix(settings)))
 }
 
 impl PrefixSettings {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         let block_tokens_max = u32::try_from(BLOCK_BYTES_MAX / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-        let block_tokens = parameters.integer("blockSizeTokens", 0..=block_tokens_max)?.max(BLOCK_TOKENS_MIN);
+        let block_tokens = parameters
+            .integer("blockSizeTokens", 0..=block_tokens_max)?
+            .max(BLOCK_TOKENS_MIN);
         let blocks = parameters.integer("maxPrefixBlocksToMatch", 0..=u32::MAX)?;
         let blocks = match parameters.integer("maxPrefixTokensToMatch", 0..=u32::MAX)? {
             0 => blocks,
@@ -64,7 +75,11 @@ impl PrefixSettings {
         let blocks = usize::try_from(blocks).unwrap_or(BLOCKS_MAX);
         Ok(Self {
             block_tokens,
-            blocks_max: if blocks == 0 { BLOCKS_MAX } else { blocks.min(BLOCKS_MAX) },
+            blocks_max: if blocks == 0 {
+                BLOCKS_MAX
+            } else {
+                blocks.min(BLOCKS_MAX)
+            },
             blocks_per_endpoint: parameters.integer("lruCapacityPerServer", 1..=u32::MAX)?,
             auto_tune: parameters.flag("autoTune")?,
         })
@@ -77,24 +92,58 @@ mod tests {
     use crate::plugin::ParameterValue;
 
     fn settings(given: &[(&str, f64)]) -> PrefixSettings {
-        let given: Vec<_> = given.iter().map(|&(name, value)| (name.to_owned(), ParameterValue::Number(value))).collect();
+        let given: Vec<_> = given
+            .iter()
+            .map(|&(name, value)| (name.to_owned(), ParameterValue::Number(value)))
+            .collect();
         PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).unwrap()
     }
 
     #[test]
     fn blocks_are_not_small_and_prompts_not_endless() {
-        let default = PrefixSettings { block_tokens: 64, blocks_max: 16_384, blocks_per_endpoint: 31_250, auto_tune: true };
+        let default = PrefixSettings {
+            block_tokens: 64,
+            blocks_max: 16_384,
+            blocks_per_endpoint: 31_250,
+            auto_tune: true,
+        };
         assert_eq!(settings(&[]), default);
         assert_eq!(default.block_bytes(), 256);
-        let large = settings(&[("blockSizeTokens", 128.0), ("maxPrefixTokensToMatch", 100_000.0)]);
+        let large = settings(&[
+            ("blockSizeTokens", 128.0),
+            ("maxPrefixTokensToMatch", 100_000.0),
+        ]);
         assert_eq!((large.block_tokens, large.blocks_max), (128, 781));
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 1.0)]).blocks_max, 1);
         let most = (BLOCK_BYTES_MAX / BYTES_PER_TOKEN) as f64;
-        assert_eq!(settings(&[("blockSizeTokens", most)]).block_bytes(), BLOCK_BYTES_MAX);
-        let given = [("blockSizeTokens".to_owned(), ParameterValue::Number(most + 1.0))];
-        assert!(PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).is_err(), "larger than is hashed");
-        assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0)]).blocks_max, 2048, "the count of blocks holds when tokens are 0");
-        assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0), ("maxPrefixBlocksToMatch", 0.0)]).blocks_max, BLOCKS_MAX);
-        assert_eq!(settings(&[("maxPrefixTokensToMatch", 4e9)]).blocks_max, BLOCKS_MAX);
+        assert_eq!(
+            settings(&[("blockSizeTokens", most)]).block_bytes(),
+            BLOCK_BYTES_MAX
+        );
+        let given = [(
+            "blockSizeTokens".to_owned(),
+            ParameterValue::Number(most + 1.0),
+        )];
+        assert!(
+            PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).is_err(),
+            "larger than is hashed"
+        );
+        assert_eq!(
+            settings(&[("maxPrefixTokensToMatch", 0.0)]).blocks_max,
+            2048,
+            "the count of blocks holds when tokens are 0"
+        );
+        assert_eq!(
+            settings(&[
+                ("maxPrefixTokensToMatch", 0.0),
+                ("maxPrefixBlocksToMatch", 0.0)
+            ])
+            .blocks_max,
+            BLOCKS_MAX
+        );
+        assert_eq!(
+            settings(&[("maxPrefixTokensToMatch", 4e9)]).blocks_max,
+            BLOCKS_MAX
+        );
     }
 }

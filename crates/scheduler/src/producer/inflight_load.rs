@@ -1,6 +1,9 @@
 //! `inflight-load-producer`: how much load a request counts for while it is in flight.
 
-use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{LoadSettings, ProducerSetting};
 
@@ -34,7 +37,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: ParameterDefault::Flag(true),
             doc: readable("no effect: proxies always share load"),
         },
-        Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
+        Parameter {
+            name: "prefixMatchInfoProducerName",
+            ..PRODUCER_NAME
+        },
     ],
     needs: &[RequiredState::Prompt],
     build,
@@ -49,11 +55,19 @@ impl LoadSettings {
         parameters.flag("syncCrossReplicaState")?;
         parameters.text("prefixMatchInfoProducerName")?;
         let output_ratio = parameters.number("outputRatio", 0.0..=1000.0)?;
-        let output_tokens_max = match parameters.integer("maxEstimatedOutputTokens", 0..=u32::MAX)? {
-            0 => u32::MAX,
-            max => max,
-        };
-        Ok(Self { output_ratio: if parameters.flag("addEstimatedOutputTokens")? { output_ratio } else { 0.0 }, output_tokens_max })
+        let output_tokens_max =
+            match parameters.integer("maxEstimatedOutputTokens", 0..=u32::MAX)? {
+                0 => u32::MAX,
+                max => max,
+            };
+        Ok(Self {
+            output_ratio: if parameters.flag("addEstimatedOutputTokens")? {
+                output_ratio
+            } else {
+                0.0
+            },
+            output_tokens_max,
+        })
     }
 }
 
@@ -64,13 +78,40 @@ mod tests {
 
     #[test]
     fn output_counts_if_configured_up_to_its_limits() {
-        let add = ("addEstimatedOutputTokens".to_owned(), ParameterValue::Flag(true));
-        let settings = |given: &[_]| LoadSettings::read(&Parameters::check(PLUGIN.parameters, given).unwrap()).unwrap();
+        let add = (
+            "addEstimatedOutputTokens".to_owned(),
+            ParameterValue::Flag(true),
+        );
+        let settings = |given: &[_]| {
+            LoadSettings::read(&Parameters::check(PLUGIN.parameters, given).unwrap()).unwrap()
+        };
         assert_eq!(settings(&[]).output_tokens(1000, None), 0);
-        assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(1000, None), 1500);
-        assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(1000, Some(16)), 16, "the client's own limit");
-        assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(u32::MAX, None), u32::MAX);
-        let capped = settings(&[add, ("maxEstimatedOutputTokens".to_owned(), ParameterValue::Number(700.0))]);
-        assert_eq!((capped.output_tokens(1000, None), capped.output_tokens(100, None)), (700, 150));
+        assert_eq!(
+            settings(std::slice::from_ref(&add)).output_tokens(1000, None),
+            1500
+        );
+        assert_eq!(
+            settings(std::slice::from_ref(&add)).output_tokens(1000, Some(16)),
+            16,
+            "the client's own limit"
+        );
+        assert_eq!(
+            settings(std::slice::from_ref(&add)).output_tokens(u32::MAX, None),
+            u32::MAX
+        );
+        let capped = settings(&[
+            add,
+            (
+                "maxEstimatedOutputTokens".to_owned(),
+                ParameterValue::Number(700.0),
+            ),
+        ]);
+        assert_eq!(
+            (
+                capped.output_tokens(1000, None),
+                capped.output_tokens(100, None)
+            ),
+            (700, 150)
+        );
     }
 }

@@ -4,7 +4,10 @@
 //! Predictions and the queues of running requests exist whether a plugin is declared or not; a
 //! declared one changes settings. The daemon's flag switches prediction on.
 
-use crate::plugin::{InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{LatencySettings, PredictionPercentile, ProducerSetting};
 
@@ -59,10 +62,21 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: ParameterDefault::Number(0.0),
             doc: readable("no effect: all tokens of a reply are measured, integer"),
         },
-        Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
-        Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
+        Parameter {
+            name: "prefixMatchInfoProducerName",
+            ..PRODUCER_NAME
+        },
+        Parameter {
+            name: "inFlightLoadProducerName",
+            ..PRODUCER_NAME
+        },
     ],
-    needs: &[RequiredState::Latency, RequiredState::InFlight, RequiredState::PrefixIndex, RequiredState::Prompt],
+    needs: &[
+        RequiredState::Latency,
+        RequiredState::InFlight,
+        RequiredState::PrefixIndex,
+        RequiredState::Prompt,
+    ],
     build,
 };
 
@@ -80,7 +94,8 @@ pub(crate) const TRACKER: PluginType = PluginType {
 };
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    LatencySettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Latency(settings)))
+    LatencySettings::read(parameters)
+        .map(|settings| Plugin::Producer(ProducerSetting::Latency(settings)))
 }
 
 impl LatencySettings {
@@ -89,7 +104,17 @@ impl LatencySettings {
         parameters.integer("maxDecodeTokenSamplesForPrediction", 0..=u32::MAX)?;
         #[expect(clippy::cast_possible_truncation, reason = "a factor of a few digits")]
         let slo_buffer_factor = parameters.number("sloBufferFactor", 0.001..=10.0)? as f32;
-        let percentile = parameters.choice("percentile", &[("p90", PredictionPercentile::P90), ("mean", PredictionPercentile::Mean)])?;
-        Ok(Self { slo_buffer_factor, predict: parameters.flag("predictInProduce")?, percentile })
+        let percentile = parameters.choice(
+            "percentile",
+            &[
+                ("p90", PredictionPercentile::P90),
+                ("mean", PredictionPercentile::Mean),
+            ],
+        )?;
+        Ok(Self {
+            slo_buffer_factor,
+            predict: parameters.flag("predictInProduce")?,
+            percentile,
+        })
     }
 }

@@ -2,7 +2,9 @@
 //! bytes per token is right within a factor of two over languages and code, replies correct it, and
 //! plugins only compare endpoints for the same prompt.
 
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable};
+use crate::plugin::{
+    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{ProducerSetting, TokenSettings};
 
@@ -26,7 +28,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "modelName",
             default: ParameterDefault::Text(""),
-            doc: readable("leave it out: it requires a tokenizer server; Switchpoint estimates tokens"),
+            doc: readable(
+                "leave it out: it requires a tokenizer server; Switchpoint estimates tokens",
+            ),
         },
     ],
     needs: &[RequiredState::Prompt],
@@ -39,31 +43,63 @@ const ESTIMATE: &[Parameter] = &[Parameter {
     doc: readable("tokens of an image"),
 }];
 const IMAGE: &[Parameter] = &[
-    Parameter { name: "mode", default: ParameterDefault::Text("dynamic"), doc: readable("dynamic or static") },
+    Parameter {
+        name: "mode",
+        default: ParameterDefault::Text("dynamic"),
+        doc: readable("dynamic or static"),
+    },
     Parameter {
         name: "defaultResolution",
         default: ParameterDefault::Structured("{width: 640, height: 360}"),
         doc: readable("pixels; images are not looked into"),
     },
-    Parameter { name: "dynamic", default: ParameterDefault::Structured("{factor: 1024}"), doc: readable("pixels for each token") },
-    Parameter { name: "static", default: ParameterDefault::Structured("{staticToken: 0}"), doc: readable("tokens of an image") },
+    Parameter {
+        name: "dynamic",
+        default: ParameterDefault::Structured("{factor: 1024}"),
+        doc: readable("pixels for each token"),
+    },
+    Parameter {
+        name: "static",
+        default: ParameterDefault::Structured("{staticToken: 0}"),
+        doc: readable("tokens of an image"),
+    },
 ];
 const RESOLUTION: &[Parameter] = &[
-    Parameter { name: "width", default: ParameterDefault::Number(640.0), doc: readable("pixels, integer up to 65536") },
-    Parameter { name: "height", default: ParameterDefault::Number(360.0), doc: readable("pixels, integer up to 65536") },
+    Parameter {
+        name: "width",
+        default: ParameterDefault::Number(640.0),
+        doc: readable("pixels, integer up to 65536"),
+    },
+    Parameter {
+        name: "height",
+        default: ParameterDefault::Number(360.0),
+        doc: readable("pixels, integer up to 65536"),
+    },
 ];
-const DYNAMIC: &[Parameter] =
-    &[Parameter { name: "factor", default: ParameterDefault::Number(1024.0), doc: readable("pixels for each token, integer from 1") }];
-const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: ParameterDefault::Number(0.0), doc: readable("tokens, integer") }];
+const DYNAMIC: &[Parameter] = &[Parameter {
+    name: "factor",
+    default: ParameterDefault::Number(1024.0),
+    doc: readable("pixels for each token, integer from 1"),
+}];
+const STATIC: &[Parameter] = &[Parameter {
+    name: "staticToken",
+    default: ParameterDefault::Number(0.0),
+    doc: readable("tokens, integer"),
+}];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    TokenSettings::read(parameters).map(|settings| Plugin::Producer(ProducerSetting::Token(settings)))
+    TokenSettings::read(parameters)
+        .map(|settings| Plugin::Producer(ProducerSetting::Token(settings)))
 }
 
 impl TokenSettings {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         parameters.choice("modelName", &[("", ())])?;
-        let given = parameters.nested("estimate", ESTIMATE, |estimate| estimate.nested("image", IMAGE, image_tokens))?.flatten();
+        let given = parameters
+            .nested("estimate", ESTIMATE, |estimate| {
+                estimate.nested("image", IMAGE, image_tokens)
+            })?
+            .flatten();
         let media_tokens = match given {
             Some(tokens) => tokens,
             None => image_tokens(&Parameters::check(IMAGE, &[])?)?,
@@ -73,14 +109,31 @@ impl TokenSettings {
 }
 
 fn image_tokens(image: &Parameters<'_>) -> Result<u32, InvalidParameter> {
-    let or_default = |name: &str, known: &'static [Parameter], read: fn(&Parameters<'_>) -> Result<u32, InvalidParameter>| {
-        image.nested(name, known, read)?.map_or_else(|| read(&Parameters::check(known, &[])?), Ok)
+    let or_default =
+        |name: &str,
+         known: &'static [Parameter],
+         read: fn(&Parameters<'_>) -> Result<u32, InvalidParameter>| {
+            image
+                .nested(name, known, read)?
+                .map_or_else(|| read(&Parameters::check(known, &[])?), Ok)
+        };
+    let pixels = |of: &Parameters<'_>| {
+        Ok(of
+            .integer("width", 0..=65_536)?
+            .saturating_mul(of.integer("height", 0..=65_536)?))
     };
-    let pixels = |of: &Parameters<'_>| Ok(of.integer("width", 0..=65_536)?.saturating_mul(of.integer("height", 0..=65_536)?));
     let pixels = or_default("defaultResolution", RESOLUTION, pixels)?;
     let factor = or_default("dynamic", DYNAMIC, |of| of.integer("factor", 1..=u32::MAX))?;
-    let fixed = or_default("static", STATIC, |of| of.integer("staticToken", 0..=u32::MAX))?;
-    Ok(if image.choice("mode", &[("dynamic", true), ("static", false)])? { pixels.checked_div(factor).unwrap_or(0) } else { fixed })
+    let fixed = or_default("static", STATIC, |of| {
+        of.integer("staticToken", 0..=u32::MAX)
+    })?;
+    Ok(
+        if image.choice("mode", &[("dynamic", true), ("static", false)])? {
+            pixels.checked_div(factor).unwrap_or(0)
+        } else {
+            fixed
+        },
+    )
 }
 
 #[cfg(test)]
@@ -100,13 +153,26 @@ mod tests {
 
     #[test]
     fn an_image_counts_for_its_pixels_or_a_fixed_number() {
-        let read =
-            |given: &[(String, ParameterValue)]| TokenSettings::read(&Parameters::check(PLUGIN.parameters, given)?).map(|s| s.media_tokens);
+        let read = |given: &[(String, ParameterValue)]| {
+            TokenSettings::read(&Parameters::check(PLUGIN.parameters, given)?)
+                .map(|s| s.media_tokens)
+        };
         assert_eq!(read(&[]), Ok(225), "640 x 360 / 1024");
-        let fixed = vec![("mode".to_owned(), ParameterValue::Text("static".to_owned())), map("static", ParameterValue::Number(77.0))];
+        let fixed = vec![
+            ("mode".to_owned(), ParameterValue::Text("static".to_owned())),
+            map("static", ParameterValue::Number(77.0)),
+        ];
         let image = ParameterValue::Map(vec![("image".to_owned(), ParameterValue::Map(fixed))]);
         assert_eq!(read(&[("estimate".to_owned(), image)]), Ok(77));
-        let refusal = read(&[("modelName".to_owned(), ParameterValue::Text("llama".to_owned()))]).unwrap_err().to_string();
-        assert!(refusal.contains("Switchpoint estimates tokens"), "{refusal}");
+        let refusal = read(&[(
+            "modelName".to_owned(),
+            ParameterValue::Text("llama".to_owned()),
+        )])
+        .unwrap_err()
+        .to_string();
+        assert!(
+            refusal.contains("Switchpoint estimates tokens"),
+            "{refusal}"
+        );
     }
 }

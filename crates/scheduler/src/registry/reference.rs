@@ -43,7 +43,10 @@ pub fn reference_markdown() -> String {
     let mut page = format!("{}\n\n", wrap(&introduction()));
     let mut earlier: Vec<&PluginType> = Vec::new();
     for (title, kind) in TITLES {
-        let mut plugins = PLUGINS.iter().filter(|plugin| plugin.kind == kind).peekable();
+        let mut plugins = PLUGINS
+            .iter()
+            .filter(|plugin| plugin.kind == kind)
+            .peekable();
         if plugins.peek().is_some() {
             let _ = writeln!(page, "## {title}\n");
         }
@@ -62,36 +65,66 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     if !origin.is_empty() {
         let _ = writeln!(page, "{}\n", wrap(&origin));
     }
-    let parameters = plugin.parameters.iter().filter(|parameter| parameter.doc != PRODUCER_NAME.doc);
-    let (idle, active): (Vec<&Parameter>, Vec<&Parameter>) = parameters.partition(|parameter| parameter.doc.starts_with(NO_EFFECT));
-    let shared = |other: &PluginType| active.iter().filter(|parameter| other.parameters.contains(parameter)).count();
+    let parameters = plugin
+        .parameters
+        .iter()
+        .filter(|parameter| parameter.doc != PRODUCER_NAME.doc);
+    let (idle, active): (Vec<&Parameter>, Vec<&Parameter>) =
+        parameters.partition(|parameter| parameter.doc.starts_with(NO_EFFECT));
+    let shared = |other: &PluginType| {
+        active
+            .iter()
+            .filter(|parameter| other.parameters.contains(parameter))
+            .count()
+    };
     // The first of those that share most.
-    let like = earlier.iter().rev().max_by_key(|other| shared(other)).filter(|other| {
-        let count = shared(other);
-        count > 0 && (count >= SHARED_MIN || count == active.len())
-    });
-    let (referred, own): (Vec<&Parameter>, Vec<&Parameter>) =
-        active.iter().partition(|parameter| like.is_some_and(|other| other.parameters.contains(parameter)));
+    let like = earlier
+        .iter()
+        .rev()
+        .max_by_key(|other| shared(other))
+        .filter(|other| {
+            let count = shared(other);
+            count > 0 && (count >= SHARED_MIN || count == active.len())
+        });
+    let (referred, own): (Vec<&Parameter>, Vec<&Parameter>) = active
+        .iter()
+        .partition(|parameter| like.is_some_and(|other| other.parameters.contains(parameter)));
     if !own.is_empty() {
         let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
         for parameter in own {
             let default = parameter.default.to_string().replace('|', "\\|"); // else it would end the cell
-            let _ = writeln!(page, "| `{}` | {default} | {} |", parameter.name, parameter.doc);
+            let _ = writeln!(
+                page,
+                "| `{}` | {default} | {} |",
+                parameter.name, parameter.doc
+            );
         }
         page.push('\n');
     }
     if let Some(other) = like {
-        let _ = writeln!(page, "{}\n", wrap(&format!("As in `{}`: {}.", other.name, names(&referred))));
+        let _ = writeln!(
+            page,
+            "{}\n",
+            wrap(&format!("As in `{}`: {}.", other.name, names(&referred)))
+        );
     }
     if !idle.is_empty() {
-        let _ = writeln!(page, "{}\n", wrap(&format!("No effect: {}.", without_effect(&idle))));
+        let _ = writeln!(
+            page,
+            "{}\n",
+            wrap(&format!("No effect: {}.", without_effect(&idle)))
+        );
     }
 }
 
 /// Facts that apply to many plugins.
 fn introduction() -> String {
     let mut names: Vec<&str> = Vec::new();
-    for parameter in PLUGINS.iter().flat_map(|plugin| plugin.parameters).filter(|parameter| parameter.doc == PRODUCER_NAME.doc) {
+    for parameter in PLUGINS
+        .iter()
+        .flat_map(|plugin| plugin.parameters)
+        .filter(|parameter| parameter.doc == PRODUCER_NAME.doc)
+    {
         if !names.contains(&parameter.name) {
             names.push(parameter.name);
         }
@@ -107,17 +140,31 @@ fn introduction() -> String {
 /// The source of a plugin, if it is not llm-d-router alone, and the state that it reads.
 fn origin(plugin: &PluginType) -> String {
     let llm_d_alone = plugin.source.starts_with(LLM_D) && !plugin.source.contains([';', '(']);
-    let source = if llm_d_alone { String::new() } else { format!("Source: {}.", plugin.source) };
+    let source = if llm_d_alone {
+        String::new()
+    } else {
+        format!("Source: {}.", plugin.source)
+    };
     let needs: Vec<String> = plugin.needs.iter().map(ToString::to_string).collect();
-    let (scraped, own): (Vec<&str>, Vec<&str>) = needs.iter().map(String::as_str).partition(|need| need.starts_with(SCRAPED));
-    let scraped: Vec<&str> = scraped.into_iter().map(|need| need.trim_start_matches(SCRAPED)).collect();
+    let (scraped, own): (Vec<&str>, Vec<&str>) = needs
+        .iter()
+        .map(String::as_str)
+        .partition(|need| need.starts_with(SCRAPED));
+    let scraped: Vec<&str> = scraped
+        .into_iter()
+        .map(|need| need.trim_start_matches(SCRAPED))
+        .collect();
     let needs = match (own.join(", "), scraped.join(", ")) {
         (own, scraped) if own.is_empty() && scraped.is_empty() => String::new(),
         (own, scraped) if scraped.is_empty() => format!("Needs {own}."),
         (own, scraped) if own.is_empty() => format!("Needs {SCRAPED}{scraped}."),
         (own, scraped) => format!("Needs {own}; {SCRAPED}{scraped}."),
     };
-    [source, needs].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+    [source, needs]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Parameters without effect, those with the same reason together.
@@ -125,14 +172,28 @@ fn without_effect(idle: &[&Parameter]) -> String {
     let mut reasons: Vec<&str> = idle.iter().map(|parameter| parameter.doc).collect();
     reasons.dedup();
     let group = |reason: &&str| {
-        let group: Vec<&Parameter> = idle.iter().copied().filter(|parameter| parameter.doc == *reason).collect();
-        format!("{} ({})", names(&group), reason.trim_start_matches(NO_EFFECT).trim_start_matches(": "))
+        let group: Vec<&Parameter> = idle
+            .iter()
+            .copied()
+            .filter(|parameter| parameter.doc == *reason)
+            .collect();
+        format!(
+            "{} ({})",
+            names(&group),
+            reason
+                .trim_start_matches(NO_EFFECT)
+                .trim_start_matches(": ")
+        )
     };
     reasons.iter().map(group).collect::<Vec<_>>().join("; ")
 }
 
 fn names(parameters: &[&Parameter]) -> String {
-    parameters.iter().map(|parameter| format!("`{}`", parameter.name)).collect::<Vec<_>>().join(", ")
+    parameters
+        .iter()
+        .map(|parameter| format!("`{}`", parameter.name))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Breaks a paragraph into lines of at most `WIDTH` characters.
@@ -161,31 +222,69 @@ mod tests {
     #[test]
     fn every_word_of_it_stands_on_the_page() {
         let page = include_str!("../../../../docs/reference/plugins.md");
-        assert!(page.contains(&reference_markdown()), "docs/reference/plugins.md is stale; its head says how to print it again");
+        assert!(
+            page.contains(&reference_markdown()),
+            "docs/reference/plugins.md is stale; its head says how to print it again"
+        );
     }
 
     #[test]
     fn says_everything_in_the_table() {
         let page = reference_markdown();
-        assert_eq!(page.matches("\n## ").count(), TITLES.len(), "each kind once");
+        assert_eq!(
+            page.matches("\n## ").count(),
+            TITLES.len(),
+            "each kind once"
+        );
         // Files do not declare the section flowControl as a plugin.
-        let declared = || PLUGINS.iter().filter(|plugin| plugin.kind != PluginKind::FlowControl);
-        assert_eq!(page.matches("### ").count(), declared().count(), "each plugin once");
+        let declared = || {
+            PLUGINS
+                .iter()
+                .filter(|plugin| plugin.kind != PluginKind::FlowControl)
+        };
+        assert_eq!(
+            page.matches("### ").count(),
+            declared().count(),
+            "each plugin once"
+        );
         assert!(page.contains("\nNeeds scraped: requests waiting.\n"));
         for plugin in declared() {
-            let (before, section) = page.split_once(&format!("### `{}`\n\n", plugin.name)).unwrap();
+            let (before, section) = page
+                .split_once(&format!("### `{}`\n\n", plugin.name))
+                .unwrap();
             let title = before.rsplit("\n## ").next().unwrap();
-            let (kind, _) = TITLES.iter().find(|(_, kind)| *kind == plugin.kind).unwrap();
+            let (kind, _) = TITLES
+                .iter()
+                .find(|(_, kind)| *kind == plugin.kind)
+                .unwrap();
             assert!(title.starts_with(kind), "{} under {kind}", plugin.name);
             let section = section.split("\n##").next().unwrap();
-            assert!(section.starts_with(&format!("{}\n", wrap(plugin.doc))), "{section}");
-            assert_eq!(section.contains("Needs "), !plugin.needs.is_empty(), "{section}");
+            assert!(
+                section.starts_with(&format!("{}\n", wrap(plugin.doc))),
+                "{section}"
+            );
+            assert_eq!(
+                section.contains("Needs "),
+                !plugin.needs.is_empty(),
+                "{section}"
+            );
             for parameter in plugin.parameters {
-                let place = if parameter.doc == PRODUCER_NAME.doc { page.as_str() } else { section };
-                assert!(place.contains(&format!("`{}`", parameter.name)), "{} in {section}", parameter.name);
+                let place = if parameter.doc == PRODUCER_NAME.doc {
+                    page.as_str()
+                } else {
+                    section
+                };
+                assert!(
+                    place.contains(&format!("`{}`", parameter.name)),
+                    "{} in {section}",
+                    parameter.name
+                );
             }
         }
-        assert!(page.contains("\nAs in `latency-scorer`: `headroomSelectionStrategy`, `ttftWeight`"), "equal parameters are printed once");
+        assert!(
+            page.contains("\nAs in `latency-scorer`: `headroomSelectionStrategy`, `ttftWeight`"),
+            "equal parameters are printed once"
+        );
         assert!(page.contains("| `matchLengthScaleTokens` | 8192 | matched tokens"));
         assert!(page.find("## Scorers").unwrap() < page.find("## Pickers").unwrap());
         assert!(page.find("## Filters").unwrap() < page.find("## Scorers").unwrap());

@@ -37,7 +37,10 @@ impl Profile {
 
 impl Profiles {
     pub(crate) fn new(profiles: Vec<Profile>) -> Self {
-        Self { profiles, deciders: Vec::new() }
+        Self {
+            profiles,
+            deciders: Vec::new(),
+        }
     }
 
     pub(crate) fn add_decider(&mut self, name: &str, decider: Box<dyn Decider>) {
@@ -58,6 +61,9 @@ impl Profiles {
     }
 
     pub(crate) fn decider(&self, name: &str) -> Option<&dyn Decider> {
-        self.deciders.iter().find(|(decider, _)| **decider == *name).map(|(_, decider)| &**decider)
+        self.deciders
+            .iter()
+            .find(|(decider, _)| **decider == *name)
+            .map(|(_, decider)| &**decider)
     }
 }

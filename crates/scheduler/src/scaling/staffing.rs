@@ -29,8 +29,13 @@ pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
     }
     for _ in 0..BISECTIONS {
         let middle = f64::midpoint(low, high);
-        let late = waits((middle - busy) / busy.sqrt()) * libm::exp(-(middle - busy) * wait_s / request_s);
-        (low, high) = if late > LATE_SHARE { (middle, high) } else { (low, middle) };
+        let late =
+            waits((middle - busy) / busy.sqrt()) * libm::exp(-(middle - busy) * wait_s / request_s);
+        (low, high) = if late > LATE_SHARE {
+            (middle, high)
+        } else {
+            (low, middle)
+        };
     }
     high.max(least)
 }
@@ -50,9 +55,12 @@ mod tests {
 
     /// The probability that a request waits longer than `wait_s`, by Erlang's formula C.
     fn late(busy: f64, replicas: u32, wait_s: f64, request_s: f64) -> f64 {
-        let blocked = (1..=replicas).fold(1.0, |blocked, n| busy * blocked / (f64::from(n) + busy * blocked));
+        let blocked = (1..=replicas).fold(1.0, |blocked, n| {
+            busy * blocked / (f64::from(n) + busy * blocked)
+        });
         let replicas = f64::from(replicas);
-        replicas * blocked / (replicas - busy * (1.0 - blocked)) * libm::exp(-(replicas - busy) * wait_s / request_s)
+        replicas * blocked / (replicas - busy * (1.0 - blocked))
+            * libm::exp(-(replicas - busy) * wait_s / request_s)
     }
 
     #[test]
@@ -62,21 +70,31 @@ mod tests {
             let busy = f64::from(hundredths) / 100.0;
             for (at, wait_s) in [(0, 0.0), (0, 0.1), (1, 1.0), (1, 3.0)] {
                 let enough = |replicas: &u32| {
-                    f64::from(*replicas) >= (busy / UTILIZATION_MAX).max(busy + 1e-9) && late(busy, *replicas, wait_s, 0.5) <= LATE_SHARE
+                    f64::from(*replicas) >= (busy / UTILIZATION_MAX).max(busy + 1e-9)
+                        && late(busy, *replicas, wait_s, 0.5) <= LATE_SHARE
                 };
                 let expected = f64::from((1..).find(enough).unwrap());
                 let found = (staffed(busy, wait_s, 0.5) - 1e-9).ceil();
-                assert!(found == expected || found == expected - 1.0, "{found}, not {expected}, for {busy} and {wait_s} s");
+                assert!(
+                    found == expected || found == expected - 1.0,
+                    "{found}, not {expected}, for {busy} and {wait_s} s"
+                );
                 differ[at] += u32::from(found < expected);
             }
         }
-        assert!(differ[1] < 4_000 / 20, "one in 20 differs where the wait is longer than a request: {differ:?}");
+        assert!(
+            differ[1] < 4_000 / 20,
+            "one in 20 differs where the wait is longer than a request: {differ:?}"
+        );
     }
 
     #[test]
     fn large_groups_may_be_busier_and_none_is_full() {
         let used = [0.5, 1.0, 5.0, 50.0, 1e3, 1e15].map(|busy| busy / staffed(busy, 1.0, 0.5));
-        assert!(used.is_sorted_by(|a, b| *a <= b + 1e-9) && used[1] < 0.6 && used[5] == UTILIZATION_MAX, "{used:?}");
+        assert!(
+            used.is_sorted_by(|a, b| *a <= b + 1e-9) && used[1] < 0.6 && used[5] == UTILIZATION_MAX,
+            "{used:?}"
+        );
         assert_eq!([staffed(0.0, 1.0, 0.5), staffed(1.9, 1.0, 0.0)], [0.0, 2.0]);
     }
 

@@ -3,19 +3,36 @@ use proptest::prelude::*;
 use super::*;
 
 const STEP: ([f32; 3], [f32; 3]) = ([10.0, 0.05, 1e-6], [10.0, 0.02, 1e-4]);
-const GOAL: ScalingGoal = ScalingGoal { ttft_s: 2.0, drain_s: 60.0, startup_s: 0.0, spare: 0.0, replicas: (1, 1_000) };
-const MIX: RequestMix = RequestMix { per_second: 0.0, prompt_tokens: 2_000.0, uncached_tokens: 1_000.0, output_tokens: 100.0 };
+const GOAL: ScalingGoal = ScalingGoal {
+    ttft_s: 2.0,
+    drain_s: 60.0,
+    startup_s: 0.0,
+    spare: 0.0,
+    replicas: (1, 1_000),
+};
+const MIX: RequestMix = RequestMix {
+    per_second: 0.0,
+    prompt_tokens: 2_000.0,
+    uncached_tokens: 1_000.0,
+    output_tokens: 100.0,
+};
 const IDLE: OutstandingWork = OutstandingWork {
     speed: (1.0, 1.0),
     requests: 0.0,
     prompts: 0.0,
     uncached_tokens: 0.0,
-    reported: Some(ReportedRequests { waiting: 0.0, running: 0.0 }),
+    reported: Some(ReportedRequests {
+        waiting: 0.0,
+        running: 0.0,
+    }),
 };
 /// The costs of a request of [`MIX`], seconds.
 const PREFILL_S: f64 = 0.053 + 0.01 * 1_000.0 / 8_192.0;
 const DECODE_S: f64 = 0.026_406_25;
-const UNKNOWN: OutstandingWork = OutstandingWork { reported: None, ..IDLE };
+const UNKNOWN: OutstandingWork = OutstandingWork {
+    reported: None,
+    ..IDLE
+};
 
 fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> ScalingSignal {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
@@ -37,22 +54,49 @@ fn of(mix: RequestMix, endpoints: &[OutstandingWork], goal: &ScalingGoal) -> Sca
 /// Compares to a millionth.
 #[track_caller]
 fn assert_near(found: f64, expected: f64) {
-    assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1e-9), "{found}, not {expected}");
+    assert!(
+        (found - expected).abs() <= 1e-6 * expected.abs().max(1e-9),
+        "{found}, not {expected}"
+    );
 }
 
 #[test]
 fn the_figures_of_an_example() {
     // A prefill takes 10 × 1,000/8,192 + 1,000 × (0.05 + 1e-6 × 3,000) = 54.2 ms, alone 63 ms; a
     // token 10/256 + 0.02 + 1e-4 × 2,050 = 0.2640625 ms, 100 of them 26.40625 ms.
-    let loaded = OutstandingWork { requests: 30.0, prompts: 20.0, uncached_tokens: 20_000.0, reported: None, ..IDLE };
-    let found = of(RequestMix { per_second: 20.0, ..MIX }, &[loaded, IDLE], &GOAL);
+    let loaded = OutstandingWork {
+        requests: 30.0,
+        prompts: 20.0,
+        uncached_tokens: 20_000.0,
+        reported: None,
+        ..IDLE
+    };
+    let found = of(
+        RequestMix {
+            per_second: 20.0,
+            ..MIX
+        },
+        &[loaded, IDLE],
+        &GOAL,
+    );
     assert_near(found.busy, 20.0 * (PREFILL_S + DECODE_S));
     // Beside 20 prompts and 30 outputs, the idle endpoint counts as capacity.
-    assert_near(found.backlog_s.unwrap(), (20.0 * PREFILL_S + 30.0 * DECODE_S) / 2.0);
+    assert_near(
+        found.backlog_s.unwrap(),
+        (20.0 * PREFILL_S + 30.0 * DECODE_S) / 2.0,
+    );
     assert_near(found.desired, found.busy / found.utilization);
-    let burst = OutstandingWork { requests: 5_000.0, prompts: 5_000.0, uncached_tokens: 5e6, ..IDLE };
+    let burst = OutstandingWork {
+        requests: 5_000.0,
+        prompts: 5_000.0,
+        uncached_tokens: 5e6,
+        ..IDLE
+    };
     let found = of(MIX, &[burst], &GOAL);
-    assert_near(found.desired, 5_000.0 * (PREFILL_S + DECODE_S) / (60.0 + 2.0 - 0.063));
+    assert_near(
+        found.desired,
+        5_000.0 * (PREFILL_S + DECODE_S) / (60.0 + 2.0 - 0.063),
+    );
 }
 
 /// 200 requests in proxies are as much work as 200 at engines without a first token.
@@ -61,9 +105,26 @@ fn requests_that_proxies_hold_are_backlog() {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let found = |held, endpoint: OutstandingWork| {
         let (role, seats) = (ScalingRole::Both, EngineSeats::default());
-        signal(&ScalingGroup { role, step: &step, mix: MIX, measured: true, seats, endpoints: &[endpoint], starting: &[], held }, &GOAL)
+        signal(
+            &ScalingGroup {
+                role,
+                step: &step,
+                mix: MIX,
+                measured: true,
+                seats,
+                endpoints: &[endpoint],
+                starting: &[],
+                held,
+            },
+            &GOAL,
+        )
     };
-    let queued = OutstandingWork { requests: 200.0, prompts: 200.0, uncached_tokens: 2e5, ..IDLE };
+    let queued = OutstandingWork {
+        requests: 200.0,
+        prompts: 200.0,
+        uncached_tokens: 2e5,
+        ..IDLE
+    };
     let (held, at_engine) = (found(200.0, IDLE), found(0.0, queued));
     assert_near(held.backlog_s.unwrap(), at_engine.backlog_s.unwrap());
     assert_near(held.desired, at_engine.desired);
@@ -72,15 +133,43 @@ fn requests_that_proxies_hold_are_backlog() {
 
 #[test]
 fn no_work_needs_the_minimum() {
-    let found = of(MIX, &[IDLE; 4], &ScalingGoal { replicas: (2, 9), ..GOAL });
-    assert_eq!((found.backlog_s, found.busy, found.desired), (Some(0.0), 0.0, 2.0));
-    assert_eq!(of(MIX, &[], &ScalingGoal { replicas: (0, 9), ..GOAL }), ScalingSignal { backlog_s: None, desired: 0.0, ..found });
+    let found = of(
+        MIX,
+        &[IDLE; 4],
+        &ScalingGoal {
+            replicas: (2, 9),
+            ..GOAL
+        },
+    );
+    assert_eq!(
+        (found.backlog_s, found.busy, found.desired),
+        (Some(0.0), 0.0, 2.0)
+    );
+    assert_eq!(
+        of(
+            MIX,
+            &[],
+            &ScalingGoal {
+                replicas: (0, 9),
+                ..GOAL
+            }
+        ),
+        ScalingSignal {
+            backlog_s: None,
+            desired: 0.0,
+            ..found
+        }
+    );
 }
 
 #[test]
 fn engines_of_which_nothing_is_known_are_not_idle() {
     let found = of(MIX, &[UNKNOWN; 5], &GOAL);
-    assert_eq!((found.backlog_s, found.desired), (None, 5.0), "the group keeps its size");
+    assert_eq!(
+        (found.backlog_s, found.desired),
+        (None, 5.0),
+        "the group keeps its size"
+    );
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let seats = EngineSeats::default();
     let new = ScalingGroup {
@@ -93,8 +182,17 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
         starting: &[5.0; 2],
         held: 0.0,
     };
-    assert_eq!(signal(&new, &GOAL).desired, 7.0, "a new leader does not know yet what arrives");
-    let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
+    assert_eq!(
+        signal(&new, &GOAL).desired,
+        7.0,
+        "a new leader does not know yet what arrives"
+    );
+    let loaded = OutstandingWork {
+        requests: 400.0,
+        prompts: 400.0,
+        uncached_tokens: 4e5,
+        ..IDLE
+    };
     let with = |other| of(MIX, &[loaded, other], &GOAL).backlog_s.unwrap();
     assert_near(with(UNKNOWN), 2.0 * with(IDLE));
 }
@@ -102,7 +200,12 @@ fn engines_of_which_nothing_is_known_are_not_idle() {
 #[test]
 fn a_starting_replica_is_capacity_that_comes() {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
-    let loaded = OutstandingWork { requests: 4_000.0, prompts: 4_000.0, uncached_tokens: 4e6, ..IDLE };
+    let loaded = OutstandingWork {
+        requests: 4_000.0,
+        prompts: 4_000.0,
+        uncached_tokens: 4e6,
+        ..IDLE
+    };
     let found = |starting: &[f64], startup_s| {
         let endpoints = &[loaded];
         signal(
@@ -119,8 +222,15 @@ fn a_starting_replica_is_capacity_that_comes() {
             &ScalingGoal { startup_s, ..GOAL },
         )
     };
-    assert_near(found(&[9.0; 3], 0.0).backlog_s.unwrap() * 4.0, found(&[], 0.0).backlog_s.unwrap());
-    assert_eq!(found(&[9.0; 3], 0.0).desired, found(&[], 0.0).desired, "the desired number includes those that start");
+    assert_near(
+        found(&[9.0; 3], 0.0).backlog_s.unwrap() * 4.0,
+        found(&[], 0.0).backlog_s.unwrap(),
+    );
+    assert_eq!(
+        found(&[9.0; 3], 0.0).desired,
+        found(&[], 0.0).desired,
+        "the desired number includes those that start"
+    );
     // Of a start-up of 30 s, one of 9 s ago leaves 9 s of work by a replica that is ordered now.
     let [fresh, old, late] = [0.0, 9.0, 1e3].map(|age| found(&[age], 30.0).desired);
     assert_eq!(fresh, found(&[], 30.0).desired);
@@ -130,9 +240,20 @@ fn a_starting_replica_is_capacity_that_comes() {
 
 #[test]
 fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
-    let loaded = OutstandingWork { requests: 400.0, prompts: 400.0, uncached_tokens: 4e5, ..IDLE };
-    let slow = OutstandingWork { speed: (2.0, 2.0), ..loaded };
-    assert_near(of(MIX, &[slow], &GOAL).backlog_s.unwrap(), 2.0 * of(MIX, &[loaded], &GOAL).backlog_s.unwrap());
+    let loaded = OutstandingWork {
+        requests: 400.0,
+        prompts: 400.0,
+        uncached_tokens: 4e5,
+        ..IDLE
+    };
+    let slow = OutstandingWork {
+        speed: (2.0, 2.0),
+        ..loaded
+    };
+    assert_near(
+        of(MIX, &[slow], &GOAL).backlog_s.unwrap(),
+        2.0 * of(MIX, &[loaded], &GOAL).backlog_s.unwrap(),
+    );
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let found = [ScalingRole::Prefill, ScalingRole::Decode].map(|role| {
         let group = ScalingGroup {
@@ -150,74 +271,178 @@ fn a_slow_endpoint_is_less_capacity_and_other_roles_have_other_costs() {
     assert_near(found[0], 400.0 * PREFILL_S);
     assert_near(found[1], 400.0 * DECODE_S);
     assert_eq!(
-        [None, Some("decode"), Some("encode"), Some("prefill")].map(ScalingRole::of).map(|role| role.map(ScalingRole::name)),
+        [None, Some("decode"), Some("encode"), Some("prefill")]
+            .map(ScalingRole::of)
+            .map(|role| role.map(ScalingRole::name)),
         [Some("both"), Some("decode"), None, Some("prefill")]
     );
 }
 
 #[test]
 fn requests_that_only_the_engine_knows_count_too() {
-    let reports = |waiting, running| OutstandingWork { reported: Some(ReportedRequests { waiting, running }), ..IDLE };
-    assert_near(of(MIX, &[reports(10.0, 0.0)], &GOAL).backlog_s.unwrap(), 10.0 * (PREFILL_S + DECODE_S));
-    assert_near(of(MIX, &[reports(0.0, 10.0)], &GOAL).backlog_s.unwrap(), 10.0 * DECODE_S);
-    let ours = OutstandingWork { requests: 10.0, prompts: 10.0, uncached_tokens: 10_000.0, ..reports(10.0, 0.0) };
-    assert_near(of(MIX, &[ours], &GOAL).backlog_s.unwrap(), 10.0 * (PREFILL_S + DECODE_S));
+    let reports = |waiting, running| OutstandingWork {
+        reported: Some(ReportedRequests { waiting, running }),
+        ..IDLE
+    };
+    assert_near(
+        of(MIX, &[reports(10.0, 0.0)], &GOAL).backlog_s.unwrap(),
+        10.0 * (PREFILL_S + DECODE_S),
+    );
+    assert_near(
+        of(MIX, &[reports(0.0, 10.0)], &GOAL).backlog_s.unwrap(),
+        10.0 * DECODE_S,
+    );
+    let ours = OutstandingWork {
+        requests: 10.0,
+        prompts: 10.0,
+        uncached_tokens: 10_000.0,
+        ..reports(10.0, 0.0)
+    };
+    assert_near(
+        of(MIX, &[ours], &GOAL).backlog_s.unwrap(),
+        10.0 * (PREFILL_S + DECODE_S),
+    );
 }
 
 #[test]
 fn a_small_kv_cache_makes_tokens_expensive() {
-    let metrics = |blocks| EndpointMetrics { kv_blocks: Some(blocks), kv_block_tokens: Some(16), ..EndpointMetrics::default() };
+    let metrics = |blocks| EndpointMetrics {
+        kv_blocks: Some(blocks),
+        kv_block_tokens: Some(16),
+        ..EndpointMetrics::default()
+    };
     let rooms = [metrics(2_000), metrics(1_000), EndpointMetrics::default()];
-    assert_eq!(EngineSeats::of(&rooms.iter()), EngineSeats { sequences_max: None, kv_tokens: Some(16_000.0) });
-    assert_eq!(EngineSeats { sequences_max: Some(64.0), kv_tokens: Some(16_000.0) }.batch(2_000.0), 7.6);
-    assert_eq!(EngineSeats { sequences_max: Some(4.0), kv_tokens: Some(16_000.0) }.batch(0.0), 4.0);
-    assert_eq!(EngineSeats { sequences_max: Some(f64::NAN), kv_tokens: None }.batch(0.0), 1.0);
+    assert_eq!(
+        EngineSeats::of(&rooms.iter()),
+        EngineSeats {
+            sequences_max: None,
+            kv_tokens: Some(16_000.0)
+        }
+    );
+    assert_eq!(
+        EngineSeats {
+            sequences_max: Some(64.0),
+            kv_tokens: Some(16_000.0)
+        }
+        .batch(2_000.0),
+        7.6
+    );
+    assert_eq!(
+        EngineSeats {
+            sequences_max: Some(4.0),
+            kv_tokens: Some(16_000.0)
+        }
+        .batch(0.0),
+        4.0
+    );
+    assert_eq!(
+        EngineSeats {
+            sequences_max: Some(f64::NAN),
+            kv_tokens: None
+        }
+        .batch(0.0),
+        1.0
+    );
 }
 
 /// What flow control does not let an engine share does not make its tokens cheaper.
 #[test]
 fn a_limit_of_requests_needs_more_replicas() {
-    let seats = EngineSeats { sequences_max: Some(64.0), kv_tokens: None };
-    assert_eq!([Some(4.0), Some(100.0), None].map(|limit| seats.at_most(limit).batch(0.0)), [4.0, 64.0, 64.0]);
+    let seats = EngineSeats {
+        sequences_max: Some(64.0),
+        kv_tokens: None,
+    };
+    assert_eq!(
+        [Some(4.0), Some(100.0), None].map(|limit| seats.at_most(limit).batch(0.0)),
+        [4.0, 64.0, 64.0]
+    );
     assert_eq!(EngineSeats::default().at_most(Some(1.0)).batch(0.0), 1.0);
-    let (step, mix) = (StepModel::of(STEP.0, STEP.1, 100.0), RequestMix { per_second: 20.0, ..MIX });
+    let (step, mix) = (
+        StepModel::of(STEP.0, STEP.1, 100.0),
+        RequestMix {
+            per_second: 20.0,
+            ..MIX
+        },
+    );
     let desired = |limit| {
         let (role, seats) = (ScalingRole::Both, seats.at_most(limit));
         let endpoints = &[IDLE];
-        signal(&ScalingGroup { role, step: &step, mix, measured: true, seats, endpoints, starting: &[], held: 0.0 }, &GOAL).desired
+        signal(
+            &ScalingGroup {
+                role,
+                step: &step,
+                mix,
+                measured: true,
+                seats,
+                endpoints,
+                starting: &[],
+                held: 0.0,
+            },
+            &GOAL,
+        )
+        .desired
     };
-    assert!(desired(Some(1.0)) > 5.0 * desired(None), "{} and {}", desired(Some(1.0)), desired(None));
+    assert!(
+        desired(Some(1.0)) > 5.0 * desired(None),
+        "{} and {}",
+        desired(Some(1.0)),
+        desired(None)
+    );
 }
 
 #[test]
 fn replicas_to_spare_are_there_as_long_as_there_is_work() {
-    let with = |spare, per_second, endpoint| of(RequestMix { per_second, ..MIX }, &[endpoint], &ScalingGoal { spare, ..GOAL });
+    let with = |spare, per_second, endpoint| {
+        of(
+            RequestMix { per_second, ..MIX },
+            &[endpoint],
+            &ScalingGoal { spare, ..GOAL },
+        )
+    };
     let busy = with(0.0, 100.0, IDLE);
     assert_near(with(2.5, 100.0, IDLE).desired, busy.desired + 2.5);
     assert_eq!(with(2.5, 100.0, IDLE).utilization, busy.utilization);
-    let loaded = OutstandingWork { requests: 1.0, prompts: 1.0, uncached_tokens: 1_000.0, ..IDLE };
-    assert_eq!([with(3.0, 0.0, IDLE).desired, with(3.0, 0.0, loaded).desired], [1.0, 3.0]);
+    let loaded = OutstandingWork {
+        requests: 1.0,
+        prompts: 1.0,
+        uncached_tokens: 1_000.0,
+        ..IDLE
+    };
+    assert_eq!(
+        [with(3.0, 0.0, IDLE).desired, with(3.0, 0.0, loaded).desired],
+        [1.0, 3.0]
+    );
     assert_eq!(with(f64::NAN, 100.0, IDLE), busy);
 }
 
 #[test]
 fn the_time_to_start_orders_ahead_of_a_backlog_that_grows() {
-    let busy = RequestMix { per_second: 100.0, ..MIX };
-    let found = [0.0, 300.0].map(|startup_s| of(busy, &[IDLE; 4], &ScalingGoal { startup_s, ..GOAL }).desired);
+    let busy = RequestMix {
+        per_second: 100.0,
+        ..MIX
+    };
+    let found = [0.0, 300.0]
+        .map(|startup_s| of(busy, &[IDLE; 4], &ScalingGoal { startup_s, ..GOAL }).desired);
     assert!(found[1] > 1.4 * found[0], "{found:?}");
-    let found = [0.0, 300.0].map(|startup_s| of(busy, &[IDLE; 40], &ScalingGoal { startup_s, ..GOAL }).desired);
+    let found = [0.0, 300.0]
+        .map(|startup_s| of(busy, &[IDLE; 40], &ScalingGoal { startup_s, ..GOAL }).desired);
     assert_eq!(found[0], found[1], "enough replicas are there");
 }
 
 fn any_work() -> impl Strategy<Value = OutstandingWork> {
-    let reported = prop::option::of((0.0..500.0, 0.0..500.0).prop_map(|(waiting, running)| ReportedRequests { waiting, running }));
-    (0.0..500.0, 0.0..500.0, 0.0..1e6, reported).prop_map(|(requests, prompts, uncached_tokens, reported)| OutstandingWork {
-        speed: (1.0, 1.0),
-        requests,
-        prompts,
-        uncached_tokens,
-        reported,
-    })
+    let reported = prop::option::of(
+        (0.0..500.0, 0.0..500.0)
+            .prop_map(|(waiting, running)| ReportedRequests { waiting, running }),
+    );
+    (0.0..500.0, 0.0..500.0, 0.0..1e6, reported).prop_map(
+        |(requests, prompts, uncached_tokens, reported)| OutstandingWork {
+            speed: (1.0, 1.0),
+            requests,
+            prompts,
+            uncached_tokens,
+            reported,
+        },
+    )
 }
 
 proptest! {

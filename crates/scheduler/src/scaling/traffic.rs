@@ -49,7 +49,12 @@ impl TrafficWindow {
         }
         self.samples.push_back((at_s, totals));
         // The oldest sample that is kept is the last one before the window.
-        while self.samples.len() > SAMPLES_MAX || self.samples.get(1).is_some_and(|(second, _)| at_s - second >= Self::LONG_S) {
+        while self.samples.len() > SAMPLES_MAX
+            || self
+                .samples
+                .get(1)
+                .is_some_and(|(second, _)| at_s - second >= Self::LONG_S)
+        {
             self.samples.pop_front();
         }
     }
@@ -58,10 +63,19 @@ impl TrafficWindow {
     /// of its newest part. `output_tokens` is the mean output where no request ended yet.
     #[must_use]
     pub fn mix(&self, output_tokens: f64) -> RequestMix {
-        let Some((_, newest)) = self.samples.back() else { return RequestMix { output_tokens, ..RequestMix::default() } };
+        let Some((_, newest)) = self.samples.back() else {
+            return RequestMix {
+                output_tokens,
+                ..RequestMix::default()
+            };
+        };
         let oldest = self.samples.front().map_or(*newest, |(_, oldest)| *oldest);
         let recent = newest.ended - oldest.ended >= Self::ENDED_MIN;
-        let since = if recent { oldest } else { TrafficTotals::default() };
+        let since = if recent {
+            oldest
+        } else {
+            TrafficTotals::default()
+        };
         let ended = known(newest.ended - since.ended);
         let mean = |of: fn(&TrafficTotals) -> f64| known(of(newest) - of(&since)) / ended.max(1.0);
         let prompt_tokens = mean(|totals| totals.prompt_tokens);
@@ -69,20 +83,35 @@ impl TrafficWindow {
             per_second: self.rate(Self::LONG_S).max(self.rate(Self::SHORT_S)),
             prompt_tokens,
             uncached_tokens: known(prompt_tokens - mean(|totals| totals.cached_tokens)),
-            output_tokens: if ended > 0.0 { mean(|totals| totals.output_tokens) } else { output_tokens },
+            output_tokens: if ended > 0.0 {
+                mean(|totals| totals.output_tokens)
+            } else {
+                output_tokens
+            },
         }
     }
 
     /// Whether the samples are of long enough to notice what arrives.
     #[must_use]
     pub fn is_measured(&self) -> bool {
-        self.samples.front().zip(self.samples.back()).is_some_and(|((first, _), (last, _))| last - first >= Self::SHORT_S)
+        self.samples
+            .front()
+            .zip(self.samples.back())
+            .is_some_and(|((first, _), (last, _))| last - first >= Self::SHORT_S)
     }
 
     /// Requests picked a second, over the samples of the last `seconds`.
     fn rate(&self, seconds: f64) -> f64 {
-        let Some((now, newest)) = self.samples.back() else { return 0.0 };
-        let Some((then, oldest)) = self.samples.iter().rev().find(|(at, _)| now - at >= seconds).or(self.samples.front()) else {
+        let Some((now, newest)) = self.samples.back() else {
+            return 0.0;
+        };
+        let Some((then, oldest)) = self
+            .samples
+            .iter()
+            .rev()
+            .find(|(at, _)| now - at >= seconds)
+            .or(self.samples.front())
+        else {
             return 0.0;
         };
         known((newest.picked - oldest.picked) / (now - then).max(f64::MIN_POSITIVE))
@@ -107,9 +136,21 @@ mod tests {
     #[test]
     fn the_mean_of_the_last_minute_and_the_rate_of_a_burst() {
         let mut window = TrafficWindow::default();
-        assert_eq!(window.mix(200.0), RequestMix { output_tokens: 200.0, ..RequestMix::default() });
+        assert_eq!(
+            window.mix(200.0),
+            RequestMix {
+                output_tokens: 200.0,
+                ..RequestMix::default()
+            }
+        );
         window.record(0.0, TrafficTotals::default());
-        assert_eq!(window.mix(200.0), RequestMix { output_tokens: 200.0, ..RequestMix::default() });
+        assert_eq!(
+            window.mix(200.0),
+            RequestMix {
+                output_tokens: 200.0,
+                ..RequestMix::default()
+            }
+        );
         assert!(!window.is_measured());
         let mut requests = 0.0;
         for second in 1..=300 {
@@ -118,19 +159,46 @@ mod tests {
         }
         assert!(window.is_measured());
         let found = window.mix(200.0);
-        assert_eq!(found, RequestMix { per_second: 50.0, prompt_tokens: 1_000.0, uncached_tokens: 750.0, output_tokens: 80.0 });
+        assert_eq!(
+            found,
+            RequestMix {
+                per_second: 50.0,
+                prompt_tokens: 1_000.0,
+                uncached_tokens: 750.0,
+                output_tokens: 80.0
+            }
+        );
         (301..=341).for_each(|second| window.record(f64::from(second), totals(requests)));
         let found = window.mix(200.0).per_second;
-        assert!((found - 1_000.0 / 60.0).abs() < 1.0, "the burst is over, but in the window: {found}");
+        assert!(
+            (found - 1_000.0 / 60.0).abs() < 1.0,
+            "the burst is over, but in the window: {found}"
+        );
         (342..=420).for_each(|second| window.record(f64::from(second), totals(requests)));
-        assert_eq!(window.mix(200.0), RequestMix { per_second: 0.0, ..window.mix(0.0) });
-        assert_eq!(window.mix(200.0).prompt_tokens, 1_000.0, "the means of all requests stay");
+        assert_eq!(
+            window.mix(200.0),
+            RequestMix {
+                per_second: 0.0,
+                ..window.mix(0.0)
+            }
+        );
+        assert_eq!(
+            window.mix(200.0).prompt_tokens,
+            1_000.0,
+            "the means of all requests stay"
+        );
     }
 
     #[test]
     fn counts_that_fall_and_times_that_go_back_do_no_harm() {
         let mut window = TrafficWindow::default();
-        for (at, requests) in [(5.0, 100.0), (6.0, 50.0), (6.0, 1e9), (4.0, 1e9), (f64::NAN, 1e9)] {
+        for (at, requests) in [
+            (5.0, 100.0),
+            (6.0, 50.0),
+            (6.0, 1e9),
+            (4.0, 1e9),
+            (f64::NAN, 1e9),
+        ] {
             window.record(at, totals(requests));
         }
         assert_eq!(window.mix(1.0).per_second, 0.0);

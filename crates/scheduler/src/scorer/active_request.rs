@@ -2,13 +2,18 @@
 //! they are never stale and never unknown.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "active-request-scorer",
     kind: PluginKind::Scorer,
-    doc: readable("1 when c <= idleThreshold, else (max - c) / max * maxBusyScore, c = requests in flight, max over the candidates."),
+    doc: readable(
+        "1 when c <= idleThreshold, else (max - c) / max * maxBusyScore, c = requests in flight, max over the candidates.",
+    ),
     source: readable("llm-d-router, scorer/activerequest"),
     parameters: &[
         Parameter {
@@ -42,7 +47,11 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl ActiveRequestScorer {
     fn rate(&self, requests: f32, max: f32) -> f32 {
         // Above the threshold, `requests` is above 0, and so is `max`.
-        if requests <= self.idle_threshold { 1.0 } else { (max - requests) / max * self.max_busy_score }
+        if requests <= self.idle_threshold {
+            1.0
+        } else {
+            (max - requests) / max * self.max_busy_score
+        }
     }
 }
 
@@ -60,7 +69,10 @@ impl Scorer for ActiveRequestScorer {
 }
 
 /// A count as an f32: exact up to 16 million, and in order beyond.
-#[expect(clippy::cast_precision_loss, reason = "no proxy has so many requests in flight")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "no proxy has so many requests in flight"
+)]
 fn whole(count: u32) -> f32 {
     count as f32
 }
@@ -71,15 +83,31 @@ mod tests {
 
     #[test]
     fn idle_gets_one_and_the_busiest_nothing() {
-        let scorer = ActiveRequestScorer { idle_threshold: 0.0, max_busy_score: 1.0 };
-        assert_eq!([0.0, 1.0, 2.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.75, 0.5, 0.0]);
-        assert_eq!(scorer.rate(0.0, 0.0), 1.0, "no endpoint has anything in flight");
+        let scorer = ActiveRequestScorer {
+            idle_threshold: 0.0,
+            max_busy_score: 1.0,
+        };
+        assert_eq!(
+            [0.0, 1.0, 2.0, 4.0].map(|c| scorer.rate(c, 4.0)),
+            [1.0, 0.75, 0.5, 0.0]
+        );
+        assert_eq!(
+            scorer.rate(0.0, 0.0),
+            1.0,
+            "no endpoint has anything in flight"
+        );
         assert_eq!(scorer.rate(whole(u32::MAX), whole(u32::MAX)), 0.0);
     }
 
     #[test]
     fn threshold_and_busy_score() {
-        let scorer = ActiveRequestScorer { idle_threshold: 2.0, max_busy_score: 0.5 };
-        assert_eq!([2.0, 3.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.125, 0.0]);
+        let scorer = ActiveRequestScorer {
+            idle_threshold: 2.0,
+            max_busy_score: 0.5,
+        };
+        assert_eq!(
+            [2.0, 3.0, 4.0].map(|c| scorer.rate(c, 4.0)),
+            [1.0, 0.125, 0.0]
+        );
     }
 }

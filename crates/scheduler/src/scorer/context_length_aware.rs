@@ -7,7 +7,10 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
+    Scorer, readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 use crate::scorer::UNKNOWN;
@@ -31,7 +34,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "enableFiltering",
             default: ParameterDefault::Flag(false),
-            doc: readable("also drop endpoints whose range excludes the prompt; endpoints without the label stay"),
+            doc: readable(
+                "also drop endpoints whose range excludes the prompt; endpoints without the label stay",
+            ),
         },
     ],
     needs: &[RequiredState::Labels, RequiredState::Prompt],
@@ -59,7 +64,9 @@ struct ContextLengthRange {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let plugin = ContextLengthAwareScorer { label: parameters.text("label")?.into() };
+    let plugin = ContextLengthAwareScorer {
+        label: parameters.text("label")?.into(),
+    };
     Ok(if parameters.flag("enableFiltering")? {
         Plugin::FilteringScorer(Box::new(plugin.clone()), Box::new(plugin))
     } else {
@@ -72,7 +79,10 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl ContextLengthRange {
     fn parse(label: &str) -> Option<Self> {
         let (min, max) = label.split_once('-')?;
-        let range = Self { min: min.trim().parse().ok()?, max: max.trim().parse().ok()? };
+        let range = Self {
+            min: min.trim().parse().ok()?,
+            max: max.trim().parse().ok()?,
+        };
         (range.min <= range.max).then_some(range)
     }
 
@@ -82,7 +92,11 @@ impl ContextLengthRange {
 
     fn rate(self, tokens: u32) -> f32 {
         let score = if !self.contains(tokens) {
-            let distance = f64::from(tokens.abs_diff(if tokens > self.max { self.max } else { self.min }));
+            let distance = f64::from(tokens.abs_diff(if tokens > self.max {
+                self.max
+            } else {
+                self.min
+            }));
             OUT_OF_RANGE_BELOW / (1.0 + distance / DISTANCE_SCALE_TOKENS)
         } else if self.min == self.max {
             1.0
@@ -103,7 +117,8 @@ impl Scorer for ContextLengthAwareScorer {
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
             *score = match context.label(endpoint, &self.label) {
                 None => UNKNOWN,
-                Some(label) => ContextLengthRange::parse(label).map_or(0.0, |range| range.rate(context.request.prompt_tokens)),
+                Some(label) => ContextLengthRange::parse(label)
+                    .map_or(0.0, |range| range.rate(context.request.prompt_tokens)),
             };
         }
     }
@@ -112,7 +127,9 @@ impl Scorer for ContextLengthAwareScorer {
 impl Filter for ContextLengthAwareScorer {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         let tokens = context.request.prompt_tokens;
-        let fits = |label: &str| ContextLengthRange::parse(label).is_some_and(|range| range.contains(tokens));
+        let fits = |label: &str| {
+            ContextLengthRange::parse(label).is_some_and(|range| range.contains(tokens))
+        };
         candidates.retain(|endpoint| context.label(endpoint, &self.label).is_none_or(fits));
     }
 }
@@ -138,7 +155,11 @@ mod tests {
         assert!(rate("0-8192", 1000) > rate("0-8192", 8000));
         assert!(rate("0-2048", 3000) > rate("0-1024", 3000));
         assert!(rate("8192-16384", 8000) > rate("8192-16384", 100));
-        assert_eq!(rate("1000-2000", 0), 0.15, "1,000 tokens away halves the 0.3");
+        assert_eq!(
+            rate("1000-2000", 0),
+            0.15,
+            "1,000 tokens away halves the 0.3"
+        );
         assert_eq!(rate("1000-2000", 3000), 0.15);
     }
 
@@ -150,9 +171,21 @@ mod tests {
 
     #[test]
     fn labels_that_are_not_a_range() {
-        for label in ["", "2048", "8192-2048", "a-b", "0-1-2", "-5-10", "0-99999999999", "0 to 5"] {
+        for label in [
+            "",
+            "2048",
+            "8192-2048",
+            "a-b",
+            "0-1-2",
+            "-5-10",
+            "0-99999999999",
+            "0 to 5",
+        ] {
             assert_eq!(ContextLengthRange::parse(label), None, "{label}");
         }
-        assert_eq!(ContextLengthRange::parse(" 0 - 2048 "), Some(ContextLengthRange { min: 0, max: 2048 }));
+        assert_eq!(
+            ContextLengthRange::parse(" 0 - 2048 "),
+            Some(ContextLengthRange { min: 0, max: 2048 })
+        );
     }
 }

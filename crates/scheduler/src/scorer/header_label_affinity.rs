@@ -1,17 +1,30 @@
 //! `header-label-affinity-scorer`: prefers endpoints whose label has the value of a request header.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-label-affinity-scorer",
     kind: PluginKind::Scorer,
-    doc: readable("1 if the label equals the request's header, else 0. 0 for all if the header is missing."),
+    doc: readable(
+        "1 if the label equals the request's header, else 0. 0 for all if the header is missing.",
+    ),
     source: readable("llm-d-router, scorer/headerlabelaffinity"),
     parameters: &[
-        Parameter { name: "headerName", default: ParameterDefault::Required, doc: readable("request header, case-insensitive") },
-        Parameter { name: "labelKey", default: ParameterDefault::Required, doc: readable("endpoint label") },
+        Parameter {
+            name: "headerName",
+            default: ParameterDefault::Required,
+            doc: readable("request header, case-insensitive"),
+        },
+        Parameter {
+            name: "labelKey",
+            default: ParameterDefault::Required,
+            doc: readable("endpoint label"),
+        },
     ],
     needs: &[RequiredState::Headers, RequiredState::Labels],
     build,
@@ -25,15 +38,32 @@ struct HeaderLabelAffinityScorer {
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let header = parameters.header("headerName")?;
-    let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
-    Ok(Plugin::Scorer(Box::new(HeaderLabelAffinityScorer { header, label: parameters.text("labelKey")?.into() })).with_headers(headers))
+    let headers = ClientHeaders {
+        read: vec![header.clone()],
+        session_token: None,
+    };
+    Ok(Plugin::Scorer(Box::new(HeaderLabelAffinityScorer {
+        header,
+        label: parameters.text("labelKey")?.into(),
+    }))
+    .with_headers(headers))
 }
 
 impl Scorer for HeaderLabelAffinityScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        let Some(wanted) = context.request.header(&self.header).filter(|value| !value.is_empty()) else { return };
+        let Some(wanted) = context
+            .request
+            .header(&self.header)
+            .filter(|value| !value.is_empty())
+        else {
+            return;
+        };
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = if context.label(endpoint, &self.label) == Some(wanted) { 1.0 } else { 0.0 };
+            *score = if context.label(endpoint, &self.label) == Some(wanted) {
+                1.0
+            } else {
+                0.0
+            };
         }
     }
 }

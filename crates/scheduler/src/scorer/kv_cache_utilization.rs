@@ -25,6 +25,10 @@ fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Scorer for KvCacheUtilizationScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        rate(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|u| (1.0 - u).max(0.0)));
+        rate(endpoints, scores, |endpoint| {
+            context
+                .metric(endpoint, |m| m.kv_cache_utilization)
+                .map(|u| (1.0 - u).max(0.0))
+        });
     }
 }

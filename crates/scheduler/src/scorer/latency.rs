@@ -22,7 +22,8 @@ use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
 use crate::metrics::{KV_CACHE_UTILIZATION, QUEUE_DEPTH};
 use crate::plugin::{
-    Context, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, Shedder, readable,
+    Context, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters,
+    RequiredState, Scorer, Shedder, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
@@ -37,10 +38,16 @@ const STRATEGY: Parameter = Parameter {
         daemon's HEADROOM_SELECTION_STRATEGY",
     ),
 };
-const TTFT_WEIGHT: Parameter =
-    Parameter { name: "ttftWeight", default: ParameterDefault::Number(0.8), doc: readable("weight of TTFT headroom, 0 to 1e6") };
-const TPOT_WEIGHT: Parameter =
-    Parameter { name: "tpotWeight", default: ParameterDefault::Number(0.2), doc: readable("weight of TPOT headroom, 0 to 1e6") };
+const TTFT_WEIGHT: Parameter = Parameter {
+    name: "ttftWeight",
+    default: ParameterDefault::Number(0.8),
+    doc: readable("weight of TTFT headroom, 0 to 1e6"),
+};
+const TPOT_WEIGHT: Parameter = Parameter {
+    name: "tpotWeight",
+    default: ParameterDefault::Number(0.2),
+    doc: readable("weight of TPOT headroom, 0 to 1e6"),
+};
 const COMPOSITE_KV: Parameter = Parameter {
     name: "compositeKVWeight",
     default: ParameterDefault::Number(1.0),
@@ -74,7 +81,10 @@ pub(crate) const LATENCY: PluginType = PluginType {
         COMPOSITE_KV,
         COMPOSITE_QUEUE,
         COMPOSITE_PREFIX,
-        Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
+        Parameter {
+            name: "latencyPredictionInfoProducerName",
+            ..PRODUCER_NAME
+        },
         PREFIX_PRODUCER,
     ],
     needs: NEEDS,
@@ -98,12 +108,16 @@ pub(crate) const SLO: PluginType = PluginType {
         Parameter {
             name: "explorationShare",
             default: ParameterDefault::Number(0.01),
-            doc: readable("how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5"),
+            doc: readable(
+                "how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5",
+            ),
         },
         Parameter {
             name: "shedBelowPriority",
             default: ParameterDefault::Number(1.0),
-            doc: readable("requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1"),
+            doc: readable(
+                "requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1",
+            ),
         },
         COMPOSITE_KV,
         COMPOSITE_QUEUE,
@@ -113,8 +127,13 @@ pub(crate) const SLO: PluginType = PluginType {
     build: |parameters| {
         let latency = LatencyScorer::read(parameters)?;
         let shed_below = parameters.integer("shedBelowPriority", 0..=i32::MAX as u32)?;
-        let scorer = SloScorer { latency, exploration_share: parameters.number("explorationShare", 0.0..=0.5)? };
-        let shedder = SloShedder { below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX) };
+        let scorer = SloScorer {
+            latency,
+            exploration_share: parameters.number("explorationShare", 0.0..=0.5)?,
+        };
+        let shedder = SloShedder {
+            below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX),
+        };
         Ok(Plugin::SheddingScorer(Box::new(scorer), Box::new(shedder)))
     },
 };
@@ -184,10 +203,18 @@ impl LatencyScorer {
             ("most", HeadroomStrategy::Most),
             ("highest", HeadroomStrategy::Most),
         ];
-        let weights = [number(&COMPOSITE_KV)?, number(&COMPOSITE_QUEUE)?, number(&COMPOSITE_PREFIX)?];
+        let weights = [
+            number(&COMPOSITE_KV)?,
+            number(&COMPOSITE_QUEUE)?,
+            number(&COMPOSITE_PREFIX)?,
+        ];
         let sum: f64 = weights.iter().sum();
         #[expect(clippy::cast_possible_truncation, reason = "shares of 1")]
-        let composite = if sum > 0.0 { weights.map(|weight| (weight / sum) as f32) } else { [1.0, 0.0, 0.0] };
+        let composite = if sum > 0.0 {
+            weights.map(|weight| (weight / sum) as f32)
+        } else {
+            [1.0, 0.0, 0.0]
+        };
         Ok(Self {
             ttft_weight: number(&TTFT_WEIGHT)?,
             tpot_weight: number(&TPOT_WEIGHT)?,
@@ -198,24 +225,46 @@ impl LatencyScorer {
 
     /// Scores the best tier; others get 0, endpoints without a prediction the mean of the tier.
     /// Returns false if there is no prediction at all.
-    fn score_best_tier(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) -> bool {
-        let known = || endpoints.iter().map(|&endpoint| context.prediction(endpoint));
-        let Some(best) = known().flatten().map(tier).min() else { return false };
-        let in_tier = || known().flatten().filter(|predicted| tier(predicted) == best);
-        let (ttft, tpot) = (HeadroomRange::of(in_tier().map(|p| p.ttft)), HeadroomRange::of(in_tier().map(|p| p.tpot)));
+    fn score_best_tier(
+        &self,
+        context: &Context<'_>,
+        endpoints: &[EndpointIndex],
+        scores: &mut [f32],
+    ) -> bool {
+        let known = || {
+            endpoints
+                .iter()
+                .map(|&endpoint| context.prediction(endpoint))
+        };
+        let Some(best) = known().flatten().map(tier).min() else {
+            return false;
+        };
+        let in_tier = || {
+            known()
+                .flatten()
+                .filter(|predicted| tier(predicted) == best)
+        };
+        let (ttft, tpot) = (
+            HeadroomRange::of(in_tier().map(|p| p.ttft)),
+            HeadroomRange::of(in_tier().map(|p| p.tpot)),
+        );
         let (alpha, beta) = self.weights(ttft, tpot);
         let most = best == HeadroomTier::Meets && self.strategy == HeadroomStrategy::Most;
         for (score, predicted) in scores.iter_mut().zip(known()) {
             *score = match predicted {
                 None => f32::NAN,
                 Some(predicted) if tier(predicted) == best => {
-                    let combined = alpha * ttft.place(predicted.ttft) + beta * tpot.place(predicted.tpot);
+                    let combined =
+                        alpha * ttft.place(predicted.ttft) + beta * tpot.place(predicted.tpot);
                     graded(if most { combined } else { 1.0 - combined })
                 }
                 Some(_) => 0.0,
             };
         }
-        let (sum, count) = scores.iter().filter(|score| **score > 0.0).fold((0.0, 0.0), |(sum, count), score| (sum + score, count + 1.0));
+        let (sum, count) = scores
+            .iter()
+            .filter(|score| **score > 0.0)
+            .fold((0.0, 0.0), |(sum, count), score| (sum + score, count + 1.0));
         for score in scores.iter_mut().filter(|score| score.is_nan()) {
             *score = sum / count; // the best tier is not empty, and all its scores are above 0
         }
@@ -234,19 +283,51 @@ impl LatencyScorer {
     }
 
     /// The score without predictions.
-    fn score_composite(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+    fn score_composite(
+        &self,
+        context: &Context<'_>,
+        endpoints: &[EndpointIndex],
+        scores: &mut [f32],
+    ) {
         let queue = |endpoint| context.metric(endpoint, |m| m.queue_depth);
-        let longest = endpoints.iter().filter_map(|&endpoint| queue(endpoint)).fold(0.0, f32::max);
+        let longest = endpoints
+            .iter()
+            .filter_map(|&endpoint| queue(endpoint))
+            .fold(0.0, f32::max);
         let blocks = context.request.blocks();
-        let free = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|used| 1.0 - used.min(1.0));
-        let short = |endpoint| queue(endpoint).map(|queue| if longest > 0.0 { (longest - queue) / longest } else { 1.0 });
-        #[expect(clippy::cast_precision_loss, reason = "prompts have far fewer blocks than an f32 has digits")]
-        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { (context.affinity_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
+        let free = |endpoint| {
+            context
+                .metric(endpoint, |m| m.kv_cache_utilization)
+                .map(|used| 1.0 - used.min(1.0))
+        };
+        let short = |endpoint| {
+            queue(endpoint).map(|queue| {
+                if longest > 0.0 {
+                    (longest - queue) / longest
+                } else {
+                    1.0
+                }
+            })
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "prompts have far fewer blocks than an f32 has digits"
+        )]
+        let held = |endpoint| {
+            Some(if blocks == 0 {
+                0.0
+            } else {
+                (context.affinity_blocks(endpoint) as f32 / blocks as f32).min(1.0)
+            })
+        };
         let ratings: [&dyn Fn(EndpointIndex) -> Option<f32>; 3] = [&free, &short, &held];
         let mut column = vec![0.0; scores.len()];
         for (weight, rating) in self.composite.into_iter().zip(ratings) {
             rate(endpoints, &mut column, rating);
-            scores.iter_mut().zip(&column).for_each(|(score, rating)| *score += weight * rating);
+            scores
+                .iter_mut()
+                .zip(&column)
+                .for_each(|(score, rating)| *score += weight * rating);
         }
     }
 }
@@ -275,8 +356,12 @@ impl Scorer for SloScorer {
                 clippy::cast_precision_loss,
                 reason = "a share of at most 1, over an endpoint count"
             )]
-            let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total) / others as f64) as f32;
-            scores.iter_mut().filter(|score| **score <= 0.0).for_each(|score| *score = each);
+            let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total)
+                / others as f64) as f32;
+            scores
+                .iter_mut()
+                .filter(|score| **score <= 0.0)
+                .for_each(|score| *score = each);
         }
     }
 }
@@ -286,7 +371,12 @@ impl Scorer for SloScorer {
 impl Shedder for SloShedder {
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
         let yields = context.request.slo.any() && context.request.priority < self.below_priority;
-        yields && endpoints.iter().all(|&endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()))
+        yields
+            && endpoints.iter().all(|&endpoint| {
+                context
+                    .prediction(endpoint)
+                    .is_some_and(|predicted| !predicted.is_valid())
+            })
     }
 }
 
@@ -297,9 +387,15 @@ impl HeadroomRange {
     const NOTHING: f64 = 1e-9;
 
     fn of(headrooms: impl Iterator<Item = Headroom>) -> Self {
-        let mut span = Self { least: f64::INFINITY, greatest: f64::NEG_INFINITY };
+        let mut span = Self {
+            least: f64::INFINITY,
+            greatest: f64::NEG_INFINITY,
+        };
         for size in headrooms.map(size).filter(|size| size.is_finite()) {
-            span = Self { least: span.least.min(size), greatest: span.greatest.max(size) };
+            span = Self {
+                least: span.least.min(size),
+                greatest: span.greatest.max(size),
+            };
         }
         span
     }

@@ -3,7 +3,10 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::QUEUE_DEPTH;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate;
 
@@ -31,7 +34,10 @@ struct LoadAwareScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    #[expect(clippy::cast_precision_loss, reason = "no queue is so long that the last digits of it count")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "no queue is so long that the last digits of it count"
+    )]
     let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
     Ok(Plugin::Scorer(Box::new(LoadAwareScorer { threshold })))
 }
@@ -44,7 +50,11 @@ impl LoadAwareScorer {
 
 impl Scorer for LoadAwareScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        rate(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.queue_depth).map(|queue| self.rate(queue)));
+        rate(endpoints, scores, |endpoint| {
+            context
+                .metric(endpoint, |m| m.queue_depth)
+                .map(|queue| self.rate(queue))
+        });
     }
 }
 
@@ -55,7 +65,10 @@ mod tests {
     #[test]
     fn falls_from_a_half_to_nothing_at_the_threshold() {
         let scorer = LoadAwareScorer { threshold: 128.0 };
-        assert_eq!([0.0, 32.0, 64.0, 128.0, 129.0, f32::MAX].map(|q| scorer.rate(q)), [0.5, 0.375, 0.25, 0.0, 0.0, 0.0]);
+        assert_eq!(
+            [0.0, 32.0, 64.0, 128.0, 129.0, f32::MAX].map(|q| scorer.rate(q)),
+            [0.5, 0.375, 0.25, 0.0, 0.0, 0.0]
+        );
         assert_eq!(LoadAwareScorer { threshold: 1.0 }.rate(1.0), 0.0);
     }
 }

@@ -61,7 +61,9 @@ impl AdapterReport {
         let lists = |adapters: &[Box<str>]| adapters.iter().any(|adapter| **adapter == *model);
         if lists(&lora.running) {
             Self::Running
-        } else if lora.running.len() + lora.waiting.len() < usize::try_from(lora.max).unwrap_or(usize::MAX) {
+        } else if lora.running.len() + lora.waiting.len()
+            < usize::try_from(lora.max).unwrap_or(usize::MAX)
+        {
             Self::Room
         } else if lists(&lora.waiting) {
             Self::Waiting
@@ -78,7 +80,9 @@ fn score(report: Option<AdapterReport>, room: AdapterRoom, displaced: &[u64]) ->
         (Some(AdapterReport::Running), _) | (_, AdapterRoom::Loaded) => LOADED,
         (Some(AdapterReport::Waiting), _) => WAITING,
         (Some(AdapterReport::Full), _) => FULL,
-        (_, AdapterRoom::Full { displaced_used }) => DISPLACING_MAX * (1.0 - share_before(displaced, displaced_used)),
+        (_, AdapterRoom::Full { displaced_used }) => {
+            DISPLACING_MAX * (1.0 - share_before(displaced, displaced_used))
+        }
         (_, AdapterRoom::Free | AdapterRoom::Unknown) => ROOM,
     })
 }
@@ -92,8 +96,14 @@ impl Scorer for LoraAffinityScorer {
         let mut displaced: Vec<u64> = endpoints.iter().filter_map(moment).collect();
         sort_by(&mut displaced, |a, b| a < b);
         rate(endpoints, scores, |endpoint| {
-            let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
-            score(lora.map(|lora| AdapterReport::of(context.request.model, lora)), context.local.adapter_room(endpoint), &displaced)
+            let lora = context
+                .metrics(endpoint)
+                .and_then(|metrics| metrics.lora.as_ref());
+            score(
+                lora.map(|lora| AdapterReport::of(context.request.model, lora)),
+                context.local.adapter_room(endpoint),
+                &displaced,
+            )
         });
     }
 }
@@ -104,32 +114,78 @@ mod tests {
 
     fn rate(running: &[&str], waiting: &[&str], max: u32) -> f32 {
         let boxed = |names: &[&str]| names.iter().map(|&n| n.into()).collect();
-        let lora = LoraMetrics { running: boxed(running), waiting: boxed(waiting), max, base_models: [].into() };
-        score(Some(AdapterReport::of("sql", &lora)), AdapterRoom::Unknown, &[]).unwrap()
+        let lora = LoraMetrics {
+            running: boxed(running),
+            waiting: boxed(waiting),
+            max,
+            base_models: [].into(),
+        };
+        score(
+            Some(AdapterReport::of("sql", &lora)),
+            AdapterRoom::Unknown,
+            &[],
+        )
+        .unwrap()
     }
 
     #[test]
     fn running_room_waiting_full() {
-        assert_eq!(rate(&["chat", "sql"], &[], 2), LOADED, "running counts even where nothing more fits");
+        assert_eq!(
+            rate(&["chat", "sql"], &[], 2),
+            LOADED,
+            "running counts even where nothing more fits"
+        );
         assert_eq!(rate(&["chat"], &[], 2), ROOM);
-        assert_eq!(rate(&["chat"], &["sql"], 3), ROOM, "room comes before waiting, as in the reference");
+        assert_eq!(
+            rate(&["chat"], &["sql"], 3),
+            ROOM,
+            "room comes before waiting, as in the reference"
+        );
         assert_eq!(rate(&["chat"], &["sql"], 2), WAITING);
         assert_eq!(rate(&["chat"], &["code"], 2), FULL);
         assert_eq!(rate(&[], &[], 0), FULL);
-        assert_eq!(rate(&["sql-v2", "SQL"], &[], 2), FULL, "names are compared whole");
+        assert_eq!(
+            rate(&["sql-v2", "SQL"], &[], 2),
+            FULL,
+            "names are compared whole"
+        );
     }
 
     #[test]
     fn adapters_of_past_requests_count_between_reports() {
         let full = |displaced_used| AdapterRoom::Full { displaced_used };
         let displaced = [3, 5, 9];
-        assert_eq!(score(Some(AdapterReport::Room), AdapterRoom::Loaded, &displaced), Some(LOADED), "idle adapters are in no report");
-        assert_eq!(score(Some(AdapterReport::Full), AdapterRoom::Loaded, &displaced), Some(LOADED), "it was given just now");
-        assert_eq!([3, 5, 9].map(|used| score(Some(AdapterReport::Room), full(used), &displaced)), [Some(0.5), Some(0.25), Some(0.0)]);
-        assert_eq!(score(Some(AdapterReport::Room), full(3), &[3]), Some(DISPLACING_MAX));
-        assert_eq!(score(Some(AdapterReport::Waiting), full(3), &[3]), Some(WAITING));
-        assert_eq!(score(Some(AdapterReport::Full), full(3), &[3]), Some(FULL), "nothing there is idle");
-        assert_eq!(score(Some(AdapterReport::Room), AdapterRoom::Free, &[]), Some(ROOM));
+        assert_eq!(
+            score(Some(AdapterReport::Room), AdapterRoom::Loaded, &displaced),
+            Some(LOADED),
+            "idle adapters are in no report"
+        );
+        assert_eq!(
+            score(Some(AdapterReport::Full), AdapterRoom::Loaded, &displaced),
+            Some(LOADED),
+            "it was given just now"
+        );
+        assert_eq!(
+            [3, 5, 9].map(|used| score(Some(AdapterReport::Room), full(used), &displaced)),
+            [Some(0.5), Some(0.25), Some(0.0)]
+        );
+        assert_eq!(
+            score(Some(AdapterReport::Room), full(3), &[3]),
+            Some(DISPLACING_MAX)
+        );
+        assert_eq!(
+            score(Some(AdapterReport::Waiting), full(3), &[3]),
+            Some(WAITING)
+        );
+        assert_eq!(
+            score(Some(AdapterReport::Full), full(3), &[3]),
+            Some(FULL),
+            "nothing there is idle"
+        );
+        assert_eq!(
+            score(Some(AdapterReport::Room), AdapterRoom::Free, &[]),
+            Some(ROOM)
+        );
     }
 
     #[test]
@@ -137,6 +193,9 @@ mod tests {
         assert_eq!(score(None, AdapterRoom::Unknown, &[]), None);
         assert_eq!(score(None, AdapterRoom::Loaded, &[]), Some(LOADED));
         assert_eq!(score(None, AdapterRoom::Free, &[]), Some(ROOM));
-        assert_eq!(score(None, AdapterRoom::Full { displaced_used: 1 }, &[1]), Some(DISPLACING_MAX));
+        assert_eq!(
+            score(None, AdapterRoom::Full { displaced_used: 1 }, &[1]),
+            Some(DISPLACING_MAX)
+        );
     }
 }

@@ -30,7 +30,10 @@ use crate::decision::CostTerms;
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
 use crate::metrics::KV_CACHE_UTILIZATION;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
 use crate::sort::sort_by;
@@ -46,17 +49,23 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ttftWeight",
             default: ParameterDefault::Number(4.0),
-            doc: readable("cost of one ms until the first token, relative to one ms of decoding, 0 to 100"),
+            doc: readable(
+                "cost of one ms until the first token, relative to one ms of decoding, 0 to 100",
+            ),
         },
         Parameter {
             name: "queueExternality",
             default: ParameterDefault::Number(0.2),
-            doc: readable("cost of one ms of waiting for each request in flight (half here, half the mean of the pool), 0 to 100"),
+            doc: readable(
+                "cost of one ms of waiting for each request in flight (half here, half the mean of the pool), 0 to 100",
+            ),
         },
         Parameter {
             name: "adapterLoadMs",
             default: ParameterDefault::Number(100.0),
-            doc: readable("time to load a LoRA adapter, ms; sixteen times that where another is evicted; 0 to 600000"),
+            doc: readable(
+                "time to load a LoRA adapter, ms; sixteen times that where another is evicted; 0 to 600000",
+            ),
         },
         Parameter {
             name: "failureMs",
@@ -89,7 +98,9 @@ const fn without_effect(name: &'static str) -> Parameter {
     Parameter {
         name,
         default: ParameterDefault::Number(0.0),
-        doc: readable("no effect: measured or derived now, and refused by the next version; 0 to 1000"),
+        doc: readable(
+            "no effect: measured or derived now, and refused by the next version; 0 to 1000",
+        ),
     }
 }
 
@@ -112,9 +123,24 @@ struct MarginalCostScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    #[expect(clippy::cast_possible_truncation, reason = "small numbers of a few digits")]
-    let number = |name, max| parameters.number(name, 0.0..=max).map(|number| number as f32);
-    for name in ["externality", "ownBatchShare", "arrivalExternality", "displacement", "decodeWeight", "memoryWeight", "refresh"] {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "small numbers of a few digits"
+    )]
+    let number = |name, max| {
+        parameters
+            .number(name, 0.0..=max)
+            .map(|number| number as f32)
+    };
+    for name in [
+        "externality",
+        "ownBatchShare",
+        "arrivalExternality",
+        "displacement",
+        "decodeWeight",
+        "memoryWeight",
+        "refresh",
+    ] {
         number(name, 1_000.0)?;
     }
     Ok(Plugin::Scorer(Box::new(MarginalCostScorer {
@@ -144,7 +170,10 @@ impl Scorer for MarginalCostScorer {
         let mut equals = Vec::with_capacity(endpoints.len());
         for ((score, &endpoint), input) in scores.iter_mut().zip(endpoints).zip(&inputs) {
             if *score <= equal {
-                let last_pick = context.table.id(endpoint).map_or(0, |id| context.local.in_flight.last_pick(id));
+                let last_pick = context
+                    .table
+                    .id(endpoint)
+                    .map_or(0, |id| context.local.in_flight.last_pick(id));
                 equals.push(((input.load.requests, last_pick), score));
             } else {
                 *score = lowest / *score;
@@ -157,17 +186,28 @@ impl Scorer for MarginalCostScorer {
         let inputs = self.endpoint_inputs(context, endpoints);
         let request = request_inputs(context, &inputs);
         let terms = |endpoint| Cost::of(&self.weights, &request, endpoint).terms().to_vec();
-        endpoints.iter().copied().zip(inputs.iter().map(terms)).collect()
+        endpoints
+            .iter()
+            .copied()
+            .zip(inputs.iter().map(terms))
+            .collect()
     }
 }
 
 impl MarginalCostScorer {
     /// The inputs of each candidate, in order.
-    fn endpoint_inputs(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Vec<EndpointInputs> {
+    fn endpoint_inputs(
+        &self,
+        context: &Context<'_>,
+        endpoints: &[EndpointIndex],
+    ) -> Vec<EndpointInputs> {
         let step = context.table.step();
         let inputs = |&endpoint: &EndpointIndex| EndpointInputs {
             load: LoadInputs::of(&context.load(endpoint), step),
-            speed: context.table.endpoint(endpoint).map_or((1.0, 1.0), |e| step.speed(e.id)),
+            speed: context
+                .table
+                .endpoint(endpoint)
+                .map_or((1.0, 1.0), |e| step.speed(e.id)),
             uncached_tokens: float(u64::from(context.tokens_without_affinity(endpoint))),
             adapter_ms: self.adapter_ms(context, endpoint),
             memory: kv_memory(context, endpoint),
@@ -194,13 +234,26 @@ impl MarginalCostScorer {
 fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> RequestInputs<'a> {
     let step = context.table.step();
     let count = float(endpoints.len() as u64).max(1.0);
-    let in_flight: u64 = endpoints.iter().map(|endpoint| u64::from(endpoint.load.requests)).sum();
-    let context_tokens: f32 = endpoints.iter().map(|endpoint| endpoint.load.context_tokens).sum();
+    let in_flight: u64 = endpoints
+        .iter()
+        .map(|endpoint| u64::from(endpoint.load.requests))
+        .sum();
+    let context_tokens: f32 = endpoints
+        .iter()
+        .map(|endpoint| endpoint.load.context_tokens)
+        .sum();
     RequestInputs {
         step,
         prompt_tokens: float(u64::from(context.request.prompt_tokens)),
-        new_tokens: endpoints.iter().map(|endpoint| endpoint.uncached_tokens).fold(f32::INFINITY, f32::min),
-        output_tokens: if context.early_stage { 0.0 } else { step.output_tokens() },
+        new_tokens: endpoints
+            .iter()
+            .map(|endpoint| endpoint.uncached_tokens)
+            .fold(f32::INFINITY, f32::min),
+        output_tokens: if context.early_stage {
+            0.0
+        } else {
+            step.output_tokens()
+        },
         reuse_interval: context.local.reuse_interval.max(0.0),
         evicted_share: context.local.evicted_share.max(0.0),
         mean_batch: float(in_flight) / count,
@@ -212,7 +265,10 @@ fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> Re
 fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory> {
     let metrics = context.metrics(endpoint)?;
     let capacity = float(u64::from(metrics.kv_blocks?) * u64::from(metrics.kv_block_tokens?));
-    let used = context.metric(endpoint, |metrics| metrics.kv_cache_utilization)?.min(1.0) * capacity;
+    let used = context
+        .metric(endpoint, |metrics| metrics.kv_cache_utilization)?
+        .min(1.0)
+        * capacity;
     (capacity > 0.0).then_some(KvMemory { capacity, used })
 }
 
@@ -232,6 +288,12 @@ fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
 
 /// Whether the engine reports that it runs the request's adapter.
 fn reports_adapter(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
-    let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
-    lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))
+    let lora = context
+        .metrics(endpoint)
+        .and_then(|metrics| metrics.lora.as_ref());
+    lora.is_some_and(|lora| {
+        lora.running
+            .iter()
+            .any(|adapter| **adapter == *context.request.model)
+    })
 }

@@ -6,7 +6,10 @@
 //! scores by their position; here they all get the best score, and chance decides.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
 use crate::sort::sort_by;
@@ -37,7 +40,8 @@ struct NoHitLruScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let remembered = usize::try_from(parameters.integer("lruSize", 1..=u32::MAX)?).unwrap_or(usize::MAX);
+    let remembered =
+        usize::try_from(parameters.integer("lruSize", 1..=u32::MAX)?).unwrap_or(usize::MAX);
     Ok(Plugin::Scorer(Box::new(NoHitLruScorer { remembered })))
 }
 
@@ -46,7 +50,12 @@ impl NoHitLruScorer {
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
         sort_by(&mut sorted, |a, b| a < b);
-        let oldest = sorted.len().checked_sub(self.remembered).and_then(|at| sorted.get(at)).copied().unwrap_or(0);
+        let oldest = sorted
+            .len()
+            .checked_sub(self.remembered)
+            .and_then(|at| sorted.get(at))
+            .copied()
+            .unwrap_or(0);
         for (score, &pick) in scores.iter_mut().zip(picks) {
             *score = 1.0 - share_before(&sorted, if pick < oldest { 0 } else { pick });
         }
@@ -55,10 +64,16 @@ impl NoHitLruScorer {
 
 impl Scorer for NoHitLruScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        if endpoints.iter().any(|&endpoint| context.affinity_blocks(endpoint) > 0) {
+        if endpoints
+            .iter()
+            .any(|&endpoint| context.affinity_blocks(endpoint) > 0)
+        {
             return scores.fill(UNKNOWN);
         }
-        let picks: Vec<u64> = endpoints.iter().map(|&endpoint| context.local.last_cold_pick(endpoint)).collect();
+        let picks: Vec<u64> = endpoints
+            .iter()
+            .map(|&endpoint| context.local.last_cold_pick(endpoint))
+            .collect();
         self.rate(&picks, scores);
     }
 }
@@ -76,7 +91,11 @@ mod tests {
     #[test]
     fn the_longest_ago_is_the_best() {
         assert_eq!(rate(1024, &[30, 10, 20]), [0.0, 1.0, 0.5]);
-        assert_eq!(rate(1024, &[0, 7, 0, 9, 8]), [1.0, 0.5, 1.0, 0.0, 0.25], "never comes before ever, and all nevers are equal");
+        assert_eq!(
+            rate(1024, &[0, 7, 0, 9, 8]),
+            [1.0, 0.5, 1.0, 0.0, 0.25],
+            "never comes before ever, and all nevers are equal"
+        );
         assert_eq!(rate(1024, &[0, 0]), [1.0, 1.0]);
     }
 

@@ -1,7 +1,10 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint has cached, as estimated, the better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
 
@@ -16,7 +19,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "matchLengthWeight",
             default: ParameterDefault::Number(0.0),
-            doc: readable("weight of the length of the match; the rest is the weight of its ratio, 0 to 1"),
+            doc: readable(
+                "weight of the length of the match; the rest is the weight of its ratio, 0 to 1",
+            ),
         },
         Parameter {
             name: "matchLengthScaleTokens",
@@ -51,7 +56,8 @@ impl PrefixCacheScorer {
         let matched_tokens = f64::from(matched_blocks.min(blocks)) * f64::from(block_tokens);
         let length = (matched_tokens / f64::from(self.length_scale_tokens)).min(1.0);
         #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
-        let score = (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32;
+        let score =
+            (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32;
         score
     }
 }
@@ -60,7 +66,11 @@ impl Scorer for PrefixCacheScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let blocks = context.request.blocks();
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = self.rate(context.affinity_blocks(endpoint), blocks, context.request.prefix_block_tokens);
+            *score = self.rate(
+                context.affinity_blocks(endpoint),
+                blocks,
+                context.request.prefix_block_tokens,
+            );
         }
     }
 }
@@ -71,20 +81,37 @@ mod tests {
 
     #[test]
     fn ratio_alone_by_default() {
-        let scorer = PrefixCacheScorer { length_weight: 0.0, length_scale_tokens: 8192 };
+        let scorer = PrefixCacheScorer {
+            length_weight: 0.0,
+            length_scale_tokens: 8192,
+        };
         assert_eq!(scorer.rate(0, 4, 64), 0.0);
         assert_eq!(scorer.rate(3, 4, 64), 0.75);
-        assert_eq!(scorer.rate(9, 4, 64), 1.0, "more than there is cannot match");
-        assert_eq!(scorer.rate(0, 0, 64), 0.0, "a request without blocks matches nothing");
+        assert_eq!(
+            scorer.rate(9, 4, 64),
+            1.0,
+            "more than there is cannot match"
+        );
+        assert_eq!(
+            scorer.rate(0, 0, 64),
+            0.0,
+            "a request without blocks matches nothing"
+        );
     }
 
     #[test]
     fn length_counts_squared_up_to_the_scale() {
-        let scorer = PrefixCacheScorer { length_weight: 1.0, length_scale_tokens: 1000 };
+        let scorer = PrefixCacheScorer {
+            length_weight: 1.0,
+            length_scale_tokens: 1000,
+        };
         assert_eq!(scorer.rate(5, 100, 100), 0.25);
         assert_eq!(scorer.rate(10, 100, 100), 1.0);
         assert_eq!(scorer.rate(100, 100, 100), 1.0);
-        let half = PrefixCacheScorer { length_weight: 0.5, length_scale_tokens: 1000 };
+        let half = PrefixCacheScorer {
+            length_weight: 0.5,
+            length_scale_tokens: 1000,
+        };
         assert_eq!(half.rate(5, 10, 100), 0.5 * 0.25 + 0.5 * 0.5);
     }
 }

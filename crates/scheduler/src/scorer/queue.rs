@@ -9,7 +9,9 @@ use crate::scorer::rate_by_load;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "queue-scorer",
     kind: PluginKind::Scorer,
-    doc: readable("(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal."),
+    doc: readable(
+        "(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal.",
+    ),
     source: readable("llm-d-router, scorer/queuedepth"),
     parameters: &[],
     needs: &[RequiredState::Metric(&QUEUE_DEPTH)],
@@ -25,6 +27,8 @@ fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Scorer for QueueScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        rate_by_load(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.queue_depth));
+        rate_by_load(endpoints, scores, |endpoint| {
+            context.metric(endpoint, |m| m.queue_depth)
+        });
     }
 }

@@ -28,6 +28,8 @@ fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Scorer for RunningRequestsSizeScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        rate_by_load(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.running_requests));
+        rate_by_load(endpoints, scores, |endpoint| {
+            context.metric(endpoint, |m| m.running_requests)
+        });
     }
 }

@@ -20,14 +20,23 @@ struct SessionAffinityScorer(SessionAffinity);
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let session = SessionAffinity::read(parameters)?;
-    let headers = ClientHeaders { read: session.headers().to_vec(), session_token: session.token().cloned() };
+    let headers = ClientHeaders {
+        read: session.headers().to_vec(),
+        session_token: session.token().cloned(),
+    };
     Ok(Plugin::Scorer(Box::new(SessionAffinityScorer(session))).with_headers(headers))
 }
 
 impl Scorer for SessionAffinityScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        let Some(at) = self.0.endpoint(context, endpoints) else { return };
-        for (score, _) in scores.iter_mut().zip(endpoints).filter(|(_, endpoint)| **endpoint == at) {
+        let Some(at) = self.0.endpoint(context, endpoints) else {
+            return;
+        };
+        for (score, _) in scores
+            .iter_mut()
+            .zip(endpoints)
+            .filter(|(_, endpoint)| **endpoint == at)
+        {
             *score = 1.0;
         }
     }

@@ -2,20 +2,31 @@
 //! better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{
+    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
+    readable,
+};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-load-scorer",
     kind: PluginKind::Scorer,
-    doc: readable("1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens."),
+    doc: readable(
+        "1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens.",
+    ),
     source: readable("llm-d-router, scorer/tokenload"),
     parameters: &[Parameter {
         name: "queueThresholdTokens",
         default: ParameterDefault::Number(4_194_304.0),
-        doc: readable("prompt tokens in flight at which an endpoint counts as full, integer from 1"),
+        doc: readable(
+            "prompt tokens in flight at which an endpoint counts as full, integer from 1",
+        ),
     }],
-    needs: &[RequiredState::InFlight, RequiredState::PrefixIndex, RequiredState::Prompt],
+    needs: &[
+        RequiredState::InFlight,
+        RequiredState::PrefixIndex,
+        RequiredState::Prompt,
+    ],
     build,
 };
 
@@ -25,12 +36,16 @@ struct TokenLoadScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(TokenLoadScorer { threshold_tokens: parameters.integer("queueThresholdTokens", 1..=u32::MAX)? })))
+    Ok(Plugin::Scorer(Box::new(TokenLoadScorer {
+        threshold_tokens: parameters.integer("queueThresholdTokens", 1..=u32::MAX)?,
+    })))
 }
 
 impl TokenLoadScorer {
     fn rate(&self, tokens: u64) -> f32 {
-        let over = u32::try_from(tokens).unwrap_or(u32::MAX).min(self.threshold_tokens);
+        let over = u32::try_from(tokens)
+            .unwrap_or(u32::MAX)
+            .min(self.threshold_tokens);
         #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
         let score = (1.0 - f64::from(over) / f64::from(self.threshold_tokens)) as f32;
         score
@@ -41,7 +56,8 @@ impl Scorer for TokenLoadScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
             let in_flight = context.load(endpoint).prefill_tokens;
-            *score = self.rate(in_flight.saturating_add(u64::from(context.uncached_tokens(endpoint))));
+            *score =
+                self.rate(in_flight.saturating_add(u64::from(context.uncached_tokens(endpoint))));
         }
     }
 }
@@ -52,7 +68,12 @@ mod tests {
 
     #[test]
     fn falls_to_nothing_at_the_threshold() {
-        let scorer = TokenLoadScorer { threshold_tokens: 1000 };
-        assert_eq!([0, 250, 1000, 1001, u64::MAX].map(|t| scorer.rate(t)), [1.0, 0.75, 0.0, 0.0, 0.0]);
+        let scorer = TokenLoadScorer {
+            threshold_tokens: 1000,
+        };
+        assert_eq!(
+            [0, 250, 1000, 1001, u64::MAX].map(|t| scorer.rate(t)),
+            [1.0, 0.75, 0.0, 0.0, 0.0]
+        );
     }
 }

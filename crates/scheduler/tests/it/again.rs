@@ -7,7 +7,9 @@ use scheduler::in_flight::InFlight;
 use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
 use scheduler::latency::step::{StepModel, TokenGap};
 use scheduler::latency::{Conditions, LatencyModel, Prediction};
-use scheduler::{Explanation, LocalState, Request, Rng, Slo, Snapshot, predict, schedule_again, tracked_slo};
+use scheduler::{
+    Explanation, LocalState, Request, Rng, Slo, Snapshot, predict, schedule_again, tracked_slo,
+};
 
 use crate::case::DecisionCase;
 
@@ -20,9 +22,15 @@ fn snapshot() -> Snapshot {
 
 /// The same with further plugins in its pipeline.
 fn snapshot_with(plugins: &str) -> Snapshot {
-    let rows: String = PREDICTED.iter().zip('a'..).map(|([ttft, tpot], name)| format!("  {name}  {ttft}  {tpot}\n")).collect();
+    let rows: String = PREDICTED
+        .iter()
+        .zip('a'..)
+        .map(|([ttft, tpot], name)| format!("  {name}  {ttft}  {tpot}\n"))
+        .collect();
     let profile = "profile\n  latency-scorer\n  max-score-picker\n";
-    let text = format!("{plugins}\n{profile}\npool\n  name  ttft  tpot\n{rows}\nrequest\n  latency_prediction yes\n");
+    let text = format!(
+        "{plugins}\n{profile}\npool\n  name  ttft  tpot\n{rows}\nrequest\n  latency_prediction yes\n"
+    );
     DecisionCase::parse(&text).unwrap().snapshot().unwrap()
 }
 
@@ -32,22 +40,36 @@ fn with_local<R>(run: impl FnOnce(LocalState<'_>) -> R) -> R {
 }
 
 fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
-    Slo { ttft_us: Some(ttft_ms * 1_000), tpot_us: Some(tpot_ms * 1_000) }
+    Slo {
+        ttft_us: Some(ttft_ms * 1_000),
+        tpot_us: Some(tpot_ms * 1_000),
+    }
 }
 
 fn asking(slo: Slo) -> Request<'static> {
-    Request { slo, prompt_tokens: 100, ..Request::default() }
+    Request {
+        slo,
+        prompt_tokens: 100,
+        ..Request::default()
+    }
 }
 
 #[test]
 fn each_endpoint_has_its_prospect() {
     let snapshot = snapshot();
     let predicted = with_local(|local| predict(&snapshot, &asking(slo(200, 50)), local));
-    let predicted: Vec<[f32; 2]> =
-        predicted.into_iter().map(|predicted| predicted.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
+    let predicted: Vec<[f32; 2]> = predicted
+        .into_iter()
+        .map(|predicted| predicted.unwrap().prediction)
+        .map(|p| [p.ttft_ms, p.tpot_ms])
+        .collect();
     assert_eq!(predicted.len(), PREDICTED.len());
     assert!(
-        predicted.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(predicted, is)| (predicted - is).abs() < 0.01),
+        predicted
+            .as_flattened()
+            .iter()
+            .zip(PREDICTED.as_flattened())
+            .all(|(predicted, is)| (predicted - is).abs() < 0.01),
         "{predicted:?}"
     );
 }
@@ -56,10 +78,26 @@ fn each_endpoint_has_its_prospect() {
 fn what_can_be_kept_is_promised_and_no_more() {
     let snapshot = snapshot();
     let first = snapshot.indices().next().unwrap();
-    let counts = |asked: Slo| with_local(|local| tracked_slo(&snapshot, &asking(asked), local, first));
-    assert_eq!((counts(slo(191, 11)).slo, counts(slo(191, 11)).counts), (slo(191, 11), slo(191, 11)));
-    assert_eq!(counts(slo(189, 11)).counts, Slo { ttft_us: None, ..slo(0, 11) });
-    assert_eq!(counts(slo(191, 9)).counts, Slo { tpot_us: None, ..slo(191, 0) });
+    let counts =
+        |asked: Slo| with_local(|local| tracked_slo(&snapshot, &asking(asked), local, first));
+    assert_eq!(
+        (counts(slo(191, 11)).slo, counts(slo(191, 11)).counts),
+        (slo(191, 11), slo(191, 11))
+    );
+    assert_eq!(
+        counts(slo(189, 11)).counts,
+        Slo {
+            ttft_us: None,
+            ..slo(0, 11)
+        }
+    );
+    assert_eq!(
+        counts(slo(191, 9)).counts,
+        Slo {
+            tpot_us: None,
+            ..slo(191, 0)
+        }
+    );
     assert!(counts(slo(189, 9)).predicted.is_some());
 }
 
@@ -67,8 +105,18 @@ fn what_can_be_kept_is_promised_and_no_more() {
 fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
     let snapshot = snapshot_with("plugins\n  predicted-latency-producer sloBufferFactor=0.5");
     let first = snapshot.indices().next().unwrap();
-    let counts = |asked| with_local(|local| tracked_slo(&snapshot, &asking(asked), local, first)).counts;
-    assert_eq!([counts(slo(191, 21)), counts(slo(191, 19))], [slo(191, 21), Slo { tpot_us: None, ..slo(191, 0) }]);
+    let counts =
+        |asked| with_local(|local| tracked_slo(&snapshot, &asking(asked), local, first)).counts;
+    assert_eq!(
+        [counts(slo(191, 21)), counts(slo(191, 19))],
+        [
+            slo(191, 21),
+            Slo {
+                tpot_us: None,
+                ..slo(191, 0)
+            }
+        ]
+    );
 }
 
 /// The model learned from this many requests of a pool where a first token takes 20 ms plus 0.05 ms
@@ -95,7 +143,11 @@ fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
             tpot_ms: Some(tpot_ms),
             output_tokens: None,
             first_token: None,
-            gap: Some(TokenGap { batch: requests + 1.0, context_tokens: tokens, gap_ms: tpot_ms }),
+            gap: Some(TokenGap {
+                batch: requests + 1.0,
+                context_tokens: tokens,
+                gap_ms: tpot_ms,
+            }),
         };
         learner.observe(&observation, None);
         learner.publish(at * 50);
@@ -110,8 +162,12 @@ fn an_slo_that_an_idle_endpoint_could_not_keep_does_not_count() {
     let snapshot = snapshot.with_latency(Some(model));
     let first = snapshot.indices().next().unwrap();
     let counts = |prompt_tokens, asked| {
-        let request = Request { prompt_tokens, ..asking(asked) };
-        let Slo { ttft_us, tpot_us } = with_local(|local| tracked_slo(&snapshot, &request, local, first)).counts;
+        let request = Request {
+            prompt_tokens,
+            ..asking(asked)
+        };
+        let Slo { ttft_us, tpot_us } =
+            with_local(|local| tracked_slo(&snapshot, &request, local, first)).counts;
         (ttft_us.is_some(), tpot_us.is_some())
     };
     // 370 ms of prefill, then 16 ms per token; a short prompt takes 25 and 9.
@@ -126,15 +182,28 @@ fn an_slo_that_an_idle_endpoint_could_not_keep_does_not_count() {
 fn without_a_prediction_the_step_model_decides_which_slos_count() {
     let snapshot = snapshot();
     let (model, first) = (learned(&snapshot, 40), snapshot.indices().next().unwrap());
-    let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(snapshot.endpoints()[0].id, 2.0, 3.0);
+    let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(
+        snapshot.endpoints()[0].id,
+        2.0,
+        3.0,
+    );
     let snapshot = snapshot.with_latency(Some(model)).with_step(Arc::new(step));
     let tracked = |asked| {
-        let request = Request { prompt_tokens: 1_000, ..asking(asked) };
+        let request = Request {
+            prompt_tokens: 1_000,
+            ..asking(asked)
+        };
         with_local(|local| tracked_slo(&snapshot, &request, local, first))
     };
     // Twice 10 ms plus 50 for the prompt; three times 5 ms, plus a half for the request and 1 for
     // its context.
-    assert_eq!((tracked(slo(121, 20)).counts, tracked(slo(121, 20)).predicted), (slo(121, 20), None));
+    assert_eq!(
+        (
+            tracked(slo(121, 20)).counts,
+            tracked(slo(121, 20)).predicted
+        ),
+        (slo(121, 20), None)
+    );
     assert_eq!(tracked(slo(119, 19)).counts, Slo::default());
 }
 
@@ -142,19 +211,51 @@ fn without_a_prediction_the_step_model_decides_which_slos_count() {
 fn an_endpoint_without_a_prediction_counts_as_the_mean_of_the_best() {
     let snapshot = snapshot();
     let again = |unknown: usize| -> Vec<f32> {
-        let predicted = PREDICTED.iter().enumerate().map(|(at, &[ttft_ms, tpot_ms])| {
-            (at != unknown).then_some(Prediction { ttft_ms, tpot_ms, ttft_p90_ms: ttft_ms, tpot_p90_ms: tpot_ms })
-        });
+        let predicted = PREDICTED
+            .iter()
+            .enumerate()
+            .map(|(at, &[ttft_ms, tpot_ms])| {
+                (at != unknown).then_some(Prediction {
+                    ttft_ms,
+                    tpot_ms,
+                    ttft_p90_ms: ttft_ms,
+                    tpot_p90_ms: tpot_ms,
+                })
+            });
         let mut explanation = Explanation::default();
         with_local(|local| {
             let request = asking(slo(200, 50));
-            schedule_again(&snapshot, &request, local, predicted.collect(), &mut Rng::seeded(1), Some(&mut explanation))
+            schedule_again(
+                &snapshot,
+                &request,
+                local,
+                predicted.collect(),
+                &mut Rng::seeded(1),
+                Some(&mut explanation),
+            )
         });
-        assert_eq!((explanation.prompt_tokens, &explanation.uncached_tokens[..], explanation.asks), (100, &[100; 4][..], slo(200, 50)));
-        explanation.profiles[0].totals.iter().map(|(_, score)| *score).collect()
+        assert_eq!(
+            (
+                explanation.prompt_tokens,
+                &explanation.uncached_tokens[..],
+                explanation.asks
+            ),
+            (100, &[100; 4][..], slo(200, 50))
+        );
+        explanation.profiles[0]
+            .totals
+            .iter()
+            .map(|(_, score)| *score)
+            .collect()
     };
     let near = |scores: &[f32], expected: [f32; 4]| {
-        assert!(scores.iter().zip(expected).all(|(score, expected)| (score - expected).abs() < 0.001), "{scores:?} {expected:?}");
+        assert!(
+            scores
+                .iter()
+                .zip(expected)
+                .all(|(score, expected)| (score - expected).abs() < 0.001),
+            "{scores:?} {expected:?}"
+        );
     };
     near(&again(4), [0.81, 0.61, 0.12, 0.0]);
     // Over a and b alone TTFT headrooms are 10 and 50, TPOT headrooms 40 and 5.

@@ -31,9 +31,9 @@ use scheduler::metrics::MetricDefinition;
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PluginKind, lookup};
 use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline,
-    PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version,
-    schedule,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation,
+    LocalState, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec,
+    Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version, schedule,
 };
 
 #[path = "case/render.rs"]
@@ -132,7 +132,10 @@ impl EndpointCase {
     /// Makes the endpoint at position `at` of its pool: ready, settled, and without further state.
     pub fn new(at: usize, name: &str) -> Self {
         let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
+            id: EndpointRef {
+                slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)),
+                generation: Generation(1),
+            },
             name: name.into(),
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
@@ -161,7 +164,13 @@ impl EndpointCase {
         match column {
             "name" => {}
             "address" => self.endpoint.address = cell.into(),
-            "ready" => self.endpoint.readiness = if yes(cell)? { Readiness::Ready } else { Readiness::NotReady },
+            "ready" => {
+                self.endpoint.readiness = if yes(cell)? {
+                    Readiness::Ready
+                } else {
+                    Readiness::NotReady
+                }
+            }
             "models" => {
                 let mut models = names(cell);
                 models.sort();
@@ -187,8 +196,12 @@ impl EndpointCase {
             "tpot_slo" => self.slo.tpot_us = micros(cell)?,
             _ if let Some(metric) = metric(column) => (metric.set)(&mut self.metrics, known(cell)?),
             _ if cell == "-" && column.contains(':') => {}
-            _ if let Some(key) = column.strip_prefix("label:") => put(&mut self.endpoint.labels, key, cell.into()),
-            _ if let Some(key) = column.strip_prefix("attribute:") => put(&mut self.metrics.attributes, key, number(cell)?),
+            _ if let Some(key) = column.strip_prefix("label:") => {
+                put(&mut self.endpoint.labels, key, cell.into())
+            }
+            _ if let Some(key) = column.strip_prefix("attribute:") => {
+                put(&mut self.metrics.attributes, key, number(cell)?)
+            }
             _ => return Err(format!("unknown column `{column}`")),
         }
         Ok(())
@@ -238,12 +251,17 @@ impl DecisionCase {
                     section = "profile";
                     case.forget_default();
                     let name = name.first().copied().unwrap_or("test").to_owned();
-                    case.pipeline.profiles.push(ProfileSpec { name, plugins: Vec::new() });
+                    case.pipeline.profiles.push(ProfileSpec {
+                        name,
+                        plugins: Vec::new(),
+                    });
                 }
                 (_, [name @ ("pool" | "request" | "expect")]) => section = name,
                 ("plugins", words) => case.plugin(words).map(drop).map_err(at)?,
                 ("profile", words) => case.profile_plugin(words).map_err(at)?,
-                ("pool", words) if columns.is_empty() => columns = words.iter().map(|&word| word.to_owned()).collect(),
+                ("pool", words) if columns.is_empty() => {
+                    columns = words.iter().map(|&word| word.to_owned()).collect()
+                }
                 ("pool", words) => case.row(&columns, words).map_err(at)?,
                 ("request", [key, values @ ..]) => case.fact(key, values).map_err(at)?,
                 _ => return Err(at("before any section".to_owned())),
@@ -264,8 +282,15 @@ impl DecisionCase {
     fn plugin(&mut self, words: &[&str]) -> Result<String, String> {
         let (&plugin_type, rest) = words.split_first().ok_or("no plugin")?;
         let parameters = parameters(rest);
-        let declared = self.pipeline.plugins.iter().filter(|plugin| plugin.plugin_type == plugin_type);
-        if let Some(same) = declared.clone().find(|plugin| plugin.parameters == parameters) {
+        let declared = self
+            .pipeline
+            .plugins
+            .iter()
+            .filter(|plugin| plugin.plugin_type == plugin_type);
+        if let Some(same) = declared
+            .clone()
+            .find(|plugin| plugin.parameters == parameters)
+        {
             return Ok(same.name.clone());
         }
         let name = match declared.count() {
@@ -274,10 +299,16 @@ impl DecisionCase {
         };
         match lookup(plugin_type).map(|row| row.kind) {
             Some(PluginKind::ProfileHandler) => self.pipeline.profile_handler.clone_from(&name),
-            Some(PluginKind::Detector) if self.pipeline.profiles.is_empty() => self.pipeline.saturation_detector.clone_from(&name),
+            Some(PluginKind::Detector) if self.pipeline.profiles.is_empty() => {
+                self.pipeline.saturation_detector.clone_from(&name)
+            }
             _ => {}
         }
-        self.pipeline.plugins.push(PluginSpec { plugin_type: plugin_type.to_owned(), name: name.clone(), parameters });
+        self.pipeline.plugins.push(PluginSpec {
+            plugin_type: plugin_type.to_owned(),
+            name: name.clone(),
+            parameters,
+        });
         Ok(name)
     }
 
@@ -286,7 +317,11 @@ impl DecisionCase {
             self.pipeline.ranked_max = number(length)?;
             return Ok(());
         }
-        let weight = words.iter().skip(1).find(|word| !word.contains('=')).map_or(Ok(1.0), |word| number(word))?;
+        let weight = words
+            .iter()
+            .skip(1)
+            .find(|word| !word.contains('='))
+            .map_or(Ok(1.0), |word| number(word))?;
         let name = self.plugin(words)?;
         let profile = self.pipeline.profiles.last_mut().ok_or("no profile")?;
         profile.plugins.push(ProfilePlugin { name, weight });
@@ -295,9 +330,17 @@ impl DecisionCase {
 
     fn row(&mut self, columns: &[String], cells: &[&str]) -> Result<(), String> {
         if cells.len() != columns.len() {
-            return Err(format!("{} cells under {} columns", cells.len(), columns.len()));
+            return Err(format!(
+                "{} cells under {} columns",
+                cells.len(),
+                columns.len()
+            ));
         }
-        let name = columns.iter().position(|column| column == "name").and_then(|at| cells.get(at)).ok_or("no name")?;
+        let name = columns
+            .iter()
+            .position(|column| column == "name")
+            .and_then(|at| cells.get(at))
+            .ok_or("no name")?;
         let mut row = EndpointCase::new(self.pool.len(), name);
         for (column, cell) in columns.iter().zip(cells) {
             row.set(column, cell)?;
@@ -310,10 +353,20 @@ impl DecisionCase {
         let first = || values.first().copied().ok_or("no value");
         match key {
             "model" => self.request.model = first()?.to_owned(),
-            "header" => self.request.headers.push((first()?.to_owned(), values.get(1..).unwrap_or_default().join(" "))),
+            "header" => self.request.headers.push((
+                first()?.to_owned(),
+                values.get(1..).unwrap_or_default().join(" "),
+            )),
             "media_items" => self.request.media_items = number(first()?)?,
             "priority" => self.request.priority = number(first()?)?,
-            "subset" => self.request.subset = Some(values.iter().map(|value| value.trim_end_matches(',').to_owned()).collect()),
+            "subset" => {
+                self.request.subset = Some(
+                    values
+                        .iter()
+                        .map(|value| value.trim_end_matches(',').to_owned())
+                        .collect(),
+                )
+            }
             "prompt_tokens" => self.request.prompt_tokens = number(first()?)?,
             "blocks" => self.request.blocks = number(first()?)?,
             "block_tokens" => self.request.block_tokens = number(first()?)?,
@@ -335,11 +388,26 @@ impl DecisionCase {
         let pipeline = Pipeline::build(&self.pipeline).map_err(|e| e.to_string())?;
         let endpoints = self.pool.iter().map(|row| row.endpoint.clone()).collect();
         let metrics = self.pool.iter().map(|row| row.metrics.clone()).collect();
-        let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
-        let predicted = self.pool.iter().filter_map(|row| Some((row.endpoint.id, row.predicted?)));
-        let model = predicted.fold(LatencyModel::constant(100.0, 20.0), |model, (id, (ttft, tpot))| {
-            model.with_endpoint(id, ttft / 100.0, tpot / 20.0) // one model for all, and a factor for each endpoint
-        });
+        let snapshot = Snapshot::try_new(
+            Version {
+                term: 1,
+                sequence: 1,
+            },
+            endpoints,
+            metrics,
+            pipeline,
+        )
+        .map_err(|e| e.to_string())?;
+        let predicted = self
+            .pool
+            .iter()
+            .filter_map(|row| Some((row.endpoint.id, row.predicted?)));
+        let model = predicted.fold(
+            LatencyModel::constant(100.0, 20.0),
+            |model, (id, (ttft, tpot))| {
+                model.with_endpoint(id, ttft / 100.0, tpot / 20.0) // one model for all, and a factor for each endpoint
+            },
+        );
         let any = self.pool.iter().any(|row| row.predicted.is_some());
         Ok(snapshot.with_latency(any.then(|| std::sync::Arc::new(model))))
     }
@@ -350,14 +418,27 @@ impl DecisionCase {
         for row in &self.pool {
             for request in 0..row.in_flight {
                 // The ticket is never released, because the case ends before its requests.
-                let mut ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
+                let mut ticket = in_flight.admit(
+                    row.endpoint.id,
+                    if request == 0 { row.prefill_tokens } else { 0 },
+                );
                 if request == 0 {
-                    in_flight.track(&mut ticket, TrackedSlo { slo: row.slo, counts: row.slo, predicted: None }, "");
+                    in_flight.track(
+                        &mut ticket,
+                        TrackedSlo {
+                            slo: row.slo,
+                            counts: row.slo,
+                            predicted: None,
+                        },
+                        "",
+                    );
                 }
             }
         }
         // The order of these admissions means nothing, so set the last picks from the rows.
-        self.pool.iter().for_each(|row| in_flight.picked_at(row.endpoint.id, row.last_pick));
+        self.pool
+            .iter()
+            .for_each(|row| in_flight.picked_at(row.endpoint.id, row.last_pick));
         in_flight
     }
 
@@ -366,21 +447,44 @@ impl DecisionCase {
         let (snapshot, in_flight) = (self.snapshot()?, self.in_flight());
         let mut explanation = Explanation::default();
         let decision = self.decide_with(&snapshot, &in_flight, Some(&mut explanation));
-        let names = self.pool.iter().map(|row| row.endpoint.name.to_string()).collect();
-        Ok(CaseDecision { names, decision, explanation })
+        let names = self
+            .pool
+            .iter()
+            .map(|row| row.endpoint.name.to_string())
+            .collect();
+        Ok(CaseDecision {
+            names,
+            decision,
+            explanation,
+        })
     }
 
     /// Schedules the request on a snapshot and a ledger that were made before.
-    pub fn decide_with(&self, snapshot: &Snapshot, in_flight: &InFlight, explanation: Option<&mut Explanation>) -> Decision {
-        let hint = self.request.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
+    pub fn decide_with(
+        &self,
+        snapshot: &Snapshot,
+        in_flight: &InFlight,
+        explanation: Option<&mut Explanation>,
+    ) -> Decision {
+        let hint = self
+            .request
+            .subset
+            .as_ref()
+            .map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
         let last_answers: Vec<u64> = self.pool.iter().map(|row| row.last_answer).collect();
         let failing: Vec<f32> = self.pool.iter().map(|row| row.failing).collect();
-        let adapter_rooms: Vec<AdapterRoom> = self.pool.iter().map(|row| row.adapter_room).collect();
+        let adapter_rooms: Vec<AdapterRoom> =
+            self.pool.iter().map(|row| row.adapter_room).collect();
         let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
         let prefix_blocks = vec![0; self.request.blocks as usize];
-        let headers: Vec<(&str, &str)> = self.request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let headers: Vec<(&str, &str)> = self
+            .request
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
         let request = Request {
             model: &self.request.model,
             headers: &headers,
@@ -407,18 +511,32 @@ impl DecisionCase {
             metrics_stale: self.metrics_stale,
             ..LocalState::new(in_flight)
         };
-        schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
+        schedule(
+            snapshot,
+            &request,
+            local,
+            &mut Rng::seeded(self.seed),
+            explanation,
+        )
     }
 }
 
 /// Reads milliseconds as µs; `-` is none.
 fn micros(text: &str) -> Result<Option<u32>, String> {
-    let us = |ms: u32| ms.checked_mul(1_000).ok_or_else(|| format!("`{text}` is too long"));
-    if text == "-" { Ok(None) } else { number(text).and_then(us).map(Some) }
+    let us = |ms: u32| {
+        ms.checked_mul(1_000)
+            .ok_or_else(|| format!("`{text}` is too long"))
+    };
+    if text == "-" {
+        Ok(None)
+    } else {
+        number(text).and_then(us).map(Some)
+    }
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("`{text}` is no such number"))
+    text.parse()
+        .map_err(|_| format!("`{text}` is no such number"))
 }
 
 /// Returns the parameters among these words.
@@ -433,17 +551,28 @@ pub fn parameters(words: &[&str]) -> Vec<(String, ParameterValue)> {
 /// Reads a value in the one-line form of the configuration: `5`, `true`, `text`, `[a,b]`,
 /// `{key:value,other:[{key:value}]}`, without spaces.
 fn parsed(text: &str) -> ParameterValue {
-    let inside = |open, close| text.strip_prefix(open).and_then(|rest: &str| rest.strip_suffix(close)).map(items);
+    let inside = |open, close| {
+        text.strip_prefix(open)
+            .and_then(|rest: &str| rest.strip_suffix(close))
+            .map(items)
+    };
     if let Some(items) = inside('[', ']') {
         return ParameterValue::List(items.into_iter().map(parsed).collect());
     }
     if let Some(items) = inside('{', '}') {
         let entries = items.into_iter().filter_map(|item| item.split_once(':'));
-        return ParameterValue::Map(entries.map(|(key, value)| (key.to_owned(), parsed(value))).collect());
+        return ParameterValue::Map(
+            entries
+                .map(|(key, value)| (key.to_owned(), parsed(value)))
+                .collect(),
+        );
     }
     match text {
         "true" | "false" => ParameterValue::Flag(text == "true"),
-        _ => text.parse().map_or_else(|_| ParameterValue::Text(text.to_owned()), ParameterValue::Number),
+        _ => text.parse().map_or_else(
+            |_| ParameterValue::Text(text.to_owned()),
+            ParameterValue::Number,
+        ),
     }
 }
 
@@ -454,13 +583,18 @@ fn items(text: &str) -> Vec<&str> {
         depth += i32::from(c == '[' || c == '{') - i32::from(c == ']' || c == '}');
         c == ',' && depth == 0
     };
-    text.split(outside).filter(|item| !item.is_empty()).collect()
+    text.split(outside)
+        .filter(|item| !item.is_empty())
+        .collect()
 }
 
 /// Adds an entry to a list that is sorted by key.
 fn put<T: Clone>(list: &mut Box<[(Box<str>, T)]>, key: &str, value: T) {
     let mut grown = list.to_vec();
-    grown.insert(grown.partition_point(|(other, _)| **other < *key), (key.into(), value));
+    grown.insert(
+        grown.partition_point(|(other, _)| **other < *key),
+        (key.into(), value),
+    );
     *list = grown.into();
 }
 
@@ -489,7 +623,11 @@ fn metric(column: &str) -> Option<&'static MetricDefinition> {
 }
 
 fn known<T: std::str::FromStr>(cell: &str) -> Result<Option<T>, String> {
-    if cell == "-" { Ok(None) } else { number(cell).map(Some) }
+    if cell == "-" {
+        Ok(None)
+    } else {
+        number(cell).map(Some)
+    }
 }
 
 /// Reads `loaded`, `free`, `-`, or `full:N`: the adapter that would be displaced was last used at
@@ -499,7 +637,9 @@ fn room(cell: &str) -> Result<AdapterRoom, String> {
         ("-", _) => Ok(AdapterRoom::Unknown),
         ("loaded", _) => Ok(AdapterRoom::Loaded),
         ("free", _) => Ok(AdapterRoom::Free),
-        (_, Some(at)) => Ok(AdapterRoom::Full { displaced_used: number(at)? }),
+        (_, Some(at)) => Ok(AdapterRoom::Full {
+            displaced_used: number(at)?,
+        }),
         _ => Err(format!("`{cell}` is no room for an adapter")),
     }
 }
@@ -513,5 +653,8 @@ fn yes(cell: &str) -> Result<bool, String> {
 }
 
 fn names(cell: &str) -> Box<[Box<str>]> {
-    cell.split(',').filter(|name| *name != "-").map(Into::into).collect()
+    cell.split(',')
+        .filter(|name| *name != "-")
+        .map(Into::into)
+        .collect()
 }

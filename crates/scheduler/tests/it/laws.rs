@@ -10,20 +10,39 @@ use crate::pools;
 fn scores_of(outcome: &CaseDecision, name: &str) -> Vec<f32> {
     let named = |(index, _): &&(EndpointIndex, f32)| outcome.names[index.get()] == name;
     let of_profile = |profile: &ProfileExplanation| -> Vec<f32> {
-        let columns = profile.scores.iter().flat_map(|column| column.scores.iter().filter(named));
-        columns.chain(profile.totals.iter().filter(named)).map(|(_, score)| *score).collect()
+        let columns = profile
+            .scores
+            .iter()
+            .flat_map(|column| column.scores.iter().filter(named));
+        columns
+            .chain(profile.totals.iter().filter(named))
+            .map(|(_, score)| *score)
+            .collect()
     };
-    outcome.explanation.profiles.iter().flat_map(of_profile).collect()
+    outcome
+        .explanation
+        .profiles
+        .iter()
+        .flat_map(of_profile)
+        .collect()
 }
 
 fn of_marginal_cost() -> scheduler::PipelineSpec {
-    scheduler::PipelineSpec::of_one_profile("test", vec![(scheduler::PluginSpec::of_type("marginal-cost-scorer"), 1.0)], 8)
+    scheduler::PipelineSpec::of_one_profile(
+        "test",
+        vec![(scheduler::PluginSpec::of_type("marginal-cost-scorer"), 1.0)],
+        8,
+    )
 }
 
 fn metrics_unknown_where(case: &DecisionCase, wrong: fn(f32) -> bool) -> DecisionCase {
     let mut case = case.clone();
     for metrics in case.pool.iter_mut().map(|row| &mut row.metrics) {
-        for metric in [&mut metrics.queue_depth, &mut metrics.running_requests, &mut metrics.kv_cache_utilization] {
+        for metric in [
+            &mut metrics.queue_depth,
+            &mut metrics.running_requests,
+            &mut metrics.kv_cache_utilization,
+        ] {
             *metric = metric.filter(|value| !wrong(*value));
         }
     }
@@ -211,7 +230,10 @@ fn firsts(case: &DecisionCase, seeds: u64) -> Vec<u32> {
     let mut firsts = vec![0; case.pool.len()];
     let (snapshot, in_flight) = (case.snapshot().unwrap(), case.in_flight());
     for seed in 0..seeds {
-        let case = DecisionCase { seed, ..case.clone() };
+        let case = DecisionCase {
+            seed,
+            ..case.clone()
+        };
         if let Decision::Route(route) = case.decide_with(&snapshot, &in_flight, None) {
             firsts[route.ranked.first().get()] += 1;
         }
@@ -226,26 +248,46 @@ fn ties_spread_evenly() {
     let case = DecisionCase::parse(&EQUALS.replace("PICKER", "max-score-picker")).unwrap();
     let firsts = firsts(&case, 4_000);
     assert_eq!(firsts[4], 0, "the loaded one is no tie");
-    assert!(firsts[..4].iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
+    assert!(
+        firsts[..4].iter().all(|n| (900..1_100).contains(n)),
+        "{firsts:?}"
+    );
 }
 
 #[test]
 fn a_tie_for_the_last_place_spreads_evenly_too() {
-    let case = DecisionCase::parse(&EQUALS.replace("a 3", "a 0").replace("PICKER", "max-score-picker\nranked_max 2")).unwrap();
+    let case = DecisionCase::parse(
+        &EQUALS
+            .replace("a 3", "a 0")
+            .replace("PICKER", "max-score-picker\nranked_max 2"),
+    )
+    .unwrap();
     let mut seconds = [0; 5];
     for seed in 0..3_000 {
-        let ranked = DecisionCase { seed, ..case.clone() }.decide().unwrap().ranked();
+        let ranked = DecisionCase {
+            seed,
+            ..case.clone()
+        }
+        .decide()
+        .unwrap()
+        .ranked();
         assert_eq!(ranked[0], 0);
         seconds[ranked[1]] += 1;
     }
-    assert!(seconds[1..4].iter().all(|n| (900..1_100).contains(n)), "{seconds:?}");
+    assert!(
+        seconds[1..4].iter().all(|n| (900..1_100).contains(n)),
+        "{seconds:?}"
+    );
 }
 
 #[test]
 fn random_is_even_whatever_the_scores() {
     let case = DecisionCase::parse(&EQUALS.replace("PICKER", "random-picker")).unwrap();
     let firsts = firsts(&case, 5_000);
-    assert!(firsts.iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
+    assert!(
+        firsts.iter().all(|n| (900..1_100).contains(n)),
+        "{firsts:?}"
+    );
 }
 
 #[test]
@@ -255,13 +297,22 @@ fn weighted_random_follows_the_totals() {
             .unwrap();
     let firsts = firsts(&case, 10_000);
     for (n, share) in firsts.iter().zip([0.1, 0.3, 0.6, 0.0]) {
-        assert!((f64::from(*n) - share * 10_000.0).abs() < 200.0, "{firsts:?}");
+        assert!(
+            (f64::from(*n) - share * 10_000.0).abs() < 200.0,
+            "{firsts:?}"
+        );
     }
 }
 
 #[test]
 fn weighted_random_without_weights_is_even() {
-    let case = DecisionCase::parse("profile\nprefix-cache-scorer 1\nweighted-random-picker\npool\nname\na\nb\nc\nd").unwrap();
+    let case = DecisionCase::parse(
+        "profile\nprefix-cache-scorer 1\nweighted-random-picker\npool\nname\na\nb\nc\nd",
+    )
+    .unwrap();
     let firsts = firsts(&case, 4_000);
-    assert!(firsts.iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
+    assert!(
+        firsts.iter().all(|n| (900..1_100).contains(n)),
+        "{firsts:?}"
+    );
 }

@@ -1,5 +1,9 @@
 //! Tests of the scheduler through its public API alone.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod again;
 mod case;

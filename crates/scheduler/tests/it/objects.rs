@@ -8,28 +8,54 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use scheduler::Rng;
 use scheduler::objects::{
-    Criticality, InvalidObjects, ModelRequest, ModelSpec, NAME_BYTES_MAX, NAMES_BYTES_MAX, OBJECTS_MAX, ObjectiveSpec, Objects,
-    ObjectsSpec, ResolvedModel, RewriteSpec, TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec, UnknownModel,
+    Criticality, InvalidObjects, ModelRequest, ModelSpec, NAME_BYTES_MAX, NAMES_BYTES_MAX,
+    OBJECTS_MAX, ObjectiveSpec, Objects, ObjectsSpec, ResolvedModel, RewriteSpec,
+    TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec, UnknownModel,
 };
 
 #[test]
 fn a_strict_pool_knows_what_metadata_names_until_models_are_listed() {
     let asked = |spec: &ObjectsSpec, model: &str, rewrite| {
         let objects = Objects::build(spec).unwrap();
-        let asked = ModelRequest { model, objective: None, rewrite };
-        objects.resolve(asked, |name| name == "named", &mut Rng::seeded(1)).is_ok()
+        let asked = ModelRequest {
+            model,
+            objective: None,
+            rewrite,
+        };
+        objects
+            .resolve(asked, |name| name == "named", &mut Rng::seeded(1))
+            .is_ok()
     };
-    let strict = ObjectsSpec { strict_models: true, ..ObjectsSpec::default() };
-    assert_eq!([("named", None), ("other", None)].map(|(model, rewrite)| asked(&strict, model, rewrite)), [true, false]);
-    assert!(asked(&strict, "named", Some("named")) && !asked(&strict, "named", Some("other")), "a header reaches no more than a body");
-    let models = vec![ModelSpec { name: "listed".to_owned(), priority: 0, targets: vec![] }];
+    let strict = ObjectsSpec {
+        strict_models: true,
+        ..ObjectsSpec::default()
+    };
+    assert_eq!(
+        [("named", None), ("other", None)].map(|(model, rewrite)| asked(&strict, model, rewrite)),
+        [true, false]
+    );
+    assert!(
+        asked(&strict, "named", Some("named")) && !asked(&strict, "named", Some("other")),
+        "a header reaches no more than a body"
+    );
+    let models = vec![ModelSpec {
+        name: "listed".to_owned(),
+        priority: 0,
+        targets: vec![],
+    }];
     let listed = ObjectsSpec { models, ..strict };
-    assert!(asked(&listed, "listed", None) && !asked(&listed, "named", None), "a list of models is whole");
+    assert!(
+        asked(&listed, "listed", None) && !asked(&listed, "named", None),
+        "a list of models is whole"
+    );
 }
 
 #[test]
 fn every_case_is_resolved_as_it_says() {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/objects/cases.txt")).unwrap();
+    let text = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/objects/cases.txt"),
+    )
+    .unwrap();
     let (mut spec, mut said) = (ObjectsSpec::default(), String::new());
     for line in text.lines().filter(|line| !line.starts_with("=> ")) {
         said.push_str(line);
@@ -40,22 +66,43 @@ fn every_case_is_resolved_as_it_says() {
             ["#", ..] => {}
             ["strict"] => spec.strict_models = true,
             ["objective", name, priority] => {
-                spec.objectives.push(ObjectiveSpec { name: (*name).to_owned(), priority: priority.parse().unwrap() });
+                spec.objectives.push(ObjectiveSpec {
+                    name: (*name).to_owned(),
+                    priority: priority.parse().unwrap(),
+                });
             }
             ["model", name, criticality, targets @ ..] => {
                 let priority = criticality_of(criticality).priority();
-                spec.models.push(ModelSpec { name: (*name).to_owned(), priority, targets: targets.iter().map(|t| target(t)).collect() });
+                spec.models.push(ModelSpec {
+                    name: (*name).to_owned(),
+                    priority,
+                    targets: targets.iter().map(|t| target(t)).collect(),
+                });
             }
             ["rewrite", models, "->", targets @ ..] => {
-                let models = if *models == "*" { Vec::new() } else { models.split(',').map(str::to_owned).collect() };
-                spec.rewrites.push(RewriteSpec { models, targets: targets.iter().map(|t| target(t)).collect() });
+                let models = if *models == "*" {
+                    Vec::new()
+                } else {
+                    models.split(',').map(str::to_owned).collect()
+                };
+                spec.rewrites.push(RewriteSpec {
+                    models,
+                    targets: targets.iter().map(|t| target(t)).collect(),
+                });
             }
             ["ask", model, rest @ ..] => {
                 let given = |key: &str| rest.iter().find_map(|word| word.strip_prefix(key));
                 let model = if *model == "-" { "" } else { model };
                 said.push_str(&format!(
                     "=> {}\n",
-                    outcome(&spec, ModelRequest { model, objective: given("objective="), rewrite: given("header=") })
+                    outcome(
+                        &spec,
+                        ModelRequest {
+                            model,
+                            objective: given("objective="),
+                            rewrite: given("header=")
+                        }
+                    )
                 ));
             }
             _ => panic!("no such line: {line}"),
@@ -73,8 +120,15 @@ fn criticality_of(text: &str) -> Criticality {
 }
 
 fn target(text: &str) -> TargetSpec {
-    let (model, weight) = text.split_once(':').map_or((text, None), |(model, weight)| (model, Some(weight.parse().unwrap())));
-    TargetSpec { model: model.to_owned(), weight }
+    let (model, weight) = text
+        .split_once(':')
+        .map_or((text, None), |(model, weight)| {
+            (model, Some(weight.parse().unwrap()))
+        });
+    TargetSpec {
+        model: model.to_owned(),
+        weight,
+    }
 }
 
 /// The outcome in words, over many draws. Shares are rounded to tens, which so many draws cannot
@@ -86,8 +140,13 @@ fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     for _ in 0..DRAWS {
         match objects.resolve(asked, |_| false, &mut rng) {
             Err(UnknownModel(model)) => return format!("unknown model {model}"),
-            Ok(ResolvedModel { target_model, priority }) => {
-                *shares.entry(target_model.unwrap_or(asked.model).to_owned()).or_insert(0_u32) += 1;
+            Ok(ResolvedModel {
+                target_model,
+                priority,
+            }) => {
+                *shares
+                    .entry(target_model.unwrap_or(asked.model).to_owned())
+                    .or_insert(0_u32) += 1;
                 last = priority;
             }
         }
@@ -95,7 +154,11 @@ fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     let models = match shares.keys().next().map(String::as_str) {
         Some("") => "as it is".to_owned(),
         Some(only) if shares.len() == 1 => only.to_owned(),
-        _ => shares.iter().map(|(model, n)| format!("{model} {}", (n + DRAWS / 20) / (DRAWS / 10) * 10)).collect::<Vec<_>>().join(", "),
+        _ => shares
+            .iter()
+            .map(|(model, n)| format!("{model} {}", (n + DRAWS / 20) / (DRAWS / 10) * 10))
+            .collect::<Vec<_>>()
+            .join(", "),
     };
     format!("{models}, priority {last}")
 }
@@ -106,15 +169,38 @@ fn any_name() -> impl Strategy<Value = String> {
 }
 
 fn any_targets() -> impl Strategy<Value = Vec<TargetSpec>> {
-    vec((any_name(), proptest::option::of(0..4_u32)).prop_map(|(model, weight)| TargetSpec { model, weight }), 0..4)
+    vec(
+        (any_name(), proptest::option::of(0..4_u32))
+            .prop_map(|(model, weight)| TargetSpec { model, weight }),
+        0..4,
+    )
 }
 
 fn any_spec() -> impl Strategy<Value = ObjectsSpec> {
-    let objective = (any_name(), any::<i32>()).prop_map(|(name, priority)| ObjectiveSpec { name, priority });
-    let model = (any_name(), -1..=1, any_targets()).prop_map(|(name, priority, targets)| ModelSpec { name, priority, targets });
-    let rule = (vec(any_name(), 0..3), any_targets()).prop_map(|(models, targets)| RewriteSpec { models, targets });
-    (vec(objective, 0..4), vec(model, 0..4), vec(rule, 0..4), any::<bool>())
-        .prop_map(|(objectives, models, rewrites, strict_models)| ObjectsSpec { objectives, models, rewrites, strict_models })
+    let objective =
+        (any_name(), any::<i32>()).prop_map(|(name, priority)| ObjectiveSpec { name, priority });
+    let model =
+        (any_name(), -1..=1, any_targets()).prop_map(|(name, priority, targets)| ModelSpec {
+            name,
+            priority,
+            targets,
+        });
+    let rule = (vec(any_name(), 0..3), any_targets())
+        .prop_map(|(models, targets)| RewriteSpec { models, targets });
+    (
+        vec(objective, 0..4),
+        vec(model, 0..4),
+        vec(rule, 0..4),
+        any::<bool>(),
+    )
+        .prop_map(
+            |(objectives, models, rewrites, strict_models)| ObjectsSpec {
+                objectives,
+                models,
+                rewrites,
+                strict_models,
+            },
+        )
 }
 
 /// The rules written plainly: no tables, each line a loop over the spec.
@@ -123,15 +209,29 @@ mod oracle {
 
     pub(super) fn known(spec: &ObjectsSpec, model: &str) -> bool {
         match spec.models.as_slice() {
-            [] => !spec.strict_models || spec.rewrites.iter().any(|rule| rule.models.iter().any(|m| m == model)),
+            [] => {
+                !spec.strict_models
+                    || spec
+                        .rewrites
+                        .iter()
+                        .any(|rule| rule.models.iter().any(|m| m == model))
+            }
             models => models.iter().any(|m| m.name == model),
         }
     }
 
     /// The targets that apply to a model.
     pub(super) fn targets<'s>(spec: &'s ObjectsSpec, model: &str) -> Option<&'s [TargetSpec]> {
-        let own = spec.models.iter().find(|m| m.name == model).map(|m| m.targets.as_slice()).filter(|t| !t.is_empty());
-        let exact = spec.rewrites.iter().find(|rule| rule.models.iter().any(|m| m == model));
+        let own = spec
+            .models
+            .iter()
+            .find(|m| m.name == model)
+            .map(|m| m.targets.as_slice())
+            .filter(|t| !t.is_empty());
+        let exact = spec
+            .rewrites
+            .iter()
+            .find(|rule| rule.models.iter().any(|m| m == model));
         let rule = exact.or_else(|| spec.rewrites.iter().find(|rule| rule.models.is_empty()));
         own.or_else(|| rule.map(|rule| rule.targets.as_slice()))
     }
@@ -139,11 +239,18 @@ mod oracle {
     /// The targets that may be drawn.
     pub(super) fn eligible(targets: &[TargetSpec]) -> Vec<&str> {
         let weighted = targets.iter().any(|t| t.weight.is_some());
-        targets.iter().filter(|t| t.weight.unwrap_or(u32::from(!weighted)) > 0).map(|t| t.model.as_str()).collect()
+        targets
+            .iter()
+            .filter(|t| t.weight.unwrap_or(u32::from(!weighted)) > 0)
+            .map(|t| t.model.as_str())
+            .collect()
     }
 
     pub(super) fn priority(spec: &ObjectsSpec, model: &str) -> i32 {
-        spec.models.iter().find(|m| m.name == model).map_or(0, |m| m.priority)
+        spec.models
+            .iter()
+            .find(|m| m.name == model)
+            .map_or(0, |m| m.priority)
     }
 }
 
@@ -223,10 +330,23 @@ proptest! {
 #[test]
 fn every_name_counts_towards_the_limit_of_all() {
     let name = |bytes: usize| "x".repeat(bytes);
-    let long = TargetSpec { model: name(NAME_BYTES_MAX), weight: None };
-    let model = |bytes: usize| ModelSpec { name: name(bytes), priority: 0, targets: vec![long.clone(); TARGETS_MAX] };
-    let rule = RewriteSpec { models: vec![name(NAME_BYTES_MAX)], targets: vec![long.clone(); TARGETS_MAX - 1] };
-    let objective = |bytes: usize| ObjectiveSpec { name: name(bytes), priority: 0 };
+    let long = TargetSpec {
+        model: name(NAME_BYTES_MAX),
+        weight: None,
+    };
+    let model = |bytes: usize| ModelSpec {
+        name: name(bytes),
+        priority: 0,
+        targets: vec![long.clone(); TARGETS_MAX],
+    };
+    let rule = RewriteSpec {
+        models: vec![name(NAME_BYTES_MAX)],
+        targets: vec![long.clone(); TARGETS_MAX - 1],
+    };
+    let objective = |bytes: usize| ObjectiveSpec {
+        name: name(bytes),
+        priority: 0,
+    };
     // 64 KB each, so that 16 of them reach the limit.
     let sized = |models: usize, rewrites: usize, objectives: Vec<ObjectiveSpec>| ObjectsSpec {
         models: vec![model(NAME_BYTES_MAX); models],
@@ -235,62 +355,141 @@ fn every_name_counts_towards_the_limit_of_all() {
         ..ObjectsSpec::default()
     };
     let names = NAMES_BYTES_MAX / NAME_BYTES_MAX;
-    let left = |models: usize, rewrites: usize| names - models * (TARGETS_MAX + 1) - rewrites * TARGETS_MAX;
+    let left = |models: usize, rewrites: usize| {
+        names - models * (TARGETS_MAX + 1) - rewrites * TARGETS_MAX
+    };
     for (models, rewrites) in [(63, 0), (62, 1), (48, 15), (0, 60)] {
-        let mut objectives = vec![objective(NAME_BYTES_MAX); left(models, rewrites).min(OBJECTS_MAX)];
+        let mut objectives =
+            vec![objective(NAME_BYTES_MAX); left(models, rewrites).min(OBJECTS_MAX)];
         let free = (left(models, rewrites) - objectives.len()) * NAME_BYTES_MAX;
         let full = Objects::build(&sized(models, rewrites, objectives.clone())).map(drop);
         assert_eq!(full, Ok(()), "{models} {rewrites}");
         if free == 0 && objectives.pop().is_some() {
             objectives.extend([objective(NAME_BYTES_MAX - 1), objective(2)]);
             let over = Objects::build(&sized(models, rewrites, objectives)).map(drop);
-            assert_eq!(over, Err(InvalidObjects::TooLong(NAMES_BYTES_MAX + 1)), "{models} {rewrites}");
+            assert_eq!(
+                over,
+                Err(InvalidObjects::TooLong(NAMES_BYTES_MAX + 1)),
+                "{models} {rewrites}"
+            );
         }
     }
 }
 
 #[test]
 fn models_are_named_and_nothing_is_empty_but_nothing() {
-    let model = ModelSpec { name: "m".to_owned(), priority: 0, targets: vec![] };
-    let spec = ObjectsSpec { models: vec![model], ..ObjectsSpec::default() };
+    let model = ModelSpec {
+        name: "m".to_owned(),
+        priority: 0,
+        targets: vec![],
+    };
+    let spec = ObjectsSpec {
+        models: vec![model],
+        ..ObjectsSpec::default()
+    };
     let objects = Objects::build(&spec).unwrap();
     assert_eq!((objects.names("m"), objects.names("n")), (true, false));
-    assert_eq!((spec.is_empty(), ObjectsSpec::default().is_empty()), (false, true));
+    assert_eq!(
+        (spec.is_empty(), ObjectsSpec::default().is_empty()),
+        (false, true)
+    );
 }
 
 #[test]
 fn what_breaks_a_limit_is_refused_by_name() {
     let name = |bytes: usize| "x".repeat(bytes);
-    let model = |name: String| ModelSpec { name, priority: 0, targets: vec![] };
+    let model = |name: String| ModelSpec {
+        name,
+        priority: 0,
+        targets: vec![],
+    };
     let objective = |name: String| ObjectiveSpec { name, priority: 0 };
-    let target = |weight| TargetSpec { model: "t".to_owned(), weight };
+    let target = |weight| TargetSpec {
+        model: "t".to_owned(),
+        weight,
+    };
     let rule = |models: Vec<String>, targets| RewriteSpec { models, targets };
-    let models = |models| ObjectsSpec { models, ..ObjectsSpec::default() };
-    let objectives = |objectives| ObjectsSpec { objectives, ..ObjectsSpec::default() };
-    let rewrites = |rewrites| ObjectsSpec { rewrites, ..ObjectsSpec::default() };
-    let big = |count: usize| rewrites(vec![rule(vec![name(NAME_BYTES_MAX); TARGETS_MAX], vec![]); count]);
+    let models = |models| ObjectsSpec {
+        models,
+        ..ObjectsSpec::default()
+    };
+    let objectives = |objectives| ObjectsSpec {
+        objectives,
+        ..ObjectsSpec::default()
+    };
+    let rewrites = |rewrites| ObjectsSpec {
+        rewrites,
+        ..ObjectsSpec::default()
+    };
+    let big = |count: usize| {
+        rewrites(vec![
+            rule(vec![name(NAME_BYTES_MAX); TARGETS_MAX], vec![]);
+            count
+        ])
+    };
     let fitting = NAMES_BYTES_MAX / NAME_BYTES_MAX / TARGETS_MAX;
     for good in [
         models(vec![model(name(NAME_BYTES_MAX)); OBJECTS_MAX]),
         objectives(vec![objective(name(1)); OBJECTS_MAX]),
-        rewrites(vec![rule(vec![], vec![target(Some(TARGET_WEIGHT_MAX)); TARGETS_MAX])]),
+        rewrites(vec![rule(
+            vec![],
+            vec![target(Some(TARGET_WEIGHT_MAX)); TARGETS_MAX],
+        )]),
         big(fitting),
     ] {
         assert_eq!(Objects::build(&good).map(drop), Ok(()));
     }
     for (bad, expected) in [
-        (models(vec![model(name(0))]), "the name of a model has 0 bytes, 1 to 256 are allowed"),
-        (models(vec![model(name(257))]), "the name of a model has 257 bytes, 1 to 256 are allowed"),
-        (models(vec![model(name(1)); 1025]), "1025 models, at most 1024 are allowed"),
-        (objectives(vec![objective(name(257))]), "the name of an objective has 257 bytes, 1 to 256 are allowed"),
-        (objectives(vec![objective(name(1)); 1025]), "1025 objectives, at most 1024 are allowed"),
-        (rewrites(vec![rule(vec![], vec![]); 1025]), "1025 rewrite rules, at most 1024 are allowed"),
-        (rewrites(vec![rule(vec![name(1); 65], vec![])]), "65 matches of a rule, at most 64 are allowed"),
-        (rewrites(vec![rule(vec![name(0)], vec![])]), "the name of a match has 0 bytes, 1 to 256 are allowed"),
-        (rewrites(vec![rule(vec![], vec![target(None); 65])]), "65 targets, at most 64 are allowed"),
-        (rewrites(vec![rule(vec![], vec![target(Some(1_000_001))])]), "a weight of 1000001, at most 1000000 is allowed"),
-        (big(fitting + 1), "names of 1064960 bytes together, at most 1048576 are allowed"),
+        (
+            models(vec![model(name(0))]),
+            "the name of a model has 0 bytes, 1 to 256 are allowed",
+        ),
+        (
+            models(vec![model(name(257))]),
+            "the name of a model has 257 bytes, 1 to 256 are allowed",
+        ),
+        (
+            models(vec![model(name(1)); 1025]),
+            "1025 models, at most 1024 are allowed",
+        ),
+        (
+            objectives(vec![objective(name(257))]),
+            "the name of an objective has 257 bytes, 1 to 256 are allowed",
+        ),
+        (
+            objectives(vec![objective(name(1)); 1025]),
+            "1025 objectives, at most 1024 are allowed",
+        ),
+        (
+            rewrites(vec![rule(vec![], vec![]); 1025]),
+            "1025 rewrite rules, at most 1024 are allowed",
+        ),
+        (
+            rewrites(vec![rule(vec![name(1); 65], vec![])]),
+            "65 matches of a rule, at most 64 are allowed",
+        ),
+        (
+            rewrites(vec![rule(vec![name(0)], vec![])]),
+            "the name of a match has 0 bytes, 1 to 256 are allowed",
+        ),
+        (
+            rewrites(vec![rule(vec![], vec![target(None); 65])]),
+            "65 targets, at most 64 are allowed",
+        ),
+        (
+            rewrites(vec![rule(vec![], vec![target(Some(1_000_001))])]),
+            "a weight of 1000001, at most 1000000 is allowed",
+        ),
+        (
+            big(fitting + 1),
+            "names of 1064960 bytes together, at most 1048576 are allowed",
+        ),
     ] {
-        assert_eq!(Objects::build(&bad).map(drop).map_err(|e: InvalidObjects| e.to_string()), Err(expected.to_owned()));
+        assert_eq!(
+            Objects::build(&bad)
+                .map(drop)
+                .map_err(|e: InvalidObjects| e.to_string()),
+            Err(expected.to_owned())
+        );
     }
 }

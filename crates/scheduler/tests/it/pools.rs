@@ -8,11 +8,26 @@ use crate::case::{self, DecisionCase, EndpointCase, RequestCase};
 
 /// Parameters of the plugins that require some, and of some others.
 const PARAMETERS: [(&str, &str); 7] = [
-    ("header-label-affinity-scorer", "headerName=X-Tier labelKey=tier"),
-    ("endpoint-attribute-scorer", "attributeKey=depth algorithm={type:linear_lower_is_better}"),
-    ("endpoint-attribute-filter", "attribute=depth algorithm={type:threshold,threshold:{operator:LessThan,value:2}}"),
-    ("utilization-filter", "conditions=[{metric:waiting-queue,maxValue:3},{metric:active-requests,maxValue:2}]"),
-    ("label-selector-filter", "matchExpressions=[{key:tier,operator:NotIn,values:[silver]}]"),
+    (
+        "header-label-affinity-scorer",
+        "headerName=X-Tier labelKey=tier",
+    ),
+    (
+        "endpoint-attribute-scorer",
+        "attributeKey=depth algorithm={type:linear_lower_is_better}",
+    ),
+    (
+        "endpoint-attribute-filter",
+        "attribute=depth algorithm={type:threshold,threshold:{operator:LessThan,value:2}}",
+    ),
+    (
+        "utilization-filter",
+        "conditions=[{metric:waiting-queue,maxValue:3},{metric:active-requests,maxValue:2}]",
+    ),
+    (
+        "label-selector-filter",
+        "matchExpressions=[{key:tier,operator:NotIn,values:[silver]}]",
+    ),
     ("by-label", "label=tier validValues=[gold]"),
     ("prefix-cache-affinity-filter", "peakPrefillThroughput=100"),
 ];
@@ -29,25 +44,35 @@ pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Optio
 }
 
 fn adapters() -> impl Strategy<Value = Box<[Box<str>]>> {
-    prop::sample::subsequence(vec!["chat", "code", "sql"], 0..=3).prop_map(|names| names.into_iter().map(Into::into).collect())
+    prop::sample::subsequence(vec!["chat", "code", "sql"], 0..=3)
+        .prop_map(|names| names.into_iter().map(Into::into).collect())
 }
 
 fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
-    prop::option::of((adapters(), adapters(), 0_u32..5).prop_map(|(running, waiting, max)| LoraMetrics {
-        running,
-        waiting,
-        max,
-        base_models: [].into(),
-    }))
+    prop::option::of(
+        (adapters(), adapters(), 0_u32..5).prop_map(|(running, waiting, max)| LoraMetrics {
+            running,
+            waiting,
+            max,
+            base_models: [].into(),
+        }),
+    )
 }
 
 fn row() -> impl Strategy<Value = EndpointCase> {
     let ages = prop::sample::select(vec![0_u64, 4_999, 5_000, 60_000]);
     // Few distinct values, so that ties and exact extremes are common.
-    let loads = (metric((0_u8..6).prop_map(f32::from)), metric((0_u8..6).prop_map(f32::from)), metric(0.0_f32..=1.0));
+    let loads = (
+        metric((0_u8..6).prop_map(f32::from)),
+        metric((0_u8..6).prop_map(f32::from)),
+        metric(0.0_f32..=1.0),
+    );
     let own = (0_u32..5, 0_u32..10_000, 0_u32..20);
     let rare = || prop::bool::weighted(0.2);
-    let labels = (prop::option::of(prop::sample::select(vec!["gold", "silver"])), prop::option::of("[0-9]{1,4}-[0-9]{1,5}"));
+    let labels = (
+        prop::option::of(prop::sample::select(vec!["gold", "silver"])),
+        prop::option::of("[0-9]{1,4}-[0-9]{1,5}"),
+    );
     let roles = prop::option::of(prop::sample::select(vec!["prefill", "decode", "both"]));
     let numbers = (prop::option::of(-3_i8..4), 0_u64..4);
     let rooms = prop_oneof![
@@ -56,70 +81,137 @@ fn row() -> impl Strategy<Value = EndpointCase> {
         1 => Just(AdapterRoom::Free),
         2 => (0_u64..4).prop_map(|displaced_used| AdapterRoom::Full { displaced_used }),
     ];
-    let memory = (prop::option::of(0_u32..3_000), prop::option::of(prop::sample::select(vec![0_u32, 16, 64])));
+    let memory = (
+        prop::option::of(0_u32..3_000),
+        prop::option::of(prop::sample::select(vec![0_u32, 16, 64])),
+    );
     let rest = (labels, roles, numbers, (rooms, memory));
-    (ages, loads, own, lora(), rare(), rare(), rest).prop_map(|(age_ms, loads, own, lora, not_ready, ejected, rest)| {
-        let ((tier, range), role, (depth, last_cold_pick), (room, memory)) = rest;
-        let mut row = EndpointCase::new(0, "");
-        row.endpoint.age_ms = age_ms;
-        row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
-        (row.metrics.queue_depth, row.metrics.running_requests, row.metrics.kv_cache_utilization) = loads;
-        row.metrics.lora = lora;
-        (row.metrics.kv_blocks, row.metrics.kv_block_tokens) = memory;
-        (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
-        row.ejected = ejected;
-        row.last_cold_pick = last_cold_pick;
-        row.last_pick = last_cold_pick;
-        row.adapter_room = room;
-        let labels =
-            [("llm-d.ai/context-length-range", range), ("llm-d.ai/role", role.map(str::to_owned)), ("tier", tier.map(str::to_owned))];
-        row.endpoint.labels = labels.into_iter().filter_map(|(key, value)| Some((key.into(), value?.into()))).collect();
-        row.metrics.attributes = depth.into_iter().map(|depth| ("depth".into(), f32::from(depth))).collect();
-        row
-    })
+    (ages, loads, own, lora(), rare(), rare(), rest).prop_map(
+        |(age_ms, loads, own, lora, not_ready, ejected, rest)| {
+            let ((tier, range), role, (depth, last_cold_pick), (room, memory)) = rest;
+            let mut row = EndpointCase::new(0, "");
+            row.endpoint.age_ms = age_ms;
+            row.endpoint.readiness = if not_ready {
+                Readiness::NotReady
+            } else {
+                Readiness::Ready
+            };
+            (
+                row.metrics.queue_depth,
+                row.metrics.running_requests,
+                row.metrics.kv_cache_utilization,
+            ) = loads;
+            row.metrics.lora = lora;
+            (row.metrics.kv_blocks, row.metrics.kv_block_tokens) = memory;
+            (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
+            row.ejected = ejected;
+            row.last_cold_pick = last_cold_pick;
+            row.last_pick = last_cold_pick;
+            row.adapter_room = room;
+            let labels = [
+                ("llm-d.ai/context-length-range", range),
+                ("llm-d.ai/role", role.map(str::to_owned)),
+                ("tier", tier.map(str::to_owned)),
+            ];
+            row.endpoint.labels = labels
+                .into_iter()
+                .filter_map(|(key, value)| Some((key.into(), value?.into())))
+                .collect();
+            row.metrics.attributes = depth
+                .into_iter()
+                .map(|depth| ("depth".into(), f32::from(depth)))
+                .collect();
+            row
+        },
+    )
 }
 
 /// Any pool of at most 12 endpoints, named and addressed by position.
 pub fn pool() -> impl Strategy<Value = Vec<EndpointCase>> {
-    prop::collection::vec(row(), 0..12).prop_map(|rows| rows.into_iter().enumerate().map(|(at, row)| placed(at, row)).collect())
+    prop::collection::vec(row(), 0..12).prop_map(|rows| {
+        rows.into_iter()
+            .enumerate()
+            .map(|(at, row)| placed(at, row))
+            .collect()
+    })
 }
 
 fn placed(at: usize, row: EndpointCase) -> EndpointCase {
     let place = EndpointCase::new(at, &format!("pod-{at}")).endpoint;
-    let endpoint = Endpoint { id: place.id, name: place.name, address: place.address, ..row.endpoint };
+    let endpoint = Endpoint {
+        id: place.id,
+        name: place.name,
+        address: place.address,
+        ..row.endpoint
+    };
     EndpointCase { endpoint, ..row }
 }
 
 fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
-    let given = PARAMETERS.iter().find(|(name, _)| *name == plugin_type).map_or("", |(_, given)| given);
+    let given = PARAMETERS
+        .iter()
+        .find(|(name, _)| *name == plugin_type)
+        .map_or("", |(_, given)| given);
     let parameters = case::parameters(&given.split(' ').collect::<Vec<_>>());
-    PluginSpec { name: format!("{plugin_type}-{at}"), parameters, ..PluginSpec::of_type(plugin_type) }
+    PluginSpec {
+        name: format!("{plugin_type}-{at}"),
+        parameters,
+        ..PluginSpec::of_type(plugin_type)
+    }
 }
 
 /// Any scorers with any weights, and this picker.
 pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
-    let scorers: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Scorer).map(|plugin| plugin.name).collect();
+    let scorers: Vec<&str> = PLUGINS
+        .iter()
+        .filter(|plugin| plugin.kind == PluginKind::Scorer)
+        .map(|plugin| plugin.name)
+        .collect();
     let weights = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 3.0, 100.0]);
-    (prop::collection::vec((prop::sample::select(scorers), weights), 0..8), 1_u32..=8).prop_map(move |(scorers, ranked_max)| {
-        let mut plugins: Vec<_> = scorers.into_iter().enumerate().map(|(at, (name, weight))| (plugin(at, name), weight)).collect();
-        plugins.push((PluginSpec::of_type(picker), 1.0));
-        PipelineSpec::of_one_profile("any", plugins, ranked_max)
-    })
+    (
+        prop::collection::vec((prop::sample::select(scorers), weights), 0..8),
+        1_u32..=8,
+    )
+        .prop_map(move |(scorers, ranked_max)| {
+            let mut plugins: Vec<_> = scorers
+                .into_iter()
+                .enumerate()
+                .map(|(at, (name, weight))| (plugin(at, name), weight))
+                .collect();
+            plugins.push((PluginSpec::of_type(picker), 1.0));
+            PipelineSpec::of_one_profile("any", plugins, ranked_max)
+        })
 }
 
 /// Any filters, in any order, before a scorer.
 pub fn filters() -> impl Strategy<Value = PipelineSpec> {
-    let filters: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == PluginKind::Filter).map(|plugin| plugin.name).collect();
-    (prop::collection::vec(prop::sample::select(filters), 1..4), 1_u32..=8).prop_map(|(filters, ranked_max)| {
-        let mut plugins: Vec<_> = filters.into_iter().enumerate().map(|(at, name)| (plugin(at, name), 1.0)).collect();
-        plugins.push((PluginSpec::of_type("queue-scorer"), 1.0));
-        PipelineSpec::of_one_profile("any", plugins, ranked_max)
-    })
+    let filters: Vec<&str> = PLUGINS
+        .iter()
+        .filter(|plugin| plugin.kind == PluginKind::Filter)
+        .map(|plugin| plugin.name)
+        .collect();
+    (
+        prop::collection::vec(prop::sample::select(filters), 1..4),
+        1_u32..=8,
+    )
+        .prop_map(|(filters, ranked_max)| {
+            let mut plugins: Vec<_> = filters
+                .into_iter()
+                .enumerate()
+                .map(|(at, name)| (plugin(at, name), 1.0))
+                .collect();
+            plugins.push((PluginSpec::of_type("queue-scorer"), 1.0));
+            PipelineSpec::of_one_profile("any", plugins, ranked_max)
+        })
 }
 
 /// A pipeline of one profile with any picker.
 pub fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
-    prop_oneof![pipeline("max-score-picker"), pipeline("weighted-random-picker"), pipeline("random-picker")]
+    prop_oneof![
+        pipeline("max-score-picker"),
+        pipeline("weighted-random-picker"),
+        pipeline("random-picker")
+    ]
 }
 
 fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
@@ -134,27 +226,62 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
 
 /// Any case with a pipeline of this kind.
 pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = DecisionCase> {
-    let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
+    let request = (
+        hint(),
+        0_u32..20_000,
+        0_u32..20,
+        prop::sample::select(vec![0_u32, 16, 64, u32::MAX]),
+    );
     let model = prop::sample::select(vec!["", "llama", "sql"]);
     let reuse_interval = prop::sample::select(vec![0.0_f32, 0.1, 1.0, 20.0, 1e9]);
     let evicted_share = prop::sample::select(vec![0.0_f32, 0.0, 0.3, 1.0, f32::NAN]);
-    let token = (0_usize..14).prop_map(|at| ("X-Session-Token".to_owned(), scheduler::session_token(&format!("pod-{at}"))));
-    let headers = prop::sample::subsequence(vec!["gold", "silver"], 0..2).prop_map(|tiers| tiers.into_iter().map(tier).collect::<Vec<_>>());
-    let headers = (headers, prop::option::of(token)).prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
-    (pipeline, pool(), (request, reuse_interval, evicted_share), (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
-        |(
-            pipeline,
-            pool,
-            ((subset, prompt_tokens, blocks, block_tokens), reuse_interval, evicted_share),
-            (model, headers),
-            metrics_stale,
-            seed,
-        )| {
-            let model = model.to_owned();
-            let request = RequestCase { model, headers, subset, prompt_tokens, blocks, block_tokens, ..RequestCase::default() };
-            DecisionCase { request, reuse_interval, evicted_share, metrics_stale, seed, ..DecisionCase::new(pipeline, pool) }
-        },
+    let token = (0_usize..14).prop_map(|at| {
+        (
+            "X-Session-Token".to_owned(),
+            scheduler::session_token(&format!("pod-{at}")),
+        )
+    });
+    let headers = prop::sample::subsequence(vec!["gold", "silver"], 0..2)
+        .prop_map(|tiers| tiers.into_iter().map(tier).collect::<Vec<_>>());
+    let headers = (headers, prop::option::of(token))
+        .prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
+    (
+        pipeline,
+        pool(),
+        (request, reuse_interval, evicted_share),
+        (model, headers),
+        prop::bool::weighted(0.1),
+        any::<u64>(),
     )
+        .prop_map(
+            |(
+                pipeline,
+                pool,
+                ((subset, prompt_tokens, blocks, block_tokens), reuse_interval, evicted_share),
+                (model, headers),
+                metrics_stale,
+                seed,
+            )| {
+                let model = model.to_owned();
+                let request = RequestCase {
+                    model,
+                    headers,
+                    subset,
+                    prompt_tokens,
+                    blocks,
+                    block_tokens,
+                    ..RequestCase::default()
+                };
+                DecisionCase {
+                    request,
+                    reuse_interval,
+                    evicted_share,
+                    metrics_stale,
+                    seed,
+                    ..DecisionCase::new(pipeline, pool)
+                }
+            },
+        )
 }
 
 fn tier(tier: &str) -> (String, String) {

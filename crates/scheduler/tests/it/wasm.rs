@@ -7,7 +7,10 @@ use crate::case::{DecisionCase, Digits};
 use crate::golden;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
 }
 
 /// Builds the example `golden` for wasm in a separate target folder, because the build that runs
@@ -15,7 +18,17 @@ fn root() -> PathBuf {
 fn build() -> PathBuf {
     let target = root().join("target/wasm-golden");
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--release", "-p", "scheduler", "--example", "golden", "--target", "wasm32-wasip1"])
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "-p",
+            "scheduler",
+            "--example",
+            "golden",
+            "--target",
+            "wasm32-wasip1",
+        ])
         .current_dir(root())
         .env("CARGO_TARGET_DIR", &target)
         // Settings of the outer cargo must not affect this build.
@@ -23,14 +36,21 @@ fn build() -> PathBuf {
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .status()
         .unwrap();
-    assert!(status.success(), "the example `golden` does not build for wasm32-wasip1");
+    assert!(
+        status.success(),
+        "the example `golden` does not build for wasm32-wasip1"
+    );
     target.join("wasm32-wasip1/release/examples/golden.wasm")
 }
 
 #[test]
 fn every_golden_case_is_decided_alike() {
     let python = root().join(".venv/bin/python");
-    assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
+    assert!(
+        python.exists(),
+        "{} is missing: run `make setup` first",
+        python.display()
+    );
     let files = golden::files();
     let output = Command::new(python)
         .arg(root().join("crates/scheduler/tests/wasm_golden.py"))
@@ -38,9 +58,25 @@ fn every_golden_case_is_decided_alike() {
         .args(files.iter().map(|(file, _)| file))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{} (is `wasmtime` there? run `make setup`)", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{} (is `wasmtime` there? run `make setup`)",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let in_wasm = String::from_utf8(output.stdout).unwrap();
-    let native: String = files.iter().map(|(_, text)| DecisionCase::parse(text).unwrap().decide().unwrap().render(Digits::All)).collect();
-    assert!(native.lines().count() > 4 * files.len(), "there is something to compare");
+    let native: String = files
+        .iter()
+        .map(|(_, text)| {
+            DecisionCase::parse(text)
+                .unwrap()
+                .decide()
+                .unwrap()
+                .render(Digits::All)
+        })
+        .collect();
+    assert!(
+        native.lines().count() > 4 * files.len(),
+        "there is something to compare"
+    );
     assert_eq!(native, in_wasm);
 }

@@ -29,7 +29,9 @@ type Reply = JoinHandle<Result<ClientReply>>;
 fn request(objective: &str) -> Result<Request<client::Body>> {
     let body = json!({"model": "demo", "messages": [{"role": "user", "content": "x"}]});
     let head = Request::post("/v1/chat/completions").header("content-type", "application/json");
-    let head = head.header("x-llm-d-inference-objective", objective).header("x-test-objective", objective);
+    let head = head
+        .header("x-llm-d-inference-objective", objective)
+        .header("x-test-objective", objective);
     Ok(head.body(client::full(body.to_string()))?)
 }
 
@@ -45,8 +47,18 @@ async fn begin(proxy: SocketAddr) -> Result<Reply> {
     Ok(tokio::spawn(ClientReply::read(response)))
 }
 
-async fn stack(front: PickerMode, workers: u32, engine: &GatedEngine, folder: &Path, eviction: bool) -> Result<Stack> {
-    let builder = Stack::builder().front(front).servers(0).stranger(engine.address).concurrency(workers);
+async fn stack(
+    front: PickerMode,
+    workers: u32,
+    engine: &GatedEngine,
+    folder: &Path,
+    eviction: bool,
+) -> Result<Stack> {
+    let builder = Stack::builder()
+        .front(front)
+        .servers(0)
+        .stranger(engine.address)
+        .concurrency(workers);
     let builder = held_requests::holding(builder, folder, SEATS)?;
     let config = folder.join("picker.yaml");
     let text = std::fs::read_to_string(&config)?;
@@ -55,19 +67,36 @@ async fn stack(front: PickerMode, workers: u32, engine: &GatedEngine, folder: &P
 }
 
 async fn until(engine: &GatedEngine, expected: Counts) -> Result<()> {
-    wait_for(LIMIT, &format!("{expected:?}"), || async { (engine.counts() == expected).then_some(()) }).await
+    wait_for(LIMIT, &format!("{expected:?}"), || async {
+        (engine.counts() == expected).then_some(())
+    })
+    .await
 }
 
 /// Sends batch requests, one after the other, until the engine is full.
 async fn fill(stack: &Stack, engine: &GatedEngine, begun: bool) -> Result<Vec<Reply>> {
     let mut replies = Vec::new();
     loop {
-        let Counts { running, broken_off } = engine.counts();
+        let Counts {
+            running,
+            broken_off,
+        } = engine.counts();
         if running == SEATS as usize {
             return Ok(replies);
         }
-        replies.push(if begun { begin(stack.address()).await? } else { ask(stack.address(), "batch")? });
-        until(engine, Counts { running: running + 1, broken_off }).await?;
+        replies.push(if begun {
+            begin(stack.address()).await?
+        } else {
+            ask(stack.address(), "batch")?
+        });
+        until(
+            engine,
+            Counts {
+                running: running + 1,
+                broken_off,
+            },
+        )
+        .await?;
     }
 }
 
@@ -87,7 +116,14 @@ async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result
             slowest = slowest.max(begun.elapsed());
             assert_eq!(reply.status, 200, "{}", reply.text());
         }
-        until(&engine, Counts { running: SEATS as usize - 1, broken_off: usize::try_from(round)? }).await?;
+        until(
+            &engine,
+            Counts {
+                running: SEATS as usize - 1,
+                broken_off: usize::try_from(round)?,
+            },
+        )
+        .await?;
     }
     engine.open();
     let (mut served, mut given_up) = (0, 0);
@@ -99,14 +135,23 @@ async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result
             other => return Err(format!("{other:?}: {}", reply.text()).into()),
         }
     }
-    note("chats that took the room of batch requests", &format!("{front:?}, {workers} workers: {rounds}, the slowest in {slowest:?}"));
+    note(
+        "chats that took the room of batch requests",
+        &format!("{front:?}, {workers} workers: {rounds}, the slowest in {slowest:?}"),
+    );
     assert_eq!((served, given_up), (u64::from(SEATS) - 1, rounds));
     let counted = || async {
         let rows = held_requests::queues(&stack).await?;
         let row = |priority: i64| rows.iter().find(|row| row["priority"] == priority);
-        let found = (row(-10)?["given_up"].as_u64()?, row(10)?["given_up_for"].as_u64()?, held_requests::held(&stack).await?);
+        let found = (
+            row(-10)?["given_up"].as_u64()?,
+            row(10)?["given_up_for"].as_u64()?,
+            held_requests::held(&stack).await?,
+        );
         let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
-        let metric = format!("llm_d_epp_flow_control_revocations_issued_total{{inference_pool=\"default\",priority=\"10\"}} {rounds}\n");
+        let metric = format!(
+            "llm_d_epp_flow_control_revocations_issued_total{{inference_pool=\"default\",priority=\"10\"}} {rounds}\n"
+        );
         (found == (rounds, rounds, 0) && page.contains(&metric)).then_some(())
     };
     wait_for(LIMIT, "the counters", counted).await
@@ -140,7 +185,13 @@ async fn chat_waits(front: PickerMode, workers: u32, eviction: bool, begun: bool
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(engine.counts(), Counts { running: SEATS as usize, broken_off: 0 });
+    assert_eq!(
+        engine.counts(),
+        Counts {
+            running: SEATS as usize,
+            broken_off: 0
+        }
+    );
     assert_eq!(chats.iter().filter(|chat| !chat.is_finished()).count(), 1);
     engine.open();
     batch.extend(chats);

@@ -48,7 +48,10 @@ struct Running {
 impl Running {
     fn new(engine: GatedEngine) -> Self {
         engine.change(|counts| counts.running += 1);
-        Self { engine, answered: false }
+        Self {
+            engine,
+            answered: false,
+        }
     }
 
     async fn wait(mut self) -> std::result::Result<&'static str, std::io::Error> {
@@ -73,7 +76,11 @@ impl Drop for Running {
 impl GatedEngine {
     pub async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let engine = Self { address: listener.local_addr()?, gate: Arc::new(watch::Sender::new(false)), counts: Arc::default() };
+        let engine = Self {
+            address: listener.local_addr()?,
+            gate: Arc::new(watch::Sender::new(false)),
+            counts: Arc::default(),
+        };
         let app = Router::new().fallback(answer).with_state(engine.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         Ok(engine)
@@ -96,11 +103,16 @@ impl GatedEngine {
 async fn answer(State(engine): State<GatedEngine>, uri: Uri, headers: HeaderMap) -> Response {
     match uri.path() {
         "/v1/chat/completions" => {}
-        "/v1/models" => return r#"{"object":"list","data":[{"id":"demo","object":"model"}]}"#.into_response(),
+        "/v1/models" => {
+            return r#"{"object":"list","data":[{"id":"demo","object":"model"}]}"#.into_response();
+        }
         _ => return axum::http::StatusCode::NOT_FOUND.into_response(),
     }
     let json = [("content-type", "application/json")];
-    if headers.get("x-test-objective").is_none_or(|objective| objective != "batch") {
+    if headers
+        .get("x-test-objective")
+        .is_none_or(|objective| objective != "batch")
+    {
         return (json, REPLY).into_response();
     }
     let running = Running::new(engine);

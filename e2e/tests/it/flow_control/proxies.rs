@@ -32,10 +32,20 @@ struct TwoProxies {
 impl TwoProxies {
     async fn start() -> Result<Self> {
         let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
-        let builder = Stack::builder().servers(0).stranger(engine.address).concurrency(WORKERS);
-        let stack = held_requests::holding_tenants(builder, folder.path(), SEATS)?.start().await?;
+        let builder = Stack::builder()
+            .servers(0)
+            .stranger(engine.address)
+            .concurrency(WORKERS);
+        let stack = held_requests::holding_tenants(builder, folder.path(), SEATS)?
+            .start()
+            .await?;
         let second = SecondEnvoy::start(&stack, "second", WORKERS).await?;
-        Ok(Self { engine, stack, second, _folder: folder })
+        Ok(Self {
+            engine,
+            stack,
+            second,
+            _folder: folder,
+        })
     }
 
     fn addresses(&self) -> [SocketAddr; 2] {
@@ -66,18 +76,37 @@ impl TwoProxies {
         let held_before = self.held_total().await?;
         self.engine.close();
         let mut replies = self.fill().await?;
-        for (address, (count, tenant)) in self.addresses().into_iter().zip(counts.into_iter().zip(["first", "second"])) {
+        for (address, (count, tenant)) in self
+            .addresses()
+            .into_iter()
+            .zip(counts.into_iter().zip(["first", "second"]))
+        {
             replies.extend(send_to(address, count, "batch", tenant)?);
         }
         let held_least = i64::try_from(replies.len() - SEATS as usize - OVERSHOOT_MAX)?;
-        let held = || async { self.held_total().await.ok().filter(|held| held - held_before >= held_least) };
+        let held = || async {
+            self.held_total()
+                .await
+                .ok()
+                .filter(|held| held - held_before >= held_least)
+        };
         wait_for(LIMIT, "all requests to be held", held).await?;
         self.engine.most();
         self.engine.open();
         all_served(replies).await?;
         let arrivals = &self.engine.arrivals()[begin..];
-        let of = |tenant: &str, end: usize| arrivals[..end].iter().filter(|(.., known)| known == tenant).count();
-        let last = |tenant: &str| arrivals.iter().rposition(|(.., known)| known == tenant).ok_or("arrivals");
+        let of = |tenant: &str, end: usize| {
+            arrivals[..end]
+                .iter()
+                .filter(|(.., known)| known == tenant)
+                .count()
+        };
+        let last = |tenant: &str| {
+            arrivals
+                .iter()
+                .rposition(|(.., known)| known == tenant)
+                .ok_or("arrivals")
+        };
         let end = last("first")?.min(last("second")?) + 1;
         Ok([of("first", end), of("second", end)])
     }
@@ -92,7 +121,12 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     let mut replies = two.fill().await?;
     let [first, second] = two.addresses();
     replies.extend(send_to(first, 90, "batch", "")?);
-    let held = || async { held_requests::held(&two.stack).await.filter(|held| *held > 40).map(|_| ()) };
+    let held = || async {
+        held_requests::held(&two.stack)
+            .await
+            .filter(|held| *held > 40)
+            .map(|_| ())
+    };
     wait_for(LIMIT, "batch to be held", held).await?;
     two.engine.open();
     let begun = Instant::now();
@@ -100,7 +134,10 @@ async fn chat_of_one_proxy_goes_before_batch_of_the_other() -> Result<()> {
     let took = begun.elapsed();
     all_served(replies).await?;
     let ideal = DELAY * 24 / SEATS;
-    note("chat at one proxy, batch at the other", &format!("24 chats in {took:?}; alone {ideal:?}"));
+    note(
+        "chat at one proxy, batch at the other",
+        &format!("24 chats in {took:?}; alone {ideal:?}"),
+    );
     assert!(took < ideal * 3, "24 chats took {took:?}");
     Ok(())
 }
@@ -118,9 +155,15 @@ mod slow {
             let sent = two.compete(counts).await?;
             let most = two.engine.most();
             let took = begun.elapsed();
-            let delay = two.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&usedonly").await?;
+            let delay = two
+                .stack
+                .envoy
+                .admin_page("/stats?filter=switchpoint_share_delay_us&usedonly")
+                .await?;
             let delay = delay.lines().next().unwrap_or_default().to_owned();
-            let row = format!("{sent:?} of {counts:?} while both held, at most {most} of {SEATS} at once, {took:?}; {delay}");
+            let row = format!(
+                "{sent:?} of {counts:?} while both held, at most {most} of {SEATS} at once, {took:?}; {delay}"
+            );
             note("two proxies, four workers each, one engine", &row);
             assert!(most <= SEATS as usize + OVERSHOOT_MAX, "{row}");
             let share = sent[0] as f64 / (sent[0] + sent[1]) as f64;

@@ -39,38 +39,67 @@ struct HopelessRequest {
 }
 
 /// Two engines behind flow control, or without, and a pool that names its only model.
-fn builder(front: PickerMode, workers: u32, has_flow_control: bool, folder: &Path) -> Result<StackBuilder> {
-    let builder = Stack::builder().front(front).servers_like(2, &held_requests::slow_engine()).concurrency(workers);
-    let builder = held_requests::holding(builder.filter_before_picker(subset_hint_filter()), folder, SEATS)?;
+fn builder(
+    front: PickerMode,
+    workers: u32,
+    has_flow_control: bool,
+    folder: &Path,
+) -> Result<StackBuilder> {
+    let builder = Stack::builder()
+        .front(front)
+        .servers_like(2, &held_requests::slow_engine())
+        .concurrency(workers);
+    let builder = held_requests::holding(
+        builder.filter_before_picker(subset_hint_filter()),
+        folder,
+        SEATS,
+    )?;
     held_requests::replace(folder, has_flow_control.then_some(SEATS))?;
     let model = json!({"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferenceModel", "metadata": {"name": "demo"},
                        "spec": {"modelName": "demo", "poolRef": {"name": "default"}}});
     let objects = folder.join("objects.yaml");
-    std::fs::write(&objects, format!("{}\n---\n{model}", std::fs::read_to_string(&objects)?))?;
+    std::fs::write(
+        &objects,
+        format!("{}\n---\n{model}", std::fs::read_to_string(&objects)?),
+    )?;
     Ok(builder.daemon_arguments(&["--strict-models"]))
 }
 
 /// Sends a request of the band that has requests waiting, if any has.
 fn send(stack: &Stack, hopeless: &HopelessRequest) -> Result<JoinHandle<Result<ClientReply>>> {
     let body = json!({"model": hopeless.model, "max_tokens": 1, "messages": [{"role": "user", "content": hopeless.name}]});
-    let mut head = http::Request::post("/v1/chat/completions").header("content-type", "application/json");
+    let mut head =
+        http::Request::post("/v1/chat/completions").header("content-type", "application/json");
     if let Some(subset) = &hopeless.subset {
         head = head.header("x-test-subset", subset);
     }
-    let request = head.header("x-llm-d-inference-objective", "batch").body(client::full(body.to_string()))?;
+    let request = head
+        .header("x-llm-d-inference-objective", "batch")
+        .body(client::full(body.to_string()))?;
     Ok(tokio::spawn(client::send(stack.address(), request)))
 }
 
 /// Status, reason and code of an answer.
 fn verdict(reply: &ClientReply) -> Result<String> {
     let body: Value = reply.json()?;
-    Ok(format!("{} {} {}", reply.status, reply.header("x-llm-d-request-dropped-reason"), body["error"]["code"]))
+    Ok(format!(
+        "{} {} {}",
+        reply.status,
+        reply.header("x-llm-d-request-dropped-reason"),
+        body["error"]["code"]
+    ))
 }
 
 /// The answers of one stack, by request.
-async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Result<BTreeMap<&'static str, String>> {
+async fn refusals(
+    front: PickerMode,
+    workers: u32,
+    has_flow_control: bool,
+) -> Result<BTreeMap<&'static str, String>> {
     let folder = tempfile::tempdir()?;
-    let mut stack = builder(front, workers, has_flow_control, folder.path())?.start().await?;
+    let mut stack = builder(front, workers, has_flow_control, folder.path())?
+        .start()
+        .await?;
     // With flow control, four run and two wait. They come one after another: while nothing is held,
     // two workers may give the same room away.
     let mut running = Vec::new();
@@ -82,9 +111,18 @@ async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Re
         until_held(&stack, |held| held == 2).await?;
     }
     let mut verdicts = BTreeMap::new();
-    let hopeless = |name, model, subset: Option<&str>| HopelessRequest { name, model, subset: subset.map(str::to_owned) };
-    for request in [hopeless("another subset", "demo", Some(ELSEWHERE)), hopeless("unknown model", "nope", None)] {
-        let reply = timeout(AT_ONCE, send(&stack, &request)?).await.map_err(|_| format!("{}: no answer", request.name))???;
+    let hopeless = |name, model, subset: Option<&str>| HopelessRequest {
+        name,
+        model,
+        subset: subset.map(str::to_owned),
+    };
+    for request in [
+        hopeless("another subset", "demo", Some(ELSEWHERE)),
+        hopeless("unknown model", "nope", None),
+    ] {
+        let reply = timeout(AT_ONCE, send(&stack, &request)?)
+            .await
+            .map_err(|_| format!("{}: no answer", request.name))???;
         verdicts.insert(request.name, verdict(&reply)?);
     }
     let leaving = stack.servers[1].addr().to_string();
@@ -96,12 +134,23 @@ async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Re
         asked
     } else {
         stack.set_pool(&[0])?;
-        let left = || async { stack.daemon.as_ref()?.endpoints().await.ok().filter(|left| left.len() == 1).map(|_| ()) };
+        let left = || async {
+            stack
+                .daemon
+                .as_ref()?
+                .endpoints()
+                .await
+                .ok()
+                .filter(|left| left.len() == 1)
+                .map(|_| ())
+        };
         testbed::wait_for(LIMIT, "the daemon to have one endpoint", left).await?;
         tokio::time::sleep(AT_ONCE).await;
         send(&stack, &request)?
     };
-    let reply = timeout(2 * AT_ONCE, asked).await.map_err(|_| format!("{}: no answer", request.name))???;
+    let reply = timeout(2 * AT_ONCE, asked)
+        .await
+        .map_err(|_| format!("{}: no answer", request.name))???;
     verdicts.insert(request.name, verdict(&reply)?);
 
     // Nothing waits for the first endpoint, unless the pool is said to scale from zero.
@@ -114,7 +163,16 @@ async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Re
         None
     };
     stack.set_pool(&[])?;
-    let empty = || async { stack.daemon.as_ref()?.endpoints().await.ok().filter(Vec::is_empty).map(|_| ()) };
+    let empty = || async {
+        stack
+            .daemon
+            .as_ref()?
+            .endpoints()
+            .await
+            .ok()
+            .filter(Vec::is_empty)
+            .map(|_| ())
+    };
     testbed::wait_for(LIMIT, "the daemon to have no endpoint", empty).await?;
     let asked = match asked {
         Some(asked) => asked,
@@ -123,10 +181,14 @@ async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Re
             send(&stack, &waits)?
         }
     };
-    let reply = timeout(2 * AT_ONCE, asked).await.map_err(|_| format!("{}: no answer", waits.name))???;
+    let reply = timeout(2 * AT_ONCE, asked)
+        .await
+        .map_err(|_| format!("{}: no answer", waits.name))???;
     verdicts.insert(waits.name, verdict(&reply)?);
     let request = hopeless("an empty pool", "demo", None);
-    let reply = timeout(AT_ONCE, send(&stack, &request)?).await.map_err(|_| format!("{}: no answer", request.name))???;
+    let reply = timeout(AT_ONCE, send(&stack, &request)?)
+        .await
+        .map_err(|_| format!("{}: no answer", request.name))???;
     verdicts.insert(request.name, verdict(&reply)?);
     if has_flow_control {
         until_held(&stack, |held| held == 0).await?;
@@ -138,16 +200,32 @@ async fn refusals(front: PickerMode, workers: u32, has_flow_control: bool) -> Re
 async fn check(front: PickerMode, workers: u32) -> Result<()> {
     let expected = BTreeMap::from(
         [
-            ("another subset", r#"503 rejected-no-endpoints "no_eligible_endpoint""#),
+            (
+                "another subset",
+                r#"503 rejected-no-endpoints "no_eligible_endpoint""#,
+            ),
             ("unknown model", r#"404 unknown-model "model_not_found""#),
-            ("a subset that leaves", r#"503 rejected-no-endpoints "no_eligible_endpoint""#),
-            ("a pool that becomes empty", r#"503 rejected-no-endpoints "no_ready_endpoint""#),
-            ("an empty pool", r#"503 rejected-no-endpoints "no_ready_endpoint""#),
+            (
+                "a subset that leaves",
+                r#"503 rejected-no-endpoints "no_eligible_endpoint""#,
+            ),
+            (
+                "a pool that becomes empty",
+                r#"503 rejected-no-endpoints "no_ready_endpoint""#,
+            ),
+            (
+                "an empty pool",
+                r#"503 rejected-no-endpoints "no_ready_endpoint""#,
+            ),
         ]
         .map(|(name, verdict)| (name, verdict.to_owned())),
     );
     for has_flow_control in [false, true] {
-        assert_eq!(refusals(front, workers, has_flow_control).await?, expected, "flow control: {has_flow_control}");
+        assert_eq!(
+            refusals(front, workers, has_flow_control).await?,
+            expected,
+            "flow control: {has_flow_control}"
+        );
     }
     Ok(())
 }
@@ -184,7 +262,12 @@ const BY_SLO: (&str, &str) = ("PredictionBasedRouting", "true");
 
 /// SLOs count only by the header of the proposal; a critical request is served late.
 const SLO_CELLS: [SloCell; 10] = [
-    SloCell { name: "loose", objective: "standard", headers: &[BY_SLO, ("x-slo-ttft-ms", "60000")], verdict: "200" },
+    SloCell {
+        name: "loose",
+        objective: "standard",
+        headers: &[BY_SLO, ("x-slo-ttft-ms", "60000")],
+        verdict: "200",
+    },
     SloCell {
         name: "strict",
         objective: "standard",
@@ -203,10 +286,30 @@ const SLO_CELLS: [SloCell; 10] = [
         headers: &[BY_SLO, ("x-slo-tpot-ms", "0.1")],
         verdict: r#"429 rejected-saturated "slo_unattainable""#,
     },
-    SloCell { name: "strict, critical", objective: "critical", headers: &[BY_SLO, ("x-slo-ttft-ms", "1")], verdict: "200" },
-    SloCell { name: "strict, not asked for", objective: "standard", headers: &[("x-slo-ttft-ms", "1")], verdict: "200" },
-    SloCell { name: "none", objective: "standard", headers: &[BY_SLO], verdict: r#"400 invalid-request "missing_slo""# },
-    SloCell { name: "none, not asked for", objective: "standard", headers: &[], verdict: r#"400 invalid-request "missing_slo""# },
+    SloCell {
+        name: "strict, critical",
+        objective: "critical",
+        headers: &[BY_SLO, ("x-slo-ttft-ms", "1")],
+        verdict: "200",
+    },
+    SloCell {
+        name: "strict, not asked for",
+        objective: "standard",
+        headers: &[("x-slo-ttft-ms", "1")],
+        verdict: "200",
+    },
+    SloCell {
+        name: "none",
+        objective: "standard",
+        headers: &[BY_SLO],
+        verdict: r#"400 invalid-request "missing_slo""#,
+    },
+    SloCell {
+        name: "none, not asked for",
+        objective: "standard",
+        headers: &[],
+        verdict: r#"400 invalid-request "missing_slo""#,
+    },
     SloCell {
         name: "no number",
         objective: "critical",
@@ -216,7 +319,10 @@ const SLO_CELLS: [SloCell; 10] = [
     SloCell {
         name: "no answer to the question",
         objective: "standard",
-        headers: &[("PredictionBasedRouting", "perhaps"), ("x-slo-ttft-ms", "1")],
+        headers: &[
+            ("PredictionBasedRouting", "perhaps"),
+            ("x-slo-ttft-ms", "1"),
+        ],
         verdict: r#"400 invalid-request "invalid_header""#,
     },
 ];
@@ -224,42 +330,81 @@ const SLO_CELLS: [SloCell; 10] = [
 /// The proposal's example on one engine, with a model from a file, with flow control or without.
 fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Result<StackBuilder> {
     let path = |name: &str| folder.join(name).display().to_string();
-    let gate = if has_flow_control { "featureGates: [flowControl]\n" } else { "" };
-    std::fs::write(path("picker.yaml"), std::fs::read_to_string(example())? + "\n" + gate)?;
+    let gate = if has_flow_control {
+        "featureGates: [flowControl]\n"
+    } else {
+        ""
+    };
+    std::fs::write(
+        path("picker.yaml"),
+        std::fs::read_to_string(example())? + "\n" + gate,
+    )?;
     let objective = |(name, priority): (&str, i32)| {
         json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": name},
                "spec": {"priority": priority, "poolRef": {"name": "default"}}})
         .to_string()
     };
     let objectives = [("critical", 1), ("standard", 0), ("batch", -1)];
-    std::fs::write(path("objects.yaml"), objectives.map(objective).join("\n---\n"))?;
+    std::fs::write(
+        path("objects.yaml"),
+        objectives.map(objective).join("\n---\n"),
+    )?;
     let models = json!({"step": StepModel::default().words(), "latency": LatencyModel::constant(TTFT_MS, 20.0).words()});
-    std::fs::write(path("models.json"), json!({"schema": 1, "pools": {"default": models}}).to_string())?;
-    let (config, objects, models) = (path("picker.yaml"), path("objects.yaml"), path("models.json"));
-    let arguments = ["--latency-prediction", "--config", &config, "--objects", &objects, "--latency-model-file", &models];
-    let builder = Stack::builder().front(front).servers_like(1, &held_requests::slow_engine());
-    Ok(builder.picker(json!({"objective_header": "trust"})).daemon_arguments(&arguments))
+    std::fs::write(
+        path("models.json"),
+        json!({"schema": 1, "pools": {"default": models}}).to_string(),
+    )?;
+    let (config, objects, models) = (
+        path("picker.yaml"),
+        path("objects.yaml"),
+        path("models.json"),
+    );
+    let arguments = [
+        "--latency-prediction",
+        "--config",
+        &config,
+        "--objects",
+        &objects,
+        "--latency-model-file",
+        &models,
+    ];
+    let builder = Stack::builder()
+        .front(front)
+        .servers_like(1, &held_requests::slow_engine());
+    Ok(builder
+        .picker(json!({"objective_header": "trust"}))
+        .daemon_arguments(&arguments))
 }
 
 async fn check_slos(front: PickerMode) -> Result<()> {
     for has_flow_control in [false, true] {
         let folder = tempfile::tempdir()?;
-        let stack = slo_builder(front, has_flow_control, folder.path())?.start().await?;
+        let stack = slo_builder(front, has_flow_control, folder.path())?
+            .start()
+            .await?;
         e2e::slo::predicts(&stack, LIMIT).await?;
         let mut running = Vec::new();
         for _ in 0..2 {
             // Every request of such a pool must say an SLO.
             let mut request = held_requests::request("critical", ENDLESS)?;
-            request.headers_mut().insert("x-slo-ttft-ms", http::HeaderValue::from_static("60000"));
+            request
+                .headers_mut()
+                .insert("x-slo-ttft-ms", http::HeaderValue::from_static("60000"));
             running.push(tokio::spawn(client::send(stack.address(), request)));
         }
         // An idle engine takes any request, so the table begins when the proxy knows that it is
         // busy, and has the model.
-        let is_shed = || async { (slo_verdict(&stack, &SLO_CELLS[1]).await.ok()? == SLO_CELLS[1].verdict).then_some(()) };
+        let is_shed = || async {
+            (slo_verdict(&stack, &SLO_CELLS[1]).await.ok()? == SLO_CELLS[1].verdict).then_some(())
+        };
         testbed::wait_for(LIMIT, "the engine to be busy", is_shed).await?;
         for cell in &SLO_CELLS {
             let verdict = slo_verdict(&stack, cell).await?;
-            assert_eq!(verdict, cell.verdict, "{front:?}, flow control: {has_flow_control}, {}", cell.name);
+            assert_eq!(
+                verdict, cell.verdict,
+                "{front:?}, flow control: {has_flow_control}, {}",
+                cell.name
+            );
         }
         running.iter().for_each(JoinHandle::abort);
     }
@@ -269,11 +414,23 @@ async fn check_slos(front: PickerMode) -> Result<()> {
 async fn slo_verdict(stack: &Stack, cell: &SloCell) -> Result<String> {
     // Only a stream has a TTFT.
     let body = json!({"model": "demo", "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": cell.name}]});
-    let head = http::Request::post("/v1/chat/completions").header("content-type", "application/json");
-    let head = cell.headers.iter().fold(head, |head, (name, value)| head.header(*name, *value));
-    let request = head.header("x-llm-d-inference-objective", cell.objective).body(client::full(body.to_string()))?;
-    let reply = timeout(LIMIT, client::send(stack.address(), request)).await.map_err(|_| format!("{}: no answer", cell.name))??;
-    if reply.status == 200 { Ok("200".to_owned()) } else { verdict(&reply) }
+    let head =
+        http::Request::post("/v1/chat/completions").header("content-type", "application/json");
+    let head = cell
+        .headers
+        .iter()
+        .fold(head, |head, (name, value)| head.header(*name, *value));
+    let request = head
+        .header("x-llm-d-inference-objective", cell.objective)
+        .body(client::full(body.to_string()))?;
+    let reply = timeout(LIMIT, client::send(stack.address(), request))
+        .await
+        .map_err(|_| format!("{}: no answer", cell.name))??;
+    if reply.status == 200 {
+        Ok("200".to_owned())
+    } else {
+        verdict(&reply)
+    }
 }
 
 #[tokio::test]
@@ -297,7 +454,11 @@ const LEAVING: usize = 8;
 /// The bytes that the ext_proc server holds, by the daemon's metrics.
 async fn held_by_daemon(stack: &Stack) -> Option<f64> {
     let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
-    page.lines().find_map(|line| line.strip_prefix("switchpoint_ext_proc_held_bytes ")?.parse().ok())
+    page.lines().find_map(|line| {
+        line.strip_prefix("switchpoint_ext_proc_held_bytes ")?
+            .parse()
+            .ok()
+    })
 }
 
 async fn held_by_envoy(stack: &Stack) -> Option<f64> {
@@ -308,17 +469,24 @@ async fn held_by_envoy(stack: &Stack) -> Option<f64> {
 /// Clients with long bodies leave while their requests are held.
 async fn check_leaving(front: PickerMode) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let stack = held_requests::builder(front, folder.path(), &held_requests::slow_engine())?.start().await?;
+    let stack = held_requests::builder(front, folder.path(), &held_requests::slow_engine())?
+        .start()
+        .await?;
     let running = held_requests::send(&stack, SEATS as usize + 1, "chat", ENDLESS)?;
     until_held(&stack, |held| held == 1).await?;
     let before = held_by_envoy(&stack).await.ok_or("Envoy's memory")?;
     let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "x".repeat(LONG_BODY)}]}).to_string();
     let request = || http::Request::post("/v1/chat/completions").body(client::full(body.clone()));
-    let waiting: Vec<_> = (0..LEAVING).map(|_| Ok(tokio::spawn(client::send(stack.address(), request()?)))).collect::<Result<_>>()?;
+    let waiting: Vec<_> = (0..LEAVING)
+        .map(|_| Ok(tokio::spawn(client::send(stack.address(), request()?))))
+        .collect::<Result<_>>()?;
     until_held(&stack, |held| held == 1 + LEAVING as u64).await?;
     let all = (LEAVING * LONG_BODY) as f64;
     let full = held_by_envoy(&stack).await.ok_or("Envoy's memory")?;
-    assert!(full - before >= all, "Envoy has the bodies: {before} bytes, then {full}");
+    assert!(
+        full - before >= all,
+        "Envoy has the bodies: {before} bytes, then {full}"
+    );
     waiting.iter().for_each(JoinHandle::abort);
     until_held(&stack, |held| held == 1).await?;
     let freed = || async {
@@ -326,7 +494,10 @@ async fn check_leaving(front: PickerMode) -> Result<()> {
         (envoy - before < all / 4.0 && daemon < LONG_BODY as f64).then_some(())
     };
     testbed::wait_for(LIMIT, "the bodies to be freed", freed).await?;
-    assert!(running.iter().all(|request| !request.is_finished()), "no room was made");
+    assert!(
+        running.iter().all(|request| !request.is_finished()),
+        "no room was made"
+    );
     running.iter().for_each(JoinHandle::abort);
     Ok(())
 }

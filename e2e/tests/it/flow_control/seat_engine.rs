@@ -38,15 +38,27 @@ const REPLY: &str = r#"{"object":"chat.completion","choices":[{"message":{"role"
 async fn answer(State(engine): State<SeatEngine>, uri: Uri, headers: HeaderMap) -> Response {
     match uri.path() {
         "/v1/chat/completions" => {}
-        "/v1/models" => return r#"{"object":"list","data":[{"id":"demo","object":"model"}]}"#.into_response(),
+        "/v1/models" => {
+            return r#"{"object":"list","data":[{"id":"demo","object":"model"}]}"#.into_response();
+        }
         "/health" => return StatusCode::OK.into_response(),
         _ => return StatusCode::NOT_FOUND.into_response(),
     }
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
+    };
     engine.change(|seen| {
         seen.running += 1;
         seen.most = seen.most.max(seen.running);
-        seen.arrivals.push((Instant::now(), text("x-test-objective"), text("x-test-tenant")));
+        seen.arrivals.push((
+            Instant::now(),
+            text("x-test-objective"),
+            text("x-test-tenant"),
+        ));
     });
     let mut gate = engine.is_open.subscribe();
     if gate.wait_for(|is_open| *is_open).await.is_err() {
@@ -63,7 +75,12 @@ async fn answer(State(engine): State<SeatEngine>, uri: Uri, headers: HeaderMap) 
 impl SeatEngine {
     pub async fn start(delay: Duration) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let engine = Self { address: listener.local_addr()?, delay, is_open: Arc::new(watch::Sender::new(true)), seen: Arc::default() };
+        let engine = Self {
+            address: listener.local_addr()?,
+            delay,
+            is_open: Arc::new(watch::Sender::new(true)),
+            seen: Arc::default(),
+        };
         let app = Router::new().fallback(answer).with_state(engine.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         Ok(engine)

@@ -34,9 +34,16 @@ pub fn send_to(proxy: SocketAddr, count: usize, objective: &str, tenant: &str) -
     let request = || -> Result<_> {
         let body = json!({"model": "demo", "messages": [{"role": "user", "content": "x"}]});
         let head = Request::post("/v1/chat/completions").header("content-type", "application/json");
-        let head = head.header("x-llm-d-inference-objective", objective).header("x-test-objective", objective);
-        let head = head.header("x-llm-d-inference-fairness-id", tenant).header("x-test-tenant", tenant);
-        Ok(tokio::spawn(client::send(proxy, head.body(client::full(body.to_string()))?)))
+        let head = head
+            .header("x-llm-d-inference-objective", objective)
+            .header("x-test-objective", objective);
+        let head = head
+            .header("x-llm-d-inference-fairness-id", tenant)
+            .header("x-test-tenant", tenant);
+        Ok(tokio::spawn(client::send(
+            proxy,
+            head.body(client::full(body.to_string()))?,
+        )))
     };
     (0..count).map(|_| request()).collect()
 }
@@ -75,8 +82,13 @@ async fn all_held(stack: &Stack, engine: &SeatEngine, sent: usize) -> Result<()>
 }
 
 async fn stack(engine: &SeatEngine, folder: &std::path::Path) -> Result<Stack> {
-    let builder = Stack::builder().servers(0).stranger(engine.address).concurrency(WORKERS);
-    held_requests::holding_tenants(builder, folder, SEATS)?.start().await
+    let builder = Stack::builder()
+        .servers(0)
+        .stranger(engine.address)
+        .concurrency(WORKERS);
+    held_requests::holding_tenants(builder, folder, SEATS)?
+        .start()
+        .await
 }
 
 #[tokio::test]
@@ -86,7 +98,10 @@ async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
     let started = Instant::now();
     let mut replies = fill(&stack, 40).await?;
     // A request that came while nothing was held may have gone too far.
-    stack.envoy.picker_stat_until("switchpoint_held_total", |held| held >= 30, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until("switchpoint_held_total", |held| held >= 30, LIMIT)
+        .await?;
     tokio::time::sleep(DELAY * 2).await;
     engine.most();
     for _ in 0..10 {
@@ -97,7 +112,10 @@ async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
     all_served(replies).await?;
     let (took, most) = (started.elapsed(), engine.most());
     let ideal = DELAY * u32::try_from(sent)? / SEATS;
-    note("four workers, one engine", &format!("{sent} requests, at most {most} of {SEATS} at once, {took:?} (ideal {ideal:?})"));
+    note(
+        "four workers, one engine",
+        &format!("{sent} requests, at most {most} of {SEATS} at once, {took:?} (ideal {ideal:?})"),
+    );
     assert!(most <= SEATS as usize, "{most} at once");
     assert!(took < ideal * 10, "{took:?} for {sent} requests");
     Ok(())
@@ -114,11 +132,26 @@ async fn chat_goes_before_the_batch_of_all_workers() -> Result<()> {
     engine.open();
     all_served(replies).await?;
     let arrivals = engine.arrivals();
-    let chats = || arrivals.iter().enumerate().filter(|(_, (_, objective, _))| objective == "chat").map(|(at, _)| at);
-    let (first, last) = (chats().next().ok_or("a chat")?, chats().nth(11).ok_or("twelve chats")?);
+    let chats = || {
+        arrivals
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, objective, _))| objective == "chat")
+            .map(|(at, _)| at)
+    };
+    let (first, last) = (
+        chats().next().ok_or("a chat")?,
+        chats().nth(11).ok_or("twelve chats")?,
+    );
     let between = last + 1 - first - 12;
-    note("chat and the batch of four workers", &format!("{between} batch requests between the first and the last of 12 chats"));
-    assert!(between <= 2, "{between} batch requests went between the chats");
+    note(
+        "chat and the batch of four workers",
+        &format!("{between} batch requests between the first and the last of 12 chats"),
+    );
+    assert!(
+        between <= 2,
+        "{between} batch requests went between the chats"
+    );
     Ok(())
 }
 
@@ -134,12 +167,29 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
     engine.open();
     all_served(replies).await?;
     let arrivals = engine.arrivals();
-    let of = |tenant: &str, from: usize, to: usize| arrivals[from..to].iter().filter(|(.., known)| known == tenant).count();
-    let begin = arrivals.iter().position(|(.., tenant)| tenant == "small").ok_or("a small one")?;
-    let last = arrivals.iter().rposition(|(.., tenant)| tenant == "small").ok_or("a small one")?;
+    let of = |tenant: &str, from: usize, to: usize| {
+        arrivals[from..to]
+            .iter()
+            .filter(|(.., known)| known == tenant)
+            .count()
+    };
+    let begin = arrivals
+        .iter()
+        .position(|(.., tenant)| tenant == "small")
+        .ok_or("a small one")?;
+    let last = arrivals
+        .iter()
+        .rposition(|(.., tenant)| tenant == "small")
+        .ok_or("a small one")?;
     let (small, large) = (of("small", begin, last + 1), of("large", begin, last + 1));
-    note("two tenants, 120 and 40 requests over four workers", &format!("{large} of the larger while {small} of the smaller went"));
-    assert!(small == 40 && (34..=46).contains(&large), "{large} large ones went beside {small} small ones");
+    note(
+        "two tenants, 120 and 40 requests over four workers",
+        &format!("{large} of the larger while {small} of the smaller went"),
+    );
+    assert!(
+        small == 40 && (34..=46).contains(&large),
+        "{large} large ones went beside {small} small ones"
+    );
     Ok(())
 }
 
@@ -148,16 +198,31 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
 async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
     let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
     let shorter = |config: &mut Value| {
-        let manager = config.pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config");
-        manager.into_iter().for_each(|manager| manager["stream_idle_timeout"] = json!("15s"));
+        let manager = config
+            .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config");
+        manager
+            .into_iter()
+            .for_each(|manager| manager["stream_idle_timeout"] = json!("15s"));
     };
-    let builder = Stack::builder().servers(0).stranger(engine.address).concurrency(WORKERS);
-    let builder = builder.envoy_config(drill::envoy_config()?).envoy_config(shorter);
-    let stack = held_requests::holding_tenants(builder, folder.path(), SEATS)?.start().await?;
+    let builder = Stack::builder()
+        .servers(0)
+        .stranger(engine.address)
+        .concurrency(WORKERS);
+    let builder = builder
+        .envoy_config(drill::envoy_config()?)
+        .envoy_config(shorter);
+    let stack = held_requests::holding_tenants(builder, folder.path(), SEATS)?
+        .start()
+        .await?;
     let replies = fill(&stack, 240).await?;
-    stack.envoy.picker_stat_until("switchpoint_held_total", |held| held >= 230, LIMIT).await?;
+    stack
+        .envoy
+        .picker_stat_until("switchpoint_held_total", |held| held >= 230, LIMIT)
+        .await?;
     let trapped = Instant::now();
-    let poison = Request::post("/v1/chat/completions").header(drill::TRAP, "1").body(client::full("{}"))?;
+    let poison = Request::post("/v1/chat/completions")
+        .header(drill::TRAP, "1")
+        .body(client::full("{}"))?;
     assert_eq!(stack.send(poison).await?.status, 503);
     let (mut served, mut lost) = (0, 0);
     for reply in replies {
@@ -166,11 +231,20 @@ async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
             _ => lost += 1,
         }
     }
-    let last = engine.arrivals().last().map(|(at, ..)| at.duration_since(trapped)).ok_or("arrivals")?;
-    let row = format!("{served} served, the last sent {last:?} after the trap; {lost} answered by the idle timeout of 15 s");
+    let last = engine
+        .arrivals()
+        .last()
+        .map(|(at, ..)| at.duration_since(trapped))
+        .ok_or("arrivals")?;
+    let row = format!(
+        "{served} served, the last sent {last:?} after the trap; {lost} answered by the idle timeout of 15 s"
+    );
     note("one of four workers traps while all hold", &row);
     assert!(served >= 140 && lost > 0 && lost < 100, "{row}");
-    assert!(last < Duration::from_secs(10), "the last request went {last:?} after the trap");
+    assert!(
+        last < Duration::from_secs(10),
+        "the last request went {last:?} after the trap"
+    );
     assert_eq!(send_one(&stack).await?, 200);
     Ok(())
 }

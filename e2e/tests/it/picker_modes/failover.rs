@@ -28,13 +28,19 @@ const POOLS: [&str; 2] = ["default", "second"];
 /// The configuration that an operator writes for a second pool: a cluster, and a route by the
 /// request's authority.
 fn second_route(config: &mut Value, front: PickerMode) {
-    let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
+    let clusters = config
+        .pointer_mut("/static_resources/clusters")
+        .and_then(Value::as_array_mut)
+        .expect("clusters");
     let mut cluster = clusters[0].clone();
     cluster["name"] = json!("second-pool");
     cluster["eds_cluster_config"]["service_name"] = json!("second");
     clusters.push(cluster);
     let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-    let routes = config.pointer_mut(path).and_then(Value::as_array_mut).expect("routes");
+    let routes = config
+        .pointer_mut(path)
+        .and_then(Value::as_array_mut)
+        .expect("routes");
     let mut route = routes[0].clone();
     route["match"] = json!({"prefix": "/", "headers": [{"name": ":authority", "string_match": {"exact": "second"}}]});
     route["route"]["cluster"] = json!("second-pool");
@@ -72,10 +78,13 @@ fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
         }}],
     });
     let resources = &mut config["static_resources"];
-    resources["listeners"].as_array_mut().expect("listeners").push(json!({
-        "name": "ahead", "address": at("127.0.0.1", listen.port()),
-        "filter_chains": [{"filters": [{"name": "hcm", "typed_config": hcm}]}],
-    }));
+    resources["listeners"]
+        .as_array_mut()
+        .expect("listeners")
+        .push(json!({
+            "name": "ahead", "address": at("127.0.0.1", listen.port()),
+            "filter_chains": [{"filters": [{"name": "hcm", "typed_config": hcm}]}],
+        }));
     resources["clusters"].as_array_mut().expect("clusters").push(json!({
         "name": "ahead", "type": "STATIC", "load_assignment": {"cluster_name": "ahead", "endpoints": tiers},
     }));
@@ -85,47 +94,81 @@ fn ahead(config: &mut Value, listen: SocketAddr, gateway: u16) {
 async fn counted(stack: &Stack, servers: &[ModelServer]) -> Option<Vec<(u64, u64)>> {
     let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
     let of = |server: &ModelServer| {
-        let row = rows.iter().find(|row| row["address"] == server.addr().to_string())?;
+        let row = rows
+            .iter()
+            .find(|row| row["address"] == server.addr().to_string())?;
         Some((row["picked"].as_u64()?, row["served"].as_u64()?))
     };
     servers.iter().map(of).collect()
 }
 
 async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
-    let server = || ModelServer::start(model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
+    let server = || {
+        ModelServer::start(model_server::ModelServerOptions {
+            models: vec!["demo".into()],
+            speed: 0.0,
+            ..Default::default()
+        })
+    };
     let servers = [server()?, server()?];
     let folder = tempfile::tempdir()?;
     let pools = folder.path().join("pools.yaml");
-    let told: Vec<Value> = POOLS.iter().zip(&servers).map(|(pool, server)| json!({"name": pool, "endpoints": [server.addr()]})).collect();
+    let told: Vec<Value> = POOLS
+        .iter()
+        .zip(&servers)
+        .map(|(pool, server)| json!({"name": pool, "endpoints": [server.addr()]}))
+        .collect();
     std::fs::write(&pools, json!({ "pools": told }).to_string())?;
     let listen = ReservedPort::lease()?;
     let entry = listen.address();
-    let builder = Stack::builder().front(front).daemon_arguments(&["--pools", &pools.display().to_string()]);
+    let builder = Stack::builder()
+        .front(front)
+        .daemon_arguments(&["--pools", &pools.display().to_string()]);
     let builder = match front {
         PickerMode::Filter => builder.picker(json!({"pools": [
             {"name": "default", "clusters": ["inference-pool"]}, {"name": "second", "clusters": ["second-pool"]},
         ]})),
         PickerMode::ExtProc => builder,
     };
-    let stack = builder
-        .envoy_config(log_metadata)
-        .envoy_config(move |config| {
-            let port = &config["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"];
-            let gateway = port.as_u64().and_then(|port| u16::try_from(port).ok()).expect("the gateway's port");
-            second_route(config, front);
-            ahead(config, entry, gateway);
-        })
-        .start()
-        .await?;
+    let stack =
+        builder
+            .envoy_config(log_metadata)
+            .envoy_config(move |config| {
+                let port = &config["static_resources"]["listeners"][0]["address"]["socket_address"]
+                    ["port_value"];
+                let gateway = port
+                    .as_u64()
+                    .and_then(|port| u16::try_from(port).ok())
+                    .expect("the gateway's port");
+                second_route(config, front);
+                ahead(config, entry, gateway);
+            })
+            .start()
+            .await?;
     let ready = || async { (counted(&stack, &servers).await? == [(0, 0), (0, 0)]).then_some(()) };
     wait_for(LIMIT, "both pools to be known", ready).await?;
     servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
-    let asked = || echo::post("/v1/chat/completions", &[("x-request-id", "failed-over")], echo::chat("hi").to_string());
+    let asked = || {
+        echo::post(
+            "/v1/chat/completions",
+            &[("x-request-id", "failed-over")],
+            echo::chat("hi").to_string(),
+        )
+    };
     let reply = client::send(entry, asked()?).await?;
     assert_eq!(reply.status, 200, "{front:?}: {}", reply.text());
-    assert_eq!(reply.header("x-served-by"), servers[1].addr().to_string(), "{front:?}");
+    assert_eq!(
+        reply.header("x-served-by"),
+        servers[1].addr().to_string(),
+        "{front:?}"
+    );
     let both = || async { (counted(&stack, &servers).await? == [(1, 0), (1, 1)]).then_some(()) };
-    wait_for(LIMIT, "only the second pool's picker to count a served request", both).await?;
+    wait_for(
+        LIMIT,
+        "only the second pool's picker to count a served request",
+        both,
+    )
+    .await?;
     stack.envoy.access_log_of("failed-over", LIMIT).await?;
     let lines = stack.envoy.access_log();
     // Envoy writes the endpoint that it tried, whatever the result: for the pool that failed its
@@ -133,19 +176,30 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     let told: Vec<(&Value, &Value)> = lines
         .iter()
         .filter(|line| line["request_id"] == "failed-over")
-        .map(|line| (&line["pool"], &line["lb:x-gateway-destination-endpoint-served"]))
+        .map(|line| {
+            (
+                &line["pool"],
+                &line["lb:x-gateway-destination-endpoint-served"],
+            )
+        })
         .collect();
     let [first, second] = servers.map(|server| json!(server.addr().to_string()));
-    assert_eq!(told, [(&json!("default"), &first), (&json!("second"), &second)], "{front:?}");
+    assert_eq!(
+        told,
+        [(&json!("default"), &first), (&json!("second"), &second)],
+        "{front:?}"
+    );
     Ok(())
 }
 
 #[tokio::test]
-async fn after_a_failover_the_filter_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()> {
+async fn after_a_failover_the_filter_of_the_pool_that_answered_gets_the_served_endpoint()
+-> Result<()> {
     the_served_endpoint_is_reported(PickerMode::Filter).await
 }
 
 #[tokio::test]
-async fn after_a_failover_ext_proc_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()> {
+async fn after_a_failover_ext_proc_of_the_pool_that_answered_gets_the_served_endpoint() -> Result<()>
+{
     the_served_endpoint_is_reported(PickerMode::ExtProc).await
 }

@@ -34,7 +34,9 @@ async fn pass_on(near: SocketAddr, daemon: Port) -> Result<JoinHandle<()>> {
     Ok(tokio::spawn(async move {
         let mut connections = JoinSet::new();
         while let Ok((mut client, _)) = listener.accept().await {
-            let Some(port) = daemon.get().copied() else { continue };
+            let Some(port) = daemon.get().copied() else {
+                continue;
+            };
             connections.spawn(async move {
                 if let Ok(mut daemon) = TcpStream::connect(("127.0.0.1", port)).await {
                     let _ = tokio::io::copy_bidirectional(&mut client, &mut daemon).await; // ends when either side does
@@ -58,7 +60,15 @@ async fn all_streams_are_retried_while_a_daemon_is_replaced() -> Result<()> {
         *port = json!(address.port());
     });
     let stack = stack.start().await?;
-    let ask = || async { stack.send(echo::post("/v1/chat/completions", &[], echo::chat("hi").to_string())?).await };
+    let ask = || async {
+        stack
+            .send(echo::post(
+                "/v1/chat/completions",
+                &[],
+                echo::chat("hi").to_string(),
+            )?)
+            .await
+    };
     assert_eq!(ask().await?.status, 200);
     before.abort();
     let _ = before.await; // the connection to the daemon is closed now
@@ -68,8 +78,16 @@ async fn all_streams_are_retried_while_a_daemon_is_replaced() -> Result<()> {
         pass_on(address, daemon).await
     };
     let (replies, again) = tokio::try_join!(asked, replaced)?;
-    let refused: Vec<String> = replies.iter().filter(|reply| reply.status != 200).map(|reply| reply.text()).collect();
-    assert!(refused.is_empty(), "{} of {REQUESTS} requests were refused: {refused:?}", refused.len());
+    let refused: Vec<String> = replies
+        .iter()
+        .filter(|reply| reply.status != 200)
+        .map(|reply| reply.text())
+        .collect();
+    assert!(
+        refused.is_empty(),
+        "{} of {REQUESTS} requests were refused: {refused:?}",
+        refused.len()
+    );
     again.abort();
     Ok(())
 }

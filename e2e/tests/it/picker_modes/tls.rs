@@ -9,8 +9,13 @@ use crate::echo;
 /// Replaces the transport socket of the proxy's cluster for the daemon.
 fn transport(socket: Option<Value>) -> impl Fn(&mut Value) + Send + 'static {
     move |config| {
-        let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut);
-        if let Some(cluster) = clusters.into_iter().flatten().find(|cluster| cluster["name"] == "switchpoint-ext-proc")
+        let clusters = config
+            .pointer_mut("/static_resources/clusters")
+            .and_then(Value::as_array_mut);
+        if let Some(cluster) = clusters
+            .into_iter()
+            .flatten()
+            .find(|cluster| cluster["name"] == "switchpoint-ext-proc")
             && let Some(fields) = cluster.as_object_mut()
         {
             match &socket {
@@ -23,8 +28,18 @@ fn transport(socket: Option<Value>) -> impl Fn(&mut Value) + Send + 'static {
 
 #[tokio::test]
 async fn in_clear_on_request() -> Result<()> {
-    let stack = ext_proc().daemon_arguments(&["--ext-proc-plaintext"]).envoy_config(transport(None)).start().await?;
-    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
+    let stack = ext_proc()
+        .daemon_arguments(&["--ext-proc-plaintext"])
+        .envoy_config(transport(None))
+        .start()
+        .await?;
+    assert_eq!(
+        stack
+            .post("/v1/chat/completions", &echo::chat("x"))
+            .await?
+            .status,
+        200
+    );
     Ok(())
 }
 
@@ -44,11 +59,25 @@ async fn by_a_certificate_that_the_proxy_checks() -> Result<()> {
     };
     let (cert, key) = (file("cert.pem"), file("key.pem"));
     let arguments = ["--ext-proc-tls-cert", &cert, "--ext-proc-tls-key", &key];
-    let stack = ext_proc().daemon_arguments(&arguments).envoy_config(transport(Some(context("switchpointd")))).start().await?;
-    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
+    let stack = ext_proc()
+        .daemon_arguments(&arguments)
+        .envoy_config(transport(Some(context("switchpointd"))))
+        .start()
+        .await?;
+    assert_eq!(
+        stack
+            .post("/v1/chat/completions", &echo::chat("x"))
+            .await?
+            .status,
+        200
+    );
     drop(stack);
     // The proxy does not trust the certificate that the daemon makes at start by default.
-    let stack = ext_proc().envoy_config(transport(Some(context("switchpointd")))).without_waiting().start().await?;
+    let stack = ext_proc()
+        .envoy_config(transport(Some(context("switchpointd"))))
+        .without_waiting()
+        .start()
+        .await?;
     assert_eq!(stack.get("/v1/models").await?.status, 503);
     Ok(())
 }

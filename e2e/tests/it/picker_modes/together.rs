@@ -15,20 +15,44 @@ use crate::echo;
 async fn both_fronts_at_once_share_one_state() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("config.yaml");
-    std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: active-request-scorer}]\n")?;
-    let builder = Stack::builder().front(PickerMode::Filter).servers_like(2, &slow(100));
-    let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
+    std::fs::write(
+        &config,
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: active-request-scorer}]\n",
+    )?;
+    let builder = Stack::builder()
+        .front(PickerMode::Filter)
+        .servers_like(2, &slow(100));
+    let stack = builder
+        .daemon_arguments(&["--config", &config.display().to_string()])
+        .start()
+        .await?;
     let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
     let mut open = Vec::new();
     for i in 0..8 {
-        let address = if i % 2 == 0 { stack.address() } else { beside.envoy.listener() };
+        let address = if i % 2 == 0 {
+            stack.address()
+        } else {
+            beside.envoy.listener()
+        };
         open.push(stream(address, 200).await?);
         tokio::time::sleep(Duration::from_millis(300)).await; // far longer than load takes to reach the other proxy, so that each pick knows it
     }
     until_in_flight(&stack, 8).await?;
-    let endpoints = stack.daemon.as_ref().ok_or("no daemon")?.endpoints().await?;
-    let spread: Vec<Option<u64>> = endpoints.iter().map(|endpoint| endpoint["in_flight"].as_u64()).collect();
-    assert_eq!(spread, [Some(4), Some(4)], "each proxy balances the load of the other");
+    let endpoints = stack
+        .daemon
+        .as_ref()
+        .ok_or("no daemon")?
+        .endpoints()
+        .await?;
+    let spread: Vec<Option<u64>> = endpoints
+        .iter()
+        .map(|endpoint| endpoint["in_flight"].as_u64())
+        .collect();
+    assert_eq!(
+        spread,
+        [Some(4), Some(4)],
+        "each proxy balances the load of the other"
+    );
     Ok(())
 }
 
@@ -36,14 +60,30 @@ async fn both_fronts_at_once_share_one_state() -> Result<()> {
 async fn what_one_front_placed_the_other_finds() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("config.yaml");
-    std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: prefix-cache-scorer}]\n")?;
-    let builder =
-        Stack::builder().front(PickerMode::Filter).servers_like(6, &ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() });
-    let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
+    std::fs::write(
+        &config,
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: prefix-cache-scorer}]\n",
+    )?;
+    let builder = Stack::builder().front(PickerMode::Filter).servers_like(
+        6,
+        &ModelServerOptions {
+            speed: 0.0,
+            ..ModelServerOptions::default()
+        },
+    );
+    let stack = builder
+        .daemon_arguments(&["--config", &config.display().to_string()])
+        .start()
+        .await?;
     let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
     let fronts = [stack.address(), beside.envoy.listener()];
     let post = |front: usize, prompt: String| async move {
-        client::post(fronts[front], "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+        client::post(
+            fronts[front],
+            "/v1/chat/completions",
+            echo::chat(&prompt).to_string(),
+        )
+        .await
     };
     // A proxy that has not served yet gets no state from others. It reports once a second.
     for front in [0, 1] {
@@ -52,15 +92,25 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let mut placed = Vec::new();
     for number in 0..6 {
-        let prompt = format!("{number} conversations. {}", "They go on and on. ".repeat(200));
-        placed.push((stack.server_of(&post(number % 2, prompt.clone()).await?)?, prompt));
+        let prompt = format!(
+            "{number} conversations. {}",
+            "They go on and on. ".repeat(200)
+        );
+        placed.push((
+            stack.server_of(&post(number % 2, prompt.clone()).await?)?,
+            prompt,
+        ));
     }
     // Ten times the promised time.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for (number, (server, prompt)) in placed.into_iter().enumerate() {
         for turn in 0..4 {
             let reply = post((number + 1) % 2, format!("{prompt} {turn}")).await?;
-            assert_eq!(stack.server_of(&reply)?, server, "conversation {number}, turn {turn}");
+            assert_eq!(
+                stack.server_of(&reply)?,
+                server,
+                "conversation {number}, turn {turn}"
+            );
         }
     }
     Ok(())

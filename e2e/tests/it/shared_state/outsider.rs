@@ -44,7 +44,9 @@ impl SimulatedPeer {
             ..state::Hello::default()
         };
         out.send(proxy_message::Message::Hello(hello)).await?;
-        let wrapped = ReceiverStream::new(messages).map(|message| state::ProxyMessage { message: Some(message) });
+        let wrapped = ReceiverStream::new(messages).map(|message| state::ProxyMessage {
+            message: Some(message),
+        });
         let stream = client.stream(wrapped).await?.into_inner();
         let mut outsider = Self {
             out,
@@ -55,44 +57,93 @@ impl SimulatedPeer {
         };
         while outsider.pool_update.endpoints.len() < stack.servers.len() {
             if let daemon_message::Message::PoolUpdate(pool_update) = outsider.next().await? {
-                let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, ..state::Ack::default() };
+                let ack = state::Ack {
+                    pool: pool_update.pool.clone(),
+                    version: pool_update.version,
+                    ..state::Ack::default()
+                };
                 outsider.out.send(proxy_message::Message::Ack(ack)).await?;
                 outsider.pool_update = pool_update;
             }
         }
-        let present = (0..stack.servers.len()).map(|server| outsider.endpoint(server)).collect::<Result<Vec<_>>>()?;
+        let present = (0..stack.servers.len())
+            .map(|server| outsider.endpoint(server))
+            .collect::<Result<Vec<_>>>()?;
         outsider.others.0.reset(present, []);
         Ok(outsider)
     }
 
     async fn next(&mut self) -> Result<daemon_message::Message> {
-        let next = tokio::time::timeout(LIMIT, self.stream.message()).await??.ok_or("the daemon closed the stream")?;
+        let next = tokio::time::timeout(LIMIT, self.stream.message())
+            .await??
+            .ok_or("the daemon closed the stream")?;
         self.received.push(next.encode_to_vec());
         next.message.ok_or_else(|| Error::from("an empty message"))
     }
 
     fn endpoint(&self, server: usize) -> Result<EndpointRef> {
         let name = format!("server-{server}");
-        let endpoint = self.pool_update.endpoints.iter().find(|endpoint| endpoint.name == name).ok_or("no such server")?;
-        Ok(EndpointRef { slot: Slot(u16::try_from(endpoint.slot)?), generation: Generation(endpoint.generation) })
+        let endpoint = self
+            .pool_update
+            .endpoints
+            .iter()
+            .find(|endpoint| endpoint.name == name)
+            .ok_or("no such server")?;
+        Ok(EndpointRef {
+            slot: Slot(u16::try_from(endpoint.slot)?),
+            generation: Generation(endpoint.generation),
+        })
     }
 
     /// Sends a load report with this many requests at a server.
     pub(super) async fn tell(&self, server: usize, requests: u32) -> Result<()> {
         let (mut sum, endpoint) = (LoadReportSum::default(), self.endpoint(server)?);
         sum.reset(vec![endpoint], []);
-        sum.add(endpoint, EndpointLoad { requests, prefill_tokens: u64::from(requests) * 100, ..EndpointLoad::default() });
-        let row = sum.row(LoadReportHead { written: Timestamp(1), ..LoadReportHead::default() }, [], &[]);
-        let share = state::LoadReport { pool: "default".into(), row, ..state::LoadReport::default() };
-        Ok(self.out.send(proxy_message::Message::LoadReport(share)).await?)
+        sum.add(
+            endpoint,
+            EndpointLoad {
+                requests,
+                prefill_tokens: u64::from(requests) * 100,
+                ..EndpointLoad::default()
+            },
+        );
+        let row = sum.row(
+            LoadReportHead {
+                written: Timestamp(1),
+                ..LoadReportHead::default()
+            },
+            [],
+            &[],
+        );
+        let share = state::LoadReport {
+            pool: "default".into(),
+            row,
+            ..state::LoadReport::default()
+        };
+        Ok(self
+            .out
+            .send(proxy_message::Message::LoadReport(share))
+            .await?)
     }
 
     /// The block hashes of each prompt in the received placements.
     pub(super) fn placed(&self) -> Vec<Vec<u64>> {
-        let message = |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
-        let placements = |message| if let daemon_message::Message::PeerLoad(peers) = message { peers.placements } else { Vec::new() };
+        let message =
+            |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
+        let placements = |message| {
+            if let daemon_message::Message::PeerLoad(peers) = message {
+                peers.placements
+            } else {
+                Vec::new()
+            }
+        };
         let told = self.received.iter().filter_map(message).map(placements);
-        told.flat_map(|told| proto::placements::each(&told).map(|(_, blocks)| blocks).collect::<Vec<_>>()).collect()
+        told.flat_map(|told| {
+            proto::placements::each(&told)
+                .map(|(_, blocks)| blocks)
+                .collect::<Vec<_>>()
+        })
+        .collect()
     }
 
     /// Waits until the other proxies have this many requests, over all servers. Returns how long it
@@ -104,9 +155,17 @@ impl SimulatedPeer {
                 placed += proto::placements::each(&peers.placements).count();
                 let (sum, row) = &mut self.others;
                 sum.read(row, peers.row);
-                let slots = self.pool_update.endpoints.iter().map(|e| (e.slot, e.generation));
+                let slots = self
+                    .pool_update
+                    .endpoints
+                    .iter()
+                    .map(|e| (e.slot, e.generation));
                 let load = |(slot, generation): (u32, u32)| {
-                    sum.load(EndpointRef { slot: Slot(slot as u16), generation: Generation(generation) }).requests
+                    sum.load(EndpointRef {
+                        slot: Slot(slot as u16),
+                        generation: Generation(generation),
+                    })
+                    .requests
                 };
                 if slots.map(load).sum::<u32>() == requests {
                     return Ok((began.elapsed(), placed));
@@ -132,7 +191,9 @@ pub(super) async fn report_until_seen(
         let before = Instant::now();
         outsider.tell(server, 50).await.ok()?;
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let decision = ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
+        let decision = ExplainedDecision::ask(stack.address(), "a question of its own")
+            .await
+            .ok()?;
         decision.distinguishes(scorer).then_some((decision, before))
     };
     wait_for(LIMIT, &format!("{scorer} to distinguish endpoints"), look).await
@@ -143,8 +204,15 @@ pub(super) async fn report_until_seen(
 pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
     let began = Instant::now();
     let look = || async {
-        let decision = ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
+        let decision = ExplainedDecision::ask(stack.address(), "a question of its own")
+            .await
+            .ok()?;
         (decision.distinguishes(scorer) == expected).then(|| began.elapsed())
     };
-    wait_for(LIMIT, &format!("{scorer} to distinguish endpoints: {expected}"), look).await
+    wait_for(
+        LIMIT,
+        &format!("{scorer} to distinguish endpoints: {expected}"),
+        look,
+    )
+    .await
 }

@@ -17,34 +17,68 @@ struct Workers(Vec<HttpWorld>);
 /// A pool update with flow control. The objective `batch` may be given up for others.
 fn update(version: Version) -> Vec<u8> {
     let bytes = pool_update_message("default", version, &[LOADED, "10.0.0.2:8000"]);
-    let message = state::DaemonMessage::decode(bytes.as_slice()).unwrap().message;
-    let Some(PoolUpdate(mut update)) = message else { panic!("{message:?}") };
+    let message = state::DaemonMessage::decode(bytes.as_slice())
+        .unwrap()
+        .message;
+    let Some(PoolUpdate(mut update)) = message else {
+        panic!("{message:?}")
+    };
     let pipeline = update.pipeline.as_mut().unwrap();
-    let seats = state::Parameter { name: "maxConcurrency".into(), value: Some(state::parameter::Value::Number(SEATS)) };
-    let eviction = state::Parameter { name: "eviction".into(), value: Some(state::parameter::Value::Flag(true)) };
-    for (kind, parameters) in [("concurrency-detector", vec![seats]), (scheduler::flow::FLOW_CONTROL, vec![eviction])] {
-        pipeline.plugins.push(state::Plugin { r#type: kind.into(), name: kind.into(), parameters });
+    let seats = state::Parameter {
+        name: "maxConcurrency".into(),
+        value: Some(state::parameter::Value::Number(SEATS)),
+    };
+    let eviction = state::Parameter {
+        name: "eviction".into(),
+        value: Some(state::parameter::Value::Flag(true)),
+    };
+    for (kind, parameters) in [
+        ("concurrency-detector", vec![seats]),
+        (scheduler::flow::FLOW_CONTROL, vec![eviction]),
+    ] {
+        pipeline.plugins.push(state::Plugin {
+            r#type: kind.into(),
+            name: kind.into(),
+            parameters,
+        });
     }
     pipeline.saturation_detector = "concurrency-detector".into();
-    let batch = state::Objective { name: "batch".into(), priority: -10 };
+    let batch = state::Objective {
+        name: "batch".into(),
+        priority: -10,
+    };
     update.objects.as_mut().unwrap().objectives.push(batch);
     encode(PoolUpdate(update))
 }
 
 impl Workers {
     fn new(count: u32) -> Self {
-        let first = HttpWorld::new(r#"{"pools": [{"name": "default"}], "objective_header": "trust"}"#);
-        let version = Version { term: 1, sequence: 1 };
+        let first =
+            HttpWorld::new(r#"{"pools": [{"name": "default"}], "objective_header": "trust"}"#);
+        let version = Version {
+            term: 1,
+            sequence: 1,
+        };
         let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
-        store.publish_pool_update(&first.host, 1, version, &update(version), Timestamp(1)).unwrap();
+        store
+            .publish_pool_update(&first.host, 1, version, &update(version), Timestamp(1))
+            .unwrap();
         let worker = |at: u32| {
             let mut vm = VmState::new(first.host.clone());
             vm.configure(1, Rc::clone(&first.config));
             let (host, config) = (first.host.clone(), Rc::clone(&first.config));
-            HttpWorld { host, vm: Rc::new(RefCell::new(vm)), config, streams: std::cell::Cell::new(1_000 * (at + 1)) }
+            HttpWorld {
+                host,
+                vm: Rc::new(RefCell::new(vm)),
+                config,
+                streams: std::cell::Cell::new(1_000 * (at + 1)),
+            }
         };
         let workers = Self((0..count).map(worker).collect());
-        workers.0.iter().for_each(|worker| worker.vm.borrow_mut().mark_serving());
+        workers
+            .0
+            .iter()
+            .for_each(|worker| worker.vm.borrow_mut().mark_serving());
         (0..2).for_each(|_| workers.tick());
         workers
     }
@@ -66,9 +100,17 @@ impl Workers {
     /// Delivers wake-ups, until there are none. Workers have registered their queues in order.
     fn wake(&self) {
         for _ in 0..100 {
-            let woken = self.host().queues.borrow().iter().position(|(_, items)| !items.is_empty());
+            let woken = self
+                .host()
+                .queues
+                .borrow()
+                .iter()
+                .position(|(_, items)| !items.is_empty());
             let Some(at) = woken else { return };
-            let due = self.0[at].vm.borrow_mut().on_wake(u32::try_from(at).unwrap() + 1);
+            let due = self.0[at]
+                .vm
+                .borrow_mut()
+                .on_wake(u32::try_from(at).unwrap() + 1);
             due.iter().for_each(|request| request.retry());
             release_held(&self.0[at].vm);
         }
@@ -81,16 +123,33 @@ impl Workers {
     }
 
     fn send_as(&self, worker: usize, objective: &str) -> (HttpStreamContext<FakeHost>, bool) {
-        let head = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "application/json")];
+        let head = [
+            (":method", "POST"),
+            (":path", "/v1/chat/completions"),
+            ("content-type", "application/json"),
+        ];
         let objective = ("x-llm-d-inference-objective", objective);
-        let head: Vec<_> = head.into_iter().chain((!objective.1.is_empty()).then_some(objective)).collect();
+        let head: Vec<_> = head
+            .into_iter()
+            .chain((!objective.1.is_empty()).then_some(objective))
+            .collect();
         let (mut stream, _) = self.0[worker].headers(&head, false);
         let went = self.0[worker].body(&mut stream, CHAT) == Action::Continue;
         (stream, went)
     }
 
     fn held(&self) -> usize {
-        let held = |worker: &HttpWorld| worker.vm.borrow().replica("default").unwrap().borrow().pool.queues().held();
+        let held = |worker: &HttpWorld| {
+            worker
+                .vm
+                .borrow()
+                .replica("default")
+                .unwrap()
+                .borrow()
+                .pool
+                .queues()
+                .held()
+        };
         self.0.iter().map(held).sum()
     }
 
@@ -103,7 +162,12 @@ impl Workers {
         let given_up = |worker: &HttpWorld| -> u64 {
             let replica = worker.vm.borrow().replica("default").unwrap();
             let replica = replica.borrow();
-            replica.pool.queues().counters().map(|band| band.given_up).sum()
+            replica
+                .pool
+                .queues()
+                .counters()
+                .map(|band| band.given_up)
+                .sum()
         };
         self.0.iter().map(given_up).sum()
     }
@@ -122,7 +186,12 @@ fn while_nothing_is_held_no_worker_reads_the_order() {
         workers.host().pass_ms(3);
     }
     let calls = workers.host().take_calls();
-    assert!(calls.iter().all(|call| !call.name.contains("/held") && call.call != FakeCall::QueuePush), "{calls:?}");
+    assert!(
+        calls
+            .iter()
+            .all(|call| !call.name.contains("/held") && call.call != FakeCall::QueuePush),
+        "{calls:?}"
+    );
 }
 
 #[test]
@@ -147,19 +216,40 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
         running.remove(0).0.on_done();
         workers.wake();
         let calls = workers.host().take_calls();
-        let shared = calls.iter().filter(|call| matches!(call.call, FakeCall::Shared | FakeCall::Share)).count();
+        let shared = calls
+            .iter()
+            .filter(|call| matches!(call.call, FakeCall::Shared | FakeCall::Share))
+            .count();
         // The other three are tried too, each by its worker, in case there is more room.
-        assert!(calls.len() <= 120 && shared <= 64, "{} calls, {shared} of shared data", calls.len());
+        assert!(
+            calls.len() <= 120 && shared <= 64,
+            "{} calls, {shared} of shared data",
+            calls.len()
+        );
         let log = workers.host().take_log();
-        assert_eq!(log.iter().filter(|line| *line == "resume").count(), 1, "{log:?}");
-        order.extend(log.into_iter().take_while(|line| *line != "resume").filter(|line| line.starts_with("focus")).last());
+        assert_eq!(
+            log.iter().filter(|line| *line == "resume").count(),
+            1,
+            "{log:?}"
+        );
+        order.extend(
+            log.into_iter()
+                .take_while(|line| *line != "resume")
+                .filter(|line| line.starts_with("focus"))
+                .last(),
+        );
         assert_eq!(workers.running(), 2, "no room is given twice");
         workers.host().pass_ms(3);
     }
     assert_eq!(order, ["focus 2001", "focus 3001"]);
     // A wake-up that is lost costs a tick.
     waiting.remove(0).on_done();
-    workers.host().queues.borrow_mut().iter_mut().for_each(|(_, items)| items.clear());
+    workers
+        .host()
+        .queues
+        .borrow_mut()
+        .iter_mut()
+        .for_each(|(_, items)| items.clear());
     workers.tick();
     assert_eq!((workers.held(), workers.running()), (1, 2));
     assert!(waiting.iter_mut().all(|stream| stream.on_done()));
@@ -170,7 +260,13 @@ fn a_worker_that_sees_room_wakes_the_one_whose_request_came_first() {
 /// The worker of each batch request, that of the request which waits, and the VM that gives up.
 #[test]
 fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
-    let cases = [([0, 0], 0, 0), ([0, 0], 2, 0), ([2, 2], 1, 2), ([1, 2], 0, 1), ([1, 0], 2, 0)];
+    let cases = [
+        ([0, 0], 0, 0),
+        ([0, 0], 2, 0),
+        ([2, 2], 1, 2),
+        ([1, 2], 0, 1),
+        ([1, 0], 2, 0),
+    ];
     // A worker that has just picked has just read the reports of the others.
     for ((batch, waits, gives), ms) in cases.into_iter().flat_map(|case| [(case, 0), (case, 3)]) {
         let workers = Workers::new(3);
@@ -183,17 +279,42 @@ fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
         for worker in &workers.0 {
             workers.host().pass_ms(ms);
             let replica = worker.vm.borrow().replica("default").unwrap();
-            worker.vm.borrow().receive_loads(&mut replica.borrow_mut(), workers.host().now(), SharingOccasion::Claim);
+            worker.vm.borrow().receive_loads(
+                &mut replica.borrow_mut(),
+                workers.host().now(),
+                SharingOccasion::Claim,
+            );
         }
         workers.host().take_log();
         let (mut chat, went) = workers.send(waits);
         assert!(!went);
         workers.wake();
         let log = workers.host().take_log();
-        let answers: Vec<&String> = log.iter().filter(|line| line.starts_with("reply") || *line == "resume").collect();
-        assert!(answers[0].starts_with("reply 429") && answers[0].contains("evicted") && answers[1] == "resume", "{log:?}");
-        assert_eq!((answers.len(), workers.held(), workers.running(), workers.given_up()), (2, 0, 2, 1), "{log:?}");
-        assert!(log.iter().any(|line| line.starts_with(&format!("focus {}", gives + 1))), "{gives} of {batch:?}: {log:?}");
+        let answers: Vec<&String> = log
+            .iter()
+            .filter(|line| line.starts_with("reply") || *line == "resume")
+            .collect();
+        assert!(
+            answers[0].starts_with("reply 429")
+                && answers[0].contains("evicted")
+                && answers[1] == "resume",
+            "{log:?}"
+        );
+        assert_eq!(
+            (
+                answers.len(),
+                workers.held(),
+                workers.running(),
+                workers.given_up()
+            ),
+            (2, 0, 2, 1),
+            "{log:?}"
+        );
+        assert!(
+            log.iter()
+                .any(|line| line.starts_with(&format!("focus {}", gives + 1))),
+            "{gives} of {batch:?}: {log:?}"
+        );
         assert!(chat.on_done() && running.into_iter().all(|mut stream| stream.on_done()));
         assert_eq!(workers.running(), 0, "what was given up is released once");
     }
@@ -202,7 +323,9 @@ fn a_batch_request_is_given_up_by_the_worker_that_has_it() {
 #[test]
 fn a_request_that_has_begun_to_answer_is_not_given_up_and_the_workers_stop_asking() {
     let workers = Workers::new(3);
-    let mut running: Vec<_> = [0, 1].map(|worker| (worker, workers.send_as(worker, "batch").0)).into();
+    let mut running: Vec<_> = [0, 1]
+        .map(|worker| (worker, workers.send_as(worker, "batch").0))
+        .into();
     workers.host().pass_ms(3);
     for (worker, stream) in &mut running {
         workers.0[*worker].respond(stream, "via_upstream", LOADED, &[(":status", "200")]);
@@ -211,10 +334,17 @@ fn a_request_that_has_begun_to_answer_is_not_given_up_and_the_workers_stop_askin
     assert!(!went);
     workers.wake();
     (0..20).for_each(|_| workers.tick());
-    assert_eq!((workers.held(), workers.running(), workers.given_up()), (1, 2, 0));
+    assert_eq!(
+        (workers.held(), workers.running(), workers.given_up()),
+        (1, 2, 0)
+    );
     running.remove(0).1.on_done();
     workers.wake();
-    assert_eq!((workers.held(), workers.running()), (0, 2), "it waits as without eviction");
+    assert_eq!(
+        (workers.held(), workers.running()),
+        (0, 2),
+        "it waits as without eviction"
+    );
     drop(chat);
 }
 
@@ -235,9 +365,14 @@ fn a_release_by_another_worker_makes_few_calls() {
     let at_release = workers.host().take_calls();
     assert_eq!((workers.held(), workers.running()), (0, 2));
     assert!(at_end.len() <= 10, "{at_end:?}");
-    let of_plain = |call: &&crate::fake::RecordedCall| matches!(call.call, FakeCall::HeaderSet | FakeCall::MetricRecord);
+    let of_plain = |call: &&crate::fake::RecordedCall| {
+        matches!(call.call, FakeCall::HeaderSet | FakeCall::MetricRecord)
+    };
     let beside = at_release.len() - at_release.iter().filter(of_plain).count();
     assert!(beside <= 18, "{at_release:?}");
-    assert!(at_release.iter().all(|call| !call.name.ends_with("/head")), "the snapshot store has not changed: {at_release:?}");
+    assert!(
+        at_release.iter().all(|call| !call.name.ends_with("/head")),
+        "the snapshot store has not changed: {at_release:?}"
+    );
     drop((waiting, running));
 }

@@ -10,7 +10,10 @@ use std::fmt::Write;
 use super::*;
 use crate::fake::{FakeCall, RecordedCall};
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/host-calls.md");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/reference/host-calls.md"
+);
 const BEGIN: &str = "<!-- calls -->\n";
 
 /// Headers as a client and Envoy send them.
@@ -44,7 +47,10 @@ struct PhaseCalls {
 
 impl PhaseCalls {
     fn count(&self, is_counted: impl Fn(FakeCall) -> bool) -> usize {
-        self.calls.iter().filter(|call| is_counted(call.call)).count()
+        self.calls
+            .iter()
+            .filter(|call| is_counted(call.call))
+            .count()
     }
 
     fn sent(&self) -> usize {
@@ -89,21 +95,45 @@ fn two_workers() -> (HttpWorld, HttpStreamContext<FakeHost>) {
 fn one_request(world: &HttpWorld) -> Vec<PhaseCalls> {
     let mut phases = Vec::new();
     world.host.record_calls();
-    let mut phase = |name| phases.push(PhaseCalls { name, calls: world.host.take_calls() });
+    let mut phase = |name| {
+        phases.push(PhaseCalls {
+            name,
+            calls: world.host.take_calls(),
+        })
+    };
     let (mut stream, _) = world.headers(&REQUEST, false);
     phase("request headers");
     let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(220);
-    let body = format!(r#"{{"model":"m","stream":true,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#);
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+    let body = format!(
+        r#"{{"model":"m","stream":true,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#
+    );
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::RequestBody as u32, body.clone().into());
     stream.on_http_request_body(4_096, false);
     phase("a piece of the body before the last");
-    assert_eq!(stream.on_http_request_body(body.len(), true), Action::Continue);
+    assert_eq!(
+        stream.on_http_request_body(body.len(), true),
+        Action::Continue
+    );
     phase("the last piece of the body, and the pick");
     world.host.pass_ms(30);
     let destination = world.request_header(DESTINATION).unwrap();
-    world.respond(&mut stream, "via_upstream", destination.split(',').next().unwrap(), &RESPONSE);
+    world.respond(
+        &mut stream,
+        "via_upstream",
+        destination.split(',').next().unwrap(),
+        &RESPONSE,
+    );
     phase("response headers");
-    for (name, chunk) in [("first chunk", CHUNK), ("a chunk between", CHUNK), ("last chunk, with usage", LAST_CHUNK)] {
+    for (name, chunk) in [
+        ("first chunk", CHUNK),
+        ("a chunk between", CHUNK),
+        ("last chunk, with usage", LAST_CHUNK),
+    ] {
         world.host.pass_ms(10);
         world.piece(&mut stream, chunk, false);
         phase(name);
@@ -135,29 +165,61 @@ fn meaning(call: FakeCall) -> &'static str {
 }
 
 fn table(phases: &[PhaseCalls]) -> String {
-    let mut page =
-        String::from("\n| phase | calls | of them shared data | bytes to the proxy | bytes from the proxy |\n|---|---|---|---|---|\n");
+    let mut page = String::from(
+        "\n| phase | calls | of them shared data | bytes to the proxy | bytes from the proxy |\n|---|---|---|---|---|\n",
+    );
     let is_shared = |call| matches!(call, FakeCall::Shared | FakeCall::Share);
     for phase in phases {
         let (calls, shared) = (phase.count(|_| true), phase.count(is_shared));
-        writeln!(page, "| {} | {calls} | {shared} | {} | {} |", phase.name, phase.sent(), phase.received()).unwrap();
+        writeln!(
+            page,
+            "| {} | {calls} | {shared} | {} | {} |",
+            phase.name,
+            phase.sent(),
+            phase.received()
+        )
+        .unwrap();
     }
     let sum = |of: &dyn Fn(&PhaseCalls) -> usize| phases.iter().map(of).sum::<usize>();
-    let (calls, shared) = (sum(&|phase| phase.count(|_| true)), sum(&|phase| phase.count(is_shared)));
-    writeln!(page, "| **all** | **{calls}** | **{shared}** | **{}** | **{}** |", sum(&PhaseCalls::sent), sum(&PhaseCalls::received))
-        .unwrap();
+    let (calls, shared) = (
+        sum(&|phase| phase.count(|_| true)),
+        sum(&|phase| phase.count(is_shared)),
+    );
+    writeln!(
+        page,
+        "| **all** | **{calls}** | **{shared}** | **{}** | **{}** |",
+        sum(&PhaseCalls::sent),
+        sum(&PhaseCalls::received)
+    )
+    .unwrap();
     page.push_str(
         "\nEach call:\n\n| phase | call | name | times | bytes to the proxy | bytes from the proxy |\n|---|---|---|---|---|---|\n",
     );
     for phase in phases {
         let mut rows: BTreeMap<(FakeCall, &str), (usize, usize, usize)> = BTreeMap::new();
-        for RecordedCall { call, name, sent, received } in &phase.calls {
+        for RecordedCall {
+            call,
+            name,
+            sent,
+            received,
+        } in &phase.calls
+        {
             let row = rows.entry((*call, name)).or_default();
             *row = (row.0 + 1, row.1 + sent, row.2 + received);
         }
         for ((call, name), (times, sent, received)) in rows {
-            let name = if name.is_empty() { String::new() } else { format!("`{name}`") };
-            writeln!(page, "| {} | {} | {name} | {times} | {sent} | {received} |", phase.name, meaning(call)).unwrap();
+            let name = if name.is_empty() {
+                String::new()
+            } else {
+                format!("`{name}`")
+            };
+            writeln!(
+                page,
+                "| {} | {} | {name} | {times} | {sent} | {received} |",
+                phase.name,
+                meaning(call)
+            )
+            .unwrap();
         }
     }
     page
@@ -173,7 +235,10 @@ fn a_request_makes_the_host_calls_of_its_budget_and_no_others() {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         return std::fs::write(PAGE, now).unwrap();
     }
-    assert_eq!(page, now, "the calls changed; if that is meant: UPDATE_DOCS=1 cargo test -p filter --lib host_calls");
+    assert_eq!(
+        page, now,
+        "the calls changed; if that is meant: UPDATE_DOCS=1 cargo test -p filter --lib host_calls"
+    );
 }
 
 #[test]
@@ -182,11 +247,31 @@ fn the_last_piece_of_a_reply_leaves_its_changes_to_the_end_of_the_stream() {
     let (mut stream, _) = world.post("/v1/chat/completions");
     assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
     let destination = world.request_header(DESTINATION).unwrap();
-    let head = [(":status", "200"), ("content-type", "application/json"), ("x-envoy-upstream-service-time", "35")];
-    world.respond(&mut stream, "via_upstream", destination.split(',').next().unwrap(), &head);
-    let writes = |world: &HttpWorld| world.host.take_calls().iter().filter(|call| call.call == FakeCall::Share).count();
+    let head = [
+        (":status", "200"),
+        ("content-type", "application/json"),
+        ("x-envoy-upstream-service-time", "35"),
+    ];
+    world.respond(
+        &mut stream,
+        "via_upstream",
+        destination.split(',').next().unwrap(),
+        &head,
+    );
+    let writes = |world: &HttpWorld| {
+        world
+            .host
+            .take_calls()
+            .iter()
+            .filter(|call| call.call == FakeCall::Share)
+            .count()
+    };
     world.host.record_calls();
-    world.piece(&mut stream, r#"{"model":"m","usage":{"prompt_tokens":9,"completion_tokens":1}}"#, true);
+    world.piece(
+        &mut stream,
+        r#"{"model":"m","usage":{"prompt_tokens":9,"completion_tokens":1}}"#,
+        true,
+    );
     assert_eq!(writes(&world), 0);
     assert!(stream.on_done());
     assert_eq!(writes(&world), 1, "the load report");

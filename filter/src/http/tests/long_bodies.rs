@@ -8,20 +8,43 @@ const PIECE: usize = 40_000;
 /// A chat whose model stands behind its messages, as many clients write it.
 fn chat(model: &str, bytes: usize) -> String {
     let text = "The quick brown fox \\n jumps over the \u{e9} dog. ".repeat(bytes / 46);
-    format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}],"model":"{model}","stream":true}}"#)
+    format!(
+        r#"{{"messages":[{{"role":"user","content":"{text}"}}],"model":"{model}","stream":true}}"#
+    )
 }
 
 /// Delivers a body in pieces, as Envoy buffers it. Returns what the filter read of it.
-fn deliver(world: &HttpWorld, stream: &mut HttpStreamContext<FakeHost>, body: &str, piece: usize) -> Vec<usize> {
+fn deliver(
+    world: &HttpWorld,
+    stream: &mut HttpStreamContext<FakeHost>,
+    body: &str,
+    piece: usize,
+) -> Vec<usize> {
     world.host.record_calls();
     for end in (piece..body.len()).step_by(piece) {
-        world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.as_bytes()[..end].into());
+        world.host.http.buffers.borrow_mut().insert(
+            BodyBuffer::RequestBody as u32,
+            body.as_bytes()[..end].into(),
+        );
         assert_eq!(stream.on_http_request_body(end, false), Action::Pause);
     }
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.into());
-    assert_eq!(stream.on_http_request_body(body.len(), true), Action::Continue);
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::RequestBody as u32, body.into());
+    assert_eq!(
+        stream.on_http_request_body(body.len(), true),
+        Action::Continue
+    );
     let read = |call: RecordedCall| (call.call == FakeCall::Buffer).then_some(call.received);
-    world.host.take_calls().into_iter().filter_map(read).collect()
+    world
+        .host
+        .take_calls()
+        .into_iter()
+        .filter_map(read)
+        .collect()
 }
 
 fn entries(world: &HttpWorld) -> usize {
@@ -44,8 +67,15 @@ fn each_byte_is_read_once_and_the_pick_is_that_of_the_whole_body() {
         let known = entries(&world);
         let (mut again, _) = world.post("/v1/chat/completions");
         assert_eq!(deliver(&world, &mut again, &body, body.len()), [body.len()]);
-        assert_eq!(world.request_header(DESTINATION).unwrap().split(',').next(), picked.split(',').next());
-        assert_eq!((entries(&world), known > 100), (known, true), "the prompt has the same blocks");
+        assert_eq!(
+            world.request_header(DESTINATION).unwrap().split(',').next(),
+            picked.split(',').next()
+        );
+        assert_eq!(
+            (entries(&world), known > 100),
+            (known, true),
+            "the prompt has the same blocks"
+        );
     }
 }
 
@@ -55,7 +85,11 @@ fn a_very_long_piece_is_read_in_parts() {
     let (world, body) = (HttpWorld::ready(), chat("m", 1_000_000));
     let (mut stream, _) = world.post("/v1/chat/completions");
     let read = deliver(&world, &mut stream, &body, 900_000);
-    assert_eq!((read.iter().sum::<usize>(), read.iter().max()), (body.len(), Some(&262_144)), "{read:?}");
+    assert_eq!(
+        (read.iter().sum::<usize>(), read.iter().max()),
+        (body.len(), Some(&262_144)),
+        "{read:?}"
+    );
     assert!(world.request_header(DESTINATION).is_some());
 }
 
@@ -63,7 +97,10 @@ fn a_very_long_piece_is_read_in_parts() {
 #[test]
 fn a_body_with_a_very_long_name_is_read_when_it_is_whole() {
     let world = HttpWorld::ready();
-    for (before, piece, parts) in [(0, 100_000, vec![100_000]), (500_000, 500_100, vec![262_144, 237_956, 262_144])] {
+    for (before, piece, parts) in [
+        (0, 100_000, vec![100_000]),
+        (500_000, 500_100, vec![262_144, 237_956, 262_144]),
+    ] {
         let (mut stream, _) = world.post("/v1/chat/completions");
         let (text, name) = ("y".repeat(before), "k".repeat(900_000 - before));
         let body = format!(r#"{{"model":"m","x":"{text}","{name}":1}}"#);
@@ -78,14 +115,35 @@ fn of_a_renamed_model_only_the_beginning_is_read_again() {
     let world = HttpWorld::ready();
     let early = format!(r#"{{"model":"alias","prompt":"{}"}}"#, "x".repeat(100_000));
     let late = chat("alias", 100_000);
-    for (path, body, again) in [("/v1/completions", &early, 16), ("/v1/chat/completions", &late, late.len() - r#","stream":true}"#.len())] {
+    for (path, body, again) in [
+        ("/v1/completions", &early, 16),
+        (
+            "/v1/chat/completions",
+            &late,
+            late.len() - r#","stream":true}"#.len(),
+        ),
+    ] {
         let length = body.len().to_string();
-        let (mut stream, _) = world.headers(&[(":method", "POST"), (":path", path), ("content-length", &length)], false);
+        let (mut stream, _) = world.headers(
+            &[
+                (":method", "POST"),
+                (":path", path),
+                ("content-length", &length),
+            ],
+            false,
+        );
         let read = deliver(&world, &mut stream, body, PIECE);
-        assert_eq!((read.iter().sum::<usize>(), read.last()), (body.len() + again, Some(&again)), "{read:?}");
+        assert_eq!(
+            (read.iter().sum::<usize>(), read.last()),
+            (body.len() + again, Some(&again)),
+            "{read:?}"
+        );
         let sent = body.replacen("\"alias\"", "\"served\"", 1);
         assert!(world.buffer(BodyBuffer::RequestBody) == sent);
-        assert_eq!(world.request_header("content-length"), Some(sent.len().to_string()));
+        assert_eq!(
+            world.request_header("content-length"),
+            Some(sent.len().to_string())
+        );
     }
 }
 
@@ -95,25 +153,54 @@ fn an_invalid_body_is_refused_at_its_end() {
     let (mut stream, _) = world.post("/v1/chat/completions");
     let body = format!("{{]{}", " ".repeat(100_000));
     for end in [50_000, 100_000] {
-        world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.as_bytes()[..end].into());
+        world.host.http.buffers.borrow_mut().insert(
+            BodyBuffer::RequestBody as u32,
+            body.as_bytes()[..end].into(),
+        );
         assert_eq!(stream.on_http_request_body(end, false), Action::Pause);
         assert_eq!(world.host.take_log(), [""; 0]);
     }
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::RequestBody as u32, body.clone().into());
     assert_eq!(stream.on_http_request_body(body.len(), true), Action::Pause);
-    assert!(world.host.take_log().iter().any(|line| line.contains("400") && line.contains("(at byte 1)")));
+    assert!(
+        world
+            .host
+            .take_log()
+            .iter()
+            .any(|line| line.contains("400") && line.contains("(at byte 1)"))
+    );
 }
 
 #[test]
 fn state_that_comes_after_the_first_pieces_counts() {
-    let (world, body) = (HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#), chat("m", 100_000));
+    let (world, body) = (
+        HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#),
+        chat("m", 100_000),
+    );
     let (mut stream, _) = world.post("/v1/chat/completions");
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::RequestBody as u32, body.clone().into());
     assert_eq!(stream.on_http_request_body(PIECE, false), Action::Pause);
     world.state("default");
-    assert_eq!(stream.on_http_request_body(body.len(), true), Action::Continue);
+    assert_eq!(
+        stream.on_http_request_body(body.len(), true),
+        Action::Continue
+    );
     let known = entries(&world);
     let (mut again, _) = world.post("/v1/chat/completions");
     deliver(&world, &mut again, &body, body.len());
-    assert_eq!((entries(&world), known > 100), (known, true), "the prompt has the same blocks");
+    assert_eq!(
+        (entries(&world), known > 100),
+        (known, true),
+        "the prompt has the same blocks"
+    );
 }

@@ -31,16 +31,23 @@ fn a_request_before_the_first_state_waits_for_it() {
 #[test]
 fn without_state_until_the_deadline_it_is_refused_or_sent_anywhere() {
     for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
-        let world =
-            HttpWorld::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
+        let world = HttpWorld::new(&format!(
+            r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#
+        ));
         let (mut stream, _) = world.post("/v1/chat/completions");
         assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
         world.host.take_log();
         (0..3).for_each(|_| tick(&world));
         let log = world.host.take_log();
         assert!(log.len() == 2 && log[1].starts_with(expected), "{log:?}");
-        assert_eq!(world.request_header("x-switchpoint-open").is_some(), mode == "open");
-        assert_eq!(world.host.metric_value("switchpoint_failed_open_total"), u64::from(mode == "open"));
+        assert_eq!(
+            world.request_header("x-switchpoint-open").is_some(),
+            mode == "open"
+        );
+        assert_eq!(
+            world.host.metric_value("switchpoint_failed_open_total"),
+            u64::from(mode == "open")
+        );
         world.respond(&mut stream, "", "", &[(":status", "503")]);
         stream.on_done();
     }
@@ -63,10 +70,16 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
 
 #[test]
 fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
-    let (lost, mut healed) = (HttpWorld::ready(), HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#));
+    let (lost, mut healed) = (
+        HttpWorld::ready(),
+        HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#),
+    );
     healed.host = lost.host.clone();
     healed.vm = Rc::new(RefCell::new(VmState::new(lost.host)));
-    healed.vm.borrow_mut().configure(1, Rc::clone(&healed.config));
+    healed
+        .vm
+        .borrow_mut()
+        .configure(1, Rc::clone(&healed.config));
     let (_, action) = healed.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
     assert_eq!(action, Action::Continue);
     assert!(healed.request_header(DESTINATION).is_some());
@@ -77,8 +90,18 @@ fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
 /// no end.
 const UNREAD: [&[(&str, &str)]; 3] = [
     &[(":method", "POST"), (":path", "/pictures")],
-    &[(":method", "POST"), (":path", "/some.Service/Talk"), ("content-type", "application/grpc"), ("te", "trailers")],
-    &[(":method", "GET"), (":path", "/"), ("upgrade", "websocket"), ("connection", "upgrade")],
+    &[
+        (":method", "POST"),
+        (":path", "/some.Service/Talk"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ],
+    &[
+        (":method", "GET"),
+        (":path", "/"),
+        ("upgrade", "websocket"),
+        ("connection", "upgrade"),
+    ],
 ];
 
 #[test]
@@ -94,14 +117,30 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
             world.state("default");
             world.host.take_log();
             tick(&world);
-            assert_eq!(world.host.take_log(), ["focus 11", "resume"], "{headers:?}: {pieces} pieces of the body have come");
+            assert_eq!(
+                world.host.take_log(),
+                ["focus 11", "resume"],
+                "{headers:?}: {pieces} pieces of the body have come"
+            );
             assert!(world.request_header(DESTINATION).is_some());
-            assert_eq!(world.request_header("x-envoy-retry-on").is_some(), pieces == 0, "no byte is sent twice");
+            assert_eq!(
+                world.request_header("x-envoy-retry-on").is_some(),
+                pieces == 0,
+                "no byte is sent twice"
+            );
             assert_eq!(world.in_flight(), 1);
             // After held pieces, Envoy up to 1.39 drops the next piece if it passes alone.
-            let next = if pieces == 0 { Action::Continue } else { Action::Pause };
+            let next = if pieces == 0 {
+                Action::Continue
+            } else {
+                Action::Pause
+            };
             assert_eq!(stream.on_http_request_body(9, false), next);
-            assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "further pieces pass");
+            assert_eq!(
+                stream.on_http_request_body(9, false),
+                Action::Continue,
+                "further pieces pass"
+            );
             assert_eq!(stream.on_http_request_body(9, false), Action::Continue);
             tick(&world);
             assert_eq!(world.host.take_log(), [""; 0]);
@@ -134,12 +173,23 @@ fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
             assert_eq!(world.host.take_log(), ["focus 11", "resume"]);
         } else {
             assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
-            assert_eq!(stream.on_http_request_trailers(1), Action::Continue, "the held piece goes on with the trailers");
+            assert_eq!(
+                stream.on_http_request_trailers(1),
+                Action::Continue,
+                "the held piece goes on with the trailers"
+            );
         }
         world.host.http.removed.borrow_mut().push(11);
         stream.on_done();
         tick(&world);
-        assert_eq!((world.host.take_log(), world.in_flight(), world.vm.borrow().parked_count()), (vec![], 0, 0));
+        assert_eq!(
+            (
+                world.host.take_log(),
+                world.in_flight(),
+                world.vm.borrow().parked_count()
+            ),
+            (vec![], 0, 0)
+        );
     }
 }
 
@@ -147,16 +197,24 @@ fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
 fn a_parked_request_whose_body_never_ends_is_answered_at_its_deadline() {
     for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
         for headers in UNREAD {
-            let world =
-                HttpWorld::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
+            let world = HttpWorld::new(&format!(
+                r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#
+            ));
             let (mut stream, _) = world.headers(headers, false);
             assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
             world.host.take_log();
             (0..3).for_each(|_| tick(&world));
             let log = world.host.take_log();
-            assert!(log.len() == 2 && log[1].starts_with(expected), "{headers:?}: {log:?}");
+            assert!(
+                log.len() == 2 && log[1].starts_with(expected),
+                "{headers:?}: {log:?}"
+            );
             stream.on_http_request_body(5, false);
-            let after = if mode == "open" { Action::Continue } else { Action::Pause };
+            let after = if mode == "open" {
+                Action::Continue
+            } else {
+                Action::Pause
+            };
             assert_eq!(stream.on_http_request_body(5, false), after);
         }
     }

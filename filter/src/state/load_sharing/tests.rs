@@ -29,12 +29,29 @@ struct SharingWorld {
 
 impl SharingWorld {
     fn new(workers: usize, more: &str) -> Self {
-        let config = format!(r#"{{"pools": [{{"name": "default"}}], "prefix_entries": 4096{more}}}"#);
+        let config =
+            format!(r#"{{"pools": [{{"name": "default"}}], "prefix_entries": 4096{more}}}"#);
         let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
-        let mut world = Self { host: FakeHost::new(), config, workers: Vec::new(), streams: Cell::new(10) };
-        let version = Version { term: 1, sequence: 1 };
+        let mut world = Self {
+            host: FakeHost::new(),
+            config,
+            workers: Vec::new(),
+            streams: Cell::new(10),
+        };
+        let version = Version {
+            term: 1,
+            sequence: 1,
+        };
         let store = super::super::snapshot_store::SharedSnapshotStore::new("default");
-        store.publish_pool_update(&world.host, 1, version, &pool_update_message("default", version, &ADDRESSES), world.host.now()).unwrap();
+        store
+            .publish_pool_update(
+                &world.host,
+                1,
+                version,
+                &pool_update_message("default", version, &ADDRESSES),
+                world.host.now(),
+            )
+            .unwrap();
         world.workers = (0..workers).map(|_| world.worker()).collect();
         // The first VM leads; all VMs know each other after the second tick.
         world.tick();
@@ -59,22 +76,47 @@ impl SharingWorld {
     fn request(&self, worker: usize, prompt: &str) -> (HttpStreamContext<FakeHost>, Vec<String>) {
         self.streams.set(self.streams.get() + 1);
         let vm = Rc::clone(&self.workers[worker]);
-        let mut stream = HttpStreamContext::new(self.streams.get(), self.host.clone(), vm, Rc::clone(&self.config));
+        let mut stream = HttpStreamContext::new(
+            self.streams.get(),
+            self.host.clone(),
+            vm,
+            Rc::clone(&self.config),
+        );
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
-        *self.host.http.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
-        self.host.http.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
+        *self.host.http.request.borrow_mut() = vec![
+            (":method".into(), "POST".into()),
+            (":path".into(), "/v1/completions".into()),
+        ];
+        self.host
+            .http
+            .buffers
+            .borrow_mut()
+            .insert(BodyBuffer::RequestBody as u32, body.clone().into());
         let _ = stream.on_http_request_headers(2, false);
         let _ = stream.on_http_request_body(body.len(), true);
         let headers = self.host.http.request.borrow();
-        let list = headers.iter().find(|(name, _)| name == DESTINATION).map(|(_, list)| list.clone()).unwrap();
+        let list = headers
+            .iter()
+            .find(|(name, _)| name == DESTINATION)
+            .map(|(_, list)| list.clone())
+            .unwrap();
         (stream, list.split(',').map(str::to_owned).collect())
     }
 
-    fn respond(&self, stream: &mut HttpStreamContext<FakeHost>, details: &str, upstream: &str, attempts: u64) {
+    fn respond(
+        &self,
+        stream: &mut HttpStreamContext<FakeHost>,
+        details: &str,
+        upstream: &str,
+        attempts: u64,
+    ) {
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
         properties.insert("upstream.address".into(), upstream.into());
-        properties.insert("upstream.request_attempt_count".into(), attempts.to_le_bytes().into());
+        properties.insert(
+            "upstream.request_attempt_count".into(),
+            attempts.to_le_bytes().into(),
+        );
         drop(properties);
         *self.host.http.response.borrow_mut() = vec![(":status".into(), "200".into())];
         let _ = stream.on_http_response_headers(1, false);
@@ -85,14 +127,20 @@ impl SharingWorld {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let replica = replica.borrow();
         let endpoints = replica.pool.snapshot().unwrap().endpoints();
-        endpoints.iter().fold(EndpointLoad::default(), |sum, e| sum.with(replica.pool.in_flight().load(e.id)))
+        endpoints.iter().fold(EndpointLoad::default(), |sum, e| {
+            sum.with(replica.pool.in_flight().load(e.id))
+        })
     }
 
     /// Makes a worker read the other VMs' load, as before each pick, and returns the load it knows.
     fn look(&self, worker: usize) -> EndpointLoad {
         let vm = self.workers[worker].borrow();
         let replica = vm.replica("default").unwrap();
-        vm.receive_loads(&mut replica.borrow_mut(), self.host.now(), SharingOccasion::Pick);
+        vm.receive_loads(
+            &mut replica.borrow_mut(),
+            self.host.now(),
+            SharingOccasion::Pick,
+        );
         drop(vm);
         self.known(worker)
     }
@@ -101,7 +149,14 @@ impl SharingWorld {
     fn matched(&self, worker: usize, blocks: &[u64]) -> u32 {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let (replica, mut out) = (replica.borrow(), Vec::new());
-        let refs: Vec<EndpointRef> = replica.pool.snapshot().unwrap().endpoints().iter().map(|e| e.id).collect();
+        let refs: Vec<EndpointRef> = replica
+            .pool
+            .snapshot()
+            .unwrap()
+            .endpoints()
+            .iter()
+            .map(|e| e.id)
+            .collect();
         replica.pool.prefixes().matched(blocks, &refs, &mut out);
         out.into_iter().map(|known| known.cached).max().unwrap()
     }
@@ -114,7 +169,11 @@ fn a_pick_is_known_to_the_others_at_their_next_pick_and_its_end_too() {
     world.host.pass_ms(ROWS_MS);
     for worker in 0..4 {
         let known = world.look(worker);
-        assert_eq!((known.requests, known.prefill_tokens), (1, 1_000), "worker {worker}");
+        assert_eq!(
+            (known.requests, known.prefill_tokens),
+            (1, 1_000),
+            "worker {worker}"
+        );
     }
     stream.on_done();
     world.host.pass_ms(ROWS_MS);
@@ -124,10 +183,20 @@ fn a_pick_is_known_to_the_others_at_their_next_pick_and_its_end_too() {
 #[test]
 fn sixty_four_workers_are_of_one_mind_and_one_that_is_lost_takes_only_its_own_along() {
     let mut world = SharingWorld::new(64, "");
-    let streams: Vec<_> = (0..64).map(|worker| world.request(worker, &format!("{worker}"))).collect();
+    let streams: Vec<_> = (0..64)
+        .map(|worker| world.request(worker, &format!("{worker}")))
+        .collect();
     world.host.pass_ms(ROWS_MS);
     assert!((0..64).all(|worker| world.look(worker).requests == 64));
-    let keys = |world: &SharingWorld| world.host.shared.borrow().keys().filter(|key| key.contains("/row/")).count();
+    let keys = |world: &SharingWorld| {
+        world
+            .host
+            .shared
+            .borrow()
+            .keys()
+            .filter(|key| key.contains("/row/"))
+            .count()
+    };
     assert_eq!(keys(&world), 64);
     world.workers[63] = world.worker();
     world.host.pass_ms(ROW_EXPIRY_MS);
@@ -145,8 +214,10 @@ fn sixty_four_workers_are_of_one_mind_and_one_that_is_lost_takes_only_its_own_al
 #[test]
 fn nothing_is_counted_twice_however_often_it_is_told() {
     let world = SharingWorld::new(3, "");
-    let streams: Vec<_> =
-        (0..3).flat_map(|worker| (0..5).map(move |i| (worker, i))).map(|(w, i)| world.request(w, &format!("{i}"))).collect();
+    let streams: Vec<_> = (0..3)
+        .flat_map(|worker| (0..5).map(move |i| (worker, i)))
+        .map(|(w, i)| world.request(w, &format!("{i}")))
+        .collect();
     for _ in 0..20 {
         world.tick();
         world.host.pass_ms(ROWS_MS);
@@ -171,7 +242,9 @@ fn looks_are_no_closer_than_two_ms() {
 #[test]
 fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
     let world = SharingWorld::new(193, "");
-    let streams: Vec<_> = (0..193).map(|worker| world.request(worker, &format!("{worker}"))).collect();
+    let streams: Vec<_> = (0..193)
+        .map(|worker| world.request(worker, &format!("{worker}")))
+        .collect();
     world.tick();
     world.host.pass_ms(6);
     assert!((0..193).all(|worker| world.look(worker).requests == 193));
@@ -181,7 +254,10 @@ fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_mill
         world.look(0);
     }
     let rows = u64::from(world.host.reads.get() - before);
-    assert!((9 * 192..60 * ROWS_A_MS + 400).contains(&rows), "{rows} rows in 60 ms");
+    assert!(
+        (9 * 192..60 * ROWS_A_MS + 400).contains(&rows),
+        "{rows} rows in 60 ms"
+    );
     drop(streams);
 }
 
@@ -192,7 +268,14 @@ fn sharing_switched_off_tells_and_hears_nothing() {
     world.tick();
     world.host.pass_ms(ROWS_MS);
     assert_eq!((world.look(0).requests, world.look(1).requests), (1, 0));
-    assert!(world.host.shared.borrow().keys().all(|key| !key.contains("/row/") && !key.contains("/ring/")));
+    assert!(
+        world
+            .host
+            .shared
+            .borrow()
+            .keys()
+            .all(|key| !key.contains("/row/") && !key.contains("/ring/"))
+    );
 }
 
 #[test]
@@ -201,11 +284,16 @@ fn once_sharing_is_switched_off_nobody_else_counts_any_more() {
     let _theirs = world.request(0, &"x".repeat(4_000));
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 1);
-    let alone = FilterConfig::parse(br#"{"pools": [{"name": "default"}], "prefix_entries": 4096, "sharing": false}"#).unwrap();
+    let alone = FilterConfig::parse(
+        br#"{"pools": [{"name": "default"}], "prefix_entries": 4096, "sharing": false}"#,
+    )
+    .unwrap();
     world.workers[1].borrow_mut().configure(1, Rc::new(alone));
     world.host.pass_ms(ROWS_MS);
     assert_eq!((world.look(1).requests, world.look(2).requests), (0, 1));
-    world.workers[1].borrow_mut().configure(1, Rc::clone(&world.config));
+    world.workers[1]
+        .borrow_mut()
+        .configure(1, Rc::clone(&world.config));
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 1, "and on again");
 }
@@ -223,7 +311,14 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     world.host.pass_ms(ROW_EXPIRY_MS);
     world.tick();
     world.host.pass_ms(ROWS_MS);
-    assert_eq!((world.look(0).requests, world.look(1).requests, world.look(2).requests), (1, 1, 1));
+    assert_eq!(
+        (
+            world.look(0).requests,
+            world.look(1).requests,
+            world.look(2).requests
+        ),
+        (1, 1, 1)
+    );
 }
 
 #[test]
@@ -235,7 +330,12 @@ fn a_new_vm_counts_from_its_first_request_and_knows_what_there_is() {
     let _new = world.request(2, "new");
     world.tick();
     world.host.pass_ms(ROWS_MS);
-    assert_eq!((0..3).map(|worker| world.look(worker).requests).collect::<Vec<_>>(), [2, 2, 2]);
+    assert_eq!(
+        (0..3)
+            .map(|worker| world.look(worker).requests)
+            .collect::<Vec<_>>(),
+        [2, 2, 2]
+    );
 }
 
 #[test]
@@ -263,7 +363,10 @@ fn what_fails_at_one_worker_is_left_out_by_all_until_anyone_has_an_answer() {
     world.respond(&mut under_way, "via_upstream", &list[0], 1);
     world.host.pass_ms(ROWS_MS);
     for worker in 0..4 {
-        assert!(world.request(worker, "z").1.contains(&list[0]), "worker {worker}");
+        assert!(
+            world.request(worker, "z").1.contains(&list[0]),
+            "worker {worker}"
+        );
     }
 }
 
@@ -275,7 +378,12 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
     let blocks = {
         let ring = world.host.shared.borrow();
         let (_, (segment, _)) = ring.iter().find(|(key, _)| key.contains("/ring/")).unwrap();
-        let words: Vec<u64> = segment.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let words: Vec<u64> = segment
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|word| u64::from_le_bytes(*word))
+            .collect();
         words[4..].to_vec()
     };
     assert!(blocks.len() > 10);
@@ -302,7 +410,11 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
             world.request(worker, &prompt(number)).0.on_done();
         }
         if rings_lost {
-            world.host.shared.borrow_mut().retain(|key, _| !key.contains("/ring/"));
+            world
+                .host
+                .shared
+                .borrow_mut()
+                .retain(|key, _| !key.contains("/ring/"));
         }
         for ms in [RINGS_AT_PICK_MS, later_ms] {
             world.host.pass_ms(ms);
@@ -321,7 +433,10 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
         })
     };
     let agree = |[one, two]: [Vec<String>; 2]| one == two;
-    assert!(!agree(homes(false, 0)), "if nothing was lost, each worker spreads cold prompts by itself");
+    assert!(
+        !agree(homes(false, 0)),
+        "if nothing was lost, each worker spreads cold prompts by itself"
+    );
     assert!(agree(homes(true, 0)));
     assert!(agree(homes(true, proto::SHARE_EXPIRY_MS - 1)));
     assert!(!agree(homes(true, proto::SHARE_EXPIRY_MS)));
@@ -332,7 +447,10 @@ fn garbage_where_rows_are_counts_nothing() {
     let world = SharingWorld::new(2, "");
     let _stream = world.request(0, "x");
     for vm_slot in 0..5 {
-        world.host.share(&key("default", vm_slot), &[0xff; 77], WriteCondition::Any).unwrap();
+        world
+            .host
+            .share(&key("default", vm_slot), &[0xff; 77], WriteCondition::Any)
+            .unwrap();
     }
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 0);
@@ -349,7 +467,15 @@ fn keys_are_a_fixed_set() {
         world.host.pass_ms(3);
         stream.on_done();
     }
-    let keys = |part: &str| world.host.shared.borrow().keys().filter(|key| key.contains(part)).count();
+    let keys = |part: &str| {
+        world
+            .host
+            .shared
+            .borrow()
+            .keys()
+            .filter(|key| key.contains(part))
+            .count()
+    };
     assert_eq!(keys("/row/"), 3);
     assert!(keys("/ring/") <= 3 * 128);
 }

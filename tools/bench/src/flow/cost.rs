@@ -66,12 +66,30 @@ struct CostCase {
 }
 
 /// Not held at all: without flow control, and with it.
-const UNHELD: [CostCase; 2] =
-    [CostCase { seats: None, connections: CONNECTIONS, query: "" }, CostCase { seats: Some(10_000), connections: CONNECTIONS, query: "" }];
+const UNHELD: [CostCase; 2] = [
+    CostCase {
+        seats: None,
+        connections: CONNECTIONS,
+        query: "",
+    },
+    CostCase {
+        seats: Some(10_000),
+        connections: CONNECTIONS,
+        query: "",
+    },
+];
 /// As many connections as seats, and more.
 const HELD: [CostCase; 2] = [
-    CostCase { seats: Some(SEATS), connections: SEATS, query: DELAYED },
-    CostCase { seats: Some(SEATS), connections: CONNECTIONS, query: DELAYED },
+    CostCase {
+        seats: Some(SEATS),
+        connections: SEATS,
+        query: DELAYED,
+    },
+    CostCase {
+        seats: Some(SEATS),
+        connections: CONNECTIONS,
+        query: DELAYED,
+    },
 ];
 
 /// The module of a stack.
@@ -106,14 +124,28 @@ pub(super) async fn bench(rounds: usize) -> Result<()> {
     let mut rows = Vec::new();
     for workers in [1, 2, 4] {
         let mut shipped = CostStack::start(workers, Module::Shipped).await?;
-        let unheld = if workers == 1 { Some(shipped.measure(UNHELD, rounds).await?) } else { None };
+        let unheld = if workers == 1 {
+            Some(shipped.measure(UNHELD, rounds).await?)
+        } else {
+            None
+        };
         let held = shipped.measure(HELD, rounds).await?;
         drop(shipped);
         let mut timed = CostStack::start(workers, Module::Timed).await?;
         if let Some(unheld) = unheld {
-            rows.push(row("nothing is held", workers, &unheld, &timed.measure(UNHELD, rounds).await?));
+            rows.push(row(
+                "nothing is held",
+                workers,
+                &unheld,
+                &timed.measure(UNHELD, rounds).await?,
+            ));
         }
-        rows.push(row("held and released", workers, &held, &timed.measure(HELD, rounds).await?));
+        rows.push(row(
+            "held and released",
+            workers,
+            &held,
+            &timed.measure(HELD, rounds).await?,
+        ));
     }
     write_result("flow-cost", &rows)
 }
@@ -126,7 +158,11 @@ impl CostStack {
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let arguments = super::write_files(folder.path(), &config(None))?;
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut builder = Stack::builder().servers(0).concurrency(workers).daemon_arguments(&arguments).quiet();
+        let mut builder = Stack::builder()
+            .servers(0)
+            .concurrency(workers)
+            .daemon_arguments(&arguments)
+            .quiet();
         if module == Module::Timed {
             builder = builder.envoy_config(drill::envoy_config()?);
         }
@@ -135,7 +171,13 @@ impl CostStack {
         }
         let stack = builder.start().await?;
         let bodies = overhead::write_bodies(BODY_BYTES, false, folder.path())?;
-        Ok(Self { stack, module, bodies, folder, _servers: (servers, sink) })
+        Ok(Self {
+            stack,
+            module,
+            bodies,
+            folder,
+            _servers: (servers, sink),
+        })
     }
 
     /// Measures two cases, which take turns.
@@ -153,29 +195,60 @@ impl CostStack {
     async fn run(&mut self, case: CostCase) -> Result<CaseRun> {
         self.configure(case.seats).await?;
         let before = self.counters().await?;
-        let processes = [self.stack.envoy.process().id(), self.stack.daemon()?.process().id()];
-        let load = LoadRun::closed_loop(self.stack.address(), self.bodies.clone(), case.connections, SECONDS, processes);
-        let figures = LoadRun { query: case.query, ..load }.run(self.folder.path()).await?;
+        let processes = [
+            self.stack.envoy.process().id(),
+            self.stack.daemon()?.process().id(),
+        ];
+        let load = LoadRun::closed_loop(
+            self.stack.address(),
+            self.bodies.clone(),
+            case.connections,
+            SECONDS,
+            processes,
+        );
+        let figures = LoadRun {
+            query: case.query,
+            ..load
+        }
+        .run(self.folder.path())
+        .await?;
         // Workers add their counts at their next tick.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = self.counters().await?;
         let per_request = |at: usize| (after[at] - before[at]) as f64 / figures.requests as f64;
-        Ok(CaseRun { held_share: per_request(0), vm_us: per_request(1) / 1_000.0, interrupted: per_request(2), figures })
+        Ok(CaseRun {
+            held_share: per_request(0),
+            vm_us: per_request(1) / 1_000.0,
+            interrupted: per_request(2),
+            figures,
+        })
     }
 
     /// Requests held, ns in the VMs, interrupted calls.
     async fn counters(&self) -> Result<[i64; 3]> {
-        let held = self.stack.envoy.picker_stat("switchpoint_held_total").await?;
+        let held = self
+            .stack
+            .envoy
+            .picker_stat("switchpoint_held_total")
+            .await?;
         if self.module == Module::Shipped {
             return Ok([held, 0, 0]);
         }
         let spent = self.stack.envoy.picker_stat(drill::VM_SPENT).await?;
-        Ok([held, spent, self.stack.envoy.picker_stat(drill::VM_INTERRUPTED).await?])
+        Ok([
+            held,
+            spent,
+            self.stack.envoy.picker_stat(drill::VM_INTERRUPTED).await?,
+        ])
     }
 
     /// Replaces the scheduling configuration, and waits until it is in use.
     async fn configure(&mut self, seats: Option<usize>) -> Result<()> {
-        let (draft, file, text) = (self.folder.path().join("draft"), self.folder.path().join("picker.yaml"), config(seats));
+        let (draft, file, text) = (
+            self.folder.path().join("draft"),
+            self.folder.path().join("picker.yaml"),
+            config(seats),
+        );
         if std::fs::read_to_string(&file)? == text {
             return Ok(());
         }
@@ -190,7 +263,9 @@ impl CostStack {
 fn config(seats: Option<usize>) -> String {
     let head = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
     let plugins = "plugins:\n- type: marginal-cost-scorer\n- type: max-score-picker\n";
-    let Some(seats) = seats else { return format!("{head}{plugins}") };
+    let Some(seats) = seats else {
+        return format!("{head}{plugins}");
+    };
     format!(
         "{head}featureGates: [flowControl]\n{plugins}- {{type: concurrency-detector, parameters: {{maxConcurrency: {seats}, headroom: 0}}}}\n\
          flowControl:\n  saturationDetector: {{pluginRef: concurrency-detector}}\n  defaultRequestTTL: 120s\n"
@@ -198,12 +273,24 @@ fn config(seats: Option<usize>) -> String {
 }
 
 fn row(what: &str, workers: u32, shipped: &PairedRuns, timed: &PairedRuns) -> FlowCostRow {
-    let held_share = median(&shipped[1].iter().map(|run| run.held_share).collect::<Vec<_>>());
+    let held_share = median(
+        &shipped[1]
+            .iter()
+            .map(|run| run.held_share)
+            .collect::<Vec<_>>(),
+    );
     let per_held = if held_share > 0.0 { held_share } else { 1.0 };
     let cost = |runs: &PairedRuns, figure: fn(&CaseRun) -> f64| {
-        let [base, ours] = runs.each_ref().map(|runs| runs.iter().map(figure).collect::<Vec<f64>>());
+        let [base, ours] = runs
+            .each_ref()
+            .map(|runs| runs.iter().map(figure).collect::<Vec<f64>>());
         let added = PairedDifference::of(&ours, &base);
-        AddedCost { us: median(&ours), base_us: median(&base), added_us: added.median / per_held, iqr_us: added.iqr / per_held }
+        AddedCost {
+            us: median(&ours),
+            base_us: median(&base),
+            added_us: added.median / per_held,
+            iqr_us: added.iqr / per_held,
+        }
     };
     let row = FlowCostRow {
         what: what.to_owned(),
@@ -212,10 +299,25 @@ fn row(what: &str, workers: u32, shipped: &PairedRuns, timed: &PairedRuns) -> Fl
         held_share,
         cpu: cost(shipped, |run| run.figures.cpu_us),
         vm: cost(timed, |run| run.vm_us),
-        interrupted: median(&timed[1].iter().map(|run| run.interrupted).collect::<Vec<_>>()),
-        errors: shipped.iter().chain(timed).flatten().map(|run| run.figures.errors).sum(),
+        interrupted: median(
+            &timed[1]
+                .iter()
+                .map(|run| run.interrupted)
+                .collect::<Vec<_>>(),
+        ),
+        errors: shipped
+            .iter()
+            .chain(timed)
+            .flatten()
+            .map(|run| run.figures.errors)
+            .sum(),
     };
-    let said = |cost: AddedCost| format!("{:.1} us, base {:.1}, costs {:.1} ({:.1})", cost.us, cost.base_us, cost.added_us, cost.iqr_us);
+    let said = |cost: AddedCost| {
+        format!(
+            "{:.1} us, base {:.1}, costs {:.1} ({:.1})",
+            cost.us, cost.base_us, cost.added_us, cost.iqr_us
+        )
+    };
     println!(
         "{workers} workers, {what}: CPU {}; in the VM {}; {:.0} % held, {:.4} calls interrupted, {} errors",
         said(row.cpu),

@@ -28,7 +28,10 @@ pub(super) fn bases(measured: &BenchResults) -> Result<String> {
     );
     for body_bytes in SIZES {
         for connections in [1, CONNECTIONS] {
-            let case = OverheadCase { connections, ..OverheadCase::around(body_bytes) };
+            let case = OverheadCase {
+                connections,
+                ..OverheadCase::around(body_bytes)
+            };
             let of = |path, base| measured.request(path, base, case);
             let (Some(minimal), Some(shipped), Some(filter), Some(ext_proc), Some(over)) = (
                 of(RequestPath::Minimal, RequestPath::Minimal),
@@ -39,11 +42,19 @@ pub(super) fn bases(measured: &BenchResults) -> Result<String> {
             ) else {
                 continue;
             };
-            let cpu = [minimal, shipped, filter, ext_proc].map(|row| format!("{:.0}", row.cpu_us)).join(" | ");
-            let ratios =
-                format!("{:.2} ({:.2}) | {:.2} ({:.2})", filter.cpu_ratio, filter.iqr_cpu_ratio, filter.p50_ratio, filter.iqr_p50_ratio);
+            let cpu = [minimal, shipped, filter, ext_proc]
+                .map(|row| format!("{:.0}", row.cpu_us))
+                .join(" | ");
+            let ratios = format!(
+                "{:.2} ({:.2}) | {:.2} ({:.2})",
+                filter.cpu_ratio, filter.iqr_cpu_ratio, filter.p50_ratio, filter.iqr_p50_ratio
+            );
             let added = spread(over.added_cpu_us, over.iqr_cpu_us);
-            writeln!(text, "| {} | {connections} | {cpu} | {added} | {ratios} |", body_bytes / 1_000)?;
+            writeln!(
+                text,
+                "| {} | {connections} | {cpu} | {added} | {ratios} |",
+                body_bytes / 1_000
+            )?;
         }
     }
     Ok(text)
@@ -55,9 +66,21 @@ pub(super) fn requests(measured: &BenchResults, base: RequestPath) -> Result<Str
         "| way | case | p50 of the base, µs | added p50 | added p99 | CPU of the base, µs | added CPU | daemon | req/s of the base | errors |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
     );
-    let rows = || measured.overhead.rows.iter().filter(|row| row.base == base.base_name());
+    let rows = || {
+        measured
+            .overhead
+            .rows
+            .iter()
+            .filter(|row| row.base == base.base_name())
+    };
     for row in rows().filter(|row| row.front != base.name()) {
-        let OverheadRow { front, case, daemon_us, errors, .. } = row;
+        let OverheadRow {
+            front,
+            case,
+            daemon_us,
+            errors,
+            ..
+        } = row;
         let plain = measured.request(base, base, *case);
         writeln!(
             text,
@@ -82,29 +105,54 @@ pub(super) fn options(rows: &[options::OptionRow]) -> Result<String> {
             cases.push((row.body_bytes, row.connections));
         }
     }
-    let head = |(bytes, connections): &(usize, usize)| format!(" {} KB, c={connections} |", bytes / 1_000);
-    let mut text = format!("| option | instead |{}\n", cases.iter().map(head).collect::<String>());
+    let head =
+        |(bytes, connections): &(usize, usize)| format!(" {} KB, c={connections} |", bytes / 1_000);
+    let mut text = format!(
+        "| option | instead |{}\n",
+        cases.iter().map(head).collect::<String>()
+    );
     writeln!(text, "|---|---|{}", "---|".repeat(cases.len()))?;
     let mut printed: Vec<(&str, &str)> = Vec::new();
-    for options::OptionRow { option, instead, .. } in rows {
+    for options::OptionRow {
+        option, instead, ..
+    } in rows
+    {
         if printed.contains(&(option.as_str(), instead.as_str())) {
             continue;
         }
         printed.push((option, instead));
         let same = |row: &&options::OptionRow| row.option == *option && row.instead == *instead;
         let cell = |case: &(usize, usize)| {
-            let row = rows.iter().filter(same).find(|row| (row.body_bytes, row.connections) == *case);
-            format!(" {} |", row.map_or_else(|| "-".to_owned(), |row| spread(row.cost_cpu_us, row.iqr_cpu_us)))
+            let row = rows
+                .iter()
+                .filter(same)
+                .find(|row| (row.body_bytes, row.connections) == *case);
+            format!(
+                " {} |",
+                row.map_or_else(
+                    || "-".to_owned(),
+                    |row| spread(row.cost_cpu_us, row.iqr_cpu_us)
+                )
+            )
         };
-        writeln!(text, "| {option} | {instead} |{}", cases.iter().map(cell).collect::<String>())?;
+        writeln!(
+            text,
+            "| {option} | {instead} |{}",
+            cases.iter().map(cell).collect::<String>()
+        )?;
     }
     Ok(text)
 }
 
 pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
-    let mut text = String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
+    let mut text =
+        String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
     for row in &measured.streams.rows {
-        writeln!(text, "| {} | {:.0} | {:.2} | {:.2} ({:.2}) |", row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us)?;
+        writeln!(
+            text,
+            "| {} | {:.0} | {:.2} | {:.2} ({:.2}) |",
+            row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us
+        )?;
     }
     Ok(text)
 }
@@ -112,8 +160,15 @@ pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
 pub(super) fn standing(measured: &BenchResults) -> Result<String> {
     let mut text = String::from("| what | median | worst |\n|---|---|---|\n");
     for row in &measured.standing.rows {
-        let worst = row.worst.map(|worst| format!("{worst:.3} {}", row.unit)).unwrap_or_default();
-        writeln!(text, "| {} | {:.3} {} | {worst} |", row.what, row.value, row.unit)?;
+        let worst = row
+            .worst
+            .map(|worst| format!("{worst:.3} {}", row.unit))
+            .unwrap_or_default();
+        writeln!(
+            text,
+            "| {} | {:.3} {} | {worst} |",
+            row.what, row.value, row.unit
+        )?;
     }
     Ok(text)
 }
@@ -124,10 +179,22 @@ pub(super) fn steps(measured: &BenchResults) -> Result<String> {
          |---|---|---|---|---|---|---|\n",
     );
     for row in &measured.steps.rows {
-        let steps::StepRow { step, body_bytes, connections, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us } = row;
+        let steps::StepRow {
+            step,
+            body_bytes,
+            connections,
+            cpu_us,
+            added_cpu_us,
+            iqr_us,
+            p50_us,
+            added_p50_us,
+            iqr_p50_us,
+        } = row;
         let kb = body_bytes / 1000;
-        let (cpu, p50) =
-            (format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"), format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"));
+        let (cpu, p50) = (
+            format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"),
+            format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"),
+        );
         writeln!(text, "| {kb} | {connections} | {step} | {cpu} | {p50} |")?;
     }
     Ok(text)
@@ -138,8 +205,17 @@ pub(super) fn chunk_steps(measured: &BenchResults) -> Result<String> {
         "| step | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
          |---|---|---|---|---|\n",
     );
-    for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps.rows {
-        writeln!(text, "| {step} | {workers:.1} | {added_us:.1} ({iqr_us:.1}) | {rest:.1} | {daemon:.1} |")?;
+    for steps::ChunkRow {
+        step,
+        cpu_us: [workers, rest, daemon],
+        added_us,
+        iqr_us,
+    } in &measured.chunk_steps.rows
+    {
+        writeln!(
+            text,
+            "| {step} | {workers:.1} | {added_us:.1} ({iqr_us:.1}) | {rest:.1} | {daemon:.1} |"
+        )?;
     }
     Ok(text)
 }
@@ -151,14 +227,38 @@ pub(super) fn flow(rows: &[FlowRow]) -> Result<String> {
     );
     let first = rows.first().map_or(f64::NAN, |row| row.chat_p99_ms);
     for row in rows {
-        let FlowRow { proxies, workers, requests, failures, held, load, chat_p50_ms, chat_p99_ms, small_share, .. } = row;
-        let killed = if row.daemon_killed { ", daemon killed" } else { "" };
-        let rates: Vec<String> = row.tokens_per_s.iter().map(|(_, rate)| format!("{rate:.0}")).collect();
+        let FlowRow {
+            proxies,
+            workers,
+            requests,
+            failures,
+            held,
+            load,
+            chat_p50_ms,
+            chat_p99_ms,
+            small_share,
+            ..
+        } = row;
+        let killed = if row.daemon_killed {
+            ", daemon killed"
+        } else {
+            ""
+        };
+        let rates: Vec<String> = row
+            .tokens_per_s
+            .iter()
+            .map(|(_, rate)| format!("{rate:.0}"))
+            .collect();
         write!(
             text,
             "| {proxies} x {workers}{killed} | {requests} | {failures} | {held} | {load:.2} | {chat_p50_ms:.0} | {chat_p99_ms:.0} "
         )?;
-        writeln!(text, "| {:.2} | {} | {small_share:.3} |", chat_p99_ms / first, rates.join(", "))?;
+        writeln!(
+            text,
+            "| {:.2} | {} | {small_share:.3} |",
+            chat_p99_ms / first,
+            rates.join(", ")
+        )?;
     }
     Ok(text)
 }
@@ -168,17 +268,35 @@ pub(super) fn flow_cost(rows: &[FlowCostRow]) -> Result<String> {
         "| workers | case | held | CPU of Envoy | beside | costs (spread) | time in the VMs | beside | costs (spread) | released by another | errors |\n\
          |---|---|---|---|---|---|---|---|---|---|---|\n",
     );
-    let by_own = rows.iter().find(|row| row.workers == 1 && row.held_share > 0.0).map_or(f64::NAN, |row| row.vm.added_us);
+    let by_own = rows
+        .iter()
+        .find(|row| row.workers == 1 && row.held_share > 0.0)
+        .map_or(f64::NAN, |row| row.vm.added_us);
     for row in rows {
-        let said = |cost: AddedCost| format!("{:.1} | {:.1} | {:.1} ({:.1})", cost.us, cost.base_us, cost.added_us, cost.iqr_us);
+        let said = |cost: AddedCost| {
+            format!(
+                "{:.1} | {:.1} | {:.1} ({:.1})",
+                cost.us, cost.base_us, cost.added_us, cost.iqr_us
+            )
+        };
         let workers = f64::from(row.workers);
         let by_another = match row.workers {
             1 => "-".to_owned(),
             // 1/W of the requests are released by their own worker.
-            _ => format!("{:.1}", (row.vm.added_us - by_own / workers) * workers / (workers - 1.0)),
+            _ => format!(
+                "{:.1}",
+                (row.vm.added_us - by_own / workers) * workers / (workers - 1.0)
+            ),
         };
         let held = format!("{:.0} %", 100.0 * row.held_share);
-        writeln!(text, "| {workers} | {} | {held} | {} | {} | {by_another} | {} |", row.what, said(row.cpu), said(row.vm), row.errors)?;
+        writeln!(
+            text,
+            "| {workers} | {} | {held} | {} | {} | {by_another} | {} |",
+            row.what,
+            said(row.cpu),
+            said(row.vm),
+            row.errors
+        )?;
     }
     Ok(text)
 }

@@ -43,25 +43,55 @@ struct FoundFigure {
 }
 
 const TARGETS: [TargetFigure; 17] = [
-    ratio("CPU per request, 16 connections, 10 KB", AtMost(2.0), |m| m.cpu(10_000)),
-    ratio("CPU per request, 16 connections, 100 KB", AtMost(2.3), |m| m.cpu(100_000)),
-    ratio("CPU per request, 16 connections, 400 KB", AtMost(2.4), |m| m.cpu(400_000)),
-    share("requests/s, 16 connections, 10 KB", AtLeast(0.48), |m| m.rps(10_000)),
-    share("requests/s, 16 connections, 100 KB", AtLeast(0.42), |m| m.rps(100_000)),
-    share("requests/s, 16 connections, 400 KB", AtLeast(0.40), |m| m.rps(400_000)),
+    ratio("CPU per request, 16 connections, 10 KB", AtMost(2.0), |m| {
+        m.cpu(10_000)
+    }),
+    ratio(
+        "CPU per request, 16 connections, 100 KB",
+        AtMost(2.3),
+        |m| m.cpu(100_000),
+    ),
+    ratio(
+        "CPU per request, 16 connections, 400 KB",
+        AtMost(2.4),
+        |m| m.cpu(400_000),
+    ),
+    share("requests/s, 16 connections, 10 KB", AtLeast(0.48), |m| {
+        m.rps(10_000)
+    }),
+    share("requests/s, 16 connections, 100 KB", AtLeast(0.42), |m| {
+        m.rps(100_000)
+    }),
+    share("requests/s, 16 connections, 400 KB", AtLeast(0.40), |m| {
+        m.rps(400_000)
+    }),
     ratio("p50, 1 connection, 10 KB", AtMost(1.7), |m| m.p50(10_000)),
     ratio("p50, 1 connection, 100 KB", AtMost(1.7), |m| m.p50(100_000)),
     ratio("p50, 1 connection, 400 KB", AtMost(1.9), |m| m.p50(400_000)),
-    ratio("the filter alone, over the shipped configuration: CPU at 10 KB", AtMost(0.75), BenchResults::filter_alone),
+    ratio(
+        "the filter alone, over the shipped configuration: CPU at 10 KB",
+        AtMost(0.75),
+        BenchResults::filter_alone,
+    ),
     TargetFigure {
         what: "four workers: requests/s relative to the minimal Envoy, divided by the same with one worker, 10 KB",
         bound: AtLeast(0.95),
         unit: Number,
         found: BenchResults::four_workers,
     },
-    micros("CPU of a streamed chunk, added", AtMost(3.0), |m| m.chunk("filter")),
-    micros("ext_proc: p50 added at 10 KB, 1 connection", AtMost(450.0), BenchResults::ext_proc),
-    micros("p50, 10 -> 1,000 endpoints, 10 KB, 1 connection", AtMost(40.0), BenchResults::growth),
+    micros("CPU of a streamed chunk, added", AtMost(3.0), |m| {
+        m.chunk("filter")
+    }),
+    micros(
+        "ext_proc: p50 added at 10 KB, 1 connection",
+        AtMost(450.0),
+        BenchResults::ext_proc,
+    ),
+    micros(
+        "p50, 10 -> 1,000 endpoints, 10 KB, 1 connection",
+        AtMost(40.0),
+        BenchResults::growth,
+    ),
     TargetFigure {
         what: "scraping 100 endpoints at least once a second, cores",
         bound: AtMost(0.03),
@@ -74,19 +104,51 @@ const TARGETS: [TargetFigure; 17] = [
         unit: Number,
         found: |m| m.stands("each further worker and its VM, after"),
     },
-    TargetFigure { what: "errors in all runs of this page", bound: AtMost(0.0), unit: Number, found: BenchResults::errors },
+    TargetFigure {
+        what: "errors in all runs of this page",
+        bound: AtMost(0.0),
+        unit: Number,
+        found: BenchResults::errors,
+    },
 ];
 
-const fn ratio(what: &'static str, bound: FigureBound, found: fn(&BenchResults) -> Option<FoundFigure>) -> TargetFigure {
-    TargetFigure { what, bound, unit: Times, found }
+const fn ratio(
+    what: &'static str,
+    bound: FigureBound,
+    found: fn(&BenchResults) -> Option<FoundFigure>,
+) -> TargetFigure {
+    TargetFigure {
+        what,
+        bound,
+        unit: Times,
+        found,
+    }
 }
 
-const fn share(what: &'static str, bound: FigureBound, found: fn(&BenchResults) -> Option<FoundFigure>) -> TargetFigure {
-    TargetFigure { what, bound, unit: Percent, found }
+const fn share(
+    what: &'static str,
+    bound: FigureBound,
+    found: fn(&BenchResults) -> Option<FoundFigure>,
+) -> TargetFigure {
+    TargetFigure {
+        what,
+        bound,
+        unit: Percent,
+        found,
+    }
 }
 
-const fn micros(what: &'static str, bound: FigureBound, found: fn(&BenchResults) -> Option<FoundFigure>) -> TargetFigure {
-    TargetFigure { what, bound, unit: Micros, found }
+const fn micros(
+    what: &'static str,
+    bound: FigureBound,
+    found: fn(&BenchResults) -> Option<FoundFigure>,
+) -> TargetFigure {
+    TargetFigure {
+        what,
+        bound,
+        unit: Micros,
+        found,
+    }
 }
 
 // === impl BenchResults ===
@@ -98,53 +160,121 @@ impl BenchResults {
     }
 
     fn cpu(&self, body_bytes: usize) -> Option<FoundFigure> {
-        self.filter(body_bytes).map(|row| FoundFigure { value: row.cpu_ratio, iqr: row.iqr_cpu_ratio })
+        self.filter(body_bytes).map(|row| FoundFigure {
+            value: row.cpu_ratio,
+            iqr: row.iqr_cpu_ratio,
+        })
     }
 
     fn rps(&self, body_bytes: usize) -> Option<FoundFigure> {
-        self.filter(body_bytes).map(|row| FoundFigure { value: row.rps_ratio, iqr: row.iqr_rps_ratio })
+        self.filter(body_bytes).map(|row| FoundFigure {
+            value: row.rps_ratio,
+            iqr: row.iqr_rps_ratio,
+        })
     }
 
     fn p50(&self, body_bytes: usize) -> Option<FoundFigure> {
-        let row = self.request(Filter, Minimal, OverheadCase { connections: 1, ..OverheadCase::around(body_bytes) })?;
-        Some(FoundFigure { value: row.p50_ratio, iqr: row.iqr_p50_ratio })
+        let row = self.request(
+            Filter,
+            Minimal,
+            OverheadCase {
+                connections: 1,
+                ..OverheadCase::around(body_bytes)
+            },
+        )?;
+        Some(FoundFigure {
+            value: row.p50_ratio,
+            iqr: row.iqr_p50_ratio,
+        })
     }
 
     /// The filter's CPU over the shipped configuration, in units of the minimal Envoy's CPU.
     fn filter_alone(&self) -> Option<FoundFigure> {
         let case = OverheadCase::around(CENTRES[0]);
-        let (over, minimal) = (self.request(Filter, Shipped, case)?, self.request(Minimal, Minimal, case)?);
-        Some(FoundFigure { value: over.added_cpu_us / minimal.cpu_us, iqr: over.iqr_cpu_us / minimal.cpu_us })
+        let (over, minimal) = (
+            self.request(Filter, Shipped, case)?,
+            self.request(Minimal, Minimal, case)?,
+        );
+        Some(FoundFigure {
+            value: over.added_cpu_us / minimal.cpu_us,
+            iqr: over.iqr_cpu_us / minimal.cpu_us,
+        })
     }
 
     /// The two are measured in separate runs, so the spread is the sum of both.
     fn four_workers(&self) -> Option<FoundFigure> {
-        let of = |workers| self.request(Filter, Minimal, OverheadCase { workers, connections: MANY, ..OverheadCase::around(CENTRES[0]) });
+        let of = |workers| {
+            self.request(
+                Filter,
+                Minimal,
+                OverheadCase {
+                    workers,
+                    connections: MANY,
+                    ..OverheadCase::around(CENTRES[0])
+                },
+            )
+        };
         let (one, four) = (of(1)?, of(WORKERS)?);
-        Some(FoundFigure { value: four.rps_ratio / one.rps_ratio, iqr: (four.iqr_rps_ratio + one.iqr_rps_ratio) / one.rps_ratio })
+        Some(FoundFigure {
+            value: four.rps_ratio / one.rps_ratio,
+            iqr: (four.iqr_rps_ratio + one.iqr_rps_ratio) / one.rps_ratio,
+        })
     }
 
     fn ext_proc(&self) -> Option<FoundFigure> {
-        let row = self.request(ExtProc, Shipped, OverheadCase { connections: 1, ..OverheadCase::around(CENTRES[0]) })?;
-        Some(FoundFigure { value: row.added_p50_us, iqr: row.iqr_us })
+        let row = self.request(
+            ExtProc,
+            Shipped,
+            OverheadCase {
+                connections: 1,
+                ..OverheadCase::around(CENTRES[0])
+            },
+        )?;
+        Some(FoundFigure {
+            value: row.added_p50_us,
+            iqr: row.iqr_us,
+        })
     }
 
     /// The difference between two pool sizes. They are measured in separate runs, so the spread is
     /// the sum of both.
     fn growth(&self) -> Option<FoundFigure> {
-        let of = |endpoints| self.request(Filter, Shipped, OverheadCase { endpoints, connections: 1, ..OverheadCase::around(CENTRES[0]) });
+        let of = |endpoints| {
+            self.request(
+                Filter,
+                Shipped,
+                OverheadCase {
+                    endpoints,
+                    connections: 1,
+                    ..OverheadCase::around(CENTRES[0])
+                },
+            )
+        };
         let (few, many) = (of(10)?, of(1_000)?);
-        Some(FoundFigure { value: many.added_p50_us - few.added_p50_us, iqr: few.iqr_us + many.iqr_us })
+        Some(FoundFigure {
+            value: many.added_p50_us - few.added_p50_us,
+            iqr: few.iqr_us + many.iqr_us,
+        })
     }
 
     fn chunk(&self, front: &str) -> Option<FoundFigure> {
         let row = self.streams.rows.iter().find(|row| row.front == front)?;
-        Some(FoundFigure { value: row.added_cpu_us, iqr: row.iqr_us })
+        Some(FoundFigure {
+            value: row.added_cpu_us,
+            iqr: row.iqr_us,
+        })
     }
 
     fn stands(&self, what: &str) -> Option<FoundFigure> {
-        let row = self.standing.rows.iter().find(|row| row.what.starts_with(what))?;
-        Some(FoundFigure { value: row.value, iqr: 0.0 })
+        let row = self
+            .standing
+            .rows
+            .iter()
+            .find(|row| row.what.starts_with(what))?;
+        Some(FoundFigure {
+            value: row.value,
+            iqr: 0.0,
+        })
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a count of errors")]
@@ -154,7 +284,10 @@ impl BenchResults {
         }
         let requests: u64 = self.overhead.rows.iter().map(|row| row.errors).sum();
         let options: u64 = self.options.rows.iter().map(|row| row.errors).sum();
-        Some(FoundFigure { value: (requests + options) as f64, iqr: 0.0 })
+        Some(FoundFigure {
+            value: (requests + options) as f64,
+            iqr: 0.0,
+        })
     }
 }
 
@@ -180,7 +313,10 @@ impl FigureUnit {
     fn print(self, value: f64) -> String {
         match self {
             Micros => format!("{value:.1} µs"),
-            Number => format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned(),
+            Number => format!("{value:.3}")
+                .trim_end_matches('0')
+                .trim_end_matches('.')
+                .to_owned(),
             Percent => format!("{:.0} %", 100.0 * value),
             Times => format!("{value:.2} x"),
         }
@@ -189,18 +325,33 @@ impl FigureUnit {
 
 /// The targets, with the measured figures.
 pub(super) fn table(measured: &BenchResults) -> Result<String> {
-    let mut text = String::from("| the filter, relative to the minimal Envoy | target | measured (spread) | |\n|---|---|---|---|\n");
-    for TargetFigure { what, bound, unit, found } in &TARGETS {
+    let mut text = String::from(
+        "| the filter, relative to the minimal Envoy | target | measured (spread) | |\n|---|---|---|---|\n",
+    );
+    for TargetFigure {
+        what,
+        bound,
+        unit,
+        found,
+    } in &TARGETS
+    {
         let (sign, number) = match bound {
             AtMost(number) => ("≤", number),
             AtLeast(number) => ("≥", number),
         };
         let (figure, verdict) = match found(measured) {
-            Some(found) if found.iqr > 0.0 => (format!("{} ({})", unit.print(found.value), unit.print(found.iqr)), found.verdict(*bound)),
+            Some(found) if found.iqr > 0.0 => (
+                format!("{} ({})", unit.print(found.value), unit.print(found.iqr)),
+                found.verdict(*bound),
+            ),
             Some(found) => (unit.print(found.value), found.verdict(*bound)),
             None => ("-".to_owned(), "not measured"),
         };
-        writeln!(text, "| {what} | {sign} {} | {figure} | {verdict} |", unit.print(*number))?;
+        writeln!(
+            text,
+            "| {what} | {sign} {} | {figure} | {verdict} |",
+            unit.print(*number)
+        )?;
     }
     Ok(text)
 }

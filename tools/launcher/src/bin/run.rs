@@ -1,5 +1,9 @@
 //! `make run`: runs the daemon and Envoy, as shipped, in front of a user's own model servers.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program prints its results")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command-line program prints its results"
+)]
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -36,8 +40,14 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    println!("Starting switchpointd and Envoy in front of {}. This takes some seconds ...", args.endpoints.join(", "));
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
+    println!(
+        "Starting switchpointd and Envoy in front of {}. This takes some seconds ...",
+        args.endpoints.join(", ")
+    );
     let mut front = tokio::select! {
         front = DaemonAndEnvoy::start(&args.endpoints, ExtraArgs { daemon: &args.daemon, ..ExtraArgs::default() }, |_| Ok(())) => front?,
         _ = interrupt.recv() => return Ok(()),

@@ -85,12 +85,26 @@ pub enum CellChange {
 impl CellEngines {
     /// The engines of the cells that judge. Few sequences, so that a pool near its limits sends few
     /// enough events for two cores.
-    pub const EIGHT: Self = Self { count: 8, kind: CellEngine::Qwen32bH200, speed: EngineSpeed::Equal, sequences_max: 24, kv_blocks: None };
+    pub const EIGHT: Self = Self {
+        count: 8,
+        kind: CellEngine::Qwen32bH200,
+        speed: EngineSpeed::Equal,
+        sequences_max: 24,
+        kv_blocks: None,
+    };
     /// As many sequences as vLLM allows by default.
-    const EIGHT_WIDE: Self = Self { sequences_max: 256, ..Self::EIGHT };
+    const EIGHT_WIDE: Self = Self {
+        sequences_max: 256,
+        ..Self::EIGHT
+    };
     /// 24 GiB less the weights are some 2,400 blocks at 128 KiB a token.
-    const THREE_A10: Self =
-        Self { count: 3, kind: CellEngine::Llama8bA10, speed: EngineSpeed::Equal, sequences_max: 32, kv_blocks: Some(2_400) };
+    const THREE_A10: Self = Self {
+        count: 3,
+        kind: CellEngine::Llama8bA10,
+        speed: EngineSpeed::Equal,
+        sequences_max: 32,
+        kv_blocks: Some(2_400),
+    };
 }
 
 // === impl Cell ===
@@ -115,28 +129,67 @@ impl Cell {
         Self::new("documents-50", RaceWorkload::Documents, 50),
         Self::new("batch-85", RaceWorkload::BatchBesideChat, 85),
         Self {
-            engines: CellEngines { speed: EngineSpeed::HalfAreHalfAsFast, ..CellEngines::EIGHT },
+            engines: CellEngines {
+                speed: EngineSpeed::HalfAreHalfAsFast,
+                ..CellEngines::EIGHT
+            },
             ..Self::new("unequal", RaceWorkload::Agents, 50)
         },
-        Self { change: CellChange::KillAddRestart, ..Self::new("change", RaceWorkload::Tenants, 50) },
+        Self {
+            change: CellChange::KillAddRestart,
+            ..Self::new("change", RaceWorkload::Tenants, 50)
+        },
     ];
 
     /// Two gateways in front of the engines of `agents-50`.
-    pub const TWO_GATEWAYS: Self = Self { gateways: 2, ..Self::new("two-gateways", RaceWorkload::Agents, 50) };
+    pub const TWO_GATEWAYS: Self = Self {
+        gateways: 2,
+        ..Self::new("two-gateways", RaceWorkload::Agents, 50)
+    };
 
     /// Cells in the shape of published tables.
     pub const PUBLISHED: [Self; 7] = [
-        Self::published("llm-d-groups-4", PublishedShape::SharedGroups { per_s: 4 }, CellEngines::EIGHT_WIDE),
-        Self::published("llm-d-groups-24", PublishedShape::SharedGroups { per_s: 24 }, CellEngines::EIGHT_WIDE),
-        Self::published("llm-d-groups-48", PublishedShape::SharedGroups { per_s: 48 }, CellEngines::EIGHT_WIDE),
-        Self::published("llm-d-groups-96", PublishedShape::SharedGroups { per_s: 96 }, CellEngines::EIGHT_WIDE),
-        Self::published("llm-d-unique-24", PublishedShape::UniquePrompts { per_s: 24 }, CellEngines::EIGHT_WIDE),
+        Self::published(
+            "llm-d-groups-4",
+            PublishedShape::SharedGroups { per_s: 4 },
+            CellEngines::EIGHT_WIDE,
+        ),
+        Self::published(
+            "llm-d-groups-24",
+            PublishedShape::SharedGroups { per_s: 24 },
+            CellEngines::EIGHT_WIDE,
+        ),
+        Self::published(
+            "llm-d-groups-48",
+            PublishedShape::SharedGroups { per_s: 48 },
+            CellEngines::EIGHT_WIDE,
+        ),
+        Self::published(
+            "llm-d-groups-96",
+            PublishedShape::SharedGroups { per_s: 96 },
+            CellEngines::EIGHT_WIDE,
+        ),
+        Self::published(
+            "llm-d-unique-24",
+            PublishedShape::UniquePrompts { per_s: 24 },
+            CellEngines::EIGHT_WIDE,
+        ),
         Self::published("higress", PublishedShape::TenTurns, CellEngines::THREE_A10),
-        Self::published("mooncake", PublishedShape::Recorded, CellEngines::EIGHT_WIDE),
+        Self::published(
+            "mooncake",
+            PublishedShape::Recorded,
+            CellEngines::EIGHT_WIDE,
+        ),
     ];
 
     const fn published(name: &'static str, shape: PublishedShape, engines: CellEngines) -> Self {
-        Self { name, source: CellSource::Published(shape), engines, change: CellChange::None, gateways: 1 }
+        Self {
+            name,
+            source: CellSource::Published(shape),
+            engines,
+            change: CellChange::None,
+            gateways: 1,
+        }
     }
 
     /// Cells with three of Dynamo's engines. What round robin serves was found with Dynamo's own
@@ -144,21 +197,50 @@ impl Cell {
     /// sessions a second; at four they wait for 1.3 s, and five are more than all engines serve.
     /// Agents: at 0.4 no request waits and 82 % of the prompts are hits; at 0.55 it is 77 %,
     /// because engines evict, and a request takes a third longer.
-    pub const DYNAMO: [Self; 2] =
-        [Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.4), Self::dynamo("dynamo-tenants", RaceWorkload::Tenants, 3.6)];
+    pub const DYNAMO: [Self; 2] = [
+        Self::dynamo("dynamo-agents", RaceWorkload::Agents, 0.4),
+        Self::dynamo("dynamo-tenants", RaceWorkload::Tenants, 3.6),
+    ];
 
     const fn new(name: &'static str, workload: RaceWorkload, load_percent: u32) -> Self {
-        let source = CellSource::Random { workload, load_percent };
-        Self { name, source, engines: CellEngines::EIGHT, change: CellChange::None, gateways: 1 }
+        let source = CellSource::Random {
+            workload,
+            load_percent,
+        };
+        Self {
+            name,
+            source,
+            engines: CellEngines::EIGHT,
+            change: CellChange::None,
+            gateways: 1,
+        }
     }
 
-    const fn tight(name: &'static str, workload: RaceWorkload, load_percent: u32, kv_blocks: u32) -> Self {
-        Self { engines: CellEngines { kv_blocks: Some(kv_blocks), ..CellEngines::EIGHT }, ..Self::new(name, workload, load_percent) }
+    const fn tight(
+        name: &'static str,
+        workload: RaceWorkload,
+        load_percent: u32,
+        kv_blocks: u32,
+    ) -> Self {
+        Self {
+            engines: CellEngines {
+                kv_blocks: Some(kv_blocks),
+                ..CellEngines::EIGHT
+            },
+            ..Self::new(name, workload, load_percent)
+        }
     }
 
     const fn dynamo(name: &'static str, workload: RaceWorkload, capacity_per_s: f64) -> Self {
-        let engines = CellEngines { count: 3, kind: CellEngine::DynamoMocker { capacity_per_s }, ..CellEngines::EIGHT };
-        Self { engines, ..Self::new(name, workload, 50) }
+        let engines = CellEngines {
+            count: 3,
+            kind: CellEngine::DynamoMocker { capacity_per_s },
+            ..CellEngines::EIGHT
+        };
+        Self {
+            engines,
+            ..Self::new(name, workload, 50)
+        }
     }
 
     /// All cells, in order.
@@ -196,7 +278,10 @@ impl Cell {
     #[must_use]
     pub fn sessions_per_s(&self) -> Option<f64> {
         match self.source {
-            CellSource::Random { workload, load_percent } => Some(self.capacity_per_s(workload) * f64::from(load_percent) / 100.0),
+            CellSource::Random {
+                workload,
+                load_percent,
+            } => Some(self.capacity_per_s(workload) * f64::from(load_percent) / 100.0),
             CellSource::Published(shape) => shape.per_s().map(f64::from),
         }
     }
@@ -206,8 +291,13 @@ impl Cell {
         if let CellEngine::DynamoMocker { capacity_per_s } = self.engines.kind {
             return capacity_per_s;
         }
-        let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast { 0.75 } else { 1.0 };
-        workload.capacity_per_s() * slow * self.engines.count as f64 / CellEngines::EIGHT.count as f64
+        let slow = if self.engines.speed == EngineSpeed::HalfAreHalfAsFast {
+            0.75
+        } else {
+            1.0
+        };
+        workload.capacity_per_s() * slow * self.engines.count as f64
+            / CellEngines::EIGHT.count as f64
     }
 
     /// The sessions of a run, in order of arrival; at random, those that arrive within `arrivals_s`
@@ -215,7 +305,9 @@ impl Cell {
     #[must_use]
     pub fn sessions(&self, seed: u64, arrivals_s: f64) -> Vec<RaceSession> {
         match self.source {
-            CellSource::Random { workload, .. } => workload.sessions(seed, self.sessions_per_s().unwrap_or_default(), arrivals_s),
+            CellSource::Random { workload, .. } => {
+                workload.sessions(seed, self.sessions_per_s().unwrap_or_default(), arrivals_s)
+            }
             CellSource::Published(shape) => shape.sessions(seed),
         }
     }
@@ -259,7 +351,11 @@ mod tests {
 
     #[test]
     fn a_pool_of_slower_engines_gets_less_load() {
-        let [equal, unequal] = ["agents-50", "unequal"].map(|name| Cell::find(name).and_then(|cell| cell.sessions_per_s()).unwrap_or(0.0));
+        let [equal, unequal] = ["agents-50", "unequal"].map(|name| {
+            Cell::find(name)
+                .and_then(|cell| cell.sessions_per_s())
+                .unwrap_or(0.0)
+        });
         assert!((unequal / equal - 0.75).abs() < 1e-9);
     }
 }

@@ -77,7 +77,9 @@ impl PublishedShape {
         match self {
             Self::SharedGroups { per_s } => shared_groups(per_s, rng),
             // 2,300 tokens of 1.75 to a word.
-            Self::UniquePrompts { per_s } => ladder(per_s, |_, rng| ("".into(), words(1_314, rng)), rng),
+            Self::UniquePrompts { per_s } => {
+                ladder(per_s, |_, rng| ("".into(), words(1_314, rng)), rng)
+            }
             Self::TenTurns => (0..SESSIONS).map(|id| ten_turns(id, rng)).collect(),
             Self::Recorded => Vec::new(),
         }
@@ -94,15 +96,38 @@ fn shared_groups(per_s: u32, rng: &mut SmallRng) -> Vec<RaceSession> {
         .map(|prompt| (Arc::clone(prompt), words(146, rng)))
         .collect();
     asked.shuffle(rng);
-    ladder(per_s, |at, _| asked.get(at % asked.len().max(1)).cloned().unwrap_or_default(), rng)
+    ladder(
+        per_s,
+        |at, _| {
+            asked
+                .get(at % asked.len().max(1))
+                .cloned()
+                .unwrap_or_default()
+        },
+        rng,
+    )
 }
 
 /// Single requests at even times. `prompt` makes the system prompt and the question of a request.
-fn ladder(per_s: u32, prompt: impl Fn(usize, &mut SmallRng) -> (Arc<str>, Arc<str>), rng: &mut SmallRng) -> Vec<RaceSession> {
+fn ladder(
+    per_s: u32,
+    prompt: impl Fn(usize, &mut SmallRng) -> (Arc<str>, Arc<str>),
+    rng: &mut SmallRng,
+) -> Vec<RaceSession> {
     let request = |id: u32| {
         let (system, text) = prompt(id as usize, rng);
-        let turns = vec![Turn { text, output_tokens: LADDER_REPLY, pause_ms: 0.0 }];
-        RaceSession { id, start_ms: f64::from(id) * 1e3 / f64::from(per_s), class: SessionClass::Interactive, system, turns }
+        let turns = vec![Turn {
+            text,
+            output_tokens: LADDER_REPLY,
+            pause_ms: 0.0,
+        }];
+        RaceSession {
+            id,
+            start_ms: f64::from(id) * 1e3 / f64::from(per_s),
+            class: SessionClass::Interactive,
+            system,
+            turns,
+        }
     };
     (0..per_s * LADDER_S).map(request).collect()
 }
@@ -110,9 +135,19 @@ fn ladder(per_s: u32, prompt: impl Fn(usize, &mut SmallRng) -> (Arc<str>, Arc<st
 fn ten_turns(id: u32, rng: &mut SmallRng) -> RaceSession {
     let turns = (0..TURNS).map(|_| {
         let text = words(TEXT_WORDS.choose(rng).copied().unwrap_or_default(), rng);
-        Turn { text, output_tokens: REPLY_TOKENS.choose(rng).copied().unwrap_or_default(), pause_ms: 0.0 }
+        Turn {
+            text,
+            output_tokens: REPLY_TOKENS.choose(rng).copied().unwrap_or_default(),
+            pause_ms: 0.0,
+        }
     });
-    RaceSession { id, start_ms: 0.0, class: SessionClass::Interactive, system: "".into(), turns: turns.collect() }
+    RaceSession {
+        id,
+        start_ms: 0.0,
+        class: SessionClass::Interactive,
+        system: "".into(),
+        turns: turns.collect(),
+    }
 }
 
 #[cfg(test)]
@@ -125,7 +160,9 @@ mod tests {
         assert_eq!(sessions.len(), 4_200);
         assert!((sessions[70].start_ms - 1e3).abs() < 1e-9);
         let mut counts = std::collections::BTreeMap::<&str, usize>::new();
-        sessions[..4_096].iter().for_each(|session| *counts.entry(&session.system).or_default() += 1);
+        sessions[..4_096]
+            .iter()
+            .for_each(|session| *counts.entry(&session.system).or_default() += 1);
         assert!(counts.len() == GROUPS && counts.values().all(|count| *count == QUESTIONS));
         let tokens = (sessions[0].system.len() + sessions[0].turns[0].text.len()) / 4;
         assert!((2_200..2_400).contains(&tokens), "{tokens} tokens");
@@ -138,10 +175,20 @@ mod tests {
         let mut lengths = Vec::new();
         for session in &sessions {
             let replies: Vec<String> = session.turns.iter().map(reply).collect();
-            let length = |turn| session.messages(turn, &replies).iter().map(|message| message.text.len()).sum::<usize>();
+            let length = |turn| {
+                session
+                    .messages(turn, &replies)
+                    .iter()
+                    .map(|message| message.text.len())
+                    .sum::<usize>()
+            };
             lengths.extend((0..session.turns.len()).map(length));
         }
         let mean = lengths.iter().sum::<usize>() / lengths.len() / 4;
-        assert!(lengths.len() == 1_200 && (1_300..1_500).contains(&mean), "{} prompts of {mean} tokens", lengths.len());
+        assert!(
+            lengths.len() == 1_200 && (1_300..1_500).contains(&mean),
+            "{} prompts of {mean} tokens",
+            lengths.len()
+        );
     }
 }

@@ -63,12 +63,21 @@ impl RaceSession {
     /// The messages of the request of turn `turn` (from 0). `replies` are the replies of the
     /// earlier turns, in order; a missing one counts as empty.
     pub fn messages<'a>(&'a self, turn: usize, replies: &'a [String]) -> Vec<Message<'a>> {
-        let system = (!self.system.is_empty()).then_some(Message { role: Role::System, text: &self.system });
+        let system = (!self.system.is_empty()).then_some(Message {
+            role: Role::System,
+            text: &self.system,
+        });
         let mut messages: Vec<Message<'_>> = system.into_iter().collect();
         for (at, said) in self.turns.iter().take(turn + 1).enumerate() {
-            messages.push(Message { role: Role::User, text: &said.text });
+            messages.push(Message {
+                role: Role::User,
+                text: &said.text,
+            });
             if at < turn {
-                messages.push(Message { role: Role::Assistant, text: replies.get(at).map_or("", String::as_str) });
+                messages.push(Message {
+                    role: Role::Assistant,
+                    text: replies.get(at).map_or("", String::as_str),
+                });
             }
         }
         messages

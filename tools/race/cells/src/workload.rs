@@ -56,7 +56,13 @@ struct SharedTexts {
 
 impl RaceWorkload {
     /// All workloads.
-    pub const ALL: [Self; 5] = [Self::Agents, Self::Tenants, Self::Chat, Self::Documents, Self::BatchBesideChat];
+    pub const ALL: [Self; 5] = [
+        Self::Agents,
+        Self::Tenants,
+        Self::Chat,
+        Self::Documents,
+        Self::BatchBesideChat,
+    ];
 
     /// The name in records and on the page.
     #[must_use]
@@ -103,11 +109,22 @@ impl RaceWorkload {
                 SharedTexts::weighed((0..TENANTS).map(|_| words(3_000, rng)).collect(), shares)
             }
             Self::Chat | Self::BatchBesideChat => SharedTexts::equal(vec![words(100, rng)]),
-            Self::Documents => SharedTexts::equal((0..DOCUMENTS).map(|_| some_words(4_000..=9_000, rng)).collect()),
+            Self::Documents => SharedTexts::equal(
+                (0..DOCUMENTS)
+                    .map(|_| some_words(4_000..=9_000, rng))
+                    .collect(),
+            ),
         }
     }
 
-    fn session(self, id: u32, start_ms: f64, batch: bool, shared: &SharedTexts, rng: &mut SmallRng) -> RaceSession {
+    fn session(
+        self,
+        id: u32,
+        start_ms: f64,
+        batch: bool,
+        shared: &SharedTexts,
+        rng: &mut SmallRng,
+    ) -> RaceSession {
         let system = shared.draw(rng);
         let (turns, said, pause_s) = match self {
             Self::Agents => (6..=20, 100..=900, 1.5),
@@ -121,11 +138,25 @@ impl RaceWorkload {
             text: some_words(said.clone(), rng),
             output_tokens: rng.random_range(reply.clone()),
             // The recorded pauses of people differ by a half.
-            pause_ms: if turn == 0 { 0.0 } else { pause_s * 1e3 * rng.random_range(0.5..1.5) },
+            pause_ms: if turn == 0 {
+                0.0
+            } else {
+                pause_s * 1e3 * rng.random_range(0.5..1.5)
+            },
         });
         let turns = turns.collect();
-        let class = if batch { SessionClass::Batch } else { SessionClass::Interactive };
-        RaceSession { id, start_ms, class, system, turns }
+        let class = if batch {
+            SessionClass::Batch
+        } else {
+            SessionClass::Interactive
+        };
+        RaceSession {
+            id,
+            start_ms,
+            class,
+            system,
+            turns,
+        }
     }
 }
 
@@ -143,12 +174,18 @@ impl SharedTexts {
             *sum += share / all;
             Some(*sum)
         });
-        Self { cumulative: cumulative.collect(), systems }
+        Self {
+            cumulative: cumulative.collect(),
+            systems,
+        }
     }
 
     fn draw(&self, rng: &mut SmallRng) -> Arc<str> {
         let at = rng.random::<f64>();
-        let which = self.cumulative.partition_point(|share| *share < at).min(self.systems.len().saturating_sub(1));
+        let which = self
+            .cumulative
+            .partition_point(|share| *share < at)
+            .min(self.systems.len().saturating_sub(1));
         self.systems.get(which).cloned().unwrap_or_default()
     }
 }
@@ -182,8 +219,18 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_sessions_and_another_seed_gives_others() {
         for workload in RaceWorkload::ALL {
-            let print = |seed| workload.sessions(seed, 2.0, 20.0).iter().map(|s| format!("{s:?}")).collect::<String>();
-            assert!(print(1) == print(1) && print(1) != print(2), "{}", workload.name());
+            let print = |seed| {
+                workload
+                    .sessions(seed, 2.0, 20.0)
+                    .iter()
+                    .map(|s| format!("{s:?}"))
+                    .collect::<String>()
+            };
+            assert!(
+                print(1) == print(1) && print(1) != print(2),
+                "{}",
+                workload.name()
+            );
         }
     }
 
@@ -193,14 +240,28 @@ mod tests {
             let sessions = workload.sessions(3, 4.0, 200.0);
             assert!(sessions.is_sorted_by(|a, b| a.start_ms <= b.start_ms));
             assert!(sessions.last().is_some_and(|last| last.start_ms < 200e3));
-            assert!((650..950).contains(&sessions.len()), "{}: {} sessions", workload.name(), sessions.len());
-            assert!(sessions.iter().zip(0..).all(|(session, id)| session.id == id));
+            assert!(
+                (650..950).contains(&sessions.len()),
+                "{}: {} sessions",
+                workload.name(),
+                sessions.len()
+            );
+            assert!(
+                sessions
+                    .iter()
+                    .zip(0..)
+                    .all(|(session, id)| session.id == id)
+            );
         }
     }
 
     #[test]
     fn another_rate_gives_the_same_texts() {
-        let first = |per_s| RaceWorkload::Agents.sessions(7, per_s, 30.0)[0].turns[0].text.clone();
+        let first = |per_s| {
+            RaceWorkload::Agents.sessions(7, per_s, 30.0)[0].turns[0]
+                .text
+                .clone()
+        };
         assert_eq!(first(1.0), first(3.0));
     }
 
@@ -208,18 +269,33 @@ mod tests {
     fn a_request_has_all_that_was_said_before() {
         let session = &RaceWorkload::Agents.sessions(1, 1.0, 10.0)[0];
         let replies = ["one".to_owned(), "two".to_owned()];
-        let roles: Vec<_> = session.messages(2, &replies).iter().map(|message| message.role.name()).collect();
-        assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user"]);
+        let roles: Vec<_> = session
+            .messages(2, &replies)
+            .iter()
+            .map(|message| message.role.name())
+            .collect();
+        assert_eq!(
+            roles,
+            ["system", "user", "assistant", "user", "assistant", "user"]
+        );
         let longer = session.messages(2, &replies);
-        assert!(longer.starts_with(&session.messages(1, &replies)), "a prompt begins with the prompt before it");
+        assert!(
+            longer.starts_with(&session.messages(1, &replies)),
+            "a prompt begins with the prompt before it"
+        );
     }
 
     #[test]
     fn the_largest_tenant_has_a_quarter_of_the_sessions() {
         let sessions = RaceWorkload::Tenants.sessions(5, 10.0, 400.0);
         let mut counts = std::collections::BTreeMap::<&str, usize>::new();
-        sessions.iter().for_each(|session| *counts.entry(&session.system).or_default() += 1);
+        sessions
+            .iter()
+            .for_each(|session| *counts.entry(&session.system).or_default() += 1);
         let most = counts.values().max().copied().unwrap_or(0) as f64 / sessions.len() as f64;
-        assert!(counts.len() == TENANTS && (0.2..0.35).contains(&most), "{most}");
+        assert!(
+            counts.len() == TENANTS && (0.2..0.35).contains(&most),
+            "{most}"
+        );
     }
 }

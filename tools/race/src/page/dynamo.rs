@@ -33,25 +33,56 @@ frontend refuses unknown ones with 400.
 
 /// The table of these cells; empty without a result.
 pub(super) fn section(results: &RaceResults) -> String {
-    let mut table =
-        MarkdownTable::of(&["cell", "router", "version", "end to end, warm", "cold", "hits", "requests", "failed", "by engine"]);
+    let mut table = MarkdownTable::of(&[
+        "cell",
+        "router",
+        "version",
+        "end to end, warm",
+        "cold",
+        "hits",
+        "requests",
+        "failed",
+        "by engine",
+    ]);
     let mut loads = Vec::new();
     for result in results.of_group(GROUP) {
-        let rate = Cell::find(&result.cell).and_then(|cell| cell.sessions_per_s()).unwrap_or_default();
+        let rate = Cell::find(&result.cell)
+            .and_then(|cell| cell.sessions_per_s())
+            .unwrap_or_default();
         let stacks = super::stacks_of(result);
-        loads.push(format!("{}: {rate:.2} sessions/s, {:.0} s of arrivals, {stacks}", result.cell, result.arrivals_s));
+        loads.push(format!(
+            "{}: {rate:.2} sessions/s, {:.0} s of arrivals, {stacks}",
+            result.cell, result.arrivals_s
+        ));
         for router in &result.routers {
-            let end_to_end = |figures: &[FigureResult]| figures.first().map_or_else(String::new, cell_text);
+            let end_to_end =
+                |figures: &[FigureResult]| figures.first().map_or_else(String::new, cell_text);
             let engines: Vec<String> = router.by_engine.iter().map(ToString::to_string).collect();
-            let names = [result.cell.clone(), router.router.clone(), router.version.clone()];
-            let times = [end_to_end(&router.warm), end_to_end(&router.cold), percent(router.hit_rate)];
-            let counts = [router.requests.to_string(), router.failures.to_string(), engines.join(" ")];
+            let names = [
+                result.cell.clone(),
+                router.router.clone(),
+                router.version.clone(),
+            ];
+            let times = [
+                end_to_end(&router.warm),
+                end_to_end(&router.cold),
+                percent(router.hit_rate),
+            ];
+            let counts = [
+                router.requests.to_string(),
+                router.failures.to_string(),
+                engines.join(" "),
+            ];
             table.row(names.into_iter().chain(times).chain(counts));
         }
     }
     if loads.is_empty() {
         String::new()
     } else {
-        format!("{HEAD}Half of what round robin can serve.\n{}.\n\n{}\n", loads.join(";\n"), table.0)
+        format!(
+            "{HEAD}Half of what round robin can serve.\n{}.\n\n{}\n",
+            loads.join(";\n"),
+            table.0
+        )
     }
 }

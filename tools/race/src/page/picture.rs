@@ -25,7 +25,8 @@ const FIGURES: [(usize, &str); 3] = [(0, "end to end"), (1, "TTFT mean"), (2, "T
 /// # Errors
 /// If the picture cannot be written.
 pub(super) fn draw(cells: &[&CellResult], title: &str, path: &Path) -> Result<()> {
-    draw_rows(&rows(cells), title, path).map_err(|error| format!("{}: {error}", path.display()).into())
+    draw_rows(&rows(cells), title, path)
+        .map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
 /// A row: its label, whether it is ours against ours, and ratio, low and high.
@@ -37,14 +38,24 @@ fn rows(cells: &[&CellResult]) -> Vec<Row> {
         for (at, figure) in FIGURES {
             for router in cell.routers.iter().filter(|router| router.router != OURS) {
                 let ratio = router.warm.get(at).and_then(|found| found.ours_over);
-                rows.extend(ratio.map(|ratio| (format!("{}, {figure}, {}", cell.cell, router.router), router.router == AGAIN, ratio)));
+                rows.extend(ratio.map(|ratio| {
+                    (
+                        format!("{}, {figure}, {}", cell.cell, router.router),
+                        router.router == AGAIN,
+                        ratio,
+                    )
+                }));
             }
         }
     }
     rows
 }
 
-fn draw_rows(rows: &[Row], title: &str, path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn draw_rows(
+    rows: &[Row],
+    title: &str,
+    path: &Path,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
     let count = rows.len() as f64;
     let height = ROW * u32::try_from(rows.len())? / 2 + FRAME;
     let root = SVGBackend::new(path, (900, height)).into_drawing_area();
@@ -59,7 +70,12 @@ fn draw_rows(rows: &[Row], title: &str, path: &Path) -> std::result::Result<(), 
     let label = |at: &f64| {
         let row = count - at - 0.5;
         let near = (row - row.round()).abs() < 1e-6;
-        if near { rows.get(row.round() as usize).map_or(String::new(), |row| row.0.clone()) } else { String::new() }
+        if near {
+            rows.get(row.round() as usize)
+                .map_or(String::new(), |row| row.0.clone())
+        } else {
+            String::new()
+        }
     };
     chart
         .configure_mesh()
@@ -69,11 +85,17 @@ fn draw_rows(rows: &[Row], title: &str, path: &Path) -> std::result::Result<(), 
         .x_label_formatter(&|ratio| format!("{ratio:.2}"))
         .x_desc("left of 1, ours is faster")
         .draw()?;
-    chart.draw_series(LineSeries::new([(1.0, 0.0), (1.0, count)], BLACK.stroke_width(1)))?;
+    chart.draw_series(LineSeries::new(
+        [(1.0, 0.0), (1.0, count)],
+        BLACK.stroke_width(1),
+    ))?;
     for (index, (_, same, ratio)) in rows.iter().enumerate() {
         let (at, colour) = (count - index as f64 - 0.5, if *same { SAME } else { RIVAL });
         let [ratio, low, high] = ratio.map(|value| value.clamp(RATIOS.start, RATIOS.end));
-        chart.draw_series(LineSeries::new([(low, at), (high, at)], colour.stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(
+            [(low, at), (high, at)],
+            colour.stroke_width(2),
+        ))?;
         chart.draw_series([Circle::new((ratio, at), 4, colour.filled())])?;
     }
     root.present()?;

@@ -47,7 +47,11 @@ pub(crate) trait EngineSimulator<'w> {
 
     /// Starts the next step at `now`, if there is work, and returns when it ends. Calls `admitted`
     /// with each request that is admitted for the first time and its cached tokens.
-    fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String>;
+    fn start(
+        &mut self,
+        now: f64,
+        admitted: &mut dyn FnMut(u32, u32),
+    ) -> Result<Option<f64>, String>;
 
     /// Ends the step in flight.
     fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String>;

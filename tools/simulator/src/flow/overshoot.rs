@@ -9,12 +9,20 @@ use crate::world::RequestOutcome;
 
 /// The most requests that one engine had too many at once.
 pub(super) fn most_at_once(sent: &[&RequestOutcome]) -> usize {
-    most_open(sent, |outcome| (outcome.engine, 0), |outcome| outcome.at + outcome.ttft)
+    most_open(
+        sent,
+        |outcome| (outcome.engine, 0),
+        |outcome| outcome.at + outcome.ttft,
+    )
 }
 
 /// The most requests beyond the room that one engine got of one proxy within so many ms.
 pub(super) fn most_of_one_proxy(ms: f64, sent: &[&RequestOutcome]) -> usize {
-    most_open(sent, |outcome| (outcome.engine, outcome.proxy), |outcome| outcome.sent + ms)
+    most_open(
+        sent,
+        |outcome| (outcome.engine, outcome.proxy),
+        |outcome| outcome.sent + ms,
+    )
 }
 
 /// The share of all requests that were beyond the room.
@@ -24,15 +32,27 @@ pub(super) fn share_beyond(sent: &[&RequestOutcome]) -> f64 {
 
 /// The most requests beyond the room that are at one engine at once, each from when it was sent
 /// until `ends`.
-fn most_open(sent: &[&RequestOutcome], place: impl Fn(&RequestOutcome) -> (usize, usize), ends: impl Fn(&RequestOutcome) -> f64) -> usize {
-    let mut beyond: Vec<&RequestOutcome> = sent.iter().copied().filter(|outcome| outcome.is_beyond).collect();
+fn most_open(
+    sent: &[&RequestOutcome],
+    place: impl Fn(&RequestOutcome) -> (usize, usize),
+    ends: impl Fn(&RequestOutcome) -> f64,
+) -> usize {
+    let mut beyond: Vec<&RequestOutcome> = sent
+        .iter()
+        .copied()
+        .filter(|outcome| outcome.is_beyond)
+        .collect();
     beyond.sort_by(|a, b| a.sent.total_cmp(&b.sent));
     let mut open: Vec<&RequestOutcome> = Vec::new();
     let mut most = 0;
     for outcome in beyond {
         open.retain(|other| ends(other) > outcome.sent);
         open.push(outcome);
-        most = most.max(open.iter().filter(|other| place(other) == place(outcome)).count());
+        most = most.max(
+            open.iter()
+                .filter(|other| place(other) == place(outcome))
+                .count(),
+        );
     }
     most
 }
@@ -42,7 +62,15 @@ mod tests {
     use super::*;
 
     fn outcome(sent: f64, (engine, proxy): (usize, usize), is_beyond: bool) -> RequestOutcome {
-        RequestOutcome { at: sent, sent, engine, proxy, ttft: 50.0, is_beyond, ..RequestOutcome::default() }
+        RequestOutcome {
+            at: sent,
+            sent,
+            engine,
+            proxy,
+            ttft: 50.0,
+            is_beyond,
+            ..RequestOutcome::default()
+        }
     }
 
     #[test]

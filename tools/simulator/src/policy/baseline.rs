@@ -84,7 +84,12 @@ impl BaselinePolicy {
     }
 
     /// The position of the picked endpoint, which is ready and decodes; `None` if there is none.
-    pub(crate) fn pick(self, view: &PolicyView<'_, '_>, memory: &mut PolicyMemory, rng: &mut Rng) -> Option<usize> {
+    pub(crate) fn pick(
+        self,
+        view: &PolicyView<'_, '_>,
+        memory: &mut PolicyMemory,
+        rng: &mut Rng,
+    ) -> Option<usize> {
         let ready: Vec<usize> = view.ready(Endpoint::decodes);
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
@@ -92,15 +97,28 @@ impl BaselinePolicy {
             Self::LeastRequest => lowest(&|at| view.requests(at), rng),
             Self::TwoChoices => {
                 let one = rng.below(ready.len());
-                let other = (one + 1 + rng.below(ready.len().saturating_sub(1))) % ready.len().max(1);
+                let other =
+                    (one + 1 + rng.below(ready.len().saturating_sub(1))) % ready.len().max(1);
                 let pair = [ready.get(one).copied()?, ready.get(other).copied()?];
-                pair.into_iter().min_by(|a, b| view.requests(*a).total_cmp(&view.requests(*b)))
+                pair.into_iter()
+                    .min_by(|a, b| view.requests(*a).total_cmp(&view.requests(*b)))
             }
-            Self::LMetric => lowest(&|at| (view.waiting(at) + view.uncached(at)) * (view.requests(at) + 1.0), rng),
+            Self::LMetric => lowest(
+                &|at| (view.waiting(at) + view.uncached(at)) * (view.requests(at) + 1.0),
+                rng,
+            ),
             Self::LMetricNew => lowest(&|at| view.uncached(at) * (view.requests(at) + 1.0), rng),
             // Prefixes cached where others prefill save nothing.
             Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
-            Self::Dynamo => lowest(&|at| view.waiting(at) + view.uncached(at) + view.context(at) + f64::from(view.job.prompt), rng),
+            Self::Dynamo => lowest(
+                &|at| {
+                    view.waiting(at)
+                        + view.uncached(at)
+                        + view.context(at)
+                        + f64::from(view.job.prompt)
+                },
+                rng,
+            ),
             Self::Chwbl => chwbl(view, &ready),
             Self::Smg => memory.pick_smg(view, &ready, rng),
             Self::VllmRouter => gateway::pick_vllm_router(view, &ready),
@@ -115,12 +133,17 @@ impl PolicyView<'_, '_> {
     /// The positions of the ready endpoints that are so.
     fn ready(&self, is: impl Fn(&Endpoint) -> bool) -> Vec<usize> {
         let endpoints = self.snapshot.endpoints().iter().enumerate();
-        endpoints.filter(|(_, endpoint)| endpoint.readiness == Readiness::Ready && is(endpoint)).map(|(at, _)| at).collect()
+        endpoints
+            .filter(|(_, endpoint)| endpoint.readiness == Readiness::Ready && is(endpoint))
+            .map(|(at, _)| at)
+            .collect()
     }
 
     fn load(&self, at: usize) -> EndpointLoad {
         let endpoint = self.snapshot.endpoints().get(at);
-        endpoint.map(|endpoint| self.local.in_flight.load(endpoint.id)).unwrap_or_default()
+        endpoint
+            .map(|endpoint| self.local.in_flight.load(endpoint.id))
+            .unwrap_or_default()
     }
 
     pub(super) fn requests(&self, at: usize) -> f64 {
@@ -130,14 +153,21 @@ impl PolicyView<'_, '_> {
     /// Requests in flight that this proxy has sent.
     pub(super) fn own_requests(&self, at: usize) -> f64 {
         let endpoint = self.snapshot.endpoints().get(at);
-        endpoint.map_or(0.0, |endpoint| f64::from(self.local.in_flight.own(endpoint.id).requests))
+        endpoint.map_or(0.0, |endpoint| {
+            f64::from(self.local.in_flight.own(endpoint.id).requests)
+        })
     }
 
     /// The waiting requests and the KV use that the engine reports.
     pub(super) fn reported(&self, at: usize) -> (f64, f64) {
         let metrics = self.snapshot.metrics().get(at);
-        let number = |of: fn(&EndpointMetrics) -> Option<f32>| f64::from(metrics.and_then(of).unwrap_or(0.0));
-        (number(|metrics| metrics.queue_depth), number(|metrics| metrics.kv_cache_utilization))
+        let number = |of: fn(&EndpointMetrics) -> Option<f32>| {
+            f64::from(metrics.and_then(of).unwrap_or(0.0))
+        };
+        (
+            number(|metrics| metrics.queue_depth),
+            number(|metrics| metrics.kv_cache_utilization),
+        )
     }
 
     /// Uncached tokens of prompts without a first token.
@@ -152,12 +182,15 @@ impl PolicyView<'_, '_> {
 
     fn greedy_cost(&self, at: usize) -> f64 {
         let engine = self.engines.get(at).map(AsRef::as_ref);
-        engine.map_or(f64::INFINITY, |engine| greedy_cost(engine, self.job, self.requests(at), self.now))
+        engine.map_or(f64::INFINITY, |engine| {
+            greedy_cost(engine, self.job, self.requests(at), self.now)
+        })
     }
 
     /// Tokens of the prompt that are not cached there, as estimated.
     fn uncached(&self, at: usize) -> f64 {
-        let matched = self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;
+        let matched =
+            self.local.matched_blocks.get(at).copied().unwrap_or(0) as usize * BLOCK_TOKENS;
         // The last token of a prompt is always computed.
         (f64::from(self.job.prompt) - matched as f64).max(1.0)
     }
@@ -169,19 +202,32 @@ pub(crate) fn has_roles(snapshot: &Snapshot) -> bool {
 }
 
 /// The one of `positions` with the lowest cost; of equal ones, a random one.
-pub(super) fn lowest(positions: &[usize], cost: &dyn Fn(usize) -> f64, rng: &mut Rng) -> Option<usize> {
+pub(super) fn lowest(
+    positions: &[usize],
+    cost: &dyn Fn(usize) -> f64,
+    rng: &mut Rng,
+) -> Option<usize> {
     let costs = positions.iter().map(|&at| (cost(at), rng.next_u64(), at));
-    costs.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, _, at)| at)
+    costs
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
+        .map(|(_, _, at)| at)
 }
 
 /// Walks a ring of places clockwise from the hash of the prompt's head to the first replica whose
 /// load is below the bound.
 fn chwbl(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
     let hashes = view.job.hashes;
-    let head = hashes.get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1)).copied();
+    let head = hashes
+        .get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1))
+        .copied();
     let hash = head.unwrap_or_else(|| mix(u64::from(view.job.request), 5));
     let all: f64 = ready.iter().map(|&at| view.requests(at)).sum::<f64>() + 1.0;
     let bound = (all / ready.len() as f64 * CHWBL_FACTOR).ceil();
-    let places = ready.iter().filter(|&&at| view.requests(at) < bound).flat_map(|&at| (0..CHWBL_PLACES).map(move |place| (at, place)));
-    places.min_by_key(|&(at, place)| mix(at as u64 + 1, place).wrapping_sub(hash)).map(|(at, _)| at)
+    let places = ready
+        .iter()
+        .filter(|&&at| view.requests(at) < bound)
+        .flat_map(|&at| (0..CHWBL_PLACES).map(move |place| (at, place)));
+    places
+        .min_by_key(|&(at, place)| mix(at as u64 + 1, place).wrapping_sub(hash))
+        .map(|(at, _)| at)
 }

@@ -50,17 +50,29 @@ struct GateFlow {
 
 impl RequestGate {
     pub(crate) fn new(rule: GateRule) -> Self {
-        Self { rule, flows: Vec::new(), due: false, ticks: false, turns: 0 }
+        Self {
+            rule,
+            flows: Vec::new(),
+            due: false,
+            ticks: false,
+            turns: 0,
+        }
     }
 
     /// A request arrives.
     pub(crate) fn hold(&mut self, request: u32, class: RequestClass) {
         // Dynamo sends a request at once only if none waits.
         self.due |= matches!(self.rule, GateRule::Paced(_)) || !self.holds();
-        let is_flow = |flow: &GateFlow| flow.class.priority == class.priority && flow.class.flow == class.flow;
+        let is_flow = |flow: &GateFlow| {
+            flow.class.priority == class.priority && flow.class.flow == class.flow
+        };
         match self.flows.iter_mut().find(|flow| is_flow(flow)) {
             Some(flow) => flow.held.push_back(request),
-            None => self.flows.push(GateFlow { class, held: VecDeque::from([request]), turn: 0 }),
+            None => self.flows.push(GateFlow {
+                class,
+                held: VecDeque::from([request]),
+                turn: 0,
+            }),
         }
     }
 
@@ -88,7 +100,11 @@ impl RequestGate {
         if !self.due {
             return None;
         }
-        let next = if self.holds() && !is_full(self.rule) { self.take() } else { None };
+        let next = if self.holds() && !is_full(self.rule) {
+            self.take()
+        } else {
+            None
+        };
         self.due = next.is_some() && matches!(self.rule, GateRule::PrefillTokens(_));
         next
     }
@@ -99,8 +115,17 @@ impl RequestGate {
 
     fn take(&mut self) -> Option<u32> {
         let in_turn = self.rule == GateRule::Paced(GateFairness::RoundRobin);
-        let waiting = self.flows.iter_mut().filter_map(|flow| flow.held.front().copied().map(|first| (flow, first)));
-        let order = |(flow, first): &(&mut GateFlow, u32)| (-flow.class.priority, if in_turn { flow.turn } else { 0 }, *first);
+        let waiting = self
+            .flows
+            .iter_mut()
+            .filter_map(|flow| flow.held.front().copied().map(|first| (flow, first)));
+        let order = |(flow, first): &(&mut GateFlow, u32)| {
+            (
+                -flow.class.priority,
+                if in_turn { flow.turn } else { 0 },
+                *first,
+            )
+        };
         let (flow, _) = waiting.min_by_key(order)?;
         self.turns += 1;
         flow.turn = self.turns;
@@ -112,9 +137,17 @@ impl RequestGate {
 mod tests {
     use super::*;
 
-    const LOW: RequestClass = RequestClass { name: "low", priority: 0, flow: "a", prompt_error: 0.0 };
+    const LOW: RequestClass = RequestClass {
+        name: "low",
+        priority: 0,
+        flow: "a",
+        prompt_error: 0.0,
+    };
     const OTHER: RequestClass = RequestClass { flow: "b", ..LOW };
-    const HIGH: RequestClass = RequestClass { priority: 10, ..LOW };
+    const HIGH: RequestClass = RequestClass {
+        priority: 10,
+        ..LOW
+    };
 
     /// Gates of this rule that hold 0, 1 and 2 of one flow, 3 and 4 of another, and 5 of a higher
     /// priority.
@@ -129,21 +162,41 @@ mod tests {
     #[test]
     fn llm_d_sends_one_request_for_each_millisecond() {
         let mut gate = filled(GateRule::Paced(GateFairness::Strict));
-        assert_eq!((gate.next(|_| false), gate.next(|_| false)), (Some(5), None), "one for the arrivals, the highest priority first");
+        assert_eq!(
+            (gate.next(|_| false), gate.next(|_| false)),
+            (Some(5), None),
+            "one for the arrivals, the highest priority first"
+        );
         gate.room_changed();
-        assert_eq!(gate.next(|_| false), None, "it does not wait for events of engines");
+        assert_eq!(
+            gate.next(|_| false),
+            None,
+            "it does not wait for events of engines"
+        );
         gate.tick();
-        assert_eq!((gate.next(|_| true), gate.next(|_| false)), (None, None), "the turn of a saturated pool is lost");
-        let order: Vec<u32> = std::iter::repeat_with(|| (gate.tick(), gate.next(|_| false)).1).map_while(|next| next).collect();
+        assert_eq!(
+            (gate.next(|_| true), gate.next(|_| false)),
+            (None, None),
+            "the turn of a saturated pool is lost"
+        );
+        let order: Vec<u32> = std::iter::repeat_with(|| (gate.tick(), gate.next(|_| false)).1)
+            .map_while(|next| next)
+            .collect();
         assert_eq!((order, gate.begins_to_tick()), (vec![0, 1, 2, 3, 4], false));
         gate.hold(6, LOW);
-        assert_eq!((gate.begins_to_tick(), gate.begins_to_tick()), (true, false), "one tick at a time");
+        assert_eq!(
+            (gate.begins_to_tick(), gate.begins_to_tick()),
+            (true, false),
+            "one tick at a time"
+        );
     }
 
     #[test]
     fn flows_take_turns_where_llm_d_is_told_so() {
         let mut gate = filled(GateRule::Paced(GateFairness::RoundRobin));
-        let order: Vec<u32> = std::iter::repeat_with(|| (gate.tick(), gate.next(|_| false)).1).map_while(|next| next).collect();
+        let order: Vec<u32> = std::iter::repeat_with(|| (gate.tick(), gate.next(|_| false)).1)
+            .map_while(|next| next)
+            .collect();
         assert_eq!(order, [5, 0, 3, 1, 4, 2]);
     }
 
@@ -158,13 +211,22 @@ mod tests {
                 room -= 1;
                 Some(next)
             };
-            std::iter::repeat_with(|| next(gate)).map_while(|next| next).collect::<Vec<u32>>()
+            std::iter::repeat_with(|| next(gate))
+                .map_while(|next| next)
+                .collect::<Vec<u32>>()
         };
         assert_eq!(sent(&mut gate, 0), [5, 0]);
         gate.hold(6, HIGH);
         gate.tick();
-        assert_eq!(sent(&mut gate, 1), [0; 0], "a request that arrives waits behind the others for an event");
+        assert_eq!(
+            sent(&mut gate, 1),
+            [0; 0],
+            "a request that arrives waits behind the others for an event"
+        );
         gate.room_changed();
-        assert_eq!((sent(&mut gate, 0), gate.begins_to_tick()), (vec![6], false));
+        assert_eq!(
+            (sent(&mut gate, 0), gate.begins_to_tick()),
+            (vec![6], false)
+        );
     }
 }

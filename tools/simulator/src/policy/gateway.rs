@@ -108,16 +108,35 @@ impl TextTree {
     /// How many nodes of the path some worker got, and which of `workers` got the last of them: at
     /// most [`HOLDERS_MAX`].
     fn longest(&self, path: &[u64], workers: &[usize]) -> (usize, Vec<usize>) {
-        let matched = path.iter().take_while(|node| self.nodes.contains_key(node)).count();
-        let last = matched.checked_sub(1).and_then(|at| path.get(at)).and_then(|node| self.nodes.get(node));
-        let holders = last.into_iter().flat_map(BTreeMap::keys).copied().take(HOLDERS_MAX);
-        (matched, holders.filter(|holder| workers.contains(holder)).collect())
+        let matched = path
+            .iter()
+            .take_while(|node| self.nodes.contains_key(node))
+            .count();
+        let last = matched
+            .checked_sub(1)
+            .and_then(|at| path.get(at))
+            .and_then(|node| self.nodes.get(node));
+        let holders = last
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+            .copied()
+            .take(HOLDERS_MAX);
+        (
+            matched,
+            holders.filter(|holder| workers.contains(holder)).collect(),
+        )
     }
 
     fn insert(&mut self, path: &[u64], worker: usize) {
         self.prompts += 1;
         for node in path {
-            self.size += usize::from(self.nodes.entry(*node).or_default().insert(worker, self.prompts).is_none());
+            self.size += usize::from(
+                self.nodes
+                    .entry(*node)
+                    .or_default()
+                    .insert(worker, self.prompts)
+                    .is_none(),
+            );
         }
     }
 
@@ -125,9 +144,16 @@ impl TextTree {
     /// is, so the ends of texts go first.
     fn evict(&mut self, most: usize) {
         let beyond = self.size.saturating_sub(most);
-        let mut uses: Vec<u64> = self.nodes.values().flat_map(BTreeMap::values).copied().collect();
+        let mut uses: Vec<u64> = self
+            .nodes
+            .values()
+            .flat_map(BTreeMap::values)
+            .copied()
+            .collect();
         uses.sort_unstable();
-        let Some(&oldest_kept) = uses.get(beyond).filter(|_| beyond > 0) else { return };
+        let Some(&oldest_kept) = uses.get(beyond).filter(|_| beyond > 0) else {
+            return;
+        };
         self.nodes.retain(|_, workers| {
             workers.retain(|_, used| *used >= oldest_kept);
             !workers.is_empty()
@@ -141,7 +167,10 @@ impl TextTree {
 impl LoadPolls {
     /// Polls the workers, if it is time to.
     fn refresh(&mut self, view: &PolicyView<'_, '_>, workers: &[usize]) {
-        if self.polled.is_some_and(|polled| view.now < polled + POLL_MS) {
+        if self
+            .polled
+            .is_some_and(|polled| view.now < polled + POLL_MS)
+        {
             return;
         }
         self.polled = Some(view.now);
@@ -172,21 +201,42 @@ impl LoadPolls {
 
 impl PolicyMemory {
     /// The position of the worker that smg picks of the ready ones.
-    pub(super) fn pick_smg(&mut self, view: &PolicyView<'_, '_>, ready: &[usize], rng: &mut Rng) -> Option<usize> {
+    pub(super) fn pick_smg(
+        &mut self,
+        view: &PolicyView<'_, '_>,
+        ready: &[usize],
+        rng: &mut Rng,
+    ) -> Option<usize> {
         self.polls.refresh(view, ready);
         let block_tokens = view.engines.first()?.spec().block_tokens;
         if view.now >= self.evicted + EVICTION_MS {
-            self.texts.evict(CHARACTERS_MAX / (block_tokens * TOKEN_CHARACTERS));
+            self.texts
+                .evict(CHARACTERS_MAX / (block_tokens * TOKEN_CHARACTERS));
             self.evicted = view.now;
         }
-        let able: Vec<usize> = ready.iter().copied().filter(|&at| !self.polls.is_overloaded(at)).collect();
+        let able: Vec<usize> = ready
+            .iter()
+            .copied()
+            .filter(|&at| !self.polls.is_overloaded(at))
+            .collect();
         let able = if able.is_empty() { ready } else { &able };
-        let path = TextTree::path(view.job.blocks.get(..view.job.prompt as usize / block_tokens).unwrap_or(view.job.blocks));
+        let path = TextTree::path(
+            view.job
+                .blocks
+                .get(..view.job.prompt as usize / block_tokens)
+                .unwrap_or(view.job.blocks),
+        );
         let polls = &self.polls;
-        let soonest = |workers: &[usize], rng: &mut Rng| lowest(workers, &|at| polls.wait_s(at, view.own_requests(at)), rng);
+        let soonest = |workers: &[usize], rng: &mut Rng| {
+            lowest(workers, &|at| polls.wait_s(at, view.own_requests(at)), rng)
+        };
         let (matched, holders) = self.texts.longest(&path, able);
         let is_match = matched as f64 > MATCH_MIN * path.len() as f64;
-        let holder = if is_match { soonest(&holders, rng) } else { None };
+        let holder = if is_match {
+            soonest(&holders, rng)
+        } else {
+            None
+        };
         let loads: Vec<(usize, f64)> = able.iter().map(|&at| (at, view.own_requests(at))).collect();
         let picked = match holder {
             Some(holder) if !is_beyond(&loads, holder) => holder,
@@ -202,12 +252,17 @@ impl PolicyMemory {
 fn is_beyond(loads: &[(usize, f64)], worker: usize) -> bool {
     let mean = loads.iter().map(|(_, load)| load).sum::<f64>() / loads.len().max(1) as f64;
     let margin = (SPILL_DEVIATIONS * mean.sqrt()).clamp(SPILL_ABS_MIN, SPILL_ABS);
-    loads.iter().any(|&(at, load)| at == worker && load > SPILL_REL * mean && load > mean + margin)
+    loads
+        .iter()
+        .any(|&(at, load)| at == worker && load > SPILL_REL * mean && load > mean + margin)
 }
 
 /// The position of the worker that vllm-router picks of the ready ones.
 pub(super) fn pick_vllm_router(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
-    ready.iter().copied().min_by(|a, b| view.own_requests(*a).total_cmp(&view.own_requests(*b)))
+    ready
+        .iter()
+        .copied()
+        .min_by(|a, b| view.own_requests(*a).total_cmp(&view.own_requests(*b)))
 }
 
 #[cfg(test)]
@@ -225,8 +280,16 @@ mod tests {
         tree.insert(&long, 2);
         assert_eq!(tree.longest(&long, &ALL), (4, vec![2]));
         assert_eq!(tree.longest(&short, &ALL), (2, vec![0, 2]));
-        assert_eq!(tree.longest(&short, &[0]), (2, vec![0]), "a worker that is not ready is no holder");
-        assert_eq!(tree.longest(&other, &ALL).0, 0, "equal blocks after another beginning are another text");
+        assert_eq!(
+            tree.longest(&short, &[0]),
+            (2, vec![0]),
+            "a worker that is not ready is no holder"
+        );
+        assert_eq!(
+            tree.longest(&other, &ALL).0,
+            0,
+            "equal blocks after another beginning are another text"
+        );
     }
 
     #[test]
@@ -239,15 +302,28 @@ mod tests {
         tree.evict(5);
         assert_eq!((tree.size, tree.longest(&first, &ALL).0), (5, 3));
         tree.evict(3);
-        assert_eq!((tree.size, tree.longest(&first, &ALL).0, tree.longest(&second, &ALL).0), (3, 1, 3));
+        assert_eq!(
+            (
+                tree.size,
+                tree.longest(&first, &ALL).0,
+                tree.longest(&second, &ALL).0
+            ),
+            (3, 1, 3)
+        );
     }
 
     #[test]
     fn a_match_counts_until_its_worker_has_many_more_requests_than_the_mean() {
         let loads = |busy: f64| [(0, busy), (1, 4.0), (2, 4.0), (3, 4.0)];
-        assert!(!is_beyond(&loads(10.0), 0), "4.5 above the mean of 5.5, and less than two deviations");
+        assert!(
+            !is_beyond(&loads(10.0), 0),
+            "4.5 above the mean of 5.5, and less than two deviations"
+        );
         assert!(is_beyond(&loads(12.0), 0), "6 above the mean of 6");
         assert!(!is_beyond(&loads(12.0), 1));
-        assert!(!is_beyond(&[(0, 4.0), (1, 0.0)], 0), "a few requests are never too many");
+        assert!(
+            !is_beyond(&[(0, 4.0), (1, 0.0)], 0),
+            "a few requests are never too many"
+        );
     }
 }

@@ -45,30 +45,65 @@ struct Rollout<'e, 'w> {
 const BATCH_WEIGHT: f64 = 0.5;
 
 /// The greedy cost of a request at `now` at an engine with so many requests, ms.
-pub(crate) fn greedy_cost<'w>(engine: &dyn EngineSimulator<'w>, job: &EngineJob<'w>, requests: f64, now: f64) -> f64 {
+pub(crate) fn greedy_cost<'w>(
+    engine: &dyn EngineSimulator<'w>,
+    job: &EngineJob<'w>,
+    requests: f64,
+    now: f64,
+) -> f64 {
     let found = f64::from(engine.would_find(job));
     let inside = engine.inside();
     let prompt = f64::from(job.prompt);
-    let own = QueuedPrompt { left: prompt - found, done: found, output: f64::from(job.output), own: true };
+    let own = QueuedPrompt {
+        left: prompt - found,
+        done: found,
+        output: f64::from(job.output),
+        own: true,
+    };
     let without = Rollout::start(engine, now, &inside).run(&inside, None);
     let with = Rollout::start(engine, now, &inside).run(&inside, Some(own));
     let times = engine.spec().times;
-    let service = times.mixed_ms((0.0, 0.0), own.left, found) - times.mixed_ms((0.0, 0.0), 0.0, 0.0);
+    let service =
+        times.mixed_ms((0.0, 0.0), own.left, found) - times.mixed_ms((0.0, 0.0), 0.0, 0.0);
     with.own + (with.others - without.others) + BATCH_WEIGHT * requests * service
 }
 
 impl<'e, 'w> Rollout<'e, 'w> {
     fn start(engine: &'e dyn EngineSimulator<'w>, now: f64, inside: &EngineInternals) -> Self {
-        let mut decoding: Vec<DecodingSequence> =
-            inside.decodes.iter().map(|&(left, context)| DecodingSequence { ends_at: left, base: context, own: false }).collect();
+        let mut decoding: Vec<DecodingSequence> = inside
+            .decodes
+            .iter()
+            .map(|&(left, context)| DecodingSequence {
+                ends_at: left,
+                base: context,
+                own: false,
+            })
+            .collect();
         decoding.sort_by(|a, b| b.ends_at.total_cmp(&a.ends_at));
         let context = decoding.iter().map(|sequence| sequence.base).sum();
-        let begins = engine.busy_until().map_or(0.0, |ends| (ends - now).max(0.0));
-        Self { engine, now: begins, step: 0.0, decoding, context, out: RolloutCost::default() }
+        let begins = engine
+            .busy_until()
+            .map_or(0.0, |ends| (ends - now).max(0.0));
+        Self {
+            engine,
+            now: begins,
+            step: 0.0,
+            decoding,
+            context,
+            out: RolloutCost::default(),
+        }
     }
 
     fn run(mut self, inside: &EngineInternals, own: Option<QueuedPrompt>) -> RolloutCost {
-        let queue = inside.prefills.iter().map(|&(left, done, output)| QueuedPrompt { left, done, output, own: false });
+        let queue = inside
+            .prefills
+            .iter()
+            .map(|&(left, done, output)| QueuedPrompt {
+                left,
+                done,
+                output,
+                own: false,
+            });
         let mut queue: Vec<QueuedPrompt> = queue.chain(own).collect();
         queue.reverse();
         loop {
@@ -102,16 +137,22 @@ impl<'e, 'w> Rollout<'e, 'w> {
         }
         // The cost of all chunks together, as of one prompt without cached tokens.
         let [p0, p1, p2] = times.prefill;
-        self.now += alone + times.slowdown * (p0 + p1 * tokens + p2 * pairs - times.decode[0]).max(0.0);
+        self.now +=
+            alone + times.slowdown * (p0 + p1 * tokens + p2 * pairs - times.decode[0]).max(0.0);
         self.step += 1.0;
         self.context += batch;
         self.pop_done();
         for prompt in ended {
             self.count(self.now, prompt.own);
             if prompt.output > 1.0 {
-                let sequence =
-                    DecodingSequence { ends_at: self.step + prompt.output - 1.0, base: prompt.done - self.step, own: prompt.own };
-                let place = self.decoding.partition_point(|other| other.ends_at > sequence.ends_at);
+                let sequence = DecodingSequence {
+                    ends_at: self.step + prompt.output - 1.0,
+                    base: prompt.done - self.step,
+                    own: prompt.own,
+                };
+                let place = self
+                    .decoding
+                    .partition_point(|other| other.ends_at > sequence.ends_at);
                 self.decoding.insert(place, sequence);
                 self.context += prompt.done;
             } else {
@@ -132,7 +173,12 @@ impl<'e, 'w> Rollout<'e, 'w> {
     }
 
     fn pop_done(&mut self) {
-        while let Some(sequence) = self.decoding.last().copied().filter(|sequence| sequence.ends_at <= self.step) {
+        while let Some(sequence) = self
+            .decoding
+            .last()
+            .copied()
+            .filter(|sequence| sequence.ends_at <= self.step)
+        {
             self.decoding.pop();
             self.context -= sequence.base + self.step;
             self.count(self.now, sequence.own);

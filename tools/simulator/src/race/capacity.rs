@@ -65,7 +65,11 @@ impl SessionSpan {
                         span.latest = number;
                     }
                 }
-                None => spans.push(Self { from_ms: outcome.at, to_ms, latest: number }),
+                None => spans.push(Self {
+                    from_ms: outcome.at,
+                    to_ms,
+                    latest: number,
+                }),
             }
         }
         spans
@@ -80,14 +84,30 @@ impl SessionSpan {
 // === impl RateOutcome ===
 
 impl RateOutcome {
-    fn of(policy: &RoutingPolicy, workload: RaceWorkload, per_s: f64, seed: u64) -> Result<Self, String> {
+    fn of(
+        policy: &RoutingPolicy,
+        workload: RaceWorkload,
+        per_s: f64,
+        seed: u64,
+    ) -> Result<Self, String> {
         let played = Workload::of_sessions(&workload.sessions(seed, per_s, ARRIVALS_S));
         let outcomes = world::run(&played, played.rate, policy, &setting(ENGINES), seed)?;
         let spans = SessionSpan::all(&played, &outcomes);
-        let mean = |window: [f64; 2]| spans.iter().map(|span| span.live_s(window)).sum::<f64>() / (window[1] - window[0]);
+        let mean = |window: [f64; 2]| {
+            spans.iter().map(|span| span.live_s(window)).sum::<f64>() / (window[1] - window[0])
+        };
         let at_end = spans.iter().filter(|span| span.to_ms > ARRIVALS_S * 1e3);
-        let blocks: BTreeSet<u64> = at_end.filter_map(|span| played.job(span.latest)).flat_map(|job| job.blocks).copied().collect();
-        let largest = played.requests().iter().map(|request| request.prompt + request.output).max().unwrap_or(0);
+        let blocks: BTreeSet<u64> = at_end
+            .filter_map(|span| played.job(span.latest))
+            .flat_map(|job| job.blocks)
+            .copied()
+            .collect();
+        let largest = played
+            .requests()
+            .iter()
+            .map(|request| request.prompt + request.output)
+            .max()
+            .unwrap_or(0);
         Ok(Self {
             live: [mean(MIDDLE_S), mean(END_S)],
             blocks: blocks.len() as f64,
@@ -96,9 +116,17 @@ impl RateOutcome {
     }
 
     /// The mean over the seeds.
-    fn of_seeds((policy, workload): (&RoutingPolicy, RaceWorkload), per_s: f64, seeds: &[u64], threads: usize) -> Result<Self, String> {
-        let all = parallel(threads, seeds, |&seed| Self::of(policy, workload, per_s, seed))?;
-        let mean = |of: &dyn Fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
+    fn of_seeds(
+        (policy, workload): (&RoutingPolicy, RaceWorkload),
+        per_s: f64,
+        seeds: &[u64],
+        threads: usize,
+    ) -> Result<Self, String> {
+        let all = parallel(threads, seeds, |&seed| {
+            Self::of(policy, workload, per_s, seed)
+        })?;
+        let mean =
+            |of: &dyn Fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
         Ok(Self {
             live: [mean(&|one| one.live[0]), mean(&|one| one.live[1])],
             blocks: mean(&|one| one.blocks),
@@ -109,13 +137,21 @@ impl RateOutcome {
     /// Whether it is sustained, as the mean of so many seeds.
     fn is_sustained(&self, seeds: usize) -> bool {
         let [middle, end] = self.live;
-        end - middle <= GROWTH_MAX * middle + DEVIATIONS * (2.0 * middle / seeds.max(1) as f64).sqrt()
+        end - middle
+            <= GROWTH_MAX * middle + DEVIATIONS * (2.0 * middle / seeds.max(1) as f64).sqrt()
     }
 }
 
 /// Sessions a second that the policy sustains.
-fn capacity(of: (&RoutingPolicy, RaceWorkload), seeds: &[u64], threads: usize) -> Result<f64, String> {
-    let sustained = |per_s| RateOutcome::of_seeds(of, per_s, seeds, threads).map(|outcome| outcome.is_sustained(seeds.len()));
+fn capacity(
+    of: (&RoutingPolicy, RaceWorkload),
+    seeds: &[u64],
+    threads: usize,
+) -> Result<f64, String> {
+    let sustained = |per_s| {
+        RateOutcome::of_seeds(of, per_s, seeds, threads)
+            .map(|outcome| outcome.is_sustained(seeds.len()))
+    };
     let mut high = FIRST_PER_S;
     while sustained(high)? {
         high *= 2.0;
@@ -123,7 +159,11 @@ fn capacity(of: (&RoutingPolicy, RaceWorkload), seeds: &[u64], threads: usize) -
     let mut low = high / 2.0;
     for _ in 0..HALVINGS {
         let middle = f64::midpoint(low, high);
-        *if sustained(middle)? { &mut low } else { &mut high } = middle;
+        *if sustained(middle)? {
+            &mut low
+        } else {
+            &mut high
+        } = middle;
     }
     Ok(low)
 }
@@ -131,12 +171,25 @@ fn capacity(of: (&RoutingPolicy, RaceWorkload), seeds: &[u64], threads: usize) -
 /// Prints a line for each workload.
 pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), String> {
     let (policy, mut out) = (RoutingPolicy::named(policy)?, std::io::stdout().lock());
-    let _ = writeln!(out, "{:<20}{:>12}{:>16}{:>18}{:>18}", "workload", "sessions/s", "live at half", "their KV blocks", "largest request");
+    let _ = writeln!(
+        out,
+        "{:<20}{:>12}{:>16}{:>18}{:>18}",
+        "workload", "sessions/s", "live at half", "their KV blocks", "largest request"
+    );
     for workload in RaceWorkload::ALL {
         let per_s = capacity((&policy, workload), seeds, threads)?;
         let half = RateOutcome::of_seeds((&policy, workload), per_s / 2.0, seeds, threads)?;
-        let RateOutcome { live, blocks, largest } = half;
-        let _ = writeln!(out, "{:<20}{per_s:>12.2}{:>16.0}{blocks:>18.0}{largest:>18.0}", workload.name(), live[1]);
+        let RateOutcome {
+            live,
+            blocks,
+            largest,
+        } = half;
+        let _ = writeln!(
+            out,
+            "{:<20}{per_s:>12.2}{:>16.0}{blocks:>18.0}{largest:>18.0}",
+            workload.name(),
+            live[1]
+        );
     }
     Ok(())
 }
@@ -147,9 +200,18 @@ mod tests {
 
     #[test]
     fn a_rate_is_sustained_unless_live_sessions_grow_by_more_than_chance() {
-        let is_sustained = |middle, end, seeds| RateOutcome { live: [middle, end], ..RateOutcome::default() }.is_sustained(seeds);
+        let is_sustained = |middle, end, seeds| {
+            RateOutcome {
+                live: [middle, end],
+                ..RateOutcome::default()
+            }
+            .is_sustained(seeds)
+        };
         assert!(is_sustained(100.0, 120.0, 5) && is_sustained(100.0, 50.0, 5));
-        assert!(is_sustained(100.0, 135.0, 1) && !is_sustained(100.0, 135.0, 5), "more seeds leave less to chance");
+        assert!(
+            is_sustained(100.0, 135.0, 1) && !is_sustained(100.0, 135.0, 5),
+            "more seeds leave less to chance"
+        );
     }
 
     #[test]

@@ -61,9 +61,16 @@ struct ComparedLine {
 
 /// The cell, the router and the part of each row, in order.
 pub(super) fn rows(results: &Value) -> Result<Vec<[&str; 3]>, String> {
-    let rows = results.get("rows").and_then(Value::as_array).ok_or("the results have no rows")?;
+    let rows = results
+        .get("rows")
+        .and_then(Value::as_array)
+        .ok_or("the results have no rows")?;
     let names = rows.iter().map(|row| {
-        let name = |key: &str| row.get(key).and_then(Value::as_str).ok_or_else(|| format!("a row has no {key}"));
+        let name = |key: &str| {
+            row.get(key)
+                .and_then(Value::as_str)
+                .ok_or_else(|| format!("a row has no {key}"))
+        };
         Ok([name("cell")?, name("router")?, name("row")?])
     });
     names.collect()
@@ -76,9 +83,16 @@ impl<'a> PlayedFigures<'a> {
     pub(super) fn of(results: &'a Value, names: [&str; 3]) -> Option<Self> {
         let is_it = |row: &&Value| {
             let keys = ["cell", "router", "row"].into_iter().zip(names);
-            keys.into_iter().all(|(key, name)| row.get(key).and_then(Value::as_str) == Some(name))
+            keys.into_iter()
+                .all(|(key, name)| row.get(key).and_then(Value::as_str) == Some(name))
         };
-        results.get("rows")?.as_array()?.iter().find(is_it)?.get("figures").map(Self)
+        results
+            .get("rows")?
+            .as_array()?
+            .iter()
+            .find(is_it)?
+            .get("figures")
+            .map(Self)
     }
 
     /// Not a number if there is none.
@@ -88,7 +102,12 @@ impl<'a> PlayedFigures<'a> {
 
     /// The means of each run: of E2E at 0, of TTFT at 1.
     fn means_by_run(self, at: usize) -> Vec<f64> {
-        let runs = self.0.get(super::row::MEANS_BY_RUN).and_then(Value::as_array).into_iter().flatten();
+        let runs = self
+            .0
+            .get(super::row::MEANS_BY_RUN)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
         runs.filter_map(|means| means.get(at)?.as_f64()).collect()
     }
 }
@@ -98,23 +117,38 @@ impl<'a> PlayedFigures<'a> {
 impl RaceRatios {
     /// The ratios of a cell, in the order of the file.
     fn of(race: &Value, cell: &str) -> Vec<Self> {
-        let cells = race.get("cells").and_then(Value::as_array).into_iter().flatten();
+        let cells = race
+            .get("cells")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
         let own = cells.filter(|result| result.get("cell").and_then(Value::as_str) == Some(cell));
         own.flat_map(Self::of_group).collect()
     }
 
     fn of_group(group: &Value) -> Vec<Self> {
-        let routers = group.get("routers").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let routers = group
+            .get("routers")
+            .and_then(Value::as_array)
+            .map_or(&[][..], Vec::as_slice);
         let is_one_run = seeds(group).len() == 1;
         let hits = |router: &Value| router.get("hit_rate").and_then(Value::as_f64);
         let ours = routers.first().and_then(hits).unwrap_or(f64::NAN);
         let ratio = |router: &Value, figure: usize| -> Option<[f64; 3]> {
-            let values = router.get("warm")?.get(figure)?.get("ours_over")?.as_array()?;
+            let values = router
+                .get("warm")?
+                .get(figure)?
+                .get("ours_over")?
+                .as_array()?;
             let numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
             numbers.try_into().ok()
         };
         let others = routers.iter().filter_map(|router| {
-            let name = router.get("router").and_then(Value::as_str).filter(|name| *name != AGAIN)?.to_owned();
+            let name = router
+                .get("router")
+                .and_then(Value::as_str)
+                .filter(|name| *name != AGAIN)?
+                .to_owned();
             Some(Self {
                 router: name,
                 e2e: ratio(router, 0)?,
@@ -164,11 +198,20 @@ fn played_as(router: &str) -> &str {
 /// The routers from the fastest to the slowest by their times, ours being 1. Neighbours that are
 /// nearly equal are joined by "=".
 fn order(times: &BTreeMap<&str, f64>) -> String {
-    let mut sorted: Vec<(&str, f64)> = times.iter().map(|(router, time)| (*router, *time)).collect();
+    let mut sorted: Vec<(&str, f64)> = times
+        .iter()
+        .map(|(router, time)| (*router, *time))
+        .collect();
     sorted.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (mut text, mut before) = (String::new(), None);
     for (router, time) in sorted {
-        let sign = before.map_or("", |before: f64| if time <= before * (1.0 + EQUAL) { " = " } else { " < " });
+        let sign = before.map_or("", |before: f64| {
+            if time <= before * (1.0 + EQUAL) {
+                " = "
+            } else {
+                " < "
+            }
+        });
         let _ = write!(text, "{sign}{router}");
         before = Some(time);
     }
@@ -177,24 +220,37 @@ fn order(times: &BTreeMap<&str, f64>) -> String {
 
 /// Whether no two routers are clearly in one order here and clearly in the other order there.
 fn is_same_order(one: &BTreeMap<&str, f64>, other: &BTreeMap<&str, f64>) -> bool {
-    let is_before = |times: &BTreeMap<&str, f64>, a: &str, b: &str| match (times.get(a), times.get(b)) {
-        (Some(first), Some(second)) => first * (1.0 + EQUAL) < *second,
-        _ => false,
-    };
-    one.keys().all(|a| one.keys().all(|b| !(is_before(one, a, b) && is_before(other, b, a))))
+    let is_before =
+        |times: &BTreeMap<&str, f64>, a: &str, b: &str| match (times.get(a), times.get(b)) {
+            (Some(first), Some(second)) => first * (1.0 + EQUAL) < *second,
+            _ => false,
+        };
+    one.keys().all(|a| {
+        one.keys()
+            .all(|b| !(is_before(one, a, b) && is_before(other, b, a)))
+    })
 }
 
 /// `None` where one of both was not played.
 fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
-    let figures = |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
+    let figures =
+        |router: &str, row: &str| PlayedFigures::of(played, [cell, played_as(router), row]);
     let ([ours, other], [ours_all, other_all]) = (
         [figures(OURS, "warm")?, figures(&race.router, "warm")?],
         [figures(OURS, "all")?, figures(&race.router, "all")?].map(|all| all.number("hit_rate")),
     );
     let ratio = |key: &str| ours.number(key) / other.number(key);
     let verdict = |simulated: f64, race_ratio: [f64; 3], at: usize| {
-        let runs = ours.means_by_run(at).into_iter().zip(other.means_by_run(at)).map(|(ours, other)| ours / other);
-        RatioVerdict::of(simulated, race_ratio, &runs.filter(|_| race.is_one_run).collect::<Vec<_>>())
+        let runs = ours
+            .means_by_run(at)
+            .into_iter()
+            .zip(other.means_by_run(at))
+            .map(|(ours, other)| ours / other);
+        RatioVerdict::of(
+            simulated,
+            race_ratio,
+            &runs.filter(|_| race.is_one_run).collect::<Vec<_>>(),
+        )
     };
     let (e2e, ttft) = (ratio("e2e_mean_ms"), ratio("ttft_mean_ms"));
     let (of_e2e, of_ttft) = (verdict(e2e, race.e2e, 0), verdict(ttft, race.ttft, 1));
@@ -212,13 +268,27 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
         100.0 * (ours_all - other_all),
         RatioVerdict::of(ours_all / other_all, [ours_hits / other_hits; 3], &[]).name(),
     );
-    Some(ComparedLine { text, e2e, verdict: of_e2e })
+    Some(ComparedLine {
+        text,
+        e2e,
+        verdict: of_e2e,
+    })
 }
 
 /// Whether the orders are the same, or would be without the routers in `one_run`. They have runs so
 /// different that one run of the race has no order.
-fn order_verdict(race: &BTreeMap<&str, f64>, played: &BTreeMap<&str, f64>, one_run: &BTreeSet<&str>) -> &'static str {
-    let others = || played.iter().filter(|(router, _)| !one_run.contains(*router)).map(|(router, time)| (*router, *time)).collect();
+fn order_verdict(
+    race: &BTreeMap<&str, f64>,
+    played: &BTreeMap<&str, f64>,
+    one_run: &BTreeSet<&str>,
+) -> &'static str {
+    let others = || {
+        played
+            .iter()
+            .filter(|(router, _)| !one_run.contains(*router))
+            .map(|(router, time)| (*router, *time))
+            .collect()
+    };
     match is_same_order(race, played) {
         true => "yes",
         false if is_same_order(race, &others()) => "in runs",
@@ -228,12 +298,22 @@ fn order_verdict(race: &BTreeMap<&str, f64>, played: &BTreeMap<&str, f64>, one_r
 
 /// A ratio, with more digits if it is small.
 fn shown(ratio: f64) -> String {
-    if ratio < 0.1 { format!("{ratio:.3}") } else { format!("{ratio:.2}") }
+    if ratio < 0.1 {
+        format!("{ratio:.3}")
+    } else {
+        format!("{ratio:.2}")
+    }
 }
 
 /// The seeds of the results.
 fn seeds(results: &Value) -> BTreeSet<u64> {
-    results.get("seeds").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64).collect()
+    results
+        .get("seeds")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_u64)
+        .collect()
 }
 
 /// A line for each cell and router that both have, and one for the order in each cell.
@@ -242,27 +322,58 @@ fn seeds(results: &Value) -> BTreeSet<u64> {
 /// When a file has another form.
 pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
     rows(played)?;
-    let mut orders = String::from("\n| cell | order by E2E in the race | in the simulator | same |\n|---|---|---|---|\n");
-    let in_race = race.get("cells").and_then(Value::as_array).into_iter().flatten().flat_map(seeds).collect::<BTreeSet<_>>();
-    let listed = |seeds: BTreeSet<u64>| seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-    let mut out = format!("Seeds of the race: {}; of the simulator: {}.\n\n", listed(in_race), listed(seeds(played)));
-    let head =
-        "| cell | router | E2E race | sim | agrees | TTFT race | sim | agrees | TTFT p99 race | sim | hits, points: race | sim | agrees |";
-    let _ = writeln!(out, "{head}\n|{}", "---|".repeat(head.matches('|').count() - 1));
+    let mut orders = String::from(
+        "\n| cell | order by E2E in the race | in the simulator | same |\n|---|---|---|---|\n",
+    );
+    let in_race = race
+        .get("cells")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .flat_map(seeds)
+        .collect::<BTreeSet<_>>();
+    let listed = |seeds: BTreeSet<u64>| {
+        seeds
+            .iter()
+            .map(u64::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let mut out = format!(
+        "Seeds of the race: {}; of the simulator: {}.\n\n",
+        listed(in_race),
+        listed(seeds(played))
+    );
+    let head = "| cell | router | E2E race | sim | agrees | TTFT race | sim | agrees | TTFT p99 race | sim | hits, points: race | sim | agrees |";
+    let _ = writeln!(
+        out,
+        "{head}\n|{}",
+        "---|".repeat(head.matches('|').count() - 1)
+    );
     for cell in Cell::all().map(|cell| cell.name) {
         let ratios = RaceRatios::of(race, cell);
-        let (mut in_race, mut in_play) = (BTreeMap::from([(OURS, 1.0)]), BTreeMap::from([(OURS, 1.0)]));
+        let (mut in_race, mut in_play) =
+            (BTreeMap::from([(OURS, 1.0)]), BTreeMap::from([(OURS, 1.0)]));
         let mut one_run: BTreeSet<&str> = BTreeSet::new();
         for ratios in &ratios {
-            let Some(line) = line(cell, ratios, played) else { continue };
+            let Some(line) = line(cell, ratios, played) else {
+                continue;
+            };
             let _ = writeln!(out, "{}", line.text);
             in_race.insert(&ratios.router, 1.0 / ratios.e2e[0]);
             in_play.insert(&ratios.router, 1.0 / line.e2e);
-            one_run.extend((line.verdict == RatioVerdict::WithinRuns).then_some(ratios.router.as_str()));
+            one_run.extend(
+                (line.verdict == RatioVerdict::WithinRuns).then_some(ratios.router.as_str()),
+            );
         }
         if in_race.len() > 1 {
             let same = order_verdict(&in_race, &in_play, &one_run);
-            let _ = writeln!(orders, "| {cell} | {} | {} | {same} |", order(&in_race), order(&in_play));
+            let _ = writeln!(
+                orders,
+                "| {cell} | {} | {} | {same} |",
+                order(&in_race),
+                order(&in_play)
+            );
         }
     }
     Ok(out + &orders)
@@ -276,7 +387,14 @@ mod tests {
     #[test]
     fn a_ratio_agrees_within_a_tenth_of_it() {
         let verdict = |simulated| RatioVerdict::of(simulated, [0.8, 0.6, 1.0], &[]);
-        assert_eq!([0.85, 0.95, 1.2].map(verdict), [RatioVerdict::Agrees, RatioVerdict::WithinInterval, RatioVerdict::Differs]);
+        assert_eq!(
+            [0.85, 0.95, 1.2].map(verdict),
+            [
+                RatioVerdict::Agrees,
+                RatioVerdict::WithinInterval,
+                RatioVerdict::Differs
+            ]
+        );
     }
 
     #[test]
@@ -294,11 +412,22 @@ mod tests {
     fn two_orders_are_the_same_unless_they_clearly_contradict() {
         let race = BTreeMap::from([("ours", 1.0), ("smg", 1.02), ("slow", 1.5)]);
         assert_eq!(order(&race), "ours = smg < slow");
-        assert!(is_same_order(&race, &BTreeMap::from([("ours", 1.0), ("smg", 0.9), ("slow", 1.1)])), "ours and smg are equal in one");
+        assert!(
+            is_same_order(
+                &race,
+                &BTreeMap::from([("ours", 1.0), ("smg", 0.9), ("slow", 1.1)])
+            ),
+            "ours and smg are equal in one"
+        );
         let other = BTreeMap::from([("ours", 1.0), ("smg", 1.2), ("slow", 0.9)]);
         assert!(!is_same_order(&race, &other));
-        let verdict = |one_run: &[&'static str]| order_verdict(&race, &other, &one_run.iter().copied().collect());
-        assert_eq!([verdict(&[]), verdict(&["smg"]), verdict(&["slow"])], ["**no**", "**no**", "in runs"]);
+        let verdict = |one_run: &[&'static str]| {
+            order_verdict(&race, &other, &one_run.iter().copied().collect())
+        };
+        assert_eq!(
+            [verdict(&[]), verdict(&["smg"]), verdict(&["slow"])],
+            ["**no**", "**no**", "in runs"]
+        );
     }
 
     #[test]
@@ -312,7 +441,13 @@ mod tests {
         race["cells"][0]["seeds"] = json!([101, 102]);
         race["cells"][1]["seeds"] = json!([101]);
         let ratios = RaceRatios::of(&race, "chat-50");
-        assert_eq!(ratios.iter().map(|ratio| ratio.router.as_str()).collect::<Vec<_>>(), ["smg", "llm-d-default"]);
+        assert_eq!(
+            ratios
+                .iter()
+                .map(|ratio| ratio.router.as_str())
+                .collect::<Vec<_>>(),
+            ["smg", "llm-d-default"]
+        );
         assert_eq!((ratios[1].e2e[0], ratios[1].hits), (0.7, [0.9, 0.8]));
         assert_eq!([ratios[0].is_one_run, ratios[1].is_one_run], [false, true]);
     }

@@ -52,15 +52,30 @@ const ROUTERS: [(&str, SharingMode); 4] = [
 
 impl RaceFleet {
     fn workload(&self, workload: RaceWorkload, seed: u64) -> Workload {
-        let per_s = workload.capacity_per_s() * f64::from(self.load_percent) / 100.0 * self.engines as f64 / 8.0;
+        let per_s = workload.capacity_per_s() * f64::from(self.load_percent) / 100.0
+            * self.engines as f64
+            / 8.0;
         let mut workload = Workload::of_sessions(&workload.sessions(seed, per_s, self.seconds));
         workload.roams = true;
         workload
     }
 
-    fn play(&self, router: &str, sharing: SharingMode, workload: &Workload, seed: u64) -> Result<FleetFigures, String> {
-        let engines = CellEngines { count: self.engines, ..CellEngines::EIGHT };
-        let setting = PoolSetting { proxies: self.gateways, sharing, ..setting(engines) };
+    fn play(
+        &self,
+        router: &str,
+        sharing: SharingMode,
+        workload: &Workload,
+        seed: u64,
+    ) -> Result<FleetFigures, String> {
+        let engines = CellEngines {
+            count: self.engines,
+            ..CellEngines::EIGHT
+        };
+        let setting = PoolSetting {
+            proxies: self.gateways,
+            sharing,
+            ..setting(engines)
+        };
         let outcomes = world::run(workload, workload.rate, &policy_of(router)?, &setting, seed)?;
         Ok(FleetFigures::of(workload, &outcomes, self.engines))
     }
@@ -72,7 +87,10 @@ impl FleetFigures {
     fn of(workload: &Workload, outcomes: &[RequestOutcome], engines: usize) -> Self {
         let count = outcomes.len().max(1) as f64;
         let mean = |of: fn(&RequestOutcome) -> f64| outcomes.iter().map(of).sum::<f64>() / count;
-        let pairs = workload.requests().iter().zip(outcomes.windows(2).zip(workload.requests().iter().skip(1)));
+        let pairs = workload
+            .requests()
+            .iter()
+            .zip(outcomes.windows(2).zip(workload.requests().iter().skip(1)));
         let later: Vec<bool> = pairs
             .filter(|(before, (_, after))| before.session == after.session)
             .filter_map(|(_, (pair, _))| Some(pair.first()?.engine == pair.last()?.engine))
@@ -81,8 +99,10 @@ impl FleetFigures {
             requests: count,
             e2e_ms: mean(|outcome| outcome.e2e),
             ttft_ms: mean(|outcome| outcome.ttft),
-            of_endless: mean(|outcome| f64::from(outcome.cached)) * count / endless(workload, outcomes).max(1.0),
-            same_engine: later.iter().filter(|same| **same).count() as f64 / later.len().max(1) as f64,
+            of_endless: mean(|outcome| f64::from(outcome.cached)) * count
+                / endless(workload, outcomes).max(1.0),
+            same_engine: later.iter().filter(|same| **same).count() as f64
+                / later.len().max(1) as f64,
             variation: variation(&by_engine(outcomes, engines)),
         }
     }
@@ -103,12 +123,25 @@ impl FleetFigures {
 /// The tokens that one endless cache for all engines would have had: of each prompt the blocks of
 /// the requests that were sent before, with their replies.
 fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
-    let mut order: Vec<(f64, u32)> = outcomes.iter().map(|outcome| outcome.sent).zip(0..).collect();
+    let mut order: Vec<(f64, u32)> = outcomes
+        .iter()
+        .map(|outcome| outcome.sent)
+        .zip(0..)
+        .collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut cache, mut tokens) = (HashSet::<u64>::new(), 0);
-    for job in order.into_iter().filter_map(|(_, request)| workload.job(request)) {
+    for job in order
+        .into_iter()
+        .filter_map(|(_, request)| workload.job(request))
+    {
         let most = job.prompt.saturating_sub(1) as usize / SESSION_BLOCK_TOKENS;
-        tokens += SESSION_BLOCK_TOKENS * job.blocks.iter().take(most).take_while(|block| cache.contains(*block)).count();
+        tokens += SESSION_BLOCK_TOKENS
+            * job
+                .blocks
+                .iter()
+                .take(most)
+                .take_while(|block| cache.contains(*block))
+                .count();
         cache.extend(job.blocks);
     }
     tokens as f64
@@ -117,14 +150,26 @@ fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
 /// The coefficient of variation.
 fn variation(counts: &[usize]) -> f64 {
     let mean = counts.iter().sum::<usize>() as f64 / counts.len().max(1) as f64;
-    let variance = counts.iter().map(|count| (*count as f64 - mean).powi(2)).sum::<f64>() / counts.len().max(1) as f64;
-    if mean > 0.0 { variance.sqrt() / mean } else { 0.0 }
+    let variance = counts
+        .iter()
+        .map(|count| (*count as f64 - mean).powi(2))
+        .sum::<f64>()
+        / counts.len().max(1) as f64;
+    if mean > 0.0 {
+        variance.sqrt() / mean
+    } else {
+        0.0
+    }
 }
 
 /// Prints the head of a table in Markdown.
 pub(super) fn print_head() {
     let head = "| workload | load % | gateways | requests | E2E | TTFT | share of an endless cache | same engine | variation by engine |";
-    let _ = writeln!(std::io::stdout().lock(), "{head}\n|{}", "---|".repeat(head.matches('|').count() - 1));
+    let _ = writeln!(
+        std::io::stdout().lock(),
+        "{head}\n|{}",
+        "---|".repeat(head.matches('|').count() - 1)
+    );
 }
 
 /// Prints the lines of a fleet.
@@ -137,11 +182,31 @@ pub(super) fn print(fleet: &RaceFleet, seeds: &[u64], threads: usize) -> Result<
         let workloads = parallel(threads, seeds, |seed| Ok(fleet.workload(kind, *seed)))?;
         for (router, sharing) in ROUTERS {
             let runs: Vec<(&u64, &Workload)> = seeds.iter().zip(&workloads).collect();
-            let all = parallel(threads, &runs, |(seed, workload)| fleet.play(router, sharing, workload, **seed))?;
-            let FleetFigures { requests, e2e_ms, ttft_ms, of_endless, same_engine, variation } = FleetFigures::mean(&all);
-            let state = if sharing == SharingMode::Private { "each its own" } else { "shared" };
-            let figures = format!("{requests:.0} | {e2e_ms:.0} | {ttft_ms:.0} | {of_endless:.3} | {same_engine:.3} | {variation:.3}");
-            let _ = writeln!(out, "| {} | {} | {router}, {state} | {figures} |", kind.name(), fleet.load_percent);
+            let all = parallel(threads, &runs, |(seed, workload)| {
+                fleet.play(router, sharing, workload, **seed)
+            })?;
+            let FleetFigures {
+                requests,
+                e2e_ms,
+                ttft_ms,
+                of_endless,
+                same_engine,
+                variation,
+            } = FleetFigures::mean(&all);
+            let state = if sharing == SharingMode::Private {
+                "each its own"
+            } else {
+                "shared"
+            };
+            let figures = format!(
+                "{requests:.0} | {e2e_ms:.0} | {ttft_ms:.0} | {of_endless:.3} | {same_engine:.3} | {variation:.3}"
+            );
+            let _ = writeln!(
+                out,
+                "| {} | {} | {router}, {state} | {figures} |",
+                kind.name(),
+                fleet.load_percent
+            );
         }
     }
     Ok(())
@@ -158,10 +223,19 @@ mod tests {
 
     #[test]
     fn gateways_that_share_find_more_than_those_that_do_not() {
-        let fleet = RaceFleet { engines: 8, gateways: 4, seconds: 40.0, load_percent: 50 };
+        let fleet = RaceFleet {
+            engines: 8,
+            gateways: 4,
+            seconds: 40.0,
+            load_percent: 50,
+        };
         let workload = fleet.workload(RaceWorkload::Agents, 1);
-        let [shared, alone] = [ROUTERS[0], ROUTERS[1]].map(|(router, sharing)| fleet.play(router, sharing, &workload, 1).unwrap());
-        assert!(shared.of_endless > alone.of_endless && shared.of_endless < 1.0, "{shared:?} {alone:?}");
+        let [shared, alone] = [ROUTERS[0], ROUTERS[1]]
+            .map(|(router, sharing)| fleet.play(router, sharing, &workload, 1).unwrap());
+        assert!(
+            shared.of_endless > alone.of_endless && shared.of_endless < 1.0,
+            "{shared:?} {alone:?}"
+        );
         assert!(shared.same_engine > alone.same_engine);
     }
 }

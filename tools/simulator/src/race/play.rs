@@ -13,7 +13,14 @@ use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
 /// The routers of the race; of those that go round robin only one.
-pub(super) const ROUTERS: [&str; 6] = ["ours", "smg", "vllm-cache-aware", "envoy-round-robin", "llm-d-default", "llm-d-recommended"];
+pub(super) const ROUTERS: [&str; 6] = [
+    "ours",
+    "smg",
+    "vllm-cache-aware",
+    "envoy-round-robin",
+    "llm-d-default",
+    "llm-d-recommended",
+];
 
 /// What is played.
 pub(super) struct RacePlan<'a> {
@@ -40,16 +47,42 @@ type SplitOutcomes = [Vec<RequestOutcome>; 2];
 /// When there is no such cell or router, a run fails, or the file cannot be written.
 pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{:<15}{:<32}{:<5}{}", "cell", "router", "row", RaceRow::head());
+    let _ = writeln!(
+        out,
+        "{:<15}{:<32}{:<5}{}",
+        "cell",
+        "router",
+        "row",
+        RaceRow::head()
+    );
     let mut rows: Vec<Value> = Vec::new();
     for cell in plan.cells()? {
-        let numbers: Vec<(u64, u64)> = plan.seeds.iter().flat_map(|seed| (0..plan.repeats).map(move |run| (*seed, run))).collect();
-        let workloads = parallel(threads, &numbers, |(seed, run)| Ok(plan.workload(&cell, *seed, *run)))?;
-        let played: Vec<(u64, &Workload)> = numbers.iter().map(|(seed, run)| mix(*seed, *run)).zip(&workloads).collect();
-        let jobs: Vec<(&String, (u64, &Workload))> =
-            plan.routers.iter().flat_map(|router| played.iter().map(move |of_run| (router, *of_run))).collect();
-        let outcomes = parallel(threads, &jobs, |(router, (seed, workload))| plan.outcomes(&cell, router, workload, *seed))?;
-        for (router, runs) in plan.routers.iter().zip(outcomes.chunks(played.len().max(1))) {
+        let numbers: Vec<(u64, u64)> = plan
+            .seeds
+            .iter()
+            .flat_map(|seed| (0..plan.repeats).map(move |run| (*seed, run)))
+            .collect();
+        let workloads = parallel(threads, &numbers, |(seed, run)| {
+            Ok(plan.workload(&cell, *seed, *run))
+        })?;
+        let played: Vec<(u64, &Workload)> = numbers
+            .iter()
+            .map(|(seed, run)| mix(*seed, *run))
+            .zip(&workloads)
+            .collect();
+        let jobs: Vec<(&String, (u64, &Workload))> = plan
+            .routers
+            .iter()
+            .flat_map(|router| played.iter().map(move |of_run| (router, *of_run)))
+            .collect();
+        let outcomes = parallel(threads, &jobs, |(router, (seed, workload))| {
+            plan.outcomes(&cell, router, workload, *seed)
+        })?;
+        for (router, runs) in plan
+            .routers
+            .iter()
+            .zip(outcomes.chunks(played.len().max(1)))
+        {
             let parts: [(&str, Vec<Vec<RequestOutcome>>); 3] = [
                 ("cold", runs.iter().map(|[cold, _]| cold.clone()).collect()),
                 ("warm", runs.iter().map(|[_, warm]| warm.clone()).collect()),
@@ -62,7 +95,10 @@ pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<()
             }
         }
     }
-    write(file, &json!({ "seeds": plan.seeds, "repeats": plan.repeats, "arrivals_s": plan.seconds, "rows": rows }))
+    write(
+        file,
+        &json!({ "seeds": plan.seeds, "repeats": plan.repeats, "arrivals_s": plan.seconds, "rows": rows }),
+    )
 }
 
 /// Writes a file of results, and its folder.
@@ -71,7 +107,9 @@ pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<()
 /// When it cannot be written.
 pub(super) fn write(file: &Path, value: &Value) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", file.display());
-    file.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+    file.parent()
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .map_err(failed)?;
     std::fs::write(file, format!("{value:#}\n")).map_err(failed)
 }
 
@@ -82,18 +120,29 @@ impl RacePlan<'_> {
         if self.cells.is_empty() {
             return Ok(Cell::judged().collect());
         }
-        self.cells.iter().map(|name| Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`"))).collect()
+        self.cells
+            .iter()
+            .map(|name| Cell::find(name).ok_or_else(|| format!("there is no cell `{name}`")))
+            .collect()
     }
 
     /// The sessions of a run. Those of later runs come a little later, so that scrapes and steps
     /// meet them at other moments.
     fn workload(&self, cell: &Cell, seed: u64, run: u64) -> Workload {
         let mut sessions = cell.sessions(seed, self.seconds);
-        sessions.iter_mut().for_each(|session| session.start_ms += LATER_MS * run as f64);
+        sessions
+            .iter_mut()
+            .for_each(|session| session.start_ms += LATER_MS * run as f64);
         Workload::of_sessions(&sessions)
     }
 
-    fn outcomes(&self, cell: &Cell, router: &str, workload: &Workload, seed: u64) -> Result<SplitOutcomes, String> {
+    fn outcomes(
+        &self,
+        cell: &Cell,
+        router: &str,
+        workload: &Workload,
+        seed: u64,
+    ) -> Result<SplitOutcomes, String> {
         let arrivals_ms = self.seconds * 1e3;
         let setting = cell_setting(cell, router, arrivals_ms);
         let outcomes = world::run(workload, workload.rate, &policy_of(router)?, &setting, seed)?;

@@ -36,10 +36,21 @@ pub(super) const MEANS_BY_RUN: &str = "e2e_ttft_mean_ms_by_run";
 pub(super) const COLD_SHARE: f64 = 0.25;
 
 /// Splits the outcomes of a run: cold and warm.
-pub(super) fn split(workload: &Workload, outcomes: &[RequestOutcome], arrivals_ms: f64) -> [Vec<RequestOutcome>; 2] {
+pub(super) fn split(
+    workload: &Workload,
+    outcomes: &[RequestOutcome],
+    arrivals_ms: f64,
+) -> [Vec<RequestOutcome>; 2] {
     let requests = workload.requests();
-    let is_cold = |session: u32| requests.get(session as usize).is_some_and(|first| first.at < COLD_SHARE * arrivals_ms);
-    let (cold, warm): (Vec<_>, Vec<_>) = requests.iter().zip(outcomes).partition(|(request, _)| is_cold(request.session));
+    let is_cold = |session: u32| {
+        requests
+            .get(session as usize)
+            .is_some_and(|first| first.at < COLD_SHARE * arrivals_ms)
+    };
+    let (cold, warm): (Vec<_>, Vec<_>) = requests
+        .iter()
+        .zip(outcomes)
+        .partition(|(request, _)| is_cold(request.session));
     [cold, warm].map(|part| part.into_iter().map(|(_, outcome)| *outcome).collect())
 }
 
@@ -47,7 +58,11 @@ pub(super) fn split(workload: &Workload, outcomes: &[RequestOutcome], arrivals_m
 pub(super) fn by_engine(outcomes: &[RequestOutcome], engines: usize) -> Vec<usize> {
     let mut counts = vec![0; engines];
     for outcome in outcomes.iter().filter(|outcome| !outcome.has_failed) {
-        counts.iter_mut().skip(outcome.engine).take(1).for_each(|count| *count += 1);
+        counts
+            .iter_mut()
+            .skip(outcome.engine)
+            .take(1)
+            .for_each(|count| *count += 1);
     }
     counts
 }
@@ -63,13 +78,25 @@ impl RaceRow {
         let outcomes = &runs.concat();
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let ttft = sorted(outcomes.iter().map(|outcome| outcome.ttft));
-        let several = outcomes.iter().filter(|outcome| outcome.output > 1 && !outcome.has_failed);
-        let tpot = sorted(several.map(|outcome| (outcome.e2e - outcome.ttft) / f64::from(outcome.output - 1)));
-        let tokens = |of: fn(&RequestOutcome) -> u32| outcomes.iter().map(|outcome| f64::from(of(outcome))).sum::<f64>();
+        let several = outcomes
+            .iter()
+            .filter(|outcome| outcome.output > 1 && !outcome.has_failed);
+        let tpot = sorted(
+            several.map(|outcome| (outcome.e2e - outcome.ttft) / f64::from(outcome.output - 1)),
+        );
+        let tokens = |of: fn(&RequestOutcome) -> u32| {
+            outcomes
+                .iter()
+                .map(|outcome| f64::from(of(outcome)))
+                .sum::<f64>()
+        };
         let by_engine: Vec<Vec<usize>> = runs.iter().map(|run| by_engine(run, engines)).collect();
         let busiest = |counts: &Vec<usize>| {
             let all = counts.iter().sum::<usize>().max(1) as f64;
-            counts.iter().max().map_or(0.0, |most| *most as f64 / all * engines as f64)
+            counts
+                .iter()
+                .max()
+                .map_or(0.0, |most| *most as f64 / all * engines as f64)
         };
         Self {
             requests: outcomes.len(),
@@ -82,21 +109,44 @@ impl RaceRow {
             hits: tokens(|outcome| outcome.cached) / tokens(|outcome| outcome.prompt).max(1.0),
             busiest: mean(&by_engine.iter().map(busiest).collect::<Vec<_>>()),
             by_engine: by_engine.into_iter().next().unwrap_or_default(),
-            by_run: runs.iter().map(|run| [mean_of(run, |outcome| outcome.e2e), mean_of(run, |outcome| outcome.ttft)]).collect(),
+            by_run: runs
+                .iter()
+                .map(|run| {
+                    [
+                        mean_of(run, |outcome| outcome.e2e),
+                        mean_of(run, |outcome| outcome.ttft),
+                    ]
+                })
+                .collect(),
         }
     }
 
     /// A line of figures: see [`Self::head`].
     pub(super) fn line(&self) -> String {
-        let times = [self.e2e_mean, self.ttft_mean, self.ttft_p99].map(|ms| format!("{ms:>9.0}")).concat();
-        let tpot = [self.tpot_mean, self.tpot_p99].map(|ms| format!("{ms:>8.1}")).concat();
+        let times = [self.e2e_mean, self.ttft_mean, self.ttft_p99]
+            .map(|ms| format!("{ms:>9.0}"))
+            .concat();
+        let tpot = [self.tpot_mean, self.tpot_p99]
+            .map(|ms| format!("{ms:>8.1}"))
+            .concat();
         let engines: Vec<String> = self.by_engine.iter().map(usize::to_string).collect();
-        format!("{:>6}{:>5}{:>7.1}{times}{tpot}  {}", self.requests, self.failures, 100.0 * self.hits, engines.join(" "))
+        format!(
+            "{:>6}{:>5}{:>7.1}{times}{tpot}  {}",
+            self.requests,
+            self.failures,
+            100.0 * self.hits,
+            engines.join(" ")
+        )
     }
 
     pub(super) fn head() -> String {
-        let times = ["E2E", "TTFT", "p99"].map(|name| format!("{name:>9}")).concat();
-        format!("{:>6}{:>5}{:>7}{times}{:>8}{:>8}  requests by engine", "count", "fail", "hits %", "TPOT", "p99")
+        let times = ["E2E", "TTFT", "p99"]
+            .map(|name| format!("{name:>9}"))
+            .concat();
+        format!(
+            "{:>6}{:>5}{:>7}{times}{:>8}{:>8}  requests by engine",
+            "count", "fail", "hits %", "TPOT", "p99"
+        )
     }
 
     pub(super) fn json(&self) -> Value {
@@ -132,9 +182,26 @@ mod tests {
             ..RequestOutcome::default()
         };
         let row = RaceRow::of(&[vec![outcome(0, 0), outcome(2, 90), outcome(2, 90)]], 3);
-        assert_eq!((row.e2e_mean, row.ttft_p99, row.tpot_mean, row.hits), (400.0, 100.0, 10.0, 0.6));
+        assert_eq!(
+            (row.e2e_mean, row.ttft_p99, row.tpot_mean, row.hits),
+            (400.0, 100.0, 10.0, 0.6)
+        );
         assert_eq!((row.by_engine, row.busiest), (vec![1, 0, 2], 2.0));
-        let runs = [vec![outcome(0, 0)], vec![outcome(0, 0), RequestOutcome { ttft: 200.0, e2e: 800.0, ..outcome(1, 0) }]];
-        assert_eq!(RaceRow::of(&runs, 2).by_run, [[400.0, 100.0], [600.0, 150.0]], "each run by itself");
+        let runs = [
+            vec![outcome(0, 0)],
+            vec![
+                outcome(0, 0),
+                RequestOutcome {
+                    ttft: 200.0,
+                    e2e: 800.0,
+                    ..outcome(1, 0)
+                },
+            ],
+        ];
+        assert_eq!(
+            RaceRow::of(&runs, 2).by_run,
+            [[400.0, 100.0], [600.0, 150.0]],
+            "each run by itself"
+        );
     }
 }

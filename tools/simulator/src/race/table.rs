@@ -12,10 +12,20 @@ use super::compare::{PlayedFigures, rows};
 /// When the file has another form.
 pub(super) fn text(results: &Value) -> Result<String, String> {
     let head = "| cell | router | E2E | TTFT | TPOT | hits % | busiest | failed | cold E2E | cold TTFT | cold hits % |";
-    let mut out = format!("{head}\n|{}\n", "---|".repeat(head.matches('|').count() - 1));
+    let mut out = format!(
+        "{head}\n|{}\n",
+        "---|".repeat(head.matches('|').count() - 1)
+    );
     let mut last = "";
-    for (cell, router) in rows(results)?.into_iter().filter(|[_, _, row]| *row == "warm").map(|[cell, router, _]| (cell, router)) {
-        let of = |row: &str| PlayedFigures::of(results, [cell, router, row]).ok_or_else(|| format!("{cell}, {router}: no row `{row}`"));
+    for (cell, router) in rows(results)?
+        .into_iter()
+        .filter(|[_, _, row]| *row == "warm")
+        .map(|[cell, router, _]| (cell, router))
+    {
+        let of = |row: &str| {
+            PlayedFigures::of(results, [cell, router, row])
+                .ok_or_else(|| format!("{cell}, {router}: no row `{row}`"))
+        };
         let ([warm, cold], all) = ([of("warm")?, of("cold")?], of("all")?);
         let ms = |ms: f64| grouped(ms.round() as u64);
         let _ = writeln!(
@@ -43,7 +53,11 @@ pub(super) fn text(results: &Value) -> Result<String, String> {
 /// A number with a comma before each three digits.
 fn grouped(number: u64) -> String {
     let rest = number % 1_000;
-    if number < 1_000 { rest.to_string() } else { format!("{},{rest:03}", grouped(number / 1_000)) }
+    if number < 1_000 {
+        rest.to_string()
+    } else {
+        format!("{},{rest:03}", grouped(number / 1_000))
+    }
 }
 
 #[cfg(test)]
@@ -52,6 +66,9 @@ mod tests {
 
     #[test]
     fn thousands_have_commas() {
-        assert_eq!([0, 999, 1_000, 1_234_056].map(grouped), ["0", "999", "1,000", "1,234,056"]);
+        assert_eq!(
+            [0, 999, 1_000, 1_234_056].map(grouped),
+            ["0", "999", "1,000", "1,234,056"]
+        );
     }
 }

@@ -12,19 +12,33 @@ use crate::measure::LESS_IS_BETTER;
 use crate::workload::WorkloadKind;
 
 /// The policies of the run, the best by the simulator first, and their names on the page.
-const POLICIES: [(&str, &str); 3] = [("ours", "ours"), ("2/2/3", "2/2/3"), ("round robin", "round-robin")];
+const POLICIES: [(&str, &str); 3] = [
+    ("ours", "ours"),
+    ("2/2/3", "2/2/3"),
+    ("round robin", "round-robin"),
+];
 
 /// The section of the page; without results if the file is missing or invalid.
 pub(super) fn section(main: &SettingRuns<'_>, file: &Path) -> String {
-    let found = std::fs::read_to_string(file).ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+    let found = std::fs::read_to_string(file)
+        .ok()
+        .and_then(|text| serde_json::from_str::<Value>(&text).ok());
     let table = found.as_ref().and_then(|found| table(main, found));
-    format!("{}{}", text::REAL, table.unwrap_or_else(|| "Not run for this edition.\n".to_owned()))
+    format!(
+        "{}{}",
+        text::REAL,
+        table.unwrap_or_else(|| "Not run for this edition.\n".to_owned())
+    )
 }
 
 fn table(main: &SettingRuns<'_>, found: &Value) -> Option<String> {
     let rows = found.get("rows")?.as_array()?;
     let mean = |policy: &str, measure: &str| {
-        let of: Vec<f64> = rows.iter().filter(|row| row["policy"] == policy).filter_map(|row| row.get(measure)?.as_f64()).collect();
+        let of: Vec<f64> = rows
+            .iter()
+            .filter(|row| row["policy"] == policy)
+            .filter_map(|row| row.get(measure)?.as_f64())
+            .collect();
         (!of.is_empty()).then(|| of.iter().sum::<f64>() / of.len() as f64)
     };
     let mut out =
@@ -44,13 +58,25 @@ fn table(main: &SettingRuns<'_>, found: &Value) -> Option<String> {
             of("ttft_p99_ms")?,
             of("e2e_mean_ms")? / 1e3,
             of("hits")? * 100.0,
-            main.at_load(WorkloadKind::Conversation.name(), 0.7, LESS_IS_BETTER[0].1, simulated)
-                .map_or("-".to_owned(), |ms| format!("{ms:.0}")),
+            main.at_load(
+                WorkloadKind::Conversation.name(),
+                0.7,
+                LESS_IS_BETTER[0].1,
+                simulated
+            )
+            .map_or("-".to_owned(), |ms| format!("{ms:.0}")),
         );
     }
-    let holds = if ttft.is_sorted() { "holds" } else { "does not hold" };
+    let holds = if ttft.is_sorted() {
+        "holds"
+    } else {
+        "does not hold"
+    };
     let load = found.get("load_average")?.as_f64()?;
-    let _ = writeln!(out, "\nThe simulator's ranking {holds}. Load average of the two cores at the end: {load:.1}.");
+    let _ = writeln!(
+        out,
+        "\nThe simulator's ranking {holds}. Load average of the two cores at the end: {load:.1}."
+    );
     Some(out)
 }
 
@@ -67,11 +93,28 @@ mod tests {
             |policy: &str, ms: f64| json!({"policy": policy, "requests": 9, "failed": 0, "ttft_mean_ms": ms, "ttft_p50_ms": 1.0, "ttft_p99_ms": 2.0, "e2e_mean_ms": 3.0, "hits": 0.5}),
         );
         let shown = |ours, round_robin| {
-            let rows = [row("ours", ours), row("2/2/3", 20.0), row("round robin", round_robin), row("ours", ours)];
-            table(&SettingRuns::of(&store, "main"), &json!({"load_average": 1.25, "rows": rows}))
+            let rows = [
+                row("ours", ours),
+                row("2/2/3", 20.0),
+                row("round robin", round_robin),
+                row("ours", ours),
+            ];
+            table(
+                &SettingRuns::of(&store, "main"),
+                &json!({"load_average": 1.25, "rows": rows}),
+            )
         };
-        assert!(shown(10.0, 30.0).unwrap().contains("| ours | 9 | 0 | 10 |") && shown(10.0, 30.0).unwrap().contains("ranking holds"));
-        assert!(shown(21.0, 30.0).unwrap().contains("does not hold") && shown(10.0, 15.0).unwrap().contains("does not hold"));
-        assert_eq!(table(&SettingRuns::of(&store, "main"), &json!({"rows": []})), None);
+        assert!(
+            shown(10.0, 30.0).unwrap().contains("| ours | 9 | 0 | 10 |")
+                && shown(10.0, 30.0).unwrap().contains("ranking holds")
+        );
+        assert!(
+            shown(21.0, 30.0).unwrap().contains("does not hold")
+                && shown(10.0, 15.0).unwrap().contains("does not hold")
+        );
+        assert_eq!(
+            table(&SettingRuns::of(&store, "main"), &json!({"rows": []})),
+            None
+        );
     }
 }

@@ -160,7 +160,9 @@ pub(super) fn setting(name: &str) -> &'static str {
             "Tenants with repeated questions; tenants of very different size; agents whose every turn repeats all earlier ones; \
              four assistants whose system prompts start all conversations; ServeGen's clients, with many short, bursty prompts."
         }
-        "light-load" => "The four assistants without queues: their few prompts should spread over more than a few engines.",
+        "light-load" => {
+            "The four assistants without queues: their few prompts should spread over more than a few engines."
+        }
         "budget-2048" => "Steps of at most 2,048 tokens.",
         "mixed-speeds" => "Every other engine is half as fast; policies must find out.",
         "qwen3-32b-h200" => "Qwen3-32B on H200.",
@@ -171,7 +173,9 @@ pub(super) fn setting(name: &str) -> &'static str {
         "metrics-1s" => "Metrics up to 1 s old.",
         "metrics-2s" => "Metrics up to 2 s old.",
         "one-slows-3x" => "After a third of the requests one engine takes three times as long.",
-        "one-restarts" => "After a third of the requests one engine leaves for 30 s and comes back with an empty cache.",
+        "one-restarts" => {
+            "After a third of the requests one engine leaves for 30 s and comes back with an empty cache."
+        }
         "lora-zipf" => {
             "64 LoRA adapters with Zipf-distributed use; eight slots per engine; loading one delays a step by 200 ms (our scorer \
              assumes 100). `2/2/3+lora` adds lora-affinity-scorer with weight 3."

@@ -22,7 +22,11 @@ pub(super) fn wrap(page: &str) -> String {
 fn wrap_line(line: &str, out: &mut String) {
     let text = line.trim_start();
     let leading = line.len() - text.len();
-    let indent = if text.starts_with("- ") { leading + 2 } else { leading };
+    let indent = if text.starts_with("- ") {
+        leading + 2
+    } else {
+        leading
+    };
     out.push_str(&" ".repeat(leading));
     let mut column = leading;
     for word in text.split(' ') {
@@ -48,11 +52,22 @@ mod tests {
     #[test]
     fn only_prose_and_list_items_are_wrapped() {
         let words = "word ".repeat(40);
-        let page = format!("# {words}\n\n{words}end\n- {words}end\n  indented {words}\n| {words} |\n```\n{words}\n```\nshort\n");
+        let page = format!(
+            "# {words}\n\n{words}end\n- {words}end\n  indented {words}\n| {words} |\n```\n{words}\n```\nshort\n"
+        );
         let wrapped = wrap(&page);
-        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), page.split_whitespace().collect::<Vec<_>>());
-        let wide: Vec<&str> = wrapped.lines().filter(|line| line.chars().count() > COLUMNS_MAX).collect();
-        assert!(wide.len() == 3 && wide.iter().all(|line| line.starts_with(['#', '|', 'w'])), "heading, table and code: {wide:?}");
+        assert_eq!(
+            wrapped.split_whitespace().collect::<Vec<_>>(),
+            page.split_whitespace().collect::<Vec<_>>()
+        );
+        let wide: Vec<&str> = wrapped
+            .lines()
+            .filter(|line| line.chars().count() > COLUMNS_MAX)
+            .collect();
+        assert!(
+            wide.len() == 3 && wide.iter().all(|line| line.starts_with(['#', '|', 'w'])),
+            "heading, table and code: {wide:?}"
+        );
         assert!(wrapped.contains("\n  word"), "a list item goes on indented");
         assert_eq!(wrap("short\n\n  indented\n"), "short\n\n  indented\n");
     }

@@ -28,7 +28,13 @@ pub(super) struct ThroughputPlanner {
 impl ThroughputPlanner {
     /// Plans for this part of both SLOs.
     pub(super) fn new(part: f64) -> Self {
-        Self { ttft_s: TTFT_SLO_S * part, itl_s: TPOT_SLO_S * part, floor: 1, planned_at: 0.0, last: (0.0, 0.0) }
+        Self {
+            ttft_s: TTFT_SLO_S * part,
+            itl_s: TPOT_SLO_S * part,
+            floor: 1,
+            planned_at: 0.0,
+            last: (0.0, 0.0),
+        }
     }
 
     pub(super) fn replicas(&mut self, window: &TrafficWindow, pool: &PoolSample<'_>) -> usize {
@@ -36,7 +42,8 @@ impl ThroughputPlanner {
         if pool.now_s - self.planned_at >= THROUGHPUT_INTERVAL_S {
             // The constant predictor: the next interval is like the last one.
             let (then, picked) = self.last;
-            let per_second = (pool.totals.picked - picked) / (pool.now_s - then).max(Autoscaler::TICK_S);
+            let per_second =
+                (pool.totals.picked - picked) / (pool.now_s - then).max(Autoscaler::TICK_S);
             self.last = (pool.now_s, pool.totals.picked);
             self.planned_at = pool.now_s;
             self.floor = (per_second / self.engine_rate(&mix)).ceil() as usize;
@@ -45,7 +52,11 @@ impl ThroughputPlanner {
         if ordered < self.floor || !pool.starting.is_empty() || pool.engines.is_empty() {
             return ordered.max(self.floor);
         }
-        let estimates: Vec<(f64, f64)> = pool.engines.iter().map(|engine| estimate(engine, &mix)).collect();
+        let estimates: Vec<(f64, f64)> = pool
+            .engines
+            .iter()
+            .map(|engine| estimate(engine, &mix))
+            .collect();
         let all = |holds: &dyn Fn(&(f64, f64)) -> bool| estimates.iter().all(holds);
         let (ttft_s, itl_s) = (self.ttft_s, self.itl_s);
         if all(&|e| e.0 > ttft_s) || all(&|e| e.1 > itl_s) {
@@ -62,7 +73,11 @@ impl ThroughputPlanner {
         let (mut low, mut high) = (0.0, 1e3);
         for _ in 0..40 {
             let rate = f64::midpoint(low, high);
-            *if step_s(rate, mix).is_some_and(|step_s| step_s <= self.itl_s) { &mut low } else { &mut high } = rate;
+            *if step_s(rate, mix).is_some_and(|step_s| step_s <= self.itl_s) {
+                &mut low
+            } else {
+                &mut high
+            } = rate;
         }
         low.max(1e-3)
     }
@@ -75,7 +90,10 @@ fn step_s(rate: f64, mix: &RequestMix) -> Option<f64> {
     let times = QWEN_32B_H200.times;
     let mut step_s = 0.02;
     for _ in 0..60 {
-        let (batch, prefill) = (rate * mix.output_tokens * step_s, rate * mix.uncached_tokens * step_s);
+        let (batch, prefill) = (
+            rate * mix.output_tokens * step_s,
+            rate * mix.uncached_tokens * step_s,
+        );
         let pairs = prefill * (2.0 * mix.prompt_tokens - mix.uncached_tokens);
         let too_much = batch > seats().sequences_max? || batch * context > seats().kv_tokens?;
         if too_much || prefill > QWEN_32B_H200.budget as f64 {
@@ -97,10 +115,20 @@ fn estimate(engine: &EngineSample, mix: &RequestMix) -> (f64, f64) {
     let times = QWEN_32B_H200.times;
     let [_, p1, p2] = times.prefill;
     let context = engine.load.decode_tokens as f64 + engine.waiting * mix.prompt_tokens;
-    let decode_ms = times.decode[0] + times.overhead + times.decode[1] * (engine.running + engine.waiting) + times.decode[2] * context;
+    let decode_ms = times.decode[0]
+        + times.overhead
+        + times.decode[1] * (engine.running + engine.waiting)
+        + times.decode[2] * context;
     let queued = engine.load.prefills.uncached_tokens as f64 + mix.uncached_tokens;
     let prefill_ms = queued * (p1 + p2 * mix.prompt_tokens);
     let chunks = (queued / QWEN_32B_H200.budget as f64).ceil();
-    let piggybacked_ms = if engine.load.prefills.prompts > 0 { mix.uncached_tokens * p1 } else { 0.0 };
-    ((prefill_ms + chunks * decode_ms) / 1e3, (decode_ms + piggybacked_ms) / 1e3)
+    let piggybacked_ms = if engine.load.prefills.prompts > 0 {
+        mix.uncached_tokens * p1
+    } else {
+        0.0
+    };
+    (
+        (prefill_ms + chunks * decode_ms) / 1e3,
+        (decode_ms + piggybacked_ms) / 1e3,
+    )
 }

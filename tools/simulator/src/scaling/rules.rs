@@ -7,7 +7,10 @@ use std::collections::VecDeque;
 
 use scheduler::in_flight::EndpointLoad;
 use scheduler::latency::step::StepModel;
-use scheduler::scaling::{OutstandingWork, ReportedRequests, ScalingGoal, ScalingGroup, ScalingRole, TrafficTotals, TrafficWindow, signal};
+use scheduler::scaling::{
+    OutstandingWork, ReportedRequests, ScalingGoal, ScalingGroup, ScalingRole, TrafficTotals,
+    TrafficWindow, signal,
+};
 
 use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
 use super::planner::ThroughputPlanner;
@@ -88,8 +91,15 @@ enum HpaMetric {
 // === impl ScalingRule ===
 
 impl ScalingRule {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Ours, Self::QueueLength, Self::Saturation, Self::TokenBacklog, Self::RunningRequests, Self::Planner, Self::Oracle];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Ours,
+        Self::QueueLength,
+        Self::Saturation,
+        Self::TokenBacklog,
+        Self::RunningRequests,
+        Self::Planner,
+        Self::Oracle,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -106,16 +116,42 @@ impl ScalingRule {
     /// The settings of the curve, from cheap to safe.
     pub(crate) fn settings(self) -> Vec<ScalingSetting> {
         let (usual, short): (&[f64], &[f64]) = match self {
-            Self::Ours => (&[-1.0, -0.6, -0.4, -0.2, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0], &[-0.4, -0.2, 0.0]),
+            Self::Ours => (
+                &[-1.0, -0.6, -0.4, -0.2, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0],
+                &[-0.4, -0.2, 0.0],
+            ),
             Self::QueueLength => (&[10.0, 5.0, 1.0, 0.25], &[10.0, 5.0, 1.0, 0.25]),
             Self::Saturation => (&[0.8, 0.6, 0.4, 0.2], &[0.8, 0.6, 0.4, 0.2]),
             Self::TokenBacklog => (&[1.5, 0.75, 0.4, 0.15], &[1.5, 0.75, 0.4, 0.15]),
             Self::RunningRequests => (&[64.0, 48.0, 32.0, 16.0], &[64.0, 48.0, 32.0, 16.0]),
-            Self::Planner => return [1.0, 0.75, 0.6, 0.45].map(|value| ScalingSetting { value, window_s: 0.0 }).to_vec(),
-            Self::Oracle => return [1.1, 0.95, 0.8, 0.65].map(|value| ScalingSetting { value, window_s: 0.0 }).to_vec(),
+            Self::Planner => {
+                return [1.0, 0.75, 0.6, 0.45]
+                    .map(|value| ScalingSetting {
+                        value,
+                        window_s: 0.0,
+                    })
+                    .to_vec();
+            }
+            Self::Oracle => {
+                return [1.1, 0.95, 0.8, 0.65]
+                    .map(|value| ScalingSetting {
+                        value,
+                        window_s: 0.0,
+                    })
+                    .to_vec();
+            }
         };
-        let with = |values: &[f64], window_s| values.iter().map(move |&value| ScalingSetting { value, window_s }).collect::<Vec<_>>();
-        [with(short, ScalingSetting::SHORT_WINDOW_S), with(usual, ScalingSetting::WINDOW_S)].concat()
+        let with = |values: &[f64], window_s| {
+            values
+                .iter()
+                .map(move |&value| ScalingSetting { value, window_s })
+                .collect::<Vec<_>>()
+        };
+        [
+            with(short, ScalingSetting::SHORT_WINDOW_S),
+            with(usual, ScalingSetting::WINDOW_S),
+        ]
+        .concat()
     }
 }
 
@@ -153,15 +189,31 @@ impl Autoscaler {
     /// The time over which the oracle averages work, in ticks.
     const AHEAD_TICKS: usize = 6;
 
-    pub(super) fn new(rule: ScalingRule, setting: ScalingSetting, startup_s: f64, requests: &[ArrivingRequest]) -> Self {
+    pub(super) fn new(
+        rule: ScalingRule,
+        setting: ScalingSetting,
+        startup_s: f64,
+        requests: &[ArrivingRequest],
+    ) -> Self {
         let mut future = vec![0.0; (LASTING_S / Self::TICK_S) as usize + 1];
         for request in requests.iter().filter(|_| rule == ScalingRule::Oracle) {
             if let Some(bin) = future.get_mut((request.at / 1e3 / Self::TICK_S) as usize) {
                 *bin += seconds(f64::from(request.prompt), f64::from(request.output));
             }
         }
-        let (window, planner) = (TrafficWindow::default(), ThroughputPlanner::new(setting.value));
-        Self { rule, setting, startup_s, window, planner, future, recommended: VecDeque::new() }
+        let (window, planner) = (
+            TrafficWindow::default(),
+            ThroughputPlanner::new(setting.value),
+        );
+        Self {
+            rule,
+            setting,
+            startup_s,
+            window,
+            planner,
+            future,
+            recommended: VecDeque::new(),
+        }
     }
 
     /// The replicas that should be there from now on; `tick` counts the calls.
@@ -173,7 +225,11 @@ impl Autoscaler {
             ScalingRule::Oracle => self.foreseen(pool.now_s),
             _ if !tick.is_multiple_of(Self::HPA_TICKS) => ordered,
             _ => {
-                let wanted = self.metrics(pool).into_iter().map(|metric| metric.replicas(pool.engines.len(), ordered)).max();
+                let wanted = self
+                    .metrics(pool)
+                    .into_iter()
+                    .map(|metric| metric.replicas(pool.engines.len(), ordered))
+                    .max();
                 self.stabilized(pool.now_s, ordered, wanted.unwrap_or(ordered))
             }
         };
@@ -183,18 +239,32 @@ impl Autoscaler {
     fn metrics(&self, pool: &PoolSample<'_>) -> Vec<HpaMetric> {
         let sum = |of: fn(&EngineSample) -> f64| pool.engines.iter().map(of).sum::<f64>();
         match self.rule {
-            ScalingRule::Ours => vec![HpaMetric::Average(self.ours(pool), 1.0 - self.setting.value.min(0.0))],
-            ScalingRule::QueueLength => vec![HpaMetric::Average(sum(|e| e.waiting), self.setting.value)],
+            ScalingRule::Ours => vec![HpaMetric::Average(
+                self.ours(pool),
+                1.0 - self.setting.value.min(0.0),
+            )],
+            ScalingRule::QueueLength => {
+                vec![HpaMetric::Average(sum(|e| e.waiting), self.setting.value)]
+            }
             ScalingRule::Saturation => {
-                let saturation = sum(|e| (e.waiting / 5.0).max(e.kv / 0.8)) / pool.engines.len().max(1) as f64;
+                let saturation =
+                    sum(|e| (e.waiting / 5.0).max(e.kv / 0.8)) / pool.engines.len().max(1) as f64;
                 vec![HpaMetric::Value(saturation, self.setting.value)]
             }
             ScalingRule::TokenBacklog => {
-                let peak = QWEN_32B_H200.budget as f64 / QWEN_32B_H200.times.cold_ms(8192, QWEN_32B_H200.budget) * 1e3;
+                let peak = QWEN_32B_H200.budget as f64
+                    / QWEN_32B_H200.times.cold_ms(8192, QWEN_32B_H200.budget)
+                    * 1e3;
                 let backlog_s = sum(|e| e.load.prefills.uncached_tokens as f64) / peak;
-                vec![HpaMetric::Average(backlog_s, self.setting.value), HpaMetric::Average(sum(|e| e.kv), 0.8)]
+                vec![
+                    HpaMetric::Average(backlog_s, self.setting.value),
+                    HpaMetric::Average(sum(|e| e.kv), 0.8),
+                ]
             }
-            ScalingRule::RunningRequests => vec![HpaMetric::Average(sum(|e| f64::from(e.load.requests)), self.setting.value)],
+            ScalingRule::RunningRequests => vec![HpaMetric::Average(
+                sum(|e| f64::from(e.load.requests)),
+                self.setting.value,
+            )],
             ScalingRule::Planner | ScalingRule::Oracle => Vec::new(),
         }
     }
@@ -208,7 +278,10 @@ impl Autoscaler {
                 requests: f64::from(engine.load.requests),
                 prompts: f64::from(engine.load.prefills.prompts),
                 uncached_tokens: engine.load.prefills.uncached_tokens as f64,
-                reported: Some(ReportedRequests { waiting: engine.waiting, running: engine.running }),
+                reported: Some(ReportedRequests {
+                    waiting: engine.waiting,
+                    running: engine.running,
+                }),
             })
             .collect();
         let group = ScalingGroup {
@@ -235,7 +308,11 @@ impl Autoscaler {
     /// only if all recommendations of the window are lower.
     fn stabilized(&mut self, now_s: f64, ordered: usize, wanted: usize) -> usize {
         self.recommended.push_back((now_s, wanted));
-        while self.recommended.pop_front_if(|(at, _)| now_s - *at > self.setting.window_s).is_some() {}
+        while self
+            .recommended
+            .pop_front_if(|(at, _)| now_s - *at > self.setting.window_s)
+            .is_some()
+        {}
         if wanted >= ordered {
             return wanted.min((2 * ordered).max(ordered + 4));
         }
@@ -248,8 +325,14 @@ impl Autoscaler {
     fn foreseen(&self, now_s: f64) -> usize {
         let from = (now_s / Self::TICK_S) as usize;
         let ahead = (self.startup_s / Self::TICK_S) as usize + 2;
-        let bins = self.future.get(from.min(self.future.len())..).unwrap_or_default();
-        let sums = bins.windows(Self::AHEAD_TICKS).take(ahead).map(|bins| bins.iter().sum::<f64>());
+        let bins = self
+            .future
+            .get(from.min(self.future.len())..)
+            .unwrap_or_default();
+        let sums = bins
+            .windows(Self::AHEAD_TICKS)
+            .take(ahead)
+            .map(|bins| bins.iter().sum::<f64>());
         let busiest = sums.fold(0.0, f64::max) / (Self::AHEAD_TICKS as f64 * Self::TICK_S);
         (busiest / self.setting.value).ceil() as usize
     }
@@ -264,7 +347,11 @@ impl HpaMetric {
             Self::Average(sum, target) => (sum / (target * ordered as f64), sum / target),
             Self::Value(value, target) => (value / target, value / target * ready as f64),
         };
-        if (ratio - 1.0).abs() <= Autoscaler::TOLERANCE { ordered } else { wanted.ceil() as usize }
+        if (ratio - 1.0).abs() <= Autoscaler::TOLERANCE {
+            ordered
+        } else {
+            wanted.ceil() as usize
+        }
     }
 }
 
@@ -284,18 +371,44 @@ mod tests {
         ] {
             assert_eq!(metric.replicas(ready, ordered), expected, "{metric:?}");
         }
-        let mut scaler = Autoscaler::new(ScalingRule::QueueLength, ScalingSetting { value: 1.0, window_s: 300.0 }, 30.0, &[]);
+        let mut scaler = Autoscaler::new(
+            ScalingRule::QueueLength,
+            ScalingSetting {
+                value: 1.0,
+                window_s: 300.0,
+            },
+            30.0,
+            &[],
+        );
         assert_eq!(scaler.stabilized(0.0, 2, 30), 6);
-        assert_eq!(scaler.stabilized(15.0, 10, 3), 10, "the window has a higher recommendation");
+        assert_eq!(
+            scaler.stabilized(15.0, 10, 3),
+            10,
+            "the window has a higher recommendation"
+        );
         assert_eq!(scaler.stabilized(300.0, 10, 4), 10);
         assert_eq!(scaler.stabilized(315.0, 10, 2), 4);
     }
 
     #[test]
     fn the_oracle_orders_before_the_burst() {
-        let burst = |at: f64| ArrivingRequest { at, prompt: 4_000, output: 100 };
-        let requests: Vec<ArrivingRequest> = (0..600).map(|n| burst(600_000.0 + f64::from(n) * 100.0)).collect();
-        let scaler = Autoscaler::new(ScalingRule::Oracle, ScalingSetting { value: 1.0, window_s: 0.0 }, 60.0, &requests);
+        let burst = |at: f64| ArrivingRequest {
+            at,
+            prompt: 4_000,
+            output: 100,
+        };
+        let requests: Vec<ArrivingRequest> = (0..600)
+            .map(|n| burst(600_000.0 + f64::from(n) * 100.0))
+            .collect();
+        let scaler = Autoscaler::new(
+            ScalingRule::Oracle,
+            ScalingSetting {
+                value: 1.0,
+                window_s: 0.0,
+            },
+            60.0,
+            &requests,
+        );
         assert_eq!(scaler.foreseen(300.0), 0);
         assert!(scaler.foreseen(545.0) >= 4 && scaler.foreseen(700.0) == 0);
     }

@@ -1,7 +1,9 @@
 //! The traffic of the scaling campaign: requests whose rate changes within minutes.
 
 use scheduler::latency::step::StepModel;
-use scheduler::scaling::{EngineSeats, OutstandingWork, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, signal};
+use scheduler::scaling::{
+    EngineSeats, OutstandingWork, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, signal,
+};
 
 use crate::hardware::QWEN_32B_H200;
 use crate::workload::Sampler;
@@ -55,7 +57,11 @@ impl TrafficShape {
             Self::Day => 1.0 + 4.0 * (std::f64::consts::PI * at_s / LASTING_S).sin().powi(2),
             Self::Bursts => {
                 let minute = (at_s / 60.0) % 20.0;
-                if (8.0..12.0).contains(&minute) { 4.5 } else { 1.5 }
+                if (8.0..12.0).contains(&minute) {
+                    4.5
+                } else {
+                    1.5
+                }
             }
             Self::Step if (900.0..2_400.0).contains(&at_s) => 4.5,
             Self::Step => 1.5,
@@ -84,7 +90,11 @@ impl TrafficShape {
                 return requests;
             }
             let [prompt, output] = [prompts, outputs].map(|lengths| lengths.draw(&mut dice));
-            requests.push(ArrivingRequest { at: at_s * 1e3, prompt, output });
+            requests.push(ArrivingRequest {
+                at: at_s * 1e3,
+                prompt,
+                output,
+            });
         }
     }
 }
@@ -104,24 +114,60 @@ impl Lengths {
 /// Exact costs of the engine's steps.
 pub(super) fn exact_step() -> StepModel {
     let times = QWEN_32B_H200.times;
-    let [prefill, decode] =
-        [[0.0, times.prefill[1], times.prefill[2]], [times.decode[0] + times.overhead, times.decode[1], times.decode[2]]];
-    StepModel::of(prefill.map(|ms| ms as f32), decode.map(|ms| ms as f32), 200.0)
+    let [prefill, decode] = [
+        [0.0, times.prefill[1], times.prefill[2]],
+        [
+            times.decode[0] + times.overhead,
+            times.decode[1],
+            times.decode[2],
+        ],
+    ];
+    StepModel::of(
+        prefill.map(|ms| ms as f32),
+        decode.map(|ms| ms as f32),
+        200.0,
+    )
 }
 
 /// The room of the engine.
 pub(super) fn seats() -> EngineSeats {
     let spec = QWEN_32B_H200;
-    EngineSeats { sequences_max: Some(spec.sequences_max as f64), kv_tokens: Some((spec.kv_blocks * spec.block_tokens) as f64) }
+    EngineSeats {
+        sequences_max: Some(spec.sequences_max as f64),
+        kv_tokens: Some((spec.kv_blocks * spec.block_tokens) as f64),
+    }
 }
 
 /// The time that a request of these tokens keeps a replica busy, s, by the exact costs.
 pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
-    let (step, mix) = (exact_step(), RequestMix { per_second: 1.0, prompt_tokens, uncached_tokens: prompt_tokens, output_tokens });
-    let goal = ScalingGoal { ttft_s: 1.0, drain_s: 1.0, startup_s: 0.0, spare: 0.0, replicas: (0, 1) };
+    let (step, mix) = (
+        exact_step(),
+        RequestMix {
+            per_second: 1.0,
+            prompt_tokens,
+            uncached_tokens: prompt_tokens,
+            output_tokens,
+        },
+    );
+    let goal = ScalingGoal {
+        ttft_s: 1.0,
+        drain_s: 1.0,
+        startup_s: 0.0,
+        spare: 0.0,
+        replicas: (0, 1),
+    };
     let endpoints: &[OutstandingWork] = &[];
     signal(
-        &ScalingGroup { role: ScalingRole::Both, step: &step, mix, measured: true, seats: seats(), endpoints, starting: &[], held: 0.0 },
+        &ScalingGroup {
+            role: ScalingRole::Both,
+            step: &step,
+            mix,
+            measured: true,
+            seats: seats(),
+            endpoints,
+            starting: &[],
+            held: 0.0,
+        },
         &goal,
     )
     .busy
@@ -135,10 +181,19 @@ mod tests {
     fn requests_keep_as_many_replicas_busy_as_the_shape_says() {
         for shape in TrafficShape::ALL {
             let requests = shape.requests(1);
-            let wanted: f64 = (0..LASTING_S as u32).map(|at| shape.busy(f64::from(at))).sum();
-            let found: f64 = requests.iter().map(|r| seconds(f64::from(r.prompt), f64::from(r.output))).sum();
+            let wanted: f64 = (0..LASTING_S as u32)
+                .map(|at| shape.busy(f64::from(at)))
+                .sum();
+            let found: f64 = requests
+                .iter()
+                .map(|r| seconds(f64::from(r.prompt), f64::from(r.output)))
+                .sum();
             // The shape counts mean requests. Long ones cost more than their share of tokens.
-            assert!((found / wanted - 1.0).abs() < 0.2, "{}: {found} of {wanted}", shape.name());
+            assert!(
+                (found / wanted - 1.0).abs() < 0.2,
+                "{}: {found} of {wanted}",
+                shape.name()
+            );
             assert!(requests.is_sorted_by(|a, b| a.at <= b.at) && requests != shape.requests(2));
         }
     }

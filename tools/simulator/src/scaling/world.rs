@@ -7,7 +7,10 @@
 
 use pool_state::{LedgerHold, ManagedPool};
 use scheduler::scaling::TrafficTotals;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Request, Slot, Snapshot, Version};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Request,
+    Slot, Snapshot, Version,
+};
 
 use super::limits::{REPLICAS_FIRST, REPLICAS_MAX, TPOT_SLO_S, TTFT_SLO_S};
 use super::rules::{Autoscaler, EngineSample, PoolSample, ScalingRule, ScalingSetting};
@@ -96,7 +99,10 @@ pub(crate) fn run(
     let mut world = ScalingWorld::new(&requests, startup_s, (rule, setting), seed)?;
     world.play()?;
     let attainment = world.good as f64 / requests.len().max(1) as f64;
-    Ok(ScalingOutcome { attainment, gpu_hours: world.replica_ms / 3.6e6 })
+    Ok(ScalingOutcome {
+        attainment,
+        gpu_hours: world.replica_ms / 3.6e6,
+    })
 }
 
 // === impl ScalingWorld ===
@@ -108,20 +114,30 @@ impl<'w> ScalingWorld<'w> {
         (rule, setting): (ScalingRule, ScalingSetting),
         seed: u64,
     ) -> Result<Self, String> {
-        let pipeline = Pipeline::build(&PipelineSpec::default()).map_err(|error| error.to_string())?;
+        let pipeline =
+            Pipeline::build(&PipelineSpec::default()).map_err(|error| error.to_string())?;
         let replicas: Vec<Replica<'w>> = (0..REPLICAS_MAX)
             .map(|at| Replica {
                 engine: SimulatedEngine::new(QWEN_32B_H200),
-                state: if at < REPLICAS_FIRST { ReplicaState::Ready } else { ReplicaState::Off },
+                state: if at < REPLICAS_FIRST {
+                    ReplicaState::Ready
+                } else {
+                    ReplicaState::Off
+                },
                 generation: 1,
                 ordered_at: 0.0,
                 steps: 0,
                 in_flight: 0,
             })
             .collect();
-        let endpoints = replicas.iter().enumerate().map(|(at, replica)| endpoint(at, replica)).collect();
+        let endpoints = replicas
+            .iter()
+            .enumerate()
+            .map(|(at, replica)| endpoint(at, replica))
+            .collect();
         let metrics = vec![EndpointMetrics::default(); replicas.len()];
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?;
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
+            .map_err(|error| error.to_string())?;
         let mut pool = ManagedPool::new(seed ^ 0x5eed, 0);
         pool.install(snapshot, 0, u32::MAX);
         Ok(Self {
@@ -145,7 +161,11 @@ impl<'w> ScalingWorld<'w> {
         self.events.plan(0.0, ScalingEvent::Scrape);
         self.events.plan(0.0, ScalingEvent::Tick);
         while left > 0 {
-            if let Some(request) = self.requests.get(next).filter(|request| request.at <= self.events.next_at()) {
+            if let Some(request) = self
+                .requests
+                .get(next)
+                .filter(|request| request.at <= self.events.next_at())
+            {
                 self.arrives(next as u32, *request)?;
                 next += 1;
                 continue;
@@ -153,10 +173,16 @@ impl<'w> ScalingWorld<'w> {
             match self.events.next()? {
                 (now, ScalingEvent::Submits { request, at }) => {
                     let job = self.job(request).ok_or("no such request")?;
-                    self.replicas.get_mut(at).ok_or("no such replica")?.engine.submit(job, now)?;
+                    self.replicas
+                        .get_mut(at)
+                        .ok_or("no such replica")?
+                        .engine
+                        .submit(job, now)?;
                     self.start_step(at, now)?;
                 }
-                (now, ScalingEvent::StepEnds { at }) => left -= self.step_ends(at, now, &mut steps)?,
+                (now, ScalingEvent::StepEnds { at }) => {
+                    left -= self.step_ends(at, now, &mut steps)?
+                }
                 (now, ScalingEvent::Scrape) => self.scrape(now),
                 (now, ScalingEvent::Tick) => self.tick(now),
                 (_, ScalingEvent::Started { at, generation }) => self.started(at, generation),
@@ -169,25 +195,73 @@ impl<'w> ScalingWorld<'w> {
 
     fn job(&self, request: u32) -> Option<EngineJob<'w>> {
         let &ArrivingRequest { prompt, output, .. } = self.requests.get(request as usize)?;
-        Some(EngineJob { request, prompt, output, blocks: &[], hashes: &[], adapter: 0, prefilled: false })
+        Some(EngineJob {
+            request,
+            prompt,
+            output,
+            blocks: &[],
+            hashes: &[],
+            adapter: 0,
+            prefilled: false,
+        })
     }
 
-    fn arrives(&mut self, number: u32, ArrivingRequest { at: now, prompt, .. }: ArrivingRequest) -> Result<(), String> {
-        let request = Request { model: "m", prompt_tokens: prompt, ..Request::default() };
-        let picked = self.pool.pick(&request, "m", virtual_time(now), &mut ()).map_err(|refusal| format!("{refusal:?}"))?;
-        let at = usize::from(picked.ranked.first().ok_or("an empty ranked list")?.0.slot.0);
+    fn arrives(
+        &mut self,
+        number: u32,
+        ArrivingRequest {
+            at: now, prompt, ..
+        }: ArrivingRequest,
+    ) -> Result<(), String> {
+        let request = Request {
+            model: "m",
+            prompt_tokens: prompt,
+            ..Request::default()
+        };
+        let picked = self
+            .pool
+            .pick(&request, "m", virtual_time(now), &mut ())
+            .map_err(|refusal| format!("{refusal:?}"))?;
+        let at = usize::from(
+            picked
+                .ranked
+                .first()
+                .ok_or("an empty ranked list")?
+                .0
+                .slot
+                .0,
+        );
         self.totals.picked += 1.0;
         self.learner.picked(at, number, now, (prompt, prompt));
         if let Some(pending) = self.pending.get_mut(number as usize) {
-            *pending = Some(AwaitedRequest { hold: picked.hold, first: f64::INFINITY, published: 0 });
+            *pending = Some(AwaitedRequest {
+                hold: picked.hold,
+                first: f64::INFINITY,
+                published: 0,
+            });
         }
-        self.replicas.get_mut(at).ok_or("no such replica")?.in_flight += 1;
-        self.events.plan(now + QWEN_32B_H200.api_ms, ScalingEvent::Submits { request: number, at });
+        self.replicas
+            .get_mut(at)
+            .ok_or("no such replica")?
+            .in_flight += 1;
+        self.events.plan(
+            now + QWEN_32B_H200.api_ms,
+            ScalingEvent::Submits {
+                request: number,
+                at,
+            },
+        );
         Ok(())
     }
 
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(replica) = self.replicas.get_mut(at).filter(|replica| replica.engine.busy_until().is_none()) else { return Ok(()) };
+        let Some(replica) = self
+            .replicas
+            .get_mut(at)
+            .filter(|replica| replica.engine.busy_until().is_none())
+        else {
+            return Ok(());
+        };
         if let Some(ends) = replica.engine.start(now, &mut |_, _| {})? {
             self.events.plan(ends, ScalingEvent::StepEnds { at });
         }
@@ -195,16 +269,29 @@ impl<'w> ScalingWorld<'w> {
     }
 
     /// Ends a replica's step. Returns how many requests ended with it.
-    fn step_ends(&mut self, at: usize, now: f64, steps: &mut Vec<StepEvent>) -> Result<usize, String> {
-        let Some(replica) = self.replicas.get_mut(at) else { return Ok(0) };
+    fn step_ends(
+        &mut self,
+        at: usize,
+        now: f64,
+        steps: &mut Vec<StepEvent>,
+    ) -> Result<usize, String> {
+        let Some(replica) = self.replicas.get_mut(at) else {
+            return Ok(0);
+        };
         replica.engine.end(steps)?;
         replica.steps += 1;
         let publishes = replica.steps.is_multiple_of(PROGRESS_STEPS);
         if publishes {
             let (pool, pending) = (&mut self.pool, &mut self.pending);
             replica.engine.progress(&mut |request, generated| {
-                if let Some(Some(request)) = pending.get_mut(request as usize).filter(|_| generated > 0) {
-                    pool.record_output(&mut request.hold, generated.saturating_sub(request.published), virtual_time(now));
+                if let Some(Some(request)) =
+                    pending.get_mut(request as usize).filter(|_| generated > 0)
+                {
+                    pool.record_output(
+                        &mut request.hold,
+                        generated.saturating_sub(request.published),
+                        virtual_time(now),
+                    );
                     request.published = generated;
                 }
             });
@@ -220,9 +307,18 @@ impl<'w> ScalingWorld<'w> {
             }
         }
         self.start_step(at, now)?;
-        let ends = self.replicas.get(at).and_then(|replica| replica.engine.busy_until()).filter(|_| publishes);
+        let ends = self
+            .replicas
+            .get(at)
+            .and_then(|replica| replica.engine.busy_until())
+            .filter(|_| publishes);
         if let (Some(ends), Some(endpoint)) = (ends, self.endpoint(at)) {
-            self.learner.gap(at, endpoint, self.pool.in_flight().load(endpoint), ends - now);
+            self.learner.gap(
+                at,
+                endpoint,
+                self.pool.in_flight().load(endpoint),
+                ends - now,
+            );
         }
         Ok(ended)
     }
@@ -233,25 +329,35 @@ impl<'w> ScalingWorld<'w> {
 
     fn first_token(&mut self, at: usize, number: u32, now: f64) {
         self.learner.first_token(at, self.endpoint(at), number, now);
-        let (Some(Some(pending)), Some(request)) = (self.pending.get_mut(number as usize), self.requests.get(number as usize)) else {
+        let (Some(Some(pending)), Some(request)) = (
+            self.pending.get_mut(number as usize),
+            self.requests.get(number as usize),
+        ) else {
             return;
         };
         pending.first = now;
         pending.published = 1;
-        self.pool.record_first_token(&mut pending.hold, request.prompt, virtual_time(now));
+        self.pool
+            .record_first_token(&mut pending.hold, request.prompt, virtual_time(now));
     }
 
     fn done(&mut self, at: usize, number: u32, now: f64) {
         let pending = self.pending.get_mut(number as usize).and_then(Option::take);
-        let (Some(pending), Some(request)) = (pending, self.requests.get(number as usize)) else { return };
+        let (Some(pending), Some(request)) = (pending, self.requests.get(number as usize)) else {
+            return;
+        };
         self.pool.release(pending.hold, virtual_time(now));
         self.learner.output(request.output);
         let tpot_ms = (now - pending.first) / f64::from(request.output.saturating_sub(1).max(1));
-        self.good += usize::from(pending.first - request.at <= TTFT_SLO_S * 1e3 && tpot_ms <= TPOT_SLO_S * 1e3);
+        self.good += usize::from(
+            pending.first - request.at <= TTFT_SLO_S * 1e3 && tpot_ms <= TPOT_SLO_S * 1e3,
+        );
         self.totals.ended += 1.0;
         self.totals.prompt_tokens += f64::from(request.prompt);
         self.totals.output_tokens += f64::from(request.output);
-        let Some(replica) = self.replicas.get_mut(at) else { return };
+        let Some(replica) = self.replicas.get_mut(at) else {
+            return;
+        };
         replica.in_flight -= 1;
         if replica.state == ReplicaState::Draining && replica.in_flight == 0 {
             self.end(at, now);
@@ -260,7 +366,13 @@ impl<'w> ScalingWorld<'w> {
 
     /// Ends a replica and adds its hours. Replicas cost nothing after the last arrival.
     fn end(&mut self, at: usize, now: f64) {
-        let Some(replica) = self.replicas.get_mut(at).filter(|replica| replica.state != ReplicaState::Off) else { return };
+        let Some(replica) = self
+            .replicas
+            .get_mut(at)
+            .filter(|replica| replica.state != ReplicaState::Off)
+        else {
+            return;
+        };
         self.replica_ms += (now.min(LASTING_S * 1e3) - replica.ordered_at).max(0.0);
         replica.state = ReplicaState::Off;
     }
@@ -279,22 +391,41 @@ impl<'w> ScalingWorld<'w> {
             }
         });
         let metrics = metrics.collect();
-        let newer = self.pool.snapshot().and_then(|snapshot| snapshot.with_metrics(Version::default(), metrics).ok());
-        newer.into_iter().for_each(|snapshot| self.pool.refresh(snapshot, virtual_time(now)));
+        let newer = self
+            .pool
+            .snapshot()
+            .and_then(|snapshot| snapshot.with_metrics(Version::default(), metrics).ok());
+        newer
+            .into_iter()
+            .for_each(|snapshot| self.pool.refresh(snapshot, virtual_time(now)));
         self.pool.install_models(self.learner.publish(now), None);
     }
 
     fn tick(&mut self, now: f64) {
-        self.events.plan(now + Autoscaler::TICK_S * 1e3, ScalingEvent::Tick);
+        self.events
+            .plan(now + Autoscaler::TICK_S * 1e3, ScalingEvent::Tick);
         if now >= LASTING_S * 1e3 {
             return;
         }
         let step = self.learner.publish(now);
-        let engines: Vec<EngineSample> = (0..self.replicas.len()).filter_map(|at| self.sample(at)).collect();
-        let starts = self.replicas.iter().filter(|replica| replica.state == ReplicaState::Starting);
-        let starting: Vec<f64> = starts.map(|replica| (now - replica.ordered_at) / 1e3).collect();
+        let engines: Vec<EngineSample> = (0..self.replicas.len())
+            .filter_map(|at| self.sample(at))
+            .collect();
+        let starts = self
+            .replicas
+            .iter()
+            .filter(|replica| replica.state == ReplicaState::Starting);
+        let starting: Vec<f64> = starts
+            .map(|replica| (now - replica.ordered_at) / 1e3)
+            .collect();
         let ordered = engines.len() + starting.len();
-        let pool = PoolSample { now_s: now / 1e3, engines, starting, totals: self.totals, step: &step };
+        let pool = PoolSample {
+            now_s: now / 1e3,
+            engines,
+            starting,
+            totals: self.totals,
+            step: &step,
+        };
         let wanted = self.autoscaler.replicas(self.ticks, &pool);
         self.ticks += 1;
         for _ in ordered..wanted {
@@ -309,18 +440,37 @@ impl<'w> ScalingWorld<'w> {
     }
 
     fn sample(&self, at: usize) -> Option<EngineSample> {
-        let engine = &self.replicas.get(at).filter(|replica| replica.state == ReplicaState::Ready)?.engine;
+        let engine = &self
+            .replicas
+            .get(at)
+            .filter(|replica| replica.state == ReplicaState::Ready)?
+            .engine;
         let (waiting, running) = engine.counts();
         let load = self.pool.in_flight().load(self.endpoint(at)?);
-        Some(EngineSample { waiting: waiting as f64, running: running as f64, kv: engine.kv_utilization(), load })
+        Some(EngineSample {
+            waiting: waiting as f64,
+            running: running as f64,
+            kv: engine.kv_utilization(),
+            load,
+        })
     }
 
     fn order(&mut self, now: f64) {
-        let free = self.replicas.iter_mut().enumerate().find(|(_, replica)| replica.state == ReplicaState::Off);
+        let free = self
+            .replicas
+            .iter_mut()
+            .enumerate()
+            .find(|(_, replica)| replica.state == ReplicaState::Off);
         let Some((at, replica)) = free else { return };
         (replica.state, replica.ordered_at) = (ReplicaState::Starting, now);
         replica.generation += 1;
-        self.events.plan(now + self.startup_ms, ScalingEvent::Started { at, generation: replica.generation });
+        self.events.plan(
+            now + self.startup_ms,
+            ScalingEvent::Started {
+                at,
+                generation: replica.generation,
+            },
+        );
     }
 
     /// Removes a replica as Kubernetes does: first one that is not ready yet, then the youngest.
@@ -330,9 +480,18 @@ impl<'w> ScalingWorld<'w> {
             ReplicaState::Ready => Some(0),
             ReplicaState::Off | ReplicaState::Draining => None,
         };
-        let candidates = self.replicas.iter().enumerate().filter_map(|(at, r)| Some((rank(r.state)?, r.ordered_at, at)));
-        let Some((_, _, at)) = candidates.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))) else { return };
-        let Some(replica) = self.replicas.get_mut(at) else { return };
+        let candidates = self
+            .replicas
+            .iter()
+            .enumerate()
+            .filter_map(|(at, r)| Some((rank(r.state)?, r.ordered_at, at)));
+        let Some((_, _, at)) = candidates.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
+        else {
+            return;
+        };
+        let Some(replica) = self.replicas.get_mut(at) else {
+            return;
+        };
         if replica.in_flight == 0 {
             self.end(at, now);
         } else {
@@ -341,7 +500,9 @@ impl<'w> ScalingWorld<'w> {
     }
 
     fn started(&mut self, at: usize, generation: u32) {
-        let Some(replica) = self.replicas.get_mut(at) else { return };
+        let Some(replica) = self.replicas.get_mut(at) else {
+            return;
+        };
         if replica.state == ReplicaState::Starting && replica.generation == generation {
             replica.state = ReplicaState::Ready;
             replica.engine.forget();
@@ -351,21 +512,37 @@ impl<'w> ScalingWorld<'w> {
 
     /// Sends the proxy a pool update.
     fn install(&mut self) {
-        let endpoints = self.replicas.iter().enumerate().map(|(at, replica)| endpoint(at, replica)).collect();
+        let endpoints = self
+            .replicas
+            .iter()
+            .enumerate()
+            .map(|(at, replica)| endpoint(at, replica))
+            .collect();
         let updated = self.pool.snapshot().and_then(|snapshot| {
             let metrics = snapshot.metrics().to_vec();
-            snapshot.with_endpoints(Version::default(), endpoints, metrics).ok()
+            snapshot
+                .with_endpoints(Version::default(), endpoints, metrics)
+                .ok()
         });
-        updated.into_iter().for_each(|snapshot| self.pool.install(snapshot, 0, u32::MAX));
+        updated
+            .into_iter()
+            .for_each(|snapshot| self.pool.install(snapshot, 0, u32::MAX));
     }
 }
 
 fn endpoint(at: usize, replica: &Replica<'_>) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(replica.generation) },
+        id: EndpointRef {
+            slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)),
+            generation: Generation(replica.generation),
+        },
         name: format!("engine-{at}").into(),
         address: format!("10.0.0.{}:8000", at + 1).into(),
-        readiness: if replica.state == ReplicaState::Ready { Readiness::Ready } else { Readiness::NotReady },
+        readiness: if replica.state == ReplicaState::Ready {
+            Readiness::Ready
+        } else {
+            Readiness::NotReady
+        },
         labels: Box::default(),
         models: Default::default(),
         age_ms: 60_000,

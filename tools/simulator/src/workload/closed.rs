@@ -27,18 +27,24 @@ struct SessionText {
 
 impl SessionText {
     fn of(system: &str) -> Self {
-        let mut text = Self { text: Vec::new(), sums: SectionSums::new(0, BLOCK_BYTES_DEFAULT, BLOCKS_MAX), summed: 0 };
+        let mut text = Self {
+            text: Vec::new(),
+            sums: SectionSums::new(0, BLOCK_BYTES_DEFAULT, BLOCKS_MAX),
+            summed: 0,
+        };
         text.say(Role::System, system);
         text
     }
 
     fn say(&mut self, role: Role, text: &str) {
-        self.text.extend_from_slice(format!("<|{}|>{text}\n", role.name()).as_bytes());
+        self.text
+            .extend_from_slice(format!("<|{}|>{text}\n", role.name()).as_bytes());
     }
 
     /// The mark after which the model's reply begins.
     fn ask(&mut self) {
-        self.text.extend_from_slice(format!("<|{}|>", Role::Assistant.name()).as_bytes());
+        self.text
+            .extend_from_slice(format!("<|{}|>", Role::Assistant.name()).as_bytes());
     }
 
     /// A reply of so many tokens, the same for the same seed.
@@ -46,14 +52,20 @@ impl SessionText {
         let mut rng = Rng::seeded(seed);
         for _ in 0..tokens {
             let letters = rng.next_u64().to_le_bytes();
-            self.text.extend(letters.iter().take(TOKEN_BYTES - 1).map(|letter| b'a' + letter % 26));
+            self.text.extend(
+                letters
+                    .iter()
+                    .take(TOKEN_BYTES - 1)
+                    .map(|letter| b'a' + letter % 26),
+            );
             self.text.push(b' ');
         }
     }
 
     /// The hashes that a proxy computes for the text.
     fn hashes(&mut self) -> Vec<u64> {
-        self.sums.update(self.text.get(self.summed..).unwrap_or(&[]));
+        self.sums
+            .update(self.text.get(self.summed..).unwrap_or(&[]));
         self.summed = self.text.len();
         block_hashes(0, b"", b"", std::slice::from_ref(&self.sums))
     }
@@ -71,12 +83,19 @@ impl Workload {
     pub(crate) fn of_sessions(sessions: &[RaceSession]) -> Self {
         let (mut requests, mut blocks, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
         for session in sessions {
-            let (mut text, first, first_block) = (SessionText::of(&session.system), requests.len(), blocks.len());
+            let (mut text, first, first_block) = (
+                SessionText::of(&session.system),
+                requests.len(),
+                blocks.len(),
+            );
             for (number, turn) in session.turns.iter().enumerate() {
                 text.say(Role::User, &turn.text);
                 text.ask();
                 let (prompt, of_prompt) = (text.tokens(), text.hashes());
-                text.reply(turn.output_tokens, mix(u64::from(session.id), number as u64));
+                text.reply(
+                    turn.output_tokens,
+                    mix(u64::from(session.id), number as u64),
+                );
                 requests.push(WorkloadRequest {
                     at: session.start_ms,
                     pause_ms: (number > 0).then_some(turn.pause_ms),
@@ -93,7 +112,16 @@ impl Workload {
             blocks.extend(chained(&text.text));
         }
         let highest_priority = RequestClass::default().priority;
-        Self { requests, blocks, hashes, rate: 1.0, classes: Vec::new(), highest_priority, is_closed: true, roams: false }
+        Self {
+            requests,
+            blocks,
+            hashes,
+            rate: 1.0,
+            classes: Vec::new(),
+            highest_priority,
+            is_closed: true,
+            roams: false,
+        }
     }
 }
 
@@ -102,7 +130,9 @@ fn chained(text: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
     blocks.iter().scan(0, |chain, block| {
         let (words, _) = block.as_chunks::<8>();
-        *chain = words.iter().fold(*chain, |hash, word| mix(hash, u64::from_le_bytes(*word)));
+        *chain = words
+            .iter()
+            .fold(*chain, |hash, word| mix(hash, u64::from_le_bytes(*word)));
         Some(*chain)
     })
 }
@@ -116,13 +146,35 @@ mod tests {
     fn a_prompt_repeats_the_prompt_and_the_reply_before_it() {
         let sessions = RaceWorkload::Agents.sessions(1, 1.0, 10.0);
         let workload = Workload::of_sessions(&sessions);
-        assert_eq!(workload.requests().len(), sessions.iter().map(|session| session.turns.len()).sum::<usize>());
-        let jobs: Vec<_> = (0..sessions[0].turns.len() as u32).map(|turn| workload.job(turn).unwrap()).collect();
+        assert_eq!(
+            workload.requests().len(),
+            sessions
+                .iter()
+                .map(|session| session.turns.len())
+                .sum::<usize>()
+        );
+        let jobs: Vec<_> = (0..sessions[0].turns.len() as u32)
+            .map(|turn| workload.job(turn).unwrap())
+            .collect();
         for pair in jobs.windows(2) {
-            assert!(pair[1].blocks.starts_with(pair[0].blocks) && pair[1].prompt > pair[0].prompt + pair[0].output);
-            assert_eq!(pair[0].blocks.len(), (pair[0].prompt + pair[0].output) as usize / SESSION_BLOCK_TOKENS);
-            let shared = pair[0].hashes.iter().zip(pair[1].hashes).take_while(|(a, b)| a == b).count();
-            assert!(shared + 1 >= pair[0].hashes.len(), "a proxy finds all but the last block of the prompt before");
+            assert!(
+                pair[1].blocks.starts_with(pair[0].blocks)
+                    && pair[1].prompt > pair[0].prompt + pair[0].output
+            );
+            assert_eq!(
+                pair[0].blocks.len(),
+                (pair[0].prompt + pair[0].output) as usize / SESSION_BLOCK_TOKENS
+            );
+            let shared = pair[0]
+                .hashes
+                .iter()
+                .zip(pair[1].hashes)
+                .take_while(|(a, b)| a == b)
+                .count();
+            assert!(
+                shared + 1 >= pair[0].hashes.len(),
+                "a proxy finds all but the last block of the prompt before"
+            );
         }
     }
 
@@ -133,7 +185,10 @@ mod tests {
         let second = sessions[0].turns.len() as u32;
         let [one, other] = [0, second].map(|request| workload.job(request).unwrap().blocks);
         let shared = one.iter().zip(other).take_while(|(a, b)| a == b).count();
-        assert_eq!(shared, (sessions[0].system.len() + "<|system|>\n<|user|>".len()) / BLOCK_BYTES);
+        assert_eq!(
+            shared,
+            (sessions[0].system.len() + "<|system|>\n<|user|>".len()) / BLOCK_BYTES
+        );
         assert!(one.iter().skip(shared).all(|block| !other.contains(block)));
     }
 }

@@ -28,7 +28,11 @@ const REVIVAL_MS: f64 = 5_000.0;
 impl Simulation<'_> {
     /// Plans the changes of the setting, for these arrivals.
     pub(super) fn plan_changes(&mut self, arrivals: &[(f64, u32)]) {
-        let at = self.setting.change_at(arrivals.len()).and_then(|at| arrivals.get(at)).map_or(0.0, |arrival| arrival.0);
+        let at = self
+            .setting
+            .change_at(arrivals.len())
+            .and_then(|at| arrivals.get(at))
+            .map_or(0.0, |arrival| arrival.0);
         let mut plan = |at: f64, change| self.events.plan(at, WorldEvent::Changes(change));
         match self.setting.change {
             Some(SettingChange::Degrades(times)) => plan(at, PoolChange::Slows(times)),
@@ -37,12 +41,23 @@ impl Simulation<'_> {
                 plan(at + RESTART_MS, PoolChange::Returns { engine: 0 });
             }
             Some(SettingChange::Grows) => plan(at, PoolChange::Joins),
-            Some(SettingChange::KillAddRestart { arrivals_ms, failover }) => {
+            Some(SettingChange::KillAddRestart {
+                arrivals_ms,
+                failover,
+            }) => {
                 plan(0.25 * arrivals_ms, PoolChange::Dies { engine: 0 });
-                plan(0.5 * arrivals_ms, PoolChange::Returns { engine: self.setting.replicas - 1 });
+                plan(
+                    0.5 * arrivals_ms,
+                    PoolChange::Returns {
+                        engine: self.setting.replicas - 1,
+                    },
+                );
                 plan(0.75 * arrivals_ms, PoolChange::Dies { engine: 1 });
                 if failover.readmits {
-                    plan(0.75 * arrivals_ms + REVIVAL_MS, PoolChange::Returns { engine: 1 });
+                    plan(
+                        0.75 * arrivals_ms + REVIVAL_MS,
+                        PoolChange::Returns { engine: 1 },
+                    );
                 }
             }
             None => {}
@@ -52,12 +67,22 @@ impl Simulation<'_> {
     /// Returns how many requests ended with the change.
     pub(super) fn changes(&mut self, change: PoolChange, now: f64) -> Result<usize, String> {
         match change {
-            PoolChange::Slows(times) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
+            PoolChange::Slows(times) => self
+                .engines
+                .iter_mut()
+                .take(1)
+                .for_each(|engine| engine.slow_down(times)),
             PoolChange::Leaves => self.set_ready(0, false),
-            PoolChange::Joins => (0..self.setting.replicas).for_each(|engine| self.set_ready(engine, true)),
+            PoolChange::Joins => {
+                (0..self.setting.replicas).for_each(|engine| self.set_ready(engine, true))
+            }
             PoolChange::Dies { engine } => return self.dies(engine, now),
             PoolChange::Returns { engine } => {
-                self.engines.iter_mut().skip(engine).take(1).for_each(|engine| engine.forget());
+                self.engines
+                    .iter_mut()
+                    .skip(engine)
+                    .take(1)
+                    .for_each(|engine| engine.forget());
                 self.change_endpoint(engine, |endpoint| {
                     endpoint.readiness = Readiness::Ready;
                     endpoint.id.generation.0 += 1;
@@ -69,15 +94,35 @@ impl Simulation<'_> {
 
     /// A request that has its first token fails; another one is sent to another engine.
     fn dies(&mut self, engine: usize, now: f64) -> Result<usize, String> {
-        let Some(SettingChange::KillAddRestart { failover, .. }) = self.setting.change else { return Ok(0) };
-        self.engines.get_mut(engine).ok_or("no such engine can die")?.fail()?;
+        let Some(SettingChange::KillAddRestart { failover, .. }) = self.setting.change else {
+            return Ok(0);
+        };
+        self.engines
+            .get_mut(engine)
+            .ok_or("no such engine can die")?
+            .fail()?;
         self.set_ready(engine, false);
         let mut failed = 0;
         for request in 0..u32::try_from(self.in_flight.len()).unwrap_or(u32::MAX) {
-            let flight = self.in_flight.get(request as usize).and_then(Option::as_ref).filter(|flight| flight.at == engine);
-            let Some(SimulatedRequest { proxy, published, .. }) = flight else { continue };
+            let flight = self
+                .in_flight
+                .get(request as usize)
+                .and_then(Option::as_ref)
+                .filter(|flight| flight.at == engine);
+            let Some(SimulatedRequest {
+                proxy, published, ..
+            }) = flight
+            else {
+                continue;
+            };
             if *published == 0 {
-                self.events.plan(now + failover.retry_ms, WorldEvent::SendsAgain { request, proxy: *proxy });
+                self.events.plan(
+                    now + failover.retry_ms,
+                    WorldEvent::SendsAgain {
+                        request,
+                        proxy: *proxy,
+                    },
+                );
                 self.leaves(request, now);
             } else {
                 failed += self.fails(request, now);
@@ -88,8 +133,14 @@ impl Simulation<'_> {
 
     /// A request fails, if it is in flight. Returns how many ended with that.
     pub(super) fn fails(&mut self, request: u32, now: f64) -> usize {
-        let Some(engine) = self.leaves(request, now) else { return 0 };
-        self.engines.iter_mut().skip(engine).take(1).for_each(|engine| engine.abort(request));
+        let Some(engine) = self.leaves(request, now) else {
+            return 0;
+        };
+        self.engines
+            .iter_mut()
+            .skip(engine)
+            .take(1)
+            .for_each(|engine| engine.abort(request));
         if let Some(record) = self.records.get_mut(request as usize) {
             (record.ttft, record.e2e, record.has_failed) = (FAILED_MS, FAILED_MS, true);
         }
@@ -99,7 +150,9 @@ impl Simulation<'_> {
 
     /// Removes the request from its proxy. Returns the engine that had it.
     fn leaves(&mut self, request: u32, now: f64) -> Option<usize> {
-        let SimulatedRequest { hold, proxy, at, .. } = self.in_flight.get_mut(request as usize)?.take()?;
+        let SimulatedRequest {
+            hold, proxy, at, ..
+        } = self.in_flight.get_mut(request as usize)?.take()?;
         self.routers.get_mut(proxy)?.fail(hold, now);
         self.publish(proxy, now);
         Some(at)
@@ -107,12 +160,26 @@ impl Simulation<'_> {
 
     /// Whether the engine takes connections.
     pub(super) fn is_up(&self, engine: usize) -> bool {
-        let can_die = matches!(self.setting.change, Some(SettingChange::KillAddRestart { .. }));
-        !can_die || self.snapshot.endpoints().get(engine).is_some_and(|endpoint| endpoint.readiness == Readiness::Ready)
+        let can_die = matches!(
+            self.setting.change,
+            Some(SettingChange::KillAddRestart { .. })
+        );
+        !can_die
+            || self
+                .snapshot
+                .endpoints()
+                .get(engine)
+                .is_some_and(|endpoint| endpoint.readiness == Readiness::Ready)
     }
 
     fn set_ready(&mut self, engine: usize, is_ready: bool) {
-        self.change_endpoint(engine, |endpoint| endpoint.readiness = if is_ready { Readiness::Ready } else { Readiness::NotReady });
+        self.change_endpoint(engine, |endpoint| {
+            endpoint.readiness = if is_ready {
+                Readiness::Ready
+            } else {
+                Readiness::NotReady
+            }
+        });
     }
 
     /// Changes an endpoint, and sends the proxies a pool update.
@@ -120,7 +187,10 @@ impl Simulation<'_> {
         let mut endpoints = self.snapshot.endpoints().to_vec();
         endpoints.iter_mut().skip(at).take(1).for_each(change);
         let metrics = self.snapshot.metrics().to_vec();
-        if let Ok(snapshot) = self.snapshot.with_endpoints(Version::default(), endpoints, metrics) {
+        if let Ok(snapshot) = self
+            .snapshot
+            .with_endpoints(Version::default(), endpoints, metrics)
+        {
             self.snapshot = snapshot;
         }
         self.install();

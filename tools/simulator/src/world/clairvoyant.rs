@@ -65,30 +65,53 @@ struct PlannedRun<'w> {
 /// # Errors
 /// When the pool changes during the run, some engines only compute prompts, or they are of a model
 /// that cannot be copied.
-pub(super) fn plan(workload: &Workload, rate: f64, setting: &PoolSetting, seed: u64) -> Result<Vec<usize>, String> {
+pub(super) fn plan(
+    workload: &Workload,
+    rate: f64,
+    setting: &PoolSetting,
+    seed: u64,
+) -> Result<Vec<usize>, String> {
     if setting.change.is_some() || setting.prefillers > 0 || setting.model != EngineModel::Own {
         return Err("the clairvoyant has no changes of the pool, no prefill engines and only our own model of an engine".to_owned());
     }
     let start = PlannedRun::new(workload, workload.rate / rate, setting);
     let first = |policy: &str| {
-        let outcomes = super::run(workload, rate, &RoutingPolicy::named(policy)?, setting, seed)?;
-        EnginePlan::played(outcomes.iter().map(|outcome| outcome.engine).collect(), &start)
+        let outcomes = super::run(
+            workload,
+            rate,
+            &RoutingPolicy::named(policy)?,
+            setting,
+            seed,
+        )?;
+        EnginePlan::played(
+            outcomes.iter().map(|outcome| outcome.engine).collect(),
+            &start,
+        )
     };
-    let mut plans = FIRST.into_iter().map(first).collect::<Result<Vec<_>, String>>()?;
+    let mut plans = FIRST
+        .into_iter()
+        .map(first)
+        .collect::<Result<Vec<_>, String>>()?;
     plans.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
     plans.truncate(IMPROVED);
     for plan in &mut plans {
         (0..ROUNDS).try_for_each(|_| plan.improve(start.clone()))?;
     }
-    let best = plans.into_iter().min_by(|a, b| a.cost().total_cmp(&b.cost()));
-    best.map(|plan| plan.engines).ok_or_else(|| "no policy makes a first plan".to_owned())
+    let best = plans
+        .into_iter()
+        .min_by(|a, b| a.cost().total_cmp(&b.cost()));
+    best.map(|plan| plan.engines)
+        .ok_or_else(|| "no policy makes a first plan".to_owned())
 }
 
 // === impl EnginePlan ===
 
 impl EnginePlan {
     fn played(engines: Vec<usize>, start: &PlannedRun<'_>) -> Result<Self, String> {
-        let costs = start.clone().rest(&engines, None)?.ok_or("a first plan is never given up")?;
+        let costs = start
+            .clone()
+            .rest(&engines, None)?
+            .ok_or("a first plan is never given up")?;
         Ok(Self { engines, costs })
     }
 
@@ -102,10 +125,18 @@ impl EnginePlan {
         while let Some((request, now)) = present.next_sent()? {
             for engine in present.promising(request, now, self.engines.get(request as usize)) {
                 let mut engines = self.engines.clone();
-                present.turns_from(request).for_each(|turn| engines.iter_mut().skip(turn).take(1).for_each(|at| *at = engine));
+                present.turns_from(request).for_each(|turn| {
+                    engines
+                        .iter_mut()
+                        .skip(turn)
+                        .take(1)
+                        .for_each(|at| *at = engine)
+                });
                 let mut future = present.clone();
                 future.send(request, now, &engines);
-                let other = future.rest(&engines, Some(self))?.map(|costs| Self { engines, costs });
+                let other = future
+                    .rest(&engines, Some(self))?
+                    .map(|costs| Self { engines, costs });
                 if let Some(other) = other.filter(|other| other.cost() < self.cost()) {
                     *self = other;
                 }
@@ -121,11 +152,26 @@ impl EnginePlan {
 impl<'w> PlannedRun<'w> {
     fn new(workload: &'w Workload, stretch: f64, setting: &PoolSetting) -> Self {
         let mut events = EventQueue::default();
-        for (request, number) in workload.requests().iter().zip(0..).filter(|(request, _)| request.pause_ms.is_none()) {
-            events.plan(request.at * stretch, PlannedEvent::Sends { request: number });
+        for (request, number) in workload
+            .requests()
+            .iter()
+            .zip(0..)
+            .filter(|(request, _)| request.pause_ms.is_none())
+        {
+            events.plan(
+                request.at * stretch,
+                PlannedEvent::Sends { request: number },
+            );
         }
         let engines = setting.specs().map(SimulatedEngine::new).collect();
-        Self { workload, engines, events, sent: vec![0.0; workload.requests().len()], cost: 0.0, costs: Vec::new() }
+        Self {
+            workload,
+            engines,
+            events,
+            sent: vec![0.0; workload.requests().len()],
+            cost: 0.0,
+            costs: Vec::new(),
+        }
     }
 
     /// Plays until a request is sent; returns it and when that is. `None` at the end of the run.
@@ -135,7 +181,9 @@ impl<'w> PlannedRun<'w> {
             match event {
                 PlannedEvent::Sends { request } => return Ok(Some((request, now))),
                 PlannedEvent::Arrives { request, engine } => {
-                    if let (Some(job), Some(at)) = (self.workload.job(request), self.engines.get_mut(engine)) {
+                    if let (Some(job), Some(at)) =
+                        (self.workload.job(request), self.engines.get_mut(engine))
+                    {
                         at.submit(job, now)?;
                         self.start_step(engine, now)?;
                     }
@@ -148,16 +196,32 @@ impl<'w> PlannedRun<'w> {
 
     /// Sends a request to its engine.
     fn send(&mut self, request: u32, now: f64, engines: &[usize]) {
-        let (Some(&at), Some(job)) = (engines.get(request as usize), self.workload.job(request)) else { return };
-        if let (Some(engine), Some(sent)) = (self.engines.get_mut(at), self.sent.get_mut(request as usize)) {
+        let (Some(&at), Some(job)) = (engines.get(request as usize), self.workload.job(request))
+        else {
+            return;
+        };
+        if let (Some(engine), Some(sent)) = (
+            self.engines.get_mut(at),
+            self.sent.get_mut(request as usize),
+        ) {
             *sent = now;
             engine.announce(job);
-            self.events.plan(now + engine.spec().api_ms, PlannedEvent::Arrives { request, engine: at });
+            self.events.plan(
+                now + engine.spec().api_ms,
+                PlannedEvent::Arrives {
+                    request,
+                    engine: at,
+                },
+            );
         }
     }
 
     /// Plays the plan to the end of the run. Returns the costs; `None` if it is given up.
-    fn rest(mut self, engines: &[usize], best: Option<&EnginePlan>) -> Result<Option<Vec<f64>>, String> {
+    fn rest(
+        mut self,
+        engines: &[usize],
+        best: Option<&EnginePlan>,
+    ) -> Result<Option<Vec<f64>>, String> {
         while let Some((request, now)) = self.next_sent()? {
             if best.is_some_and(|best| self.is_hopeless(best)) {
                 return Ok(None);
@@ -173,16 +237,25 @@ impl<'w> PlannedRun<'w> {
     }
 
     fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
+        let Some(engine) = self
+            .engines
+            .get_mut(at)
+            .filter(|engine| engine.busy_until().is_none())
+        else {
+            return Ok(());
+        };
         if let Some(ends) = engine.start(now, &mut |_, _| ())? {
-            self.events.plan(ends, PlannedEvent::StepEnds { engine: at });
+            self.events
+                .plan(ends, PlannedEvent::StepEnds { engine: at });
         }
         Ok(())
     }
 
     fn step_ends(&mut self, at: usize, now: f64) -> Result<(), String> {
         let mut events = Vec::new();
-        self.engines.get_mut(at).map_or(Ok(()), |engine| engine.end(&mut events))?;
+        self.engines
+            .get_mut(at)
+            .map_or(Ok(()), |engine| engine.end(&mut events))?;
         for event in events {
             let (StepEvent::First(request) | StepEvent::Done(request)) = event;
             let ms = now - self.sent.get(request as usize).copied().unwrap_or_default();
@@ -191,8 +264,18 @@ impl<'w> PlannedRun<'w> {
                 continue;
             }
             self.costs.push(self.cost);
-            if let Some(pause_ms) = self.workload.requests().get(request as usize + 1).and_then(|next| next.pause_ms) {
-                self.events.plan(now + pause_ms, PlannedEvent::Sends { request: request + 1 });
+            if let Some(pause_ms) = self
+                .workload
+                .requests()
+                .get(request as usize + 1)
+                .and_then(|next| next.pause_ms)
+            {
+                self.events.plan(
+                    now + pause_ms,
+                    PlannedEvent::Sends {
+                        request: request + 1,
+                    },
+                );
             }
         }
         self.start_step(at, now)
@@ -200,12 +283,18 @@ impl<'w> PlannedRun<'w> {
 
     /// Engines to try for a request instead of `planned`.
     fn promising(&self, request: u32, now: f64, planned: Option<&usize>) -> Vec<usize> {
-        let Some(job) = self.workload.job(request) else { return Vec::new() };
+        let Some(job) = self.workload.job(request) else {
+            return Vec::new();
+        };
         let cost = |engine: &SimulatedEngine<'w>| {
             let (waiting, running) = engine.counts();
             greedy_cost(engine, &job, (waiting + running) as f64, now)
         };
-        let others = self.engines.iter().enumerate().filter(|(at, _)| planned != Some(at));
+        let others = self
+            .engines
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| planned != Some(at));
         let mut costs: Vec<(f64, usize)> = others.map(|(at, engine)| (cost(engine), at)).collect();
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
         costs.into_iter().take(TRIED).map(|(_, at)| at).collect()
@@ -214,7 +303,12 @@ impl<'w> PlannedRun<'w> {
     /// The numbers of the request and of the later ones of its closed session.
     fn turns_from(&self, request: u32) -> impl Iterator<Item = usize> + '_ {
         let first = request as usize;
-        let later = self.workload.requests().iter().skip(first + 1).take_while(|next| next.pause_ms.is_some());
+        let later = self
+            .workload
+            .requests()
+            .iter()
+            .skip(first + 1)
+            .take_while(|next| next.pause_ms.is_some());
         first..=first + later.count()
     }
 }
@@ -233,8 +327,14 @@ mod tests {
 
     /// Two engines, and some twenty sessions.
     fn small() -> (Workload, PoolSetting) {
-        let setting = PoolSetting { replicas: 2, ..PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS)) };
-        (Workload::of_sessions(&RaceWorkload::Chat.sessions(SEED, 2.5, 8.0)), setting)
+        let setting = PoolSetting {
+            replicas: 2,
+            ..PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS))
+        };
+        (
+            Workload::of_sessions(&RaceWorkload::Chat.sessions(SEED, 2.5, 8.0)),
+            setting,
+        )
     }
 
     /// The engines that a policy picks, and the times to first tokens and to ends together.
@@ -242,7 +342,13 @@ mod tests {
         let (workload, setting) = small();
         let outcomes = run(&workload, workload.rate, policy, &setting, SEED).unwrap();
         let engines = outcomes.iter().map(|outcome| outcome.engine).collect();
-        (engines, outcomes.iter().map(|outcome| outcome.ttft + outcome.e2e).sum())
+        (
+            engines,
+            outcomes
+                .iter()
+                .map(|outcome| outcome.ttft + outcome.e2e)
+                .sum(),
+        )
     }
 
     #[test]
@@ -250,16 +356,29 @@ mod tests {
         let (workload, setting) = small();
         for policy in FIRST {
             let (engines, ms) = played(&RoutingPolicy::named(policy).unwrap());
-            let plan = EnginePlan::played(engines, &PlannedRun::new(&workload, 1.0, &setting)).unwrap();
-            assert!((plan.cost() - ms).abs() < 1e-3, "{policy}: {} instead of {ms}", plan.cost());
+            let plan =
+                EnginePlan::played(engines, &PlannedRun::new(&workload, 1.0, &setting)).unwrap();
+            assert!(
+                (plan.cost() - ms).abs() < 1e-3,
+                "{policy}: {} instead of {ms}",
+                plan.cost()
+            );
         }
     }
 
     #[test]
     fn knowing_the_arrivals_beats_every_policy_that_does_not() {
         let (engines, ms) = played(&RoutingPolicy::named(CLAIRVOYANT).unwrap());
-        assert_eq!(played(&RoutingPolicy::Planned(engines.clone())), (engines.clone(), ms), "the plan is followed");
-        assert_eq!(played(&RoutingPolicy::named(CLAIRVOYANT).unwrap()).0, engines, "a seed gives the same plan");
+        assert_eq!(
+            played(&RoutingPolicy::Planned(engines.clone())),
+            (engines.clone(), ms),
+            "the plan is followed"
+        );
+        assert_eq!(
+            played(&RoutingPolicy::named(CLAIRVOYANT).unwrap()).0,
+            engines,
+            "a seed gives the same plan"
+        );
         for policy in FIRST {
             let theirs = played(&RoutingPolicy::named(policy).unwrap()).1;
             assert!(ms < theirs - 500.0, "{policy}: {ms} and {theirs}");
@@ -269,7 +388,10 @@ mod tests {
     #[test]
     fn a_pool_that_changes_has_no_plan() {
         let (workload, setting) = small();
-        let setting = PoolSetting { change: Some(SettingChange::Restarts), ..setting };
+        let setting = PoolSetting {
+            change: Some(SettingChange::Restarts),
+            ..setting
+        };
         assert!(plan(&workload, workload.rate, &setting, SEED).is_err());
     }
 }

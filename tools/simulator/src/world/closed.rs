@@ -8,7 +8,10 @@ impl Simulation<'_> {
     /// workload, the first of each closed session.
     pub(super) fn arrivals(&self, stretch: f64) -> Vec<(f64, u32)> {
         let requests = self.workload.requests().iter().zip(0..);
-        requests.filter(|(request, _)| request.pause_ms.is_none()).map(|(request, number)| (request.at * stretch, number)).collect()
+        requests
+            .filter(|(request, _)| request.pause_ms.is_none())
+            .map(|(request, number)| (request.at * stretch, number))
+            .collect()
     }
 
     /// The proxy of an arrival: any one, or each closed session's in turn.
@@ -25,14 +28,23 @@ impl Simulation<'_> {
         if self.workload.roams {
             return (mix(u64::from(request), 31) % self.setting.proxies.max(1) as u64) as usize;
         }
-        request.checked_sub(1).and_then(|before| self.records.get(before as usize)).map_or(0, |before| before.proxy)
+        request
+            .checked_sub(1)
+            .and_then(|before| self.records.get(before as usize))
+            .map_or(0, |before| before.proxy)
     }
 
     /// The reply has ended: plans the next request of a closed session.
     pub(super) fn plan_next_turn(&mut self, request: u32, now: f64) {
         let next = request.saturating_add(1);
-        if let Some(pause_ms) = self.workload.requests().get(next as usize).and_then(|next| next.pause_ms) {
-            self.events.plan(now + pause_ms, WorldEvent::Sends { request: next });
+        if let Some(pause_ms) = self
+            .workload
+            .requests()
+            .get(next as usize)
+            .and_then(|next| next.pause_ms)
+        {
+            self.events
+                .plan(now + pause_ms, WorldEvent::Sends { request: next });
         }
     }
 }

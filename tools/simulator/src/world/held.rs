@@ -6,16 +6,26 @@ impl Simulation<'_> {
     /// Sends the requests that were held and that have room now.
     pub(super) fn release(&mut self, now: f64) -> Result<(), String> {
         for proxy in 0..self.routers.len() {
-            while let Some(request) = self.routers.get_mut(proxy).and_then(|router| router.next_held(now)) {
-                let (Some(job), class) = (self.workload.job(request), self.workload.class(request)) else { continue };
-                let Some(router) = self.routers.get_mut(proxy) else { continue };
+            while let Some(request) = self
+                .routers
+                .get_mut(proxy)
+                .and_then(|router| router.next_held(now))
+            {
+                let (Some(job), class) = (self.workload.job(request), self.workload.class(request))
+                else {
+                    continue;
+                };
+                let Some(router) = self.routers.get_mut(proxy) else {
+                    continue;
+                };
                 let picked = router.pick_held(self.policy, (&job, class), &self.engines, now)?;
                 picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))?;
             }
         }
         for (proxy, router) in self.routers.iter_mut().enumerate() {
             if let Some(ms) = router.begins_to_tick() {
-                self.events.plan(now.floor() + ms, WorldEvent::Tick { proxy });
+                self.events
+                    .plan(now.floor() + ms, WorldEvent::Tick { proxy });
             }
         }
         Ok(())

@@ -15,15 +15,38 @@ impl Simulation<'_> {
     /// has room.
     pub(super) fn has_room(&self, job: &EngineJob<'_>, engine: usize, hold: &LedgerHold) -> bool {
         let class = self.workload.class(job.request);
-        let Some((index, endpoint)) = self.snapshot.indices().nth(engine).zip(self.endpoint(engine)) else { return true };
+        let Some((index, endpoint)) = self
+            .snapshot
+            .indices()
+            .nth(engine)
+            .zip(self.endpoint(engine))
+        else {
+            return true;
+        };
         let mut before = InFlight::default();
         before.others_mut().start(&[endpoint]);
-        self.routers.iter().for_each(|router| before.others_mut().add(endpoint, router.own_load(endpoint)));
+        self.routers
+            .iter()
+            .for_each(|router| before.others_mut().add(endpoint, router.own_load(endpoint)));
         before.others_mut().subtract(endpoint, hold.load());
         let critical = class.priority >= self.workload.highest_priority || hold.is_owed();
-        let request = Request { prompt_tokens: self.policy.prompt_tokens(job, class), ..Request::default() };
-        let limits = RoomLimits { critical, ..RoomLimits::ALL };
+        let request = Request {
+            prompt_tokens: self.policy.prompt_tokens(job, class),
+            ..Request::default()
+        };
+        let limits = RoomLimits {
+            critical,
+            ..RoomLimits::ALL
+        };
         let route = RankedList::new([index]).map(Route::to);
-        route.is_none_or(|route| scheduler::has_room(&self.snapshot, &request, LocalState::new(&before), &route, limits))
+        route.is_none_or(|route| {
+            scheduler::has_room(
+                &self.snapshot,
+                &request,
+                LocalState::new(&before),
+                &route,
+                limits,
+            )
+        })
     }
 }

@@ -37,7 +37,13 @@ const REPORT_MS: f64 = 1_000.0;
 pub(super) fn idle_states(count: usize, idle_ms: f64, seed: u64) -> Vec<EngineState> {
     let mut dice = Sampler::seeded(mix(seed, 53));
     let report_due = REPORT_MS * dice.unit();
-    (0..count).map(|_| EngineState { report_due, due: idle_ms * dice.unit(), ..EngineState::default() }).collect()
+    (0..count)
+        .map(|_| EngineState {
+            report_due,
+            due: idle_ms * dice.unit(),
+            ..EngineState::default()
+        })
+        .collect()
 }
 
 // === impl EngineState ===
@@ -69,7 +75,11 @@ impl EngineState {
         if has_work {
             self.busy_until = now + BUSY_HOLD_MS;
         }
-        self.due = if now < self.busy_until { now } else { now + idle_ms };
+        self.due = if now < self.busy_until {
+            now
+        } else {
+            now + idle_ms
+        };
         true
     }
 }
@@ -77,37 +87,57 @@ impl EngineState {
 impl Simulation<'_> {
     pub(super) fn scrape(&mut self, now: f64) {
         let (states, before) = (self.states.iter_mut(), self.snapshot.metrics());
-        let metrics = self.engines.iter().zip(states).zip(before).map(|((engine, state), before)| {
-            let (waiting, running) = engine.counts();
-            let has_work = waiting + running > 0;
-            state.report(has_work, self.setting.scrape_ms, now);
-            if !state.is_due(has_work, self.setting.idle_scrape_ms, now) {
-                return before.clone();
-            }
-            // An engine looks for new requests between its steps. Until then it does not report
-            // them; of open workloads it does, which the published campaigns were run with.
-            let waiting = if self.workload.is_closed { state.left_waiting } else { waiting };
-            EndpointMetrics {
-                queue_depth: Some(waiting as f32),
-                running_requests: Some(running as f32),
-                kv_cache_utilization: Some(engine.kv_utilization() as f32),
-                kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
-                kv_block_tokens: u32::try_from(engine.spec().block_tokens).ok(),
-                lora: lora(engine.as_ref()),
-                attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), engine.spec().sequences_max as f32)]),
-            }
-        });
+        let metrics =
+            self.engines
+                .iter()
+                .zip(states)
+                .zip(before)
+                .map(|((engine, state), before)| {
+                    let (waiting, running) = engine.counts();
+                    let has_work = waiting + running > 0;
+                    state.report(has_work, self.setting.scrape_ms, now);
+                    if !state.is_due(has_work, self.setting.idle_scrape_ms, now) {
+                        return before.clone();
+                    }
+                    // An engine looks for new requests between its steps. Until then it does not
+                    // report them; of open workloads it does, which the published campaigns were
+                    // run with.
+                    let waiting = if self.workload.is_closed {
+                        state.left_waiting
+                    } else {
+                        waiting
+                    };
+                    EndpointMetrics {
+                        queue_depth: Some(waiting as f32),
+                        running_requests: Some(running as f32),
+                        kv_cache_utilization: Some(engine.kv_utilization() as f32),
+                        kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
+                        kv_block_tokens: u32::try_from(engine.spec().block_tokens).ok(),
+                        lora: lora(engine.as_ref()),
+                        attributes: Box::new([(
+                            SEQUENCES_MAX_ATTRIBUTE.into(),
+                            engine.spec().sequences_max as f32,
+                        )]),
+                    }
+                });
         let step = Arc::new(match self.policy {
             RoutingPolicy::Exact(_) => {
                 let endpoints = self.snapshot.endpoints().iter().map(|endpoint| endpoint.id);
-                self.learning.exact_model(endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)))
+                self.learning.exact_model(
+                    endpoints.zip(self.engines.iter().map(|engine| engine.spec().times)),
+                )
             }
             _ => self.learning.publish(now),
         });
-        if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
+        if let Ok(snapshot) = self
+            .snapshot
+            .with_metrics(Version::default(), metrics.collect())
+        {
             self.snapshot = snapshot.with_step(step);
         }
-        self.routers.iter_mut().for_each(|router| router.refresh(&self.snapshot, now));
+        self.routers
+            .iter_mut()
+            .for_each(|router| router.refresh(&self.snapshot, now));
     }
 }
 
@@ -118,29 +148,62 @@ mod tests {
     #[test]
     fn an_engine_without_work_is_scraped_less_often() {
         let mut state = EngineState::default();
-        let due =
-            |state: &mut EngineState, has_work, at: &[f64]| at.iter().map(|&now| state.is_due(has_work, 1_000.0, now)).collect::<Vec<_>>();
-        assert_eq!(due(&mut state, false, &[0.0, 100.0, 900.0, 1_000.0, 1_100.0]), [true, false, false, true, false]);
-        assert_eq!(due(&mut state, true, &[1_900.0, 2_000.0, 2_100.0]), [false, true, true], "the time was decided before");
-        assert_eq!(due(&mut state, false, &[4_000.0, 4_100.0, 4_200.0, 5_100.0]), [true, true, false, true], "it is busy for 2 s more");
+        let due = |state: &mut EngineState, has_work, at: &[f64]| {
+            at.iter()
+                .map(|&now| state.is_due(has_work, 1_000.0, now))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            due(&mut state, false, &[0.0, 100.0, 900.0, 1_000.0, 1_100.0]),
+            [true, false, false, true, false]
+        );
+        assert_eq!(
+            due(&mut state, true, &[1_900.0, 2_000.0, 2_100.0]),
+            [false, true, true],
+            "the time was decided before"
+        );
+        assert_eq!(
+            due(&mut state, false, &[4_000.0, 4_100.0, 4_200.0, 5_100.0]),
+            [true, true, false, true],
+            "it is busy for 2 s more"
+        );
     }
 
     #[test]
     fn a_report_brings_the_next_scrape_of_a_picked_engine_forward() {
-        let mut state = EngineState { report_due: 300.0, due: 900.0, ..EngineState::default() };
+        let mut state = EngineState {
+            report_due: 300.0,
+            due: 900.0,
+            ..EngineState::default()
+        };
         let due = |state: &mut EngineState, now| {
             state.report(false, 100.0, now);
             state.is_due(false, 1_000.0, now)
         };
         state.picked();
-        assert_eq!([200.0, 300.0, 400.0].map(|now| due(&mut state, now)), [false, false, true]);
-        assert_eq!([2_200.0, 2_300.0, 2_400.0, 3_300.0].map(|now| due(&mut state, now)), [true, true, false, true], "no pick since");
+        assert_eq!(
+            [200.0, 300.0, 400.0].map(|now| due(&mut state, now)),
+            [false, false, true]
+        );
+        assert_eq!(
+            [2_200.0, 2_300.0, 2_400.0, 3_300.0].map(|now| due(&mut state, now)),
+            [true, true, false, true],
+            "no pick since"
+        );
     }
 
     #[test]
     fn idle_engines_are_scraped_at_different_times() {
-        let due = |seed| idle_states(8, 1_000.0, seed).iter().map(|state| state.due).collect::<Vec<_>>();
+        let due = |seed| {
+            idle_states(8, 1_000.0, seed)
+                .iter()
+                .map(|state| state.due)
+                .collect::<Vec<_>>()
+        };
         assert!(due(1) != due(2) && due(1).iter().all(|due| (0.0..1_000.0).contains(due)));
-        assert!(idle_states(8, 0.0, 1).iter().all(|state| state.due <= 0.0), "without a longer time, every scrape has all");
+        assert!(
+            idle_states(8, 0.0, 1).iter().all(|state| state.due <= 0.0),
+            "without a longer time, every scrape has all"
+        );
     }
 }

@@ -57,7 +57,10 @@ pub(crate) enum SettingChange {
     /// While requests arrive for this many ms: after a quarter of it the first engine dies for
     /// good, after half of it the last one, which was not ready before, becomes ready, and after
     /// three quarters of it the second one restarts.
-    KillAddRestart { arrivals_ms: f64, failover: Failover },
+    KillAddRestart {
+        arrivals_ms: f64,
+        failover: Failover,
+    },
 }
 
 /// What proxies do when an engine dies.
@@ -79,13 +82,18 @@ impl EngineModel {
 
     /// # Errors
     /// When this binary does not have it, or it does not support the spec.
-    pub(super) fn engine<'w>(self, spec: SimulatedEngineSpec) -> Result<Box<dyn EngineSimulator<'w> + 'w>, String> {
+    pub(super) fn engine<'w>(
+        self,
+        spec: SimulatedEngineSpec,
+    ) -> Result<Box<dyn EngineSimulator<'w> + 'w>, String> {
         match self {
             Self::Own => Ok(Box::new(SimulatedEngine::new(spec))),
             #[cfg(feature = "aisimulate")]
             Self::Aisimulate => Ok(Box::new(crate::engine::AisimulateEngine::new(spec)?)),
             #[cfg(not(feature = "aisimulate"))]
-            Self::Aisimulate => Err("this binary has no second engine: build tools/simulator/aisimulate".to_owned()),
+            Self::Aisimulate => {
+                Err("this binary has no second engine: build tools/simulator/aisimulate".to_owned())
+            }
         }
     }
 }
@@ -113,13 +121,21 @@ impl PoolSetting {
 
     /// The setting with the changed pool from the start.
     pub(crate) fn changed(&self) -> Self {
-        let change = self.change.filter(|change| *change != SettingChange::Restarts);
-        Self { change, change_after: 0.0, ..*self }
+        let change = self
+            .change
+            .filter(|change| *change != SettingChange::Restarts);
+        Self {
+            change,
+            change_after: 0.0,
+            ..*self
+        }
     }
 
     /// The request at whose arrival the pool changes, in a run of this many requests.
     pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
-        let at_arrival = self.change.filter(|change| !matches!(change, SettingChange::KillAddRestart { .. }));
+        let at_arrival = self
+            .change
+            .filter(|change| !matches!(change, SettingChange::KillAddRestart { .. }));
         at_arrival.map(|_| (requests as f64 * self.change_after) as usize)
     }
 
@@ -127,7 +143,11 @@ impl PoolSetting {
         (0..self.replicas).map(|at| {
             let mut spec = self.engine;
             spec.times.slowdown *= if at % 2 == 1 { self.odd_slowdown } else { 1.0 };
-            spec.times.slowdown *= if at * 2 >= self.replicas { self.half_slowdown } else { 1.0 };
+            spec.times.slowdown *= if at * 2 >= self.replicas {
+                self.half_slowdown
+            } else {
+                1.0
+            };
             spec
         })
     }

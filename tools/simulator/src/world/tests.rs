@@ -19,7 +19,13 @@ fn workload_of(prefixes: u32) -> Workload {
         prompt: 2_000 + 512 * (number % 5),
         output: 20 + number % 40,
         ids: (0..12)
-            .map(|id| if id < 3 { u64::from(number % prefixes) * 100 + id } else { u64::from(number) * 1_000 + id + dice.below(9) as u64 })
+            .map(|id| {
+                if id < 3 {
+                    u64::from(number % prefixes) * 100 + id
+                } else {
+                    u64::from(number) * 1_000 + id + dice.below(9) as u64
+                }
+            })
             .collect(),
         adapter: 1 + (number % 5) as u16,
     };
@@ -32,13 +38,25 @@ fn play(policy: &str, setting: &PoolSetting) -> Vec<RequestOutcome> {
 }
 
 fn play_of(workload: &Workload, policy: &str, setting: &PoolSetting) -> Vec<RequestOutcome> {
-    run(workload, workload.rate * 3.0, &RoutingPolicy::named(policy).unwrap(), setting, 7).unwrap()
+    run(
+        workload,
+        workload.rate * 3.0,
+        &RoutingPolicy::named(policy).unwrap(),
+        setting,
+        7,
+    )
+    .unwrap()
 }
 
 #[test]
 fn a_seed_gives_the_same_run_under_every_policy() {
     for policy in crate::policy::MAIN {
-        let ends = || play(policy, &PoolSetting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
+        let ends = || {
+            play(policy, &PoolSetting::plain(LLAMA_8B_H100))
+                .iter()
+                .map(|record| record.e2e.to_bits())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(ends(), ends(), "{policy}");
     }
 }
@@ -46,40 +64,86 @@ fn a_seed_gives_the_same_run_under_every_policy() {
 #[test]
 fn all_requests_are_served_through_every_change_of_the_pool() {
     let plain = PoolSetting::plain(LLAMA_8B_H100);
-    for change in [SettingChange::Degrades(3.0), SettingChange::Restarts, SettingChange::Grows] {
-        for sharing in [SharingMode::Private, SharingMode::After(0.0), SharingMode::After(100.0)] {
-            let setting = PoolSetting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
+    for change in [
+        SettingChange::Degrades(3.0),
+        SettingChange::Restarts,
+        SettingChange::Grows,
+    ] {
+        for sharing in [
+            SharingMode::Private,
+            SharingMode::After(0.0),
+            SharingMode::After(100.0),
+        ] {
+            let setting = PoolSetting {
+                change: Some(change),
+                proxies: 3,
+                sharing,
+                scrape_ms: 0.0,
+                ..plain
+            };
             let records = play("ours", &setting);
             assert_eq!(records.len(), 600);
-            assert!(records.iter().all(|record| record.ttft > 0.0 && record.e2e >= record.ttft), "{change:?} {sharing:?}");
+            assert!(
+                records
+                    .iter()
+                    .all(|record| record.ttft > 0.0 && record.e2e >= record.ttft),
+                "{change:?} {sharing:?}"
+            );
         }
     }
 }
 
 #[test]
 fn all_requests_are_served_by_split_pools_and_with_adapters() {
-    let mut setting = PoolSetting { prefillers: 3, ..PoolSetting::plain(LLAMA_8B_H100) };
+    let mut setting = PoolSetting {
+        prefillers: 3,
+        ..PoolSetting::plain(LLAMA_8B_H100)
+    };
     setting.engine.adapter_places = 2;
     setting.engine.adapter_load_ms = 200.0;
     for policy in ["ours", "2/2/3", "2/2/3+lora", "random", "dynamo"] {
         let records = play(policy, &setting);
         // A first token takes at least as long as a transfer.
-        assert!(records.len() == 600 && records.iter().all(|record| record.ttft > 8.0 && record.e2e >= record.ttft), "{policy}");
+        assert!(
+            records.len() == 600
+                && records
+                    .iter()
+                    .all(|record| record.ttft > 8.0 && record.e2e >= record.ttft),
+            "{policy}"
+        );
     }
     let workload = workload();
-    assert!(run(&workload, 1.0, &RoutingPolicy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks only one engine");
+    assert!(
+        run(
+            &workload,
+            1.0,
+            &RoutingPolicy::named("lmetric").unwrap(),
+            &setting,
+            7
+        )
+        .is_err(),
+        "it picks only one engine"
+    );
 }
 
 /// Where the requests are that this policy sends of the first 24, all at once: how many each engine
 /// computes the prompt of, or decodes. Four engines compute prompts for four others.
 fn sent(policy: &RoutingPolicy) -> Vec<usize> {
-    let (workload, setting) = (workload(), PoolSetting { prefillers: 4, ..PoolSetting::plain(LLAMA_8B_H100) });
+    let (workload, setting) = (
+        workload(),
+        PoolSetting {
+            prefillers: 4,
+            ..PoolSetting::plain(LLAMA_8B_H100)
+        },
+    );
     let pipeline = Pipeline::build(&policy.pipeline(true).unwrap()).unwrap();
     let mut world = Simulation::new(&workload, policy, &setting, pipeline, 7).unwrap();
     (0..24).for_each(|request| world.pick(request, 0, 0.0).unwrap());
     let mut counts = vec![0; setting.replicas];
     for flight in world.in_flight.iter().flatten() {
-        let PrefillLocation::At(prefiller) = flight.prompt else { panic!("one engine does both stages") };
+        let PrefillLocation::At(prefiller) = flight.prompt else {
+            panic!("one engine does both stages")
+        };
         counts[prefiller] += 1;
         counts[flight.at] += 1;
     }
@@ -89,22 +153,44 @@ fn sent(policy: &RoutingPolicy) -> Vec<usize> {
 #[test]
 fn the_queues_of_others_look_at_each_stage() {
     let dynamo = RoutingPolicy::named("dynamo").unwrap();
-    assert!(sent(&dynamo).iter().all(|count| (4..=8).contains(count)), "{:?}", sent(&dynamo));
+    assert!(
+        sent(&dynamo).iter().all(|count| (4..=8).contains(count)),
+        "{:?}",
+        sent(&dynamo)
+    );
     // Two of these prompts have more than 4,200 uncached tokens, or three.
-    let queued = sent(&RoutingPolicy::Gated(Box::new(dynamo), GateRule::PrefillTokens(4_200.0)));
-    assert!(queued[..4].iter().all(|count| (2..=3).contains(count)), "{queued:?}: the queue is that of the prefill engines");
+    let queued = sent(&RoutingPolicy::Gated(
+        Box::new(dynamo),
+        GateRule::PrefillTokens(4_200.0),
+    ));
+    assert!(
+        queued[..4].iter().all(|count| (2..=3).contains(count)),
+        "{queued:?}: the queue is that of the prefill engines"
+    );
     let most = ("maxConcurrency".to_owned(), ParameterValue::Number(2.0));
-    let detector = PluginSpec { parameters: vec![most], ..PluginSpec::of_type("concurrency-detector") };
+    let detector = PluginSpec {
+        parameters: vec![most],
+        ..PluginSpec::of_type("concurrency-detector")
+    };
     let held = sent(&RoutingPolicy::behind_llm_d("2/2/3", detector, GateFairness::Strict).unwrap());
     let stages = [&held[..4], &held[4..]].map(|counts| counts.iter().sum::<usize>());
-    assert_eq!(stages, [8, 8], "a full stage is not averaged with the other one");
+    assert_eq!(
+        stages,
+        [8, 8],
+        "a full stage is not averaged with the other one"
+    );
 }
 
 #[test]
 fn prefixes_are_found_where_policies_look_for_them() {
     // Each of sixty prefixes comes ten times. Of three, all engines would soon have a copy.
     let (workload, setting) = (workload_of(60), PoolSetting::plain(LLAMA_8B_H100));
-    let hits = |policy: &str| play_of(&workload, policy, &setting).iter().map(|record| u64::from(record.cached)).sum::<u64>();
+    let hits = |policy: &str| {
+        play_of(&workload, policy, &setting)
+            .iter()
+            .map(|record| u64::from(record.cached))
+            .sum::<u64>()
+    };
     let [ours, theirs, blind] = ["ours", "2/2/3/2", "round-robin"].map(hits);
     assert!(ours > blind && theirs > blind, "{ours} {theirs} {blind}");
 }
@@ -116,58 +202,129 @@ fn a_session_goes_where_it_was() {
         at: f64::from(number) * 400.0,
         prompt: 512 * (2 + number / 40),
         output: 5,
-        ids: (0..u64::from(2 + number / 40)).map(|id| u64::from(number % 40) * 100 + id).collect(),
+        ids: (0..u64::from(2 + number / 40))
+            .map(|id| u64::from(number % 40) * 100 + id)
+            .collect(),
         adapter: 0,
     };
     let workload = Workload::of(&(0..400).map(turn).collect::<Vec<_>>());
     let hits = |policy: &str| {
-        let records = run(&workload, workload.rate, &RoutingPolicy::named(policy).unwrap(), &PoolSetting::plain(LLAMA_8B_H100), 7).unwrap();
-        records.iter().map(|record| f64::from(record.cached)).sum::<f64>()
-            / records.iter().map(|record| f64::from(record.prompt)).sum::<f64>()
+        let records = run(
+            &workload,
+            workload.rate,
+            &RoutingPolicy::named(policy).unwrap(),
+            &PoolSetting::plain(LLAMA_8B_H100),
+            7,
+        )
+        .unwrap();
+        records
+            .iter()
+            .map(|record| f64::from(record.cached))
+            .sum::<f64>()
+            / records
+                .iter()
+                .map(|record| f64::from(record.prompt))
+                .sum::<f64>()
     };
-    assert!(hits("session-affinity") > 0.8 && hits("least-request") < 0.4, "{} {}", hits("session-affinity"), hits("least-request"));
+    assert!(
+        hits("session-affinity") > 0.8 && hits("least-request") < 0.4,
+        "{} {}",
+        hits("session-affinity"),
+        hits("least-request")
+    );
 }
 
 #[test]
 fn proxies_that_share_without_delay_do_as_well_as_one() {
-    let of = |sharing| PoolSetting { proxies: 4, sharing, ..PoolSetting::plain(LLAMA_8B_H100) };
-    let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
-    let [one, shared, private] = [PoolSetting::plain(LLAMA_8B_H100), of(SharingMode::After(0.0)), of(SharingMode::Private)]
-        .map(|setting| mean(&play("lmetric", &setting)));
-    assert!((shared / one - 1.0).abs() < 0.2 && private > shared, "{one} {shared} {private}");
+    let of = |sharing| PoolSetting {
+        proxies: 4,
+        sharing,
+        ..PoolSetting::plain(LLAMA_8B_H100)
+    };
+    let mean = |records: &[RequestOutcome]| {
+        records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64
+    };
+    let [one, shared, private] = [
+        PoolSetting::plain(LLAMA_8B_H100),
+        of(SharingMode::After(0.0)),
+        of(SharingMode::Private),
+    ]
+    .map(|setting| mean(&play("lmetric", &setting)));
+    assert!(
+        (shared / one - 1.0).abs() < 0.2 && private > shared,
+        "{one} {shared} {private}"
+    );
 }
 
 #[test]
 fn a_changed_pool_has_its_change_from_the_first_request() {
-    let of = |change| PoolSetting { change: Some(change), ..PoolSetting::plain(LLAMA_8B_H100) };
+    let of = |change| PoolSetting {
+        change: Some(change),
+        ..PoolSetting::plain(LLAMA_8B_H100)
+    };
     assert_eq!(of(SettingChange::Grows).changed().change_at(600), Some(0));
     assert_eq!(
         of(SettingChange::Restarts).changed(),
-        PoolSetting { change_after: 0.0, ..PoolSetting::plain(LLAMA_8B_H100) },
+        PoolSetting {
+            change_after: 0.0,
+            ..PoolSetting::plain(LLAMA_8B_H100)
+        },
         "a restart does not last"
     );
     let slow = of(SettingChange::Degrades(3.0));
-    let (middle, start) = (play("round-robin", &slow), play("round-robin", &slow.changed()));
-    let mean = |records: &[RequestOutcome]| records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64;
+    let (middle, start) = (
+        play("round-robin", &slow),
+        play("round-robin", &slow.changed()),
+    );
+    let mean = |records: &[RequestOutcome]| {
+        records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64
+    };
     assert_eq!(slow.change_at(600), Some(200));
-    assert!(mean(&start[..100]) > 1.1 * mean(&middle[..100]), "the first hundred arrive before the change");
+    assert!(
+        mean(&start[..100]) > 1.1 * mean(&middle[..100]),
+        "the first hundred arrive before the change"
+    );
 }
 
 #[test]
 fn a_closed_session_sends_a_request_its_pause_after_the_reply_before() {
     let sessions = race_cells::RaceWorkload::Chat.sessions(2, 3.0, 10.0);
     let workload = Workload::of_sessions(&sessions);
-    for (policy, proxies) in [("ours", 1), ("ours", 2), ("smg", 2), ("vllm-router", 1), ("round-robin", 1)] {
-        let setting = PoolSetting { proxies, ..PoolSetting::plain(LLAMA_8B_H100) };
-        let records = run(&workload, workload.rate, &RoutingPolicy::named(policy).unwrap(), &setting, 7).unwrap();
+    for (policy, proxies) in [
+        ("ours", 1),
+        ("ours", 2),
+        ("smg", 2),
+        ("vllm-router", 1),
+        ("round-robin", 1),
+    ] {
+        let setting = PoolSetting {
+            proxies,
+            ..PoolSetting::plain(LLAMA_8B_H100)
+        };
+        let records = run(
+            &workload,
+            workload.rate,
+            &RoutingPolicy::named(policy).unwrap(),
+            &setting,
+            7,
+        )
+        .unwrap();
         let mut numbers = 0..records.len();
         for (session, position) in sessions.iter().zip(0..) {
             let mut ends: Option<(f64, usize)> = None;
             for turn in &session.turns {
                 let record = &records[numbers.next().unwrap()];
                 let due = ends.map_or(session.start_ms, |(end, _)| end + turn.pause_ms);
-                assert!((record.at - due).abs() < 1e-6, "{policy}: sent at {} instead of {due}", record.at);
-                assert_eq!(record.proxy, ends.map_or(position % proxies, |(_, proxy)| proxy), "{policy}");
+                assert!(
+                    (record.at - due).abs() < 1e-6,
+                    "{policy}: sent at {} instead of {due}",
+                    record.at
+                );
+                assert_eq!(
+                    record.proxy,
+                    ends.map_or(position % proxies, |(_, proxy)| proxy),
+                    "{policy}"
+                );
                 assert!(record.ttft > 0.0 && record.output == turn.output_tokens);
                 ends = Some((record.at + record.e2e, record.proxy));
             }
@@ -188,11 +345,31 @@ fn smg_keeps_to_the_engine_that_has_the_prompt_until_it_has_many_more_requests()
         };
         let workload = Workload::of(&(0..60).map(line).collect::<Vec<_>>());
         let setting = PoolSetting::plain(LLAMA_8B_H100);
-        run(&workload, workload.rate, &RoutingPolicy::named("smg").unwrap(), &setting, 7).unwrap()
+        run(
+            &workload,
+            workload.rate,
+            &RoutingPolicy::named("smg").unwrap(),
+            &setting,
+            7,
+        )
+        .unwrap()
     };
     let apart = played(2_000.0);
-    assert!(apart.iter().all(|record| record.engine == apart[0].engine), "one request at a time stays at the engine that has its prompt");
+    assert!(
+        apart.iter().all(|record| record.engine == apart[0].engine),
+        "one request at a time stays at the engine that has its prompt"
+    );
     let together = played(1.0);
-    let most = (0..8).map(|engine| together.iter().filter(|record| record.engine == engine).count()).max();
-    assert!((5..20).contains(&most.unwrap()), "of 60 requests at once, one engine got {most:?}");
+    let most = (0..8)
+        .map(|engine| {
+            together
+                .iter()
+                .filter(|record| record.engine == engine)
+                .count()
+        })
+        .max();
+    assert!(
+        (5..20).contains(&most.unwrap()),
+        "of 60 requests at once, one engine got {most:?}"
+    );
 }

@@ -57,8 +57,13 @@ Orders, at /admin/... of an engine or /servers/HOST:PORT/... of the control list
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     match run(Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -69,17 +74,32 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     let start = |&listen: &SocketAddr| {
-        ModelServer::start(ModelServerOptions { listen, ..args.options.clone() })
-            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot listen on {listen}: {error}")))
+        ModelServer::start(ModelServerOptions {
+            listen,
+            ..args.options.clone()
+        })
+        .map_err(|error| {
+            std::io::Error::new(error.kind(), format!("cannot listen on {listen}: {error}"))
+        })
     };
-    let servers = args.listen.iter().map(start).collect::<std::io::Result<Vec<_>>>()?;
+    let servers = args
+        .listen
+        .iter()
+        .map(start)
+        .collect::<std::io::Result<Vec<_>>>()?;
     if let Some(admin) = args.admin {
         let (address, _) = serve_admin(admin, &servers)?;
         tracing::info!("admin on {address}");
     }
-    let addresses: Vec<String> = servers.iter().map(|server| server.addr().to_string()).collect();
+    let addresses: Vec<String> = servers
+        .iter()
+        .map(|server| server.addr().to_string())
+        .collect();
     tracing::info!("listening on {}", addresses.join(", "));
     tokio::select! {
         _ = terminate.recv() => {}

@@ -34,7 +34,13 @@ struct PaceRequest {
 
 /// Carries out an order. `spare` is the connection of the order: it stays open when the socket is
 /// closed, and closes after the answer.
-pub(super) async fn handle(server: &ModelServerState, action: &str, method: &Method, body: &[u8], spare: Option<u64>) -> Response<Body> {
+pub(super) async fn handle(
+    server: &ModelServerState,
+    action: &str,
+    method: &Method,
+    body: &[u8],
+    spare: Option<u64>,
+) -> Response<Body> {
     let outcome = match (method, action) {
         (&Method::GET, "state") => server.state().await,
         (&Method::GET, "faults") => Ok(json!(server.faults().list())),
@@ -46,22 +52,35 @@ pub(super) async fn handle(server: &ModelServerState, action: &str, method: &Met
             Err(message) => Err(message),
         },
         (&Method::GET, "lie") => Ok(json!(*server.overrides())),
-        (&Method::POST, "lie") => read::<Value>(body).and_then(|overrides| parse_overrides(&overrides)).map(|overrides| {
-            *server.overrides() = overrides;
-            json!(*server.overrides())
-        }),
-        (&Method::POST, "pace") => read::<PaceRequest>(body).and_then(|PaceRequest { slowdown }| {
-            let sane = super::SLOWDOWN.contains(&slowdown).then(|| server.engine.slow_down(slowdown));
-            sane.map(|()| json!({ "slowdown": slowdown })).ok_or_else(|| format!("`slowdown` must be within {:?}.", super::SLOWDOWN))
-        }),
-        (&Method::POST, "restart") => match read::<RestartRequest>(if body.is_empty() { b"{}" } else { body }) {
-            Ok(restart) => {
-                server.restart(restart.for_ms.map(Duration::from_millis), spare).await;
-                Ok(json!({}))
+        (&Method::POST, "lie") => read::<Value>(body)
+            .and_then(|overrides| parse_overrides(&overrides))
+            .map(|overrides| {
+                *server.overrides() = overrides;
+                json!(*server.overrides())
+            }),
+        (&Method::POST, "pace") => {
+            read::<PaceRequest>(body).and_then(|PaceRequest { slowdown }| {
+                let sane = super::SLOWDOWN
+                    .contains(&slowdown)
+                    .then(|| server.engine.slow_down(slowdown));
+                sane.map(|()| json!({ "slowdown": slowdown }))
+                    .ok_or_else(|| format!("`slowdown` must be within {:?}.", super::SLOWDOWN))
+            })
+        }
+        (&Method::POST, "restart") => {
+            match read::<RestartRequest>(if body.is_empty() { b"{}" } else { body }) {
+                Ok(restart) => {
+                    server
+                        .restart(restart.for_ms.map(Duration::from_millis), spare)
+                        .await;
+                    Ok(json!({}))
+                }
+                Err(message) => Err(message),
             }
-            Err(message) => Err(message),
-        },
-        _ => Err("No such order. GET state, faults, lie; POST faults, lie, pace, restart.".to_owned()),
+        }
+        _ => Err(
+            "No such order. GET state, faults, lie; POST faults, lie, pace, restart.".to_owned(),
+        ),
     };
     let mut reply = match outcome {
         Ok(value) => json_reply(&value),
@@ -72,7 +91,9 @@ pub(super) async fn handle(server: &ModelServerState, action: &str, method: &Met
         }
     };
     if spare.is_some() && *method == Method::POST {
-        reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        reply
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     reply
 }
@@ -83,7 +104,9 @@ fn read<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, String> {
 
 /// Parses `{"name": number or text}`. Text appears on the page as it is.
 fn parse_overrides(value: &Value) -> Result<MetricOverrides, String> {
-    let object = value.as_object().ok_or("An object of names and values is expected.")?;
+    let object = value
+        .as_object()
+        .ok_or("An object of names and values is expected.")?;
     let entry = |(name, value): (&String, &Value)| match value {
         Value::String(text) => Ok((name.clone(), text.clone())),
         Value::Number(number) => Ok((name.clone(), number.to_string())),
@@ -94,7 +117,10 @@ fn parse_overrides(value: &Value) -> Result<MetricOverrides, String> {
 
 /// The control listener. `GET /servers` lists addresses; `/servers/<host:port>/<order>` is
 /// `/admin/<order>` of that server.
-pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<ModelServerState>>) -> std::io::Result<()> {
+pub(super) async fn serve(
+    listener: TcpListener,
+    servers: Vec<Arc<ModelServerState>>,
+) -> std::io::Result<()> {
     let router = Router::new()
         .route("/servers", axum::routing::get(list))
         .route("/servers/{address}/{action}", axum::routing::any(one))
@@ -103,7 +129,12 @@ pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<ModelServerSta
 }
 
 async fn list(State(servers): State<Arc<Vec<Arc<ModelServerState>>>>) -> Response<Body> {
-    json_reply(&json!(servers.iter().map(|server| server.address.to_string()).collect::<Vec<_>>()))
+    json_reply(&json!(
+        servers
+            .iter()
+            .map(|server| server.address.to_string())
+            .collect::<Vec<_>>()
+    ))
 }
 
 async fn one(
@@ -112,10 +143,14 @@ async fn one(
     method: Method,
     body: Bytes,
 ) -> Response<Body> {
-    match servers.iter().find(|server| server.address.to_string() == address) {
+    match servers
+        .iter()
+        .find(|server| server.address.to_string() == address)
+    {
         Some(server) => handle(server, &action, &method, &body, None).await,
         None => {
-            let mut reply = json_reply(&json!({"error": {"message": format!("No server at {address}.")}}));
+            let mut reply =
+                json_reply(&json!({"error": {"message": format!("No server at {address}.")}}));
             *reply.status_mut() = StatusCode::NOT_FOUND;
             reply
         }
@@ -132,7 +167,11 @@ impl ModelServerState {
             }
             FaultMode::Refuse => {
                 let reopen_after = fault.for_ms.map(Duration::from_millis);
-                self.command_socket(SocketCommand::Close { reopen_after, spare }).await;
+                self.command_socket(SocketCommand::Close {
+                    reopen_after,
+                    spare,
+                })
+                .await;
             }
             _ => self.faults().order(fault, Instant::now()),
         }
@@ -143,14 +182,21 @@ impl ModelServerState {
     pub(super) async fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
         self.engine.restart();
         self.command_socket(match down {
-            Some(_) => SocketCommand::Close { reopen_after: down, spare },
+            Some(_) => SocketCommand::Close {
+                reopen_after: down,
+                spare,
+            },
             None => SocketCommand::ResetAll { spare },
         })
         .await;
     }
 
     pub(super) async fn state(&self) -> Result<Value, String> {
-        let report = self.engine.report().await.ok_or("The engine has stopped.")?;
+        let report = self
+            .engine
+            .report()
+            .await
+            .ok_or("The engine has stopped.")?;
         let log = self.log();
         let requests = log.records.iter().map(|record| {
             json!({

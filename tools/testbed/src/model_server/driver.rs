@@ -14,7 +14,9 @@ use engine_sim::SimulatedEngineSpec;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::engine::{FinishReason, ModelEngine, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId};
+use super::engine::{
+    FinishReason, ModelEngine, ModelEngineLoad, ModelSequence, SequenceEvent, SequenceId,
+};
 use super::stats::{EngineStats, RequestParameters};
 
 /// Most series of `lora_requests_info` kept. Real pages keep one per combination ever seen, and
@@ -53,7 +55,11 @@ pub(super) struct EngineReport {
 
 #[derive(Debug)]
 enum DriverCommand {
-    Submit { sequences: Vec<(SequenceId, ModelSequence)>, asked: RequestParameters, outputs: mpsc::UnboundedSender<SequenceOutput> },
+    Submit {
+        sequences: Vec<(SequenceId, ModelSequence)>,
+        asked: RequestParameters,
+        outputs: mpsc::UnboundedSender<SequenceOutput>,
+    },
     Abort(Vec<SequenceId>),
     Report(oneshot::Sender<EngineReport>),
     Slow(f64),
@@ -96,7 +102,9 @@ impl GenerationHandle {
 impl Drop for GenerationHandle {
     fn drop(&mut self) {
         if self.open > 0 {
-            let _ = self.commands.send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // the task has ended: there is nothing to abort
+            let _ = self
+                .commands
+                .send(DriverCommand::Abort(std::mem::take(&mut self.ids))); // the task has ended: there is nothing to abort
         }
     }
 }
@@ -104,7 +112,11 @@ impl Drop for GenerationHandle {
 impl EngineHandle {
     /// Starts the task. [`ModelSequence::adapter`] is a position in `adapters`.
     pub(super) fn spawn(spec: SimulatedEngineSpec, speed: f64, adapters: Vec<String>) -> Self {
-        let speed = if speed > 0.0 { speed.clamp(SPEED_MIN, SPEED_MAX) } else { 0.0 };
+        let speed = if speed > 0.0 {
+            speed.clamp(SPEED_MIN, SPEED_MAX)
+        } else {
+            0.0
+        };
         let (commands, inbox) = mpsc::unbounded_channel();
         let (load_out, load) = watch::channel(ModelEngineLoad::default());
         let driver = EngineDriver {
@@ -120,21 +132,40 @@ impl EngineHandle {
             load: load_out,
         };
         tokio::spawn(driver.run(inbox));
-        Self { commands, load, next_id: Arc::default() }
+        Self {
+            commands,
+            load,
+            next_id: Arc::default(),
+        }
     }
 
     pub(super) fn load(&self) -> ModelEngineLoad {
         *self.load.borrow()
     }
 
-    pub(super) fn submit(&self, sequences: Vec<ModelSequence>, asked: RequestParameters) -> GenerationHandle {
+    pub(super) fn submit(
+        &self,
+        sequences: Vec<ModelSequence>,
+        asked: RequestParameters,
+    ) -> GenerationHandle {
         let (sender, outputs) = mpsc::unbounded_channel();
-        let first = self.next_id.fetch_add(sequences.len() as u64, Ordering::Relaxed);
+        let first = self
+            .next_id
+            .fetch_add(sequences.len() as u64, Ordering::Relaxed);
         let sequences: Vec<_> = (first..).map(SequenceId).zip(sequences).collect();
         let ids: Vec<_> = sequences.iter().map(|(id, _)| *id).collect();
         let open = ids.len();
-        let _ = self.commands.send(DriverCommand::Submit { sequences, asked, outputs: sender }); // the task has ended: `next` returns `None` at once
-        GenerationHandle { outputs, commands: self.commands.clone(), ids, open }
+        let _ = self.commands.send(DriverCommand::Submit {
+            sequences,
+            asked,
+            outputs: sender,
+        }); // the task has ended: `next` returns `None` at once
+        GenerationHandle {
+            outputs,
+            commands: self.commands.clone(),
+            ids,
+            open,
+        }
     }
 
     /// The current report, or `None` if the task has ended.
@@ -193,8 +224,16 @@ impl EngineDriver {
 
     fn catch_up(&mut self) {
         let instant = self.speed <= 0.0;
-        let until_ms = if instant { f64::INFINITY } else { self.epoch.elapsed().as_secs_f64() * 1e3 * self.speed };
-        while let Some(at_ms) = self.engine.next_event_ms().filter(|at_ms| *at_ms <= until_ms) {
+        let until_ms = if instant {
+            f64::INFINITY
+        } else {
+            self.epoch.elapsed().as_secs_f64() * 1e3 * self.speed
+        };
+        while let Some(at_ms) = self
+            .engine
+            .next_event_ms()
+            .filter(|at_ms| *at_ms <= until_ms)
+        {
             self.now_ms = at_ms;
             if !instant {
                 self.stats.late.record_ms((until_ms - at_ms) / self.speed);
@@ -210,10 +249,15 @@ impl EngineDriver {
 
     fn handle(&mut self, command: DriverCommand) {
         match command {
-            DriverCommand::Submit { sequences, asked, outputs } => {
+            DriverCommand::Submit {
+                sequences,
+                asked,
+                outputs,
+            } => {
                 self.stats.record_parameters(asked);
                 for (index, (id, sequence)) in sequences.into_iter().enumerate() {
-                    self.requests.insert(id, (index, sequence.prompt_tokens, outputs.clone()));
+                    self.requests
+                        .insert(id, (index, sequence.prompt_tokens, outputs.clone()));
                     self.engine.submit(self.now_ms, id, sequence);
                 }
             }
@@ -254,7 +298,9 @@ impl EngineDriver {
         self.stats.record(event);
         let (id, kind) = match *event {
             SequenceEvent::Stepped { .. } => return,
-            SequenceEvent::Admitted { id, cached_tokens } => (id, OutputKind::Admitted { cached_tokens }),
+            SequenceEvent::Admitted { id, cached_tokens } => {
+                (id, OutputKind::Admitted { cached_tokens })
+            }
             SequenceEvent::Token { id, .. } => (id, OutputKind::Token),
             SequenceEvent::Finished { id, finish, .. } => (id, OutputKind::Finished(finish)),
         };
@@ -262,7 +308,10 @@ impl EngineDriver {
             if let OutputKind::Admitted { cached_tokens } = kind {
                 self.stats.admitted(*prompt_tokens, cached_tokens);
             }
-            let _ = outputs.send(SequenceOutput { index: *index, kind }); // the client disconnected: its abort is on the way
+            let _ = outputs.send(SequenceOutput {
+                index: *index,
+                kind,
+            }); // the client disconnected: its abort is on the way
         }
         if matches!(kind, OutputKind::Finished(_)) {
             self.requests.remove(&id);
@@ -271,7 +320,8 @@ impl EngineDriver {
 
     fn publish(&mut self) {
         let load = self.engine.load();
-        self.load.send_if_modified(|published| std::mem::replace(published, load) != load);
+        self.load
+            .send_if_modified(|published| std::mem::replace(published, load) != load);
         self.record_adapters();
     }
 
@@ -281,12 +331,20 @@ impl EngineDriver {
             return;
         }
         let names = self.engine.adapters().map(|ids| {
-            let names: Vec<&str> = ids.iter().filter_map(|&id| self.adapters.get(id)).map(String::as_str).collect();
+            let names: Vec<&str> = ids
+                .iter()
+                .filter_map(|&id| self.adapters.get(id))
+                .map(String::as_str)
+                .collect();
             names.join(", ")
         });
         self.lora_series.insert(names, unix_seconds());
         if self.lora_series.len() > LORA_SERIES_MAX
-            && let Some(oldest) = self.lora_series.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(names, _)| names.clone())
+            && let Some(oldest) = self
+                .lora_series
+                .iter()
+                .min_by(|a, b| a.1.total_cmp(b.1))
+                .map(|(names, _)| names.clone())
         {
             self.lora_series.remove(&oldest);
         }
@@ -299,5 +357,8 @@ fn ms_scale(speed: f64) -> f64 {
 }
 
 fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }

@@ -54,14 +54,9 @@ pub(super) struct SequenceTimeline {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SequenceEvent {
     /// A step ended that computed this many tokens.
-    Stepped {
-        tokens: u32,
-    },
+    Stepped { tokens: u32 },
     /// First admission only: a preempted sequence that is admitted again gives no event.
-    Admitted {
-        id: SequenceId,
-        cached_tokens: u32,
-    },
+    Admitted { id: SequenceId, cached_tokens: u32 },
     /// `since_ms` is the time since arrival for the first token, else since the token before.
     Token {
         id: SequenceId,
@@ -107,19 +102,30 @@ impl EngineRequest for TimedSequence {
 
     /// One more than the position: 0 is the base model.
     fn adapter(&self) -> u16 {
-        self.sequence.adapter.map_or(0, |adapter| u16::try_from(adapter + 1).unwrap_or(u16::MAX))
+        self.sequence
+            .adapter
+            .map_or(0, |adapter| u16::try_from(adapter + 1).unwrap_or(u16::MAX))
     }
 }
 
 impl TimedSequence {
     fn token(&mut self, first: bool, now_ms: f64) -> SequenceEvent {
         let timeline = &mut self.timeline;
-        let since_ms = now_ms - if first { timeline.arrived_ms } else { timeline.last_token_ms };
+        let since_ms = now_ms
+            - if first {
+                timeline.arrived_ms
+            } else {
+                timeline.last_token_ms
+            };
         timeline.last_token_ms = now_ms;
         if first {
             timeline.first_token_ms = now_ms;
         }
-        SequenceEvent::Token { id: self.id, first, since_ms }
+        SequenceEvent::Token {
+            id: self.id,
+            first,
+            since_ms,
+        }
     }
 
     fn finished(&mut self, finish: FinishReason, generated: u32, now_ms: f64) -> SequenceEvent {
@@ -147,12 +153,19 @@ pub(super) struct ModelEngine {
 
 impl ModelEngine {
     pub(super) fn new(spec: SimulatedEngineSpec) -> Self {
-        Self { engine: BatchingEngine::new(spec), arriving: VecDeque::new() }
+        Self {
+            engine: BatchingEngine::new(spec),
+            arriving: VecDeque::new(),
+        }
     }
 
     pub(super) fn load(&self) -> ModelEngineLoad {
         let engine = &self.engine;
-        ModelEngineLoad { running: engine.running().len(), waiting: engine.waiting().len(), kv_usage: engine.kv_utilization() }
+        ModelEngineLoad {
+            running: engine.running().len(),
+            waiting: engine.waiting().len(),
+            kv_usage: engine.kv_utilization(),
+        }
     }
 
     /// Sets how many times as long as measured steps take, from the next step on.
@@ -171,19 +184,38 @@ impl ModelEngine {
 
     /// Adapters of running and of waiting sequences, each once.
     pub(super) fn adapters(&self) -> [Vec<AdapterIndex>; 2] {
-        self.engine.adapters().map(|adapters| adapters.into_iter().map(|adapter| usize::from(adapter) - 1).collect())
+        self.engine.adapters().map(|adapters| {
+            adapters
+                .into_iter()
+                .map(|adapter| usize::from(adapter) - 1)
+                .collect()
+        })
     }
 
     /// Takes a sequence in. The caller keeps prompt and output within the KV memory, and `id`
     /// unique.
     pub(super) fn submit(&mut self, now_ms: f64, id: SequenceId, sequence: ModelSequence) {
-        let timeline = SequenceTimeline { arrived_ms: now_ms, ..SequenceTimeline::default() };
-        self.arriving.push_back((now_ms + self.engine.spec().api_ms, TimedSequence { id, sequence, timeline }));
+        let timeline = SequenceTimeline {
+            arrived_ms: now_ms,
+            ..SequenceTimeline::default()
+        };
+        self.arriving.push_back((
+            now_ms + self.engine.spec().api_ms,
+            TimedSequence {
+                id,
+                sequence,
+                timeline,
+            },
+        ));
     }
 
     /// Ends a sequence now. Returns `None` if it has ended before.
     pub(super) fn abort(&mut self, now_ms: f64, id: SequenceId) -> Option<SequenceEvent> {
-        let arriving = self.arriving.iter().position(|(_, sequence)| sequence.id == id).and_then(|at| self.arriving.remove(at));
+        let arriving = self
+            .arriving
+            .iter()
+            .position(|(_, sequence)| sequence.id == id)
+            .and_then(|at| self.arriving.remove(at));
         let (mut sequence, generated) = match arriving {
             Some((_, sequence)) => (sequence, 0),
             None => self.engine.abort(|sequence| sequence.id == id)?,
@@ -203,22 +235,34 @@ impl ModelEngine {
     pub(super) fn step(&mut self, now_ms: f64) -> Vec<SequenceEvent> {
         let mut events = Vec::new();
         if let Some(step) = self.engine.step().filter(|step| step.ends_ms <= now_ms) {
-            events.push(SequenceEvent::Stepped { tokens: step.tokens });
+            events.push(SequenceEvent::Stepped {
+                tokens: step.tokens,
+            });
             self.engine.end(|sequence, progress| {
                 events.push(match progress {
                     SequenceProgress::Token { number } => sequence.token(number == 1, now_ms),
-                    SequenceProgress::Ended => sequence.finished(sequence.sequence.finish, sequence.sequence.output_tokens, now_ms),
+                    SequenceProgress::Ended => sequence.finished(
+                        sequence.sequence.finish,
+                        sequence.sequence.output_tokens,
+                        now_ms,
+                    ),
                 });
             });
         }
         if self.engine.step().is_none() {
-            while let Some((ready_ms, mut sequence)) = self.arriving.pop_front_if(|(ready_ms, _)| *ready_ms <= now_ms) {
+            while let Some((ready_ms, mut sequence)) = self
+                .arriving
+                .pop_front_if(|(ready_ms, _)| *ready_ms <= now_ms)
+            {
                 sequence.timeline.queued_ms = ready_ms;
                 self.engine.submit(sequence);
             }
             self.engine.start(now_ms, |sequence, cached_tokens| {
                 sequence.timeline.admitted_ms = now_ms;
-                events.push(SequenceEvent::Admitted { id: sequence.id, cached_tokens });
+                events.push(SequenceEvent::Admitted {
+                    id: sequence.id,
+                    cached_tokens,
+                });
             });
         }
         events

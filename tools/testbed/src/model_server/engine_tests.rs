@@ -21,7 +21,13 @@ fn spec(kv_blocks: usize) -> SimulatedEngineSpec {
 /// A prompt whose every byte is `kind`, continued by `output` tokens.
 fn sequence(kind: u8, prompt_tokens: u32, output_tokens: u32) -> ModelSequence {
     let text = vec![kind; (prompt_tokens + output_tokens) as usize * text::TOKEN_BYTES];
-    ModelSequence { prompt_tokens, output_tokens, finish: FinishReason::Length, hashes: text::block_hashes(0, &text), adapter: None }
+    ModelSequence {
+        prompt_tokens,
+        output_tokens,
+        finish: FinishReason::Length,
+        hashes: text::block_hashes(0, &text),
+        adapter: None,
+    }
 }
 
 /// Runs until idle; events with the time of the step that gave them.
@@ -36,7 +42,13 @@ fn drain(engine: &mut ModelEngine) -> Vec<(f64, SequenceEvent)> {
 fn cached_tokens(events: &[(f64, SequenceEvent)]) -> Vec<u32> {
     events
         .iter()
-        .filter_map(|(_, event)| if let SequenceEvent::Admitted { cached_tokens, .. } = event { Some(*cached_tokens) } else { None })
+        .filter_map(|(_, event)| {
+            if let SequenceEvent::Admitted { cached_tokens, .. } = event {
+                Some(*cached_tokens)
+            } else {
+                None
+            }
+        })
         .collect()
 }
 
@@ -51,11 +63,23 @@ fn an_idle_engine_answers_in_the_calibrated_time() {
     let events = drain(&mut engine);
     let tokens: Vec<f64> = events
         .iter()
-        .filter_map(|(_, event)| if let SequenceEvent::Token { since_ms, .. } = event { Some(*since_ms) } else { None })
+        .filter_map(|(_, event)| {
+            if let SequenceEvent::Token { since_ms, .. } = event {
+                Some(*since_ms)
+            } else {
+                None
+            }
+        })
         .collect();
     assert_eq!(tokens.len(), 3);
-    assert!((14.0..15.0).contains(&tokens[0]), "TTFT: 7 ms of API, 1 ms of overhead and the weight floor; got {tokens:?}");
-    assert!(tokens[1..].iter().all(|itl_ms| (7.0..7.2).contains(itl_ms)), "{tokens:?}");
+    assert!(
+        (14.0..15.0).contains(&tokens[0]),
+        "TTFT: 7 ms of API, 1 ms of overhead and the weight floor; got {tokens:?}"
+    );
+    assert!(
+        tokens[1..].iter().all(|itl_ms| (7.0..7.2).contains(itl_ms)),
+        "{tokens:?}"
+    );
     assert_eq!(engine.load(), ModelEngineLoad::default());
 }
 
@@ -65,26 +89,43 @@ fn a_repeated_prompt_and_a_continued_answer_are_found_in_the_cache() {
     engine.submit(0.0, SequenceId(1), sequence(b'a', 320, 64));
     assert_eq!(cached_tokens(&drain(&mut engine)), [0]);
     engine.submit(1e4, SequenceId(2), sequence(b'a', 320, 1));
-    assert_eq!(cached_tokens(&drain(&mut engine)), [304], "all but the block of the last token");
+    assert_eq!(
+        cached_tokens(&drain(&mut engine)),
+        [304],
+        "all but the block of the last token"
+    );
     engine.submit(2e4, SequenceId(3), sequence(b'a', 500, 1));
-    assert_eq!(cached_tokens(&drain(&mut engine)), [368], "prompt and generated text of the first, but its last token was never computed");
+    assert_eq!(
+        cached_tokens(&drain(&mut engine)),
+        [368],
+        "prompt and generated text of the first, but its last token was never computed"
+    );
 }
 
 #[test]
 fn a_full_engine_queues_and_memory_pressure_preempts_and_recomputes() {
-    let mut engine = ModelEngine::new(SimulatedEngineSpec { sequences_max: 4, ..spec(20) });
+    let mut engine = ModelEngine::new(SimulatedEngineSpec {
+        sequences_max: 4,
+        ..spec(20)
+    });
     for id in 0..5 {
         engine.submit(0.0, SequenceId(id), sequence(b'a' + id as u8, 64, 64));
     }
     let mut events = Vec::new();
     while engine.preemptions() == 0 {
-        assert_eq!((engine.load().running, engine.load().waiting), if events.is_empty() { (0, 0) } else { (4, 1) });
+        assert_eq!(
+            (engine.load().running, engine.load().waiting),
+            if events.is_empty() { (0, 0) } else { (4, 1) }
+        );
         let at_ms = engine.next_event_ms().unwrap();
         events.extend(engine.step(at_ms).into_iter().map(|event| (at_ms, event)));
     }
     events.extend(drain(&mut engine));
     assert_eq!(cached_tokens(&events).len(), 5, "one event per admission");
-    let generated = events.iter().filter(|(_, event)| matches!(event, SequenceEvent::Token { .. })).count();
+    let generated = events
+        .iter()
+        .filter(|(_, event)| matches!(event, SequenceEvent::Token { .. }))
+        .count();
     assert_eq!(generated, 5 * 64, "a preempted sequence repeats no token");
 }
 
@@ -92,11 +133,22 @@ fn a_full_engine_queues_and_memory_pressure_preempts_and_recomputes() {
 fn adapters_wait_for_a_slot_and_loading_takes_time() {
     let mut engine = ModelEngine::new(spec(1000));
     for (id, adapter) in [(1, Some(0)), (2, Some(1)), (3, None)] {
-        engine.submit(0.0, SequenceId(id), ModelSequence { adapter, ..sequence(b'a', 10, 5) });
+        engine.submit(
+            0.0,
+            SequenceId(id),
+            ModelSequence {
+                adapter,
+                ..sequence(b'a', 10, 5)
+            },
+        );
     }
     engine.step(7.0);
     assert_eq!(engine.adapters(), [vec![0], vec![1]]);
-    assert_eq!((engine.load().running, engine.load().waiting), (2, 1), "the plain one overtakes");
+    assert_eq!(
+        (engine.load().running, engine.load().waiting),
+        (2, 1),
+        "the plain one overtakes"
+    );
     assert!(engine.next_event_ms().unwrap() > 7.0 + 50.0);
     let events = drain(&mut engine);
     assert!(finished_ms(&events, 2) > finished_ms(&events, 1));
@@ -108,7 +160,13 @@ fn an_aborted_sequence_leaves_nothing() {
     for id in 0..3 {
         engine.submit(0.0, SequenceId(id), sequence(b'a', 100, 50));
         engine.step(f64::from(id as u32) * 7.0);
-        assert!(matches!(engine.abort(20.0, SequenceId(id)), Some(SequenceEvent::Finished { finish: FinishReason::Abort, .. })));
+        assert!(matches!(
+            engine.abort(20.0, SequenceId(id)),
+            Some(SequenceEvent::Finished {
+                finish: FinishReason::Abort,
+                ..
+            })
+        ));
         assert_eq!(engine.abort(20.0, SequenceId(id)), None);
     }
     drain(&mut engine);

@@ -102,14 +102,21 @@ impl FaultTable {
     }
 
     pub(super) fn order(&mut self, fault: ServerFault, now: Instant) {
-        let until = fault.for_ms.map(|for_ms| now + Duration::from_millis(for_ms));
+        let until = fault
+            .for_ms
+            .map(|for_ms| now + Duration::from_millis(for_ms));
         self.active.insert(fault.paths, (fault, until));
     }
 
     /// The fault for this request, which counts as one affected request.
     pub(super) fn hit(&mut self, path: &str, now: Instant) -> Option<ServerFault> {
-        self.active.retain(|_, (fault, until)| fault.count != Some(0) && until.is_none_or(|until| now < until));
-        let (fault, _) = self.active.values_mut().find(|(fault, _)| fault.paths.hit(path))?;
+        self.active.retain(|_, (fault, until)| {
+            fault.count != Some(0) && until.is_none_or(|until| now < until)
+        });
+        let (fault, _) = self
+            .active
+            .values_mut()
+            .find(|(fault, _)| fault.paths.hit(path))?;
         if let Some(count) = &mut fault.count {
             *count -= 1;
         }
@@ -117,7 +124,11 @@ impl FaultTable {
     }
 
     pub(super) fn list(&self) -> Vec<&ServerFault> {
-        self.active.values().map(|(fault, _)| fault).filter(|fault| fault.count != Some(0)).collect()
+        self.active
+            .values()
+            .map(|(fault, _)| fault)
+            .filter(|fault| fault.count != Some(0))
+            .collect()
     }
 }
 
@@ -128,10 +139,26 @@ mod tests {
     #[test]
     fn a_fault_ends_by_count_by_time_and_by_order() {
         let (mut faults, now) = (FaultTable::default(), Instant::now());
-        faults.order(ServerFault { count: Some(2), ..ServerFault::new(FaultMode::Hang) }, now);
-        faults.order(ServerFault { for_ms: Some(50), paths: FaultPaths::Metrics, ..ServerFault::new(FaultMode::Status) }, now);
-        let hits =
-            |faults: &mut FaultTable, path: &str, at_ms: u64| faults.hit(path, now + Duration::from_millis(at_ms)).map(|fault| fault.mode);
+        faults.order(
+            ServerFault {
+                count: Some(2),
+                ..ServerFault::new(FaultMode::Hang)
+            },
+            now,
+        );
+        faults.order(
+            ServerFault {
+                for_ms: Some(50),
+                paths: FaultPaths::Metrics,
+                ..ServerFault::new(FaultMode::Status)
+            },
+            now,
+        );
+        let hits = |faults: &mut FaultTable, path: &str, at_ms: u64| {
+            faults
+                .hit(path, now + Duration::from_millis(at_ms))
+                .map(|fault| fault.mode)
+        };
         assert_eq!(hits(&mut faults, "/health", 0), None);
         assert_eq!(hits(&mut faults, "/v1/models", 0), Some(FaultMode::Hang));
         assert_eq!(hits(&mut faults, "/anything", 0), Some(FaultMode::Hang));

@@ -10,7 +10,9 @@ use axum::body::{Body, Bytes};
 use axum::extract::Query;
 use futures::{StreamExt as _, stream};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
+};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
@@ -76,7 +78,10 @@ impl RequestLog {
         }
         self.records.push_back(LoggedRequest {
             method: parts.method.clone(),
-            path: parts.uri.path_and_query().map_or_else(String::new, ToString::to_string),
+            path: parts
+                .uri
+                .path_and_query()
+                .map_or_else(String::new, ToString::to_string),
             version: parts.version,
             headers: parts.headers.clone(),
             body_bytes,
@@ -84,10 +89,17 @@ impl RequestLog {
     }
 }
 
-pub(super) async fn handle(server: Arc<ModelServerState>, connection: Arc<ServedConnection>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn handle(
+    server: Arc<ModelServerState>,
+    connection: Arc<ServedConnection>,
+    request: Request<Incoming>,
+) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
-        return status_reply(StatusCode::PAYLOAD_TOO_LARGE, &format!("The body was cut off, or is over {BODY_BYTES_MAX} bytes."));
+        return status_reply(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            &format!("The body was cut off, or is over {BODY_BYTES_MAX} bytes."),
+        );
     };
     let trailers = body.trailers().cloned();
     let body = body.to_bytes();
@@ -105,32 +117,60 @@ pub(super) async fn handle(server: Arc<ModelServerState>, connection: Arc<Served
             return served_by(&server, reply);
         }
     }
-    let exchange = ServerExchange { server: server.clone(), connection, trailers, cut_after };
+    let exchange = ServerExchange {
+        server: server.clone(),
+        connection,
+        trailers,
+        cut_after,
+    };
     let reply = Box::pin(exchange.answer(&parts, body)).await;
-    let wants_gzip = parts.headers.get("x-gzip").is_some_and(|value| value == "1");
-    served_by(&server, if wants_gzip { gzipped(reply).await } else { reply })
+    let wants_gzip = parts
+        .headers
+        .get("x-gzip")
+        .is_some_and(|value| value == "1");
+    served_by(
+        &server,
+        if wants_gzip {
+            gzipped(reply).await
+        } else {
+            reply
+        },
+    )
 }
 
 /// Acts as the fault says. Returns the answer, or `None` if the mode does not apply to requests.
-async fn fail(fault: &ServerFault, connection: &ServedConnection, version: Version) -> Option<Response<Body>> {
+async fn fail(
+    fault: &ServerFault,
+    connection: &ServedConnection,
+    version: Version,
+) -> Option<Response<Body>> {
     match fault.mode {
         FaultMode::None | FaultMode::Refuse | FaultMode::ResetMidStream => return None,
         FaultMode::Hang => {}
         FaultMode::ResetBeforeHeaders => connection.reset(b""),
-        FaultMode::ResetMidHeaders => connection.reset(if version == Version::HTTP_2 { PARTIAL_FRAME } else { PARTIAL_HEAD }),
+        FaultMode::ResetMidHeaders => connection.reset(if version == Version::HTTP_2 {
+            PARTIAL_FRAME
+        } else {
+            PARTIAL_HEAD
+        }),
         FaultMode::Status => return Some(fault_reply(fault)),
     }
     std::future::pending().await
 }
 
 fn fault_reply(fault: &ServerFault) -> Response<Body> {
-    let status = fault.status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let status = fault
+        .status
+        .and_then(|status| StatusCode::from_u16(status).ok())
+        .unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     let mut reply = match &fault.body {
         Some(body) => with_status(status, Response::new(Body::from(body.clone()))),
         None => status_reply(status, "A fault was ordered."),
     };
     if let Some(retry_after) = fault.retry_after {
-        reply.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
+        reply
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
     }
     reply
 }
@@ -139,18 +179,26 @@ fn fault_reply(fault: &ServerFault) -> Response<Body> {
 async fn gzipped(reply: Response<Body>) -> Response<Body> {
     let (mut parts, body) = reply.into_parts();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    let written = body.collect().await.ok().and_then(|body| encoder.write_all(&body.to_bytes()).ok());
+    let written = body
+        .collect()
+        .await
+        .ok()
+        .and_then(|body| encoder.write_all(&body.to_bytes()).ok());
     let Some(bytes) = written.and_then(|()| encoder.finish().ok()) else {
         return status_reply(StatusCode::INTERNAL_SERVER_ERROR, "The reply broke off.");
     };
     parts.headers.remove(header::CONTENT_LENGTH);
-    parts.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    parts
+        .headers
+        .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     Response::from_parts(parts, bytes.into())
 }
 
 fn served_by(server: &ModelServerState, mut reply: Response<Body>) -> Response<Body> {
     if let Ok(address) = HeaderValue::from_str(&server.address.to_string()) {
-        reply.headers_mut().insert(HeaderName::from_static("x-served-by"), address);
+        reply
+            .headers_mut()
+            .insert(HeaderName::from_static("x-served-by"), address);
     }
     reply
 }
@@ -161,7 +209,11 @@ fn with_status(status: StatusCode, mut reply: Response<Body>) -> Response<Body> 
 }
 
 pub(super) fn status_reply(status: StatusCode, message: &str) -> Response<Body> {
-    let error = ApiError { status, message: message.to_owned(), param: None };
+    let error = ApiError {
+        status,
+        message: message.to_owned(),
+        param: None,
+    };
     with_status(status, json_reply(&error.body(ModelApi::Chat)))
 }
 
@@ -171,7 +223,9 @@ pub(super) fn json_reply(value: &Value) -> Response<Body> {
 
 fn typed(content_type: &'static str, body: Body) -> Response<Body> {
     let mut reply = Response::new(body);
-    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    reply
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     reply
 }
 
@@ -187,7 +241,10 @@ struct ServerExchange {
 
 impl ServerExchange {
     async fn answer(self, parts: &Parts, body: Bytes) -> Response<Body> {
-        let wants_echo = parts.headers.get("x-echo").is_some_and(|value| value == "1");
+        let wants_echo = parts
+            .headers
+            .get("x-echo")
+            .is_some_and(|value| value == "1");
         match (&parts.method, parts.uri.path()) {
             _ if wants_echo => self.echo(parts, &body).await,
             (&Method::GET, "/health") => Response::new(Body::empty()),
@@ -205,10 +262,12 @@ impl ServerExchange {
             {
                 answer
             }
-            (&Method::POST, path) if let Some(api) = ModelApi::of(path) => match InferenceRequest::parse(api, &body, &self.server.served) {
-                Ok(inference) => self.infer(parts, inference).await,
-                Err(error) => with_status(error.status, json_reply(&error.body(api))),
-            },
+            (&Method::POST, path) if let Some(api) = ModelApi::of(path) => {
+                match InferenceRequest::parse(api, &body, &self.server.served) {
+                    Ok(inference) => self.infer(parts, inference).await,
+                    Err(error) => with_status(error.status, json_reply(&error.body(api))),
+                }
+            }
             _ => self.echo(parts, &body).await,
         }
     }
@@ -216,8 +275,14 @@ impl ServerExchange {
     /// Answers with the request as it arrived.
     async fn echo(self, parts: &Parts, body: &Bytes) -> Response<Body> {
         let digest = ring::digest::digest(&ring::digest::SHA256, body);
-        let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= ECHO_BYTES_MAX);
+        let digest: String = digest
+            .as_ref()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let text = std::str::from_utf8(body)
+            .ok()
+            .filter(|text| text.len() <= ECHO_BYTES_MAX);
         let echo = json!({
             "method": parts.method.as_str(),
             "path": parts.uri.path_and_query().map_or("", |path| path.as_str()),
@@ -237,11 +302,18 @@ impl ServerExchange {
         if inference.api == ModelApi::CountTokens {
             return json_reply(&reply.to_json());
         }
-        let asked = RequestParameters { n: inference.n, max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len) };
+        let asked = RequestParameters {
+            n: inference.n,
+            max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len),
+        };
         let mut generation = self.server.engine.submit(sequences, asked);
         // vLLM reports load on these two endpoints only.
         let reports = matches!(inference.api, ModelApi::Chat | ModelApi::Completions);
-        let orca = parts.headers.get("endpoint-load-metrics-format").filter(|_| reports).and_then(|format| format.to_str().ok());
+        let orca = parts
+            .headers
+            .get("endpoint-load-metrics-format")
+            .filter(|_| reports)
+            .and_then(|format| format.to_str().ok());
         if inference.stream && inference.api != ModelApi::Embeddings {
             let load = orca.filter(|_| self.server.options.orca_on_streams);
             let headers = self.server.orca_headers(load);
@@ -263,10 +335,14 @@ impl ServerExchange {
         let tokens = self.server.options.output_tokens_mean;
         let mut text = Vec::new();
         text::write_tokens(&mut TextRng(self.server.options.seed), tokens, &mut text);
-        let choice = ReplyChoice::new(text::token_count(body.len()), String::from_utf8_lossy(&text).into_owned());
+        let choice = ReplyChoice::new(
+            text::token_count(body.len()),
+            String::from_utf8_lossy(&text).into_owned(),
+        );
         let mut reply = self.server.empty_reply(api, vec![choice]);
         reply.include_usage = true;
-        let kinds = std::iter::repeat_n(OutputKind::Token, tokens as usize).chain([OutputKind::Finished(FinishReason::Length)]);
+        let kinds = std::iter::repeat_n(OutputKind::Token, tokens as usize)
+            .chain([OutputKind::Finished(FinishReason::Length)]);
         let outputs = kinds.map(|kind| SequenceOutput { index: 0, kind });
         if !wants_stream(body) {
             outputs.for_each(|output| reply.absorb(output));
@@ -298,8 +374,13 @@ impl ServerExchange {
             let half = stream::iter([Ok::<_, Infallible>(bytes.slice(..length / 2))]);
             let connection = self.connection;
             let cut = stream::once(async move { reset_after_flush(&connection).await });
-            let mut reply = typed("application/json", Body::from_stream(stream::StreamExt::chain(half, cut)));
-            reply.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            let mut reply = typed(
+                "application/json",
+                Body::from_stream(stream::StreamExt::chain(half, cut)),
+            );
+            reply
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
             reply
         } else {
             typed("application/json", bytes.into())
@@ -308,7 +389,12 @@ impl ServerExchange {
         reply
     }
 
-    fn streamed(self, reply: ModelReply, generation: GenerationHandle, headers: HeaderMap) -> Response<Body> {
+    fn streamed(
+        self,
+        reply: ModelReply,
+        generation: GenerationHandle,
+        headers: HeaderMap,
+    ) -> Response<Body> {
         let events = ReplyEvents {
             reply,
             generation,
@@ -320,13 +406,19 @@ impl ServerExchange {
             chunk_delay: Duration::from_millis(self.server.options.chunk_delay_ms),
             closed: false,
         };
-        let chunks = stream::unfold(events, |mut events| async move { Some((events.next().await?, events)) });
+        let chunks = stream::unfold(events, |mut events| async move {
+            Some((events.next().await?, events))
+        });
         let body = match self.server.options.bytes_per_write {
             0 => Body::from_stream(chunks.map(Ok::<_, Infallible>)),
-            bytes => Body::from_stream(chunks.flat_map(move |chunk| stream::iter(pieces(&chunk, bytes))).then(async |piece| {
-                tokio::time::sleep(PIECE_DELAY).await;
-                Ok::<_, Infallible>(piece)
-            })),
+            bytes => Body::from_stream(
+                chunks
+                    .flat_map(move |chunk| stream::iter(pieces(&chunk, bytes)))
+                    .then(async |piece| {
+                        tokio::time::sleep(PIECE_DELAY).await;
+                        Ok::<_, Infallible>(piece)
+                    }),
+            ),
         };
         let mut reply = typed(EVENT_STREAM, body);
         reply.headers_mut().extend(headers);
@@ -335,7 +427,10 @@ impl ServerExchange {
 }
 
 fn pieces(chunk: &Bytes, bytes: usize) -> Vec<Bytes> {
-    (0..chunk.len()).step_by(bytes).map(|start| chunk.slice(start..chunk.len().min(start + bytes))).collect()
+    (0..chunk.len())
+        .step_by(bytes)
+        .map(|start| chunk.slice(start..chunk.len().min(start + bytes)))
+        .collect()
 }
 
 async fn reset_after_flush<T>(connection: &ServedConnection) -> T {
@@ -388,8 +483,14 @@ impl ReplyEvents {
 
 /// The names of `?name[]=a&name[]=b`.
 fn wanted(parts: &Parts) -> Vec<String> {
-    let Ok(Query(pairs)) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri) else { return Vec::new() };
-    pairs.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect()
+    let Ok(Query(pairs)) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri) else {
+        return Vec::new();
+    };
+    pairs
+        .into_iter()
+        .filter(|(key, _)| key == "name[]")
+        .map(|(_, name)| name)
+        .collect()
 }
 
 /// True if the body has `"stream": true`, found by a search instead of a parse.
@@ -397,13 +498,17 @@ fn wants_stream(body: &[u8]) -> bool {
     const KEY: &[u8] = b"\"stream\"";
     memchr::memmem::find(body, KEY).is_some_and(|at| {
         let rest = body[at + KEY.len()..].trim_ascii_start();
-        rest.strip_prefix(b":").is_some_and(|rest| rest.trim_ascii_start().starts_with(b"true"))
+        rest.strip_prefix(b":")
+            .is_some_and(|rest| rest.trim_ascii_start().starts_with(b"true"))
     })
 }
 
 /// Headers as pairs in order of arrival, with every value of a name.
 pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
-    headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
+    headers
+        .iter()
+        .map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())]))
+        .collect()
 }
 
 impl ModelServerState {
@@ -411,7 +516,11 @@ impl ModelServerState {
         let Some(report) = self.engine.report().await else {
             return status_reply(StatusCode::INTERNAL_SERVER_ERROR, "The engine has stopped.");
         };
-        let wanted = if self.options.no_name_filter { &[] } else { wanted };
+        let wanted = if self.options.no_name_filter {
+            &[]
+        } else {
+            wanted
+        };
         let page = metrics::page(&self.page_options(), &report, &self.overrides(), wanted);
         typed("text/plain; version=0.0.4; charset=utf-8", page.into())
     }
@@ -424,15 +533,25 @@ impl ModelServerState {
                 "max_model_len": self.served.model_len,
             })
         };
-        let models = self.served.models.iter().map(|name| model(name, base, None));
-        let adapters = self.served.adapters.iter().map(|name| model(name, Some(name), base));
+        let models = self
+            .served
+            .models
+            .iter()
+            .map(|name| model(name, base, None));
+        let adapters = self
+            .served
+            .adapters
+            .iter()
+            .map(|name| model(name, Some(name), base));
         json!({"object": "list", "data": models.chain(adapters).collect::<Vec<_>>()})
     }
 
     /// The ORCA header `endpoint-load-metrics`, if the request has a format for it.
     fn orca_headers(&self, format: Option<&str>) -> HeaderMap {
         let load = self.engine.load();
-        let value = format.and_then(|format| metrics::orca(format, load.kv_usage, load.waiting, &self.overrides()));
+        let value = format.and_then(|format| {
+            metrics::orca(format, load.kv_usage, load.waiting, &self.overrides())
+        });
         value
             .and_then(|value| HeaderValue::from_str(&value).ok())
             .map(|value| (HeaderName::from_static("endpoint-load-metrics"), value))
@@ -442,7 +561,9 @@ impl ModelServerState {
 
     /// The empty reply, and the sequences whose output fills it.
     fn plan(&self, inference: &InferenceRequest) -> (ModelReply, Vec<ModelSequence>) {
-        let adapter_name = inference.adapter.and_then(|adapter| self.served.adapters.get(adapter));
+        let adapter_name = inference
+            .adapter
+            .and_then(|adapter| self.served.adapters.get(adapter));
         let salt = text::hash(0, adapter_name.map_or("", String::as_str).as_bytes());
         let salt = text::hash(salt, inference.cache_salt.as_bytes());
         let (mut choices, mut sequences) = (Vec::new(), Vec::new());
@@ -450,18 +571,31 @@ impl ModelServerState {
             let prompt_tokens = text::token_count(prompt.len());
             let mut rng = TextRng(text::hash(self.options.seed, prompt));
             for _ in 0..inference.n {
-                let (output_tokens, finish) = if matches!(inference.api, ModelApi::Embeddings | ModelApi::CountTokens) {
-                    (0, FinishReason::Stop)
-                } else {
-                    inference.output(prompt_tokens, &mut rng, self.options.output_tokens_mean, self.served.model_len)
-                };
-                let mut all = Vec::with_capacity(prompt.len() + output_tokens as usize * text::TOKEN_BYTES);
+                let (output_tokens, finish) =
+                    if matches!(inference.api, ModelApi::Embeddings | ModelApi::CountTokens) {
+                        (0, FinishReason::Stop)
+                    } else {
+                        inference.output(
+                            prompt_tokens,
+                            &mut rng,
+                            self.options.output_tokens_mean,
+                            self.served.model_len,
+                        )
+                    };
+                let mut all =
+                    Vec::with_capacity(prompt.len() + output_tokens as usize * text::TOKEN_BYTES);
                 all.extend_from_slice(prompt);
                 text::write_tokens(&mut rng, output_tokens, &mut all);
                 let hashes = text::block_hashes(salt, &all);
                 let said = String::from_utf8_lossy(&all[prompt.len()..]).into_owned();
                 choices.push(ReplyChoice::new(prompt_tokens, said));
-                sequences.push(ModelSequence { prompt_tokens, output_tokens, finish, hashes, adapter: inference.adapter });
+                sequences.push(ModelSequence {
+                    prompt_tokens,
+                    output_tokens,
+                    finish,
+                    hashes,
+                    adapter: inference.adapter,
+                });
             }
         }
         let mut reply = self.empty_reply(inference.api, choices);
@@ -487,5 +621,8 @@ impl ModelServerState {
 }
 
 fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }

@@ -43,9 +43,23 @@ pub(super) struct PageOptions {
 
 /// Prints a page. With `wanted` it has only samples with these names, as prometheus_client does for
 /// `?name[]=`.
-pub(super) fn page(options: &PageOptions, report: &EngineReport, overrides: &MetricOverrides, wanted: &[String]) -> String {
-    let mut page = ModelPage { out: String::new(), names: wanted, overrides, family: None };
-    page.family("gauge", "process_start_time_seconds", "Start time of the process since unix epoch in seconds.");
+pub(super) fn page(
+    options: &PageOptions,
+    report: &EngineReport,
+    overrides: &MetricOverrides,
+    wanted: &[String],
+) -> String {
+    let mut page = ModelPage {
+        out: String::new(),
+        names: wanted,
+        overrides,
+        family: None,
+    };
+    page.family(
+        "gauge",
+        "process_start_time_seconds",
+        "Start time of the process since unix epoch in seconds.",
+    );
     page.sample("", "", report.stats.started_at);
     match options.names {
         EngineNames::Vllm => vllm(&mut page, options, report),
@@ -58,16 +72,42 @@ pub(super) fn page(options: &PageOptions, report: &EngineReport, overrides: &Met
 
 /// The value of `endpoint-load-metrics` in the requested format (`TEXT` or `JSON`), as vLLM writes
 /// it; `None` for other formats.
-pub(super) fn orca(format: &str, kv_usage: f64, waiting: usize, overrides: &MetricOverrides) -> Option<String> {
-    let value = |name: &str, value: f64| overrides.get(name).cloned().unwrap_or_else(|| format!("{value:?}"));
+pub(super) fn orca(
+    format: &str,
+    kv_usage: f64,
+    waiting: usize,
+    overrides: &MetricOverrides,
+) -> Option<String> {
+    let value = |name: &str, value: f64| {
+        overrides
+            .get(name)
+            .cloned()
+            .unwrap_or_else(|| format!("{value:?}"))
+    };
     let metrics = [
-        ("kv_cache_usage_perc", value("kv_cache_usage_perc", kv_usage)),
-        ("num_requests_waiting", value("num_requests_waiting", waiting as f64)),
+        (
+            "kv_cache_usage_perc",
+            value("kv_cache_usage_perc", kv_usage),
+        ),
+        (
+            "num_requests_waiting",
+            value("num_requests_waiting", waiting as f64),
+        ),
     ];
     if format.eq_ignore_ascii_case("text") {
-        Some(format!("TEXT {}", metrics.map(|(name, value)| format!("named_metrics.{name}={value}")).join(", ")))
+        Some(format!(
+            "TEXT {}",
+            metrics
+                .map(|(name, value)| format!("named_metrics.{name}={value}"))
+                .join(", ")
+        ))
     } else if format.eq_ignore_ascii_case("json") {
-        Some(format!(r#"JSON {{"named_metrics": {{{}}}}}"#, metrics.map(|(name, value)| format!(r#""{name}": {value}"#)).join(", ")))
+        Some(format!(
+            r#"JSON {{"named_metrics": {{{}}}}}"#,
+            metrics
+                .map(|(name, value)| format!(r#""{name}": {value}"#))
+                .join(", ")
+        ))
     } else {
         None
     }
@@ -83,12 +123,22 @@ struct ModelPage<'a> {
 
 impl ModelPage<'_> {
     fn family(&mut self, kind: &str, name: &'static str, help: &str) {
-        self.family = Some((name, format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")));
+        self.family = Some((
+            name,
+            format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"),
+        ));
     }
 
     fn sample(&mut self, suffix: &str, labels: &str, value: f64) {
-        let Some((family, head)) = &mut self.family else { return };
-        if !self.names.is_empty() && !self.names.iter().any(|name| name.strip_prefix(*family) == Some(suffix)) {
+        let Some((family, head)) = &mut self.family else {
+            return;
+        };
+        if !self.names.is_empty()
+            && !self
+                .names
+                .iter()
+                .any(|name| name.strip_prefix(*family) == Some(suffix))
+        {
             return;
         }
         self.out.push_str(head);
@@ -126,13 +176,26 @@ impl ModelPage<'_> {
         }
     }
 
-    fn histogram(&mut self, name: &'static str, help: &str, model: &str, histogram: &StatsHistogram) {
+    fn histogram(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        model: &str,
+        histogram: &StatsHistogram,
+    ) {
         self.family("histogram", name, help);
         let mut below = 0;
         let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
         for (bound, count) in bounds.zip(&histogram.counts) {
             below += count;
-            self.sample("_bucket", &format!(r#"engine="0",le="{}",model_name="{model}""#, go_float(bound)), below as f64);
+            self.sample(
+                "_bucket",
+                &format!(
+                    r#"engine="0",le="{}",model_name="{model}""#,
+                    go_float(bound)
+                ),
+                below as f64,
+            );
         }
         let labels = format!(r#"engine="0",model_name="{model}""#);
         self.sample("_count", &labels, below as f64);
@@ -144,8 +207,18 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
     let model = escaped(&options.model);
     let labels = format!(r#"engine="0",model_name="{model}""#);
     let (load, stats) = (&report.load, &report.stats);
-    page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", &labels, load.running as f64);
-    page.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", &labels, load.waiting as f64);
+    page.gauge(
+        "vllm:num_requests_running",
+        "Number of requests in model execution batches.",
+        &labels,
+        load.running as f64,
+    );
+    page.gauge(
+        "vllm:num_requests_waiting",
+        "Number of requests waiting to be processed.",
+        &labels,
+        load.waiting as f64,
+    );
     page.gauge(
         "vllm:engine_sleep_state",
         "Engine sleep state; awake = 0 means engine is sleeping.",
@@ -153,9 +226,19 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
         1.0,
     );
     if options.old_names {
-        page.gauge("vllm:gpu_cache_usage_perc", "GPU KV-cache usage. 1 means 100 percent usage.", &labels, load.kv_usage);
+        page.gauge(
+            "vllm:gpu_cache_usage_perc",
+            "GPU KV-cache usage. 1 means 100 percent usage.",
+            &labels,
+            load.kv_usage,
+        );
     } else {
-        page.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", &labels, load.kv_usage);
+        page.gauge(
+            "vllm:kv_cache_usage_perc",
+            "KV-cache usage. 1 means 100 percent usage.",
+            &labels,
+            load.kv_usage,
+        );
     }
     let at = stats.started_at;
     let counters = [
@@ -177,7 +260,12 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
             "Cumulative number of preemption from the engine.",
             report.preemptions,
         ),
-        ("vllm:prompt_tokens_total", "vllm:prompt_tokens_created", "Number of prefill tokens processed.", stats.prompt_tokens),
+        (
+            "vllm:prompt_tokens_total",
+            "vllm:prompt_tokens_created",
+            "Number of prefill tokens processed.",
+            stats.prompt_tokens,
+        ),
         (
             "vllm:generation_tokens_total",
             "vllm:generation_tokens_created",
@@ -189,11 +277,18 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
         page.counter(name, help, &[(&labels, value as f64)]);
         page.created(created, help, &[&labels], at);
     }
-    let reasons = ["stop", "length", "abort"].map(|reason| format!(r#"engine="0",finished_reason="{reason}",model_name="{model}""#));
-    let [stop, length, abort] = [0, 1, 2].map(|index| (reasons[index].as_str(), stats.finished[index] as f64));
+    let reasons = ["stop", "length", "abort"]
+        .map(|reason| format!(r#"engine="0",finished_reason="{reason}",model_name="{model}""#));
+    let [stop, length, abort] =
+        [0, 1, 2].map(|index| (reasons[index].as_str(), stats.finished[index] as f64));
     let help = "Count of successfully processed requests.";
     page.counter("vllm:request_success_total", help, &[stop, length, abort]);
-    page.created("vllm:request_success_created", help, &[stop.0, length.0, abort.0], at);
+    page.created(
+        "vllm:request_success_created",
+        help,
+        &[stop.0, length.0, abort.0],
+        at,
+    );
     for ((name, _, help), histogram) in HISTOGRAMS.iter().zip(&stats.histograms) {
         page.histogram(name, help, &model, histogram);
     }
@@ -209,13 +304,28 @@ fn vllm_info(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineRep
         ),
         BLOCK_TOKENS, options.kv_blocks
     );
-    page.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", &cache, 1.0);
+    page.gauge(
+        "vllm:cache_config_info",
+        "Information of the LLMEngine CacheConfig",
+        &cache,
+        1.0,
+    );
     if options.max_lora > 0 {
-        page.family("gauge", "vllm:lora_requests_info", "Running stats on lora requests.");
+        page.family(
+            "gauge",
+            "vllm:lora_requests_info",
+            "Running stats on lora requests.",
+        );
         if let Some(running) = page.overrides.get(RUNNING_ADAPTERS) {
             let max = options.max_lora;
             let running = escaped(running);
-            return page.sample("", &format!(r#"max_lora="{max}",running_lora_adapters="{running}",waiting_lora_adapters="""#), 1.0);
+            return page.sample(
+                "",
+                &format!(
+                    r#"max_lora="{max}",running_lora_adapters="{running}",waiting_lora_adapters="""#
+                ),
+                1.0,
+            );
         }
         for ([running, waiting], at) in &report.lora_series {
             let (running, waiting) = (escaped(running), escaped(waiting));
@@ -226,45 +336,123 @@ fn vllm_info(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineRep
 }
 
 fn sglang(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
-    let labels = format!(r#"engine_type="unified",model_name="{}",pp_rank="0",tp_rank="0""#, escaped(&options.model));
+    let labels = format!(
+        r#"engine_type="unified",model_name="{}",pp_rank="0",tp_rank="0""#,
+        escaped(&options.model)
+    );
     let load = &report.load;
-    page.gauge("sglang:num_running_reqs", "The number of running requests.", &labels, load.running as f64);
-    page.gauge("sglang:num_queue_reqs", "The number of requests in the waiting queue.", &labels, load.waiting as f64);
-    page.gauge("sglang:token_usage", "The token usage.", &labels, load.kv_usage);
-    let cache = format!(r#"num_pages="{}",page_size="{BLOCK_TOKENS}""#, options.kv_blocks);
-    page.gauge("sglang:cache_config_info", "Information of the cache configuration.", &cache, 1.0);
+    page.gauge(
+        "sglang:num_running_reqs",
+        "The number of running requests.",
+        &labels,
+        load.running as f64,
+    );
+    page.gauge(
+        "sglang:num_queue_reqs",
+        "The number of requests in the waiting queue.",
+        &labels,
+        load.waiting as f64,
+    );
+    page.gauge(
+        "sglang:token_usage",
+        "The token usage.",
+        &labels,
+        load.kv_usage,
+    );
+    let cache = format!(
+        r#"num_pages="{}",page_size="{BLOCK_TOKENS}""#,
+        options.kv_blocks
+    );
+    page.gauge(
+        "sglang:cache_config_info",
+        "Information of the cache configuration.",
+        &cache,
+        1.0,
+    );
 }
 
 fn trtllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let labels = format!(r#"model_name="{}""#, escaped(&options.model));
     let load = &report.load;
-    page.gauge("trtllm_num_requests_running", "Number of running requests.", &labels, load.running as f64);
-    page.gauge("trtllm_num_requests_waiting", "Number of waiting requests.", &labels, load.waiting as f64);
-    page.gauge("trtllm_kv_cache_utilization", "KV cache utilization, 0 to 1.", &labels, load.kv_usage);
-    page.gauge("trtllm_kv_cache_tokens_per_block", "Tokens per KV cache block.", &labels, f64::from(BLOCK_TOKENS));
-    page.gauge("trtllm_kv_cache_max_blocks", "KV cache blocks.", &labels, f64::from(options.kv_blocks));
+    page.gauge(
+        "trtllm_num_requests_running",
+        "Number of running requests.",
+        &labels,
+        load.running as f64,
+    );
+    page.gauge(
+        "trtllm_num_requests_waiting",
+        "Number of waiting requests.",
+        &labels,
+        load.waiting as f64,
+    );
+    page.gauge(
+        "trtllm_kv_cache_utilization",
+        "KV cache utilization, 0 to 1.",
+        &labels,
+        load.kv_usage,
+    );
+    page.gauge(
+        "trtllm_kv_cache_tokens_per_block",
+        "Tokens per KV cache block.",
+        &labels,
+        f64::from(BLOCK_TOKENS),
+    );
+    page.gauge(
+        "trtllm_kv_cache_max_blocks",
+        "KV cache blocks.",
+        &labels,
+        f64::from(options.kv_blocks),
+    );
 }
 
 fn triton(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let model = escaped(&options.model);
     let load = &report.load;
-    page.family("gauge", "nv_trt_llm_request_metrics", "TRT LLM request metrics");
-    for (kind, value) in [("waiting", load.waiting), ("scheduled", load.running), ("active", load.running + load.waiting)] {
-        page.sample("", &format!(r#"model="{model}",request_type="{kind}",version="1""#), value as f64);
+    page.family(
+        "gauge",
+        "nv_trt_llm_request_metrics",
+        "TRT LLM request metrics",
+    );
+    for (kind, value) in [
+        ("waiting", load.waiting),
+        ("scheduled", load.running),
+        ("active", load.running + load.waiting),
+    ] {
+        page.sample(
+            "",
+            &format!(r#"model="{model}",request_type="{kind}",version="1""#),
+            value as f64,
+        );
     }
-    page.family("gauge", "nv_trt_llm_kv_cache_block_metrics", "TRT LLM KV cache block metrics");
+    page.family(
+        "gauge",
+        "nv_trt_llm_kv_cache_block_metrics",
+        "TRT LLM KV cache block metrics",
+    );
     let blocks = f64::from(options.kv_blocks);
     let used = (load.kv_usage * blocks).round();
-    for (kind, value) in
-        [("fraction", load.kv_usage), ("tokens_per", f64::from(BLOCK_TOKENS)), ("used", used), ("free", blocks - used), ("max", blocks)]
-    {
-        page.sample("", &format!(r#"kv_cache_block_type="{kind}",model="{model}",version="1""#), value);
+    for (kind, value) in [
+        ("fraction", load.kv_usage),
+        ("tokens_per", f64::from(BLOCK_TOKENS)),
+        ("used", used),
+        ("free", blocks - used),
+        ("max", blocks),
+    ] {
+        page.sample(
+            "",
+            &format!(r#"kv_cache_block_type="{kind}",model="{model}",version="1""#),
+            value,
+        );
     }
 }
 
 /// A label value, escaped for the exposition format.
 fn escaped(value: &str) -> String {
-    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
+    value
+        .replace('\\', r"\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
 }
 
 /// A number as prometheus_client prints it: Python's repr, with an exponent from a million up
@@ -317,7 +505,14 @@ mod tests {
         );
         assert_eq!(orca("BIN", 0.5, 3, &overrides), None);
         assert!(
-            orca("TEXT", 0.5, 3, &MetricOverrides::from([("kv_cache_usage_perc".into(), "NaN".into())])).unwrap().contains("perc=NaN,")
+            orca(
+                "TEXT",
+                0.5,
+                3,
+                &MetricOverrides::from([("kv_cache_usage_perc".into(), "NaN".into())])
+            )
+            .unwrap()
+            .contains("perc=NaN,")
         );
     }
 }

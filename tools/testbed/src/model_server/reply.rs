@@ -27,7 +27,13 @@ pub(super) struct ReplyChoice {
 
 impl ReplyChoice {
     pub(super) fn new(prompt_tokens: u32, text: String) -> Self {
-        Self { prompt_tokens, text, cached_tokens: 0, tokens: 0, finish: None }
+        Self {
+            prompt_tokens,
+            text,
+            cached_tokens: 0,
+            tokens: 0,
+            finish: None,
+        }
     }
 
     fn text_so_far(&self) -> &str {
@@ -57,7 +63,9 @@ pub(super) struct ModelReply {
 impl ModelReply {
     /// Applies an output of the engine. Returns true if a stream has an event for it.
     fn apply(&mut self, output: SequenceOutput) -> bool {
-        let Some(choice) = self.choices.get_mut(output.index) else { return false };
+        let Some(choice) = self.choices.get_mut(output.index) else {
+            return false;
+        };
         match output.kind {
             OutputKind::Admitted { cached_tokens } => choice.cached_tokens = cached_tokens,
             OutputKind::Token => choice.tokens += 1,
@@ -75,7 +83,8 @@ impl ModelReply {
         if !self.apply(output) {
             return false;
         }
-        let first = matches!(output.kind, OutputKind::Token) && self.choices[output.index].tokens == 1;
+        let first =
+            matches!(output.kind, OutputKind::Token) && self.choices[output.index].tokens == 1;
         match self.api {
             ModelApi::Responses => self.stream_response(output, first, out),
             ModelApi::Messages => self.stream_message(output, first, out),
@@ -130,14 +139,24 @@ impl ModelReply {
     /// A chat or completion chunk up to its choices. Written by hand, because benches send hundreds
     /// of thousands of them.
     fn chunk_head(&self) -> String {
-        let object = if self.api == ModelApi::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.api == ModelApi::Chat {
+            "chat.completion.chunk"
+        } else {
+            "text_completion"
+        };
         let (id, created, model) = (&self.id, self.created, Value::from(self.model.as_str()));
-        format!(r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model},"choices":"#)
+        format!(
+            r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model},"choices":"#
+        )
     }
 
     fn stream_chunk(&self, output: SequenceOutput, first: bool, out: &mut Vec<u8>) {
         let head = self.chunk_head();
-        let tail = if self.continuous_usage { format!(r#","usage":{}}}"#, self.usage()) } else { "}".to_owned() };
+        let tail = if self.continuous_usage {
+            format!(r#","usage":{}}}"#, self.usage())
+        } else {
+            "}".to_owned()
+        };
         let (index, choice) = (output.index, &self.choices[output.index]);
         let chat = self.api == ModelApi::Chat;
         if first && chat {
@@ -155,14 +174,21 @@ impl ModelReply {
             (true, Some(_)) => r#""delta":{}"#.to_owned(),
             (false, _) => format!(r#""text":"{word}""#),
         };
-        event(None, &format!(r#"{head}[{{"index":{index},{delta},"logprobs":null,"finish_reason":{finish}}}]{tail}"#), out);
+        event(
+            None,
+            &format!(
+                r#"{head}[{{"index":{index},{delta},"logprobs":null,"finish_reason":{finish}}}]{tail}"#
+            ),
+            out,
+        );
     }
 
     fn stream_response(&self, output: SequenceOutput, first: bool, out: &mut Vec<u8>) {
         let choice = &self.choices[output.index];
         let part = |text: &str| json!({"type": "output_text", "text": text, "annotations": []});
         let mut send = |kind: &str, mut fields: Value| {
-            if kind.starts_with("response.output_text") || kind.starts_with("response.content_part") {
+            if kind.starts_with("response.output_text") || kind.starts_with("response.content_part")
+            {
                 fields["item_id"] = self.item("")["id"].take();
                 fields["content_index"] = json!(0);
             }
@@ -172,18 +198,42 @@ impl ModelReply {
             named_event(kind, fields, out);
         };
         if first {
-            send("response.created", json!({"response": self.response("in_progress")}));
-            send("response.in_progress", json!({"response": self.response("in_progress")}));
-            send("response.output_item.added", json!({"item": self.item("in_progress")}));
+            send(
+                "response.created",
+                json!({"response": self.response("in_progress")}),
+            );
+            send(
+                "response.in_progress",
+                json!({"response": self.response("in_progress")}),
+            );
+            send(
+                "response.output_item.added",
+                json!({"item": self.item("in_progress")}),
+            );
             send("response.content_part.added", json!({"part": part("")}));
         }
         if choice.finish.is_none() {
-            return send("response.output_text.delta", json!({"delta": choice.last_word(), "logprobs": []}));
+            return send(
+                "response.output_text.delta",
+                json!({"delta": choice.last_word(), "logprobs": []}),
+            );
         }
-        send("response.output_text.done", json!({"text": choice.text_so_far(), "logprobs": []}));
-        send("response.content_part.done", json!({"part": part(choice.text_so_far())}));
-        send("response.output_item.done", json!({"item": self.item("completed")}));
-        send("response.completed", json!({"response": self.response("completed")}));
+        send(
+            "response.output_text.done",
+            json!({"text": choice.text_so_far(), "logprobs": []}),
+        );
+        send(
+            "response.content_part.done",
+            json!({"part": part(choice.text_so_far())}),
+        );
+        send(
+            "response.output_item.done",
+            json!({"item": self.item("completed")}),
+        );
+        send(
+            "response.completed",
+            json!({"response": self.response("completed")}),
+        );
     }
 
     fn stream_message(&self, output: SequenceOutput, first: bool, out: &mut Vec<u8>) {
@@ -194,7 +244,10 @@ impl ModelReply {
             message["content"] = json!([]);
             message["stop_reason"] = Value::Null;
             send("message_start", json!({"message": message}));
-            send("content_block_start", json!({"index": 0, "content_block": {"type": "text", "text": ""}}));
+            send(
+                "content_block_start",
+                json!({"index": 0, "content_block": {"type": "text", "text": ""}}),
+            );
             send("ping", json!({}));
         }
         let Some(finish) = choice.finish else {
@@ -203,7 +256,10 @@ impl ModelReply {
         };
         send("content_block_stop", json!({"index": 0}));
         let delta = json!({"stop_reason": anthropic_finish(finish), "stop_sequence": null});
-        send("message_delta", json!({"delta": delta, "usage": self.usage()}));
+        send(
+            "message_delta",
+            json!({"delta": delta, "usage": self.usage()}),
+        );
         send("message_stop", json!({}));
     }
 
@@ -224,7 +280,11 @@ impl ModelReply {
                         json!({"index": index, "text": choice.text_so_far(), "logprobs": null, "finish_reason": finish})
                     }
                 };
-                let object = if self.api == ModelApi::Chat { "chat.completion" } else { "text_completion" };
+                let object = if self.api == ModelApi::Chat {
+                    "chat.completion"
+                } else {
+                    "text_completion"
+                };
                 json!({
                     "id": self.id, "object": object, "created": self.created, "model": self.model,
                     "choices": self.choices.iter().enumerate().map(choice).collect::<Vec<_>>(), "usage": self.usage(),
@@ -246,7 +306,11 @@ impl ModelReply {
     /// The message item of a Responses reply; empty until it is completed.
     fn item(&self, status: &str) -> Value {
         let text = json!({"type": "output_text", "text": self.choices[0].text_so_far(), "annotations": []});
-        let content = if status == "completed" { json!([text]) } else { json!([]) };
+        let content = if status == "completed" {
+            json!([text])
+        } else {
+            json!([])
+        };
         json!({"type": "message", "id": format!("msg_{}", self.id), "status": status, "role": "assistant", "content": content})
     }
 
@@ -261,7 +325,9 @@ impl ModelReply {
     fn embeddings(&self) -> Value {
         let embedding = |(index, choice): (usize, &ReplyChoice)| {
             let mut rng = super::text::TextRng(u64::from(choice.prompt_tokens) ^ index as u64);
-            let vector: Vec<f64> = (0..EMBEDDING_DIMENSIONS).map(|_| rng.unit() * 2.0 - 1.0).collect();
+            let vector: Vec<f64> = (0..EMBEDDING_DIMENSIONS)
+                .map(|_| rng.unit() * 2.0 - 1.0)
+                .collect();
             json!({"object": "embedding", "index": index, "embedding": vector})
         };
         let (prompt, ..) = self.totals();
@@ -282,7 +348,11 @@ fn openai_finish(finish: FinishReason) -> Value {
 }
 
 fn anthropic_finish(finish: FinishReason) -> Value {
-    json!(if finish == FinishReason::Length { "max_tokens" } else { "end_turn" })
+    json!(if finish == FinishReason::Length {
+        "max_tokens"
+    } else {
+        "end_turn"
+    })
 }
 
 fn named_event(kind: &str, mut fields: Value, out: &mut Vec<u8>) {

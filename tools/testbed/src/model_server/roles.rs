@@ -45,7 +45,13 @@ const STAGE: &str = "x-stage";
 impl ModelServerState {
     /// The answer of the sidecar in place of the engine, if it has one.
     pub(super) async fn sidecar(&self, parts: &Parts, body: &Bytes) -> Option<Response<Body>> {
-        let named = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let named = |name: &str| {
+            parts
+                .headers
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .map(str::to_owned)
+        };
         if let Some(rank) = named(RANK).filter(|rank| *rank != self.address.to_string()) {
             return Some(self.pass_on(&rank, parts, body).await);
         }
@@ -55,17 +61,26 @@ impl ModelServerState {
         if self.options.role != ServerRole::Decode {
             return None;
         }
-        let encoders =
-            named(ENCODERS).into_iter().flat_map(|list| list.split(',').map(|host| (host.to_owned(), "encode")).collect::<Vec<_>>());
-        let stages: Vec<(String, &str)> = encoders.chain(named(PREFILLER).map(|host| (host, "prefill"))).collect();
+        let encoders = named(ENCODERS).into_iter().flat_map(|list| {
+            list.split(',')
+                .map(|host| (host.to_owned(), "encode"))
+                .collect::<Vec<_>>()
+        });
+        let stages: Vec<(String, &str)> = encoders
+            .chain(named(PREFILLER).map(|host| (host, "prefill")))
+            .collect();
         for (host, stage) in stages {
             match self.ask(&host, stage, parts, body).await {
                 Ok(reply) if reply.status == 200 => {}
                 // The client gets an error that the request caused. If a server failed, this server
                 // does its stage.
                 Ok(reply) if reply.status < 500 => {
-                    let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
-                    return Some(status_reply(status, &format!("{stage} by {host}: {}", reply.text())));
+                    let status =
+                        StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
+                    return Some(status_reply(
+                        status,
+                        &format!("{stage} by {host}: {}", reply.text()),
+                    ));
                 }
                 Ok(_) | Err(_) => {}
             }
@@ -81,24 +96,54 @@ impl ModelServerState {
             (ServerRole::Encode, stage) => stage == Some("encode"),
             (ServerRole::Decode, Some(_)) => false,
         };
-        let asked = stage.map_or_else(|| "a whole request".to_owned(), |stage| format!("a request to {stage}"));
-        (!right).then(|| format!("{asked} reached a server with the role {:?}", self.options.role))
+        let asked = stage.map_or_else(
+            || "a whole request".to_owned(),
+            |stage| format!("a request to {stage}"),
+        );
+        (!right).then(|| {
+            format!(
+                "{asked} reached a server with the role {:?}",
+                self.options.role
+            )
+        })
     }
 
-    async fn ask(&self, host: &str, stage: &str, parts: &Parts, body: &Bytes) -> crate::Result<client::ClientReply> {
+    async fn ask(
+        &self,
+        host: &str,
+        stage: &str,
+        parts: &Parts,
+        body: &Bytes,
+    ) -> crate::Result<client::ClientReply> {
         let mut asked: Value = serde_json::from_slice(body)?;
         asked["max_tokens"] = json!(1);
         asked["stream"] = json!(false);
-        let request = Request::post(parts.uri.path()).header(header::CONTENT_TYPE, "application/json").header(STAGE, stage);
-        client::send(host.parse()?, request.body(client::full(asked.to_string()))?).await
+        let request = Request::post(parts.uri.path())
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(STAGE, stage);
+        client::send(
+            host.parse()?,
+            request.body(client::full(asked.to_string()))?,
+        )
+        .await
     }
 
     /// The answer of the rank.
     async fn pass_on(&self, rank: &str, parts: &Parts, body: &Bytes) -> Response<Body> {
         let passed = async {
-            let mut request = Request::builder().method(parts.method.clone()).uri(parts.uri.clone());
-            let framing = [header::TRANSFER_ENCODING, header::CONTENT_LENGTH, HeaderName::from_static(RANK)];
-            for (name, value) in parts.headers.iter().filter(|(name, _)| !framing.contains(name)) {
+            let mut request = Request::builder()
+                .method(parts.method.clone())
+                .uri(parts.uri.clone());
+            let framing = [
+                header::TRANSFER_ENCODING,
+                header::CONTENT_LENGTH,
+                HeaderName::from_static(RANK),
+            ];
+            for (name, value) in parts
+                .headers
+                .iter()
+                .filter(|(name, _)| !framing.contains(name))
+            {
                 request = request.header(name, value);
             }
             client::send(rank.parse()?, request.body(client::full(body.clone()))?).await
@@ -106,14 +151,21 @@ impl ModelServerState {
         match passed.await {
             Ok(reply) => {
                 let mut answer = Response::new(Body::from(reply.body));
-                *answer.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
-                for name in [header::CONTENT_TYPE, HeaderName::from_static("endpoint-load-metrics")] {
+                *answer.status_mut() =
+                    StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
+                for name in [
+                    header::CONTENT_TYPE,
+                    HeaderName::from_static("endpoint-load-metrics"),
+                ] {
                     if let Some(value) = reply.headers.get(&name) {
                         answer.headers_mut().insert(name, value.clone());
                     }
                 }
-                let rank = HeaderValue::from_str(rank).unwrap_or(HeaderValue::from_static("unknown"));
-                answer.headers_mut().insert(HeaderName::from_static("x-served-by-rank"), rank);
+                let rank =
+                    HeaderValue::from_str(rank).unwrap_or(HeaderValue::from_static("unknown"));
+                answer
+                    .headers_mut()
+                    .insert(HeaderName::from_static("x-served-by-rank"), rank);
                 answer
             }
             Err(error) => status_reply(StatusCode::BAD_GATEWAY, &format!("rank {rank}: {error}")),

@@ -91,7 +91,9 @@ impl ListenState {
 
     async fn reopens(&self) {
         match self {
-            Self::Closed { until: Some(until), .. } => tokio::time::sleep_until(*until).await,
+            Self::Closed {
+                until: Some(until), ..
+            } => tokio::time::sleep_until(*until).await,
             _ => std::future::pending().await,
         }
     }
@@ -99,23 +101,40 @@ impl ListenState {
     fn close(self, address: SocketAddr, reopen_after: Option<Duration>) -> Self {
         drop(self);
         let until = reopen_after.map(|after| Instant::now() + after);
-        Self::Closed { held: bind(address).inspect_err(|error| tracing::warn!(%address, %error, "port not held while closed")).ok(), until }
+        Self::Closed {
+            held: bind(address)
+                .inspect_err(|error| tracing::warn!(%address, %error, "port not held while closed"))
+                .ok(),
+            until,
+        }
     }
 
     fn open(self, address: SocketAddr) -> Self {
-        let Self::Closed { held, .. } = self else { return self };
-        match held.map_or_else(|| bind(address), Ok).and_then(|socket| socket.listen(BACKLOG)) {
+        let Self::Closed { held, .. } = self else {
+            return self;
+        };
+        match held
+            .map_or_else(|| bind(address), Ok)
+            .and_then(|socket| socket.listen(BACKLOG))
+        {
             Ok(listener) => Self::Open(listener),
             Err(error) => {
                 tracing::warn!(%address, %error, "cannot listen again, trying on");
-                Self::Closed { held: None, until: Some(Instant::now() + ACCEPT_RETRY) }
+                Self::Closed {
+                    held: None,
+                    until: Some(Instant::now() + ACCEPT_RETRY),
+                }
             }
         }
     }
 }
 
 fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
@@ -127,8 +146,12 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves until it receives [`SocketCommand::Drain`] or is dropped; dropping closes all
 /// connections.
-pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: SocketCommands, handler: H)
-where
+pub(super) async fn serve<H, F>(
+    address: SocketAddr,
+    listener: TcpListener,
+    mut orders: SocketCommands,
+    handler: H,
+) where
     H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
@@ -164,8 +187,14 @@ where
         };
         match accepted {
             Ok(stream) => {
-                let connection = Arc::new(ServedConnection { id, ..ServedConnection::default() });
-                let ends = ConnectionEnd { resets: resets.subscribe(), drain: drain.subscribe() };
+                let connection = Arc::new(ServedConnection {
+                    id,
+                    ..ServedConnection::default()
+                });
+                let ends = ConnectionEnd {
+                    resets: resets.subscribe(),
+                    drain: drain.subscribe(),
+                };
                 connections.spawn(serve_connection(stream, connection, ends, handler.clone()));
             }
             Err(error) => {
@@ -183,13 +212,20 @@ struct ConnectionEnd {
     drain: watch::Receiver<()>,
 }
 
-async fn serve_connection<H, F>(stream: TcpStream, connection: Arc<ServedConnection>, mut ends: ConnectionEnd, handler: H)
-where
+async fn serve_connection<H, F>(
+    stream: TcpStream,
+    connection: Arc<ServedConnection>,
+    mut ends: ConnectionEnd,
+    handler: H,
+) where
     H: Fn(Arc<ServedConnection>, Request<Incoming>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let _ = stream.set_nodelay(true); // only latency is at stake
-    let socket = TokioIo::new(FaultySocket { stream, connection: connection.clone() });
+    let socket = TokioIo::new(FaultySocket {
+        stream,
+        connection: connection.clone(),
+    });
     let for_requests = connection.clone();
     let service = hyper::service::service_fn(move |request| {
         let reply = handler(for_requests.clone(), request);
@@ -229,7 +265,12 @@ struct FaultySocket {
 impl Drop for FaultySocket {
     fn drop(&mut self) {
         if self.connection.resetting.load(Ordering::Acquire) {
-            if let Some(parting) = self.connection.parting.get().filter(|parting| !parting.is_empty()) {
+            if let Some(parting) = self
+                .connection
+                .parting
+                .get()
+                .filter(|parting| !parting.is_empty())
+            {
                 let _ = self.stream.try_write(parting); // if the socket buffer is full, there are no parting bytes
             }
             let _ = self.stream.set_zero_linger(); // if it fails, the close is clean and the test sees that
@@ -238,13 +279,21 @@ impl Drop for FaultySocket {
 }
 
 impl AsyncRead for FaultySocket {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for FaultySocket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -256,7 +305,11 @@ impl AsyncWrite for FaultySocket {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 

@@ -10,8 +10,10 @@ use super::engine::BLOCK_TOKENS;
 pub(super) const TOKEN_BYTES: usize = 4;
 const BLOCK_BYTES: usize = TOKEN_BYTES * BLOCK_TOKENS as usize;
 
-const WORDS: [&str; 16] =
-    ["the ", "sky ", "was ", "red ", "and ", "one ", "old ", "cat ", "sat ", "for ", "its ", "tea ", "but ", "who ", "can ", "say "];
+const WORDS: [&str; 16] = [
+    "the ", "sky ", "was ", "red ", "and ", "one ", "old ", "cat ", "sat ", "for ", "its ", "tea ",
+    "but ", "who ", "can ", "say ",
+];
 
 /// Odd constants for the folded multiply; any with well spread bits work.
 const FOLD: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
@@ -93,7 +95,11 @@ mod tests {
     fn salt_separates_equal_texts() {
         let text = [b'x'; BLOCK_BYTES * 2];
         assert_ne!(block_hashes(1, &text), block_hashes(2, &text));
-        assert_ne!(block_hashes(1, &text)[0], block_hashes(1, &text)[1], "equal blocks at other positions differ");
+        assert_ne!(
+            block_hashes(1, &text)[0],
+            block_hashes(1, &text)[1],
+            "equal blocks at other positions differ"
+        );
     }
 
     proptest! {

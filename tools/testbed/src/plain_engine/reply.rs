@@ -63,13 +63,21 @@ impl PlainRequest {
     pub(super) fn of(path: &str, body: &[u8]) -> Option<Self> {
         let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
         let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
-        let limit = ["max_tokens", "max_completion_tokens"].iter().find_map(|field| fields.get(*field)?.as_u64());
-        let tokens = limit.map_or(TOKENS_DEFAULT, |limit| u32::try_from(limit).unwrap_or(TOKENS_MAX));
+        let limit = ["max_tokens", "max_completion_tokens"]
+            .iter()
+            .find_map(|field| fields.get(*field)?.as_u64());
+        let tokens = limit.map_or(TOKENS_DEFAULT, |limit| {
+            u32::try_from(limit).unwrap_or(TOKENS_MAX)
+        });
         let streams = matches!(api, PlainApi::Chat | PlainApi::Completions);
         Some(Self {
             api,
             prompt_tokens: u32::try_from(body.len() / TOKEN_BYTES).unwrap_or(u32::MAX),
-            tokens: if streams || api == PlainApi::Generate { tokens.clamp(1, TOKENS_MAX) } else { 0 },
+            tokens: if streams || api == PlainApi::Generate {
+                tokens.clamp(1, TOKENS_MAX)
+            } else {
+                0
+            },
             stream: streams && fields.get("stream") == Some(&Value::Bool(true)),
             finish_reason: "length",
         })
@@ -77,7 +85,11 @@ impl PlainRequest {
 
     /// The request as an engine sees it that generates nothing.
     pub(super) fn aborted(self) -> Self {
-        Self { tokens: 0, finish_reason: "abort", ..self }
+        Self {
+            tokens: 0,
+            finish_reason: "abort",
+            ..self
+        }
     }
 
     fn usage(&self) -> Value {
@@ -100,23 +112,37 @@ impl PlainRequest {
             PlainApi::Embeddings => json!({
                 "object": "list", "model": MODEL, "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -0.25, 0.125]}],
             }),
-            PlainApi::Rerank => json!({"id": "rerank-0", "model": MODEL, "results": [{"index": 0, "relevance_score": 0.5}]}),
-            PlainApi::Generate => json!({"text": text(), "meta_info": {"finish_reason": {"type": self.finish_reason}}}),
+            PlainApi::Rerank => {
+                json!({"id": "rerank-0", "model": MODEL, "results": [{"index": 0, "relevance_score": 0.5}]})
+            }
+            PlainApi::Generate => {
+                json!({"text": text(), "meta_info": {"finish_reason": {"type": self.finish_reason}}})
+            }
         }
     }
 
     /// A stream event with these choices.
     fn event(&self, choices: &Value) -> Value {
-        let object = if self.api == PlainApi::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.api == PlainApi::Chat {
+            "chat.completion.chunk"
+        } else {
+            "text_completion"
+        };
         json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
     }
 
     /// The stream event of one token, or the last of a reply without any.
     fn token(&self, last: bool) -> Value {
-        let finish_reason = if last { json!(self.finish_reason) } else { Value::Null };
+        let finish_reason = if last {
+            json!(self.finish_reason)
+        } else {
+            Value::Null
+        };
         let text = if self.tokens > 0 { TOKEN } else { "" };
         match self.api {
-            PlainApi::Chat => self.event(&json!([{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}])),
+            PlainApi::Chat => self.event(
+                &json!([{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}]),
+            ),
             _ => self.event(&json!([{"index": 0, "text": text, "finish_reason": finish_reason}])),
         }
     }
@@ -131,7 +157,12 @@ impl PlainRequest {
 
 /// The reply. `next` is the time from each token to the next. `running` is dropped when the reply
 /// ends.
-pub(super) async fn reply(asked: &PlainRequest, behaviour: &PlainBehaviour, next: Duration, running: RunningGuard) -> Response<Body> {
+pub(super) async fn reply(
+    asked: &PlainRequest,
+    behaviour: &PlainBehaviour,
+    next: Duration,
+    running: RunningGuard,
+) -> Response<Body> {
     let cut = behaviour.answer == PlainAnswer::CutAfterFirstToken;
     if asked.stream {
         return streamed(asked, behaviour.usage, next, cut, running);
@@ -150,17 +181,32 @@ pub(super) async fn reply(asked: &PlainRequest, behaviour: &PlainBehaviour, next
     let text = whole.to_string();
     let half = Bytes::copy_from_slice(text.as_bytes().get(..text.len() / 2).unwrap_or_default());
     let mut response = Response::new(cut_after(stream::iter([half])));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+        .headers_mut()
+        .insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
     response
 }
 
-fn streamed(asked: &PlainRequest, usage: UsageReporting, next: Duration, cut: bool, running: RunningGuard) -> Response<Body> {
-    let mut events: Vec<Bytes> = (1..=asked.tokens.max(1)).map(|at| event(&asked.token(at >= asked.tokens).to_string())).collect();
+fn streamed(
+    asked: &PlainRequest,
+    usage: UsageReporting,
+    next: Duration,
+    cut: bool,
+    running: RunningGuard,
+) -> Response<Body> {
+    let mut events: Vec<Bytes> = (1..=asked.tokens.max(1))
+        .map(|at| event(&asked.token(at >= asked.tokens).to_string()))
+        .collect();
     if cut {
         events.truncate(1);
     } else {
-        events.extend((usage == UsageReporting::Reported).then(|| event(&asked.last_usage().to_string())));
+        events.extend(
+            (usage == UsageReporting::Reported).then(|| event(&asked.last_usage().to_string())),
+        );
         events.push(event("[DONE]"));
     }
     let tokens = asked.tokens as usize;
@@ -173,9 +219,16 @@ fn streamed(asked: &PlainRequest, usage: UsageReporting, next: Duration, cut: bo
             event
         }
     });
-    let body = if cut { cut_after(paced) } else { Body::from_stream(paced.map(Ok::<_, std::io::Error>)) };
+    let body = if cut {
+        cut_after(paced)
+    } else {
+        Body::from_stream(paced.map(Ok::<_, std::io::Error>))
+    };
     let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
     response
 }
 
@@ -195,6 +248,9 @@ fn event(data: &str) -> Bytes {
 /// A JSON response.
 pub(super) fn json(value: &Value) -> Response<Body> {
     let mut response = Response::new(Body::from(value.to_string()));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     response
 }

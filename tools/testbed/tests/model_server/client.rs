@@ -16,11 +16,18 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that answers at once.
 pub fn instant() -> ModelServer {
-    with(ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() })
+    with(ModelServerOptions {
+        speed: 0.0,
+        ..ModelServerOptions::default()
+    })
 }
 
 pub fn with(options: ModelServerOptions) -> ModelServer {
-    ModelServer::start(ModelServerOptions { models: vec!["demo".into()], ..options }).unwrap()
+    ModelServer::start(ModelServerOptions {
+        models: vec!["demo".into()],
+        ..options
+    })
+    .unwrap()
 }
 
 pub struct ModelServerReply {
@@ -40,40 +47,85 @@ impl ModelServerReply {
 
     /// The server-sent events as (name, data).
     pub fn events(&self) -> Vec<(String, Value)> {
-        assert_eq!(self.headers["content-type"], "text/event-stream; charset=utf-8");
+        assert_eq!(
+            self.headers["content-type"],
+            "text/event-stream; charset=utf-8"
+        );
         let event = |event: &str| {
-            let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
+            let field = |name: &str| {
+                event
+                    .lines()
+                    .find_map(|line| line.strip_prefix(name))
+                    .unwrap_or_default()
+                    .to_owned()
+            };
             let data = field("data: ");
-            (field("event: "), if data == "[DONE]" { json!(data) } else { serde_json::from_str(&data).unwrap() })
+            (
+                field("event: "),
+                if data == "[DONE]" {
+                    json!(data)
+                } else {
+                    serde_json::from_str(&data).unwrap()
+                },
+            )
         };
         self.text().split_terminator("\n\n").map(event).collect()
     }
 }
 
 /// Sends a request and returns when the response headers arrive.
-pub async fn open(address: SocketAddr, request: http::request::Builder, body: &str) -> Result<Response<Incoming>, String> {
+pub async fn open(
+    address: SocketAddr,
+    request: http::request::Builder,
+    body: &str,
+) -> Result<Response<Incoming>, String> {
     let request: Request<Full<Bytes>> = request.body(Full::from(body.to_owned())).unwrap();
-    let client = Client::builder(TokioExecutor::new()).http2_only(request.version() == http::Version::HTTP_2).build_http();
+    let client = Client::builder(TokioExecutor::new())
+        .http2_only(request.version() == http::Version::HTTP_2)
+        .build_http();
     assert_eq!(request.uri().port_u16(), Some(address.port()));
-    tokio::time::timeout(PATIENCE, client.request(request)).await.unwrap().map_err(|error| format!("{error:?}"))
+    tokio::time::timeout(PATIENCE, client.request(request))
+        .await
+        .unwrap()
+        .map_err(|error| format!("{error:?}"))
 }
 
 pub fn request(address: SocketAddr, method: &str, path: &str) -> http::request::Builder {
-    Request::builder().method(method).uri(format!("http://{address}{path}"))
+    Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"))
 }
 
 pub async fn finish(response: Response<Incoming>) -> ModelServerReply {
     let (parts, body) = response.into_parts();
-    let body = tokio::time::timeout(PATIENCE, body.collect()).await.unwrap().unwrap().to_bytes();
-    ModelServerReply { status: parts.status, headers: parts.headers, body }
+    let body = tokio::time::timeout(PATIENCE, body.collect())
+        .await
+        .unwrap()
+        .unwrap()
+        .to_bytes();
+    ModelServerReply {
+        status: parts.status,
+        headers: parts.headers,
+        body,
+    }
 }
 
 pub async fn get(address: SocketAddr, path: &str) -> ModelServerReply {
-    finish(open(address, request(address, "GET", path), "").await.unwrap()).await
+    finish(
+        open(address, request(address, "GET", path), "")
+            .await
+            .unwrap(),
+    )
+    .await
 }
 
 pub async fn post(address: SocketAddr, path: &str, body: &Value) -> ModelServerReply {
-    finish(open(address, request(address, "POST", path), &body.to_string()).await.unwrap()).await
+    finish(
+        open(address, request(address, "POST", path), &body.to_string())
+            .await
+            .unwrap(),
+    )
+    .await
 }
 
 /// A chat request for exactly `tokens` tokens, with the fields of `with`.
@@ -81,7 +133,9 @@ pub fn chat(text: &str, tokens: u32, with: &Value) -> Value {
     let mut body = json!({
         "model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": true,
     });
-    body.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
+    body.as_object_mut()
+        .unwrap()
+        .extend(with.as_object().unwrap().clone());
     body
 }
 
@@ -98,6 +152,9 @@ pub async fn until(server: &ModelServer, holds: impl Fn(&Value) -> bool) -> Valu
     };
     match tokio::time::timeout(PATIENCE, wait).await {
         Ok(state) => state,
-        Err(_) => panic!("the state never came about: {}", server.state().await.unwrap()),
+        Err(_) => panic!(
+            "the state never came about: {}",
+            server.state().await.unwrap()
+        ),
     }
 }

@@ -1,5 +1,9 @@
 //! The simulated model server as its clients and its operators see it.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod api;
 mod client;

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use serde_json::{Value, json};
 use testbed::client::{self, ClientReply};
-use testbed::plain_engine::{AnswerDelay, PlainAnswer, PlainBehaviour, PlainEngine, PlainMetrics, UsageReporting};
+use testbed::plain_engine::{
+    AnswerDelay, PlainAnswer, PlainBehaviour, PlainEngine, PlainMetrics, UsageReporting,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -13,7 +15,9 @@ const CHAT: &str = "/v1/chat/completions";
 const LONG: Duration = Duration::from_millis(200);
 
 async fn start(behaviour: PlainBehaviour) -> PlainEngine {
-    PlainEngine::start(([127, 0, 0, 1], 0).into(), behaviour).await.unwrap()
+    PlainEngine::start(([127, 0, 0, 1], 0).into(), behaviour)
+        .await
+        .unwrap()
 }
 
 fn chat(stream: bool, max_tokens: u32) -> Value {
@@ -25,7 +29,11 @@ async fn post(engine: &PlainEngine, path: &str, body: &Value) -> testbed::Result
 }
 
 fn events(reply: &ClientReply) -> Vec<String> {
-    reply.text().split_terminator("\n\n").map(|event| event.trim_start_matches("data: ").to_owned()).collect()
+    reply
+        .text()
+        .split_terminator("\n\n")
+        .map(|event| event.trim_start_matches("data: ").to_owned())
+        .collect()
 }
 
 #[tokio::test]
@@ -39,10 +47,19 @@ async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
     ] {
         let reply = post(&engine, path, &chat(false, 3)).await.unwrap();
         let body = reply.json().unwrap();
-        assert!(body.pointer(pointer).is_some() && body.pointer("/usage/prompt_tokens").is_some(), "{path}: {body}");
+        assert!(
+            body.pointer(pointer).is_some() && body.pointer("/usage/prompt_tokens").is_some(),
+            "{path}: {body}"
+        );
         assert_eq!(reply.header("x-served-by"), engine.addr().to_string());
     }
-    assert_eq!(post(&engine, "/v1/unknown", &json!({})).await.unwrap().status, 404);
+    assert_eq!(
+        post(&engine, "/v1/unknown", &json!({}))
+            .await
+            .unwrap()
+            .status,
+        404
+    );
     assert_eq!(engine.requests(), 4);
 }
 
@@ -50,11 +67,26 @@ async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
 async fn a_stream_has_its_tokens_then_usage_if_reported_and_an_end() {
     let engine = start(PlainBehaviour::default()).await;
     let told = events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap());
-    assert_eq!((told.len(), told.last().map(String::as_str)), (5, Some("[DONE]")));
+    assert_eq!(
+        (told.len(), told.last().map(String::as_str)),
+        (5, Some("[DONE]"))
+    );
     assert!(told[3].contains(r#""completion_tokens":3"#), "{}", told[3]);
-    engine.behave(PlainBehaviour { usage: UsageReporting::Untold, ..PlainBehaviour::default() });
-    assert_eq!(events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap()).len(), 4);
-    assert!(!post(&engine, CHAT, &chat(false, 3)).await.unwrap().text().contains("usage"));
+    engine.behave(PlainBehaviour {
+        usage: UsageReporting::Untold,
+        ..PlainBehaviour::default()
+    });
+    assert_eq!(
+        events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap()).len(),
+        4
+    );
+    assert!(
+        !post(&engine, CHAT, &chat(false, 3))
+            .await
+            .unwrap()
+            .text()
+            .contains("usage")
+    );
 }
 
 #[tokio::test]
@@ -62,23 +94,48 @@ async fn delays_have_their_shapes() {
     let prompt_tokens = u32::try_from(chat(true, 3).to_string().len() / 4).unwrap();
     for (delay, at_least) in [
         (AnswerDelay::Constant(LONG), LONG),
-        (AnswerDelay::PerToken { first: LONG, next: LONG / 2 }, LONG * 2),
-        (AnswerDelay::PerPromptToken(LONG / prompt_tokens), LONG * 9 / 10),
-        (AnswerDelay::Slots { slots: 4, each: LONG }, LONG),
+        (
+            AnswerDelay::PerToken {
+                first: LONG,
+                next: LONG / 2,
+            },
+            LONG * 2,
+        ),
+        (
+            AnswerDelay::PerPromptToken(LONG / prompt_tokens),
+            LONG * 9 / 10,
+        ),
+        (
+            AnswerDelay::Slots {
+                slots: 4,
+                each: LONG,
+            },
+            LONG,
+        ),
     ] {
         let engine = start(PlainBehaviour::with_delay(delay)).await;
         for stream in [false, true] {
             let began = Instant::now();
-            assert_eq!(post(&engine, CHAT, &chat(stream, 3)).await.unwrap().status, 200);
+            assert_eq!(
+                post(&engine, CHAT, &chat(stream, 3)).await.unwrap().status,
+                200
+            );
             let took = began.elapsed();
-            assert!(took >= at_least && took < at_least * 10, "{delay:?}, stream {stream}: {took:?}");
+            assert!(
+                took >= at_least && took < at_least * 10,
+                "{delay:?}, stream {stream}: {took:?}"
+            );
         }
     }
 }
 
 #[tokio::test]
 async fn requests_beyond_the_slots_wait_for_them() {
-    let engine = start(PlainBehaviour::with_delay(AnswerDelay::Slots { slots: 2, each: LONG })).await;
+    let engine = start(PlainBehaviour::with_delay(AnswerDelay::Slots {
+        slots: 2,
+        each: LONG,
+    }))
+    .await;
     let began = Instant::now();
     let body = chat(false, 3);
     let replies = join_all((0..6).map(|_| post(&engine, CHAT, &body)));
@@ -87,9 +144,21 @@ async fn requests_beyond_the_slots_wait_for_them() {
         client::get(engine.addr(), "/metrics").await.unwrap().text()
     };
     let (replies, page) = tokio::join!(replies, look);
-    assert!(replies.into_iter().all(|reply| reply.unwrap().status == 200));
-    assert!(began.elapsed() >= LONG * 3, "three rounds of two: {:?}", began.elapsed());
-    assert!(page.contains("running{model_name=\"demo\"} 2") && page.contains("waiting{model_name=\"demo\"} 4"), "{page}");
+    assert!(
+        replies
+            .into_iter()
+            .all(|reply| reply.unwrap().status == 200)
+    );
+    assert!(
+        began.elapsed() >= LONG * 3,
+        "three rounds of two: {:?}",
+        began.elapsed()
+    );
+    assert!(
+        page.contains("running{model_name=\"demo\"} 2")
+            && page.contains("waiting{model_name=\"demo\"} 4"),
+        "{page}"
+    );
     assert_eq!(engine.running(), 0);
 }
 
@@ -100,10 +169,20 @@ async fn metrics_are_live_frozen_or_missing() {
     let look = async {
         let mut found = Vec::new();
         tokio::time::sleep(LONG / 2).await;
-        for metrics in [PlainMetrics::Live, PlainMetrics::Frozen, PlainMetrics::Missing] {
-            engine.behave(PlainBehaviour { metrics, ..PlainBehaviour::default() });
+        for metrics in [
+            PlainMetrics::Live,
+            PlainMetrics::Frozen,
+            PlainMetrics::Missing,
+        ] {
+            engine.behave(PlainBehaviour {
+                metrics,
+                ..PlainBehaviour::default()
+            });
             let reply = client::get(engine.addr(), "/metrics").await.unwrap();
-            found.push((reply.status, reply.text().contains("running{model_name=\"demo\"} 1")));
+            found.push((
+                reply.status,
+                reply.text().contains("running{model_name=\"demo\"} 1"),
+            ));
         }
         found
     };
@@ -113,29 +192,57 @@ async fn metrics_are_live_frozen_or_missing() {
 
 #[tokio::test]
 async fn a_broken_engine_gives_the_configured_answer_until_it_is_repaired() {
-    let engine = start(PlainBehaviour::with_status(500, r#"{"error":{"message":"no"}}"#)).await;
-    for (status, body) in [(500, r#"{"error":{"message":"no"}}"#), (200, ""), (200, r#"{"error":{"code":500}}"#)] {
+    let engine = start(PlainBehaviour::with_status(
+        500,
+        r#"{"error":{"message":"no"}}"#,
+    ))
+    .await;
+    for (status, body) in [
+        (500, r#"{"error":{"message":"no"}}"#),
+        (200, ""),
+        (200, r#"{"error":{"code":500}}"#),
+    ] {
         engine.behave(PlainBehaviour::with_status(status, body));
         for stream in [false, true] {
             let reply = post(&engine, CHAT, &chat(stream, 3)).await.unwrap();
             assert_eq!((reply.status, reply.text()), (status, body.to_owned()));
         }
-        assert_eq!(client::get(engine.addr(), "/metrics").await.unwrap().status, 200, "its metrics look healthy");
+        assert_eq!(
+            client::get(engine.addr(), "/metrics").await.unwrap().status,
+            200,
+            "its metrics look healthy"
+        );
     }
     engine.behave(PlainBehaviour::default());
     let reply = post(&engine, CHAT, &chat(false, 3)).await.unwrap();
-    assert!(reply.status == 200 && reply.text().contains("choices"), "{}", reply.text());
+    assert!(
+        reply.status == 200 && reply.text().contains("choices"),
+        "{}",
+        reply.text()
+    );
 }
 
 #[tokio::test]
 async fn a_reply_can_be_cut_in_the_middle() {
-    let engine = start(PlainBehaviour { answer: PlainAnswer::CutAfterFirstToken, ..PlainBehaviour::default() }).await;
+    let engine = start(PlainBehaviour {
+        answer: PlainAnswer::CutAfterFirstToken,
+        ..PlainBehaviour::default()
+    })
+    .await;
     for stream in [false, true] {
-        let error = post(&engine, CHAT, &chat(stream, 3)).await.unwrap_err().to_string();
+        let error = post(&engine, CHAT, &chat(stream, 3))
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(client::is_broken_off(&error), "stream {stream}: {error}");
     }
-    let request = http::Request::post(CHAT).body(client::full(chat(true, 3).to_string())).unwrap();
+    let request = http::Request::post(CHAT)
+        .body(client::full(chat(true, 3).to_string()))
+        .unwrap();
     let mut stream = client::EventStream::new(client::start(engine.addr(), request).await.unwrap());
-    assert!(stream.next().await.unwrap().unwrap().data.contains("word"), "the first token comes");
+    assert!(
+        stream.next().await.unwrap().unwrap().data.contains("word"),
+        "the first token comes"
+    );
     assert!(stream.next().await.is_err());
 }

@@ -7,12 +7,14 @@
 use super::{MigrationRow, changed, kept, none};
 
 const FIXED_PORT: &str = "the daemon's ports are fixed";
-const NO_SPANS: &str =
-    "spans have settings of their own here: tags of Envoy's span, or --otlp-endpoint of the daemon (docs/how-to/traces.md)";
-const CHART_TLS: &str = "the chart makes the daemon's certificates, and the daemon reads them again when they change";
-const ENGINE_METRIC: &str = "engineConfigs of core-metrics-extractor, or an engine that is known here";
+const NO_SPANS: &str = "spans have settings of their own here: tags of Envoy's span, or --otlp-endpoint of the daemon (docs/how-to/traces.md)";
+const CHART_TLS: &str =
+    "the chart makes the daemon's certificates, and the daemon reads them again when they change";
+const ENGINE_METRIC: &str =
+    "engineConfigs of core-metrics-extractor, or an engine that is known here";
 const WHERE_METRICS: &str = "a parameter of metrics-data-source";
-const LEARNED: &str = "latencies are learned in the daemon and predicted in the proxy; there are no servers for it";
+const LEARNED: &str =
+    "latencies are learned in the daemon and predicted in the proxy; there are no servers for it";
 const OLD_VARIABLE: &str = "write it as a parameter of the plugin in the configuration; newer llm-d versions ignore the variable too";
 
 /// The flags.

@@ -7,11 +7,13 @@
 use super::{MigrationRow, changed, kept, none};
 
 const OWN_IMAGE: &str = "the chart names its own images";
-const LEARNED: &str = "latencies are learned in the daemon and predicted in the proxy; there are no servers for it";
-const NO_TOKENIZER: &str = "tokens are estimated from the prompt's bytes and corrected by cached_tokens of the replies";
-const NO_SPANS: &str =
-    "spans have settings of their own here: tags of Envoy's span, or --otlp-endpoint of the daemon (docs/how-to/traces.md)";
-const OWN_PROXY: &str = "the chart has its own Envoy configuration, in which the picker is a filter";
+const LEARNED: &str =
+    "latencies are learned in the daemon and predicted in the proxy; there are no servers for it";
+const NO_TOKENIZER: &str =
+    "tokens are estimated from the prompt's bytes and corrected by cached_tokens of the replies";
+const NO_SPANS: &str = "spans have settings of their own here: tags of Envoy's span, or --otlp-endpoint of the daemon (docs/how-to/traces.md)";
+const OWN_PROXY: &str =
+    "the chart has its own Envoy configuration, in which the picker is a filter";
 const FIXED_PORT: &str = "the chart's Services have fixed ports";
 
 /// The values of the charts.

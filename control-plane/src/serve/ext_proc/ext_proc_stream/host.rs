@@ -3,12 +3,15 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, ProcessingRequest, ProcessingResponse};
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpHeaders, ProcessingRequest, ProcessingResponse,
+};
 use exchange::rewrite::BodyEdit;
 use exchange::trace::TraceContext;
 use exchange::{
-    BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges, RequestCount, RequestHost,
-    ResponseHead, ResponseOrigin, ResponseStep, RewriteError, Timestamp, headers, ready_reply,
+    BodyProgress, ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse,
+    RequestChanges, RequestCount, RequestHost, ResponseHead, ResponseOrigin, ResponseStep,
+    RewriteError, Timestamp, headers, ready_reply,
 };
 use scheduler::flow::FlowControl;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -120,7 +123,13 @@ impl RequestHost for ExtProcHost {
 
     /// The lock is held for one step, so that other streams do not wait while this one reads and
     /// hashes a body.
-    fn with_pool<R>(&self, pool: &Arc<ServedPool>, usage: PoolUse, _: Timestamp, act: impl FnOnce(&mut ManagedPool) -> R) -> R {
+    fn with_pool<R>(
+        &self,
+        pool: &Arc<ServedPool>,
+        usage: PoolUse,
+        _: Timestamp,
+        act: impl FnOnce(&mut ManagedPool) -> R,
+    ) -> R {
         let mut inner = pool.lock();
         if usage == PoolUse::Resolve {
             inner.prepare_index();
@@ -137,7 +146,10 @@ impl RequestHost for ExtProcHost {
             BodyMode::FullDuplex | BodyMode::Streamed { early: true } => true,
             BodyMode::Buffered | BodyMode::BufferedPartial => {
                 self.headers_answered = true;
-                let changes = HeaderChanges { remove: std::mem::take(&mut self.stripped), set: Vec::new() };
+                let changes = HeaderChanges {
+                    remove: std::mem::take(&mut self.stripped),
+                    set: Vec::new(),
+                };
                 self.answer(wire::headers_answer(BodyDirection::Request, changes));
                 true
             }
@@ -146,7 +158,11 @@ impl RequestHost for ExtProcHost {
     }
 
     fn body_piece(&self, start: usize, size: usize) -> Cow<'_, [u8]> {
-        self.held.as_ref().get(start..start.saturating_add(size)).unwrap_or_default().into()
+        self.held
+            .as_ref()
+            .get(start..start.saturating_add(size))
+            .unwrap_or_default()
+            .into()
     }
 
     fn take_body(&mut self, _: usize) -> HeldBody {
@@ -157,29 +173,60 @@ impl RequestHost for ExtProcHost {
         self.held = body;
     }
 
-    fn forward(&mut self, RequestChanges { set, body: edit }: RequestChanges, body: Option<HeldBody>) -> Result<(), RewriteError> {
+    fn forward(
+        &mut self,
+        RequestChanges { set, body: edit }: RequestChanges,
+        body: Option<HeldBody>,
+    ) -> Result<(), RewriteError> {
         body.into_iter().for_each(|body| self.held = body);
         self.hold = None;
-        let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
-        let known = [&self.settings.destination.header, &self.settings.destination.fallback_header];
-        if let Some((_, destination)) = set.iter().find(|(name, _)| *name == self.settings.destination.header) {
-            self.span.iter_mut().for_each(|span| span.tag("destination", destination.as_str()));
+        let (open, set): (Vec<_>, Vec<_>) =
+            set.into_iter().partition(|(name, _)| name == headers::OPEN);
+        let known = [
+            &self.settings.destination.header,
+            &self.settings.destination.fallback_header,
+        ];
+        if let Some((_, destination)) = set
+            .iter()
+            .find(|(name, _)| *name == self.settings.destination.header)
+        {
+            self.span
+                .iter_mut()
+                .for_each(|span| span.tag("destination", destination.as_str()));
         }
-        let destinations = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
+        let destinations = set
+            .iter()
+            .filter(|(name, _)| known.contains(&name))
+            .cloned();
         // The metadata that `header_to_metadata` sets behind the filter is set here directly.
-        let metadata = destinations.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
+        let metadata = destinations.chain(
+            open.into_iter()
+                .map(|(_, value)| ("open".to_owned(), value)),
+        );
         let metadata = wire::destination_metadata(self.server.destination_namespace(), metadata);
         let mut remove = std::mem::take(&mut self.stripped);
         remove.retain(|name| !set.iter().any(|(set, _)| set == name));
         let changes = HeaderChanges { remove, set };
-        let mode_override = if self.end == RequestEndedBy::Headers { wire::decline_request_body(self.modes()) } else { None };
+        let mode_override = if self.end == RequestEndedBy::Headers {
+            wire::decline_request_body(self.modes())
+        } else {
+            None
+        };
         if self.headers_answered {
             let (answer, body_bytes) = self.buffered_answer(edit, changes);
-            let answer = ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer };
+            let answer = ProcessingResponse {
+                dynamic_metadata: metadata,
+                mode_override,
+                ..answer
+            };
             self.out.push(answer, body_bytes);
         } else {
             let answer = wire::headers_answer(BodyDirection::Request, changes);
-            self.answer(ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer });
+            self.answer(ProcessingResponse {
+                dynamic_metadata: metadata,
+                mode_override,
+                ..answer
+            });
             self.send_pieces(edit);
         }
         Ok(())
@@ -230,7 +277,10 @@ impl RequestHost for ExtProcHost {
     fn is_traced<'h>(&mut self, pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone) -> bool {
         self.end_span();
         if self.server.spans().is_some() {
-            let parent = self.parent.or_else(|| TraceContext::in_headers(pairs)).filter(|parent| parent.sampled);
+            let parent = self
+                .parent
+                .or_else(|| TraceContext::in_headers(pairs))
+                .filter(|parent| parent.sampled);
             self.span = parent.map(|parent| Box::new(RequestSpan::begin(parent)));
         }
         self.span.is_some()
@@ -251,30 +301,52 @@ impl RequestHost for ExtProcHost {
 
     fn send_response_headers(&mut self, step: ResponseStep) {
         let remove = step.remove.into_iter().map(str::to_owned).collect();
-        let set = step.set.into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
-        self.answer(wire::headers_answer(BodyDirection::Response, HeaderChanges { remove, set }));
+        let set = step
+            .set
+            .into_iter()
+            .map(|(name, value)| (name.into_owned(), value))
+            .collect();
+        self.answer(wire::headers_answer(
+            BodyDirection::Response,
+            HeaderChanges { remove, set },
+        ));
     }
 
     fn take_response_body(&mut self, _: usize) -> ResponsePiece {
         self.piece.take().unwrap_or_default()
     }
 
-    fn send_response_body(&mut self, ResponsePiece { bytes, ends }: ResponsePiece, restored: Option<&[u8]>, held: bool) {
+    fn send_response_body(
+        &mut self,
+        ResponsePiece { bytes, ends }: ResponsePiece,
+        restored: Option<&[u8]>,
+        held: bool,
+    ) {
         let restored = restored.map(<[u8]>::to_vec);
         if self.modes().response == BodyMode::FullDuplex {
             return self.send_duplex(BodyDirection::Response, restored.unwrap_or(bytes), ends);
         }
         let mut changes = HeaderChanges::default();
         if let Some(restored) = restored.as_ref().filter(|_| held) {
-            changes.set.push((headers::CONTENT_LENGTH.to_owned(), restored.len().to_string()));
+            changes.set.push((
+                headers::CONTENT_LENGTH.to_owned(),
+                restored.len().to_string(),
+            ));
         }
         let body_bytes = restored.as_ref().map_or(0, Vec::len);
-        self.out.push(wire::body_answer(BodyDirection::Response, restored, changes), body_bytes);
+        self.out.push(
+            wire::body_answer(BodyDirection::Response, restored, changes),
+            body_bytes,
+        );
     }
 
     fn append_response(&mut self, bytes: &[u8]) {
         if self.modes().response == BodyMode::FullDuplex {
-            self.answer(wire::streamed_body(BodyDirection::Response, bytes.to_vec(), false));
+            self.answer(wire::streamed_body(
+                BodyDirection::Response,
+                bytes.to_vec(),
+                false,
+            ));
         }
     }
 
@@ -287,13 +359,20 @@ impl RequestHost for ExtProcHost {
         if self.span.is_some() {
             self.tag("status", &outcome.status.to_string());
             self.tag("failed_attempts", &outcome.failed_attempts.to_string());
-            outcome.span_attributes().into_iter().for_each(|(name, value)| self.tag(name, &value));
+            outcome
+                .span_attributes()
+                .into_iter()
+                .for_each(|(name, value)| self.tag(name, &value));
         }
     }
 }
 
 impl ExtProcHost {
-    pub(super) fn new(server: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
+    pub(super) fn new(
+        server: Arc<ExtProcServer>,
+        pool: Arc<ServedPool>,
+        settings: Arc<ExchangeSettings>,
+    ) -> Self {
         Self {
             server,
             pool,
@@ -316,25 +395,48 @@ impl ExtProcHost {
     }
 
     /// Begins a request: takes the control headers and the subset hint from its first message.
-    pub(super) fn begin<'m>(&mut self, message: &ProcessingRequest, pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) {
+    pub(super) fn begin<'m>(
+        &mut self,
+        message: &ProcessingRequest,
+        pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>,
+    ) {
         self.held = HeldBody::default();
         self.end = RequestEndedBy::Headers;
         self.headers_answered = false;
         (self.parking, self.hold) = (None, None);
         let settings = &self.settings;
-        self.stripped = pairs.filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
-        let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset.namespace, &settings.subset.key);
+        self.stripped = pairs
+            .filter(|(name, _)| settings.removes(name))
+            .map(|(name, _)| lossy(name))
+            .collect();
+        let hint = wire::metadata(
+            message.metadata_context.as_ref(),
+            &settings.subset.namespace,
+            &settings.subset.key,
+        );
         self.hint = hint.map(wire::subset_hint);
-        let flow_id = wire::metadata_at(message.metadata_context.as_ref(), &settings.flow.namespace, settings.flow.key.split('/'));
-        self.flow_id = flow_id.and_then(wire::text).map(|id| id.as_bytes().to_vec());
+        let flow_id = wire::metadata_at(
+            message.metadata_context.as_ref(),
+            &settings.flow.namespace,
+            settings.flow.key.split('/'),
+        );
+        self.flow_id = flow_id
+            .and_then(wire::text)
+            .map(|id| id.as_bytes().to_vec());
     }
 
     /// Tells the proxy that the answer may take as long as flow control holds a request. In full
     /// duplex, Envoy has no limit for an answer, and other gateways need not know the message.
     fn ask_for_time(&mut self, pool: &Arc<ServedPool>) {
-        let longest = pool.lock().pool.flow_control().map(FlowControl::longest_wait_ms);
+        let longest = pool
+            .lock()
+            .pool
+            .flow_control()
+            .map(FlowControl::longest_wait_ms);
         if let Some(ms) = longest.filter(|_| self.modes().request != BodyMode::FullDuplex) {
-            self.answer(wire::wait_longer(ms.saturating_add(ANSWER_MS).min(HOLD_MS_MAX)));
+            self.answer(wire::wait_longer(
+                ms.saturating_add(ANSWER_MS).min(HOLD_MS_MAX),
+            ));
         }
     }
 
@@ -385,19 +487,30 @@ impl ExtProcHost {
     }
 
     /// The answer to a body that came as one piece, and the length of the body in it.
-    fn buffered_answer(&mut self, edit: Option<BodyEdit>, changes: HeaderChanges) -> (ProcessingResponse, usize) {
+    fn buffered_answer(
+        &mut self,
+        edit: Option<BodyEdit>,
+        changes: HeaderChanges,
+    ) -> (ProcessingResponse, usize) {
         // Trailers came instead of a body. Their answer cannot change headers, so the destination
         // goes as metadata only.
-        let Some(piece) = self.held.take(edit) else { return (wire::trailers_answer(BodyDirection::Request), 0) };
+        let Some(piece) = self.held.take(edit) else {
+            return (wire::trailers_answer(BodyDirection::Request), 0);
+        };
         let replacement = piece.changed.then_some(piece.bytes);
         let body_bytes = replacement.as_ref().map_or(0, Vec::len);
-        (wire::body_answer(BodyDirection::Request, replacement, changes), body_bytes)
+        (
+            wire::body_answer(BodyDirection::Request, replacement, changes),
+            body_bytes,
+        )
     }
 
     fn send_pieces(&mut self, edit: Option<BodyEdit>) {
         let duplex = self.modes().request == BodyMode::FullDuplex;
         // A piece that gets its own answer keeps its length.
-        let pieces = self.held.take_pieces(edit, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
+        let pieces = self
+            .held
+            .take_pieces(edit, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
         self.out.push_body(answers::AnswerBody {
             pieces,
             direction: BodyDirection::Request,
@@ -410,9 +523,18 @@ impl ExtProcHost {
     }
 
     /// Forwards a piece of a body unread.
-    pub(super) fn forward_body(&mut self, direction: BodyDirection, body: Vec<u8>, end_of_stream: bool) {
+    pub(super) fn forward_body(
+        &mut self,
+        direction: BodyDirection,
+        body: Vec<u8>,
+        end_of_stream: bool,
+    ) {
         let modes = self.modes();
-        let mode = if direction == BodyDirection::Request { modes.request } else { modes.response };
+        let mode = if direction == BodyDirection::Request {
+            modes.request
+        } else {
+            modes.response
+        };
         if mode == BodyMode::FullDuplex {
             self.send_duplex(direction, body, end_of_stream);
         } else {
@@ -423,10 +545,16 @@ impl ExtProcHost {
     fn send_duplex(&mut self, direction: BodyDirection, body: Vec<u8>, ends: bool) {
         if body.len() > PIECE_BYTES_MAX {
             let pieces = BodyPieces::of(body, PIECE_BYTES_MAX);
-            self.out.push_body(answers::AnswerBody { pieces, direction, duplex: true, ends });
+            self.out.push_body(answers::AnswerBody {
+                pieces,
+                direction,
+                duplex: true,
+                ends,
+            });
         } else {
             let body_bytes = body.len();
-            self.out.push(wire::streamed_body(direction, body, ends), body_bytes);
+            self.out
+                .push(wire::streamed_body(direction, body, ends), body_bytes);
         }
     }
 
@@ -437,19 +565,35 @@ impl ExtProcHost {
 
     /// Reads response headers, with the served endpoint from the attributes that the proxy sends,
     /// else from the metadata of the protocol.
-    pub(super) fn response_head<'m>(&self, message: &'m ProcessingRequest, given: &'m HttpHeaders) -> ResponseHead<'m> {
+    pub(super) fn response_head<'m>(
+        &self,
+        message: &'m ProcessingRequest,
+        given: &'m HttpHeaders,
+    ) -> ResponseHead<'m> {
         let mut head = ResponseHead::read(wire::pairs(given.headers.as_ref()));
-        let served = wire::metadata(message.metadata_context.as_ref(), self.server.destination_namespace(), SERVED).and_then(wire::text);
+        let served = wire::metadata(
+            message.metadata_context.as_ref(),
+            self.server.destination_namespace(),
+            SERVED,
+        )
+        .and_then(wire::text);
         match wire::text_attribute(message, "response.code_details") {
             Some(details) => {
                 head.origin = ResponseOrigin::of_details(details.as_bytes());
-                head.upstream_address = wire::text_attribute(message, "upstream.address").or(served).map(str::as_bytes);
-                head.attempts = wire::count_attribute(message, "upstream.request_attempt_count").unwrap_or(0);
+                head.upstream_address = wire::text_attribute(message, "upstream.address")
+                    .or(served)
+                    .map(str::as_bytes);
+                head.attempts =
+                    wire::count_attribute(message, "upstream.request_attempt_count").unwrap_or(0);
             }
             None => {
                 // The proxy's own errors look like those of a server here, so nothing is learned
                 // from them.
-                head.origin = if matches!(head.status, 502..=504) { ResponseOrigin::Ours } else { ResponseOrigin::Upstream };
+                head.origin = if matches!(head.status, 502..=504) {
+                    ResponseOrigin::Ours
+                } else {
+                    ResponseOrigin::Upstream
+                };
                 head.upstream_address = served.map(str::as_bytes);
             }
         }

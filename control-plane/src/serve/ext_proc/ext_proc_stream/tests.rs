@@ -9,7 +9,9 @@ use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata}
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
-use envoy_types::pb::envoy::service::ext_proc::v3::{CommonResponse, HeaderMutation, HttpTrailers, ProtocolConfiguration};
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    CommonResponse, HeaderMutation, HttpTrailers, ProtocolConfiguration,
+};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use exchange::{DestinationFormat, ObjectiveHeader};
@@ -39,12 +41,20 @@ pub(in crate::serve::ext_proc) fn server(addresses: &[&str]) -> Arc<ExtProcServe
 
 /// A server whose endpoints take one request each. Further requests are held for `ttl_ms` at most.
 pub(in crate::serve::ext_proc) fn holding(addresses: &[&str], ttl_ms: f64) -> Arc<ExtProcServer> {
-    let number = |name: &str, number: f64| state::Parameter { name: name.into(), value: Some(state::parameter::Value::Number(number)) };
-    let plugin = |kind: &str, parameter| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![parameter] };
+    let number = |name: &str, number: f64| state::Parameter {
+        name: name.into(),
+        value: Some(state::parameter::Value::Number(number)),
+    };
+    let plugin = |kind: &str, parameter| state::Plugin {
+        r#type: kind.into(),
+        name: kind.into(),
+        parameters: vec![parameter],
+    };
     let mut pipeline = pipeline();
-    pipeline
-        .plugins
-        .extend([plugin("concurrency-detector", number("maxConcurrency", 1.0)), plugin("flow-control", number("ttlMs", ttl_ms))]);
+    pipeline.plugins.extend([
+        plugin("concurrency-detector", number("maxConcurrency", 1.0)),
+        plugin("flow-control", number("ttlMs", ttl_ms)),
+    ]);
     pipeline.saturation_detector = "concurrency-detector".into();
     let server = ExtProcServer::new(&[POOL.into()]);
     apply_pipeline(&server, 1, addresses, pipeline);
@@ -52,11 +62,21 @@ pub(in crate::serve::ext_proc) fn holding(addresses: &[&str], ttl_ms: f64) -> Ar
 }
 
 fn pipeline() -> state::Pipeline {
-    let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
-    let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
+    let plugin = |kind: &str| state::Plugin {
+        r#type: kind.into(),
+        name: kind.into(),
+        parameters: vec![],
+    };
+    let part = |name: &str| state::ProfilePlugin {
+        name: name.into(),
+        weight: 1.0,
+    };
     state::Pipeline {
         plugins: vec![plugin("queue-scorer"), plugin("max-score-picker")],
-        profiles: vec![state::Profile { name: "p".into(), plugins: vec![part("queue-scorer"), part("max-score-picker")] }],
+        profiles: vec![state::Profile {
+            name: "p".into(),
+            plugins: vec![part("queue-scorer"), part("max-score-picker")],
+        }],
         ranked_max: 3,
         ..state::Pipeline::default()
     }
@@ -66,7 +86,12 @@ fn apply_state(server: &ExtProcServer, sequence: u64, addresses: &[&str]) {
     apply_pipeline(server, sequence, addresses, pipeline());
 }
 
-fn apply_pipeline(server: &ExtProcServer, sequence: u64, addresses: &[&str], pipeline: state::Pipeline) {
+fn apply_pipeline(
+    server: &ExtProcServer,
+    sequence: u64,
+    addresses: &[&str],
+    pipeline: state::Pipeline,
+) {
     let endpoint = |(slot, address): (u32, &&str)| state::Endpoint {
         slot,
         generation: 1,
@@ -84,7 +109,10 @@ fn apply_pipeline(server: &ExtProcServer, sequence: u64, addresses: &[&str], pip
         objects: Some(state::Objects {
             rewrites: vec![state::Rewrite {
                 models: vec!["alias".into()],
-                targets: vec![state::Target { model: "served".into(), weight: None }],
+                targets: vec![state::Target {
+                    model: "served".into(),
+                    weight: None,
+                }],
             }],
             ..state::Objects::default()
         }),
@@ -92,26 +120,51 @@ fn apply_pipeline(server: &ExtProcServer, sequence: u64, addresses: &[&str], pip
         staleness_max_ms: 2_000,
         ..state::PoolUpdate::default()
     };
-    let ack = server.apply(state::DaemonMessage { message: Some(DaemonContent::PoolUpdate(pool_update)) }).unwrap();
+    let ack = server
+        .apply(state::DaemonMessage {
+            message: Some(DaemonContent::PoolUpdate(pool_update)),
+        })
+        .unwrap();
     assert_eq!(ack.refused, "");
     // The first endpoint has the shorter queue.
-    let metrics: Vec<_> = (0..).zip(addresses).map(|(i, _): (u16, _)| queue(f32::from(i) * 9.0)).collect();
+    let metrics: Vec<_> = (0..)
+        .zip(addresses)
+        .map(|(i, _): (u16, _)| queue(f32::from(i) * 9.0))
+        .collect();
     let metrics = proto::encode_metrics(POOL, Version { term: 1, sequence }, sequence, &metrics);
-    assert!(server.apply(state::DaemonMessage { message: Some(DaemonContent::Metrics(metrics)) }).is_none());
+    assert!(
+        server
+            .apply(state::DaemonMessage {
+                message: Some(DaemonContent::Metrics(metrics))
+            })
+            .is_none()
+    );
 }
 
 fn queue(depth: f32) -> scheduler::EndpointMetrics {
-    scheduler::EndpointMetrics { queue_depth: Some(depth), ..scheduler::EndpointMetrics::default() }
+    scheduler::EndpointMetrics {
+        queue_depth: Some(depth),
+        ..scheduler::EndpointMetrics::default()
+    }
 }
 
 fn stream(server: &Arc<ExtProcServer>, settings: ExchangeSettings) -> ExtProcStream {
-    ExtProcStream::new(Arc::clone(server), Arc::clone(server.pool(None).unwrap()), Arc::new(settings))
+    ExtProcStream::new(
+        Arc::clone(server),
+        Arc::clone(server.pool(None).unwrap()),
+        Arc::new(settings),
+    )
 }
 
 /// Requests in flight at the first endpoint, by the ledger.
 pub(in crate::serve::ext_proc) fn under_way(server: &ExtProcServer) -> u32 {
     let inner = server.pool(None).unwrap().lock();
-    inner.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
+    inner
+        .pool
+        .in_flight()
+        .rows()
+        .map(|(_, load)| load.requests)
+        .sum()
 }
 
 // === the language of transcripts ===
@@ -132,8 +185,14 @@ fn text_value(text: &str) -> Value {
 }
 
 fn header_map<'t>(pairs: impl Iterator<Item = (&'t str, &'t str)>) -> Option<HeaderMap> {
-    let header = |(name, value): (&str, &str)| HeaderValue { key: name.into(), raw_value: value.into(), ..HeaderValue::default() };
-    Some(HeaderMap { headers: pairs.map(header).collect() })
+    let header = |(name, value): (&str, &str)| HeaderValue {
+        key: name.into(),
+        raw_value: value.into(),
+        ..HeaderValue::default()
+    };
+    Some(HeaderMap {
+        headers: pairs.map(header).collect(),
+    })
 }
 
 impl StreamScript {
@@ -166,36 +225,70 @@ impl StreamScript {
             "metadata" => {
                 let (namespace, rest) = rest.split_once(' ').unwrap();
                 let (key, said) = rest.split_once('=').unwrap();
-                let said = match said.strip_prefix('[').and_then(|said| said.strip_suffix(']')) {
+                let said = match said
+                    .strip_prefix('[')
+                    .and_then(|said| said.strip_suffix(']'))
+                {
                     Some(items) => {
-                        let values = items.split(' ').filter(|item| !item.is_empty()).map(text_value).collect();
+                        let values = items
+                            .split(' ')
+                            .filter(|item| !item.is_empty())
+                            .map(text_value)
+                            .collect();
                         value(Kind::ListValue(ListValue { values }))
                     }
                     None if said == "7" => value(Kind::NumberValue(7.0)),
                     None => text_value(said),
                 };
-                let context = self.message.metadata_context.get_or_insert_with(Metadata::default);
-                context.filter_metadata.insert(namespace.into(), Struct { fields: HashMap::from([(key.into(), said)]) });
+                let context = self
+                    .message
+                    .metadata_context
+                    .get_or_insert_with(Metadata::default);
+                context.filter_metadata.insert(
+                    namespace.into(),
+                    Struct {
+                        fields: HashMap::from([(key.into(), said)]),
+                    },
+                );
                 return None;
             }
             "attribute" => {
                 let (key, said) = rest.split_once('=').unwrap();
-                let said = said.parse().map_or_else(|_| text_value(said), |number| value(Kind::NumberValue(number)));
-                let attributes = self.message.attributes.entry("envoy.filters.http.ext_proc".into()).or_default();
+                let said = said.parse().map_or_else(
+                    |_| text_value(said),
+                    |number| value(Kind::NumberValue(number)),
+                );
+                let attributes = self
+                    .message
+                    .attributes
+                    .entry("envoy.filters.http.ext_proc".into())
+                    .or_default();
                 attributes.fields.insert(key.into(), said);
                 return None;
             }
             _ => {}
         }
-        let body = |end_of_stream| HttpBody { body: rest.into(), end_of_stream, ..HttpBody::default() };
+        let body = |end_of_stream| HttpBody {
+            body: rest.into(),
+            end_of_stream,
+            ..HttpBody::default()
+        };
         let pairs = || rest.split(' ').filter_map(|word| word.split_once('='));
         let mut request = std::mem::take(&mut self.message);
         request.protocol_config = self.mode.take();
         request.request = Some(match what {
             "GET" | "POST" => {
                 let path = rest.split(' ').next().unwrap();
-                let headers = header_map([(":method", what), (":path", path)].into_iter().chain(pairs()));
-                Part::RequestHeaders(HttpHeaders { headers, end_of_stream: what == "GET", ..HttpHeaders::default() })
+                let headers = header_map(
+                    [(":method", what), (":path", path)]
+                        .into_iter()
+                        .chain(pairs()),
+                );
+                Part::RequestHeaders(HttpHeaders {
+                    headers,
+                    end_of_stream: what == "GET",
+                    ..HttpHeaders::default()
+                })
             }
             "body" => Part::RequestBody(body(false)),
             "last" => Part::RequestBody(body(true)),
@@ -203,7 +296,10 @@ impl StreamScript {
             "reply" => {
                 let status = rest.split(' ').next().unwrap();
                 let headers = header_map([(":status", status)].into_iter().chain(pairs()));
-                Part::ResponseHeaders(HttpHeaders { headers, ..HttpHeaders::default() })
+                Part::ResponseHeaders(HttpHeaders {
+                    headers,
+                    ..HttpHeaders::default()
+                })
             }
             "reply-body" => Part::ResponseBody(body(false)),
             "reply-last" => Part::ResponseBody(body(true)),
@@ -216,16 +312,28 @@ impl StreamScript {
 
 fn shown(answer: &ProcessingResponse) -> String {
     let mut line = match answer.response.as_ref().unwrap() {
-        Response::RequestHeaders(answer) => format!("headers{}", common(answer.response.as_ref().unwrap())),
-        Response::ResponseHeaders(answer) => format!("reply headers{}", common(answer.response.as_ref().unwrap())),
-        Response::RequestBody(answer) => format!("body{}", common(answer.response.as_ref().unwrap())),
-        Response::ResponseBody(answer) => format!("reply body{}", common(answer.response.as_ref().unwrap())),
+        Response::RequestHeaders(answer) => {
+            format!("headers{}", common(answer.response.as_ref().unwrap()))
+        }
+        Response::ResponseHeaders(answer) => {
+            format!("reply headers{}", common(answer.response.as_ref().unwrap()))
+        }
+        Response::RequestBody(answer) => {
+            format!("body{}", common(answer.response.as_ref().unwrap()))
+        }
+        Response::ResponseBody(answer) => {
+            format!("reply body{}", common(answer.response.as_ref().unwrap()))
+        }
         Response::RequestTrailers(_) => "trailers".to_owned(),
         Response::ResponseTrailers(_) => "reply trailers".to_owned(),
         Response::ImmediateResponse(reply) => {
             let status = reply.status.as_ref().unwrap().code;
             let body: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
-            format!("answer {status} {}{}", body["error"]["code"].as_str().unwrap_or("-"), mutation(reply.headers.as_ref().unwrap()))
+            format!(
+                "answer {status} {}{}",
+                body["error"]["code"].as_str().unwrap_or("-"),
+                mutation(reply.headers.as_ref().unwrap())
+            )
         }
         Response::StreamedImmediateResponse(_) => unreachable!("never sent"),
     };
@@ -233,9 +341,19 @@ fn shown(answer: &ProcessingResponse) -> String {
         assert_eq!(mode.request_body_mode, i32::from(BodySendMode::None));
         line.push_str(" (without the body)");
     }
-    for (namespace, value) in answer.dynamic_metadata.iter().flat_map(|metadata| &metadata.fields) {
-        let Some(Kind::StructValue(entries)) = &value.kind else { panic!("not a namespace") };
-        let mut entries: Vec<_> = entries.fields.iter().map(|(key, value)| format!("{key}={}", wire::text(value).unwrap())).collect();
+    for (namespace, value) in answer
+        .dynamic_metadata
+        .iter()
+        .flat_map(|metadata| &metadata.fields)
+    {
+        let Some(Kind::StructValue(entries)) = &value.kind else {
+            panic!("not a namespace")
+        };
+        let mut entries: Vec<_> = entries
+            .fields
+            .iter()
+            .map(|(key, value)| format!("{key}={}", wire::text(value).unwrap()))
+            .collect();
         entries.sort();
         let _ = write!(line, " | {namespace} {}", entries.join(" "));
     }
@@ -243,7 +361,11 @@ fn shown(answer: &ProcessingResponse) -> String {
 }
 
 fn common(response: &CommonResponse) -> String {
-    let body = match response.body_mutation.as_ref().and_then(|body| body.mutation.as_ref()) {
+    let body = match response
+        .body_mutation
+        .as_ref()
+        .and_then(|body| body.mutation.as_ref())
+    {
         None => String::new(),
         Some(Mutation::Body(body)) => format!(" := {}", String::from_utf8_lossy(body)),
         Some(Mutation::StreamedResponse(piece)) => {
@@ -252,17 +374,40 @@ fn common(response: &CommonResponse) -> String {
         }
         Some(Mutation::ClearBody(_)) => unreachable!("never sent"),
     };
-    response.header_mutation.as_ref().map_or_else(String::new, mutation) + &body
+    response
+        .header_mutation
+        .as_ref()
+        .map_or_else(String::new, mutation)
+        + &body
 }
 
 /// Writes removed names and set headers, except those of every routed request.
 fn mutation(changes: &HeaderMutation) -> String {
-    const USUAL: [&str; 5] =
-        ["endpoint-load-metrics-format", "x-envoy-max-retries", "x-envoy-retry-on", "x-envoy-retriable-status-codes", "content-type"];
-    let removed = changes.remove_headers.iter().map(|name| format!(" -{name}"));
-    let set = changes.set_headers.iter().map(|option| option.header.as_ref().unwrap());
+    const USUAL: [&str; 5] = [
+        "endpoint-load-metrics-format",
+        "x-envoy-max-retries",
+        "x-envoy-retry-on",
+        "x-envoy-retriable-status-codes",
+        "content-type",
+    ];
+    let removed = changes
+        .remove_headers
+        .iter()
+        .map(|name| format!(" -{name}"));
+    let set = changes
+        .set_headers
+        .iter()
+        .map(|option| option.header.as_ref().unwrap());
     let set = set.filter(|header| !USUAL.contains(&header.key.as_str()));
-    removed.chain(set.map(|header| format!(" +{}={}", header.key, String::from_utf8_lossy(&header.raw_value)))).collect()
+    removed
+        .chain(set.map(|header| {
+            format!(
+                " +{}={}",
+                header.key,
+                String::from_utf8_lossy(&header.raw_value)
+            )
+        }))
+        .collect()
 }
 
 /// Plays the proxy's lines and writes the answers behind each.
@@ -279,17 +424,33 @@ fn play(transcript: &str) -> String {
         if let Some(words) = line.strip_prefix("modes ") {
             script.modes(words);
         }
-        let Some(message) = line.strip_prefix("> ").and_then(|line| script.says(line)) else { continue };
-        let format = if script.list { DestinationFormat::List } else { DestinationFormat::Single };
-        let settings = || ExchangeSettings { body_limit_bytes: 200, ..with_format(format) };
+        let Some(message) = line.strip_prefix("> ").and_then(|line| script.says(line)) else {
+            continue;
+        };
+        let format = if script.list {
+            DestinationFormat::List
+        } else {
+            DestinationFormat::Single
+        };
+        let settings = || ExchangeSettings {
+            body_limit_bytes: 200,
+            ..with_format(format)
+        };
         let stream = stream.get_or_insert_with(|| self::stream(&server, settings()));
-        assert!(matches!(stream.receive(message), StreamAction::Listen), "there is state");
+        assert!(
+            matches!(stream.receive(message), StreamAction::Listen),
+            "there is state"
+        );
         for answer in stream.answers() {
             let _ = writeln!(played, "< {}", shown(&answer));
         }
     }
     drop(stream);
-    assert_eq!(under_way(&server), 0, "what was picked is released:\n{played}");
+    assert_eq!(
+        under_way(&server),
+        0,
+        "what was picked is released:\n{played}"
+    );
     played
 }
 
@@ -297,10 +458,21 @@ fn play(transcript: &str) -> String {
 fn transcripts_play_as_written() {
     let file = include_str!("transcripts.txt");
     let (comment, transcripts) = file.split_once("\n\n").unwrap();
-    let played = transcripts.split("\n\n").map(|transcript| play(transcript.trim_end())).collect::<Vec<_>>().join("\n");
+    let played = transcripts
+        .split("\n\n")
+        .map(|transcript| play(transcript.trim_end()))
+        .collect::<Vec<_>>()
+        .join("\n");
     let played = format!("{comment}\n\n{played}");
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
-        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve/ext_proc/ext_proc_stream/transcripts.txt"), &played).unwrap();
+        std::fs::write(
+            concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/src/serve/ext_proc/ext_proc_stream/transcripts.txt"
+            ),
+            &played,
+        )
+        .unwrap();
     }
     assert_eq!(played, file);
 }
@@ -323,14 +495,24 @@ const CHAT: &str = r#"last {"model":"m","messages":[]}"#;
 
 #[test]
 fn whenever_a_client_leaves_its_pick_is_released_once() {
-    let phases = ["POST /v1/chat/completions", CHAT, "reply 200 content-type=text/event-stream", "reply-body data: {}", "reply-last "];
+    let phases = [
+        "POST /v1/chat/completions",
+        CHAT,
+        "reply 200 content-type=text/event-stream",
+        "reply-body data: {}",
+        "reply-last ",
+    ];
     for phase in 0..=phases.len() {
         let server = server(&[SERVER]);
         let mut left = stream(&server, ExchangeSettings::default());
         let mut stays = stream(&server, ExchangeSettings::default());
         say(&mut stays, &phases[..2]);
         say(&mut left, &phases[..phase]);
-        assert_eq!(under_way(&server), if phase < 2 { 1 } else { 2 }, "phase {phase}");
+        assert_eq!(
+            under_way(&server),
+            if phase < 2 { 1 } else { 2 },
+            "phase {phase}"
+        );
         drop(left);
         assert_eq!(under_way(&server), 1, "phase {phase}: only its own");
         assert_eq!((server.streams().begun(), server.streams().open()), (2, 1));
@@ -349,9 +531,19 @@ fn headers_twice_release_the_first_pick() {
 fn without_state_a_request_waits_whole_and_then_goes() {
     let server = ExtProcServer::new(&[POOL.into()]);
     let mut stream = stream(&server, ExchangeSettings::default());
-    assert!(say(&mut stream, &["POST /v1/chat/completions", r#"body {"model":"m","#]).is_empty());
+    assert!(
+        say(
+            &mut stream,
+            &["POST /v1/chat/completions", r#"body {"model":"m","#]
+        )
+        .is_empty()
+    );
     let mut script = StreamScript::default();
-    let StreamAction::Wait(deadline) = stream.receive(script.says(r#"last "messages":[]}"#).unwrap()) else { panic!("not parked") };
+    let StreamAction::Wait(deadline) =
+        stream.receive(script.says(r#"last "messages":[]}"#).unwrap())
+    else {
+        panic!("not parked")
+    };
     assert!(deadline > server.now());
     apply_state(&server, 1, &[SERVER]);
     assert!(matches!(stream.retry(server.now()), StreamAction::Listen));
@@ -366,9 +558,19 @@ fn without_state_in_time_it_is_refused() {
     let server = ExtProcServer::new(&[POOL.into()]);
     let mut stream = stream(&server, ExchangeSettings::default());
     let mut script = StreamScript::default();
-    let StreamAction::Wait(deadline) = stream.receive(script.says("GET /v1/models").unwrap()) else { panic!("not parked") };
+    let StreamAction::Wait(deadline) = stream.receive(script.says("GET /v1/models").unwrap())
+    else {
+        panic!("not parked")
+    };
     assert!(matches!(stream.retry(deadline), StreamAction::Listen));
-    assert!(stream.answers().map(|answer| shown(&answer)).next().unwrap().starts_with("answer 503 "));
+    assert!(
+        stream
+            .answers()
+            .map(|answer| shown(&answer))
+            .next()
+            .unwrap()
+            .starts_with("answer 503 ")
+    );
 }
 
 #[test]
@@ -376,8 +578,16 @@ fn in_observability_mode_nothing_is_answered_or_picked() {
     let server = server(&[SERVER]);
     let mut stream = stream(&server, ExchangeSettings::default());
     let mut script = StreamScript::default();
-    for line in ["POST /v1/chat/completions", CHAT, "reply 200", "reply-last x"] {
-        let message = ProcessingRequest { observability_mode: true, ..script.says(line).unwrap() };
+    for line in [
+        "POST /v1/chat/completions",
+        CHAT,
+        "reply 200",
+        "reply-last x",
+    ] {
+        let message = ProcessingRequest {
+            observability_mode: true,
+            ..script.says(line).unwrap()
+        };
         assert!(matches!(stream.receive(message), StreamAction::Listen));
     }
     assert_eq!((stream.answers().count(), under_way(&server)), (0, 0));
@@ -387,14 +597,23 @@ fn in_observability_mode_nothing_is_answered_or_picked() {
 fn a_large_piece_goes_back_in_pieces_that_envoy_takes() {
     let server = server(&[SERVER]);
     let mut stream = stream(&server, ExchangeSettings::default());
-    let body = format!(r#"{{"model":"m","messages":[],"x":"{}"}}"#, "y".repeat(200_000));
+    let body = format!(
+        r#"{{"model":"m","messages":[],"x":"{}"}}"#,
+        "y".repeat(200_000)
+    );
     say(&mut stream, &["POST /v1/chat/completions"]);
     let mut script = StreamScript::default();
     let _ = stream.receive(script.says(&format!("last {body}")).unwrap());
     let (mut whole, mut ends) = (Vec::new(), 0);
     for answer in stream.answers().skip(1) {
-        let Some(Response::RequestBody(answer)) = answer.response else { panic!("not a body") };
-        let Some(Mutation::StreamedResponse(piece)) = answer.response.unwrap().body_mutation.unwrap().mutation else { panic!("no piece") };
+        let Some(Response::RequestBody(answer)) = answer.response else {
+            panic!("not a body")
+        };
+        let Some(Mutation::StreamedResponse(piece)) =
+            answer.response.unwrap().body_mutation.unwrap().mutation
+        else {
+            panic!("no piece")
+        };
         assert!(piece.body.len() <= PIECE_BYTES_MAX);
         whole.extend(piece.body);
         ends += usize::from(piece.end_of_stream);
@@ -408,9 +627,25 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
     for (modes, lines, dispensable) in [
         (streamed, &["POST /v1/chat/completions"][..], false),
         (streamed, &["POST /v1/chat/completions", CHAT], true),
-        (streamed, &["POST /v1/chat/completions", CHAT, "reply 200"], true),
-        (streamed, &["POST /v1/chat/completions", r#"last {"model":"alias","messages":[]}"#, "reply 200"], false),
-        ("modes request=duplex response=duplex", &["POST /v1/chat/completions", CHAT, "reply 200"], false),
+        (
+            streamed,
+            &["POST /v1/chat/completions", CHAT, "reply 200"],
+            true,
+        ),
+        (
+            streamed,
+            &[
+                "POST /v1/chat/completions",
+                r#"last {"model":"alias","messages":[]}"#,
+                "reply 200",
+            ],
+            false,
+        ),
+        (
+            "modes request=duplex response=duplex",
+            &["POST /v1/chat/completions", CHAT, "reply 200"],
+            false,
+        ),
     ] {
         let server = server(&[SERVER]);
         let mut stream = stream(&server, ExchangeSettings::default());
@@ -426,20 +661,43 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
 #[test]
 fn the_served_endpoint_is_read_from_the_protocols_metadata_alone() {
     let server = server(&[SERVER, OTHER]);
-    let settings = ExchangeSettings { objective_header: ObjectiveHeader::Trust, ..with_format(DestinationFormat::List) };
+    let settings = ExchangeSettings {
+        objective_header: ObjectiveHeader::Trust,
+        ..with_format(DestinationFormat::List)
+    };
     let mut stream = stream(&server, settings);
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut stream, &["GET /v1/models", &served, "reply 200"]);
     let loads = || -> Vec<u32> {
         let inner = server.pool(None).unwrap().lock();
         let snapshot = inner.pool.snapshot().unwrap();
-        snapshot.endpoints().iter().map(|e| inner.pool.in_flight().own(e.id).requests).collect()
+        snapshot
+            .endpoints()
+            .iter()
+            .map(|e| inner.pool.in_flight().own(e.id).requests)
+            .collect()
     };
     assert_eq!(loads(), [0, 1], "accounting moved to who served");
     // Another pool's endpoint served, so no endpoint here counts it.
     let mut elsewhere = self::stream(&server, ExchangeSettings::default());
-    say(&mut elsewhere, &["GET /v1/models", "metadata envoy.lb x-gateway-destination-endpoint-served=10.9.9.9:1", "reply 200"]);
-    let served: Vec<u64> = server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
+    say(
+        &mut elsewhere,
+        &[
+            "GET /v1/models",
+            "metadata envoy.lb x-gateway-destination-endpoint-served=10.9.9.9:1",
+            "reply 200",
+        ],
+    );
+    let served: Vec<u64> = server
+        .pool(None)
+        .unwrap()
+        .lock()
+        .pool
+        .counters()
+        .endpoints()
+        .iter()
+        .map(|e| e.served)
+        .collect();
     assert_eq!(served, [0, 1]);
 }
 
@@ -450,11 +708,24 @@ fn the_destination_and_the_served_endpoint_are_in_the_namespace_that_the_operato
     let settings = with_format(DestinationFormat::List);
     let mut stream = stream(&server, settings);
     let sent = say(&mut stream, &["GET /v1/models"]);
-    assert!(sent.iter().any(|answer| answer.contains("gateway.lb")) && !sent.iter().any(|answer| answer.contains("envoy.lb")), "{sent:?}");
+    assert!(
+        sent.iter().any(|answer| answer.contains("gateway.lb"))
+            && !sent.iter().any(|answer| answer.contains("envoy.lb")),
+        "{sent:?}"
+    );
     let elsewhere = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
     let served = format!("metadata gateway.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut stream, &[&elsewhere, &served, "reply 200"]);
-    let served: Vec<u64> = server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
+    let served: Vec<u64> = server
+        .pool(None)
+        .unwrap()
+        .lock()
+        .pool
+        .counters()
+        .endpoints()
+        .iter()
+        .map(|e| e.served)
+        .collect();
     assert_eq!(served, [0, 1]);
 }
 
@@ -468,11 +739,15 @@ fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
     let mut given_up = stream(&first, settings());
     let mut goes_on = stream(&second, settings());
     let to_first = say(&mut given_up, &["POST /v1/chat/completions", CHAT]);
-    assert!(to_first.iter().any(|answer| answer.contains(SERVER)), "{to_first:?}");
+    assert!(
+        to_first.iter().any(|answer| answer.contains(SERVER)),
+        "{to_first:?}"
+    );
     let before = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
     let to_second = say(&mut goes_on, &["POST /v1/chat/completions", &before, CHAT]);
     assert!(
-        to_second.iter().any(|answer| answer.contains(OTHER)) && !to_second.iter().any(|answer| answer.contains(SERVER)),
+        to_second.iter().any(|answer| answer.contains(OTHER))
+            && !to_second.iter().any(|answer| answer.contains(SERVER)),
         "{to_second:?}"
     );
     drop(given_up); // its stream ends without a response
@@ -480,9 +755,21 @@ fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
     say(&mut goes_on, &[&served, "reply 200", "reply-last {}"]);
     drop(goes_on);
     let counted = |server: &ExtProcServer| -> Vec<(u64, u64)> {
-        server.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| (e.picked, e.served)).collect()
+        server
+            .pool(None)
+            .unwrap()
+            .lock()
+            .pool
+            .counters()
+            .endpoints()
+            .iter()
+            .map(|e| (e.picked, e.served))
+            .collect()
     };
-    assert_eq!((counted(&first), counted(&second)), (vec![(1, 0)], vec![(1, 1)]));
+    assert_eq!(
+        (counted(&first), counted(&second)),
+        (vec![(1, 0)], vec![(1, 1)])
+    );
     assert_eq!((under_way(&first), under_way(&second)), (0, 0));
 }
 

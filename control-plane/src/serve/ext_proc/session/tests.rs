@@ -4,7 +4,8 @@ use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+    HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse,
+    ProtocolConfiguration,
 };
 use futures::stream;
 use http_body::Frame;
@@ -28,32 +29,67 @@ fn session(server: &Arc<ExtProcServer>) -> Arc<StreamSession> {
     StreamSession::new(
         server,
         server.pool(None).unwrap(),
-        &Arc::new(ExchangeSettings { body_limit_bytes: 1 << 20, ..ExchangeSettings::default() }),
+        &Arc::new(ExchangeSettings {
+            body_limit_bytes: 1 << 20,
+            ..ExchangeSettings::default()
+        }),
     )
 }
 
 fn framed(message: &ProcessingRequest) -> Vec<u8> {
     let message = message.encode_to_vec();
-    [&[0], &u32::try_from(message.len()).unwrap().to_be_bytes()[..], &message].concat()
+    [
+        &[0],
+        &u32::try_from(message.len()).unwrap().to_be_bytes()[..],
+        &message,
+    ]
+    .concat()
 }
 
 fn said(part: Part) -> ProcessingRequest {
-    ProcessingRequest { request: Some(part), ..ProcessingRequest::default() }
+    ProcessingRequest {
+        request: Some(part),
+        ..ProcessingRequest::default()
+    }
 }
 
 fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
-    let header = |(name, value): &(&str, &str)| HeaderValue { key: (*name).into(), raw_value: (*value).into(), ..HeaderValue::default() };
-    HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
+    let header = |(name, value): &(&str, &str)| HeaderValue {
+        key: (*name).into(),
+        raw_value: (*value).into(),
+        ..HeaderValue::default()
+    };
+    HttpHeaders {
+        headers: Some(HeaderMap {
+            headers: pairs.iter().map(header).collect(),
+        }),
+        end_of_stream,
+        ..HttpHeaders::default()
+    }
 }
 
 fn chat(mode: i32) -> ProcessingRequest {
-    let config = ProtocolConfiguration { request_body_mode: mode, response_body_mode: mode, ..ProtocolConfiguration::default() };
-    let headers = headers(&[(":method", "POST"), (":path", "/v1/chat/completions")], false);
-    ProcessingRequest { protocol_config: Some(config), ..said(Part::RequestHeaders(headers)) }
+    let config = ProtocolConfiguration {
+        request_body_mode: mode,
+        response_body_mode: mode,
+        ..ProtocolConfiguration::default()
+    };
+    let headers = headers(
+        &[(":method", "POST"), (":path", "/v1/chat/completions")],
+        false,
+    );
+    ProcessingRequest {
+        protocol_config: Some(config),
+        ..said(Part::RequestHeaders(headers))
+    }
 }
 
 fn body(bytes: &[u8], end_of_stream: bool) -> ProcessingRequest {
-    said(Part::RequestBody(HttpBody { body: bytes.to_vec(), end_of_stream, ..HttpBody::default() }))
+    said(Part::RequestBody(HttpBody {
+        body: bytes.to_vec(),
+        end_of_stream,
+        ..HttpBody::default()
+    }))
 }
 
 fn prompt() -> ProcessingRequest {
@@ -93,63 +129,107 @@ struct OpenStream {
 }
 
 impl OpenStream {
-    async fn begin(server: &Arc<ExtProcServer>, settings: &ExchangeSettings, messages: &[ProcessingRequest]) -> Self {
+    async fn begin(
+        server: &Arc<ExtProcServer>,
+        settings: &ExchangeSettings,
+        messages: &[ProcessingRequest],
+    ) -> Self {
         let (runs, stop) = shutdown::channel();
         let mut service = ExtProcService::new(Arc::clone(server), settings, stop);
         let (proxy, inbound) = mpsc::unbounded_channel();
-        let inbound = stream::unfold(inbound, async |mut inbound| Some((inbound.recv().await?, inbound)));
-        let request = http::Request::post(METHOD).body(Body::new(StreamBody::new(inbound))).unwrap();
+        let inbound = stream::unfold(inbound, async |mut inbound| {
+            Some((inbound.recv().await?, inbound))
+        });
+        let request = http::Request::post(METHOD)
+            .body(Body::new(StreamBody::new(inbound)))
+            .unwrap();
         let answers = service.call(request).await.unwrap().into_body();
         for message in messages {
             proxy.send(Ok(Frame::data(framed(message).into()))).unwrap();
         }
-        Self { proxy: Some(proxy), answers, _runs: runs }
+        Self {
+            proxy: Some(proxy),
+            answers,
+            _runs: runs,
+        }
     }
 
     /// The next bytes that the proxy gets; `None` if none come for now.
     async fn next(&mut self) -> Option<Bytes> {
-        let frame = tokio::time::timeout(Duration::from_millis(50), self.answers.frame()).await.ok()??;
+        let frame = tokio::time::timeout(Duration::from_millis(50), self.answers.frame())
+            .await
+            .ok()??;
         frame.unwrap().into_data().ok()
     }
 }
 
 fn long_prompt() -> ProcessingRequest {
-    body(format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(100_000)).as_bytes(), true)
+    body(
+        format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#,
+            "x".repeat(100_000)
+        )
+        .as_bytes(),
+        true,
+    )
 }
 
 /// Envoy ends its side of a stream in order when its client leaves.
 #[tokio::test]
 async fn a_request_that_waits_keeps_nothing_once_its_client_has_gone() {
-    let patient = ExchangeSettings { cold_start_wait_ms: 3_600_000, ..ExchangeSettings::default() };
+    let patient = ExchangeSettings {
+        cold_start_wait_ms: 3_600_000,
+        ..ExchangeSettings::default()
+    };
     let full = holding(&[SERVER], 60_000.0);
     let mut running = OpenStream::begin(&full, &patient, &[chat(BUFFERED), prompt()]).await;
     while running.next().await.is_some() {}
     assert_eq!(under_way(&full), 1);
     let held = |server: &Arc<ExtProcServer>| server.pool(None).unwrap().lock().pool.queues().held();
-    for (why, server, held_before) in [("no room", full, 1), ("no state", ExtProcServer::new(&["p".into()]), 0)] {
+    for (why, server, held_before) in [
+        ("no room", full, 1),
+        ("no state", ExtProcServer::new(&["p".into()]), 0),
+    ] {
         for mode in [BUFFERED, DUPLEX] {
             let used = || server.streams().memory().used();
             let before = used();
-            let mut waiting = OpenStream::begin(&server, &patient, &[chat(mode), long_prompt()]).await;
+            let mut waiting =
+                OpenStream::begin(&server, &patient, &[chat(mode), long_prompt()]).await;
             while waiting.next().await.is_some() {}
-            assert!(used() > before + 100_000, "{why}, mode {mode}: the body is held, {} bytes", used() - before);
+            assert!(
+                used() > before + 100_000,
+                "{why}, mode {mode}: the body is held, {} bytes",
+                used() - before
+            );
             assert_eq!(held(&server), held_before, "{why}, mode {mode}");
             waiting.proxy = None;
             let _ = waiting.next().await;
-            assert_eq!((used(), held(&server)), (before, 0), "{why}, mode {mode}: after the client left");
+            assert_eq!(
+                (used(), held(&server)),
+                (before, 0),
+                "{why}, mode {mode}: after the client left"
+            );
         }
     }
 }
 
 #[test]
 fn a_proxy_is_asked_once_to_wait_as_long_as_a_request_may_be_held() {
-    for (mode, ttl_ms, asked) in [(BUFFERED, 60_000.0, Some(65)), (BUFFERED, 0.0, Some(3_600)), (DUPLEX, 60_000.0, None)] {
+    for (mode, ttl_ms, asked) in [
+        (BUFFERED, 60_000.0, Some(65)),
+        (BUFFERED, 0.0, Some(3_600)),
+        (DUPLEX, 60_000.0, None),
+    ] {
         let server = holding(&[SERVER], ttl_ms);
         let first = session(&server);
-        [chat(mode), prompt()].iter().for_each(|message| first.receive(&framed(message)));
+        [chat(mode), prompt()]
+            .iter()
+            .for_each(|message| first.receive(&framed(message)));
         let _ = play(&first);
         let second = session(&server);
-        [chat(mode), prompt()].iter().for_each(|message| second.receive(&framed(message)));
+        [chat(mode), prompt()]
+            .iter()
+            .for_each(|message| second.receive(&framed(message)));
         let (mut answers, mut waits) = (Vec::new(), 0);
         let wakes = loop {
             match second.next() {
@@ -163,14 +243,24 @@ fn a_proxy_is_asked_once_to_wait_as_long_as_a_request_may_be_held() {
                 assert!(matches!(second.retry(server.now()), StreamAction::Hold(_)));
             }
         };
-        let times: Vec<_> = answers.iter().filter_map(|answer| answer.override_message_timeout.as_ref()).collect();
-        assert_eq!(times.iter().map(|time| time.seconds).collect::<Vec<_>>(), Vec::from_iter(asked), "mode {mode}");
+        let times: Vec<_> = answers
+            .iter()
+            .filter_map(|answer| answer.override_message_timeout.as_ref())
+            .collect();
+        assert_eq!(
+            times.iter().map(|time| time.seconds).collect::<Vec<_>>(),
+            Vec::from_iter(asked),
+            "mode {mode}"
+        );
         first.close();
         server.pool(None).unwrap().lock().release_next(server.now());
         drop(wakes);
         assert!(matches!(second.retry(server.now()), StreamAction::Listen));
         let (answers, _) = play(&second);
-        assert!(answers.iter().all(|answer| answer.response.is_some()) && !answers.is_empty(), "it goes, mode {mode}");
+        assert!(
+            answers.iter().all(|answer| answer.response.is_some()) && !answers.is_empty(),
+            "it goes, mode {mode}"
+        );
     }
 }
 
@@ -188,8 +278,10 @@ async fn pass(ms: u64) {
 #[tokio::test(start_paused = true)]
 async fn a_body_without_progress_is_given_up_in_the_words_of_its_api() {
     let server = server(&[SERVER]);
-    for (mode, messages) in [(DUPLEX, framed(&body(&[b' '; 1000], false))), (BUFFERED, framed(&body(&[b' '; 1000], true))[..900].to_vec())]
-    {
+    for (mode, messages) in [
+        (DUPLEX, framed(&body(&[b' '; 1000], false))),
+        (BUFFERED, framed(&body(&[b' '; 1000], true))[..900].to_vec()),
+    ] {
         let session = session(&server);
         session.receive(&framed(&chat(mode)));
         assert!(play(&session).1.is_none());
@@ -201,9 +293,14 @@ async fn a_body_without_progress_is_given_up_in_the_words_of_its_api() {
         assert_eq!(play(&session).0, []);
         pass(1).await;
         server.expire();
-        tokio::time::timeout(Duration::from_millis(1), session.wait_for_wake()).await.expect("it is woken");
+        tokio::time::timeout(Duration::from_millis(1), session.wait_for_wake())
+            .await
+            .expect("it is woken");
         let (answers, status) = play(&session);
-        assert_eq!((status_of(&answers), status.unwrap().code()), (Some(408), Code::Ok));
+        assert_eq!(
+            (status_of(&answers), status.unwrap().code()),
+            (Some(408), Code::Ok)
+        );
         assert_eq!(server.streams().memory().used(), 0);
     }
     assert_eq!(server.streams().refused(), 2);
@@ -245,8 +342,17 @@ async fn a_request_that_was_sent_on_may_take_as_long_as_it_takes() {
 async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
     let server = server(&[SERVER]);
     let (unread, silent) = (session(&server), session(&server));
-    unread.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 300_000], false)), framed(&prompt())].concat());
-    let SessionAction::Send(first) = unread.next() else { panic!("no answer") };
+    unread.receive(
+        &[
+            framed(&chat(DUPLEX)),
+            framed(&body(&[b' '; 300_000], false)),
+            framed(&prompt()),
+        ]
+        .concat(),
+    );
+    let SessionAction::Send(first) = unread.next() else {
+        panic!("no answer")
+    };
     assert!(matches!(silent.next(), SessionAction::Listen));
     assert_eq!(under_way(&server), 1);
     assert!(server.streams().memory().used() >= 300_000);
@@ -254,7 +360,11 @@ async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
     server.expire();
     assert_eq!(under_way(&server), 0);
     assert_eq!(server.streams().open(), 0);
-    assert_eq!(server.streams().memory().used(), first.len(), "what HTTP/2 has is held until the stream is gone");
+    assert_eq!(
+        server.streams().memory().used(),
+        first.len(),
+        "what HTTP/2 has is held until the stream is gone"
+    );
     for session in [unread, silent] {
         assert_eq!(play(&session).1.unwrap().code(), Code::DeadlineExceeded);
     }
@@ -269,16 +379,39 @@ async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
     let (small, large, envelope) = (session(&server), session(&server), session(&server));
     small.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
     let (answers, status) = play(&small);
-    assert_eq!((status_of(&answers), status.map(|status| status.code())), (None, None), "a small one is served: {answers:?}");
+    assert_eq!(
+        (status_of(&answers), status.map(|status| status.code())),
+        (None, None),
+        "a small one is served: {answers:?}"
+    );
     drop(small);
-    large.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 32 << 10], false))].concat());
+    large.receive(
+        &[
+            framed(&chat(DUPLEX)),
+            framed(&body(&[b' '; 32 << 10], false)),
+        ]
+        .concat(),
+    );
     let (answers, status) = play(&large);
-    assert_eq!((status_of(&answers), status.unwrap().code()), (Some(503), Code::Ok));
+    assert_eq!(
+        (status_of(&answers), status.unwrap().code()),
+        (Some(503), Code::Ok)
+    );
     let long = "x".repeat(8 << 10);
-    envelope.receive(&framed(&said(Part::RequestHeaders(headers(&[(":path", "/"), ("x-long", &long)], true)))));
-    assert_eq!(status_of(&play(&envelope).0), Some(503), "what takes much to decode is accounted before it is");
+    envelope.receive(&framed(&said(Part::RequestHeaders(headers(
+        &[(":path", "/"), ("x-long", &long)],
+        true,
+    )))));
+    assert_eq!(
+        status_of(&play(&envelope).0),
+        Some(503),
+        "what takes much to decode is accounted before it is"
+    );
     drop((large, envelope));
-    assert_eq!(server.streams().memory().used(), HELD_BYTES_MAX - (64 << 10));
+    assert_eq!(
+        server.streams().memory().used(),
+        HELD_BYTES_MAX - (64 << 10)
+    );
 }
 
 #[test]
@@ -286,7 +419,13 @@ fn headers_twice_release_the_first_body() {
     let server = server(&[SERVER]);
     let session = session(&server);
     for _ in 0..10 {
-        session.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 100_000], false))].concat());
+        session.receive(
+            &[
+                framed(&chat(DUPLEX)),
+                framed(&body(&[b' '; 100_000], false)),
+            ]
+            .concat(),
+        );
         play(&session);
     }
     assert!(server.streams().memory().used() < 200_000);
@@ -310,8 +449,13 @@ enum SessionEvent {
 
 fn messages() -> Vec<ProcessingRequest> {
     let reply = |pairs: &[(&str, &str)], end| said(Part::ResponseHeaders(headers(pairs, end)));
-    let reply_body =
-        |bytes: &[u8], end| said(Part::ResponseBody(HttpBody { body: bytes.to_vec(), end_of_stream: end, ..HttpBody::default() }));
+    let reply_body = |bytes: &[u8], end| {
+        said(Part::ResponseBody(HttpBody {
+            body: bytes.to_vec(),
+            end_of_stream: end,
+            ..HttpBody::default()
+        }))
+    };
     vec![
         chat(DUPLEX),
         chat(BUFFERED),
@@ -322,16 +466,32 @@ fn messages() -> Vec<ProcessingRequest> {
         body(br#""messages":[]}"#, true),
         body(&[b' '; 70_000], false),
         body(b"", true),
-        said(Part::RequestHeaders(headers(&[(":method", "GET"), (":path", "/v1/models")], true))),
+        said(Part::RequestHeaders(headers(
+            &[(":method", "GET"), (":path", "/v1/models")],
+            true,
+        ))),
         said(Part::RequestTrailers(HttpTrailers::default())),
-        reply(&[(":status", "200"), ("content-type", "text/event-stream")], false),
-        reply(&[(":status", "200"), ("content-type", "application/json"), ("content-length", "18")], false),
+        reply(
+            &[(":status", "200"), ("content-type", "text/event-stream")],
+            false,
+        ),
+        reply(
+            &[
+                (":status", "200"),
+                ("content-type", "application/json"),
+                ("content-length", "18"),
+            ],
+            false,
+        ),
         reply(&[(":status", "503")], true),
         reply_body(b"data: {\"model\":\"served\"}\n\n", false),
         reply_body(br#"{"model":"served"}"#, true),
         reply_body(&[b'x'; 70_000], false),
         said(Part::ResponseTrailers(HttpTrailers::default())),
-        ProcessingRequest { observability_mode: true, ..prompt() },
+        ProcessingRequest {
+            observability_mode: true,
+            ..prompt()
+        },
         ProcessingRequest::default(),
     ]
 }

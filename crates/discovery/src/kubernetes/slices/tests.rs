@@ -20,8 +20,16 @@ struct SliceRow {
 
 fn slice(name: &str, trigger: u8, v6: bool, rows: &[SliceRow]) -> EndpointSlice {
     let endpoint = |row: &SliceRow| Endpoint {
-        addresses: vec![if v6 { format!("fd00::{:x}", u16::from(row.ip) + 1) } else { format!("10.0.0.{}", u16::from(row.ip) + 1) }],
-        conditions: Some(EndpointConditions { ready: row.ready, serving: row.serving, terminating: row.terminating }),
+        addresses: vec![if v6 {
+            format!("fd00::{:x}", u16::from(row.ip) + 1)
+        } else {
+            format!("10.0.0.{}", u16::from(row.ip) + 1)
+        }],
+        conditions: Some(EndpointConditions {
+            ready: row.ready,
+            serving: row.serving,
+            terminating: row.terminating,
+        }),
         target_ref: Some(ObjectReference {
             kind: Some("Pod".to_owned()),
             name: Some(format!("pod-{}", row.pod)),
@@ -33,17 +41,31 @@ fn slice(name: &str, trigger: u8, v6: bool, rows: &[SliceRow]) -> EndpointSlice 
     EndpointSlice {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
-            annotations: Some(BTreeMap::from([(TRIGGER_TIME.to_owned(), format!("2026-11-21T00:00:{:02}Z", trigger % 60))])),
+            annotations: Some(BTreeMap::from([(
+                TRIGGER_TIME.to_owned(),
+                format!("2026-11-21T00:00:{:02}Z", trigger % 60),
+            )])),
             ..ObjectMeta::default()
         },
         address_type: if v6 { "IPv6" } else { "IPv4" }.to_owned(),
         endpoints: Some(rows.iter().map(endpoint).collect()),
-        ports: Some(vec![EndpointPort { name: Some("http".to_owned()), port: Some(8080), ..EndpointPort::default() }]),
+        ports: Some(vec![EndpointPort {
+            name: Some("http".to_owned()),
+            port: Some(8080),
+            ..EndpointPort::default()
+        }]),
     }
 }
 
 fn row(pod: u8) -> SliceRow {
-    SliceRow { pod, uid: 0, ip: pod, ready: Some(true), serving: None, terminating: None }
+    SliceRow {
+        pod,
+        uid: 0,
+        ip: pod,
+        ready: Some(true),
+        serving: None,
+        terminating: None,
+    }
 }
 
 /// The endpoints that a reader of these events considers ready, with address and generation.
@@ -54,9 +76,16 @@ impl RecordSet {
     fn read(&mut self, events: Vec<BackendEvent>) {
         for event in events {
             match event {
-                BackendEvent::Reset(all) => self.0 = all.into_iter().map(|r| (r.name().to_owned(), r)).collect(),
-                BackendEvent::Apply(record) => drop(self.0.insert(record.name().to_owned(), record)),
-                BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never published"),
+                BackendEvent::Reset(all) => {
+                    self.0 = all.into_iter().map(|r| (r.name().to_owned(), r)).collect()
+                }
+                BackendEvent::Apply(record) => {
+                    drop(self.0.insert(record.name().to_owned(), record))
+                }
+                BackendEvent::Delete(id) => assert!(
+                    self.0.remove(&*id).is_some(),
+                    "{id} deleted, but never published"
+                ),
                 BackendEvent::Failed(why) => panic!("{why}"),
                 BackendEvent::Requirements(_) | BackendEvent::Warns(_) | BackendEvent::Alive => {}
             }
@@ -64,7 +93,11 @@ impl RecordSet {
     }
 
     fn ready(&self) -> Vec<&str> {
-        self.0.values().filter(|r| r.readiness == InstanceReadiness::Ready).map(|r| r.name()).collect()
+        self.0
+            .values()
+            .filter(|r| r.readiness == InstanceReadiness::Ready)
+            .map(|r| r.name())
+            .collect()
     }
 }
 
@@ -84,13 +117,47 @@ fn the_slice_of_the_proposal() {
             "targetRef": {"kind": "Pod", "name": "dynamo-decode-pod-abc123", "namespace": "default", "uid": "u"}}],
         "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
     }));
-    let [record] = SliceIndex::new(PortRule::default()).reset(&[slice]).try_into().unwrap();
-    let InstanceRecord { instance, readiness, metadata, .. } = &*record;
-    assert_eq!((instance.name.as_str(), instance.namespace.as_str()), ("dynamo-decode-pod-abc123", "default"));
-    assert_eq!((instance.generation.as_str(), instance.address.to_string().as_str()), ("u", "10.1.2.3:8080"));
-    assert_eq!((readiness, metadata), (&InstanceReadiness::Ready, &MetadataSource::At(instance.address)));
-    let labels: Vec<String> = instance.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
-    assert_eq!(labels, ["kubernetes.io/hostname=n1", "nvidia.com/dynamo-component=decode", "topology.kubernetes.io/zone=a"]);
+    let [record] = SliceIndex::new(PortRule::default())
+        .reset(&[slice])
+        .try_into()
+        .unwrap();
+    let InstanceRecord {
+        instance,
+        readiness,
+        metadata,
+        ..
+    } = &*record;
+    assert_eq!(
+        (instance.name.as_str(), instance.namespace.as_str()),
+        ("dynamo-decode-pod-abc123", "default")
+    );
+    assert_eq!(
+        (
+            instance.generation.as_str(),
+            instance.address.to_string().as_str()
+        ),
+        ("u", "10.1.2.3:8080")
+    );
+    assert_eq!(
+        (readiness, metadata),
+        (
+            &InstanceReadiness::Ready,
+            &MetadataSource::At(instance.address)
+        )
+    );
+    let labels: Vec<String> = instance
+        .labels
+        .iter()
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
+    assert_eq!(
+        labels,
+        [
+            "kubernetes.io/hostname=n1",
+            "nvidia.com/dynamo-component=decode",
+            "topology.kubernetes.io/zone=a"
+        ]
+    );
 }
 
 #[test]
@@ -104,8 +171,16 @@ fn conditions_as_the_api_means_them() {
         (Some(false), Some(true), Some(true), false),
         (None, Some(true), Some(false), true),
     ] {
-        let conditions = EndpointConditions { ready, serving, terminating };
-        assert_eq!(readiness(Some(&conditions)) == InstanceReadiness::Ready, expected, "{conditions:?}");
+        let conditions = EndpointConditions {
+            ready,
+            serving,
+            terminating,
+        };
+        assert_eq!(
+            readiness(Some(&conditions)) == InstanceReadiness::Ready,
+            expected,
+            "{conditions:?}"
+        );
     }
     assert_eq!(readiness(None), InstanceReadiness::Ready);
 }
@@ -113,9 +188,14 @@ fn conditions_as_the_api_means_them() {
 #[test]
 fn ports_by_name_then_by_place_then_by_configuration() {
     let port_of = |ports: &str, name: Option<&str>, fallback| {
-        let slice = from_json(json!({"metadata": {"name": "s"}, "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}],
-            "ports": serde_json::from_str::<serde_json::Value>(ports).unwrap()}));
-        let rule = PortRule { name: name.map(str::to_owned), fallback };
+        let slice = from_json(
+            json!({"metadata": {"name": "s"}, "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}],
+            "ports": serde_json::from_str::<serde_json::Value>(ports).unwrap()}),
+        );
+        let rule = PortRule {
+            name: name.map(str::to_owned),
+            fallback,
+        };
         let [record] = SliceIndex::new(rule).reset(&[slice]).try_into().unwrap();
         (record.readiness == InstanceReadiness::Ready).then(|| record.instance.address.port())
     };
@@ -131,10 +211,18 @@ fn ports_by_name_then_by_place_then_by_configuration() {
 #[test]
 fn what_has_no_meaning_is_left_out_and_what_has_no_pod_has_a_name() {
     let slice = |kind: &str, address: &str| {
-        from_json(json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "svc"}}, "addressType": kind,
-            "endpoints": [{"addresses": [address]}, {"addresses": []}], "ports": [{"port": 1}]}))
+        from_json(
+            json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "svc"}}, "addressType": kind,
+            "endpoints": [{"addresses": [address]}, {"addresses": []}], "ports": [{"port": 1}]}),
+        )
     };
-    let names = |slice| SliceIndex::new(PortRule::default()).reset(&[slice]).iter().map(|r| r.name().to_owned()).collect::<Vec<_>>();
+    let names = |slice| {
+        SliceIndex::new(PortRule::default())
+            .reset(&[slice])
+            .iter()
+            .map(|r| r.name().to_owned())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(names(slice("IPv4", "10.0.0.1")), ["svc-10.0.0.1"]);
     assert_eq!(names(slice("IPv6", "fd00::1")), ["svc-fd00--1"]);
     assert_eq!(names(slice("FQDN", "host.example")), Vec::<String>::new());
@@ -148,11 +236,19 @@ fn an_endpoint_that_moves_between_slices_is_never_gone() {
     reader.read(index.apply(&slice("a", 0, false, &[row(1), row(2)])));
     reader.read(index.apply(&slice("b", 1, false, &[row(2)])));
     assert_eq!(reader.ready(), ["pod-1", "pod-2"]);
-    assert!(!index.apply(&slice("a", 1, false, &[row(1)])).iter().any(|e| matches!(e, BackendEvent::Delete(_))));
+    assert!(
+        !index
+            .apply(&slice("a", 1, false, &[row(1)]))
+            .iter()
+            .any(|e| matches!(e, BackendEvent::Delete(_)))
+    );
     reader.read(index.delete("b"));
     assert_eq!(reader.ready(), ["pod-1"]);
     reader.read(index.delete("a"));
-    assert!(reader.0.is_empty() && index.endpoints.is_empty() && index.slices.is_empty(), "nothing is kept of removed endpoints");
+    assert!(
+        reader.0.is_empty() && index.endpoints.is_empty() && index.slices.is_empty(),
+        "nothing is kept of removed endpoints"
+    );
 }
 
 #[test]
@@ -160,18 +256,32 @@ fn dual_stack_is_one_instance_reached_by_ipv4() {
     let mut index = SliceIndex::new(PortRule::default());
     let mut reader = RecordSet::default();
     reader.read(index.apply(&slice("six", 9, true, &[row(1)])));
-    assert_eq!(reader.0["pod-1"].instance.address.to_string(), "[fd00::2]:8080");
+    assert_eq!(
+        reader.0["pod-1"].instance.address.to_string(),
+        "[fd00::2]:8080"
+    );
     reader.read(index.apply(&slice("four", 0, false, &[row(1)])));
-    assert_eq!(reader.0["pod-1"].instance.address.to_string(), "10.0.0.2:8080");
+    assert_eq!(
+        reader.0["pod-1"].instance.address.to_string(),
+        "10.0.0.2:8080"
+    );
     reader.read(index.delete("four"));
-    assert_eq!(reader.0["pod-1"].instance.address.to_string(), "[fd00::2]:8080");
+    assert_eq!(
+        reader.0["pod-1"].instance.address.to_string(),
+        "[fd00::2]:8080"
+    );
 }
 
 #[test]
 fn of_two_pods_of_one_name_the_ready_one_counts_then_the_newer() {
     let mut index = SliceIndex::new(PortRule::default());
     let mut reader = RecordSet::default();
-    let new = |ready| SliceRow { uid: 1, ip: 7, ready: Some(ready), ..row(1) };
+    let new = |ready| SliceRow {
+        uid: 1,
+        ip: 7,
+        ready: Some(ready),
+        ..row(1)
+    };
     reader.read(index.apply(&slice("a", 0, false, &[row(1)])));
     reader.read(index.apply(&slice("b", 1, false, &[new(false)])));
     assert_eq!(reader.0["pod-1"].instance.generation, "uid-1-0");
@@ -189,18 +299,31 @@ enum SliceStep {
 
 fn any_row() -> impl Strategy<Value = SliceRow> {
     let condition = || prop::option::of(any::<bool>());
-    (0u8..5, 0u8..2, 0u8..5, condition(), condition(), condition()).prop_map(|(pod, uid, ip, ready, serving, terminating)| SliceRow {
-        pod,
-        uid,
-        ip,
-        ready,
-        serving,
-        terminating,
-    })
+    (
+        0u8..5,
+        0u8..2,
+        0u8..5,
+        condition(),
+        condition(),
+        condition(),
+    )
+        .prop_map(|(pod, uid, ip, ready, serving, terminating)| SliceRow {
+            pod,
+            uid,
+            ip,
+            ready,
+            serving,
+            terminating,
+        })
 }
 
 fn any_slice() -> impl Strategy<Value = (u8, u8, bool, Vec<SliceRow>)> {
-    (0u8..4, 0u8..4, any::<bool>(), prop::collection::vec(any_row(), 0..5))
+    (
+        0u8..4,
+        0u8..4,
+        any::<bool>(),
+        prop::collection::vec(any_row(), 0..5),
+    )
 }
 
 fn any_step() -> impl Strategy<Value = SliceStep> {
@@ -256,7 +379,10 @@ fn an_event_costs_its_slice_however_many_there_are() {
         let rows = |s: u16, ready: bool| -> EndpointSlice {
             let endpoint = |i: u16| Endpoint {
                 addresses: vec![format!("10.{}.{}.{}", s / 250, s % 250, i)],
-                conditions: Some(EndpointConditions { ready: Some(ready), ..EndpointConditions::default() }),
+                conditions: Some(EndpointConditions {
+                    ready: Some(ready),
+                    ..EndpointConditions::default()
+                }),
                 ..Endpoint::default()
             };
             let mut slice = slice(&format!("s{s}"), 0, false, &[]);
@@ -277,7 +403,10 @@ fn an_event_costs_its_slice_however_many_there_are() {
         (0..50).map(|_| once(&mut index)).min().unwrap()
     };
     let (few, many) = (event_cost(1), event_cost(100));
-    assert!(many <= few * 3, "an event at 10,000 endpoints took {many:?}, one at 100 {few:?}");
+    assert!(
+        many <= few * 3,
+        "an event at 10,000 endpoints took {many:?}, one at 100 {few:?}"
+    );
 }
 
 /// Ten thousand endpoints in the index and in the table, with the labels of real slices.
@@ -286,7 +415,13 @@ fn ten_thousand_endpoints_fit_in_64_megabytes() {
     use crate::event::{ClockReading, MetadataPolicy};
     use crate::table::InstanceTable;
     let resident = || {
-        let pages = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').nth(1).unwrap().parse::<usize>().unwrap();
+        let pages = std::fs::read_to_string("/proc/self/statm")
+            .unwrap()
+            .split(' ')
+            .nth(1)
+            .unwrap()
+            .parse::<usize>()
+            .unwrap();
         pages * 4096
     };
     let labels: BTreeMap<String, String> = [
@@ -304,18 +439,25 @@ fn ten_thousand_endpoints_fit_in_64_megabytes() {
         for (i, endpoint) in slice.endpoints.iter_mut().flatten().enumerate() {
             endpoint.addresses = vec![format!("10.{s}.0.{i}")];
             let target = endpoint.target_ref.as_mut().unwrap();
-            (target.name, target.uid) =
-                (Some(format!("decode-{s}-{i}-7d9f8b6c5-x2v4k")), Some(format!("6f1f7c52-0d6a-4b47-{s:04}-{i:012}")));
+            (target.name, target.uid) = (
+                Some(format!("decode-{s}-{i}-7d9f8b6c5-x2v4k")),
+                Some(format!("6f1f7c52-0d6a-4b47-{s:04}-{i:012}")),
+            );
             endpoint.zone = Some("europe-west1-b".to_owned());
             endpoint.node_name = Some(format!("gke-gpu-pool-{s}-{i}"));
         }
         slice
     };
-    let (mut index, mut table) = (SliceIndex::new(PortRule::default()), InstanceTable::new(MetadataPolicy::Ignored));
+    let (mut index, mut table) = (
+        SliceIndex::new(PortRule::default()),
+        InstanceTable::new(MetadataPolicy::Ignored),
+    );
     let before = resident();
     for s in 0..100 {
         for event in index.apply(&full(s)) {
-            let BackendEvent::Apply(record) = event else { panic!("{event:?}") };
+            let BackendEvent::Apply(record) = event else {
+                panic!("{event:?}")
+            };
             table.apply(record, ClockReading::read(), &mut Vec::new());
         }
     }

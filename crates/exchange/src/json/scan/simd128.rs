@@ -1,7 +1,9 @@
 //! Computes the masks of a block with wasm vector instructions, which the module is built with.
 //! `tests/wasm` tests this file.
 
-use std::arch::wasm32::{i8x16_lt, u8x16_bitmask, u8x16_eq, u64x2, v128, v128_any_true, v128_or, v128_xor};
+use std::arch::wasm32::{
+    i8x16_lt, u8x16_bitmask, u8x16_eq, u64x2, v128, v128_any_true, v128_or, v128_xor,
+};
 use std::hint::black_box;
 
 use super::BLOCK_BYTES;
@@ -30,7 +32,11 @@ pub(super) struct Operands {
 #[inline(always)]
 pub(super) fn operands() -> Operands {
     let [backslash, flip, end] = black_box(&OPERANDS);
-    Operands { backslash: vector(backslash), flip: vector(flip), end: vector(end) }
+    Operands {
+        backslash: vector(backslash),
+        flip: vector(flip),
+        end: vector(end),
+    }
 }
 
 /// Returns one bit for each byte that is a quote, a backslash or a control character, and whether
@@ -42,7 +48,9 @@ pub(super) fn masks(block: &[u8; BLOCK_BYTES], operands: Operands) -> (u64, bool
         v128_or(quote_or_control, u8x16_eq(bytes, operands.backslash))
     };
     let (quarters, _) = block.as_chunks();
-    let &[a, b, c, d] = quarters else { return (0, false) };
+    let &[a, b, c, d] = quarters else {
+        return (0, false);
+    };
     let [a, b, c, d] = [vector(&a), vector(&b), vector(&c), vector(&d)];
     let ascii = u8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) == 0;
     let [a, b, c, d] = [special(a), special(b), special(c), special(d)];
@@ -50,7 +58,10 @@ pub(super) fn masks(block: &[u8; BLOCK_BYTES], operands: Operands) -> (u64, bool
         return (0, ascii);
     }
     let bits = |vector: v128| u64::from(u8x16_bitmask(vector));
-    (bits(a) | bits(b) << 16 | bits(c) << 32 | bits(d) << 48, ascii)
+    (
+        bits(a) | bits(b) << 16 | bits(c) << 32 | bits(d) << 48,
+        ascii,
+    )
 }
 
 /// Loads 16 bytes. It compiles to one load; the intrinsic for a load takes a pointer and is unsafe.

@@ -12,13 +12,20 @@ use super::*;
 /// A pipeline whose endpoints take `seats` requests each, with eviction.
 fn evicting(seats: f64, more: &[(String, ParameterValue)]) -> PipelineSpec {
     let eviction = [("eviction".to_owned(), ParameterValue::Flag(true))];
-    pipeline(seats, eviction.into_iter().chain(more.iter().cloned()).collect())
+    pipeline(
+        seats,
+        eviction.into_iter().chain(more.iter().cloned()).collect(),
+    )
 }
 
 /// Given up by their own priority, and by that of the requests that waited.
 fn counted(drill: &Drill) -> [u64; 2] {
-    let sum = |of: fn(&super::super::BandCounters) -> u64| drill.pool.queues().counters().map(of).sum();
-    [sum(|counters| counters.given_up), sum(|counters| counters.given_up_for)]
+    let sum =
+        |of: fn(&super::super::BandCounters) -> u64| drill.pool.queues().counters().map(of).sum();
+    [
+        sum(|counters| counters.given_up),
+        sum(|counters| counters.given_up_for),
+    ]
 }
 
 fn is_running(drill: &Drill, at: usize) -> bool {
@@ -37,7 +44,14 @@ fn the_newest_of_the_lowest_priority_goes_and_the_one_that_waits_takes_its_room(
     for priority in [-1, -2, -2, 0] {
         drill.arrives(priority, "", 10);
     }
-    for (more, given_up) in [(1, &[2][..]), (-1, &[2, 1]), (-2, &[2, 1]), (0, &[2, 1, 5]), (0, &[2, 1, 5, 0]), (0, &[2, 1, 5, 0])] {
+    for (more, given_up) in [
+        (1, &[2][..]),
+        (-1, &[2, 1]),
+        (-2, &[2, 1]),
+        (0, &[2, 1, 5]),
+        (0, &[2, 1, 5, 0]),
+        (0, &[2, 1, 5, 0]),
+    ] {
         drill.arrives(more, "", 10);
         assert_eq!(drill.given_up, given_up, "priority {more}");
     }
@@ -62,7 +76,13 @@ fn without_the_option_or_after_the_first_byte_nothing_is_given_up() {
 fn a_first_byte_between_the_mark_and_the_end_saves_a_request() {
     let mut drill = Drill::new(1, &evicting(1.0, &[]));
     drill.arrives(-1, "", 10);
-    assert!(drill.pool.give_room(RoomAsk { endpoint: None, priority: 0 }, drill.now));
+    assert!(drill.pool.give_room(
+        RoomAsk {
+            endpoint: None,
+            priority: 0
+        },
+        drill.now
+    ));
     first_byte(&mut drill, 0);
     drill.release();
     assert!(drill.given_up.is_empty() && is_running(&drill, 0) && drill.pool.queues().is_empty());
@@ -78,7 +98,10 @@ fn a_request_that_was_held_before_is_given_up_like_others() {
     drill.ends(0);
     assert!(is_running(&drill, 1));
     drill.arrives(0, "", 10);
-    assert_eq!((drill.given_up.as_slice(), is_running(&drill, 2)), (&[1][..], true));
+    assert_eq!(
+        (drill.given_up.as_slice(), is_running(&drill, 2)),
+        (&[1][..], true)
+    );
 }
 
 #[test]
@@ -139,8 +162,15 @@ fn an_ask_that_no_other_vm_could_grant_is_repeated() {
     for at in (0..=3_000).step_by(100) {
         if at > 0 {
             drill.now = drill.now.plus_ms(100);
-            let QueueClient::Held(ticket) = &drill.clients[1].2 else { panic!("it is not held") };
-            assert!(matches!(drill.pool.pick_held(ticket, &Drill::request(5, 10), "", drill.now, &mut ()), Ok(None)));
+            let QueueClient::Held(ticket) = &drill.clients[1].2 else {
+                panic!("it is not held")
+            };
+            assert!(matches!(
+                drill
+                    .pool
+                    .pick_held(ticket, &Drill::request(5, 10), "", drill.now, &mut ()),
+                Ok(None)
+            ));
         }
         asks.extend(drill.pool.take_asks().iter().map(|_| at));
     }

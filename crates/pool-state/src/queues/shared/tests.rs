@@ -84,14 +84,23 @@ impl Job {
     }
 
     fn request<'a>(&self, subset: &'a SubsetHint) -> Request<'a> {
-        Request { priority: self.priority, prompt_tokens: self.tokens, subset: Some(subset), ..Request::default() }
+        Request {
+            priority: self.priority,
+            prompt_tokens: self.tokens,
+            subset: Some(subset),
+            ..Request::default()
+        }
     }
 }
 
 impl Process {
     /// VMs in front of one endpoint.
     fn new(vms: usize, section: &[(String, ParameterValue)], conflict_each: u64) -> Self {
-        Self::of(vms, || snapshot(1, &pipeline(f64::from(SEATS), section.to_vec())), conflict_each)
+        Self::of(
+            vms,
+            || snapshot(1, &pipeline(f64::from(SEATS), section.to_vec())),
+            conflict_each,
+        )
     }
 
     fn of(vms: usize, snapshot: impl Fn() -> Snapshot, conflict_each: u64) -> Self {
@@ -131,16 +140,29 @@ impl Process {
 
     fn publish(&mut self, at: usize) {
         let vm = &mut self.vms[at];
-        let head = LoadReportHead { vm: vm.id, written: self.now, ring: 0 };
+        let head = LoadReportHead {
+            vm: vm.id,
+            written: self.now,
+            ring: 0,
+        };
         vm.published = vm.pool.write_load_report(&mut vm.own, head).to_vec();
     }
 
     /// Reads the loads of the others, and whether they hold any.
     fn read(&mut self, at: usize) {
-        let others: Vec<_> = self.vms.iter().map(|vm| (vm.id, vm.published.clone(), vm.pool.queues().held() > 0)).collect();
+        let others: Vec<_> = self
+            .vms
+            .iter()
+            .map(|vm| (vm.id, vm.published.clone(), vm.pool.queues().held() > 0))
+            .collect();
         let vm = &mut self.vms[at];
         let mut holds = false;
-        for (peer, (id, bytes, other_holds)) in vm.peers.iter_mut().zip(others).filter(|(_, (id, ..))| *id != vm.id) {
+        for (peer, (id, bytes, other_holds)) in vm
+            .peers
+            .iter_mut()
+            .zip(others)
+            .filter(|(_, (id, ..))| *id != vm.id)
+        {
             peer.set_writer(id);
             peer.read(&mut vm.pool, bytes, self.now);
             peer.count(&mut vm.pool, self.now);
@@ -158,14 +180,25 @@ impl Process {
         if is_written {
             self.order = order;
             self.wakes += usize::from(wake.is_some());
-            self.vms.iter_mut().filter(|vm| Some(vm.id) == wake).for_each(|vm| vm.woken = true);
+            self.vms
+                .iter_mut()
+                .filter(|vm| Some(vm.id) == wake)
+                .for_each(|vm| vm.woken = true);
         }
         self.vms[at].pool.order_written(is_written);
         is_written
     }
 
     fn arrives(&mut self, at: usize, priority: i32, flow: &'static str, tokens: u32) {
-        self.comes(at, Job { priority, flow, tokens, ..Job::default() });
+        self.comes(
+            at,
+            Job {
+                priority,
+                flow,
+                tokens,
+                ..Job::default()
+            },
+        );
         self.run();
         self.now = self.now.plus_ms(1);
     }
@@ -179,9 +212,18 @@ impl Process {
         if vm.pool.queues().is_shared() {
             vm.pool.read_order(&order, vm.id, now);
         }
-        let arrival = FlowArrival { flow: job.flow, request_id: "", bytes: 1, arrived: now, ttl_ms: None };
+        let arrival = FlowArrival {
+            flow: job.flow,
+            request_id: "",
+            bytes: 1,
+            arrived: now,
+            ttl_ms: None,
+        };
         let mut is_held = false;
-        match vm.pool.pick_or_hold(&job.request(&job.subset()), "", &arrival, now, &mut ()) {
+        match vm
+            .pool
+            .pick_or_hold(&job.request(&job.subset()), "", &arrival, now, &mut ())
+        {
             Ok(FlowAdmission::Picked(picked)) => {
                 self.sent.push(number);
                 (job.running, job.held_until) = (Some((at, picked.hold)), Some(now));
@@ -192,7 +234,10 @@ impl Process {
             }
             Err(_) => job.refused = true,
         }
-        self.jobs.push(Job { arrived: now, ..job });
+        self.jobs.push(Job {
+            arrived: now,
+            ..job
+        });
         self.publish(at);
         let vm = &mut self.vms[at];
         if is_held && vm.pool.queues().is_shared() {
@@ -218,7 +263,10 @@ impl Process {
 
     /// Ends the requests at the same moment: each VM publishes before any reads.
     fn release(&mut self, jobs: &[usize]) {
-        let running: Vec<_> = jobs.iter().filter_map(|job| self.jobs[*job].running.take()).collect();
+        let running: Vec<_> = jobs
+            .iter()
+            .filter_map(|job| self.jobs[*job].running.take())
+            .collect();
         let vms: Vec<usize> = running.iter().map(|(at, _)| *at).collect();
         for (at, hold) in running {
             self.vms[at].pool.release(hold, self.now);
@@ -228,8 +276,12 @@ impl Process {
     }
 
     fn has_first_token(&mut self, job: usize) {
-        let Some((at, mut hold)) = self.jobs[job].running.take() else { return };
-        self.vms[at].pool.record_first_token(&mut hold, self.jobs[job].tokens, self.now);
+        let Some((at, mut hold)) = self.jobs[job].running.take() else {
+            return;
+        };
+        self.vms[at]
+            .pool
+            .record_first_token(&mut hold, self.jobs[job].tokens, self.now);
         self.jobs[job].running = Some((at, hold));
         self.publish(at);
         self.looks_at_freed(at);
@@ -263,7 +315,9 @@ impl Process {
     /// Runs the callbacks that are due, until none is.
     fn run(&mut self) {
         for _ in 0..1_000 {
-            let Some(at) = (0..self.vms.len()).find(|at| self.is_due(*at)) else { return };
+            let Some(at) = (0..self.vms.len()).find(|at| self.is_due(*at)) else {
+                return;
+            };
             self.steps(at);
         }
         panic!("the VMs do not come to rest");
@@ -298,38 +352,63 @@ impl Process {
 
     fn passes_ask(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
         let next = (at + 1) % self.vms.len();
-        left.checked_sub(1).into_iter().for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
+        left.checked_sub(1)
+            .into_iter()
+            .for_each(|left| self.vms[next].asks.push_back((ask, left, waits)));
     }
 
     /// The job was tried: what the VM asks others for, and what it gives up itself, is for this
     /// one.
     fn sends_asks(&mut self, at: usize, job: usize) {
         let others = self.vms.len() - 1;
-        self.vms[at].pool.take_asks().into_iter().for_each(|ask| self.passes_ask(at, (ask, others, job)));
+        self.vms[at]
+            .pool
+            .take_asks()
+            .into_iter()
+            .for_each(|ask| self.passes_ask(at, (ask, others, job)));
         self.records_marks(at, job);
     }
 
     fn records_marks(&mut self, at: usize, waits: usize) {
         let (any_held, now) = (self.held() > 0, self.now);
         for number in self.vms[at].pool.queues().revocations.numbers() {
-            let Some(job) = self.running_as(at, number) else { panic!("nobody's number") };
+            let Some(job) = self.running_as(at, number) else {
+                panic!("nobody's number")
+            };
             if !self.marks.iter().any(|mark| mark.job == job) {
-                self.marks.push(RoomMark { vm: at, job, waits, any_held, at: now });
+                self.marks.push(RoomMark {
+                    vm: at,
+                    job,
+                    waits,
+                    any_held,
+                    at: now,
+                });
             }
         }
     }
 
     /// The job that runs through the VM and may be given up by this number.
     fn running_as(&self, at: usize, number: u64) -> Option<usize> {
-        let is = |job: &Job| job.running.as_ref().is_some_and(|(vm, hold)| *vm == at && hold.revocable() == Some(number));
+        let is = |job: &Job| {
+            job.running
+                .as_ref()
+                .is_some_and(|(vm, hold)| *vm == at && hold.revocable() == Some(number))
+        };
         self.jobs.iter().position(is)
     }
 
     /// The stream of a running request is resumed, to be given up.
     fn gives_up(&mut self, at: usize, number: u64) {
-        let Some(job) = self.running_as(at, number) else { panic!("nobody's number") };
-        let Some((_, hold)) = self.jobs[job].running.take() else { unreachable!() };
-        assert!(self.vms[at].pool.take_revoked(&hold).is_some(), "the pool named it");
+        let Some(job) = self.running_as(at, number) else {
+            panic!("nobody's number")
+        };
+        let Some((_, hold)) = self.jobs[job].running.take() else {
+            unreachable!()
+        };
+        assert!(
+            self.vms[at].pool.take_revoked(&hold).is_some(),
+            "the pool named it"
+        );
         self.vms[at].pool.release(hold, self.now);
         self.given_up.push(job);
         self.publish(at);
@@ -359,12 +438,22 @@ impl Process {
         self.read(at);
         self.tries += 1;
         let (id, now) = (self.vms[at].id, self.now);
-        let Some(place) = self.vms[at].held.iter().position(|(ticket, _)| ticket.number == number) else {
+        let Some(place) = self.vms[at]
+            .held
+            .iter()
+            .position(|(ticket, _)| ticket.number == number)
+        else {
             return self.gives_up(at, number);
         };
         let (ticket, job) = self.vms[at].held.swap_remove(place);
         let subset = self.jobs[job].subset();
-        match self.vms[at].pool.claim_held(&ticket, &self.jobs[job].request(&subset), "", now, &mut ()) {
+        match self.vms[at].pool.claim_held(
+            &ticket,
+            &self.jobs[job].request(&subset),
+            "",
+            now,
+            &mut (),
+        ) {
             Err(_) => self.jobs[job].refused = true,
             Ok(None) => {
                 self.vms[at].held.push((ticket, job));
@@ -374,10 +463,14 @@ impl Process {
                 self.publish(at);
                 let wake = self.vms[at].pool.write_order(&mut order, id, now);
                 let is_claimed = self.write(at, order, wake);
-                match self.vms[at].pool.settle_claim(&ticket, claim, is_claimed, &[], now) {
+                match self.vms[at]
+                    .pool
+                    .settle_claim(&ticket, claim, is_claimed, &[], now)
+                {
                     Some(picked) => {
                         self.sent.push(job);
-                        (self.jobs[job].running, self.jobs[job].held_until) = (Some((at, picked.hold)), Some(now));
+                        (self.jobs[job].running, self.jobs[job].held_until) =
+                            (Some((at, picked.hold)), Some(now));
                     }
                     None => self.vms[at].held.push((ticket, job)),
                 }
@@ -396,7 +489,11 @@ impl Process {
 
     /// Ends the request that was sent first of those that run.
     fn end_oldest(&mut self) {
-        let oldest = self.sent.iter().copied().find(|job| self.jobs[*job].running.is_some());
+        let oldest = self
+            .sent
+            .iter()
+            .copied()
+            .find(|job| self.jobs[*job].running.is_some());
         oldest.into_iter().for_each(|job| self.ends(job));
     }
 }
@@ -404,7 +501,16 @@ impl Process {
 #[test]
 fn the_higher_band_of_all_vms_goes_first_and_within_a_band_the_first_come() {
     let mut process = Process::new(3, &[], 0);
-    for (vm, priority) in [(0, 0), (1, 0), (0, -1), (1, 0), (2, 5), (2, 0), (0, 0), (1, 5)] {
+    for (vm, priority) in [
+        (0, 0),
+        (1, 0),
+        (0, -1),
+        (1, 0),
+        (2, 5),
+        (2, 0),
+        (0, 0),
+        (1, 5),
+    ] {
         process.arrives(vm, priority, "", 10);
     }
     assert_eq!((process.sent.as_slice(), process.held()), (&[0, 1][..], 6));
@@ -412,7 +518,11 @@ fn the_higher_band_of_all_vms_goes_first_and_within_a_band_the_first_come() {
         process.end_oldest();
     }
     assert_eq!(process.sent, [0, 1, 4, 7, 3, 5, 6, 2]);
-    assert!(process.order.rows.is_empty(), "nobody holds anything: {:?}", process.order);
+    assert!(
+        process.order.rows.is_empty(),
+        "nobody holds anything: {:?}",
+        process.order
+    );
 }
 
 /// One flow sends its requests through one VM, the other through another: both get as many tokens.
@@ -429,7 +539,9 @@ fn flows_of_different_vms_get_equal_tokens() {
     }
     let tokens = |flow: &str| -> u32 {
         let sent = process.sent.iter().skip(2).map(|job| &process.jobs[*job]);
-        sent.filter(|job| job.flow == flow).map(|job| job.tokens + 256).sum()
+        sent.filter(|job| job.flow == flow)
+            .map(|job| job.tokens + 256)
+            .sum()
     };
     let share = f64::from(tokens("short")) / f64::from(tokens("short") + tokens("long"));
     assert!((0.4..0.6).contains(&share), "{share}");
@@ -449,9 +561,16 @@ fn flows_get_equal_turns_though_claims_fail() {
         while process.running() > 0 {
             process.end_oldest();
         }
-        let flows: Vec<&str> = process.sent.iter().map(|job| process.jobs[*job].flow).collect();
+        let flows: Vec<&str> = process
+            .sent
+            .iter()
+            .map(|job| process.jobs[*job].flow)
+            .collect();
         let last = flows.iter().rposition(|flow| *flow == "small").unwrap();
-        assert!((70..=99).contains(&last), "a write in {conflict_each} fails: {flows:?}");
+        assert!(
+            (70..=99).contains(&last),
+            "a write in {conflict_each} fails: {flows:?}"
+        );
     }
 }
 
@@ -462,11 +581,21 @@ fn a_claim_that_fails_costs_no_further_patience() {
     for conflict_each in 3..9 {
         let mut process = Process::new(4, &[], conflict_each);
         (0..10).for_each(|at| process.arrives(at % 4, 0, "", 10));
-        let higher = BandHeld { priority: 1, requests: 1, bytes: 0 };
-        process.vms.iter_mut().for_each(|vm| vm.pool.set_outside(&[higher], 0, 0));
+        let higher = BandHeld {
+            priority: 1,
+            requests: 1,
+            bytes: 0,
+        };
+        process
+            .vms
+            .iter_mut()
+            .for_each(|vm| vm.pool.set_outside(&[higher], 0, 0));
         for sent in 3..=10 {
             process.end_oldest();
-            assert!(sent > 3 || process.sent.len() < sent, "room is left at first");
+            assert!(
+                sent > 3 || process.sent.len() < sent,
+                "room is left at first"
+            );
             (0..2).for_each(|_| process.passes(10));
             assert_eq!(process.sent.len(), sent, "a write in {conflict_each} fails");
         }
@@ -480,7 +609,11 @@ fn a_release_costs_one_try_and_an_event_without_room_none() {
     process.passes(1);
     // The last VM has the latest requests, and its row is not written when the others' are sent.
     (0..20).for_each(|at| process.arrives(if at < 15 { at % 3 } else { 3 }, 0, "", 400));
-    assert_eq!((process.tries, process.wakes), (0, 0), "each found at its arrival that it does not fit");
+    assert_eq!(
+        (process.tries, process.wakes),
+        (0, 0),
+        "each found at its arrival that it does not fit"
+    );
     for sent in 3..=20 {
         let oldest = process.sent[sent - 3];
         (process.tries, process.wakes) = (0, 0);
@@ -508,7 +641,12 @@ fn the_limits_hold_for_all_vms_and_the_lowest_band_of_any_is_left_out() {
     process.passes(10);
     assert_eq!(process.held(), 3);
     assert_eq!(process.jobs.iter().filter(|job| job.refused).count(), 2);
-    assert!(process.jobs.iter().all(|job| !job.refused || job.priority == -1));
+    assert!(
+        process
+            .jobs
+            .iter()
+            .all(|job| !job.refused || job.priority == -1)
+    );
 }
 
 proptest! {

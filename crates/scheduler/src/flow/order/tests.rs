@@ -48,27 +48,72 @@ struct Model {
 }
 
 fn tag(key: u64) -> HeldTag {
-    HeldTag { owed: false, priority: 0, flow: 0, rank: 0.0, key }
+    HeldTag {
+        owed: false,
+        priority: 0,
+        flow: 0,
+        rank: 0.0,
+        key,
+    }
 }
 
 impl ModelVm {
     fn new(id: u64, held: &[u64]) -> Self {
         let (held, tried) = (held.to_vec(), Vec::new());
-        Self { id, held, tried, round: 0, event: true, due: true, place: Place::Idle, running: 0, published: 0, dead: false }
+        Self {
+            id,
+            held,
+            tried,
+            round: 0,
+            event: true,
+            due: true,
+            place: Place::Idle,
+            running: 0,
+            published: 0,
+            dead: false,
+        }
     }
 
     fn row(&self, order: &SharedOrder, now: u64) -> OrderRow {
         let first = self.held.iter().min().map(|key| tag(*key));
-        let next = self.held.iter().filter(|key| !self.tried.contains(key)).min().map(|key| tag(*key));
-        let bands: Vec<_> = self.held.iter().map(|_| BandHeld::default()).take(1).collect();
-        OrderRow { vm: self.id, written: Timestamp(now), round: order.round, first, next, bands, ..OrderRow::default() }
+        let next = self
+            .held
+            .iter()
+            .filter(|key| !self.tried.contains(key))
+            .min()
+            .map(|key| tag(*key));
+        let bands: Vec<_> = self
+            .held
+            .iter()
+            .map(|_| BandHeld::default())
+            .take(1)
+            .collect();
+        OrderRow {
+            vm: self.id,
+            written: Timestamp(now),
+            round: order.round,
+            first,
+            next,
+            bands,
+            ..OrderRow::default()
+        }
     }
 }
 
 impl Model {
     fn new(seats: u64, held: &[&[u64]]) -> Self {
-        let vms = (1..).zip(held).map(|(id, held)| ModelVm::new(id, held)).collect();
-        Self { seats, now: 1_000 * MS, order: SharedOrder::default(), writes: 0, vms, sent: Vec::new() }
+        let vms = (1..)
+            .zip(held)
+            .map(|(id, held)| ModelVm::new(id, held))
+            .collect();
+        Self {
+            seats,
+            now: 1_000 * MS,
+            order: SharedOrder::default(),
+            writes: 0,
+            vms,
+            sent: Vec::new(),
+        }
     }
 
     /// Makes a VM end a request.
@@ -105,9 +150,19 @@ impl Model {
                 }
                 match order.step(vm.row(&order, now), vm.event) {
                     OrderStep::Try => {
-                        let next = *vm.held.iter().filter(|key| !vm.tried.contains(key)).min().unwrap();
+                        let next = *vm
+                            .held
+                            .iter()
+                            .filter(|key| !vm.tried.contains(key))
+                            .min()
+                            .unwrap();
                         vm.tried.push(next);
-                        let others: u64 = self.vms.iter().filter(|other| other.id != vm.id).map(|other| other.published).sum();
+                        let others: u64 = self
+                            .vms
+                            .iter()
+                            .filter(|other| other.id != vm.id)
+                            .map(|other| other.published)
+                            .sum();
                         vm.due = true;
                         if vm.running + others < self.seats {
                             vm.running += 1;
@@ -129,11 +184,19 @@ impl Model {
             Place::Picked(mut order, seen) => {
                 let key = vm.tried.pop().unwrap();
                 vm.held.retain(|held| *held != key);
-                let smaller = order.rows.iter().filter(|row| row.is_rival(vm.id, Timestamp(now)));
-                let smaller = smaller.filter_map(|row| row.untried(order.round)).any(|other| other.compare(&tag(key)).is_lt());
+                let smaller = order
+                    .rows
+                    .iter()
+                    .filter(|row| row.is_rival(vm.id, Timestamp(now)));
+                let smaller = smaller
+                    .filter_map(|row| row.untried(order.round))
+                    .any(|other| other.compare(&tag(key)).is_lt());
                 order.set_row(vm.row(&order, now));
                 if self.write(order, seen) {
-                    assert!(!smaller, "a smaller request waits in another VM and was not tried");
+                    assert!(
+                        !smaller,
+                        "a smaller request waits in another VM and was not tried"
+                    );
                     vm.event = false;
                     self.sent.push(key);
                 } else {
@@ -152,8 +215,19 @@ impl Model {
             }
         }
         self.vms[at] = vm;
-        let running: u64 = self.vms.iter().filter(|vm| !matches!(vm.place, Place::Picked(..))).map(|vm| vm.running).sum();
-        let claimed = running + self.vms.iter().filter(|vm| matches!(vm.place, Place::Picked(..))).map(|vm| vm.running - 1).sum::<u64>();
+        let running: u64 = self
+            .vms
+            .iter()
+            .filter(|vm| !matches!(vm.place, Place::Picked(..)))
+            .map(|vm| vm.running)
+            .sum();
+        let claimed = running
+            + self
+                .vms
+                .iter()
+                .filter(|vm| matches!(vm.place, Place::Picked(..)))
+                .map(|vm| vm.running - 1)
+                .sum::<u64>();
         assert!(claimed <= self.seats, "a room was given twice");
         true
     }
@@ -162,14 +236,24 @@ impl Model {
     fn assert_quiet(&self) {
         let running: u64 = self.vms.iter().map(|vm| vm.running).sum();
         let held = self.vms.iter().any(|vm| !vm.held.is_empty());
-        assert!(!held || running == self.seats, "a wake-up was lost: {self:#?}");
+        assert!(
+            !held || running == self.seats,
+            "a wake-up was lost: {self:#?}"
+        );
     }
 
     /// Plays every order of steps, and an end of a request wherever one can end.
     fn explore(&self, seen: &mut BTreeSet<String>, ends: u64) {
         let shape = |vm: &ModelVm| {
             let tags = |order: &SharedOrder| {
-                let rows = order.rows.iter().map(|row| (row.vm, order.round - row.round, row.next.map(|tag| tag.key), row.woken.0 > 0));
+                let rows = order.rows.iter().map(|row| {
+                    (
+                        row.vm,
+                        order.round - row.round,
+                        row.next.map(|tag| tag.key),
+                        row.woken.0 > 0,
+                    )
+                });
                 rows.collect::<Vec<_>>()
             };
             let place = match &vm.place {
@@ -179,10 +263,33 @@ impl Model {
                 Place::Idle => (0, 0, Vec::new()),
             };
             let lag = self.order.round.wrapping_sub(vm.round);
-            format!("{:?}", (&vm.held, &vm.tried, lag, vm.event, vm.due, place, vm.running, vm.published))
+            format!(
+                "{:?}",
+                (
+                    &vm.held,
+                    &vm.tried,
+                    lag,
+                    vm.event,
+                    vm.due,
+                    place,
+                    vm.running,
+                    vm.published
+                )
+            )
         };
-        let rows = self.order.rows.iter().map(|row| (row.vm, self.order.round - row.round, row.next.map(|tag| tag.key), row.woken.0 > 0));
-        let key = format!("{ends} {:?} {:?}", self.vms.iter().map(shape).collect::<Vec<_>>(), rows.collect::<Vec<_>>());
+        let rows = self.order.rows.iter().map(|row| {
+            (
+                row.vm,
+                self.order.round - row.round,
+                row.next.map(|tag| tag.key),
+                row.woken.0 > 0,
+            )
+        });
+        let key = format!(
+            "{ends} {:?} {:?}",
+            self.vms.iter().map(shape).collect::<Vec<_>>(),
+            rows.collect::<Vec<_>>()
+        );
         if !seen.insert(key) {
             return;
         }
@@ -193,7 +300,10 @@ impl Model {
                 quiet = false;
                 next.explore(seen, ends);
             }
-            if ends > 0 && self.vms[at].running > 0 && !matches!(self.vms[at].place, Place::Picked(..)) {
+            if ends > 0
+                && self.vms[at].running > 0
+                && !matches!(self.vms[at].place, Place::Picked(..))
+            {
                 let mut next = self.clone();
                 next.end(at);
                 next.explore(seen, ends - 1);
@@ -215,7 +325,12 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
         assert!(seen.len() > 1_000, "{} states", seen.len());
     };
     // Each step is a call.
-    std::thread::Builder::new().stack_size(256 << 20).spawn(run).unwrap().join().unwrap();
+    std::thread::Builder::new()
+        .stack_size(256 << 20)
+        .spawn(run)
+        .unwrap()
+        .join()
+        .unwrap();
 }
 
 /// Four VMs in random order; wake-ups get lost, and one VM dies. A tick of each VM every 10 ms,
@@ -224,7 +339,9 @@ fn no_interleaving_of_two_vms_gives_a_room_twice_or_loses_a_wake_up() {
 fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
     for seed in 0..300 {
         let mut rng = Rng::seeded(seed);
-        let held: Vec<Vec<u64>> = (0..4).map(|vm| (0..5).map(|n| n * 4 + vm).collect()).collect();
+        let held: Vec<Vec<u64>> = (0..4)
+            .map(|vm| (0..5).map(|n| n * 4 + vm).collect())
+            .collect();
         let held: Vec<&[u64]> = held.iter().map(Vec::as_slice).collect();
         let mut model = Model::new(2, &held);
         let dies = seed % 2 == 0;
@@ -243,12 +360,18 @@ fn requests_are_sent_in_spite_of_lost_wake_ups_and_dead_vms() {
                 model.vms[0].place = Place::Idle;
                 (model.vms[0].running, model.vms[0].published) = (0, 0);
             }
-            let runs = model.vms[at].running > 0 && !matches!(model.vms[at].place, Place::Picked(..));
+            let runs =
+                model.vms[at].running > 0 && !matches!(model.vms[at].place, Place::Picked(..));
             if runs && !model.vms[at].dead && rng.next_u64().is_multiple_of(20) {
                 model.end(at);
             }
         }
-        let left = model.vms.iter().filter(|vm| !vm.dead).map(|vm| vm.held.len()).sum::<usize>();
+        let left = model
+            .vms
+            .iter()
+            .filter(|vm| !vm.dead)
+            .map(|vm| vm.held.len())
+            .sum::<usize>();
         assert_eq!(left, 0, "seed {seed}: {model:#?}");
     }
 }
@@ -276,9 +399,23 @@ fn the_smallest_of_all_vms_goes_first() {
 
 #[test]
 fn flows_that_saved_nothing_are_left_out() {
-    let flow = |start: f64| FlowAccount { start, ..FlowAccount::default() };
-    let mut band = BandService { account: BandAccount { virtual_time: 5.0, turn: 0 }, ..BandService::default() };
-    band.flows = (0..400_u32).map(|at| (u64::from(at), flow(f64::from(at)))).collect();
+    let flow = |start: f64| FlowAccount {
+        start,
+        ..FlowAccount::default()
+    };
+    let mut band = BandService {
+        account: BandAccount {
+            virtual_time: 5.0,
+            turn: 0,
+        },
+        ..BandService::default()
+    };
+    band.flows = (0..400_u32)
+        .map(|at| (u64::from(at), flow(f64::from(at))))
+        .collect();
     band.trim();
-    assert_eq!((band.flows.len(), band.flows.iter().map(|(id, _)| *id).min()), (SHARED_FLOWS_MAX, Some(144)));
+    assert_eq!(
+        (band.flows.len(), band.flows.iter().map(|(id, _)| *id).min()),
+        (SHARED_FLOWS_MAX, Some(144))
+    );
 }

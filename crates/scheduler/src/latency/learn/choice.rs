@@ -43,14 +43,37 @@ pub(super) struct FittedShape {
 pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedShape {
     let loss_of = |shape: &LatencyShape| fit::loss(shape, newest, 0.0);
     let (terms, constant) = (fit::base(old, None), fit::constant(old));
-    let (base, shape) = if loss_of(&terms) <= loss_of(&constant) { (LinearBase::Terms, terms) } else { (LinearBase::Constant, constant) };
-    let most = if old.len() >= TREES_SAMPLES_MIN { TREES_MAX } else { 0 };
+    let (base, shape) = if loss_of(&terms) <= loss_of(&constant) {
+        (LinearBase::Terms, terms)
+    } else {
+        (LinearBase::Constant, constant)
+    };
+    let most = if old.len() >= TREES_SAMPLES_MIN {
+        TREES_MAX
+    } else {
+        0
+    };
     let all = fit::with_trees(&shape, old, most);
-    let first = |count: usize| LatencyShape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
-    let tried = TREES.into_iter().filter(|count| *count <= most).map(|count| (count, loss_of(&first(count))));
-    let (trees, _) = tried.fold((0, f32::INFINITY), |best, tried| if tried.1 < best.1 { tried } else { best });
-    let judges = newest.get(newest.len().saturating_sub(fresh)..).unwrap_or_default();
-    FittedShape { base, trees, shape, loss: fit::loss(&first(trees), judges, 0.0) }
+    let first = |count: usize| LatencyShape {
+        weights: all.weights,
+        trees: all.trees.iter().take(count).copied().collect(),
+    };
+    let tried = TREES
+        .into_iter()
+        .filter(|count| *count <= most)
+        .map(|count| (count, loss_of(&first(count))));
+    let (trees, _) = tried.fold((0, f32::INFINITY), |best, tried| {
+        if tried.1 < best.1 { tried } else { best }
+    });
+    let judges = newest
+        .get(newest.len().saturating_sub(fresh)..)
+        .unwrap_or_default();
+    FittedShape {
+        base,
+        trees,
+        shape,
+        loss: fit::loss(&first(trees), judges, 0.0),
+    }
 }
 
 /// For each row: the prediction of such a shape fitted to the other folds, and its error.
@@ -58,9 +81,22 @@ pub(super) fn errors(rows: &[FitRow], chosen: &FittedShape) -> Vec<(f32, f32)> {
     let part = rows.len().div_ceil(PARTS).max(1);
     let of_part = |(at, part): (usize, &[FitRow])| {
         let start = at * part.len();
-        let others: Vec<FitRow> = rows.iter().take(start).chain(rows.iter().skip(start + part.len())).copied().collect();
-        let shape = fit::with_trees(&chosen.base.fit(&others, Some(&chosen.shape)), &others, chosen.trees);
-        part.iter().map(|row| fit::log(&shape, row)).zip(part).map(|(said, row)| (said, row.log - said)).collect::<Vec<_>>()
+        let others: Vec<FitRow> = rows
+            .iter()
+            .take(start)
+            .chain(rows.iter().skip(start + part.len()))
+            .copied()
+            .collect();
+        let shape = fit::with_trees(
+            &chosen.base.fit(&others, Some(&chosen.shape)),
+            &others,
+            chosen.trees,
+        );
+        part.iter()
+            .map(|row| fit::log(&shape, row))
+            .zip(part)
+            .map(|(said, row)| (said, row.log - said))
+            .collect::<Vec<_>>()
     };
     rows.chunks(part).enumerate().flat_map(of_part).collect()
 }

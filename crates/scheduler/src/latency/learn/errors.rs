@@ -76,7 +76,11 @@ impl ErrorWindow {
 
     /// Starts with the errors of a new shape, oldest first.
     pub(super) fn start(&mut self, errors: &[(f32, f32)]) {
-        self.errors = errors.iter().skip(errors.len().saturating_sub(ERRORS_MAX)).copied().collect();
+        self.errors = errors
+            .iter()
+            .skip(errors.len().saturating_sub(ERRORS_MAX))
+            .copied()
+            .collect();
         self.refresh();
     }
 
@@ -92,11 +96,21 @@ impl ErrorWindow {
             return; // no model predicts that
         }
         self.losses.add(log, [by_multiple, level.at()]);
-        self.integrator.outcome(log - mixed - self.moved.at(), above_p90);
-        self.moved.outcome(LogOutcome { value: log - mixed, base: mixed, delay });
+        self.integrator
+            .outcome(log - mixed - self.moved.at(), above_p90);
+        self.moved.outcome(LogOutcome {
+            value: log - mixed,
+            base: mixed,
+            delay,
+        });
         // p90 is never below the median, so moving further down gains nothing.
-        self.moved.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
-        level.outcome(LogOutcome { value: log, base: 0.0, delay });
+        self.moved
+            .clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
+        level.outcome(LogOutcome {
+            value: log,
+            base: 0.0,
+            delay,
+        });
         self.level = Some(level);
         if self.errors.len() >= ERRORS_MAX {
             self.errors.pop_front();
@@ -110,7 +124,11 @@ impl ErrorWindow {
 
     /// p90 as a multiple of the prediction; both as logarithms.
     fn by_multiple(&self, said: f32) -> f32 {
-        libm::logf(self.multiple.p90_ms(libm::expf(said)).max(f32::MIN_POSITIVE))
+        libm::logf(
+            self.multiple
+                .p90_ms(libm::expf(said))
+                .max(f32::MIN_POSITIVE),
+        )
     }
 
     fn mixed(&self, by_multiple: f32, level: f32) -> f32 {
@@ -123,11 +141,17 @@ impl ErrorWindow {
         let share = self.level.map_or(0.0, |_| self.losses.second_counts());
         let moved = self.moved.at() + self.integrator.at();
         let by_multiple = (1.0 - share) * libm::expf(moved);
-        let level = self.level.map_or(0.0, |level| share * libm::expf(level.at() + moved));
+        let level = self
+            .level
+            .map_or(0.0, |level| share * libm::expf(level.at() + moved));
         P90Spread {
             ends: self.multiple.ends,
-            factors: self.multiple.factors.map(|factor| (factor * by_multiple).clamp(*FACTORS.start(), *FACTORS.end())),
-            level: (self.multiple.level * by_multiple + level).clamp(*LEVELS.start(), *LEVELS.end()),
+            factors: self
+                .multiple
+                .factors
+                .map(|factor| (factor * by_multiple).clamp(*FACTORS.start(), *FACTORS.end())),
+            level: (self.multiple.level * by_multiple + level)
+                .clamp(*LEVELS.start(), *LEVELS.end()),
         }
     }
 
@@ -144,13 +168,17 @@ impl ErrorWindow {
         let mut spread = P90Spread::of(1.0);
         for (bin, factor) in spread.factors.iter_mut().enumerate() {
             let bin = bin.min(bins - 1);
-            let of_bin = sorted.get(bin * sorted.len() / bins..end(bin)).unwrap_or_default();
+            let of_bin = sorted
+                .get(bin * sorted.len() / bins..end(bin))
+                .unwrap_or_default();
             let errors = of_bin.iter().map(|(_, error)| *error).collect();
             *factor = libm::expf(quantile(errors, SHARE)).clamp(*FACTORS.start(), *FACTORS.end());
         }
         // The last bin, and bins that are not filled, have no end.
         for (bin, place) in spread.ends.iter_mut().enumerate() {
-            *place = sorted.get(end(bin)).map_or(f32::MAX, |(said, _)| libm::expf(*said).min(f32::MAX));
+            *place = sorted
+                .get(end(bin))
+                .map_or(f32::MAX, |(said, _)| libm::expf(*said).min(f32::MAX));
         }
         self.multiple = spread;
     }
@@ -160,9 +188,16 @@ impl ErrorWindow {
 /// with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
     crate::sort::sort_by(&mut errors, |a, b| a < b);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of some hundreds")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of some hundreds"
+    )]
     let place = (count(errors.len() + 1) * share).ceil() as usize;
-    errors.get(place.clamp(1, errors.len().max(1)) - 1).copied().unwrap_or(0.0)
+    errors
+        .get(place.clamp(1, errors.len().max(1)) - 1)
+        .copied()
+        .unwrap_or(0.0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "some hundreds")]

@@ -45,20 +45,47 @@ const PULL_MAX: f32 = 0.7;
 
 /// Fits the linear part. When `near` is nearly right, a few rounds are enough.
 pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape {
-    let mut shape = LatencyShape { weights: near.map_or([0.0; TERMS], |near| near.weights), trees: Box::default() };
+    let mut shape = LatencyShape {
+        weights: near.map_or([0.0; TERMS], |near| near.weights),
+        trees: Box::default(),
+    };
     let mut weights = shape.weights.map(f64::from);
-    for round in if near.is_some() { REWEIGHTINGS - REWEIGHTINGS_NEAR } else { 0 }..REWEIGHTINGS {
+    for round in if near.is_some() {
+        REWEIGHTINGS - REWEIGHTINGS_NEAR
+    } else {
+        0
+    }..REWEIGHTINGS
+    {
         let (mut normal, mut seen) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);
         for row in rows {
             let ms = f64::from(libm::expf(row.log));
-            let expected = if round == 0 { ms } else { f64::from(shape.base_ms(&row.terms)) };
-            let error = if round == 0 { 1.0 } else { libm::log(ms / expected).abs().max(ERROR_MIN) };
+            let expected = if round == 0 {
+                ms
+            } else {
+                f64::from(shape.base_ms(&row.terms))
+            };
+            let error = if round == 0 {
+                1.0
+            } else {
+                libm::log(ms / expected).abs().max(ERROR_MIN)
+            };
             // Too high by a factor of two is as wrong as too low by two. The error is relative to
             // the larger of both, or a far too low prediction would weigh without bound.
             let scale = expected.max(ms);
-            add((&mut normal, &mut seen), &row.terms.map(|term| f64::from(term) / scale), ms / scale, f64::from(row.weight) / error);
+            add(
+                (&mut normal, &mut seen),
+                &row.terms.map(|term| f64::from(term) / scale),
+                ms / scale,
+                f64::from(row.weight) / error,
+            );
         }
-        solve(&normal, &seen, &mut weights, |own| (RIDGE * own + 1e-12, 0.0), SWEEPS);
+        solve(
+            &normal,
+            &seen,
+            &mut weights,
+            |own| (RIDGE * own + 1e-12, 0.0),
+            SWEEPS,
+        );
         shape.weights = weights.map(narrow);
     }
     shape
@@ -75,10 +102,18 @@ pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
         below >= half
     });
     let ms = middle.map_or(1.0, |(log, _)| libm::expf(*log));
-    LatencyShape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() }
+    LatencyShape {
+        weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        trees: Box::default(),
+    }
 }
 
-fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: &[f64; TERMS], target: f64, weight: f64) {
+fn add(
+    (normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]),
+    inputs: &[f64; TERMS],
+    target: f64,
+    weight: f64,
+) {
     for ((sums, sum), a) in normal.iter_mut().zip(seen.iter_mut()).zip(inputs) {
         for (product, b) in sums.iter_mut().zip(inputs) {
             *product += weight * a * b;
@@ -91,7 +126,10 @@ fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: 
 pub(super) fn with_trees(shape: &LatencyShape, rows: &[FitRow], count: usize) -> LatencyShape {
     let cuts = cuts(rows);
     let binned: Vec<[u8; FEATURES_COUNT]> = rows.iter().map(|row| bins(&row.x, &cuts)).collect();
-    let mut left: Vec<f32> = rows.iter().map(|row| row.log - libm::logf(shape.base_ms(&row.terms))).collect();
+    let mut left: Vec<f32> = rows
+        .iter()
+        .map(|row| row.log - libm::logf(shape.base_ms(&row.terms)))
+        .collect();
     let mut trees = Vec::with_capacity(count);
     for _ in 0..count {
         let tree = tree(rows, &binned, &left, &cuts);
@@ -100,15 +138,23 @@ pub(super) fn with_trees(shape: &LatencyShape, rows: &[FitRow], count: usize) ->
         }
         trees.push(tree);
     }
-    LatencyShape { weights: shape.weights, trees: trees.into() }
+    LatencyShape {
+        weights: shape.weights,
+        trees: trees.into(),
+    }
 }
 
 /// Thresholds that trees may use: quantiles of each feature, without duplicates.
 fn cuts(rows: &[FitRow]) -> [Vec<f32>; FEATURES_COUNT] {
     std::array::from_fn(|feature| {
-        let mut values: Vec<f32> = rows.iter().filter_map(|row| row.x.get(feature).copied()).collect();
+        let mut values: Vec<f32> = rows
+            .iter()
+            .filter_map(|row| row.x.get(feature).copied())
+            .collect();
         crate::sort::sort_by(&mut values, |a, b| a < b);
-        let mut cuts: Vec<f32> = (1..=CUTS).filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied()).collect();
+        let mut cuts: Vec<f32> = (1..=CUTS)
+            .filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied())
+            .collect();
         cuts.dedup();
         cuts
     })
@@ -126,9 +172,18 @@ fn bins(x: &Features, cuts: &[Vec<f32>; FEATURES_COUNT]) -> [u8; FEATURES_COUNT]
 type FitHistogram = [[(f32, f32); CUTS + 1]; 1 << DEPTH];
 
 /// The tree that reduces the residual most, found level by level.
-fn tree(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[Vec<f32>; FEATURES_COUNT]) -> DecisionTree {
+fn tree(
+    rows: &[FitRow],
+    binned: &[[u8; FEATURES_COUNT]],
+    left: &[f32],
+    cuts: &[Vec<f32>; FEATURES_COUNT],
+) -> DecisionTree {
     let mut leaves = vec![0_u8; rows.len()];
-    let mut tree = DecisionTree { features: [0; DEPTH], thresholds: [f32::MAX; DEPTH], leaves: [0.0; 1 << DEPTH] };
+    let mut tree = DecisionTree {
+        features: [0; DEPTH],
+        thresholds: [f32::MAX; DEPTH],
+        leaves: [0.0; 1 << DEPTH],
+    };
     for level in 0..DEPTH {
         let mut best = (0.0, None);
         for (feature, cuts) in cuts.iter().enumerate() {
@@ -145,27 +200,47 @@ fn tree(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[
             let above = bins.get(feature).is_some_and(|bin| usize::from(*bin) > cut);
             *leaf |= u8::from(above) << level;
         }
-        let threshold = cuts.get(feature).and_then(|cuts| cuts.get(cut)).copied().unwrap_or(f32::MAX);
-        if let (Some(at), Some(value)) = (tree.features.get_mut(level), tree.thresholds.get_mut(level)) {
+        let threshold = cuts
+            .get(feature)
+            .and_then(|cuts| cuts.get(cut))
+            .copied()
+            .unwrap_or(f32::MAX);
+        if let (Some(at), Some(value)) =
+            (tree.features.get_mut(level), tree.thresholds.get_mut(level))
+        {
             (*at, *value) = (u8::try_from(feature).unwrap_or(0), threshold);
         }
     }
     let mut sums = [(0.0_f32, 0.0_f32); 1 << DEPTH];
     for ((row, left), leaf) in rows.iter().zip(left).zip(&leaves) {
         if let Some(sum) = sums.get_mut(usize::from(*leaf)) {
-            *sum = (sum.0 + row.weight, sum.1 + row.weight * left.clamp(-PULL_MAX, PULL_MAX));
+            *sum = (
+                sum.0 + row.weight,
+                sum.1 + row.weight * left.clamp(-PULL_MAX, PULL_MAX),
+            );
         }
     }
     tree.leaves = sums.map(|(weight, sum)| LEARNING_RATE * sum / (weight + LEAF_SHRINK));
     tree
 }
 
-fn histogram(rows: &[FitRow], binned: &[[u8; FEATURES_COUNT]], left: &[f32], (leaves, feature): (&[u8], usize)) -> FitHistogram {
+fn histogram(
+    rows: &[FitRow],
+    binned: &[[u8; FEATURES_COUNT]],
+    left: &[f32],
+    (leaves, feature): (&[u8], usize),
+) -> FitHistogram {
     let mut histogram = [[(0.0, 0.0); CUTS + 1]; 1 << DEPTH];
     for (((row, bins), left), leaf) in rows.iter().zip(binned).zip(left).zip(leaves) {
         let bin = bins.get(feature).copied().unwrap_or(0);
-        if let Some(sum) = histogram.get_mut(usize::from(*leaf)).and_then(|leaf| leaf.get_mut(usize::from(bin))) {
-            *sum = (sum.0 + row.weight, sum.1 + row.weight * left.clamp(-PULL_MAX, PULL_MAX));
+        if let Some(sum) = histogram
+            .get_mut(usize::from(*leaf))
+            .and_then(|leaf| leaf.get_mut(usize::from(bin)))
+        {
+            *sum = (
+                sum.0 + row.weight,
+                sum.1 + row.weight * left.clamp(-PULL_MAX, PULL_MAX),
+            );
         }
     }
     histogram
@@ -191,10 +266,17 @@ pub(super) fn log(shape: &LatencyShape, row: &FitRow) -> f32 {
 /// The loss of a shape: mean absolute error of logarithms, so a relative error. Infinite without
 /// rows.
 pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
-    let (error, weight) = rows
-        .iter()
-        .fold((0.0, 0.0), |(error, weight), row| (error + row.weight * (row.log - log(shape, row) - shift).abs(), weight + row.weight));
-    if weight > 0.0 { error / weight } else { f32::INFINITY }
+    let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
+        (
+            error + row.weight * (row.log - log(shape, row) - shift).abs(),
+            weight + row.weight,
+        )
+    });
+    if weight > 0.0 {
+        error / weight
+    } else {
+        f32::INFINITY
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]

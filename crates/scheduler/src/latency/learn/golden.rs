@@ -42,13 +42,23 @@ type TrueTimes = fn(&Conditions) -> (f32, f32);
 /// An engine whose prefills queue, and which preempts when its cache is nearly full: a jump that no
 /// sum of terms can express.
 fn engine(c: &Conditions) -> (f32, f32) {
-    let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) { 1.6 } else { 1.0 };
-    (preempts * (25.0 + 0.04 * (c.uncached_tokens + c.prefill_tokens)), preempts * (8.0 + 0.3 * c.requests))
+    let preempts = if c.kv_utilization.is_some_and(|share| share > 0.7) {
+        1.6
+    } else {
+        1.0
+    };
+    (
+        preempts * (25.0 + 0.04 * (c.uncached_tokens + c.prefill_tokens)),
+        preempts * (8.0 + 0.3 * c.requests),
+    )
 }
 
 /// The same pool after an upgrade: each token costs more, everything else less.
 fn upgraded(c: &Conditions) -> (f32, f32) {
-    (5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens), 2.0 + 1.5 * c.requests)
+    (
+        5.0 + 0.1 * (c.uncached_tokens + c.prefill_tokens),
+        2.0 + 1.5 * c.requests,
+    )
 }
 
 /// A gateway that delays every reply to the same times, whatever the request.
@@ -97,27 +107,49 @@ impl GoldenPool {
         let (ttft_ms, tpot_ms) = truth(&conditions);
         let output_tokens = 50 + u32::try_from(self.rng.below(100)).unwrap();
         let mut noisy = |ms: f32| self.factors[slot] * (0.75 + 0.5 * self.rng.open01()) * ms;
-        let Conditions { requests, context_tokens, prompt_tokens, uncached_tokens, .. } = conditions;
+        let Conditions {
+            requests,
+            context_tokens,
+            prompt_tokens,
+            uncached_tokens,
+            ..
+        } = conditions;
         let service_ms = noisy(12.0 + 0.03 * uncached_tokens);
         Observation {
-            endpoint: EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), generation: Generation(self.generations[slot]) },
+            endpoint: EndpointRef {
+                slot: Slot(u16::try_from(slot).unwrap()),
+                generation: Generation(self.generations[slot]),
+            },
             conditions,
             ended: RequestEnd::Done,
             ttft_ms: Some(noisy(ttft_ms)),
             tpot_ms: Some(noisy(tpot_ms)),
             output_tokens: Some(output_tokens),
-            first_token: Some(FirstToken { uncached_tokens, prompt_tokens, service_ms }),
-            gap: Some(TokenGap { batch: requests + 1.0, context_tokens, gap_ms: noisy(7.0 + 0.1 * requests + 1e-5 * context_tokens) }),
+            first_token: Some(FirstToken {
+                uncached_tokens,
+                prompt_tokens,
+                service_ms,
+            }),
+            gap: Some(TokenGap {
+                batch: requests + 1.0,
+                context_tokens,
+                gap_ms: noisy(7.0 + 0.1 * requests + 1e-5 * context_tokens),
+            }),
         }
     }
 
     /// Learns from an observation, and publishes if it is time. Without `has_model`, the proxy had
     /// no model yet and made no prediction.
     fn learn(&mut self, observation: &Observation, has_model: bool) {
-        let said =
-            self.model.as_ref().filter(|_| has_model).and_then(|model| model.predict(observation.endpoint, &observation.conditions).ok());
+        let said = self.model.as_ref().filter(|_| has_model).and_then(|model| {
+            model
+                .predict(observation.endpoint, &observation.conditions)
+                .ok()
+        });
         self.learner.observe(observation, said.as_ref());
-        if let (Some(said), Some(ttft_ms), Some(tpot_ms)) = (said, observation.ttft_ms, observation.tpot_ms) {
+        if let (Some(said), Some(ttft_ms), Some(tpot_ms)) =
+            (said, observation.ttft_ms, observation.tpot_ms)
+        {
             self.calibrations[0].add(said.ttft_ms, said.ttft_p90_ms, ttft_ms);
             self.calibrations[1].add(said.tpot_ms, said.tpot_p90_ms, tpot_ms);
         }
@@ -126,7 +158,13 @@ impl GoldenPool {
     }
 
     /// Learns from this many outcomes, each changed by `change`, and describes the result.
-    fn run(&mut self, what: &str, outcomes: usize, truth: TrueTimes, change: fn(usize, &mut Observation)) {
+    fn run(
+        &mut self,
+        what: &str,
+        outcomes: usize,
+        truth: TrueTimes,
+        change: fn(usize, &mut Observation),
+    ) {
         for at in 0..outcomes {
             let mut observation = self.outcome(truth);
             change(at, &mut observation);
@@ -138,18 +176,50 @@ impl GoldenPool {
 
     fn describe(&mut self) {
         let mut text = std::mem::take(&mut self.text);
-        let LearnerStatus { learned, censored, refused, window, adopted, rejected, drifts } = self.learner.standing();
-        let _ = writeln!(text, "learned {learned}, censored {censored}, refused {refused}, window {window}");
-        let _ = writeln!(text, "shapes adopted {adopted}, rejected {rejected}; drifts {drifts}");
+        let LearnerStatus {
+            learned,
+            censored,
+            refused,
+            window,
+            adopted,
+            rejected,
+            drifts,
+        } = self.learner.standing();
+        let _ = writeln!(
+            text,
+            "learned {learned}, censored {censored}, refused {refused}, window {window}"
+        );
+        let _ = writeln!(
+            text,
+            "shapes adopted {adopted}, rejected {rejected}; drifts {drifts}"
+        );
         for (name, calibration) in ["ttft", "tpot"].iter().zip(&self.calibrations) {
-            let of = |number: Option<f64>| number.map_or("-".to_owned(), |number| digits(number as f32));
+            let of =
+                |number: Option<f64>| number.map_or("-".to_owned(), |number| digits(number as f32));
             let (error, coverage) = (of(calibration.mape()), of(calibration.coverage90()));
-            let _ = writeln!(text, "{name}: predicted {}, mean error {error}, within p90 {coverage}", calibration.count());
+            let _ = writeln!(
+                text,
+                "{name}: predicted {}, mean error {error}, within p90 {coverage}",
+                calibration.count()
+            );
         }
         let step = self.learner.step(self.now_ms);
-        let _ = writeln!(text, "prefill {}; decode {}", row(&step.prefill()), row(&step.decode()));
-        let speeds = self.endpoints().map(|endpoint| step.speed(endpoint)).map(|(prefill, decode)| row(&[prefill, decode]));
-        let _ = writeln!(text, "output {}; speeds {}", digits(step.output_tokens()), speeds.collect::<Vec<_>>().join(", "));
+        let _ = writeln!(
+            text,
+            "prefill {}; decode {}",
+            row(&step.prefill()),
+            row(&step.decode())
+        );
+        let speeds = self
+            .endpoints()
+            .map(|endpoint| step.speed(endpoint))
+            .map(|(prefill, decode)| row(&[prefill, decode]));
+        let _ = writeln!(
+            text,
+            "output {}; speeds {}",
+            digits(step.output_tokens()),
+            speeds.collect::<Vec<_>>().join(", ")
+        );
         match self.learner.model() {
             Some(model) => self.describe_model(&mut text, &model),
             None => text.push_str("no model\n"),
@@ -158,20 +228,38 @@ impl GoldenPool {
     }
 
     fn endpoints(&self) -> impl Iterator<Item = EndpointRef> + '_ {
-        (0..).map(Slot).zip(&self.generations).map(|(slot, life)| EndpointRef { slot, generation: Generation(*life) })
+        (0..)
+            .map(Slot)
+            .zip(&self.generations)
+            .map(|(slot, life)| EndpointRef {
+                slot,
+                generation: Generation(*life),
+            })
     }
 
     fn describe_model(&self, text: &mut String, model: &LatencyModel) {
         let _ = writeln!(text, "limits {}", row(&model.limits));
         for (name, head) in [("ttft", &model.ttft), ("tpot", &model.tpot)] {
-            let _ = writeln!(text, "{name}: {} samples, weights {}", head.samples, row(&head.shape.weights));
+            let _ = writeln!(
+                text,
+                "{name}: {} samples, weights {}",
+                head.samples,
+                row(&head.shape.weights)
+            );
             for tree in &head.shape.trees {
                 let asks = tree
                     .features
                     .iter()
                     .zip(tree.thresholds)
-                    .map(|(at, value)| format!("{} > {}", FEATURES[usize::from(*at)].name, digits(value)));
-                let _ = writeln!(text, "  tree {}: {}", asks.collect::<Vec<_>>().join(", "), row(&tree.leaves));
+                    .map(|(at, value)| {
+                        format!("{} > {}", FEATURES[usize::from(*at)].name, digits(value))
+                    });
+                let _ = writeln!(
+                    text,
+                    "  tree {}: {}",
+                    asks.collect::<Vec<_>>().join(", "),
+                    row(&tree.leaves)
+                );
             }
             let _ = writeln!(
                 text,
@@ -181,14 +269,32 @@ impl GoldenPool {
                 digits(head.spread.level)
             );
         }
-        let _ = writeln!(text, "\n{:<7}  {:<8}  {:>9}  {:>9}  {:>9}  {:>9}", "request", "endpoint", "ttft", "ttft p90", "tpot", "tpot p90");
-        let unknown = EndpointRef { slot: Slot(SLOTS), generation: Generation(1) };
+        let _ = writeln!(
+            text,
+            "\n{:<7}  {:<8}  {:>9}  {:>9}  {:>9}  {:>9}",
+            "request", "endpoint", "ttft", "ttft p90", "tpot", "tpot p90"
+        );
+        let unknown = EndpointRef {
+            slot: Slot(SLOTS),
+            generation: Generation(1),
+        };
         for (name, conditions) in probes() {
             for endpoint in self.endpoints().chain([unknown]) {
                 match model.predict(endpoint, &conditions) {
-                    Ok(Prediction { ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms }) => {
-                        let said = [ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms].map(|ms| format!("  {:>9}", digits(ms))).concat();
-                        let _ = writeln!(text, "{name:<7}  {:<8}{said}", format!("{}.{}", endpoint.slot.0, endpoint.generation.0));
+                    Ok(Prediction {
+                        ttft_ms,
+                        ttft_p90_ms,
+                        tpot_ms,
+                        tpot_p90_ms,
+                    }) => {
+                        let said = [ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms]
+                            .map(|ms| format!("  {:>9}", digits(ms)))
+                            .concat();
+                        let _ = writeln!(
+                            text,
+                            "{name:<7}  {:<8}{said}",
+                            format!("{}.{}", endpoint.slot.0, endpoint.generation.0)
+                        );
                     }
                     Err(why) => {
                         let _ = writeln!(text, "{name:<7}  any       abstains: {why:?}");
@@ -212,7 +318,11 @@ fn probes() -> [(&'static str, Conditions); 4] {
         prompt_tokens,
         uncached_tokens,
     };
-    let idle = Conditions { prompt_tokens: 500.0, uncached_tokens: 500.0, ..Conditions::default() };
+    let idle = Conditions {
+        prompt_tokens: 500.0,
+        uncached_tokens: 500.0,
+        ..Conditions::default()
+    };
     [
         ("idle", idle),
         ("cached", of(0.0, 12.0, [4_000.0, 1_000.0])),
@@ -226,13 +336,23 @@ fn digits(number: f32) -> String {
     if number == f32::MAX {
         return "any".to_owned();
     }
-    let exponent: i32 = format!("{number:.4e}").split_once('e').map_or(0, |(_, exponent)| exponent.parse().unwrap());
+    let exponent: i32 = format!("{number:.4e}")
+        .split_once('e')
+        .map_or(0, |(_, exponent)| exponent.parse().unwrap());
     let text = format!("{number:.*}", usize::try_from(4 - exponent).unwrap_or(0));
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
 }
 
 fn row(numbers: &[f32]) -> String {
-    numbers.iter().map(|number| digits(*number)).collect::<Vec<_>>().join(" ")
+    numbers
+        .iter()
+        .map(|number| digits(*number))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn as_it_is(_: usize, _: &mut Observation) {}
@@ -242,60 +362,120 @@ fn eventful() -> GoldenPool {
     let mut pool = GoldenPool::new("a pool of two speeds", 1, LatencyLearner::default());
     pool.factors[2] = 2.0;
     pool.run("too few to say anything", 40, engine, as_it_is);
-    pool.run("one aborted, one impossible, some not streamed", 120, engine, |at, observation| match at {
-        20 => observation.ended = RequestEnd::Aborted,
-        30 => observation.ttft_ms = Some(-1.0),
-        40..50 => observation.tpot_ms = None,
-        50..60 => observation.ttft_ms = None,
-        60 => (observation.ttft_ms, observation.tpot_ms) = (None, None),
-        _ => {}
-    });
+    pool.run(
+        "one aborted, one impossible, some not streamed",
+        120,
+        engine,
+        |at, observation| match at {
+            20 => observation.ended = RequestEnd::Aborted,
+            30 => observation.ttft_ms = Some(-1.0),
+            40..50 => observation.tpot_ms = None,
+            50..60 => observation.ttft_ms = None,
+            60 => (observation.ttft_ms, observation.tpot_ms) = (None, None),
+            _ => {}
+        },
+    );
     pool.run("a stall among them", 240, engine, |at, observation| {
         if at == 100 {
             (observation.ttft_ms, observation.tpot_ms) = (Some(60_000.0), Some(4_000.0));
-            observation.first_token.iter_mut().for_each(|first| first.service_ms = 59_000.0);
-            observation.gap.iter_mut().for_each(|gap| gap.gap_ms = 5_000.0);
+            observation
+                .first_token
+                .iter_mut()
+                .for_each(|first| first.service_ms = 59_000.0);
+            observation
+                .gap
+                .iter_mut()
+                .for_each(|gap| gap.gap_ms = 5_000.0);
         }
     });
     pool.generations[1] = 2;
     pool.factors[1] = 0.6;
-    pool.run("endpoint 1 was replaced by a faster one", 60, engine, as_it_is);
+    pool.run(
+        "endpoint 1 was replaced by a faster one",
+        60,
+        engine,
+        as_it_is,
+    );
     pool.factors = pool.factors.map(|factor| 1.6 * factor);
     pool.run("all slowed down to 1.6 times", 60, engine, as_it_is);
     pool.run("that lasts", 160, engine, as_it_is);
-    pool.run("other engines, whose times are made up otherwise", 480, upgraded, as_it_is);
+    pool.run(
+        "other engines, whose times are made up otherwise",
+        480,
+        upgraded,
+        as_it_is,
+    );
     pool
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "UPDATE_GOLDENS is an environment variable, as with all goldens")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "UPDATE_GOLDENS is an environment variable, as with all goldens"
+)]
 fn every_number_that_is_learned_is_the_one_in_the_file() {
     let mut eventful = eventful();
     let mut next = GoldenPool::new(
         "another that starts from what was learned there",
         2,
-        LatencyLearner::starting_from(&eventful.learner.step(eventful.now_ms), eventful.model.as_ref()),
+        LatencyLearner::starting_from(
+            &eventful.learner.step(eventful.now_ms),
+            eventful.model.as_ref(),
+        ),
     );
     next.describe();
-    next.run("of its own, too few to judge another by", 180, engine, as_it_is);
-    let mut flat = GoldenPool::new("a pool where nothing depends on anything", 3, LatencyLearner::default());
+    next.run(
+        "of its own, too few to judge another by",
+        180,
+        engine,
+        as_it_is,
+    );
+    let mut flat = GoldenPool::new(
+        "a pool where nothing depends on anything",
+        3,
+        LatencyLearner::default(),
+    );
     flat.run("the median serves best", 300, alike, as_it_is);
     let mut late = GoldenPool::new(
         "a pool that hardly streams at first, its steps known",
         4,
         LatencyLearner::starting_from(&eventful.learner.step(eventful.now_ms), None),
     );
-    late.run("ten times of tokens, so no model", 37, engine, |at, observation| {
-        observation.tpot_ms = observation.tpot_ms.filter(|_| at < 10);
+    late.run(
+        "ten times of tokens, so no model",
+        37,
+        engine,
+        |at, observation| {
+            observation.tpot_ms = observation.tpot_ms.filter(|_| at < 10);
+        },
+    );
+    late.run("nothing but those", 40, engine, |_, observation| {
+        observation.ttft_ms = None
     });
-    late.run("nothing but those", 40, engine, |_, observation| observation.ttft_ms = None);
     let mut young = GoldenPool::new("a young pool", 14, LatencyLearner::default());
-    young.run("the first shape that was judged, and adopted", 64, engine, as_it_is);
-    let now = [HEAD, &eventful.text, &next.text, &flat.text, &late.text, &young.text].concat();
+    young.run(
+        "the first shape that was judged, and adopted",
+        64,
+        engine,
+        as_it_is,
+    );
+    let now = [
+        HEAD,
+        &eventful.text,
+        &next.text,
+        &flat.text,
+        &late.text,
+        &young.text,
+    ]
+    .concat();
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
         std::fs::write(FILE, &now).unwrap();
     }
     let then = std::fs::read_to_string(FILE).unwrap();
-    let differs = then.lines().zip(now.lines()).enumerate().find(|(_, (then, now))| then != now);
+    let differs = then
+        .lines()
+        .zip(now.lines())
+        .enumerate()
+        .find(|(_, (then, now))| then != now);
     assert!(then == now, "{FILE} differs, first in {differs:?}");
 }

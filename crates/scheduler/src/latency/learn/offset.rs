@@ -142,7 +142,8 @@ impl OffsetPersistence {
         // The error of these outcomes, not `noise`: that averages hundreds, and the first of those
         // had no prediction to correct.
         let chance = self.errors / self.outcomes.max(1.0);
-        (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE)).clamp(0.0, PERSISTENCE_MAX)
+        (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE))
+            .clamp(0.0, PERSISTENCE_MAX)
     }
 }
 
@@ -150,23 +151,35 @@ impl OffsetPersistence {
 
 impl Default for EndpointOffsets {
     fn default() -> Self {
-        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust: OffsetTrust::default(), persistence: OffsetPersistence::default() }
+        Self {
+            rows: Vec::new(),
+            noise: NOISE_PRIOR,
+            trust: OffsetTrust::default(),
+            persistence: OffsetPersistence::default(),
+        }
     }
 }
 
 impl EndpointOffsets {
     /// Starts without offsets, but with the noise, trust and persistence of before.
     pub(super) fn afresh(before: &Self) -> Self {
-        Self { rows: Vec::new(), ..*before }
+        Self {
+            rows: Vec::new(),
+            ..*before
+        }
     }
 
     /// Learns trust and persistence from a request of `endpoint` that was picked with `offset` in
     /// force and deviated from the shape by `error`.
     pub(super) fn confirm(&mut self, endpoint: EndpointRef, offset: f32, error: f32) {
         if let Some(row) = self.row(endpoint) {
-            self.persistence.learn(row.lead, (error - row.slow).clamp(-ERROR_MAX, ERROR_MAX));
+            self.persistence
+                .learn(row.lead, (error - row.slow).clamp(-ERROR_MAX, ERROR_MAX));
         }
-        self.trust.learn(offset.clamp(-ERROR_MAX, ERROR_MAX), error.clamp(-ERROR_MAX, ERROR_MAX));
+        self.trust.learn(
+            offset.clamp(-ERROR_MAX, ERROR_MAX),
+            error.clamp(-ERROR_MAX, ERROR_MAX),
+        );
     }
 
     /// The share of an offset to apply, [`TRUST_MIN`] to 1.
@@ -186,12 +199,25 @@ impl EndpointOffsets {
             self.rows.resize(slot + 1, NOTHING);
         }
         let (mean, trust, share) = (self.mean(), self.trust(), self.persistence.share());
-        let Some(row) = self.rows.get_mut(slot) else { return false };
+        let Some(row) = self.rows.get_mut(slot) else {
+            return false;
+        };
         if row.generation != endpoint.generation || row.count == 0.0 {
-            *row = OffsetRow { generation: endpoint.generation, slow: mean, fast: mean, newest: mean, ..NOTHING };
+            *row = OffsetRow {
+                generation: endpoint.generation,
+                slow: mean,
+                fast: mean,
+                newest: mean,
+                ..NOTHING
+            };
         }
         let error = error.clamp(row.slow - ERROR_MAX, row.slow + ERROR_MAX);
-        row.middle.outcome(error - trust * row.slow - share * row.lead, HALF, GAIN, SCALE_OUTCOMES_FAST);
+        row.middle.outcome(
+            error - trust * row.slow - share * row.lead,
+            HALF,
+            GAIN,
+            SCALE_OUTCOMES_FAST,
+        );
         self.noise += ((error - row.slow).abs().max(NOISE_MIN) - self.noise) / NOISE_SAMPLES;
         row.count += 1.0;
         row.newest += (error - row.newest) / NEWEST;
@@ -216,7 +242,9 @@ impl EndpointOffsets {
 
     /// The offset of `endpoint`; the mean of all endpoints if it is unknown.
     pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
-        self.row(endpoint).map_or_else(|| self.mean(), |row| row.slow).clamp(*OFFSETS.start(), *OFFSETS.end())
+        self.row(endpoint)
+            .map_or_else(|| self.mean(), |row| row.slow)
+            .clamp(*OFFSETS.start(), *OFFSETS.end())
     }
 
     /// The mean offset of all endpoints.
@@ -225,7 +253,11 @@ impl EndpointOffsets {
             let weight = row.count.min(SLOW);
             (sum + weight * row.slow, count + weight)
         });
-        if count > 0.0 { (sum / count).clamp(*OFFSETS.start(), *OFFSETS.end()) } else { 0.0 }
+        if count > 0.0 {
+            (sum / count).clamp(*OFFSETS.start(), *OFFSETS.end())
+        } else {
+            0.0
+        }
     }
 
     /// The offset of `endpoint` relative to the mean.
@@ -242,7 +274,12 @@ impl EndpointOffsets {
     /// median.
     pub(super) fn published(&self, slot: usize) -> Option<(Generation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
-        let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share() * row.lead + row.middle.at();
-        Some((row.generation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
+        let offset = self.trust() * (row.slow - self.mean())
+            + self.persistence.share() * row.lead
+            + row.middle.at();
+        Some((
+            row.generation,
+            offset.clamp(*OFFSETS.start(), *OFFSETS.end()),
+        ))
     }
 }

@@ -92,7 +92,11 @@ pub(super) struct LogOutcome {
 impl P90Tracker {
     pub(super) fn starting_at(at: f32) -> Self {
         let tracked = QuantileTracker::starting_at(at);
-        Self { slow: tracked, fast: tracked, losses: PinballLosses::default() }
+        Self {
+            slow: tracked,
+            fast: tracked,
+            losses: PinballLosses::default(),
+        }
     }
 
     pub(super) fn at(&self) -> f32 {
@@ -104,9 +108,13 @@ impl P90Tracker {
     /// fast oscillates around its target, so the fast tracker gets slower the more outcomes come in
     /// between.
     pub(super) fn outcome(&mut self, LogOutcome { value, base, delay }: LogOutcome) {
-        self.losses.add(base + value, [base + self.slow.at, base + self.fast.at]);
+        self.losses
+            .add(base + value, [base + self.slow.at, base + self.fast.at]);
         self.slow.outcome(value, SHARE, GAIN, SCALE_OUTCOMES);
-        let (gain, outcomes) = ((GAIN_FAST / (1.0 + delay)).max(GAIN), (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES));
+        let (gain, outcomes) = (
+            (GAIN_FAST / (1.0 + delay)).max(GAIN),
+            (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES),
+        );
         self.fast.outcome(value, SHARE, gain, outcomes);
     }
 
@@ -126,7 +134,10 @@ fn up(above: bool, share: f32) -> f32 {
 
 impl QuantileTracker {
     pub(super) const fn starting_at(at: f32) -> Self {
-        Self { at, scale: SCALE_PRIOR }
+        Self {
+            at,
+            scale: SCALE_PRIOR,
+        }
     }
 
     pub(super) fn at(&self) -> f32 {
@@ -143,7 +154,11 @@ impl QuantileTracker {
 
 impl Default for CoverageIntegrator {
     fn default() -> Self {
-        Self { sum: 0.0, outcomes: 0.0, scale: SCALE_PRIOR }
+        Self {
+            sum: 0.0,
+            outcomes: 0.0,
+            scale: SCALE_PRIOR,
+        }
     }
 }
 
@@ -165,7 +180,9 @@ impl CoverageIntegrator {
         self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES_FAST;
         self.outcomes += 1.0;
         let most = INTEGRAL_MAX * self.longer();
-        self.sum = above_p90.map_or(0.0, |above| (self.sum + up(above, SHARE)).clamp(-most, most));
+        self.sum = above_p90.map_or(0.0, |above| {
+            (self.sum + up(above, SHARE)).clamp(-most, most)
+        });
     }
 }
 
@@ -186,6 +203,10 @@ impl PinballLosses {
         const STRICTNESS: f32 = 8.0;
         let [first, second] = self.0;
         let odds = libm::powf(first / second.max(f32::MIN_POSITIVE), STRICTNESS);
-        if odds.is_finite() { odds / (1.0 + odds) } else { 1.0 }
+        if odds.is_finite() {
+            odds / (1.0 + odds)
+        } else {
+            1.0
+        }
     }
 }

@@ -12,7 +12,10 @@ const ENDPOINTS: u16 = 4;
 const SAMPLES_AT: [usize; 2] = [18, 44];
 
 fn endpoint(slot: u16, generation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
+    EndpointRef {
+        slot: Slot(slot),
+        generation: Generation(generation),
+    }
 }
 
 /// A pool of engines whose prefill time grows with the queue and the prompt, and whose decode step
@@ -29,7 +32,14 @@ struct LearnerWorld {
 
 impl LearnerWorld {
     fn new(seed: u64) -> Self {
-        Self { rng: Rng::seeded(seed), learner: LatencyLearner::default(), model: None, now_ms: 0, factors: [1.0; 4], generations: [1; 4] }
+        Self {
+            rng: Rng::seeded(seed),
+            learner: LatencyLearner::default(),
+            model: None,
+            now_ms: 0,
+            factors: [1.0; 4],
+            generations: [1; 4],
+        }
     }
 
     fn conditions(&mut self) -> Conditions {
@@ -55,20 +65,41 @@ impl LearnerWorld {
         let endpoint = endpoint(slot, self.generations[at]);
         let conditions = self.conditions();
         let (ttft_ms, tpot_ms) = self.takes(slot, &conditions);
-        let predicted = self.model.as_ref().and_then(|model| model.predict(endpoint, &conditions).ok());
-        self.learn(Observation { ttft_ms: Some(ttft_ms), tpot_ms: Some(tpot_ms), ..bare(endpoint, conditions) }, predicted.as_ref());
-        predicted.map(|said| ((said.ttft_ms / ttft_ms - 1.0).abs(), (said.tpot_ms / tpot_ms - 1.0).abs()))
+        let predicted = self
+            .model
+            .as_ref()
+            .and_then(|model| model.predict(endpoint, &conditions).ok());
+        self.learn(
+            Observation {
+                ttft_ms: Some(ttft_ms),
+                tpot_ms: Some(tpot_ms),
+                ..bare(endpoint, conditions)
+            },
+            predicted.as_ref(),
+        );
+        predicted.map(|said| {
+            (
+                (said.ttft_ms / ttft_ms - 1.0).abs(),
+                (said.tpot_ms / tpot_ms - 1.0).abs(),
+            )
+        })
     }
 
     /// The two times of such a request at `slot`, with a tenth of noise either way.
     fn takes(&mut self, slot: u16, conditions: &Conditions) -> (f32, f32) {
         let factor = self.factors[usize::from(slot)];
         let mut noisy = |ms: f32| factor * (0.9 + 0.2 * self.rng.open01()) * ms;
-        (noisy(25.0 + 0.04 * (conditions.uncached_tokens + conditions.prefill_tokens)), noisy(8.0 + 0.3 * conditions.requests))
+        (
+            noisy(25.0 + 0.04 * (conditions.uncached_tokens + conditions.prefill_tokens)),
+            noisy(8.0 + 0.3 * conditions.requests),
+        )
     }
 
     fn learn(&mut self, observation: Observation, said: Option<&Prediction>) {
-        assert_eq!(self.learner.observe(&observation, said), ObservationVerdict::Learned);
+        assert_eq!(
+            self.learner.observe(&observation, said),
+            ObservationVerdict::Learned
+        );
         self.now_ms += 50;
         self.model = self.learner.publish(self.now_ms).or(self.model.take());
     }
@@ -83,13 +114,25 @@ impl LearnerWorld {
         }
         let last = &errors[errors.len().saturating_sub(judged)..];
         let count = last.len() as f32;
-        (last.iter().map(|e| e.0).sum::<f32>() / count, last.iter().map(|e| e.1).sum::<f32>() / count)
+        (
+            last.iter().map(|e| e.0).sum::<f32>() / count,
+            last.iter().map(|e| e.1).sum::<f32>() / count,
+        )
     }
 }
 
 fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
     let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
-    Observation { endpoint, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+    Observation {
+        endpoint,
+        conditions,
+        ended: RequestEnd::Done,
+        ttft_ms,
+        tpot_ms,
+        output_tokens,
+        first_token,
+        gap,
+    }
 }
 
 #[test]
@@ -98,14 +141,23 @@ fn the_model_starts_empty_then_has_too_little_data_then_predicts() {
     for _ in 0..FRESH_MIN - 1 {
         assert_eq!(world.request(0), None);
     }
-    assert_eq!(world.model, None, "nothing is published before there is anything to fit to");
+    assert_eq!(
+        world.model, None,
+        "nothing is published before there is anything to fit to"
+    );
     while world.learner.standing().learned < u64::from(SAMPLES_MIN) - 2 {
         world.request(0);
     }
     let model = world.model.as_ref().unwrap();
-    assert_eq!(model.predict(endpoint(0, 1), &Conditions::default()), Err(NoPrediction::TooLittleData));
+    assert_eq!(
+        model.predict(endpoint(0, 1), &Conditions::default()),
+        Err(NoPrediction::TooLittleData)
+    );
     let (ttft, tpot) = world.run(200, 100, 0);
-    assert!(ttft < 0.12 && tpot < 0.12, "a tenth of noise either way, and little more: {ttft} {tpot}");
+    assert!(
+        ttft < 0.12 && tpot < 0.12,
+        "a tenth of noise either way, and little more: {ttft} {tpot}"
+    );
 }
 
 #[test]
@@ -116,15 +168,26 @@ fn predictions_are_within_the_noise_and_nine_of_ten_outcomes_within_p90() {
         world.run(1_500, 1, 0);
         for _ in 0..500 {
             let conditions = world.conditions();
-            let said = world.model.as_ref().unwrap().predict(endpoint(1, 1), &conditions).unwrap();
+            let said = world
+                .model
+                .as_ref()
+                .unwrap()
+                .predict(endpoint(1, 1), &conditions)
+                .unwrap();
             let (ttft_ms, tpot_ms) = world.takes(1, &conditions);
             calibration[0].add(said.ttft_ms, said.ttft_p90_ms, ttft_ms);
             calibration[1].add(said.tpot_ms, said.tpot_p90_ms, tpot_ms);
         }
     }
     for calibration in calibration {
-        let (mape, coverage) = (calibration.mape().unwrap(), calibration.coverage90().unwrap());
-        assert!(mape < 0.07 && (0.85..0.95).contains(&coverage), "{mape} {coverage}");
+        let (mape, coverage) = (
+            calibration.mape().unwrap(),
+            calibration.coverage90().unwrap(),
+        );
+        assert!(
+            mape < 0.07 && (0.85..0.95).contains(&coverage),
+            "{mape} {coverage}"
+        );
     }
 }
 
@@ -136,19 +199,35 @@ fn nine_of_ten_are_within_p90_while_the_whole_pool_slows_down() {
     for at in 0..600_u16 {
         world.factors = world.factors.map(|factor| factor * 1.002);
         let (endpoint, conditions) = (endpoint(at % ENDPOINTS, 1), world.conditions());
-        let said = world.model.as_ref().unwrap().predict(endpoint, &conditions).unwrap();
+        let said = world
+            .model
+            .as_ref()
+            .unwrap()
+            .predict(endpoint, &conditions)
+            .unwrap();
         let (ttft_ms, tpot_ms) = world.takes(at % ENDPOINTS, &conditions);
         within[0] += u16::from(ttft_ms <= said.ttft_p90_ms);
         within[1] += u16::from(tpot_ms <= said.tpot_p90_ms);
-        world.learn(Observation { ttft_ms: Some(ttft_ms), tpot_ms: Some(tpot_ms), ..bare(endpoint, conditions) }, Some(&said));
+        world.learn(
+            Observation {
+                ttft_ms: Some(ttft_ms),
+                tpot_ms: Some(tpot_ms),
+                ..bare(endpoint, conditions)
+            },
+            Some(&said),
+        );
     }
-    assert!(within.iter().all(|within| (516..=564).contains(within)), "86 to 94 % of 600: {within:?}");
+    assert!(
+        within.iter().all(|within| (516..=564).contains(within)),
+        "86 to 94 % of 600: {within:?}"
+    );
 }
 
 #[test]
 fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() {
     let (mut before, mut after, mut others) = ([0.0; 2], [0.0; 2], [0.0; 2]);
-    let add = |sums: &mut [f32; 2], errors: (f32, f32)| *sums = [sums[0] + errors.0, sums[1] + errors.1];
+    let add =
+        |sums: &mut [f32; 2], errors: (f32, f32)| *sums = [sums[0] + errors.0, sums[1] + errors.1];
     for seed in 3..9 {
         let mut world = LearnerWorld::new(seed);
         add(&mut before, world.run(1_000, 150, 2));
@@ -160,7 +239,10 @@ fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() 
         assert!(world.learner.standing().drifts > 0);
     }
     for (errors, whose) in [(after, "its own"), (others, "the others'")] {
-        assert!(errors[0] <= 1.2 * before[0] && errors[1] <= 1.2 * before[1], "{whose}, of six seeds: {before:?} -> {errors:?}");
+        assert!(
+            errors[0] <= 1.2 * before[0] && errors[1] <= 1.2 * before[1],
+            "{whose}, of six seeds: {before:?} -> {errors:?}"
+        );
     }
 }
 
@@ -170,26 +252,54 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
     world.factors[3] = 2.5;
     world.run(1_000, 1, 0);
     let model = world.model.clone().unwrap();
-    let factor = model.endpoints().find(|factor| factor.endpoint == endpoint(3, 1)).unwrap();
-    let others = model.endpoints().find(|factor| factor.endpoint == endpoint(1, 1)).map_or(1.0, |factor| factor.ttft);
-    assert!((2.2..2.8).contains(&(factor.ttft / others)), "{factor:?} {others}");
+    let factor = model
+        .endpoints()
+        .find(|factor| factor.endpoint == endpoint(3, 1))
+        .unwrap();
+    let others = model
+        .endpoints()
+        .find(|factor| factor.endpoint == endpoint(1, 1))
+        .map_or(1.0, |factor| factor.ttft);
+    assert!(
+        (2.2..2.8).contains(&(factor.ttft / others)),
+        "{factor:?} {others}"
+    );
 
     let conditions = world.conditions();
-    let of = |model: &LatencyModel, generation| model.predict(endpoint(3, generation), &conditions).unwrap().ttft_ms;
-    assert!(of(&model, 2) < of(&model, 1) / 1.5, "nothing of the former generation counts for the next");
+    let of = |model: &LatencyModel, generation| {
+        model
+            .predict(endpoint(3, generation), &conditions)
+            .unwrap()
+            .ttft_ms
+    };
+    assert!(
+        of(&model, 2) < of(&model, 1) / 1.5,
+        "nothing of the former generation counts for the next"
+    );
     (world.generations[3], world.factors[3]) = (2, 1.0);
     let errors = world.run(400, 50, 3);
     assert!(errors.0 < 0.12, "{errors:?}");
     let model = world.model.unwrap();
-    assert!((0.85..1.15).contains(&(of(&model, 2) / model.predict(endpoint(1, 1), &conditions).unwrap().ttft_ms)));
+    assert!(
+        (0.85..1.15).contains(
+            &(of(&model, 2) / model.predict(endpoint(1, 1), &conditions).unwrap().ttft_ms)
+        )
+    );
 }
 
 #[test]
 fn impossible_and_aborted_requests_teach_nothing() {
     let mut world = LearnerWorld::new(10);
     world.run(500, 1, 0);
-    let (before, words) = (world.learner.standing(), world.learner.model().unwrap().words());
-    let good = Observation { ttft_ms: Some(100.0), tpot_ms: Some(10.0), ..bare(endpoint(0, 1), world.conditions()) };
+    let (before, words) = (
+        world.learner.standing(),
+        world.learner.model().unwrap().words(),
+    );
+    let good = Observation {
+        ttft_ms: Some(100.0),
+        tpot_ms: Some(10.0),
+        ..bare(endpoint(0, 1), world.conditions())
+    };
     let mut absurd = Vec::new();
     for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 1e30] {
         let with = |of: fn(&mut Observation, f32)| {
@@ -207,26 +317,85 @@ fn impossible_and_aborted_requests_teach_nothing() {
             with(|o, number| o.conditions.kv_utilization = Some(number)),
         ]);
     }
-    absurd.push(Observation { ttft_ms: Some(0.0), ..good });
-    absurd.push(Observation { conditions: Conditions { kv_utilization: Some(1.5), ..good.conditions }, ..good });
+    absurd.push(Observation {
+        ttft_ms: Some(0.0),
+        ..good
+    });
+    absurd.push(Observation {
+        conditions: Conditions {
+            kv_utilization: Some(1.5),
+            ..good.conditions
+        },
+        ..good
+    });
     for bad in &absurd {
-        assert_eq!(world.learner.observe(bad, None), ObservationVerdict::Refused, "{bad:?}");
+        assert_eq!(
+            world.learner.observe(bad, None),
+            ObservationVerdict::Refused,
+            "{bad:?}"
+        );
     }
     let step = world.learner.step(world.now_ms);
-    let first_token = Some(FirstToken { uncached_tokens: 900.0, prompt_tokens: 900.0, service_ms: 2_000.0 });
+    let first_token = Some(FirstToken {
+        uncached_tokens: 900.0,
+        prompt_tokens: 900.0,
+        service_ms: 2_000.0,
+    });
     for ended in [RequestEnd::Aborted, RequestEnd::Failed] {
-        assert_eq!(world.learner.observe(&Observation { ended, first_token, ..good }, None), ObservationVerdict::Censored);
+        assert_eq!(
+            world.learner.observe(
+                &Observation {
+                    ended,
+                    first_token,
+                    ..good
+                },
+                None
+            ),
+            ObservationVerdict::Censored
+        );
     }
-    assert_eq!(world.learner.step(world.now_ms), step, "the step model did not learn either");
+    assert_eq!(
+        world.learner.step(world.now_ms),
+        step,
+        "the step model did not learn either"
+    );
     assert_eq!(world.learner.model().unwrap().words(), words);
     let after = world.learner.standing();
-    assert_eq!(after, LearnerStatus { refused: absurd.len() as u64, censored: 2, ..before });
-    let nonsense = Prediction { ttft_ms: f32::NAN, tpot_ms: -1.0, ttft_p90_ms: 0.0, tpot_p90_ms: f32::INFINITY };
-    let huge = Prediction { ttft_ms: f32::MAX, tpot_ms: f32::MAX, ttft_p90_ms: f32::MAX, tpot_p90_ms: f32::MAX };
+    assert_eq!(
+        after,
+        LearnerStatus {
+            refused: absurd.len() as u64,
+            censored: 2,
+            ..before
+        }
+    );
+    let nonsense = Prediction {
+        ttft_ms: f32::NAN,
+        tpot_ms: -1.0,
+        ttft_p90_ms: 0.0,
+        tpot_p90_ms: f32::INFINITY,
+    };
+    let huge = Prediction {
+        ttft_ms: f32::MAX,
+        tpot_ms: f32::MAX,
+        ttft_p90_ms: f32::MAX,
+        tpot_p90_ms: f32::MAX,
+    };
     for said in [nonsense, huge] {
-        assert_eq!(world.learner.observe(&good, Some(&said)), ObservationVerdict::Learned, "nonsense predictions are ignored");
+        assert_eq!(
+            world.learner.observe(&good, Some(&said)),
+            ObservationVerdict::Learned,
+            "nonsense predictions are ignored"
+        );
     }
-    assert!(world.learner.model().unwrap().predict(endpoint(0, 1), &good.conditions).is_ok());
+    assert!(
+        world
+            .learner
+            .model()
+            .unwrap()
+            .predict(endpoint(0, 1), &good.conditions)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -244,16 +413,41 @@ fn the_model_extrapolates_for_a_while_and_then_abstains() {
         prompt_tokens: 1_000.0,
         uncached_tokens: 1_000.0,
     };
-    let twice = model.predict(endpoint(0, 1), &of_queue(18.0)).unwrap().ttft_ms / (25.0 + 0.04 * 28_000.0);
-    assert!((0.75..1.25).contains(&twice), "a queue twice as long as ever: {twice}");
-    assert!(model.limits()[2] > 20.0 && model.limits()[2] < 1_000.0, "requests: {:?}", model.limits());
-    assert_eq!(model.predict(endpoint(0, 1), &of_queue(1_000.0)), Err(NoPrediction::OutsideRange("requests")));
+    let twice = model
+        .predict(endpoint(0, 1), &of_queue(18.0))
+        .unwrap()
+        .ttft_ms
+        / (25.0 + 0.04 * 28_000.0);
+    assert!(
+        (0.75..1.25).contains(&twice),
+        "a queue twice as long as ever: {twice}"
+    );
+    assert!(
+        model.limits()[2] > 20.0 && model.limits()[2] < 1_000.0,
+        "requests: {:?}",
+        model.limits()
+    );
+    assert_eq!(
+        model.predict(endpoint(0, 1), &of_queue(1_000.0)),
+        Err(NoPrediction::OutsideRange("requests"))
+    );
     let mut said = Vec::new();
-    model.predict_all([(endpoint(0, 1), of_queue(5.0)), (endpoint(1, 1), of_queue(5_000.0))], &mut said);
+    model.predict_all(
+        [
+            (endpoint(0, 1), of_queue(5.0)),
+            (endpoint(1, 1), of_queue(5_000.0)),
+        ],
+        &mut said,
+    );
     assert!(said[0].is_ok() && said[1].is_err());
-    let many: Vec<_> = (0..37).map(|slot| (endpoint(slot % 6, 1), world.conditions())).collect();
+    let many: Vec<_> = (0..37)
+        .map(|slot| (endpoint(slot % 6, 1), world.conditions()))
+        .collect();
     model.predict_all(many.iter().copied(), &mut said);
-    let one_by_one: Vec<_> = many.iter().map(|(endpoint, conditions)| model.predict(*endpoint, conditions)).collect();
+    let one_by_one: Vec<_> = many
+        .iter()
+        .map(|(endpoint, conditions)| model.predict(*endpoint, conditions))
+        .collect();
     assert_eq!(said, one_by_one, "together as one by one, to the last bit");
 }
 
@@ -262,7 +456,10 @@ fn a_shape_that_is_no_better_does_not_take_the_place_of_the_one_in_force() {
     let mut world = LearnerWorld::new(12);
     world.run(2_000, 1, 0);
     let standing = world.learner.standing();
-    assert!(standing.rejected > 0 && standing.adopted > 0, "{standing:?}");
+    assert!(
+        standing.rejected > 0 && standing.adopted > 0,
+        "{standing:?}"
+    );
     assert_eq!(standing.window, world.learner.window.len());
     assert!(standing.window <= window::SAMPLES_MAX);
 }
@@ -278,7 +475,11 @@ fn what_was_learned_starts_another_learner() {
     let conditions = world.conditions();
     let said = |model: &LatencyModel| model.predict(endpoint(9, 1), &conditions).unwrap();
     assert!((said(&started).ttft_ms / said(&model).ttft_ms - 1.0).abs() < 1e-3);
-    assert_eq!((started.samples(), next.publish(0)), (model.samples(), None), "nothing is published twice");
+    assert_eq!(
+        (started.samples(), next.publish(0)),
+        (model.samples(), None),
+        "nothing is published twice"
+    );
 }
 
 #[test]
@@ -290,14 +491,28 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
         model = model.with_endpoint(endpoint(slot, u32::MAX), 2.0, 3.0);
     }
     let words = model.words();
-    assert!(words.len() <= WORDS_MAX && model.bytes() <= 65_536, "{} bytes", model.bytes());
+    assert!(
+        words.len() <= WORDS_MAX && model.bytes() <= 65_536,
+        "{} bytes",
+        model.bytes()
+    );
     assert_eq!(model.bytes(), size_of_val(&words[..]));
     assert_eq!(LatencyModel::from_words(&words).as_ref(), Ok(&model));
     let mut longer = words.clone();
     longer.extend([1, 0, 0]);
-    assert_eq!(LatencyModel::from_words(&longer), Err(InvalidModel::Length(longer.len())), "one endpoint too many");
-    assert_eq!(LatencyModel::from_words(&words[..words.len() - 1]), Err(InvalidModel::Length(words.len() - 1)));
-    assert_eq!(LatencyModel::from_words(&vec![0; WORDS_MAX + 1]), Err(InvalidModel::TooLong(WORDS_MAX + 1)));
+    assert_eq!(
+        LatencyModel::from_words(&longer),
+        Err(InvalidModel::Length(longer.len())),
+        "one endpoint too many"
+    );
+    assert_eq!(
+        LatencyModel::from_words(&words[..words.len() - 1]),
+        Err(InvalidModel::Length(words.len() - 1))
+    );
+    assert_eq!(
+        LatencyModel::from_words(&vec![0; WORDS_MAX + 1]),
+        Err(InvalidModel::TooLong(WORDS_MAX + 1))
+    );
     assert_eq!(LatencyModel::from_words(&[7]), Err(InvalidModel::Layout(7)));
     let trees = words[SAMPLES_AT[0] + 1 + TERMS] as usize;
     assert_eq!(trees, model.trees().0);
@@ -307,13 +522,21 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
         // NaN in place of a count of trees is refused as too large; a count of samples may be any
         // number.
         let read = LatencyModel::from_words(&bad).map(|read| read.words());
-        assert!(read == Err(InvalidModel::Word(at)) || (read == Ok(bad) && SAMPLES_AT.contains(&at)), "word {at}");
+        assert!(
+            read == Err(InvalidModel::Word(at)) || (read == Ok(bad) && SAMPLES_AT.contains(&at)),
+            "word {at}"
+        );
     }
 }
 
 /// A row that took `log` (a logarithm), with no features.
 fn took(log: f32, weight: f32) -> FitRow {
-    FitRow { x: [0.0; FEATURES_COUNT], terms: [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], log, weight }
+    FitRow {
+        x: [0.0; FEATURES_COUNT],
+        terms: [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        log,
+        weight,
+    }
 }
 
 #[test]
@@ -337,8 +560,13 @@ fn an_unknown_endpoint_has_the_mean_offset() {
     let mut offsets = EndpointOffsets::default();
     (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0, 5.0));
     (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0, 5.0));
-    assert_eq!([endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)), [offsets.mean(); 3]);
-    assert!(offsets.of(endpoint(1, 1)) > offsets.mean() && offsets.of(endpoint(2, 1)) < offsets.mean());
+    assert_eq!(
+        [endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)),
+        [offsets.mean(); 3]
+    );
+    assert!(
+        offsets.of(endpoint(1, 1)) > offsets.mean() && offsets.of(endpoint(2, 1)) < offsets.mean()
+    );
     assert!(offsets.published(0).is_none() && offsets.published(1).is_some());
 }
 
@@ -359,11 +587,18 @@ fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
 fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
     let mut offsets = EndpointOffsets::default();
     for at in 0..outcomes {
-        let (endpoint, said) = (endpoint(0, 1), offsets.published(0).map_or(0.0, |(_, offset)| offset + offsets.mean()));
+        let (endpoint, said) = (
+            endpoint(0, 1),
+            offsets
+                .published(0)
+                .map_or(0.0, |(_, offset)| offset + offsets.mean()),
+        );
         offsets.confirm(endpoint, said, error(at));
         offsets.push(endpoint, error(at), delay);
     }
-    offsets.published(0).map_or(0.0, |(_, offset)| offset + offsets.mean())
+    offsets
+        .published(0)
+        .map_or(0.0, |(_, offset)| offset + offsets.mean())
 }
 
 #[test]
@@ -371,9 +606,16 @@ fn a_drift_is_extrapolated_if_outcomes_arrive_at_once_and_noise_is_not() {
     let falls = |at: usize| -0.01 * at as f32;
     let (published, next) = (published_after(150, 0.0, falls), falls(150));
     assert!((published - next).abs() < 0.03, "{published} {next}");
-    assert!(published_after(150, 30.0, falls) > next + 0.09, "an outcome that arrives late may be out of date");
+    assert!(
+        published_after(150, 30.0, falls) > next + 0.09,
+        "an outcome that arrives late may be out of date"
+    );
     let trembles = |at: usize| if at.is_multiple_of(2) { 0.2 } else { -0.2 };
-    assert!(published_after(150, 0.0, trembles).abs() < 0.03, "{}", published_after(150, 0.0, trembles));
+    assert!(
+        published_after(150, 0.0, trembles).abs() < 0.03,
+        "{}",
+        published_after(150, 0.0, trembles)
+    );
 }
 
 #[test]
@@ -394,7 +636,11 @@ fn within_while_falling(step: f32, delay: f32) -> usize {
     let outcome = |at: usize| {
         let value = 0.1 * rng.open01() - step * at as f32;
         let within = value <= ninth.at();
-        ninth.outcome(LogOutcome { value, base: 0.0, delay });
+        ninth.outcome(LogOutcome {
+            value,
+            base: 0.0,
+            delay,
+        });
         within
     };
     let all: Vec<bool> = (0..600).map(outcome).collect();
@@ -405,10 +651,16 @@ fn within_while_falling(step: f32, delay: f32) -> usize {
 fn a_decile_comes_down_as_fast_as_it_goes_up() {
     for step in [0.0, 0.001, -0.001] {
         let within = within_while_falling(step, 0.0);
-        assert!((255..=285).contains(&within), "85 to 95 % of 300, by steps of {step}: {within}");
+        assert!(
+            (255..=285).contains(&within),
+            "85 to 95 % of 300, by steps of {step}: {within}"
+        );
     }
     let within = within_while_falling(0.001, 100.0);
-    assert!(within > 285, "no oscillation when outcomes arrive late: {within}");
+    assert!(
+        within > 285,
+        "no oscillation when outcomes arrive late: {within}"
+    );
 }
 
 #[test]
@@ -416,8 +668,15 @@ fn each_class_of_requests_has_room_of_its_own() {
     let mut window = SampleWindow::default();
     for queued in [0.0, 1.0, 4.0, 16.0, 64.0] {
         for uncached_tokens in [0.0, 256.0, 2_048.0, 8_192.0] {
-            let conditions = Conditions { queued: Some(queued), prompt_tokens: uncached_tokens, uncached_tokens, ..Conditions::default() };
-            (0..1_000).for_each(|_| window.push(RequestSample::new(endpoint(0, 1), conditions, None, None)));
+            let conditions = Conditions {
+                queued: Some(queued),
+                prompt_tokens: uncached_tokens,
+                uncached_tokens,
+                ..Conditions::default()
+            };
+            (0..1_000).for_each(|_| {
+                window.push(RequestSample::new(endpoint(0, 1), conditions, None, None))
+            });
         }
     }
     assert_eq!(window.len(), window::SAMPLES_MAX);

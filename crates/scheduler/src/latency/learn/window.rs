@@ -52,7 +52,10 @@ pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;
 
 impl Default for SampleWindow {
     fn default() -> Self {
-        Self { strata: std::array::from_fn(|_| VecDeque::new()), next: 0 }
+        Self {
+            strata: std::array::from_fn(|_| VecDeque::new()),
+            next: 0,
+        }
     }
 }
 
@@ -61,12 +64,18 @@ impl SampleWindow {
     pub(super) fn push(&mut self, sample: RequestSample) {
         let class = |ends: &[f32], value: f32| ends.iter().filter(|end| value >= **end).count();
         let queue = class(&QUEUES, sample.conditions.queued.unwrap_or(0.0));
-        let stratum = queue * (TOKENS.len() + 1) + class(&TOKENS, sample.conditions.uncached_tokens);
-        let Some(stratum) = self.strata.get_mut(stratum) else { return };
+        let stratum =
+            queue * (TOKENS.len() + 1) + class(&TOKENS, sample.conditions.uncached_tokens);
+        let Some(stratum) = self.strata.get_mut(stratum) else {
+            return;
+        };
         if stratum.len() >= STRATUM_MAX {
             stratum.pop_front();
         }
-        stratum.push_back(RequestSample { number: self.next, ..sample });
+        stratum.push_back(RequestSample {
+            number: self.next,
+            ..sample
+        });
         self.next += 1;
     }
 
@@ -96,8 +105,21 @@ impl SampleWindow {
 
 impl RequestSample {
     /// `ttft` and `tpot` are logarithms of ms, where known.
-    pub(super) fn new(endpoint: EndpointRef, conditions: Conditions, ttft: Option<f32>, tpot: Option<f32>) -> Self {
-        Self { endpoint, conditions, ttft, tpot, ttft_relative: 0.0, tpot_relative: 0.0, number: 0 }
+    pub(super) fn new(
+        endpoint: EndpointRef,
+        conditions: Conditions,
+        ttft: Option<f32>,
+        tpot: Option<f32>,
+    ) -> Self {
+        Self {
+            endpoint,
+            conditions,
+            ttft,
+            tpot,
+            ttft_relative: 0.0,
+            tpot_relative: 0.0,
+            number: 0,
+        }
     }
 
     pub(super) fn log(&self, which: LatencyTarget) -> Option<f32> {

@@ -155,8 +155,14 @@ const FIT_ROUNDS: usize = 2;
 /// Least cost of each term of a step: in ms, and relative to the first term. It is a tenth of what
 /// the fastest accelerators take. Without it, the model of an engine whose time does not grow with
 /// the prompt or the batch would say that load and lost prefixes cost nothing.
-const PREFILL_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 0.001, 0.0], of_first: [0.0, 1e-4, 0.0] };
-const DECODE_FLOORS: WeightFloors = WeightFloors { least_ms: [0.0, 5e-4, 1e-6], of_first: [0.0, 2e-4, 1e-6] };
+const PREFILL_FLOORS: WeightFloors = WeightFloors {
+    least_ms: [0.0, 0.001, 0.0],
+    of_first: [0.0, 1e-4, 0.0],
+};
+const DECODE_FLOORS: WeightFloors = WeightFloors {
+    least_ms: [0.0, 5e-4, 1e-6],
+    of_first: [0.0, 2e-4, 1e-6],
+};
 
 /// Valid range of a sample, ms, and the largest number of tokens or requests in one.
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
@@ -208,14 +214,29 @@ impl StepLearner {
     /// Learns from a first token. `queued` says whether first tokens of other requests came at its
     /// endpoint between its pick and its own. Returns `false` for an impossible sample, which is
     /// ignored.
-    pub fn first_token(&mut self, endpoint: EndpointRef, sample: &FirstToken, queued: bool) -> bool {
-        let FirstToken { uncached_tokens, prompt_tokens, service_ms } = *sample;
-        if !(0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens) || !(0.0..=prompt_tokens).contains(&uncached_tokens) {
+    pub fn first_token(
+        &mut self,
+        endpoint: EndpointRef,
+        sample: &FirstToken,
+        queued: bool,
+    ) -> bool {
+        let FirstToken {
+            uncached_tokens,
+            prompt_tokens,
+            service_ms,
+        } = *sample;
+        if !(0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens)
+            || !(0.0..=prompt_tokens).contains(&uncached_tokens)
+        {
             return false;
         }
         let (u, n) = (f64::from(uncached_tokens), f64::from(prompt_tokens));
         let pool = self.pool(|row| row.prefill);
-        let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms)) else { return false };
+        let Some(row) =
+            row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms))
+        else {
+            return false;
+        };
         let inputs = [1.0, u, u * (2.0 * n - u)];
         row.used_ms = self.now_ms;
         let speed = self.prefill.speed(row.prefill, pool);
@@ -226,7 +247,8 @@ impl StepLearner {
         if queued {
             row.prefill.pass_over();
         } else {
-            self.prefill.compare((&mut row.prefill, pool), speed, &inputs, seen_ms);
+            self.prefill
+                .compare((&mut row.prefill, pool), speed, &inputs, seen_ms);
         }
         true
     }
@@ -234,17 +256,28 @@ impl StepLearner {
     /// Learns from a gap between two tokens. Returns `false` for an impossible sample, which is
     /// ignored.
     pub fn gap(&mut self, endpoint: EndpointRef, sample: &TokenGap) -> bool {
-        let TokenGap { batch, context_tokens, gap_ms } = *sample;
-        if ![batch, context_tokens].iter().all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count)) {
+        let TokenGap {
+            batch,
+            context_tokens,
+            gap_ms,
+        } = *sample;
+        if ![batch, context_tokens]
+            .iter()
+            .all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count))
+        {
             return false;
         }
         let pool = self.pool(|row| row.decode);
-        let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms)) else { return false };
+        let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms))
+        else {
+            return false;
+        };
         let inputs = [1.0, f64::from(batch), f64::from(context_tokens)];
         row.used_ms = self.now_ms;
         let speed = self.decode.speed(row.decode, pool);
         let seen_ms = self.decode.learn(speed, &inputs, gap_ms);
-        self.decode.compare((&mut row.decode, pool), speed, &inputs, seen_ms);
+        self.decode
+            .compare((&mut row.decode, pool), speed, &inputs, seen_ms);
         true
     }
 
@@ -258,7 +291,10 @@ impl StepLearner {
     /// endpoint of average speed.
     #[must_use]
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
-        let row = self.endpoints.get(usize::from(endpoint.slot.0)).filter(|row| row.generation == endpoint.generation);
+        let row = self
+            .endpoints
+            .get(usize::from(endpoint.slot.0))
+            .filter(|row| row.generation == endpoint.generation);
         row.is_some_and(|row| row.prefill.is_some() && row.decode.is_some())
     }
 
@@ -272,8 +308,19 @@ impl StepLearner {
             prefill: nearest(narrow(self.prefill.speed(row.prefill, prefill)), &SPEEDS),
             decode: nearest(narrow(self.decode.speed(row.decode, decode)), &SPEEDS),
         };
-        let known = self.endpoints.iter().rposition(|row| speed(row) != EndpointSpeed { generation: row.generation, ..AVERAGE });
-        let speeds = self.endpoints.iter().take(known.map_or(0, |last| last + 1)).map(speed).collect();
+        let known = self.endpoints.iter().rposition(|row| {
+            speed(row)
+                != EndpointSpeed {
+                    generation: row.generation,
+                    ..AVERAGE
+                }
+        });
+        let speeds = self
+            .endpoints
+            .iter()
+            .take(known.map_or(0, |last| last + 1))
+            .map(speed)
+            .collect();
         StepModel {
             prefill: PREFILL_FLOORS.under(self.prefill.weights()),
             decode: DECODE_FLOORS.under(self.decode.weights()),
@@ -289,7 +336,10 @@ impl StepLearner {
 }
 
 /// The row of an endpoint; starts empty if the row was of another generation.
-fn row(endpoints: &mut Vec<EndpointEvidence>, endpoint: EndpointRef) -> Option<&mut EndpointEvidence> {
+fn row(
+    endpoints: &mut Vec<EndpointEvidence>,
+    endpoint: EndpointRef,
+) -> Option<&mut EndpointEvidence> {
     let slot = usize::from(endpoint.slot.0);
     if slot >= ENDPOINTS_MAX {
         return None;
@@ -308,7 +358,12 @@ fn row(endpoints: &mut Vec<EndpointEvidence>, endpoint: EndpointRef) -> Option<&
 
 impl EndpointEvidence {
     fn nothing(generation: Generation) -> Self {
-        Self { generation, prefill: SpeedEvidence::default(), decode: SpeedEvidence::default(), used_ms: 0 }
+        Self {
+            generation,
+            prefill: SpeedEvidence::default(),
+            decode: SpeedEvidence::default(),
+            used_ms: 0,
+        }
     }
 }
 
@@ -318,7 +373,8 @@ impl WeightFloors {
     fn under(self, weights: [f32; 3]) -> [f32; 3] {
         let [first, ..] = weights;
         let mut weights = weights;
-        for ((weight, least_ms), share) in weights.iter_mut().zip(self.least_ms).zip(self.of_first) {
+        for ((weight, least_ms), share) in weights.iter_mut().zip(self.least_ms).zip(self.of_first)
+        {
             *weight = weight.max(least_ms).max(share * first);
         }
         weights
@@ -360,7 +416,9 @@ impl LeastSquaresFit {
 
     /// The speed of an endpoint in a pool with this evidence, in the valid range.
     fn speed(&self, endpoint: SpeedEvidence, pool: SpeedEvidence) -> f64 {
-        endpoint.speed(pool, self.noise).clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
+        endpoint
+            .speed(pool, self.noise)
+            .clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
     }
 
     /// Adds one sample of an endpoint with this speed; the fit learns what an average endpoint
@@ -373,12 +431,18 @@ impl LeastSquaresFit {
         {
             self.sums = self.with(self.sums, &oldest);
         }
-        self.newest.push_back(FitSample { inputs: *inputs, seen_ms: seen_ms / speed });
+        self.newest.push_back(FitSample {
+            inputs: *inputs,
+            seen_ms: seen_ms / speed,
+        });
         if self.sums.count == 0.0 {
             self.theta = [self.median_scale(); 3];
         }
         for _ in 0..FIT_ROUNDS {
-            let sums = self.newest.iter().fold(self.sums, |sums, sample| self.with(sums, sample));
+            let sums = self
+                .newest
+                .iter()
+                .fold(self.sums, |sums, sample| self.with(sums, sample));
             self.solve(&sums);
         }
         clipped_ms
@@ -386,7 +450,13 @@ impl LeastSquaresFit {
 
     /// Compares one sample of an endpoint with earlier samples of similar inputs, in a pool with
     /// this evidence; `speed` is the speed known so far.
-    fn compare(&mut self, (endpoint, pool): (&mut SpeedEvidence, SpeedEvidence), speed: f64, inputs: &[f64; 3], seen_ms: f64) {
+    fn compare(
+        &mut self,
+        (endpoint, pool): (&mut SpeedEvidence, SpeedEvidence),
+        speed: f64,
+        inputs: &[f64; 3],
+        seen_ms: f64,
+    ) {
         self.samples += 1;
         // The first samples of a pool are clipped by a prior that may be far off. They would make
         // the endpoint that was sampled first seem fast.
@@ -396,7 +466,8 @@ impl LeastSquaresFit {
         let [_, one, other] = *inputs;
         let terms = self.terms(inputs);
         let alike = self.alike.entry([one, other].map(octave)).or_default();
-        let expected_ms = alike.average_ms * dot(&terms, &self.theta) / dot(&alike.terms, &self.theta);
+        let expected_ms =
+            alike.average_ms * dot(&terms, &self.theta) / dot(&alike.terms, &self.theta);
         // The first sample of a group has nothing to be compared with.
         if expected_ms.is_normal() {
             endpoint.add(pool, &mut self.noise, (seen_ms, expected_ms));
@@ -411,8 +482,11 @@ impl LeastSquaresFit {
 
     /// The scale of the prior that half of the newest samples are above, and half below.
     fn median_scale(&self) -> f64 {
-        let mut scales: Vec<f64> =
-            self.newest.iter().map(|sample| sample.seen_ms / self.terms(&sample.inputs).iter().sum::<f64>()).collect();
+        let mut scales: Vec<f64> = self
+            .newest
+            .iter()
+            .map(|sample| sample.seen_ms / self.terms(&sample.inputs).iter().sum::<f64>())
+            .collect();
         scales.sort_by(f64::total_cmp);
         scales.get(scales.len() / 2).copied().unwrap_or(1.0)
     }

@@ -5,11 +5,17 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn endpoint(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), generation: Generation(1) }
+    EndpointRef {
+        slot: Slot(slot),
+        generation: Generation(1),
+    }
 }
 
 fn next_generation(endpoint: EndpointRef) -> EndpointRef {
-    EndpointRef { generation: Generation(endpoint.generation.0 + 1), ..endpoint }
+    EndpointRef {
+        generation: Generation(endpoint.generation.0 + 1),
+        ..endpoint
+    }
 }
 
 fn chain(seed: u64, count: usize) -> Vec<u64> {
@@ -18,7 +24,13 @@ fn chain(seed: u64, count: usize) -> Vec<u64> {
 }
 
 fn matched(index: &PrefixIndex, blocks: &[u64], endpoints: &[EndpointRef]) -> Vec<u32> {
-    let mut out = vec![MatchLength { cached: 7, maybe_cached: 7 }; 3];
+    let mut out = vec![
+        MatchLength {
+            cached: 7,
+            maybe_cached: 7
+        };
+        3
+    ];
     index.matched(blocks, endpoints, &mut out);
     out.into_iter().map(|known| known.cached).collect()
 }
@@ -48,13 +60,21 @@ fn count(index: &mut PrefixIndex) -> usize {
 #[test]
 fn each_endpoint_reaches_as_far_as_it_was_given() {
     let mut index = PrefixIndex::with_capacity(10_000);
-    let (a, b, c, never) = (endpoint(0), endpoint(700), endpoint(ENDPOINTS_MAX as u16 - 1), endpoint(4));
+    let (a, b, c, never) = (
+        endpoint(0),
+        endpoint(700),
+        endpoint(ENDPOINTS_MAX as u16 - 1),
+        endpoint(4),
+    );
     let common = chain(1, 300);
     let branch = [&common[..120], &chain(2, 80)].concat();
     index.record(a, &common);
     index.record(b, &common[..1]);
     index.record(c, &branch);
-    assert_eq!(matched(&index, &common, &[never, c, b, a, c]), [0, 120, 1, 300, 120]);
+    assert_eq!(
+        matched(&index, &common, &[never, c, b, a, c]),
+        [0, 120, 1, 300, 120]
+    );
     assert_eq!(matched(&index, &branch, &[a, b, c]), [120, 1, 200]);
     assert_eq!(matched(&index, &common[..50], &[a, b, c]), [50, 1, 50]);
     assert_eq!(matched(&index, &chain(3, 50), &[a, b, c]), [0, 0, 0]);
@@ -71,7 +91,10 @@ fn every_length_of_every_chain_is_found() {
         for (held, &endpoint) in all.iter().enumerate() {
             index.record(endpoint, &blocks[..held]);
         }
-        assert_eq!(matched(&index, &blocks, &all), (0..=count as u32).collect::<Vec<_>>());
+        assert_eq!(
+            matched(&index, &blocks, &all),
+            (0..=count as u32).collect::<Vec<_>>()
+        );
     }
 }
 
@@ -93,7 +116,10 @@ fn without_room_it_remembers_nothing() {
     index.set_capacity(endpoint(1), 10);
     index.record(endpoint(1), &chain(1, 10));
     index.forget(endpoint(1));
-    assert_eq!(matched(&index, &chain(1, 10), &[endpoint(1), endpoint(2)]), [0, 0]);
+    assert_eq!(
+        matched(&index, &chain(1, 10), &[endpoint(1), endpoint(2)]),
+        [0, 0]
+    );
     assert!(index.sweep(100));
     assert_eq!(index.stats(), PrefixStats::default());
 }
@@ -106,7 +132,10 @@ struct LruEngine {
 
 impl LruEngine {
     fn serve(&mut self, blocks: &[u64]) -> u32 {
-        let held = blocks.iter().take_while(|block| self.used.contains(block)).count();
+        let held = blocks
+            .iter()
+            .take_while(|block| self.used.contains(block))
+            .count();
         self.used.retain(|block| !blocks.contains(block));
         // Like engines, it evicts the end of a chain before its beginning.
         self.used.extend(blocks.iter().rev());
@@ -119,8 +148,15 @@ impl LruEngine {
 /// Sends requests from chains drawn with uneven frequency. Returns the mean error of the estimate
 /// in the last half of them, in blocks per request, and the final capacity.
 fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
-    let (mut index, a, mut rng) = (PrefixIndex::with_capacity(100_000), endpoint(0), Rng::seeded(5));
-    let mut engine = LruEngine { capacity: engine, used: Vec::new() };
+    let (mut index, a, mut rng) = (
+        PrefixIndex::with_capacity(100_000),
+        endpoint(0),
+        Rng::seeded(5),
+    );
+    let mut engine = LruEngine {
+        capacity: engine,
+        used: Vec::new(),
+    };
     let chains: Vec<Vec<u64>> = (0..60).map(|seed| chain(seed, 40)).collect();
     let (mut off, mut counted) = (0, 0);
     for request in 0..1_500 {
@@ -128,7 +164,9 @@ fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
         let blocks = &chains[pick];
         index.set_capacity(a, nominal);
         let believed = length(&index, blocks, a);
-        let reuse = believed.checked_sub(1).and_then(|last| index.reuse(a, blocks[last as usize]));
+        let reuse = believed
+            .checked_sub(1)
+            .and_then(|last| index.reuse(a, blocks[last as usize]));
         index.record(a, blocks);
         let held = engine.serve(blocks);
         if learning {
@@ -152,8 +190,14 @@ fn the_real_capacity_is_learned_from_both_sides() {
         let (before, stays) = follow(nominal, real, false);
         let (after, learned) = follow(nominal, real, true);
         assert_eq!(stays, nominal);
-        assert!(after < before / 2.0, "{nominal} for {real}: off by {before:.1} blocks a request, then {after:.1}");
-        assert!((real as f64 * 0.7..real as f64 * 1.5).contains(&f64::from(learned)), "{nominal} for {real}: {learned}");
+        assert!(
+            after < before / 2.0,
+            "{nominal} for {real}: off by {before:.1} blocks a request, then {after:.1}"
+        );
+        assert!(
+            (real as f64 * 0.7..real as f64 * 1.5).contains(&f64::from(learned)),
+            "{nominal} for {real}: {learned}"
+        );
     }
 }
 
@@ -166,14 +210,40 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
     }
     let newest = index.reuse(a, chain(29, 40)[39]).unwrap();
     assert!(newest.at_least == 0 && newest.at_most < 1_000, "{newest:?}");
-    index.learn(a, ReuseDistance { at_least: 0, at_most: 40 }, false);
-    assert_eq!(index.capacity(a), Some(1_000), "its prefill is not done yet");
-    index.learn(a, ReuseDistance { at_least: 300, at_most: 400 }, false);
+    index.learn(
+        a,
+        ReuseDistance {
+            at_least: 0,
+            at_most: 40,
+        },
+        false,
+    );
+    assert_eq!(
+        index.capacity(a),
+        Some(1_000),
+        "its prefill is not done yet"
+    );
+    index.learn(
+        a,
+        ReuseDistance {
+            at_least: 300,
+            at_most: 400,
+        },
+        false,
+    );
     assert_eq!(index.capacity(a), Some(875), "by an eighth at most");
     index.set_capacity(a, 1_000);
-    assert_eq!(index.capacity(a), Some(875), "the same nominal capacity again does not undo what was learned");
+    assert_eq!(
+        index.capacity(a),
+        Some(875),
+        "the same nominal capacity again does not undo what was learned"
+    );
     index.set_capacity(a, 2_000);
-    assert_eq!(index.capacity(a), Some(2_000), "another engine configuration does");
+    assert_eq!(
+        index.capacity(a),
+        Some(2_000),
+        "another engine configuration does"
+    );
     for _ in 0..50 {
         index.learn_more(a);
     }
@@ -181,7 +251,10 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
     let unknown = endpoint(1);
     index.learn_more(unknown);
     index.learn(unknown, newest, false);
-    assert_eq!((index.capacity(unknown), index.reuse(unknown, 1)), (None, None));
+    assert_eq!(
+        (index.capacity(unknown), index.reuse(unknown, 1)),
+        (None, None)
+    );
 }
 
 #[test]
@@ -189,10 +262,21 @@ fn a_hit_beyond_the_estimated_capacity_raises_it_by_an_eighth() {
     let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
     index.set_capacity(a, 800);
     let there = |index: &mut PrefixIndex, at_least| {
-        index.learn(a, ReuseDistance { at_least, at_most: at_least + 50 }, true);
+        index.learn(
+            a,
+            ReuseDistance {
+                at_least,
+                at_most: at_least + 50,
+            },
+            true,
+        );
         index.capacity(a)
     };
-    assert_eq!(there(&mut index, 699), Some(800), "more than an eighth of it younger: nothing new");
+    assert_eq!(
+        there(&mut index, 699),
+        Some(800),
+        "more than an eighth of it younger: nothing new"
+    );
     assert_eq!(there(&mut index, 700), Some(900));
     assert_eq!(there(&mut index, 788), Some(1_012));
 }
@@ -200,10 +284,20 @@ fn a_hit_beyond_the_estimated_capacity_raises_it_by_an_eighth() {
 #[test]
 fn it_says_what_memory_it_holds() {
     assert_eq!(PrefixIndex::with_capacity(0).bytes(), 0);
-    let (small, large) = (PrefixIndex::with_capacity(8_000).bytes(), PrefixIndex::with_capacity(16_000).bytes());
-    assert_eq!(large - small, 1_000 * 64, "a bucket of eight entries takes a cache line");
+    let (small, large) = (
+        PrefixIndex::with_capacity(8_000).bytes(),
+        PrefixIndex::with_capacity(16_000).bytes(),
+    );
+    assert_eq!(
+        large - small,
+        1_000 * 64,
+        "a bucket of eight entries takes a cache line"
+    );
     let owners = small - 1_000 * 64;
-    assert_eq!(owners, 581_696, "of all endpoints there may be, and what aligns the buckets");
+    assert_eq!(
+        owners, 581_696,
+        "of all endpoints there may be, and what aligns the buckets"
+    );
     assert!(format!("{:?}", PrefixIndex::with_capacity(0)).contains("entries"));
 }
 
@@ -212,7 +306,10 @@ fn a_slot_no_snapshot_has_is_not_remembered() {
     let mut index = PrefixIndex::with_capacity(1000);
     let far = endpoint(ENDPOINTS_MAX as u16);
     index.record(far, &chain(1, 10));
-    assert_eq!((length(&index, &chain(1, 10), far), index.stats().entries), (0, 0));
+    assert_eq!(
+        (length(&index, &chain(1, 10), far), index.stats().entries),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -222,7 +319,11 @@ fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
     index.record(a, &blocks);
     index.record(b, &blocks);
     index.forget(next_generation(a));
-    assert_eq!(matched(&index, &blocks, &[a, b]), [100, 100], "another generation was meant");
+    assert_eq!(
+        matched(&index, &blocks, &[a, b]),
+        [100, 100],
+        "another generation was meant"
+    );
     index.forget(a);
     assert_eq!(matched(&index, &blocks, &[a, b]), [0, 100]);
     assert_eq!((index.stats().entries, index.stats().retired), (100, 1));
@@ -246,7 +347,11 @@ fn a_new_generation_starts_clean() {
     index.record(new, &blocks[..3]);
     assert_eq!(matched(&index, &blocks, &[old, new]), [0, 3]);
     index.record(old, &blocks[..1]);
-    assert_eq!(matched(&index, &blocks, &[old, new]), [1, 0], "a generation that comes back does not get its entries back");
+    assert_eq!(
+        matched(&index, &blocks, &[old, new]),
+        [1, 0],
+        "a generation that comes back does not get its entries back"
+    );
 }
 
 #[test]
@@ -277,9 +382,17 @@ fn a_hole_does_not_cut_the_match() {
             let key = index.table.key(blocks[hole], region(owner));
             let (place, _) = index.table.find(key, owner).unwrap();
             index.table.free(place);
-            assert_eq!(length(&index, blocks, a), count as u32, "block {hole} of {count} lost");
+            assert_eq!(
+                length(&index, blocks, a),
+                count as u32,
+                "block {hole} of {count} lost"
+            );
             let longer = [blocks, &chain(2, 100)].concat();
-            assert_eq!(length(&index, &longer, a), count as u32, "block {hole} of {count} lost, asked for more");
+            assert_eq!(
+                length(&index, &longer, a),
+                count as u32,
+                "block {hole} of {count} lost, asked for more"
+            );
         }
     }
 }
@@ -294,19 +407,40 @@ fn a_hole_in_maybe_cached_blocks_does_not_cut_them_either() {
         (2..14).for_each(|seed| index.record(a, &chain(seed, 100)));
         index.record(a, &common[..shared]);
         let owner = index.owners.get(a).unwrap();
-        let (place, _) = index.table.find(index.table.key(common[hole], region(owner)), owner).unwrap();
+        let (place, _) = index
+            .table
+            .find(index.table.key(common[hole], region(owner)), owner)
+            .unwrap();
         index.table.free(place);
-        let held = if hole + 1 == shared { shared - 1 } else { shared };
-        assert_eq!(stale(&index, &common, a), MatchLength { cached: held as u32, maybe_cached: 120 }, "{shared} held, block {hole} lost");
+        let held = if hole + 1 == shared {
+            shared - 1
+        } else {
+            shared
+        };
+        assert_eq!(
+            stale(&index, &common, a),
+            MatchLength {
+                cached: held as u32,
+                maybe_cached: 120
+            },
+            "{shared} held, block {hole} lost"
+        );
     }
 }
 
 #[test]
 fn a_first_block_that_had_to_go_does_not_hide_the_others() {
-    let (mut index, a, blocks) = (PrefixIndex::with_capacity(LANES), endpoint(3), chain(1, LANES));
+    let (mut index, a, blocks) = (
+        PrefixIndex::with_capacity(LANES),
+        endpoint(3),
+        chain(1, LANES),
+    );
     index.record(a, &blocks);
     let owner = index.owners.get(a).unwrap();
-    let (place, _) = index.table.find(index.table.key(blocks[0], region(owner)), owner).unwrap();
+    let (place, _) = index
+        .table
+        .find(index.table.key(blocks[0], region(owner)), owner)
+        .unwrap();
     index.table.free(place);
     assert_eq!(length(&index, &blocks, a), LANES as u32);
 }
@@ -319,7 +453,10 @@ fn in_a_table_that_loses_most_entries_a_look_up_takes_bounded_time() {
     assert!(index.stats().entries <= 4096);
     let believed = length(&index, &long, endpoint(0));
     assert!(believed <= BLOCKS_MAX as u32);
-    assert_eq!(index.stats().evictions as usize, BLOCKS_MAX - index.stats().entries);
+    assert_eq!(
+        index.stats().evictions as usize,
+        BLOCKS_MAX - index.stats().entries
+    );
 }
 
 #[test]
@@ -329,10 +466,29 @@ fn the_oldest_go_first() {
     for blocks in &chains {
         index.record(endpoint(0), blocks);
     }
-    let held: Vec<u32> = chains.iter().map(|blocks| blocks.iter().map(|&b| length(&index, &[b], endpoint(0))).sum()).collect();
-    assert!(held[..12].iter().all(|&held| held < 20), "of 40 chains 20 fit; the oldest are gone: {held:?}");
-    assert!(held[28..].iter().all(|&held| held > 390), "the newest are there: {held:?}");
-    assert!(chains[28..].iter().all(|blocks| length(&index, blocks, endpoint(0)) >= 399), "and match as a whole");
+    let held: Vec<u32> = chains
+        .iter()
+        .map(|blocks| {
+            blocks
+                .iter()
+                .map(|&b| length(&index, &[b], endpoint(0)))
+                .sum()
+        })
+        .collect();
+    assert!(
+        held[..12].iter().all(|&held| held < 20),
+        "of 40 chains 20 fit; the oldest are gone: {held:?}"
+    );
+    assert!(
+        held[28..].iter().all(|&held| held > 390),
+        "the newest are there: {held:?}"
+    );
+    assert!(
+        chains[28..]
+            .iter()
+            .all(|blocks| length(&index, blocks, endpoint(0)) >= 399),
+        "and match as a whole"
+    );
 }
 
 #[test]
@@ -346,18 +502,33 @@ fn beyond_its_capacity_an_endpoint_holds_the_most_recently_touched() {
         index.record(large, blocks);
         index.record(small, &chains[0]);
     }
-    let reach = |index: &PrefixIndex, of| chains.iter().map(|blocks| length(index, blocks, of)).collect::<Vec<_>>();
+    let reach = |index: &PrefixIndex, of| {
+        chains
+            .iter()
+            .map(|blocks| length(index, blocks, of))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(reach(&index, large), vec![100; 40], "it has room for all");
     let held = reach(&index, small);
     assert_eq!(held[0], 100, "touched again and again: {held:?}");
-    assert!(held[1..30].iter().all(|&held| held == 0), "long evicted: {held:?}");
-    assert!((700..=1000).contains(&held.iter().sum::<u32>()), "seven to eight eighths of the capacity, less an epoch: {held:?}");
+    assert!(
+        held[1..30].iter().all(|&held| held == 0),
+        "long evicted: {held:?}"
+    );
+    assert!(
+        (700..=1000).contains(&held.iter().sum::<u32>()),
+        "seven to eight eighths of the capacity, less an epoch: {held:?}"
+    );
     assert!(held[34..].iter().all(|&held| held == 100), "{held:?}");
 
     index.set_capacity(small, 0);
     assert_eq!(reach(&index, small), vec![0; 40]);
     index.set_capacity(small, u32::MAX);
-    assert_eq!(reach(&index, small), vec![100; 40], "nothing was thrown away");
+    assert_eq!(
+        reach(&index, small),
+        vec![100; 40],
+        "nothing was thrown away"
+    );
 }
 
 #[test]
@@ -368,19 +539,52 @@ fn blocks_given_one_to_two_capacities_ago_count_half() {
     for blocks in &chains {
         index.record(a, blocks);
     }
-    let found: Vec<MatchLength> = chains.iter().map(|blocks| stale(&index, blocks, a)).collect();
-    assert!(found[..78].iter().all(|&found| found == MatchLength::default()), "gone: {found:?}");
-    let (held, may_hold) = found.iter().fold((0, 0), |(held, all), found| (held + found.cached, all + found.maybe_cached));
-    assert!((800..=1_000).contains(&held) && (1_900..=2_300).contains(&may_hold), "{held} of 1,000, and {may_hold}");
-    assert!(found[82..89].iter().all(|&found| found == MatchLength { cached: 0, maybe_cached: 100 }), "{found:?}");
-    assert_eq!(MatchLength { cached: 40, maybe_cached: 100 }.blocks(&chains[0]), 70);
+    let found: Vec<MatchLength> = chains
+        .iter()
+        .map(|blocks| stale(&index, blocks, a))
+        .collect();
+    assert!(
+        found[..78]
+            .iter()
+            .all(|&found| found == MatchLength::default()),
+        "gone: {found:?}"
+    );
+    let (held, may_hold) = found.iter().fold((0, 0), |(held, all), found| {
+        (held + found.cached, all + found.maybe_cached)
+    });
+    assert!(
+        (800..=1_000).contains(&held) && (1_900..=2_300).contains(&may_hold),
+        "{held} of 1,000, and {may_hold}"
+    );
+    assert!(
+        found[82..89].iter().all(|&found| found
+            == MatchLength {
+                cached: 0,
+                maybe_cached: 100
+            }),
+        "{found:?}"
+    );
+    assert_eq!(
+        MatchLength {
+            cached: 40,
+            maybe_cached: 100
+        }
+        .blocks(&chains[0]),
+        70
+    );
     let old = index.reuse(a, chains[85][99]).unwrap();
     index.learn(a, old, false);
     assert_eq!(index.capacity(a), Some(1_000), "a miss was to be expected");
     index.learn(a, old, true);
     assert_eq!(index.capacity(a), Some(1_125), "a hit was not");
-    let may_hold: u32 = chains.iter().map(|blocks| stale(&index, blocks, a).maybe_cached).sum();
-    assert!(may_hold <= 2_300, "a larger capacity brings back nothing that was given up: {may_hold}");
+    let may_hold: u32 = chains
+        .iter()
+        .map(|blocks| stale(&index, blocks, a).maybe_cached)
+        .sum();
+    assert!(
+        may_hold <= 2_300,
+        "a larger capacity brings back nothing that was given up: {may_hold}"
+    );
 }
 
 #[test]
@@ -394,7 +598,13 @@ fn maybe_cached_blocks_begin_where_cached_ones_end() {
         index.record(a, &common[..shared]);
         let longer = [&common[..], &chain(20, 50)].concat();
         for blocks in [&common, &longer] {
-            assert_eq!(stale(&index, blocks, a), MatchLength { cached: shared as u32, maybe_cached: 300 });
+            assert_eq!(
+                stale(&index, blocks, a),
+                MatchLength {
+                    cached: shared as u32,
+                    maybe_cached: 300
+                }
+            );
         }
     }
 }
@@ -408,7 +618,10 @@ fn a_table_far_larger_than_a_cache_still_knows_what_is_evicted() {
         index.record(a, blocks);
     }
     let held: u32 = chains.iter().map(|blocks| length(&index, blocks, a)).sum();
-    assert!((800..=1_000).contains(&held), "of 40,000 blocks {held} are believed to be there");
+    assert!(
+        (800..=1_000).contains(&held),
+        "of 40,000 blocks {held} are believed to be there"
+    );
 }
 
 /// An index whose epoch is sixteen touches, and the reuse interval of a prompt of sixteen blocks in
@@ -424,14 +637,25 @@ fn reuse_interval(index: &PrefixIndex, asked: &[u64]) -> f32 {
 fn a_prefix_requested_once_has_the_longest_reuse_interval() {
     let mut index = PrefixIndex::with_capacity(131_072);
     let asked = chain(1, 16);
-    assert_eq!(reuse_interval(&index, &asked), REQUESTED_ONCE, "no endpoint has any of it");
+    assert_eq!(
+        reuse_interval(&index, &asked),
+        REQUESTED_ONCE,
+        "no endpoint has any of it"
+    );
     index.record(endpoint(2), &asked);
     assert_eq!(reuse_interval(&index, &asked), REQUESTED_ONCE);
     let longer = [&asked[..], &chain(2, 8)].concat();
     index.record(endpoint(2), &longer);
-    assert_eq!(reuse_interval(&index, &longer), REQUESTED_ONCE, "its beginning was requested twice, all of it once");
+    assert_eq!(
+        reuse_interval(&index, &longer),
+        REQUESTED_ONCE,
+        "its beginning was requested twice, all of it once"
+    );
     assert!(reuse_interval(&index, &asked) <= 0.5);
-    assert_eq!(index.reuse_interval(&[], &[endpoint(0)], &[]), REQUESTED_ONCE);
+    assert_eq!(
+        index.reuse_interval(&[], &[endpoint(0)], &[]),
+        REQUESTED_ONCE
+    );
     assert_eq!(index.reuse_interval(&asked, &[], &[]), REQUESTED_ONCE);
 }
 
@@ -440,7 +664,11 @@ fn the_reuse_interval_follows_how_often_a_prefix_is_requested() {
     let mut index = PrefixIndex::with_capacity(131_072);
     let (asked, mut others) = (chain(1, 16), (2..).map(|seed| chain(seed, 16)));
     let mut requested = |index: &mut PrefixIndex, prompts_between: usize| {
-        others.by_ref().take(prompts_between).enumerate().for_each(|(number, other)| index.record(endpoint(number as u16 % 4), &other));
+        others
+            .by_ref()
+            .take(prompts_between)
+            .enumerate()
+            .for_each(|(number, other)| index.record(endpoint(number as u16 % 4), &other));
         index.record(endpoint(2), &asked);
         reuse_interval(index, &asked)
     };
@@ -451,17 +679,27 @@ fn the_reuse_interval_follows_how_often_a_prefix_is_requested() {
         assert!((7.0..14.0).contains(&interval), "{interval}");
     }
     let once_sooner = requested(&mut index, 1);
-    assert!((4.0..14.0).contains(&once_sooner), "one request by chance says little: {once_sooner}");
+    assert!(
+        (4.0..14.0).contains(&once_sooner),
+        "one request by chance says little: {once_sooner}"
+    );
     let often = (0..8).map(|_| requested(&mut index, 3)).last().unwrap();
     assert!((0.5..2.0).contains(&often), "{often}");
     (100..180).for_each(|seed| index.record(endpoint(seed as u16 % 4), &chain(seed, 16)));
     let waited = reuse_interval(&index, &asked);
-    assert!((20.0..20.5).contains(&waited), "no longer requested: {waited}");
+    assert!(
+        (20.0..20.5).contains(&waited),
+        "no longer requested: {waited}"
+    );
 }
 
 #[test]
 fn what_stands_for_four_blocks_takes_the_room_of_four() {
-    let (mut index, few, many) = (PrefixIndex::with_capacity(100_000), endpoint(0), endpoint(1));
+    let (mut index, few, many) = (
+        PrefixIndex::with_capacity(100_000),
+        endpoint(0),
+        endpoint(1),
+    );
     let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 100)).collect();
     let wide = |blocks: &[u64]| blocks.iter().map(|block| block | 1).collect::<Vec<_>>();
     index.set_capacity(few, 1000);
@@ -470,12 +708,30 @@ fn what_stands_for_four_blocks_takes_the_room_of_four() {
         index.record(few, blocks);
         index.record(many, &wide(blocks));
     }
-    let held = |of, chains: &[Vec<u64>]| chains.iter().map(|blocks| length(&index, blocks, of)).collect::<Vec<_>>();
-    let theirs = held(many, &chains.iter().map(|blocks| wide(blocks)).collect::<Vec<_>>());
-    assert_eq!((theirs.iter().sum::<u32>() / 100, theirs), (held(few, &chains).iter().sum::<u32>() / 100, held(few, &chains)));
+    let held = |of, chains: &[Vec<u64>]| {
+        chains
+            .iter()
+            .map(|blocks| length(&index, blocks, of))
+            .collect::<Vec<_>>()
+    };
+    let theirs = held(
+        many,
+        &chains.iter().map(|blocks| wide(blocks)).collect::<Vec<_>>(),
+    );
+    assert_eq!(
+        (theirs.iter().sum::<u32>() / 100, theirs),
+        (
+            held(few, &chains).iter().sum::<u32>() / 100,
+            held(few, &chains)
+        )
+    );
     assert_eq!((index.stats().entries, count(&mut index)), (8_000, 8_000));
     let reuse = index.reuse(many, chains[38][99] | 1).unwrap();
-    assert_eq!((index.stats().entries, reuse.at_most % 4), (8_000, 0), "{reuse:?}");
+    assert_eq!(
+        (index.stats().entries, reuse.at_most % 4),
+        (8_000, 0),
+        "{reuse:?}"
+    );
 }
 
 #[test]
@@ -489,7 +745,11 @@ fn a_working_set_within_the_capacity_stays_however_often_it_is_touched() {
     for turn in 0..500 {
         index.record(endpoint(0), &chains[turn % 7]);
     }
-    assert_eq!(length(&index, &chains[7], endpoint(0)), 100, "idle for 50,000 touches, but nothing needed its room");
+    assert_eq!(
+        length(&index, &chains[7], endpoint(0)),
+        100,
+        "idle for 50,000 touches, but nothing needed its room"
+    );
 }
 
 #[test]
@@ -504,7 +764,10 @@ fn a_capacity_learnt_late_does_not_empty_the_endpoint() {
     for blocks in &chains {
         index.record(endpoint(0), blocks);
     }
-    let held: u32 = chains.iter().map(|blocks| length(&index, blocks, endpoint(0))).sum();
+    let held: u32 = chains
+        .iter()
+        .map(|blocks| length(&index, blocks, endpoint(0)))
+        .sum();
     assert!((800..=1000).contains(&held), "{held}");
 }
 
@@ -532,7 +795,10 @@ fn few_are_lost_at_the_load_it_is_made_for() {
         index.record(endpoint(slot), &chain(u64::from(slot), 6600));
     }
     let lost = 660_000 - count(&mut index);
-    assert!(lost < 3300, "{lost} of 660,000, all distinct: more than half a percent");
+    assert!(
+        lost < 3300,
+        "{lost} of 660,000, all distinct: more than half a percent"
+    );
     assert_eq!(index.stats().evictions as usize, lost);
     assert!(index.bytes() < 16_000_000);
 }
@@ -573,7 +839,10 @@ fn trees() -> Vec<Vec<u64>> {
         trees.push([&trees[n / 2][..fork], &chain(n as u64, CHAIN - fork)].concat());
     }
     // As in long prompts: after the first blocks each hash stands for several.
-    trees.iter_mut().flat_map(|blocks| blocks.iter_mut().skip(CHAIN * 2 / 3)).for_each(|block| *block |= 1);
+    trees
+        .iter_mut()
+        .flat_map(|blocks| blocks.iter_mut().skip(CHAIN * 2 / 3))
+        .for_each(|block| *block |= 1);
     trees
 }
 
@@ -597,7 +866,11 @@ struct NaiveIndex {
 
 impl NaiveIndex {
     fn new() -> Self {
-        Self { trees: trees(), cached: BTreeMap::new(), lives: BTreeMap::new() }
+        Self {
+            trees: trees(),
+            cached: BTreeMap::new(),
+            lives: BTreeMap::new(),
+        }
     }
 
     fn everybody(&self) -> Vec<EndpointRef> {
@@ -605,7 +878,10 @@ impl NaiveIndex {
     }
 
     fn present(&self, slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), generation: Generation(self.lives.get(&slot).copied().unwrap_or(1)) }
+        EndpointRef {
+            slot: Slot(slot),
+            generation: Generation(self.lives.get(&slot).copied().unwrap_or(1)),
+        }
     }
 
     fn apply(&mut self, index: &mut PrefixIndex, op: &IndexOp) {
@@ -634,20 +910,41 @@ impl NaiveIndex {
 
     /// One more than the position of the deepest block held.
     fn reach(&self, blocks: &[u64], endpoint: EndpointRef) -> u32 {
-        let Some(held) = self.cached.get(&endpoint) else { return 0 };
-        blocks.iter().rposition(|block| held.contains(block)).map_or(0, |at| at as u32 + 1)
+        let Some(held) = self.cached.get(&endpoint) else {
+            return 0;
+        };
+        blocks
+            .iter()
+            .rposition(|block| held.contains(block))
+            .map_or(0, |at| at as u32 + 1)
     }
 }
 
 /// One more than the position of the deepest block whose entry satisfies the condition, by a walk
 /// over all.
-fn deepest(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef, of: fn(EntryState) -> bool) -> u32 {
-    let Some(owner) = index.owners.get(endpoint) else { return 0 };
-    let holding = |&block: &u64| {
-        let entry = index.table.find(index.table.key(block, region(owner)), owner);
-        entry.is_some_and(|(_, entry)| of(index.owners.holding(owner, epoch_of(entry.stamp, index.epoch))))
+fn deepest(
+    index: &PrefixIndex,
+    blocks: &[u64],
+    endpoint: EndpointRef,
+    of: fn(EntryState) -> bool,
+) -> u32 {
+    let Some(owner) = index.owners.get(endpoint) else {
+        return 0;
     };
-    blocks.iter().rposition(holding).map_or(0, |at| at as u32 + 1)
+    let holding = |&block: &u64| {
+        let entry = index
+            .table
+            .find(index.table.key(block, region(owner)), owner);
+        entry.is_some_and(|(_, entry)| {
+            of(index
+                .owners
+                .holding(owner, epoch_of(entry.stamp, index.epoch)))
+        })
+    };
+    blocks
+        .iter()
+        .rposition(holding)
+        .map_or(0, |at| at as u32 + 1)
 }
 
 proptest! {

@@ -145,7 +145,11 @@ struct CostTimes {
 impl Cost {
     /// The cost of `request` at `endpoint`.
     #[inline(always)] // so that the terms stay in registers
-    pub(super) fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
+    pub(super) fn of(
+        weights: &CostWeights,
+        request: &RequestInputs<'_>,
+        endpoint: &EndpointInputs,
+    ) -> Self {
         let times = CostTimes::of(request, endpoint);
         Self {
             wait: wait(weights, &times),
@@ -197,7 +201,9 @@ fn delay(times: &CostTimes) -> f32 {
 fn decode(request: &RequestInputs<'_>, endpoint: &EndpointInputs, times: &CostTimes) -> f32 {
     let ([_, e1, e2], (_, w)) = (request.step.decode(), endpoint.speed);
     let context = (endpoint.load.context_tokens + request.mean_context) / 2.0;
-    let own_ms = request.step.decode_ms(times.expected_batch + 1.0, context + request.prompt_tokens);
+    let own_ms = request
+        .step
+        .decode_ms(times.expected_batch + 1.0, context + request.prompt_tokens);
     let others_ms = times.expected_batch * (e1 + e2 * request.prompt_tokens);
     request.output_tokens * w * (own_ms + others_ms)
 }
@@ -217,7 +223,10 @@ impl LoadInputs {
     pub(super) fn of(load: &EndpointLoad, step: &StepModel) -> Self {
         Self {
             requests: load.requests,
-            context_tokens: float(load.decode_tokens.saturating_add(load.prefills.prompt_tokens)),
+            context_tokens: float(
+                load.decode_tokens
+                    .saturating_add(load.prefills.prompt_tokens),
+            ),
             queued_tokens: float(load.prefills.uncached_tokens),
             queued_ms: queued_prefills_ms(step, &load.prefills),
         }
@@ -242,12 +251,20 @@ impl CostTimes {
     fn of(request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {
         let (step, (v, w)) = (request.step, endpoint.speed);
         let batch = float(u64::from(endpoint.load.requests));
-        let prefill_ms = step.prefill_ms(request.charged_tokens(endpoint.uncached_tokens), request.prompt_tokens);
+        let prefill_ms = step.prefill_ms(
+            request.charged_tokens(endpoint.uncached_tokens),
+            request.prompt_tokens,
+        );
         let service_ms = v * prefill_ms + endpoint.adapter_ms;
-        let step_ms = step.decode_ms(batch + 1.0, endpoint.load.context_tokens + request.prompt_tokens);
+        let step_ms = step.decode_ms(
+            batch + 1.0,
+            endpoint.load.context_tokens + request.prompt_tokens,
+        );
         let decode_ms = request.output_tokens * w * step_ms;
         // All requests here together free their memory in about one lifetime.
-        let memory_ms = endpoint.memory.map_or(0.0, |memory| decode_ms * memory.missing_share(request, endpoint));
+        let memory_ms = endpoint.memory.map_or(0.0, |memory| {
+            decode_ms * memory.missing_share(request, endpoint)
+        });
         let waiting_ms = v * endpoint.load.queued_ms + memory_ms;
         Self {
             batch,
@@ -281,7 +298,10 @@ impl KvMemory {
         let reported = || endpoints.iter().filter_map(|endpoint| endpoint.memory);
         let count = float(reported().count() as u64);
         let mean = |field: fn(Self) -> f32| reported().map(field).sum::<f32>() / count;
-        (count > 0.0).then(|| Self { capacity: mean(|memory| memory.capacity), used: mean(|memory| memory.used) })
+        (count > 0.0).then(|| Self {
+            capacity: mean(|memory| memory.capacity),
+            used: mean(|memory| memory.used),
+        })
     }
 
     /// The missing tokens as a share of the capacity.
@@ -295,14 +315,18 @@ impl KvMemory {
     /// have about half of their memory already.
     fn missing_tokens(&self, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> f32 {
         let taken = self.used + endpoint.load.queued_tokens / 2.0;
-        let missing = taken + endpoint.uncached_tokens + request.output_tokens - PROMPT_MEMORY_SHARE * self.capacity;
+        let missing = taken + endpoint.uncached_tokens + request.output_tokens
+            - PROMPT_MEMORY_SHARE * self.capacity;
         // Not `clamp`, which panics if its limits are no numbers.
         missing.max(0.0).min(endpoint.uncached_tokens)
     }
 }
 
 /// A count as an f32.
-#[expect(clippy::cast_precision_loss, reason = "costs need far fewer than the seven digits of an f32")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "costs need far fewer than the seven digits of an f32"
+)]
 pub(super) fn float(count: u64) -> f32 {
     count as f32
 }

@@ -7,7 +7,10 @@ use proto::state::{daemon_message, proxy_message};
 /// Returns the load reports sent to the daemon since the last check.
 fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
     let sent = std::mem::take(&mut *world.host.grpc.sent.borrow_mut());
-    let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
+    let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice())
+        .unwrap()
+        .message
+    {
         Some(proxy_message::Message::LoadReport(share)) => Some(share),
         _ => None,
     };
@@ -17,12 +20,23 @@ fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
 fn say(world: &SharingWorld, peers: state::PeerLoad) {
     let bytes = crate::fake::encode(daemon_message::Message::PeerLoad(peers));
     let (size, stream) = (bytes.len(), world.host.grpc.streams.borrow().len() as u32);
-    world.host.http.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
-    world.workers[0].borrow_mut().on_stream_message(1, stream, size);
+    world
+        .host
+        .http
+        .buffers
+        .borrow_mut()
+        .insert(BodyBuffer::StreamMessage as u32, bytes);
+    world.workers[0]
+        .borrow_mut()
+        .on_stream_message(1, stream, size);
 }
 
 fn others(proxies: u32) -> state::PeerLoad {
-    state::PeerLoad { pool: "default".into(), proxies, ..state::PeerLoad::default() }
+    state::PeerLoad {
+        pool: "default".into(),
+        proxies,
+        ..state::PeerLoad::default()
+    }
 }
 
 #[test]
@@ -30,7 +44,10 @@ fn nothing_is_told_while_there_is_nobody_to_tell() {
     let world = SharingWorld::new(3, "");
     let _stream = world.request(1, "x");
     world.tick();
-    assert!(told(&world).is_empty(), "the daemon has not said a word of others");
+    assert!(
+        told(&world).is_empty(),
+        "the daemon has not said a word of others"
+    );
     say(&world, others(1));
     world.tick();
     assert!(told(&world).is_empty(), "there are none");
@@ -48,9 +65,18 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     let (mut second, _) = one.request(2, "y");
     one.host.pass_ms(ROWS_MS);
     one.tick();
-    let [share] = &told(&one)[..] else { panic!("one message") };
-    let long = placements::each(&share.placements).map(|(_, blocks)| blocks).max_by_key(Vec::len).unwrap();
-    let peers = state::PeerLoad { row: share.row.clone(), placements: share.placements.clone(), ..others(2) };
+    let [share] = &told(&one)[..] else {
+        panic!("one message")
+    };
+    let long = placements::each(&share.placements)
+        .map(|(_, blocks)| blocks)
+        .max_by_key(Vec::len)
+        .unwrap();
+    let peers = state::PeerLoad {
+        row: share.row.clone(),
+        placements: share.placements.clone(),
+        ..others(2)
+    };
     say(&two, peers.clone());
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
@@ -60,7 +86,13 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     assert_eq!(two.matched(1, &long), long.len() as u32);
     // A proxy does not publish the load that it received, only its own load.
     two.tick();
-    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
+    assert!(
+        told(&two)
+            .iter()
+            .all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()),
+        "{:?}",
+        told(&two)
+    );
 
     two.host.pass_ms(proto::SHARE_EXPIRY_MS);
     assert_eq!(two.look(1).requests, 0, "the report was not sent again");
@@ -73,7 +105,13 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     one.tick();
     let last = told(&one).pop().unwrap();
     assert_eq!(last.row.len(), LoadReportHead::BYTES, "all has ended");
-    say(&two, state::PeerLoad { row: last.row, ..others(2) });
+    say(
+        &two,
+        state::PeerLoad {
+            row: last.row,
+            ..others(2)
+        },
+    );
     two.host.pass_ms(SLOW_ROWS_MS);
     assert_eq!(two.look(1).requests, 0);
 }
@@ -86,7 +124,12 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
     let (mut stream, _) = world.request(1, "x");
     world.host.pass_ms(ROWS_MS);
     world.tick();
-    assert!(world.host.take_log().contains(&"tick every 5 ms".to_owned()));
+    assert!(
+        world
+            .host
+            .take_log()
+            .contains(&"tick every 5 ms".to_owned())
+    );
     told(&world);
     stream.on_done();
     world.host.pass_ms(5);
@@ -94,10 +137,20 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
     assert_eq!(told(&world).len(), 1, "between two whole ticks");
     world.host.pass_ms(2_000);
     world.tick();
-    assert!(world.host.take_log().contains(&"tick every 10 ms".to_owned()));
+    assert!(
+        world
+            .host
+            .take_log()
+            .contains(&"tick every 10 ms".to_owned())
+    );
     say(&world, others(1));
     world.tick();
-    assert!(world.host.take_log().contains(&"tick every 100 ms".to_owned()));
+    assert!(
+        world
+            .host
+            .take_log()
+            .contains(&"tick every 100 ms".to_owned())
+    );
 }
 
 #[test]
@@ -113,8 +166,17 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     one.host.pass_ms(ROWS_MS);
     one.tick();
     let share = told(&one).pop().unwrap();
-    assert!(share.row.len() > LoadReportHead::BYTES, "the ejection is published");
-    say(&two, state::PeerLoad { row: share.row, ..others(2) });
+    assert!(
+        share.row.len() > LoadReportHead::BYTES,
+        "the ejection is published"
+    );
+    say(
+        &two,
+        state::PeerLoad {
+            row: share.row,
+            ..others(2)
+        },
+    );
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
         let (mut stream, others) = two.request(worker, "z");
@@ -123,9 +185,17 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     }
     two.tick();
     two.tick();
-    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES), "a received report is not published again");
+    assert!(
+        told(&two)
+            .iter()
+            .all(|share| share.row.len() == LoadReportHead::BYTES),
+        "a received report is not published again"
+    );
     two.host.pass_ms(1_000);
-    assert!(two.request(1, "z").1.contains(&list[0]), "it counts as long as at its own proxy, and no longer");
+    assert!(
+        two.request(1, "z").1.contains(&list[0]),
+        "it counts as long as at its own proxy, and no longer"
+    );
 }
 
 #[test]
@@ -135,7 +205,10 @@ fn a_leader_that_serves_tells_its_own_placements() {
     let prompt = "once upon a time ".repeat(100);
     let _stream = world.request(0, &prompt);
     world.tick();
-    let placements: usize = told(&world).iter().map(|share| placements::each(&share.placements).count()).sum();
+    let placements: usize = told(&world)
+        .iter()
+        .map(|share| placements::each(&share.placements).count())
+        .sum();
     assert_eq!(placements, 1);
 }
 
@@ -149,7 +222,12 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.tick();
     let stamp = told(&world).pop().unwrap().stamp;
     // The report arrives after a delay in both directions.
-    let peers = state::PeerLoad { row: vec![0; LoadReportHead::BYTES], stamp, active: 3, ..others(4) };
+    let peers = state::PeerLoad {
+        row: vec![0; LoadReportHead::BYTES],
+        stamp,
+        active: 3,
+        ..others(4)
+    };
     say(&world, peers.clone());
     first.on_done();
     world.host.pass_ms(300);
@@ -157,11 +235,24 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.host.pass_ms(SLOW_ROWS_MS);
     (1..3).for_each(|worker| assert_eq!(world.look(worker).requests, 0));
     let _pick = world.request(1, "y");
-    assert_eq!(world.known(1).requests, 4, "one own request, and one for each of three other proxies");
+    assert_eq!(
+        world.known(1).requests,
+        4,
+        "one own request, and one for each of three other proxies"
+    );
     world.host.pass_ms(ROWS_MS);
-    assert_eq!(world.look(2).requests, 4, "a request of another worker counts as an own request too");
+    assert_eq!(
+        world.look(2).requests,
+        4,
+        "a request of another worker counts as an own request too"
+    );
     world.host.pass_ms(proto::SHARE_EXPIRY_MS);
-    (1..3).for_each(|worker| assert!(world.look(worker).requests <= 1, "newer reports of the other proxies have come"));
+    (1..3).for_each(|worker| {
+        assert!(
+            world.look(worker).requests <= 1,
+            "newer reports of the other proxies have come"
+        )
+    });
 }
 
 #[test]
@@ -181,7 +272,14 @@ fn a_row_that_stands_is_told_again_before_it_expires() {
 fn any_row_from_outside_is_survived() {
     let world = SharingWorld::new(2, "");
     for row in [vec![], vec![1], vec![0xff; 16], vec![0xff; 400]] {
-        say(&world, state::PeerLoad { placements: row.clone(), row, ..others(9) });
+        say(
+            &world,
+            state::PeerLoad {
+                placements: row.clone(),
+                row,
+                ..others(9)
+            },
+        );
         world.host.pass_ms(ROWS_MS);
         assert_eq!(world.look(1).requests, 0);
         world.tick();
@@ -190,10 +288,21 @@ fn any_row_from_outside_is_survived() {
 
 /// The daemon's heartbeat.
 fn heartbeat(world: &SharingWorld, sequence: u64) {
-    let version = Version { term: 1, sequence: 1 };
+    let version = Version {
+        term: 1,
+        sequence: 1,
+    };
     let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
     let metrics = crate::fake::metrics_message("default", version, sequence, &[0.0; 3]);
-    store.publish_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
+    store
+        .publish_metrics(
+            &world.host,
+            9,
+            (version, sequence),
+            &metrics,
+            world.host.now(),
+        )
+        .unwrap();
     world.tick();
 }
 
@@ -202,7 +311,13 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
     let worlds = [SharingWorld::new(3, ""), SharingWorld::new(3, "")];
     for world in &worlds {
         heartbeat(world, 2);
-        say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(2) });
+        say(
+            world,
+            state::PeerLoad {
+                row: vec![0; LoadReportHead::BYTES],
+                ..others(2)
+            },
+        );
     }
     // Make the random numbers of the two processes differ.
     for i in 0..7 {
@@ -211,19 +326,36 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
     let homes = |round: u32| {
         let home = |world: &SharingWorld, i: u32| {
             world.host.pass_ms(ROWS_MS);
-            let (mut stream, list) = world.request(1, &format!("{round} {i} {}", "a cold prompt ".repeat(100)));
+            let (mut stream, list) =
+                world.request(1, &format!("{round} {i} {}", "a cold prompt ".repeat(100)));
             stream.on_done();
             list[0].clone()
         };
-        (0..20).filter(|i| home(&worlds[0], *i) == home(&worlds[1], *i)).count()
+        (0..20)
+            .filter(|i| home(&worlds[0], *i) == home(&worlds[1], *i))
+            .count()
     };
-    assert!(homes(0) < 18, "while reports arrive, chance decides between equal endpoints");
-    worlds.iter().for_each(|world| world.host.pass_ms(proto::SHARE_EXPIRY_MS));
+    assert!(
+        homes(0) < 18,
+        "while reports arrive, chance decides between equal endpoints"
+    );
+    worlds
+        .iter()
+        .for_each(|world| world.host.pass_ms(proto::SHARE_EXPIRY_MS));
     assert_eq!(homes(1), 20);
     for world in &worlds {
         heartbeat(world, 3);
-        say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(1) });
+        say(
+            world,
+            state::PeerLoad {
+                row: vec![0; LoadReportHead::BYTES],
+                ..others(1)
+            },
+        );
         world.host.pass_ms(proto::SHARE_EXPIRY_MS);
     }
-    assert!(homes(2) < 18, "the other proxy is gone, so there is no need to agree");
+    assert!(
+        homes(2) < 18,
+        "the other proxy is gone, so there is no need to agree"
+    );
 }

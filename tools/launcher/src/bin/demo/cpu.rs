@@ -30,7 +30,12 @@ impl CpuMeter {
     /// Starts to measure; `others` are the ids of the demo's other processes.
     pub(crate) fn start(others: &[u32]) -> Self {
         let processes: Vec<u32> = others.iter().copied().chain([std::process::id()]).collect();
-        Self { start: Instant::now(), own: ticks(&processes), machine: machine(), processes }
+        Self {
+            start: Instant::now(),
+            own: ticks(&processes),
+            machine: machine(),
+            processes,
+        }
     }
 
     /// Busy share of all cores since the start, 0 to 1.
@@ -43,9 +48,15 @@ impl CpuMeter {
     /// A line about the whole run, with a warning if the machine was too slow.
     #[expect(clippy::cast_precision_loss, reason = "ticks stay far below 2^52")]
     pub(crate) fn finish(&mut self, policies: &[DemoPolicy]) -> String {
-        let late = policies.iter().map(|policy| policy.figures().late_max).max().unwrap_or_default();
+        let late = policies
+            .iter()
+            .map(|policy| policy.figures().late_max)
+            .max()
+            .unwrap_or_default();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let own = ticks(&self.processes).saturating_sub(self.own) as f64 / TICKS_PER_SECOND / self.start.elapsed().as_secs_f64().max(1e-9);
+        let own = ticks(&self.processes).saturating_sub(self.own) as f64
+            / TICKS_PER_SECOND
+            / self.start.elapsed().as_secs_f64().max(1e-9);
         let busy = self.busy_so_far();
         let cpu = busy.map_or_else(String::new, |busy| {
             format!("CPU: the demo used {own:.2} of {cores} cores; the whole machine was {:.0} % busy.\n", 100.0 * busy)
@@ -55,14 +66,24 @@ impl CpuMeter {
         } else {
             ""
         };
-        format!("{cpu}Requests were sent at most {} ms late.{warning}", late.as_millis())
+        format!(
+            "{cpu}Requests were sent at most {} ms late.{warning}",
+            late.as_millis()
+        )
     }
 }
 
 /// Busy and total ticks of all cores since boot.
 fn machine() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
-    let fields: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).take(8).filter_map(|field| field.parse().ok()).collect();
+    let fields: Vec<u64> = text
+        .lines()
+        .next()?
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|field| field.parse().ok())
+        .collect();
     let idle: u64 = fields.iter().skip(3).take(2).sum(); // idle, and waiting for I/O
     let total: u64 = fields.iter().sum();
     Some((total - idle, total))
@@ -74,7 +95,11 @@ fn ticks(processes: &[u32]) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
         // User and system time are the 12th and 13th field after the name in parentheses.
         let fields = text.rsplit_once(')')?.1.split_whitespace().skip(11).take(2);
-        Some(fields.filter_map(|field| field.parse::<u64>().ok()).sum::<u64>())
+        Some(
+            fields
+                .filter_map(|field| field.parse::<u64>().ok())
+                .sum::<u64>(),
+        )
     };
     processes.iter().filter_map(used).sum()
 }

@@ -1,6 +1,9 @@
 //! Sends the same requests at the same times through two Envoys: one spreads them by round robin,
 //! the other has the picker. Shows both side by side while they run.
-#![allow(clippy::print_stdout, reason = "a command-line program prints its results")]
+#![allow(
+    clippy::print_stdout,
+    reason = "a command-line program prints its results"
+)]
 
 mod cpu;
 mod policy;
@@ -90,7 +93,10 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: &Args) -> Result<()> {
-    let mut stop = StopSignals(signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut stop = StopSignals(
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
     let mut demo = tokio::select! {
         demo = Demo::start(args) => demo?,
         () = stop.next() => return Ok(()),
@@ -105,12 +111,20 @@ async fn run(args: &Args) -> Result<()> {
 
 /// The requests of both policies.
 fn arrivals(args: &Args) -> Result<Vec<Arrival>> {
-    let end = Duration::try_from_secs_f64(args.minutes * 60.0).map_err(|error| format!("--minutes: {error}"))?;
+    let end = Duration::try_from_secs_f64(args.minutes * 60.0)
+        .map_err(|error| format!("--minutes: {error}"))?;
     let arrivals = match &args.trace {
-        Some(file) => trace::read(file, SEED)?.into_iter().filter(|arrival| arrival.at < end).collect(),
+        Some(file) => trace::read(file, SEED)?
+            .into_iter()
+            .filter(|arrival| arrival.at < end)
+            .collect(),
         None => sessions::generate(SEED, args.sessions, end),
     };
-    if arrivals.is_empty() { Err("no request arrives within this time".into()) } else { Ok(arrivals) }
+    if arrivals.is_empty() {
+        Err("no request arrives within this time".into())
+    } else {
+        Ok(arrivals)
+    }
 }
 
 // === impl StopSignals ===
@@ -131,8 +145,14 @@ impl Demo {
     /// Starts all parts and sends a first request through each Envoy.
     async fn start(args: &Args) -> Result<Self> {
         let start = Instant::now();
-        println!("Starting 2 x {} simulated model servers, two Envoys and switchpointd ...", args.servers);
-        let [theirs, ours] = [servers(SERVER_PORTS.1, args.servers)?, servers(SERVER_PORTS.0, args.servers)?];
+        println!(
+            "Starting 2 x {} simulated model servers, two Envoys and switchpointd ...",
+            args.servers
+        );
+        let [theirs, ours] = [
+            servers(SERVER_PORTS.1, args.servers)?,
+            servers(SERVER_PORTS.0, args.servers)?,
+        ];
         let [their_addresses, our_addresses] = [addresses(&theirs), addresses(&ours)];
         let (picker, round_robin) = tokio::try_join!(
             DaemonAndEnvoy::start(&our_addresses, ExtraArgs::default(), |_| Ok(())),
@@ -144,7 +164,9 @@ impl Demo {
         ];
         for policy in &policies {
             let sent = Instant::now();
-            let body = format!(r#"{{"model":"{MODEL}","max_tokens":1,"messages":[{{"role":"user","content":"hello"}}]}}"#);
+            let body = format!(
+                r#"{{"model":"{MODEL}","max_tokens":1,"messages":[{{"role":"user","content":"hello"}}]}}"#
+            );
             let reply = client::post(policy.target(), "/v1/chat/completions", body).await?;
             println!(
                 "{:5.1} s: first request by {}: status {} from {}, after {} ms",
@@ -155,7 +177,11 @@ impl Demo {
                 sent.elapsed().as_millis()
             );
         }
-        Ok(Self { picker, round_robin, policies })
+        Ok(Self {
+            picker,
+            round_robin,
+            policies,
+        })
     }
 
     /// Sends the requests and shows the figures. Then, unless `--exit` is set, waits for ever.
@@ -163,13 +189,23 @@ impl Demo {
         let arrivals = arrivals(args)?;
         let length = Duration::from_secs_f64(args.minutes * 60.0 / args.rate);
         println!("{}", introduction(args, arrivals.len(), length));
-        let mut cpu = CpuMeter::start(&[self.picker.daemon().id(), self.picker.envoy().id(), self.round_robin.process().id()]);
+        let mut cpu = CpuMeter::start(&[
+            self.picker.daemon().id(),
+            self.picker.envoy().id(),
+            self.round_robin.process().id(),
+        ]);
         self.replay(args, &arrivals, length, &cpu).await?;
         self.picker.check_running()?;
         self.round_robin.process().check_running()?;
         println!("\nDone. TTFT is the time to the first token, \"reply\" the time to the last.");
-        println!("The hit rate is the share of prompt tokens that the engines had in their prefix caches.");
-        println!("{}\n{}", table::comparison(&self.policies), cpu.finish(&self.policies));
+        println!(
+            "The hit rate is the share of prompt tokens that the engines had in their prefix caches."
+        );
+        println!(
+            "{}\n{}",
+            table::comparison(&self.policies),
+            cpu.finish(&self.policies)
+        );
         if !args.exit {
             println!("\n{}", invitation());
             std::future::pending::<()>().await;
@@ -177,13 +213,27 @@ impl Demo {
         Ok(())
     }
 
-    async fn replay(&self, args: &Args, arrivals: &[Arrival], length: Duration, cpu: &CpuMeter) -> Result<()> {
+    async fn replay(
+        &self,
+        args: &Args,
+        arrivals: &[Arrival],
+        length: Duration,
+        cpu: &CpuMeter,
+    ) -> Result<()> {
         let start = Instant::now();
         let [theirs, ours] = &self.policies;
-        let mut both =
-            std::pin::pin!(async { tokio::try_join!(theirs.replay(arrivals, args.rate, start), ours.replay(arrivals, args.rate, start)) });
+        let mut both = std::pin::pin!(async {
+            tokio::try_join!(
+                theirs.replay(arrivals, args.rate, start),
+                ours.replay(arrivals, args.rate, start)
+            )
+        });
         let mut view = LiveView::new(std::io::stdout().is_terminal(), length);
-        let mut show = tokio::time::interval(if view.on_terminal() { SHOW_EVERY.0 } else { SHOW_EVERY.1 });
+        let mut show = tokio::time::interval(if view.on_terminal() {
+            SHOW_EVERY.0
+        } else {
+            SHOW_EVERY.1
+        });
         loop {
             tokio::select! {
                 ended = &mut both => {
@@ -208,17 +258,29 @@ fn servers(first_port: u16, count: u16) -> Result<Vec<ModelServer>> {
 
 fn server(port: u16) -> Result<ModelServer> {
     let listen = ([127, 0, 0, 1], port).into();
-    let options = ModelServerOptions { listen, profile: PROFILE, models: vec![MODEL.into()], ..ModelServerOptions::default() };
-    Ok(ModelServer::start(options).map_err(|error| format!("cannot listen on port {port}, which the demo needs: {error}"))?)
+    let options = ModelServerOptions {
+        listen,
+        profile: PROFILE,
+        models: vec![MODEL.into()],
+        ..ModelServerOptions::default()
+    };
+    Ok(ModelServer::start(options)
+        .map_err(|error| format!("cannot listen on port {port}, which the demo needs: {error}"))?)
 }
 
 fn addresses(servers: &[ModelServer]) -> Vec<String> {
-    servers.iter().map(|server| server.addr().to_string()).collect()
+    servers
+        .iter()
+        .map(|server| server.addr().to_string())
+        .collect()
 }
 
 fn introduction(args: &Args, requests: usize, length: Duration) -> String {
     let source = match &args.trace {
-        Some(file) => format!("The requests are those of the recorded trace {}.", file.display()),
+        Some(file) => format!(
+            "The requests are those of the recorded trace {}.",
+            file.display()
+        ),
         None => format!(
             "The requests are generated (seed {SEED}): sessions of agents, {} new ones per minute.\n\
              Each prompt repeats all earlier turns of its session. The load grows, because\n\

@@ -45,7 +45,12 @@ pub(crate) struct PolicyFigures {
 
 impl DemoPolicy {
     pub(crate) fn new(name: &'static str, target: SocketAddr, servers: Vec<ModelServer>) -> Self {
-        Self { name, target, progress: ReplayProgress::default(), _servers: servers }
+        Self {
+            name,
+            target,
+            progress: ReplayProgress::default(),
+            _servers: servers,
+        }
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -58,20 +63,38 @@ impl DemoPolicy {
     }
 
     /// Sends all requests, with times counted from `start`. Returns when all have ended.
-    pub(crate) async fn replay(&self, arrivals: &[Arrival], rate: f64, start: Instant) -> Result<()> {
-        let plan = ReplayPlan { target: self.target, model: MODEL.into(), headers: Vec::new(), rate };
+    pub(crate) async fn replay(
+        &self,
+        arrivals: &[Arrival],
+        rate: f64,
+        start: Instant,
+    ) -> Result<()> {
+        let plan = ReplayPlan {
+            target: self.target,
+            model: MODEL.into(),
+            headers: Vec::new(),
+            rate,
+        };
         replay::run_observed(&plan, arrivals, start, &self.progress).await
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^52")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "token counts stay far below 2^52"
+    )]
     pub(crate) fn figures(&self) -> PolicyFigures {
         let (sent, results) = (self.progress.sent(), self.progress.results());
-        let answered: Vec<_> = results.iter().filter(|result| result.status == 200 && result.ttft.is_some()).collect();
+        let answered: Vec<_> = results
+            .iter()
+            .filter(|result| result.status == 200 && result.ttft.is_some())
+            .collect();
         let mut ttfts: Vec<Duration> = answered.iter().filter_map(|result| result.ttft).collect();
         let mut replies: Vec<Duration> = answered.iter().map(|result| result.duration).collect();
         ttfts.sort();
         replies.sort();
-        let [cached, prompt] = answered.iter().fold([0, 0], |[cached, prompt], r| [cached + r.cached_tokens, prompt + r.prompt_tokens]);
+        let [cached, prompt] = answered.iter().fold([0, 0], |[cached, prompt], r| {
+            [cached + r.cached_tokens, prompt + r.prompt_tokens]
+        });
         let count = u32::try_from(ttfts.len()).unwrap_or(u32::MAX).max(1);
         PolicyFigures {
             sent,
@@ -82,7 +105,11 @@ impl DemoPolicy {
             ttft_p95: quantile(&ttfts, 0.95).unwrap_or_default(),
             ttft_mean: ttfts.iter().sum::<Duration>() / count,
             reply_p50: quantile(&replies, 0.5).unwrap_or_default(),
-            late_max: results.iter().map(|result| result.late).max().unwrap_or_default(),
+            late_max: results
+                .iter()
+                .map(|result| result.late)
+                .max()
+                .unwrap_or_default(),
         }
     }
 }

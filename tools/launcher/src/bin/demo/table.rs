@@ -26,7 +26,11 @@ pub(crate) struct LiveView {
 impl LiveView {
     /// A view of a run that sends its last request before `length` has passed.
     pub(crate) fn new(terminal: bool, length: Duration) -> Self {
-        Self { terminal, length, lines: 0 }
+        Self {
+            terminal,
+            length,
+            lines: 0,
+        }
     }
 
     pub(crate) fn on_terminal(&self) -> bool {
@@ -34,7 +38,10 @@ impl LiveView {
     }
 
     pub(crate) fn show(&mut self, elapsed: Duration, policies: &[DemoPolicy], cpu: &CpuMeter) {
-        let figures: Vec<_> = policies.iter().map(|policy| (policy.name(), policy.figures())).collect();
+        let figures: Vec<_> = policies
+            .iter()
+            .map(|policy| (policy.name(), policy.figures()))
+            .collect();
         if !self.terminal {
             println!("{}", self.plain(elapsed, &figures));
             return;
@@ -48,19 +55,46 @@ impl LiveView {
     }
 
     fn plain(&self, elapsed: Duration, figures: &[(&str, PolicyFigures)]) -> String {
-        let mut text = format!("{:.0} s, {}", elapsed.as_secs_f64(), self.left(elapsed, figures));
+        let mut text = format!(
+            "{:.0} s, {}",
+            elapsed.as_secs_f64(),
+            self.left(elapsed, figures)
+        );
         for (name, seen) in figures {
-            let PolicyFigures { done, hit_rate, ttft_p50, ttft_p95, ttft_mean, .. } = seen;
+            let PolicyFigures {
+                done,
+                hit_rate,
+                ttft_p50,
+                ttft_p95,
+                ttft_mean,
+                ..
+            } = seen;
             let [p50, p95, mean] = [ttft_p50, ttft_p95, ttft_mean].map(|time| ms(*time));
             let hits = percent(*hit_rate);
             // Writing to a string cannot fail.
-            let _ = write!(text, "\n  {name:11}  {done:4} done, hit rate {hits:>6}, TTFT p50 {p50:>9}, p95 {p95:>9}, mean {mean:>9}");
+            let _ = write!(
+                text,
+                "\n  {name:11}  {done:4} done, hit rate {hits:>6}, TTFT p50 {p50:>9}, p95 {p95:>9}, mean {mean:>9}"
+            );
         }
         text
     }
 
-    fn drawing(&self, elapsed: Duration, figures: &[(&str, PolicyFigures)], busy: Option<f64>) -> String {
-        let mut table = table(&["policy", "done", "in flight", "hit rate", "TTFT p50", "TTFT p95", "TTFT mean"]);
+    fn drawing(
+        &self,
+        elapsed: Duration,
+        figures: &[(&str, PolicyFigures)],
+        busy: Option<f64>,
+    ) -> String {
+        let mut table = table(&[
+            "policy",
+            "done",
+            "in flight",
+            "hit rate",
+            "TTFT p50",
+            "TTFT p95",
+            "TTFT mean",
+        ]);
         for (name, seen) in figures {
             table.add_row([
                 (*name).to_owned(),
@@ -73,11 +107,21 @@ impl LiveView {
             ]);
         }
         let share = (elapsed.as_secs_f64() / self.length.as_secs_f64().max(1e-9)).min(1.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "between 0 and BAR")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "between 0 and BAR"
+        )]
         let filled = (share * BAR as f64) as usize;
         let bar = "█".repeat(filled) + &"░".repeat(BAR - filled);
         let cpu = busy.map_or_else(String::new, |busy| format!("   (CPU {})", percent(busy)));
-        format!("{bar}  {:.0} s, {}{cpu}\n{}", elapsed.as_secs_f64(), self.left(elapsed, figures), right(table))
+        format!(
+            "{bar}  {:.0} s, {}{cpu}\n{}",
+            elapsed.as_secs_f64(),
+            self.left(elapsed, figures),
+            right(table)
+        )
     }
 
     fn left(&self, elapsed: Duration, figures: &[(&str, PolicyFigures)]) -> String {
@@ -94,8 +138,20 @@ impl LiveView {
 /// that failed.
 pub(crate) fn comparison(policies: &[DemoPolicy; 2]) -> String {
     let seen = policies.each_ref().map(DemoPolicy::figures);
-    let failed: Vec<String> = policies.iter().zip(&seen).map(|(policy, seen)| format!("{} by {}", seen.failed, policy.name())).collect();
-    let mut table = table(&["policy", "done", "hit rate", "TTFT p50", "TTFT p95", "TTFT mean", "reply p50"]);
+    let failed: Vec<String> = policies
+        .iter()
+        .zip(&seen)
+        .map(|(policy, seen)| format!("{} by {}", seen.failed, policy.name()))
+        .collect();
+    let mut table = table(&[
+        "policy",
+        "done",
+        "hit rate",
+        "TTFT p50",
+        "TTFT p95",
+        "TTFT mean",
+        "reply p50",
+    ]);
     for (policy, seen) in policies.iter().zip(&seen) {
         table.add_row([
             policy.name().to_owned(),
@@ -123,12 +179,18 @@ pub(crate) fn comparison(policies: &[DemoPolicy; 2]) -> String {
 
 /// How many times shorter `ours` is than `theirs`; below 1 if it is longer.
 fn gain(theirs: Duration, ours: Duration) -> String {
-    if ours.is_zero() { "-".to_owned() } else { format!("{:.1} x", theirs.as_secs_f64() / ours.as_secs_f64()) }
+    if ours.is_zero() {
+        "-".to_owned()
+    } else {
+        format!("{:.1} x", theirs.as_secs_f64() / ours.as_secs_f64())
+    }
 }
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(header.to_vec());
+    table
+        .load_style(UTF8_FULL_CONDENSED)
+        .set_header(header.to_vec());
     table
 }
 
@@ -141,7 +203,11 @@ fn right(mut table: Table) -> Table {
 }
 
 fn ms(time: Duration) -> String {
-    if time.is_zero() { "-".to_owned() } else { format!("{} ms", time.as_millis()) }
+    if time.is_zero() {
+        "-".to_owned()
+    } else {
+        format!("{} ms", time.as_millis())
+    }
 }
 
 fn percent(share: f64) -> String {
@@ -154,26 +220,61 @@ mod tests {
 
     fn figures(done: usize, ttft_ms: u64) -> PolicyFigures {
         let ttft = Duration::from_millis(ttft_ms);
-        PolicyFigures { sent: done + 2, done, hit_rate: 0.5, ttft_p50: ttft, ttft_p95: ttft, ttft_mean: ttft, ..PolicyFigures::default() }
+        PolicyFigures {
+            sent: done + 2,
+            done,
+            hit_rate: 0.5,
+            ttft_p50: ttft,
+            ttft_p95: ttft,
+            ttft_mean: ttft,
+            ..PolicyFigures::default()
+        }
     }
 
     #[test]
     fn the_live_view_says_what_is_left() {
         let view = LiveView::new(true, Duration::from_secs(100));
-        let figures = [("round robin", figures(10, 800)), ("switchpoint", figures(12, 90))];
+        let figures = [
+            ("round robin", figures(10, 800)),
+            ("switchpoint", figures(12, 90)),
+        ];
         let drawing = view.drawing(Duration::from_secs(50), &figures, Some(0.25));
-        for part in ["50 s, 50 s left", "CPU 25.0 %", "┆   10 ┆", "┆   12 ┆", "800 ms", "90 ms", "50.0 %"] {
+        for part in [
+            "50 s, 50 s left",
+            "CPU 25.0 %",
+            "┆   10 ┆",
+            "┆   12 ┆",
+            "800 ms",
+            "90 ms",
+            "50.0 %",
+        ] {
             assert!(drawing.contains(part), "{part} in\n{drawing}");
         }
-        assert!(drawing.lines().all(|line| line.chars().count() <= 80), "fits a terminal:\n{drawing}");
+        assert!(
+            drawing.lines().all(|line| line.chars().count() <= 80),
+            "fits a terminal:\n{drawing}"
+        );
         let plain = view.plain(Duration::from_secs(101), &figures);
-        assert!(plain.starts_with("101 s, waiting for the last 4 replies\n"), "{plain}");
-        assert!(plain.contains("switchpoint    12 done, hit rate 50.0 %, TTFT p50     90 ms"), "{plain}");
+        assert!(
+            plain.starts_with("101 s, waiting for the last 4 replies\n"),
+            "{plain}"
+        );
+        assert!(
+            plain.contains("switchpoint    12 done, hit rate 50.0 %, TTFT p50     90 ms"),
+            "{plain}"
+        );
     }
 
     #[test]
     fn a_gain_below_one_is_a_loss() {
         let ms = Duration::from_millis;
-        assert_eq!([gain(ms(900), ms(100)), gain(ms(50), ms(100)), gain(ms(50), ms(0))], ["9.0 x", "0.5 x", "-"]);
+        assert_eq!(
+            [
+                gain(ms(900), ms(100)),
+                gain(ms(50), ms(100)),
+                gain(ms(50), ms(0))
+            ],
+            ["9.0 x", "0.5 x", "-"]
+        );
     }
 }

@@ -17,7 +17,11 @@ pub(crate) enum BaselinePredictor {
     Boosted,
 }
 
-pub(crate) const ALL: [BaselinePredictor; 3] = [BaselinePredictor::Constant, BaselinePredictor::Ridge, BaselinePredictor::Boosted];
+pub(crate) const ALL: [BaselinePredictor; 3] = [
+    BaselinePredictor::Constant,
+    BaselinePredictor::Ridge,
+    BaselinePredictor::Boosted,
+];
 
 /// The prediction for a request.
 #[derive(Clone, Copy, Debug)]
@@ -58,10 +62,17 @@ impl BaselinePredictor {
     pub(crate) fn fit(self, rows: &[(&EvaluationRow, f32)]) -> FittedBaseline {
         let logs: Vec<f64> = rows.iter().map(|(_, ms)| f64::from(*ms).ln()).collect();
         match self {
-            Self::Constant => {
-                FittedBaseline::Constant(BaselinePrediction { middle_ms: exp(quantile(&logs, 0.5)), p90_ms: exp(quantile(&logs, 0.9)) })
-            }
-            Self::Ridge => FittedBaseline::Ridge(RidgeModel::fit(&rows.iter().map(|(row, _)| logarithms(row)).collect::<Vec<_>>(), &logs)),
+            Self::Constant => FittedBaseline::Constant(BaselinePrediction {
+                middle_ms: exp(quantile(&logs, 0.5)),
+                p90_ms: exp(quantile(&logs, 0.9)),
+            }),
+            Self::Ridge => FittedBaseline::Ridge(RidgeModel::fit(
+                &rows
+                    .iter()
+                    .map(|(row, _)| logarithms(row))
+                    .collect::<Vec<_>>(),
+                &logs,
+            )),
             Self::Boosted => {
                 let inputs: Vec<Vec<f64>> = rows.iter().map(|(row, _)| plain(row)).collect();
                 FittedBaseline::Boosted(Box::new([
@@ -72,17 +83,29 @@ impl BaselinePredictor {
         }
     }
 
-    pub(crate) fn predict(self, fitted: &FittedBaseline, row: &EvaluationRow) -> BaselinePrediction {
+    pub(crate) fn predict(
+        self,
+        fitted: &FittedBaseline,
+        row: &EvaluationRow,
+    ) -> BaselinePrediction {
         match fitted {
             FittedBaseline::Constant(constant) => *constant,
             FittedBaseline::Ridge(ridge) => {
                 let log = ridge.log(&logarithms(row));
-                BaselinePrediction { middle_ms: exp(log), p90_ms: exp(log + ridge.p90) }
+                BaselinePrediction {
+                    middle_ms: exp(log),
+                    p90_ms: exp(log + ridge.p90),
+                }
             }
             FittedBaseline::Boosted(both) => {
                 let [middle, p90] = &**both;
-                let (x, middle_of) = (plain(row), |model: &BoostedTrees, x: &[f64]| exp(model.log(x)));
-                BaselinePrediction { middle_ms: middle_of(middle, &x), p90_ms: middle_of(p90, &x) }
+                let (x, middle_of) = (plain(row), |model: &BoostedTrees, x: &[f64]| {
+                    exp(model.log(x))
+                });
+                BaselinePrediction {
+                    middle_ms: middle_of(middle, &x),
+                    p90_ms: middle_of(p90, &x),
+                }
             }
         }
     }
@@ -90,8 +113,16 @@ impl BaselinePredictor {
 
 /// The features of the reference's predictor.
 fn plain(row: &EvaluationRow) -> Vec<f64> {
-    let Conditions { queued, running, requests, prefill_tokens, context_tokens, kv_utilization, prompt_tokens, uncached_tokens } =
-        row.conditions;
+    let Conditions {
+        queued,
+        running,
+        requests,
+        prefill_tokens,
+        context_tokens,
+        kv_utilization,
+        prompt_tokens,
+        uncached_tokens,
+    } = row.conditions;
     let queued = queued.unwrap_or(0.0);
     let is_queued = if queued > 0.0 { 1.0 } else { 0.0 };
     let numbers = [
@@ -111,7 +142,11 @@ fn plain(row: &EvaluationRow) -> Vec<f64> {
 /// The same features and their logarithms.
 fn logarithms(row: &EvaluationRow) -> Vec<f64> {
     let plain = plain(row);
-    plain.iter().map(|number| number.ln_1p()).chain(plain.iter().copied()).collect()
+    plain
+        .iter()
+        .map(|number| number.ln_1p())
+        .chain(plain.iter().copied())
+        .collect()
 }
 
 // === impl RidgeModel ===
@@ -121,12 +156,23 @@ impl RidgeModel {
         let width = rows.first().map_or(0, Vec::len);
         let count = rows.len().max(1) as f64;
         let mean_of = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / count;
-        let column = |at: usize| rows.iter().map(move |row| row.get(at).copied().unwrap_or(0.0));
+        let column = |at: usize| {
+            rows.iter()
+                .map(move |row| row.get(at).copied().unwrap_or(0.0))
+        };
         let means: Vec<f64> = (0..width).map(|at| mean_of(&mut column(at))).collect();
-        let deviation = |(at, mean): (usize, &f64)| mean_of(&mut column(at).map(|x| (x - mean).powi(2))).sqrt() + 1e-9;
+        let deviation = |(at, mean): (usize, &f64)| {
+            mean_of(&mut column(at).map(|x| (x - mean).powi(2))).sqrt() + 1e-9
+        };
         let deviations: Vec<f64> = means.iter().enumerate().map(deviation).collect();
         let bias = mean_of(&mut logs.iter().copied());
-        let mut ridge = Self { means, deviations, weights: vec![0.0; width], bias, p90: 0.0 };
+        let mut ridge = Self {
+            means,
+            deviations,
+            weights: vec![0.0; width],
+            bias,
+            p90: 0.0,
+        };
         let standard: Vec<Vec<f64>> = rows.iter().map(|row| ridge.standard(row)).collect();
         let mut left: Vec<f64> = logs.iter().map(|log| log - bias).collect();
         for _ in 0..300 {
@@ -149,16 +195,31 @@ impl RidgeModel {
     }
 
     fn standard(&self, row: &[f64]) -> Vec<f64> {
-        row.iter().zip(&self.means).zip(&self.deviations).map(|((x, mean), deviation)| (x - mean) / deviation).collect()
+        row.iter()
+            .zip(&self.means)
+            .zip(&self.deviations)
+            .map(|((x, mean), deviation)| (x - mean) / deviation)
+            .collect()
     }
 
     fn log(&self, row: &[f64]) -> f64 {
-        self.bias + self.standard(row).iter().zip(&self.weights).map(|(x, weight)| x * weight).sum::<f64>()
+        self.bias
+            + self
+                .standard(row)
+                .iter()
+                .zip(&self.weights)
+                .map(|(x, weight)| x * weight)
+                .sum::<f64>()
     }
 }
 
 /// A quantile, by linear interpolation.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positions of some thousands")]
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "positions of some thousands"
+)]
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

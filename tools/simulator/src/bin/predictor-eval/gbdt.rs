@@ -39,8 +39,15 @@ impl BoostedTrees {
             TreeObjective::Quantile(share) => quantile(logs, share),
         };
         let cuts = cuts(rows);
-        let bins: Vec<Vec<usize>> =
-            rows.iter().map(|row| row.iter().zip(&cuts).map(|(x, cuts)| cuts.iter().filter(|cut| x > cut).count()).collect()).collect();
+        let bins: Vec<Vec<usize>> = rows
+            .iter()
+            .map(|row| {
+                row.iter()
+                    .zip(&cuts)
+                    .map(|(x, cuts)| cuts.iter().filter(|cut| x > cut).count())
+                    .collect()
+            })
+            .collect();
         let mut left: Vec<f64> = logs.iter().map(|log| log - start).collect();
         let mut trees = Vec::with_capacity(TREES);
         for _ in 0..TREES {
@@ -59,10 +66,17 @@ impl BoostedTrees {
                 .collect();
             let (mut tree, leaves) = grow(&bins, &pull, &cuts);
             for (at, node) in tree.iter_mut().enumerate().filter(|(_, node)| node.is_leaf) {
-                let of_leaf: Vec<f64> = left.iter().zip(&leaves).filter(|(_, leaf)| **leaf == at).map(|(left, _)| *left).collect();
+                let of_leaf: Vec<f64> = left
+                    .iter()
+                    .zip(&leaves)
+                    .filter(|(_, leaf)| **leaf == at)
+                    .map(|(left, _)| *left)
+                    .collect();
                 node.value = RATE
                     * match objective {
-                        TreeObjective::Mean => of_leaf.iter().sum::<f64>() / (of_leaf.len() as f64 + 1.0),
+                        TreeObjective::Mean => {
+                            of_leaf.iter().sum::<f64>() / (of_leaf.len() as f64 + 1.0)
+                        }
                         TreeObjective::Quantile(share) => quantile(&of_leaf, share),
                     };
             }
@@ -94,9 +108,14 @@ fn leaf(tree: &[TreeNode], row: &[f64]) -> f64 {
 fn cuts(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let width = rows.first().map_or(0, Vec::len);
     let of = |feature: usize| {
-        let mut values: Vec<f64> = rows.iter().filter_map(|row| row.get(feature).copied()).collect();
+        let mut values: Vec<f64> = rows
+            .iter()
+            .filter_map(|row| row.get(feature).copied())
+            .collect();
         values.sort_by(f64::total_cmp);
-        let mut cuts: Vec<f64> = (1..=CUTS).filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied()).collect();
+        let mut cuts: Vec<f64> = (1..=CUTS)
+            .filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied())
+            .collect();
         cuts.dedup();
         cuts
     };
@@ -105,19 +124,38 @@ fn cuts(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
 
 /// Fits a tree. Returns it, and the leaf of each row.
 fn grow(bins: &[Vec<usize>], pull: &[f64], cuts: &[Vec<f64>]) -> (Vec<TreeNode>, Vec<usize>) {
-    let mut tree = vec![TreeNode { is_leaf: true, ..TreeNode::default() }; (1 << (DEPTH + 1)) - 1];
+    let mut tree = vec![
+        TreeNode {
+            is_leaf: true,
+            ..TreeNode::default()
+        };
+        (1 << (DEPTH + 1)) - 1
+    ];
     let mut leaves = vec![0_usize; bins.len()];
     for depth in 0..DEPTH {
         let first = (1 << depth) - 1;
         let best = splits(bins, pull, cuts, (&leaves, first, 1 << depth));
         for (at, split) in (first..).zip(&best) {
-            let (Some((feature, cut)), Some(node)) = (split, tree.get_mut(at)) else { continue };
-            let threshold = cuts.get(*feature).and_then(|cuts| cuts.get(*cut)).copied().unwrap_or(0.0);
-            *node = TreeNode { feature: *feature, threshold, is_leaf: false, value: 0.0 };
+            let (Some((feature, cut)), Some(node)) = (split, tree.get_mut(at)) else {
+                continue;
+            };
+            let threshold = cuts
+                .get(*feature)
+                .and_then(|cuts| cuts.get(*cut))
+                .copied()
+                .unwrap_or(0.0);
+            *node = TreeNode {
+                feature: *feature,
+                threshold,
+                is_leaf: false,
+                value: 0.0,
+            };
         }
         for (leaf, bins) in leaves.iter_mut().zip(bins) {
-            if let Some(Some((feature, cut))) = leaf.checked_sub(first).and_then(|at| best.get(at)) {
-                *leaf = 2 * *leaf + 1 + usize::from(bins.get(*feature).is_some_and(|bin| bin > cut));
+            if let Some(Some((feature, cut))) = leaf.checked_sub(first).and_then(|at| best.get(at))
+            {
+                *leaf =
+                    2 * *leaf + 1 + usize::from(bins.get(*feature).is_some_and(|bin| bin > cut));
             }
         }
     }
@@ -136,7 +174,10 @@ fn splits(
         let mut sums = vec![[(0.0, 0.0); CUTS + 1]; nodes];
         for ((bins, pull), leaf) in bins.iter().zip(pull).zip(leaves) {
             let node = leaf.checked_sub(first).and_then(|at| sums.get_mut(at));
-            if let Some(sum) = node.zip(bins.get(feature)).and_then(|(node, bin)| node.get_mut(*bin)) {
+            if let Some(sum) = node
+                .zip(bins.get(feature))
+                .and_then(|(node, bin)| node.get_mut(*bin))
+            {
                 *sum = (sum.0 + 1.0, sum.1 + pull);
             }
         }

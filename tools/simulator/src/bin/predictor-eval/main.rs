@@ -32,7 +32,10 @@ use crate::baselines::{BaselinePrediction, BaselinePredictor, FittedBaseline};
 use crate::rows::{EvaluatedTarget, EvaluationRow, EvaluationTrace};
 
 #[derive(Parser)]
-#[command(about = "Evaluates latency predictors on measurements of real engines", version)]
+#[command(
+    about = "Evaluates latency predictors on measurements of real engines",
+    version
+)]
 struct Args {
     /// Leave out the last 30 % of each file. Use it to choose constants.
     #[arg(long)]
@@ -59,7 +62,10 @@ const IN_ORDER_SLOWER: u64 = 10;
 const REFIT_ROWS: usize = 100;
 
 /// The files do not name the pod that served, so all rows have the same one.
-const POD: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(1) };
+const POD: EndpointRef = EndpointRef {
+    slot: Slot(0),
+    generation: Generation(1),
+};
 
 /// The rows that a prediction may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +78,11 @@ enum EvaluationView {
     Frozen,
 }
 
-const VIEWS: [EvaluationView; 3] = [EvaluationView::Served, EvaluationView::InOrder, EvaluationView::Frozen];
+const VIEWS: [EvaluationView; 3] = [
+    EvaluationView::Served,
+    EvaluationView::InOrder,
+    EvaluationView::Frozen,
+];
 
 /// One line of the result.
 struct EvaluationLine {
@@ -103,7 +113,11 @@ impl EvaluationView {
     /// The learner's clock, ms. In the view in order, a request arrives seconds after the one
     /// before it has ended and its outcome is known.
     fn clock(self, known_ms: u64) -> u64 {
-        if self == Self::InOrder { known_ms * IN_ORDER_SLOWER } else { known_ms }
+        if self == Self::InOrder {
+            known_ms * IN_ORDER_SLOWER
+        } else {
+            known_ms
+        }
     }
 }
 
@@ -129,7 +143,9 @@ fn run(args: &Args) -> Result<(), String> {
         ours(&trace, &mut lines);
         if !args.ours {
             for target in [EvaluatedTarget::Ttft, EvaluatedTarget::Tpot] {
-                baselines::ALL.iter().for_each(|rival| theirs(&trace, target, *rival, &mut lines));
+                baselines::ALL
+                    .iter()
+                    .for_each(|rival| theirs(&trace, target, *rival, &mut lines));
             }
         }
     }
@@ -152,18 +168,31 @@ fn ours(trace: &EvaluationTrace, lines: &mut Vec<EvaluationLine>) {
         for event in trace.events() {
             match event {
                 rows::EvaluationEvent::Picked(at) => {
-                    let predicted =
-                        model.as_ref().zip(trace.rows.get(at)).and_then(|(model, row)| model.predict(POD, &row.conditions).ok());
+                    let predicted = model
+                        .as_ref()
+                        .zip(trace.rows.get(at))
+                        .and_then(|(model, row)| model.predict(POD, &row.conditions).ok());
                     if let Some(place) = said.get_mut(at) {
                         *place = predicted;
                     }
                 }
                 rows::EvaluationEvent::Known(at) => {
-                    let Some(row) = trace.rows.get(at) else { continue };
-                    let now = || model.as_ref().and_then(|model| model.predict(POD, &row.conditions).ok());
+                    let Some(row) = trace.rows.get(at) else {
+                        continue;
+                    };
+                    let now = || {
+                        model
+                            .as_ref()
+                            .and_then(|model| model.predict(POD, &row.conditions).ok())
+                    };
                     // In any view but the one in order, the first part is learned as served.
-                    let at_pick = view == EvaluationView::Served || (view == EvaluationView::Frozen && at < split);
-                    let predicted = if at_pick { said.get(at).copied().flatten() } else { now() };
+                    let at_pick = view == EvaluationView::Served
+                        || (view == EvaluationView::Frozen && at < split);
+                    let predicted = if at_pick {
+                        said.get(at).copied().flatten()
+                    } else {
+                        now()
+                    };
                     if at >= split {
                         count(&mut results, row, predicted);
                     }
@@ -176,8 +205,18 @@ fn ours(trace: &EvaluationTrace, lines: &mut Vec<EvaluationLine>) {
                 }
             }
         }
-        for (target, (calibration, abstained)) in [EvaluatedTarget::Ttft, EvaluatedTarget::Tpot].into_iter().zip(results) {
-            lines.push(EvaluationLine { trace: trace.name.clone(), target, view, model: OURS.to_owned(), calibration, abstained });
+        for (target, (calibration, abstained)) in [EvaluatedTarget::Ttft, EvaluatedTarget::Tpot]
+            .into_iter()
+            .zip(results)
+        {
+            lines.push(EvaluationLine {
+                trace: trace.name.clone(),
+                target,
+                view,
+                model: OURS.to_owned(),
+                calibration,
+                abstained,
+            });
         }
         if let Some(model) = &model {
             let _ = writeln!(
@@ -193,10 +232,18 @@ fn ours(trace: &EvaluationTrace, lines: &mut Vec<EvaluationLine>) {
     }
 }
 
-fn count(results: &mut [(Calibration, u64); 2], row: &EvaluationRow, predicted: Option<Prediction>) {
+fn count(
+    results: &mut [(Calibration, u64); 2],
+    row: &EvaluationRow,
+    predicted: Option<Prediction>,
+) {
     let [ttft, tpot] = results;
     for ((calibration, abstained), actual, of) in [
-        (ttft, row.ttft_ms, (|p: &Prediction| (p.ttft_ms, p.ttft_p90_ms)) as fn(&Prediction) -> (f32, f32)),
+        (
+            ttft,
+            row.ttft_ms,
+            (|p: &Prediction| (p.ttft_ms, p.ttft_p90_ms)) as fn(&Prediction) -> (f32, f32),
+        ),
         (tpot, row.tpot_ms, |p| (p.tpot_ms, p.tpot_p90_ms)),
     ] {
         let Some(actual) = actual else { continue };
@@ -208,17 +255,37 @@ fn count(results: &mut [(Calibration, u64); 2], row: &EvaluationRow, predicted: 
 }
 
 fn observation(row: &EvaluationRow) -> Observation {
-    let EvaluationRow { conditions, ttft_ms, tpot_ms, .. } = *row;
+    let EvaluationRow {
+        conditions,
+        ttft_ms,
+        tpot_ms,
+        ..
+    } = *row;
     let (output_tokens, first_token, gap) = (None, None, None);
-    Observation { endpoint: POD, conditions, ended: RequestEnd::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+    Observation {
+        endpoint: POD,
+        conditions,
+        ended: RequestEnd::Done,
+        ttft_ms,
+        tpot_ms,
+        output_tokens,
+        first_token,
+        gap,
+    }
 }
 
 /// Evaluates another predictor for one target, in every view.
-fn theirs(trace: &EvaluationTrace, target: EvaluatedTarget, rival: BaselinePredictor, lines: &mut Vec<EvaluationLine>) {
+fn theirs(
+    trace: &EvaluationTrace,
+    target: EvaluatedTarget,
+    rival: BaselinePredictor,
+    lines: &mut Vec<EvaluationLine>,
+) {
     let split = trace.split(FIRST);
     let known = |upto: usize| -> Vec<(&EvaluationRow, f32)> {
         let rows = trace.rows.iter().take(upto);
-        rows.filter_map(|row| row.actual(target).map(|actual| (row, actual))).collect()
+        rows.filter_map(|row| row.actual(target).map(|actual| (row, actual)))
+            .collect()
     };
     let frozen = rival.fit(&known(split));
     let (mut fitted, mut fitted_rows) = (None, 0);
@@ -227,15 +294,27 @@ fn theirs(trace: &EvaluationTrace, target: EvaluatedTarget, rival: BaselinePredi
     for event in trace.events() {
         match event {
             rows::EvaluationEvent::Picked(at) => {
-                if let (Some(fitted), Some(row), Some(place)) = (&fitted, trace.rows.get(at), said.get_mut(at)) {
+                if let (Some(fitted), Some(row), Some(place)) =
+                    (&fitted, trace.rows.get(at), said.get_mut(at))
+                {
                     *place = Some(rival.predict(fitted, row));
                 }
             }
             rows::EvaluationEvent::Known(at) => {
-                let Some((row, actual)) = trace.rows.get(at).and_then(|row| Some((row, row.actual(target)?))) else { continue };
+                let Some((row, actual)) = trace
+                    .rows
+                    .get(at)
+                    .and_then(|row| Some((row, row.actual(target)?)))
+                else {
+                    continue;
+                };
                 if at >= split {
                     let predict = |fitted: &FittedBaseline| rival.predict(fitted, row);
-                    let all = [said.get(at).copied().flatten(), fitted.as_ref().map(predict), Some(predict(&frozen))];
+                    let all = [
+                        said.get(at).copied().flatten(),
+                        fitted.as_ref().map(predict),
+                        Some(predict(&frozen)),
+                    ];
                     for ((calibration, abstained), said) in results.iter_mut().zip(all) {
                         match said {
                             Some(said) => calibration.add(said.middle_ms, said.p90_ms, actual),
@@ -251,8 +330,19 @@ fn theirs(trace: &EvaluationTrace, target: EvaluatedTarget, rival: BaselinePredi
             }
         }
     }
-    for (view, (calibration, abstained)) in VIEWS.into_iter().zip(results).filter(|(view, _)| trace.views().any(|of| of == *view)) {
-        lines.push(EvaluationLine { trace: trace.name.clone(), target, view, model: rival.name().to_owned(), calibration, abstained });
+    for (view, (calibration, abstained)) in VIEWS
+        .into_iter()
+        .zip(results)
+        .filter(|(view, _)| trace.views().any(|of| of == *view))
+    {
+        lines.push(EvaluationLine {
+            trace: trace.name.clone(),
+            target,
+            view,
+            model: rival.name().to_owned(),
+            calibration,
+            abstained,
+        });
     }
 }
 
@@ -264,15 +354,34 @@ fn print(lines: &[EvaluationLine]) {
     for line in sorted {
         let this = (line.trace.clone(), line.target, line.view);
         if heading.as_ref() != Some(&this) {
-            let name = format!("{} {}, {}", line.trace, line.target.name(), line.view.name());
-            let _ = writeln!(out, "\n{name:<56}{:>8}{:>16}{:>26}{:>8}{:>10}", "MAPE", "pinball@0.9", "coverage (95 %)", "n", "abstained");
+            let name = format!(
+                "{} {}, {}",
+                line.trace,
+                line.target.name(),
+                line.view.name()
+            );
+            let _ = writeln!(
+                out,
+                "\n{name:<56}{:>8}{:>16}{:>26}{:>8}{:>10}",
+                "MAPE", "pinball@0.9", "coverage (95 %)", "n", "abstained"
+            );
             heading = Some(this);
         }
         let c = &line.calibration;
-        let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
-        let pinball = c.pinball90_ms().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3} ms"));
-        let between = interval95(c).map_or_else(String::new, |[low, high]| format!(" ({:.1} to {:.1})", 100.0 * low, 100.0 * high));
-        let worse = if is_worse(line, lines) { "  worse than another" } else { "" };
+        let percent = |share: Option<f64>| {
+            share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", 100.0 * share))
+        };
+        let pinball = c
+            .pinball90_ms()
+            .map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3} ms"));
+        let between = interval95(c).map_or_else(String::new, |[low, high]| {
+            format!(" ({:.1} to {:.1})", 100.0 * low, 100.0 * high)
+        });
+        let worse = if is_worse(line, lines) {
+            "  worse than another"
+        } else {
+            ""
+        };
         let _ = writeln!(
             out,
             "  {:<54}{:>8}{pinball:>16}{:>26}{:>8}{:>10}{worse}",
@@ -289,17 +398,42 @@ fn print(lines: &[EvaluationLine]) {
 /// them.
 fn print_required(lines: &[EvaluationLine]) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "\nrequired in order: pinball loss below the constant's and the ridge's, coverage 88 to 92 %");
-    for line in lines.iter().filter(|line| line.model == OURS && line.view == EvaluationView::InOrder) {
-        let (pinball, coverage) = (line.calibration.pinball90_ms(), line.calibration.coverage90());
-        let rivals: Vec<&EvaluationLine> =
-            others(line, lines).filter(|other| ["constant", "ridge"].contains(&other.model.as_str())).collect();
-        let below = |other: &&EvaluationLine| pinball.zip(other.calibration.pinball90_ms()).is_some_and(|(ours, theirs)| ours < theirs);
+    let _ = writeln!(
+        out,
+        "\nrequired in order: pinball loss below the constant's and the ridge's, coverage 88 to 92 %"
+    );
+    for line in lines
+        .iter()
+        .filter(|line| line.model == OURS && line.view == EvaluationView::InOrder)
+    {
+        let (pinball, coverage) = (
+            line.calibration.pinball90_ms(),
+            line.calibration.coverage90(),
+        );
+        let rivals: Vec<&EvaluationLine> = others(line, lines)
+            .filter(|other| ["constant", "ridge"].contains(&other.model.as_str()))
+            .collect();
+        let below = |other: &&EvaluationLine| {
+            pinball
+                .zip(other.calibration.pinball90_ms())
+                .is_some_and(|(ours, theirs)| ours < theirs)
+        };
         let said = |reached: bool| if reached { "reached" } else { "MISSED" };
-        let loss = if rivals.is_empty() { "not compared" } else { said(rivals.iter().all(below)) };
+        let loss = if rivals.is_empty() {
+            "not compared"
+        } else {
+            said(rivals.iter().all(below))
+        };
         let within = coverage.is_some_and(|coverage| COVERAGE.contains(&coverage));
-        let (name, percent) = (format!("{} {}", line.trace, line.target.name()), 100.0 * coverage.unwrap_or(f64::NAN));
-        let _ = writeln!(out, "  {name:<54}pinball loss {loss:<14}coverage {percent:5.1} % {}", said(within));
+        let (name, percent) = (
+            format!("{} {}", line.trace, line.target.name()),
+            100.0 * coverage.unwrap_or(f64::NAN),
+        );
+        let _ = writeln!(
+            out,
+            "  {name:<54}pinball loss {loss:<14}coverage {percent:5.1} % {}",
+            said(within)
+        );
     }
 }
 
@@ -317,14 +451,21 @@ fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
 fn is_worse(line: &EvaluationLine, lines: &[EvaluationLine]) -> bool {
     let above = |a: Option<f64>, b: Option<f64>| a.zip(b).is_some_and(|(a, b)| a > b);
     let c = &line.calibration;
-    let better =
-        |other: &EvaluationLine| above(c.pinball90_ms(), other.calibration.pinball90_ms()) || above(c.mape(), other.calibration.mape());
+    let better = |other: &EvaluationLine| {
+        above(c.pinball90_ms(), other.calibration.pinball90_ms())
+            || above(c.mape(), other.calibration.mape())
+    };
     line.model == OURS && others(line, lines).any(better)
 }
 
 /// The lines of the same file, target and view as this one.
-fn others<'l>(line: &'l EvaluationLine, lines: &'l [EvaluationLine]) -> impl Iterator<Item = &'l EvaluationLine> {
-    lines.iter().filter(|other| (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view))
+fn others<'l>(
+    line: &'l EvaluationLine,
+    lines: &'l [EvaluationLine],
+) -> impl Iterator<Item = &'l EvaluationLine> {
+    lines.iter().filter(|other| {
+        (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view)
+    })
 }
 
 fn write(lines: &[EvaluationLine], path: &Path) -> Result<(), String> {

@@ -54,7 +54,11 @@ pub(crate) enum EvaluationEvent {
 }
 
 const H200: [&str; 3] = ["sharegpt", "bimodal", "chatbot-synthetic"];
-const SERVING_SIM: [&str; 3] = ["llama31-8b_rtx4090", "llama31-8b_rtxpro6000", "qwen3-32b_tp2_rtxpro6000"];
+const SERVING_SIM: [&str; 3] = [
+    "llama31-8b_rtx4090",
+    "llama31-8b_rtxpro6000",
+    "qwen3-32b_tp2_rtxpro6000",
+];
 
 /// Milliseconds for each row, as the files have no clock.
 const TICK_MS: u64 = 100;
@@ -64,13 +68,20 @@ const ROWS_A_REQUEST: f64 = 2.0;
 
 /// All files.
 pub(crate) fn all() -> Result<Vec<EvaluationTrace>, String> {
-    H200.iter().map(|name| h200(name)).chain(SERVING_SIM.iter().map(|name| serving_sim(name))).collect()
+    H200.iter()
+        .map(|name| h200(name))
+        .chain(SERVING_SIM.iter().map(|name| serving_sim(name)))
+        .collect()
 }
 
 fn h200(name: &str) -> Result<EvaluationTrace, String> {
     let lines = lines(&format!("llmd_predictor_{name}-h200.jsonl.gz"))?;
     let row = |(at, line): (usize, &Value)| {
-        let number = |key: &str| line.get(key).and_then(Value::as_f64).ok_or_else(|| format!("{name}: line {at} has no {key}"));
+        let number = |key: &str| {
+            line.get(key)
+                .and_then(Value::as_f64)
+                .ok_or_else(|| format!("{name}: line {at} has no {key}"))
+        };
         let requests = number("num_request_running")?;
         let prompt = narrow(number("input_token_length")?);
         let time = |ms: f64| (ms > 0.0).then(|| narrow(ms));
@@ -87,7 +98,11 @@ fn h200(name: &str) -> Result<EvaluationTrace, String> {
             uncached_tokens: prompt,
         };
         let known_ms = TICK_MS * (at as u64 + 1);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of rows")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count of rows"
+        )]
         let before_ms = TICK_MS * (1 + (ROWS_A_REQUEST * requests).ceil() as u64);
         let picked_ms = known_ms.saturating_sub(before_ms);
         Ok(EvaluationRow {
@@ -98,8 +113,16 @@ fn h200(name: &str) -> Result<EvaluationTrace, String> {
             known_ms,
         })
     };
-    let rows = lines.iter().enumerate().map(row).collect::<Result<_, String>>()?;
-    Ok(EvaluationTrace { name: format!("h200-{name}"), rows, served: true })
+    let rows = lines
+        .iter()
+        .enumerate()
+        .map(row)
+        .collect::<Result<_, String>>()?;
+    Ok(EvaluationTrace {
+        name: format!("h200-{name}"),
+        rows,
+        served: true,
+    })
 }
 
 /// One request of a recorded run. Times in seconds.
@@ -122,24 +145,48 @@ fn serving_sim(name: &str) -> Result<EvaluationTrace, String> {
         let number = |key: &str| line.get(key)?.as_f64();
         let (queued, scheduled) = (number("queued_ts")?, number("scheduled_ts")?);
         let (first, last) = (number("first_token_ts")?, number("last_token_ts")?);
-        Some(RecordedRun { input: number("input_toks")?, output: number("output_toks")?, queued, scheduled, first, last })
+        Some(RecordedRun {
+            input: number("input_toks")?,
+            output: number("output_toks")?,
+            queued,
+            scheduled,
+            first,
+            last,
+        })
     };
-    let runs: Vec<RecordedRun> = lines.iter().map(run).collect::<Option<_>>().ok_or_else(|| format!("{name}: a line is not as known"))?;
-    let start = runs.iter().map(|run| run.queued).fold(f64::INFINITY, f64::min);
+    let runs: Vec<RecordedRun> = lines
+        .iter()
+        .map(run)
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("{name}: a line is not as known"))?;
+    let start = runs
+        .iter()
+        .map(|run| run.queued)
+        .fold(f64::INFINITY, f64::min);
     let mut rows: Vec<EvaluationRow> = runs.iter().map(|run| observed(run, &runs, start)).collect();
     rows.sort_by_key(|row| row.picked_ms);
     for (clock_ms, row) in (1..).map(|at| TICK_MS * at).zip(&mut rows) {
         (row.picked_ms, row.known_ms) = (clock_ms, clock_ms);
     }
-    Ok(EvaluationTrace { name: format!("llmservingsim-{name}"), rows, served: false })
+    Ok(EvaluationTrace {
+        name: format!("llmservingsim-{name}"),
+        rows,
+        served: false,
+    })
 }
 
 fn observed(run: &RecordedRun, runs: &[RecordedRun], start: f64) -> EvaluationRow {
     let now = run.queued;
-    let there: Vec<&RecordedRun> = runs.iter().filter(|other| other.queued < now && now < other.last).collect();
-    let count = |of: &dyn Fn(&RecordedRun) -> f64| narrow(there.iter().map(|other| of(other)).sum());
+    let there: Vec<&RecordedRun> = runs
+        .iter()
+        .filter(|other| other.queued < now && now < other.last)
+        .collect();
+    let count =
+        |of: &dyn Fn(&RecordedRun) -> f64| narrow(there.iter().map(|other| of(other)).sum());
     let if_so = |so: bool, value: f64| if so { value } else { 0.0 };
-    let done = |other: &RecordedRun| other.output * (now - other.first) / (other.last - other.first).max(1e-9);
+    let done = |other: &RecordedRun| {
+        other.output * (now - other.first) / (other.last - other.first).max(1e-9)
+    };
     let conditions = Conditions {
         queued: Some(count(&|other| if_so(other.scheduled > now, 1.0))),
         running: Some(count(&|other| if_so(other.scheduled <= now, 1.0))),
@@ -150,12 +197,17 @@ fn observed(run: &RecordedRun, runs: &[RecordedRun], start: f64) -> EvaluationRo
         prompt_tokens: narrow(run.input),
         uncached_tokens: narrow(run.input),
     };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "milliseconds of a run of minutes")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "milliseconds of a run of minutes"
+    )]
     let ms = |at: f64| ((at - start) * 1e3) as u64;
     EvaluationRow {
         conditions,
         ttft_ms: Some(narrow((run.first - run.queued) * 1e3)),
-        tpot_ms: (run.output > 1.0).then(|| narrow((run.last - run.first) * 1e3 / (run.output - 1.0))),
+        tpot_ms: (run.output > 1.0)
+            .then(|| narrow((run.last - run.first) * 1e3 / (run.output - 1.0))),
         picked_ms: ms(run.queued),
         known_ms: ms(run.last),
     }
@@ -187,7 +239,12 @@ impl EvaluationRow {
 
 impl EvaluationTrace {
     /// The number of rows in the first part.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands of rows")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "some thousands of rows"
+    )]
     pub(crate) fn split(&self, part: f64) -> usize {
         (self.rows.len() as f64 * part) as usize
     }
@@ -195,7 +252,9 @@ impl EvaluationTrace {
     /// The views that this file supports.
     pub(crate) fn views(&self) -> impl Iterator<Item = EvaluationView> {
         let served = self.served;
-        VIEWS.into_iter().filter(move |view| served || *view != EvaluationView::Served)
+        VIEWS
+            .into_iter()
+            .filter(move |view| served || *view != EvaluationView::Served)
     }
 
     /// Drops all rows but the first part.
@@ -212,7 +271,10 @@ impl EvaluationTrace {
     /// same time.
     pub(crate) fn events(&self) -> Vec<EvaluationEvent> {
         let events = |(at, row): (usize, &EvaluationRow)| {
-            [(row.picked_ms, 0, at, EvaluationEvent::Picked(at)), (row.known_ms, 1, at, EvaluationEvent::Known(at))]
+            [
+                (row.picked_ms, 0, at, EvaluationEvent::Picked(at)),
+                (row.known_ms, 1, at, EvaluationEvent::Known(at)),
+            ]
         };
         let mut events: Vec<_> = self.rows.iter().enumerate().flat_map(events).collect();
         events.sort_by_key(|(ms, order, at, _)| (*ms, *order, *at));
@@ -221,7 +283,9 @@ impl EvaluationTrace {
 }
 
 fn lines(file: &str) -> Result<Vec<Value>, String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("data")
+        .join(file);
     let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let lines = BufReader::new(MultiGzDecoder::new(open)).lines();
     let value = |line: std::io::Result<String>| {

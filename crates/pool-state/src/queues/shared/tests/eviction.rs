@@ -11,15 +11,32 @@ use crate::queues::{BandCounters, FlowOutcome};
 /// Endpoints with [`SEATS`] sequences each, and eviction. A request waits at its own endpoint.
 fn evicting(endpoints: u16, seats: f32, minimum_share: f64) -> Snapshot {
     let eviction = ("eviction".to_owned(), ParameterValue::Flag(true));
-    let section = vec![eviction, number("ttlMs", 0.0), number("minimumShare", minimum_share)];
-    let control = PluginSpec { parameters: section, ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL) };
-    let detector =
-        PluginSpec { parameters: vec![number("reserve", 0.0), number("sequenceReserve", 0.0)], ..PluginSpec::of_type("backlog-detector") };
-    let mut spec = PipelineSpec { saturation_detector: detector.name().to_owned(), ..PipelineSpec::default() };
+    let section = vec![
+        eviction,
+        number("ttlMs", 0.0),
+        number("minimumShare", minimum_share),
+    ];
+    let control = PluginSpec {
+        parameters: section,
+        ..PluginSpec::of_type(scheduler::flow::FLOW_CONTROL)
+    };
+    let detector = PluginSpec {
+        parameters: vec![number("reserve", 0.0), number("sequenceReserve", 0.0)],
+        ..PluginSpec::of_type("backlog-detector")
+    };
+    let mut spec = PipelineSpec {
+        saturation_detector: detector.name().to_owned(),
+        ..PipelineSpec::default()
+    };
     spec.plugins.extend([detector, control]);
-    let sequences = EndpointMetrics { attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), seats)]), ..EndpointMetrics::default() };
+    let sequences = EndpointMetrics {
+        attributes: Box::new([(SEQUENCES_MAX_ATTRIBUTE.into(), seats)]),
+        ..EndpointMetrics::default()
+    };
     let plain = snapshot(endpoints, &spec);
-    plain.with_metrics(plain.version(), vec![sequences; usize::from(endpoints)]).unwrap()
+    plain
+        .with_metrics(plain.version(), vec![sequences; usize::from(endpoints)])
+        .unwrap()
 }
 
 /// What happens. `Job` numbers count from the first request, and begin again after the last one.
@@ -61,7 +78,15 @@ impl Process {
     fn happens(&mut self, event: VmEvent) {
         let (vms, jobs) = (self.vms.len(), self.jobs.len().max(1));
         match event {
-            VmEvent::Arrives { vm, priority, slot } => self.comes(vm % vms, Job { priority, slot, tokens: 10, ..Job::default() }),
+            VmEvent::Arrives { vm, priority, slot } => self.comes(
+                vm % vms,
+                Job {
+                    priority,
+                    slot,
+                    tokens: 10,
+                    ..Job::default()
+                },
+            ),
             VmEvent::FirstByte { job } => self.has_first_byte(job % jobs),
             VmEvent::Ends { job } => self.leaves(job % jobs),
             VmEvent::Steps { vm } if self.is_due(vm % vms) => self.steps(vm % vms),
@@ -72,7 +97,9 @@ impl Process {
     }
 
     fn has_first_byte(&mut self, job: usize) {
-        let Some(job) = self.jobs.get_mut(job) else { return };
+        let Some(job) = self.jobs.get_mut(job) else {
+            return;
+        };
         if let Some((at, hold)) = &mut job.running {
             self.vms[*at].pool.record_first_byte(hold);
             job.begun = true;
@@ -82,7 +109,12 @@ impl Process {
     /// The client leaves, or its reply ends.
     fn leaves(&mut self, job: usize) {
         let place = |vm: &Vm| vm.held.iter().position(|(_, held)| *held == job);
-        let Some((at, place)) = self.vms.iter().enumerate().find_map(|(at, vm)| Some((at, place(vm)?))) else {
+        let Some((at, place)) = self
+            .vms
+            .iter()
+            .enumerate()
+            .find_map(|(at, vm)| Some((at, place(vm)?)))
+        else {
             return if job < self.jobs.len() {
                 self.release(&[job]);
             };
@@ -124,7 +156,10 @@ impl Process {
     }
 
     fn running_at(&self, slot: u16) -> usize {
-        self.jobs.iter().filter(|job| job.slot == slot && job.running.is_some()).count()
+        self.jobs
+            .iter()
+            .filter(|job| job.slot == slot && job.running.is_some())
+            .count()
     }
 
     /// Only work of negative priority without a first byte is given up, once, for a request of
@@ -132,14 +167,26 @@ impl Process {
     fn only_lower_work_is_given_up(&self) -> Result<(), TestCaseError> {
         for mark in &self.marks {
             let (job, waits) = (&self.jobs[mark.job], &self.jobs[mark.waits]);
-            prop_assert!(job.priority < 0 && job.priority < waits.priority && job.slot == waits.slot, "{:?}", mark);
+            prop_assert!(
+                job.priority < 0 && job.priority < waits.priority && job.slot == waits.slot,
+                "{:?}",
+                mark
+            );
             prop_assert!(mark.any_held, "given up though none waits: {:?}", mark);
         }
         for job in &self.given_up {
             prop_assert!(!self.jobs[*job].begun, "job {} has its first byte", job);
-            prop_assert!(self.marks.iter().any(|mark| mark.job == *job), "job {} was given up for nobody", job);
+            prop_assert!(
+                self.marks.iter().any(|mark| mark.job == *job),
+                "job {} was given up for nobody",
+                job
+            );
         }
-        prop_assert_eq!(self.given_up.iter().collect::<BTreeSet<_>>().len(), self.given_up.len(), "one was given up twice");
+        prop_assert_eq!(
+            self.given_up.iter().collect::<BTreeSet<_>>().len(),
+            self.given_up.len(),
+            "one was given up twice"
+        );
         Ok(())
     }
 
@@ -148,12 +195,32 @@ impl Process {
     fn few_are_given_up(&self) -> Result<(), TestCaseError> {
         for mark in &self.marks {
             let kind = |job: usize| (self.jobs[job].priority, self.jobs[job].slot);
-            let given_up = self.marks.iter().filter(|other| kind(other.waits) == kind(mark.waits)).count() as u64;
-            let asks: u64 = (0..self.jobs.len()).filter(|job| kind(*job) == kind(mark.waits)).map(|job| self.asks_most(job)).sum();
-            prop_assert!(given_up <= asks, "{} for requests that had {} asks", given_up, asks);
+            let given_up = self
+                .marks
+                .iter()
+                .filter(|other| kind(other.waits) == kind(mark.waits))
+                .count() as u64;
+            let asks: u64 = (0..self.jobs.len())
+                .filter(|job| kind(*job) == kind(mark.waits))
+                .map(|job| self.asks_most(job))
+                .sum();
+            prop_assert!(
+                given_up <= asks,
+                "{} for requests that had {} asks",
+                given_up,
+                asks
+            );
             let second = |of: &RoomMark| (of.vm, of.at.ms_since(Timestamp(0)) / 1_000);
-            let of_vm = self.marks.iter().filter(|other| second(other) == second(mark)).count();
-            prop_assert!(of_vm <= REVOKED_PER_S_MAX as usize, "{} in one VM and second", of_vm);
+            let of_vm = self
+                .marks
+                .iter()
+                .filter(|other| second(other) == second(mark))
+                .count();
+            prop_assert!(
+                of_vm <= REVOKED_PER_S_MAX as usize,
+                "{} in one VM and second",
+                of_vm
+            );
         }
         Ok(())
     }
@@ -168,12 +235,18 @@ impl Process {
     fn none_is_lost(&self) -> Result<(), TestCaseError> {
         let of = |is: fn(&Job) -> bool| self.jobs.iter().filter(|job| is(job)).count();
         let (refused, left) = (of(|job| job.refused), of(|job| job.left));
-        prop_assert_eq!(self.sent.len() + self.held() + refused + left, self.jobs.len());
+        prop_assert_eq!(
+            self.sent.len() + self.held() + refused + left,
+            self.jobs.len()
+        );
         prop_assert_eq!(self.outcome(FlowOutcome::Dispatched), self.sent.len());
         prop_assert_eq!(self.outcome(FlowOutcome::EvictedContextCancelled), left);
         prop_assert_eq!(self.counted(|band| band.held), self.held());
         prop_assert_eq!(
-            (self.counted(|band| band.given_up), self.counted(|band| band.given_up_for)),
+            (
+                self.counted(|band| band.given_up),
+                self.counted(|band| band.given_up_for)
+            ),
             (self.given_up.len(), self.given_up.len())
         );
         Ok(())
@@ -183,9 +256,22 @@ impl Process {
     fn none_waits_behind_lower_work(&self) -> Result<(), TestCaseError> {
         for (_, held) in self.vms.iter().flat_map(|vm| &vm.held) {
             let waits = &self.jobs[*held];
-            let may_go = |job: &&Job| job.running.as_ref().is_some_and(|(_, hold)| hold.revocable().is_some());
-            let lower = self.jobs.iter().filter(may_go).find(|job| job.slot == waits.slot && job.priority < waits.priority);
-            prop_assert!(lower.is_none(), "priority {} waits behind {:?}", waits.priority, lower.map(|job| job.priority));
+            let may_go = |job: &&Job| {
+                job.running
+                    .as_ref()
+                    .is_some_and(|(_, hold)| hold.revocable().is_some())
+            };
+            let lower = self
+                .jobs
+                .iter()
+                .filter(may_go)
+                .find(|job| job.slot == waits.slot && job.priority < waits.priority);
+            prop_assert!(
+                lower.is_none(),
+                "priority {} waits behind {:?}",
+                waits.priority,
+                lower.map(|job| job.priority)
+            );
         }
         Ok(())
     }
@@ -197,8 +283,17 @@ impl Process {
         }
         prop_assert_eq!(self.held(), 0);
         for vm in &self.vms {
-            prop_assert!(vm.pool.queues().is_empty() && vm.pool.queues().bytes() == 0 && vm.pool.in_flight().rows().next().is_none());
-            prop_assert!(vm.pool.queues().counters().all(|band| (band.held, band.bytes) == (0, 0)));
+            prop_assert!(
+                vm.pool.queues().is_empty()
+                    && vm.pool.queues().bytes() == 0
+                    && vm.pool.in_flight().rows().next().is_none()
+            );
+            prop_assert!(
+                vm.pool
+                    .queues()
+                    .counters()
+                    .all(|band| (band.held, band.bytes) == (0, 0))
+            );
         }
         Ok(())
     }
@@ -234,9 +329,25 @@ proptest! {
 #[test]
 fn a_vm_gives_up_so_many_in_a_second_for_others() {
     let mut process = Process::of(3, || evicting(1, 120.0, 0.0), 0);
-    (0..120).for_each(|_| process.comes(0, Job { priority: -1, tokens: 1, ..Job::default() }));
+    (0..120).for_each(|_| {
+        process.comes(
+            0,
+            Job {
+                priority: -1,
+                tokens: 1,
+                ..Job::default()
+            },
+        )
+    });
     for at in 0..120 {
-        process.comes(1 + at % 2, Job { priority: 5, tokens: 1, ..Job::default() });
+        process.comes(
+            1 + at % 2,
+            Job {
+                priority: 5,
+                tokens: 1,
+                ..Job::default()
+            },
+        );
         process.run();
     }
     let mut given_up = vec![process.given_up.len()];
@@ -246,6 +357,11 @@ fn a_vm_gives_up_so_many_in_a_second_for_others() {
         given_up.push(process.given_up.len());
     }
     assert_eq!(given_up[0], REVOKED_PER_S_MAX as usize);
-    assert!(given_up.windows(2).all(|two| two[1] - two[0] <= REVOKED_PER_S_MAX as usize), "{given_up:?}");
+    assert!(
+        given_up
+            .windows(2)
+            .all(|two| two[1] - two[0] <= REVOKED_PER_S_MAX as usize),
+        "{given_up:?}"
+    );
     assert_eq!(given_up[3], 120, "{given_up:?}");
 }

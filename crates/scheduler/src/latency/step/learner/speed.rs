@@ -108,16 +108,30 @@ impl SpeedEvidence {
     }
 
     /// Adds a comparison, in a pool with this evidence.
-    pub(super) fn add(&mut self, pool: Self, noise: &mut SpeedNoise, (observed_ms, expected_ms): (f64, f64)) {
+    pub(super) fn add(
+        &mut self,
+        pool: Self,
+        noise: &mut SpeedNoise,
+        (observed_ms, expected_ms): (f64, f64),
+    ) {
         let samples = self.samples();
-        let known = if samples > 0.0 { self.mean() } else { pool.mean() };
+        let known = if samples > 0.0 {
+            self.mean()
+        } else {
+            pool.mean()
+        };
         let surprise = libm::log(observed_ms / expected_ms) - known;
         // The mean of `samples` is itself off by its share of the noise.
         let share = samples / (samples + 1.0);
-        let is_surprising = share * surprise * surprise > SURPRISING * SURPRISING * noise.variance();
+        let is_surprising =
+            share * surprise * surprise > SURPRISING * SURPRISING * noise.variance();
         let surprise = surprise.clamp(-SURPRISE_MAX, SURPRISE_MAX);
         noise.add(expected_ms, share, surprise);
-        *self = self.times(if is_surprising { SURPRISED_KEEP } else { 1.0 - 1.0 / MEMORY_SAMPLES });
+        *self = self.times(if is_surprising {
+            SURPRISED_KEEP
+        } else {
+            1.0 - 1.0 / MEMORY_SAMPLES
+        });
         self.weight += expected_ms;
         self.logs += expected_ms * (known + surprise);
         self.squares += expected_ms * expected_ms;
@@ -135,20 +149,36 @@ impl SpeedEvidence {
         let by_chance = chance / (difference * difference);
         let share = 1.0 - by_chance * by_chance;
         // False for NaN: without samples.
-        if share > 0.0 { libm::exp(share * difference) } else { 1.0 }
+        if share > 0.0 {
+            libm::exp(share * difference)
+        } else {
+            1.0
+        }
     }
 
     /// The number of samples of equal weight that would say as much.
     fn samples(self) -> f64 {
-        if self.squares > 0.0 { self.weight * self.weight / self.squares } else { 0.0 }
+        if self.squares > 0.0 {
+            self.weight * self.weight / self.squares
+        } else {
+            0.0
+        }
     }
 
     fn mean(self) -> f64 {
-        if self.weight > 0.0 { self.logs / self.weight } else { 0.0 }
+        if self.weight > 0.0 {
+            self.logs / self.weight
+        } else {
+            0.0
+        }
     }
 
     fn times(self, keep: f64) -> Self {
-        Self { weight: keep * self.weight, logs: keep * self.logs, squares: keep * self.squares }
+        Self {
+            weight: keep * self.weight,
+            logs: keep * self.logs,
+            squares: keep * self.squares,
+        }
     }
 }
 
@@ -167,7 +197,11 @@ impl SpeedNoise {
     }
 
     fn variance(self) -> f64 {
-        let variance = if self.weight > 0.0 { self.squares / self.weight } else { NOISE_PRIOR * NOISE_PRIOR };
+        let variance = if self.weight > 0.0 {
+            self.squares / self.weight
+        } else {
+            NOISE_PRIOR * NOISE_PRIOR
+        };
         variance.max(NOISE_MIN * NOISE_MIN)
     }
 }
