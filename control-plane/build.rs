@@ -10,7 +10,6 @@
 use std::path::Path;
 use std::process::Command;
 
-/// The variable with the commit.
 const VARIABLE: &str = "SWITCHPOINT_COMMIT";
 
 /// The digits of a hash that are shown.

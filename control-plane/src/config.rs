@@ -64,7 +64,6 @@ pub struct ConfigItem {
     pub line: u64,
     /// The answer.
     pub status: ItemStatus,
-    /// The reason.
     pub reason: String,
     /// A substitute, when refused.
     pub substitute: Option<String>,
@@ -190,7 +189,6 @@ impl ConfigFile {
         }
     }
 
-    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.follow.path()

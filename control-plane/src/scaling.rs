@@ -72,7 +72,6 @@ pub struct EndpointGroup {
     pub key: GroupKey,
     /// The requests that arrive.
     pub mix: RequestMix,
-    /// The endpoints.
     pub endpoints: Vec<OutstandingWork>,
     /// Replicas that start: seconds since each was seen.
     pub starting: Arc<[f64]>,
@@ -405,7 +404,6 @@ fn ended(arrivals: &PoolArrivals, models: &[Box<str>]) -> EndedRequests {
 // === impl EndpointGroup ===
 
 impl EndpointGroup {
-    /// The signal for `goal`.
     #[must_use]
     pub fn signal(&self, goal: &ScalingGoal) -> ScalingSignal {
         let Self {

@@ -60,7 +60,6 @@ const DEADLINE: Duration = Duration::from_secs(1);
 /// The settings of a scraper.
 #[derive(Clone, Debug)]
 pub struct ScrapeConfig {
-    /// The intervals.
     pub intervals: ScrapeIntervals,
     /// Time for one scrape, including a second request for the whole page.
     pub deadline: Duration,
@@ -82,10 +81,8 @@ pub struct ScrapedMetrics {
     pub observed_at: Instant,
 }
 
-/// An event of the scraper.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScrapeEvent {
-    /// New metrics of an endpoint.
     Metrics(EndpointRef, ScrapedMetrics),
     /// A failed scrape, and how many have failed in a row.
     Failed(EndpointRef, FailReason, u32),
@@ -129,7 +126,6 @@ struct ScrapeSchedule {
     tickets: u64,
 }
 
-/// A finished scrape.
 struct FinishedScrape {
     id: EndpointRef,
     ticket: u64,

@@ -31,7 +31,6 @@ pub struct ExplainedCandidate {
     pub endpoint: String,
     /// The scheduling filter that removed the endpoint, if one did.
     pub dropped_by: Option<String>,
-    /// Scores, by scorer.
     pub scores: BTreeMap<String, f64>,
 }
 

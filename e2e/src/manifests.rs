@@ -97,7 +97,6 @@ pub struct PlacedFragment {
     pub at: FragmentPlace,
 }
 
-/// Where a fragment is.
 #[derive(Clone, Debug)]
 pub enum FragmentPlace {
     /// The item with this name in the list at this JSON pointer.

@@ -57,7 +57,6 @@ pub enum ExperimentPolicy {
     RoundRobin,
 }
 
-/// An experiment.
 #[derive(Clone, Debug)]
 pub struct SloExperiment {
     /// Number of fast servers and of slow servers.
@@ -66,13 +65,11 @@ pub struct SloExperiment {
     pub engine: ModelServerOptions,
     /// Factor by which the steps of a slow server take longer.
     pub slowdown: f64,
-    /// The classes.
     pub classes: Vec<ExperimentClass>,
     /// Load as a share of the pool's capacity.
     pub load: f64,
     /// How long each seed is measured.
     pub measured: Duration,
-    /// The seeds.
     pub seeds: Vec<u64>,
 }
 

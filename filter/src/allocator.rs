@@ -34,7 +34,6 @@ const GROWTH_BYTES: usize = 65_536;
 /// the part of the table that is used takes memory.
 const SLABS_END: usize = 256 << 20;
 
-/// The allocator.
 pub struct SlabAllocator(UnsafeCell<Slabs>);
 
 struct Slabs {

@@ -32,7 +32,6 @@ pub struct FilterConfig {
     pub state: StateConfig,
     /// The pools; at least one, names distinct.
     pub pools: Vec<PoolConfig>,
-    /// Settings of exchanges.
     pub settings: ExchangeSettings,
     /// Entries of each pool's prefix index, in each worker.
     pub prefix_entries: usize,
@@ -55,7 +54,6 @@ pub struct StateConfig {
     pub cluster: String,
     /// `:authority` of the stream; empty for the cluster's name.
     pub authority: String,
-    /// The transport.
     pub transport: StateTransport,
     /// A stream that is silent for this long is opened again, ms.
     pub silence_max_ms: u64,
@@ -157,7 +155,6 @@ impl FilterConfig {
         self.pools.iter().any(|pool| !pool.clusters.is_empty())
     }
 
-    /// Returns the pool of a cluster.
     #[must_use]
     pub fn pool_of_cluster(&self, cluster: &[u8]) -> Option<usize> {
         self.pools
@@ -165,7 +162,6 @@ impl FilterConfig {
             .position(|pool| pool.clusters.iter().any(|c| c.as_bytes() == cluster))
     }
 
-    /// Returns the pool with a name.
     #[must_use]
     pub fn pool_named(&self, name: &[u8]) -> Option<usize> {
         self.pools

@@ -63,7 +63,6 @@ pub struct RecordedCall {
     pub received: usize,
 }
 
-/// The process.
 #[derive(Clone, Default)]
 pub struct FakeHost(Rc<FakeProcess>);
 

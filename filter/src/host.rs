@@ -17,15 +17,12 @@ use exchange::Timestamp;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HostError(u32);
 
-/// The result of a host call.
 pub type Result<T, E = HostError> = core::result::Result<T, E>;
 
 /// Selects a header map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderMap {
-    /// Request headers.
     Request = 0,
-    /// Response headers.
     Response = 2,
     /// Headers of the response to a call.
     Answer = 6,
@@ -124,9 +121,7 @@ pub trait Host: Clone + 'static {
     /// All headers, as serialized pairs. Only during the headers callback, or while the headers are
     /// held.
     fn headers(&self, map: HeaderMap) -> Result<Vec<u8>>;
-    /// Sets a header to one value.
     fn header_set(&self, map: HeaderMap, name: &str, value: &[u8]) -> Result<()>;
-    /// Removes all values of a header.
     fn header_remove(&self, map: HeaderMap, name: &str) -> Result<()>;
     /// Reads at most `size` bytes of a buffer, from `start` on.
     fn buffer(&self, buffer: BodyBuffer, start: usize, size: usize) -> Result<Vec<u8>>;

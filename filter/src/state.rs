@@ -1242,7 +1242,7 @@ mod tests {
         let mut mark = None;
         let (other, _) = crash_guard::CrashGuard::load(&host, leader.id, host.now());
         other.decode_guarded(&host, leader.id, &deadly(2), || {
-            mark = host.shared("switchpoint/1/decoding").unwrap()
+            mark = host.shared("switchpoint/1/decoding").unwrap();
         });
         host.share(
             "switchpoint/1/decoding",

@@ -75,7 +75,6 @@ struct OpenLink {
 pub struct LeaderContext<'a, H> {
     /// The proxy.
     pub host: &'a H,
-    /// This VM.
     pub vm: u64,
     /// The root context of the current callback.
     pub root: u32,
@@ -112,7 +111,6 @@ impl Default for StateLink {
 }
 
 impl StateLink {
-    /// Begins to lead.
     pub fn begin<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
         if lost {

@@ -335,7 +335,6 @@ pub struct ExplainCall {
     pub config: Option<PathBuf>,
     /// The other parts of the question.
     pub question: ExplainRequest,
-    /// The output format.
     pub format: OutputFormat,
 }
 

@@ -67,7 +67,6 @@ pub struct MovedParameter {
     pub line: u64,
     /// The path of the newer one in the parameters.
     pub now: String,
-    /// Whether its value counts.
     pub counts: bool,
 }
 

@@ -193,7 +193,7 @@ impl ConfigReader {
             };
             match FEATURE_GATES.iter().find(|(known, _)| *known == name) {
                 Some(_) if !on => {
-                    self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off")
+                    self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off");
                 }
                 Some((known, fate)) => {
                     self.flow_control |= *known == FLOW_CONTROL_GATE;
@@ -231,13 +231,13 @@ impl ConfigReader {
     fn fate(&mut self, path: &str, line: u64, fate: ItemSupport) {
         match fate {
             ItemSupport::Implemented(reason) => {
-                self.item(path, line, ItemStatus::Implemented, reason)
+                self.item(path, line, ItemStatus::Implemented, reason);
             }
             ItemSupport::FlowControl(reason) if self.flow_control => {
-                self.item(path, line, ItemStatus::Implemented, reason)
+                self.item(path, line, ItemStatus::Implemented, reason);
             }
             ItemSupport::FlowControl(_) => {
-                self.item(path, line, ItemStatus::NoEffect, flow_control::GATE_IS_OFF)
+                self.item(path, line, ItemStatus::NoEffect, flow_control::GATE_IS_OFF);
             }
             ItemSupport::NoEffect(reason) => self.item(path, line, ItemStatus::NoEffect, reason),
             ItemSupport::Refused(reason, instead) => self.report.items.push(ConfigItem {

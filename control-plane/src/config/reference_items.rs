@@ -24,7 +24,6 @@ use ItemSupport::{Implemented, NoEffect, Refused};
 /// The role of a plugin, which decides which items may refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginRole {
-    /// A scheduling plugin.
     Scheduling(PluginKind),
     /// `dataLayer.sources[]`.
     Source,
@@ -45,7 +44,6 @@ pub enum PluginRole {
 pub struct ReferencePlugin {
     /// The `type` of the plugin.
     pub name: &'static str,
-    /// The role of the plugin.
     pub role: PluginRole,
     /// The answer.
     pub support: ItemSupport,
@@ -163,7 +161,6 @@ pub const FEATURE_GATES: &[(&str, ItemSupport)] = &[
 /// A parameter that the scheduler does not have, of a type that it has.
 #[derive(Clone, Copy, Debug)]
 pub struct LlmdParameter {
-    /// The `type` of the plugin.
     pub plugin_type: &'static str,
     /// The path of the parameter.
     pub way: &'static [&'static str],
@@ -285,7 +282,6 @@ pub const REFERENCES: &[(&str, &[&str], ParameterReference)] = &[
 pub enum ParameterReference {
     /// A declared plugin.
     Plugin(PluginRole),
-    /// A profile.
     Profile,
 }
 
@@ -332,7 +328,6 @@ pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
 // === impl LlmdParameter ===
 
 impl LlmdParameter {
-    /// The answer for this value.
     #[must_use]
     pub fn answer(&self, value: &YamlValue) -> ItemSupport {
         match value {

@@ -12,9 +12,7 @@ use serde::Serialize;
 /// A complete pipeline.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedConfig {
-    /// The profile handler.
     pub profile_handler: String,
-    /// The saturation detector.
     pub saturation_detector: String,
     /// Length of the ranked list if a picker sets none.
     pub ranked_max: u32,
@@ -24,10 +22,8 @@ pub struct ResolvedConfig {
     pub plugins: Vec<ResolvedPlugin>,
 }
 
-/// A profile.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedProfile {
-    /// The name of the profile.
     pub name: String,
     /// The plugins of the profile: filters in their order, scorers, the picker.
     pub plugins: Vec<ResolvedProfilePlugin>,
@@ -36,9 +32,7 @@ pub struct ResolvedProfile {
 /// A plugin's part in a profile.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedProfilePlugin {
-    /// Name of the plugin.
     pub name: String,
-    /// The kind of the plugin.
     pub kind: &'static str,
     /// The weight of the plugin, if it is a scorer.
     pub weight: Option<f64>,
@@ -47,12 +41,9 @@ pub struct ResolvedProfilePlugin {
 /// A plugin with all its parameters.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedPlugin {
-    /// The name of the plugin.
     pub name: String,
-    /// The type of the plugin.
     #[serde(rename = "type")]
     pub plugin_type: String,
-    /// The kind of the plugin.
     pub kind: &'static str,
     /// Whether the plugin is implicit.
     pub auto_created: bool,
@@ -65,7 +56,6 @@ pub struct ResolvedPlugin {
 /// A parameter with the value in force.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedParameter {
-    /// The name of the parameter.
     pub name: &'static str,
     /// The value from the file, else the default; null if there is neither.
     pub value: serde_json::Value,

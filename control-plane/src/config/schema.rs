@@ -37,7 +37,6 @@ pub struct SchemaField {
     pub name: &'static str,
     /// The value.
     pub shape: SchemaShape,
-    /// Whether the field is required.
     pub required: bool,
     /// The answer for the field; `None` if the function that reads it, or its own fields, give one.
     pub fate: Option<ItemSupport>,
@@ -46,7 +45,6 @@ pub struct SchemaField {
     pub only: Option<(ConfigDialect, &'static str)>,
 }
 
-/// The shape of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum SchemaShape {
     /// Read by a function of its own, not by the table.
@@ -55,7 +53,6 @@ pub enum SchemaShape {
     Flag,
     /// A whole number.
     Integer,
-    /// A number.
     Number,
     /// A quantity as Kubernetes writes it: `5000`, `1k`, `10Gi`.
     Quantity,
@@ -74,7 +71,6 @@ const SHARES: ItemSupport = ItemSupport::NoEffect("proxies share their state thr
 const DISCOVERS: ItemSupport =
     ItemSupport::NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
 
-/// The whole file.
 pub const FILE: &[SchemaField] = &[
     own("apiVersion"),
     own("kind"),

@@ -25,11 +25,8 @@ pub enum YamlValue {
     Null,
     /// true or false.
     Flag(bool),
-    /// A number.
     Number(f64),
-    /// Text.
     Text(String),
-    /// A list.
     List(Vec<YamlNode>),
     /// Keys with their lines, and values, in the order of the file. No key occurs twice.
     Map(Vec<(YamlKey, YamlNode)>),
@@ -40,7 +37,6 @@ pub enum YamlValue {
 pub struct YamlKey {
     /// Line, from 1.
     pub line: u64,
-    /// The key.
     pub name: String,
 }
 

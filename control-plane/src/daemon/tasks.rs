@@ -12,7 +12,6 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 /// Tasks with one shutdown signal. None should end before the signal.
 #[derive(Debug)]
 pub struct TaskGroup {
-    /// The tasks. Each returns its name.
     pub tasks: JoinSet<&'static str>,
     /// The signal of the tasks.
     pub shutdown: Shutdown,

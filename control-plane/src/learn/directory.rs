@@ -69,9 +69,7 @@ pub struct LearnerReport {
     /// Predictions compared with measurements since the start, in the order of
     /// [`PredictedTarget::ALL`].
     pub compared: [PredictionComparison; 2],
-    /// Scores by endpoint name.
     pub endpoints: Vec<(String, [PredictionScore; 2])>,
-    /// What was learned of each endpoint.
     pub learned: BTreeMap<EndpointRef, LearnedEndpoint>,
     /// Models published.
     pub published: u64,
@@ -85,7 +83,6 @@ pub struct LearnerReport {
     pub shown: Value,
 }
 
-/// What was learned of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearnedEndpoint {
     /// The time of a prefill, as a multiple of an average endpoint's.

@@ -46,9 +46,7 @@ pub enum DiscoverySource {
     Kubernetes(KubernetesSource),
     /// The pods that an InferencePool selects.
     InferencePool(InferencePoolSource),
-    /// A directory.
     Directory(DirectorySource),
-    /// etcd.
     Etcd(EtcdSource),
 }
 
@@ -76,7 +74,6 @@ pub struct InferencePoolSource {
     metadata: Option<MetadataMode>,
 }
 
-/// A directory.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct DirectorySource {
@@ -85,7 +82,6 @@ pub struct DirectorySource {
     components: Vec<ComponentRow>,
 }
 
-/// etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdSource {

@@ -45,7 +45,6 @@ pub struct Adoption {
 /// A pool and the sources that feed it.
 #[derive(Debug)]
 pub struct PoolFeed {
-    /// The pool.
     pub pool: Pool,
     /// The shared state that views are published to.
     pub shared: Arc<DaemonState>,
@@ -265,7 +264,7 @@ impl LastPublished {
                 UNCONFIRMED_MAX.as_secs()
             ),
             None if before > 0 => {
-                tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more")
+                tracing::info!(pool, endpoints, "no endpoint is unconfirmed any more");
             }
             _ => {}
         }

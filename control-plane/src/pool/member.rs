@@ -28,7 +28,6 @@ pub struct PoolMember {
     /// The first EDS revision with the endpoint's address. For an endpoint that is no host: any
     /// revision that proxies have already.
     pub eds_since: u64,
-    /// The status of its metrics.
     pub metrics: MetricsStatus,
     /// When the variant of [`Self::metrics`] last changed.
     pub since: SystemTime,

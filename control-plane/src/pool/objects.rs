@@ -48,11 +48,9 @@ pub struct ObjectsSource {
 /// An object that was read from YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolObject {
-    /// The name of the object.
     pub name: String,
     /// The namespace of the object; empty when not given.
     pub namespace: String,
-    /// The pool that the object names.
     pub pool: String,
     /// The creation time of the object in the format of Kubernetes; `None` when not given.
     pub created: Option<String>,
@@ -86,7 +84,6 @@ pub struct PoolName {
 /// Selects the objects of a pool.
 #[derive(Clone, Debug)]
 pub struct ObjectSelection {
-    /// The name of the pool.
     pub pool: PoolName,
     /// The names of all pools of the daemon.
     pub served: Arc<[PoolName]>,
@@ -98,7 +95,6 @@ pub struct ObjectSelection {
 /// The objects of a pool, and counts of other objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolObjects {
-    /// The objects of the pool.
     pub spec: ObjectsSpec,
     /// Objects of other pools of this daemon, counted by pool.
     pub elsewhere: BTreeMap<String, usize>,
@@ -118,7 +114,6 @@ pub struct ObjectsFile {
     last_objects: Option<PoolObjects>,
 }
 
-/// The origin of the objects.
 enum ObjectOrigin {
     Files(FileSetWatcher),
     /// Custom objects of this namespace.
@@ -335,7 +330,7 @@ pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjec
             );
             match taken.get(&key) {
                 Some(other) if *other != file => {
-                    complaints.push(format!("{file}: {} {:?} is in {other} too", key.0, key.2))
+                    complaints.push(format!("{file}: {} {:?} is in {other} too", key.0, key.2));
                 }
                 _ => drop(taken.insert(key, file.clone())),
             }
@@ -481,7 +476,6 @@ impl PoolObject {
 // === impl ObjectBody ===
 
 impl ObjectBody {
-    /// The kind of the object.
     #[must_use]
     pub fn kind(&self) -> ObjectKind {
         match self {

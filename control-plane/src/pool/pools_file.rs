@@ -26,10 +26,8 @@ use crate::pool::objects::{ObjectsSource, PoolName};
 /// The most pools of one daemon. Each pool has its own scraper and at most 1,024 endpoints.
 pub const POOLS_MAX: usize = 64;
 
-/// A pool and its sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSource {
-    /// The name of the pool.
     pub name: String,
     /// The source of the pool's endpoints.
     pub endpoints: EndpointsSource,
@@ -39,7 +37,6 @@ pub struct PoolSource {
     pub objects: ObjectsSource,
 }
 
-/// The source of endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointsSource {
     /// A file, followed.

@@ -27,7 +27,6 @@ const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 /// The scrape settings of all pools.
 #[derive(Clone, Debug)]
 pub struct ScrapeSettings {
-    /// The intervals.
     pub intervals: ScrapeIntervals,
     /// TLS towards endpoints.
     pub tls: EndpointTls,
@@ -215,7 +214,7 @@ async fn first_objects(
                 pool,
                 why,
                 "objects are not available yet; starting without them"
-            )
+            );
         });
         let found = found.inspect(|found| found.log(pool));
         return Ok((Some(objects), found.unwrap_or_else(|_| none())));

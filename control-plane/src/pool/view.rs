@@ -24,7 +24,6 @@ pub struct EdsSet {
 /// `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// The name of the pool.
     pub name: Arc<str>,
     /// Grows with each change of members, pipeline or objects; never 0.
     pub revision: u64,
@@ -62,7 +61,6 @@ pub struct SourceStatus {
     pub discovery_error: Option<String>,
     /// The status of the configuration.
     pub config: ConfigStatus,
-    /// The status of the objects.
     pub objects: ConfigStatus,
     /// The number of objects whose pool this daemon does not serve, by the name of that pool.
     pub objects_without_pool: Arc<BTreeMap<String, usize>>,

@@ -73,7 +73,6 @@ struct DepartingHost {
 /// The initial settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolSettings {
-    /// The name of the pool.
     pub name: Arc<str>,
     /// The pipeline until another one is configured.
     pub pipeline: PipelineSpec,
@@ -138,7 +137,6 @@ impl Pool {
         }
     }
 
-    /// The name of the pool.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
         &self.view.name
@@ -848,7 +846,7 @@ mod tests {
             pool.observe(
                 ScrapeEvent::Metrics(id, observed(1.0, origin)),
                 at(origin, 10),
-            )
+            );
         });
         pool.replace_instances(vec![unconfirmed(0), unconfirmed(1)], at(origin, 100));
         let view = pool.take_view().unwrap();

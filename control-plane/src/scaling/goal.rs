@@ -24,13 +24,11 @@ const KEYS: [&str; 9] = [
 /// A read trigger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingRequest {
-    /// The name of the pool.
     pub pool: String,
     /// The role of the group, if the trigger names one.
     role: Option<String>,
     /// A model that the group serves, if the trigger names one.
     model: Option<String>,
-    /// The goal.
     pub goal: ScalingGoal,
 }
 

@@ -33,7 +33,6 @@ pub const KEY_BYTES_MAX: usize = 128;
 /// The most metrics of one engine: each is one bit of a [`FamilySet`].
 pub const METRICS_MAX: usize = 64;
 
-/// The meaning of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricMeaning {
     /// A number of the scheduler's table. Its definition says how several series become one number.
@@ -51,7 +50,6 @@ pub enum MetricMeaning {
 /// A set of positions in [`EngineSpec::metrics`], one bit each.
 pub(super) type FamilySet = u64;
 
-/// One metric to read.
 #[derive(Clone, Debug)]
 pub(super) struct EngineMetric {
     pub(super) meaning: MetricMeaning,
@@ -97,7 +95,6 @@ pub struct EngineConfig {
     /// Requests waiting.
     #[serde(default)]
     pub queued_requests_spec: String,
-    /// Requests running.
     #[serde(default)]
     pub running_requests_spec: String,
     /// KV-cache utilisation.
@@ -134,9 +131,7 @@ pub struct EngineConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CustomMetric {
-    /// The key.
     pub attribute_key: String,
-    /// The spec of the metric.
     pub metric_spec: String,
 }
 
@@ -172,10 +167,8 @@ pub enum InvalidEngine {
     /// Two engines have one name.
     #[error("engineConfigs: engine {0:?} is defined twice")]
     Duplicate(String),
-    /// An invalid spec.
     #[error("engineConfigs: engine {engine:?}: {field}: {source}")]
     Spec {
-        /// The engine.
         engine: String,
         /// The field as written in the configuration.
         field: &'static str,
@@ -192,12 +185,7 @@ pub enum InvalidEngine {
     #[error(
         "engineConfigs: engine {engine:?}: customMetrics: the key {key:?} is empty, longer than {KEY_BYTES_MAX} bytes, or given twice"
     )]
-    Key {
-        /// The engine.
-        engine: String,
-        /// The key.
-        key: String,
-    },
+    Key { engine: String, key: String },
     /// `defaultEngine` names no engine.
     #[error("defaultEngine {0:?} is neither built in nor in engineConfigs")]
     UnknownDefault(String),
@@ -212,7 +200,6 @@ enum BuiltInSource {
 }
 use BuiltInSource::{Label, Value};
 
-/// A built-in engine.
 struct BuiltInEngine {
     name: &'static str,
     metrics_path: &'static str,
@@ -431,7 +418,6 @@ impl EngineTable {
         })
     }
 
-    /// The engine with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Arc<EngineSpec>> {
         self.by_name.get(name)
@@ -484,10 +470,10 @@ impl EngineSpec {
             for source in sources {
                 match source {
                     Value(spec) => {
-                        builder.value("built-in", MetricMeaning::Number(metric), spec)?
+                        builder.value("built-in", MetricMeaning::Number(metric), spec)?;
                     }
                     Label(spec, label) => {
-                        builder.label("built-in", MetricMeaning::Number(metric), spec, label)?
+                        builder.label("built-in", MetricMeaning::Number(metric), spec, label)?;
                     }
                 }
             }

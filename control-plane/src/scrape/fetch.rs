@@ -288,7 +288,7 @@ impl PageFetcher {
                     progress = parser.feed(&chunk, &mut extraction);
                 }
                 Ok(Some(chunk)) if drained + chunk.len() <= DRAIN_BYTES_MAX => {
-                    drained += chunk.len()
+                    drained += chunk.len();
                 }
                 Err(error) if progress == ParseProgress::More => break Err(failure(&error)),
                 _ => break Ok(()),

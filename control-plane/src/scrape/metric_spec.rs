@@ -67,7 +67,6 @@ impl MetricSpec {
         })
     }
 
-    /// The metric name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -37,7 +37,6 @@ pub struct ScrapeCounts {
     pub full_pages: u64,
     /// Bytes of pages received.
     pub bytes: u64,
-    /// Lines read.
     pub lines: u64,
     /// Lines skipped as malformed or too long.
     pub lines_skipped: u64,
@@ -51,7 +50,6 @@ pub struct ScrapeCounts {
 }
 
 impl ScrapeStats {
-    /// Reads all counters.
     #[must_use]
     pub fn counts(&self) -> ScrapeCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

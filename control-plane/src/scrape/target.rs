@@ -20,7 +20,6 @@ pub struct ScrapeTarget {
     pub id: EndpointRef,
     /// The name of the endpoint, for the log.
     pub name: Arc<str>,
-    /// The URL of its metrics.
     pub url: MetricsUrl,
     /// The metric names of its engine.
     pub engine: Arc<EngineSpec>,
@@ -29,9 +28,7 @@ pub struct ScrapeTarget {
 /// How the metrics of endpoints are found, unless discovery sets it for an endpoint.
 #[derive(Clone, Debug)]
 pub struct MetricsDiscovery {
-    /// Metric names by engine.
     pub engines: Arc<EngineTable>,
-    /// The location of the metrics.
     pub location: MetricsLocation,
 }
 

@@ -38,7 +38,6 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The state that the routes show.
 #[derive(Clone, Debug)]
 pub struct AdminServer {
-    /// The state of the daemon.
     pub shared: Arc<DaemonState>,
     /// The snapshot file, if there is one.
     pub snapshot: Option<Arc<SnapshotFile>>,
@@ -657,7 +656,7 @@ mod tests {
             assert_eq!(
                 rfc3339(SystemTime::UNIX_EPOCH + Duration::from_millis(millis)),
                 expected
-            )
+            );
         };
         check(0, "1970-01-01T00:00:00.000Z");
         check(951_782_400_000, "2000-02-29T00:00:00.000Z");

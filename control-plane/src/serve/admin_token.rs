@@ -53,7 +53,7 @@ impl BearerToken {
                         tracing::info!(file = %file.display(), "new admin token in force");
                     }
                     Err(why) => {
-                        tracing::error!(why, file = %file.display(), "the new admin token cannot be used; the old one stays")
+                        tracing::error!(why, file = %file.display(), "the new admin token cannot be used; the old one stays");
                     }
                 }
             }

@@ -61,7 +61,6 @@ pub const REQUEST_BYTES_MAX: usize = 512 << 10;
 /// How long a new stream may take to send its first request.
 const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Serves EDS.
 #[derive(Clone, Debug)]
 pub struct EdsServer {
     shared: Arc<DaemonState>,

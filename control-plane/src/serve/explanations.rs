@@ -88,7 +88,6 @@ fn is_json(headers: &HeaderMap) -> bool {
 // === impl QuestionRefusal ===
 
 impl QuestionRefusal {
-    /// A refusal with this status.
     pub fn new(status: StatusCode, why: impl Into<String>) -> Self {
         Self {
             status,

@@ -12,7 +12,6 @@ use std::net::SocketAddr;
 use crate::cli::args::ServeArgs;
 use crate::serve::listen::ListenerName;
 
-/// The exposure of one listener.
 struct ListenerExposure {
     listener: ListenerName,
     address: SocketAddr,

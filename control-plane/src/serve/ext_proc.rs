@@ -87,7 +87,6 @@ pub const CONNECTION_WINDOW_BYTES: u32 = 2 * 256 * STREAMS_PER_CONNECTION_MAX;
 /// stream may send this much.
 pub const METADATA_BYTES_MAX: u32 = 16 << 10;
 
-/// The only method.
 const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 /// Serves ext_proc streams.
@@ -314,7 +313,6 @@ impl StreamTransport {
     }
 }
 
-/// The trailers of a stream.
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if status.add_header(&mut trailers).is_err() {

@@ -44,7 +44,6 @@ const STREAMS_MAX: usize = 256;
 #[derive(Debug)]
 pub struct ScalerListener(IncomingConnections);
 
-/// The scaler.
 #[derive(Clone, Debug)]
 pub struct ScalerServer {
     shared: Arc<DaemonState>,
@@ -81,7 +80,6 @@ impl ScalerListener {
         )))
     }
 
-    /// The address of the listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address()

@@ -224,7 +224,6 @@ impl CounterStore {
         picked
     }
 
-    /// The totals of a pool.
     #[must_use]
     pub fn totals(&self, pool: &str, now: Instant) -> CounterTotals {
         let mut totals = self

@@ -44,7 +44,6 @@ struct PoolDecisions {
 pub struct SampledDecision {
     /// The number of the decision; grows with each.
     pub id: u64,
-    /// The pool.
     pub pool: Arc<str>,
     /// When the daemon received the decision.
     pub at: SystemTime,
@@ -52,7 +51,6 @@ pub struct SampledDecision {
     pub source: String,
     /// The parts that a list shows.
     pub summary: DecisionSummary,
-    /// The record.
     pub record: Box<str>,
 }
 
@@ -63,7 +61,6 @@ pub struct DecisionSummary {
     pub model: String,
     /// Tokens of the prompt, as the proxy estimated them.
     pub prompt_tokens: u64,
-    /// The priority.
     pub priority: i64,
     /// The endpoints of the pool.
     pub endpoints: usize,
@@ -130,7 +127,6 @@ impl DecisionLog {
             .find(|kept| kept.id == id)
     }
 
-    /// All decisions, newest first.
     pub fn newest_first(&self) -> impl Iterator<Item = &SampledDecision> {
         let mut all: Vec<_> = self
             .pools

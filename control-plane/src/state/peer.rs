@@ -75,7 +75,6 @@ pub struct RemoteAddress {
     pub socket: Option<SocketAddr>,
 }
 
-/// One proxy process.
 #[derive(Clone, Debug)]
 pub struct ProxyProcess {
     /// Envoy's node id.
@@ -94,7 +93,6 @@ pub struct ProxyProcess {
 pub enum StreamQuota {
     /// State streams, and the calls that replace them.
     StateStream,
-    /// EDS streams.
     EdsStream,
     /// Bodies of calls that are being read.
     Upload,

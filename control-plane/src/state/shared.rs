@@ -51,7 +51,6 @@ pub struct DaemonState {
     pub life: DaemonLife,
     /// The names of all configured pools, with or without a complete set of endpoints.
     pub pool_names: Vec<Arc<str>>,
-    /// The views of all pools.
     pub pools: watch::Sender<PoolViews>,
     /// The EDS streams of Envoys.
     pub eds: watch::Sender<EdsStreams>,
@@ -151,7 +150,6 @@ pub struct ScraperHandle {
 /// The status of a proxy's state stream.
 #[derive(Clone, Debug)]
 pub struct ConnectedProxy {
-    /// The process of the proxy.
     pub peer: ProxyProcess,
     /// The release of the filter; empty if the filter is too old to send it.
     pub release: String,
@@ -285,7 +283,6 @@ impl DaemonState {
         self.life.leads() || self.ext_proc.streams.get().is_some()
     }
 
-    /// A new stream id.
     pub fn next_stream_id(&self) -> u64 {
         self.life.stream_id.fetch_add(1, Ordering::Relaxed) + 1
     }

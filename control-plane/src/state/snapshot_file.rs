@@ -46,7 +46,6 @@ pub struct SavedState {
     /// beyond 2^53.
     #[serde(with = "hex")]
     pub hash_secret: u128,
-    /// Pools by name.
     pub pools: BTreeMap<String, SavedPool>,
 }
 

@@ -251,13 +251,13 @@ impl KubernetesFollower {
                     .iter()
                     .filter(|s| selects(s))
                     .map(ResourceExt::name_any)
-                    .collect()
+                    .collect();
             }
             ObjectWatchEvent::Applied(service) if selects(&service) => {
-                drop(names.insert(service.name_any()))
+                names.insert(service.name_any());
             }
             ObjectWatchEvent::Applied(service) | ObjectWatchEvent::Deleted(service) => {
-                drop(names.remove(&service.name_any()))
+                names.remove(&service.name_any());
             }
             ObjectWatchEvent::Failed(why) => return vec![BackendEvent::Failed(why)],
         }

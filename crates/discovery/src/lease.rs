@@ -258,7 +258,7 @@ mod tests {
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (me, down) = (me.to_owned(), Arc::clone(&shelf.down));
         let task = tokio::spawn(async move {
-            campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await
+            campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await;
         });
         LeaseCandidate {
             leads: follow,

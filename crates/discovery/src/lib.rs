@@ -46,6 +46,7 @@
 //!
 //! The daemon uses [`SetChanges`]: each item is the complete set. [`file`] (an endpoints file) and
 //! [`fixed`] (a fixed list) return it directly; [`Discovery::changes`] returns it for any backend.
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 use futures::stream::{BoxStream, StreamExt};

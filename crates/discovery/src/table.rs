@@ -285,7 +285,7 @@ impl InstanceTable {
         let again = std::mem::take(&mut known.again).then_some(now.instant);
         match fetched {
             MetadataResponse::Is(metadata, etag) => {
-                (known.answer, known.etag) = (Some(Some(metadata)), etag)
+                (known.answer, known.etag) = (Some(Some(metadata)), etag);
             }
             MetadataResponse::Absent => (known.answer, known.etag) = (Some(None), None),
             MetadataResponse::Unchanged => {}

@@ -273,7 +273,7 @@ impl HubState {
                 });
             }
             BackendEvent::Apply(record) => {
-                self.change(|table, events| table.apply(record, now, events))
+                self.change(|table, events| table.apply(record, now, events));
             }
             BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
             BackendEvent::Failed(why) => error = Some(why),

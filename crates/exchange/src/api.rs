@@ -35,7 +35,6 @@ pub enum RequestApi {
     CountTokens,
     /// vLLM `/inference/v1/generate`: tokens in, tokens out.
     VllmGenerate,
-    /// SGLang `/generate`.
     SglangGenerate,
     /// Vertex AI's gRPC method for chats: OpenAI JSON inside protobuf.
     VertexChat,
@@ -64,7 +63,6 @@ struct ApiRow {
     /// The end of the path.
     suffix: &'static str,
     api: RequestApi,
-    /// The owner of the API.
     whose: &'static str,
     /// Where the prompt is in the body; empty where there is none.
     prompt: &'static str,

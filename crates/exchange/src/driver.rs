@@ -88,7 +88,6 @@ use crate::{
 };
 use reading::BodyReading;
 
-/// Drives one request.
 #[derive(Debug)]
 pub struct RequestDriver<H: RequestHost> {
     exchange: Exchange,
@@ -291,7 +290,7 @@ impl<H: RequestHost> RequestDriver<H> {
             ResponseBody::Ignore => {}
             ResponseBody::Read if size == 0 && !last => {}
             ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
-                self.read_response(host, size, last)
+                self.read_response(host, size, last);
             }
         }
         RequestFlow::Go
@@ -302,7 +301,7 @@ impl<H: RequestHost> RequestDriver<H> {
         match self.response {
             ResponseBody::Ignore => {}
             ResponseBody::Hold if self.response_bytes > 0 => {
-                self.read_response(host, self.response_bytes, true)
+                self.read_response(host, self.response_bytes, true);
             }
             ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
                 self.response = ResponseBody::Ignore;

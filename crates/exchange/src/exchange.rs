@@ -39,7 +39,6 @@ pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, Response
 /// few labels take a fraction of this.
 const CAPTURED_BYTES_MAX: usize = 16_384;
 
-/// One exchange.
 #[derive(Debug)]
 pub struct Exchange {
     pub(crate) phase: ExchangePhase,
@@ -137,7 +136,6 @@ struct HeaderPair<'h>([Option<&'h [u8]>; 2]);
 // === impl Exchange ===
 
 impl Exchange {
-    /// A new exchange.
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
         Self {
@@ -544,7 +542,7 @@ impl<'h> RequestHead<'h> {
                 b":path" => head.path = value,
                 b"content-length" => {
                     head.content_length =
-                        number(value).and_then(|bytes| usize::try_from(bytes).ok())
+                        number(value).and_then(|bytes| usize::try_from(bytes).ok());
                 }
                 // Headers of upgrades and of gRPC streams do not end the stream, but no body
                 // follows. Holding them would hang the request.
@@ -552,7 +550,7 @@ impl<'h> RequestHead<'h> {
                 b"content-encoding" => {
                     head.encoding = head
                         .encoding
-                        .or(Some(value).filter(|value| headers::is_encoded(value)))
+                        .or(Some(value).filter(|value| headers::is_encoded(value)));
                 }
                 b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => {

@@ -28,9 +28,7 @@ pub(crate) struct DecisionReason {
     pub(crate) recorded: Option<Box<str>>,
     /// Why the request was held before, if it was.
     pub(crate) held: Option<HeldReason>,
-    /// The reasons.
     pub(crate) reasons: Option<String>,
-    /// The record.
     pub(crate) record: Option<String>,
     /// The ranked endpoints with their costs.
     pub(crate) candidates: Option<String>,

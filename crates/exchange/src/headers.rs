@@ -6,7 +6,6 @@ pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 pub const DESTINATION_FALLBACK: &str = "x-gateway-destination-endpoint-fallback";
 /// Key of the subset hint.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
-/// Namespace of the subset hint.
 pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 /// Lets the fallback load balancer choose any host; only Switchpoint may set it.
 pub const OPEN: &str = "x-switchpoint-open";

@@ -51,7 +51,6 @@ pub enum JsonKind {
     Number,
     /// `true` or `false`
     Boolean,
-    /// `null`
     Null,
 }
 

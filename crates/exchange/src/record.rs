@@ -141,7 +141,7 @@ impl DecisionRecord {
                                 queue
                                     .iter()
                                     .take(RUNNING_MAX)
-                                    .for_each(|running| running_members(w, running))
+                                    .for_each(|running| running_members(w, running));
                             });
                         }
                         metrics_members(w, metrics);
@@ -173,7 +173,7 @@ fn prediction(w: &mut JsonWriter, prediction: &Prediction) {
     w.array(|w| {
         [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]
             .into_iter()
-            .for_each(|ms| w.float(ms))
+            .for_each(|ms| w.float(ms));
     });
 }
 

@@ -23,7 +23,6 @@ pub struct LocalReply {
     pub status: u16,
     /// Headers besides the status.
     pub headers: Vec<(&'static str, String)>,
-    /// Body.
     pub body: Vec<u8>,
 }
 

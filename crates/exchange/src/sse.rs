@@ -32,7 +32,6 @@ pub struct ChunkProgress {
     pub events: u32,
 }
 
-/// Reads one response.
 #[derive(Clone, Debug)]
 pub struct ResponseReader {
     api: RequestApi,
@@ -98,7 +97,7 @@ impl ResponseReader {
         match &mut self.source {
             ResponseFormat::Stream(events) => {
                 events.feed(bytes, |data| {
-                    self.events += u32::from(event::read(self.api, data, &mut self.facts))
+                    self.events += u32::from(event::read(self.api, data, &mut self.facts));
                 });
             }
             ResponseFormat::Buffered(held) => {
@@ -117,7 +116,7 @@ impl ResponseReader {
         match &mut self.source {
             ResponseFormat::Stream(events) => {
                 events.finish(|data| {
-                    self.events += u32::from(event::read(self.api, data, &mut self.facts))
+                    self.events += u32::from(event::read(self.api, data, &mut self.facts));
                 });
             }
             ResponseFormat::Buffered(held) => read_body(self.api, held, &mut self.facts),
@@ -198,7 +197,7 @@ fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
         // APIs that generate nothing may answer in other formats. Error pages are HTML.
         Err(_) => {
             seen.unclear =
-                !api.generates() && held.bytes().trim_ascii_start().first() != Some(&b'<')
+                !api.generates() && held.bytes().trim_ascii_start().first() != Some(&b'<');
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn read(usage: &mut TokenUsage, reader: &mut JsonReader<'_>) -> Resul
                 reader.members(|reader, key| match key.name().as_ref() {
                     b"cached_tokens" => reader.count().map(|count| seen.cached_tokens = count),
                     _ => reader.skip().map(drop),
-                })?
+                })?;
             }
             b"cached_tokens" => seen.cached_tokens = reader.count()?,
             b"cache_read_input_tokens" => {
@@ -28,7 +28,7 @@ pub(crate) fn read(usage: &mut TokenUsage, reader: &mut JsonReader<'_>) -> Resul
                 beside = beside.saturating_add(seen.cached_tokens.unwrap_or(0));
             }
             b"cache_creation_input_tokens" => {
-                beside = beside.saturating_add(reader.count()?.unwrap_or(0))
+                beside = beside.saturating_add(reader.count()?.unwrap_or(0));
             }
             _ => return reader.skip().map(drop),
         }

@@ -25,7 +25,6 @@ pub enum DaemonUpdate {
     PoolUpdate(Box<proto::PoolUpdate>),
     /// New metrics for a pool that has a snapshot.
     Metrics {
-        /// The name of the pool.
         pool: String,
         /// The current snapshot with the new metrics.
         snapshot: Box<Snapshot>,
@@ -71,11 +70,9 @@ pub enum Applied {
     /// The endpoints, the pipeline and the objects. [`ManagedPool::recount_load_reports`] must
     /// follow.
     PoolUpdate,
-    /// The metrics.
     Metrics,
     /// The learned models.
     Models,
-    /// Nothing.
     Nothing,
 }
 

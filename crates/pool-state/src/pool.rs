@@ -330,7 +330,6 @@ impl ManagedPool {
         self.state.as_ref().map(|s| &s.snapshot)
     }
 
-    /// The counters.
     #[must_use]
     pub fn counters(&self) -> &PoolCounters {
         &self.counters
@@ -342,7 +341,6 @@ impl ManagedPool {
         &self.in_flight
     }
 
-    /// The prefix index.
     #[must_use]
     pub fn prefixes(&self) -> &PrefixIndex {
         &self.prefixes

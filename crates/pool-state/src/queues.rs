@@ -51,7 +51,6 @@ const RATE_MS: f64 = 10_000.0;
 /// The longest `Retry-After`, in seconds. Beyond it, the rate of releases says nothing.
 const RETRY_AFTER_S_MAX: u32 = 120;
 
-/// The queues.
 #[derive(Debug, Default)]
 pub struct FlowQueues {
     /// The highest priority first.
@@ -102,7 +101,6 @@ pub struct FlowCharge {
 /// Why a request that was held, or would have to be, is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldRefusal {
-    /// The outcome.
     pub outcome: FlowOutcome,
     /// When to try again, in seconds.
     pub retry_after_s: u32,

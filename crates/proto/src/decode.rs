@@ -46,7 +46,6 @@ pub enum InvalidState {
 /// A decoded and checked pool update; the metrics of its snapshot are unknown.
 #[derive(Debug)]
 pub struct PoolUpdate {
-    /// The name of its pool.
     pub pool: String,
     /// The snapshot; its metrics are unknown.
     pub snapshot: Snapshot,

@@ -18,11 +18,9 @@ pub struct PoolState<'a> {
     pub pool: &'a str,
     /// Version of the pool update.
     pub version: Version,
-    /// The endpoints of the pool.
     pub endpoints: &'a [Endpoint],
     /// The pipeline for its requests.
     pub pipeline: &'a PipelineSpec,
-    /// The objects of the pool.
     pub objects: &'a ObjectsSpec,
     /// Keys the hashes of prompt blocks.
     pub hash_secret: u128,

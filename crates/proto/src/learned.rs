@@ -18,7 +18,6 @@ const ENVELOPE_BYTES: usize = 2_048;
 /// The learned models of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearnedModels {
-    /// The pool of the models.
     pub pool: String,
     /// The version of the models, in the same order as the versions of pool updates.
     pub version: Version,
@@ -152,17 +151,17 @@ mod tests {
             ("is not known", |m| m.step.clear()),
             ("is not known", |m| m.step[0] ^= 1),
             ("is not a number that it may be", |m| {
-                m.step[1] = f32::NAN.to_bits()
+                m.step[1] = f32::NAN.to_bits();
             }),
             ("is not a number that it may be", |m| {
-                m.latency[2] = f32::INFINITY.to_bits()
+                m.latency[2] = f32::INFINITY.to_bits();
             }),
             ("is not a number that it may be", |m| {
-                *m.latency.last_mut().unwrap() = 1e30_f32.to_bits()
+                *m.latency.last_mut().unwrap() = 1e30_f32.to_bits();
             }),
             ("are no model", |m| m.latency.truncate(9)),
             ("`learned` is out of range", |m| {
-                m.latency.resize(LEARNED_BYTES_MAX, 0)
+                m.latency.resize(LEARNED_BYTES_MAX, 0);
             }),
         ];
         for (why, spoil) in spoilt {

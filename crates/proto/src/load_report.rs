@@ -57,7 +57,6 @@ pub struct LoadReportHead {
 /// The head of a report and how many entries of each kind follow it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReportLayout {
-    /// The head.
     pub head: LoadReportHead,
     /// The number of loads.
     pub loads: usize,
@@ -67,10 +66,8 @@ pub struct LoadReportLayout {
     pub failures: usize,
 }
 
-/// A failure in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureEntry {
-    /// The endpoint.
     pub endpoint: EndpointRef,
     /// When the failure became known.
     pub since: Timestamp,
@@ -180,7 +177,6 @@ impl LoadReportLayout {
             .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
-    /// The SLOs.
     #[must_use]
     pub fn slos<'r>(&self, report: &'r [u8]) -> &'r [[u8; SLOS_BYTES]] {
         report
@@ -188,7 +184,6 @@ impl LoadReportLayout {
             .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
-    /// The failures.
     #[must_use]
     pub fn failures<'r>(&self, report: &'r [u8]) -> &'r [[u8; FAILURE_BYTES]] {
         report
@@ -267,7 +262,6 @@ pub fn decode_load(entry: &[u8; LOAD_BYTES]) -> Option<(EndpointRef, EndpointLoa
     Some((endpoint, load))
 }
 
-/// Appends the SLOs of an endpoint.
 pub fn append_slos(report: &mut Vec<u8>, endpoint: EndpointRef, load: &EndpointLoad) {
     words::append(
         report,
@@ -293,7 +287,6 @@ pub fn decode_slos(entry: &[u8; SLOS_BYTES]) -> Option<(EndpointRef, EndpointLoa
     words::endpoint(at).map(|(endpoint, _)| (endpoint, slos))
 }
 
-/// Appends a failure.
 pub fn append_failure(report: &mut Vec<u8>, failure: &FailureEntry) {
     let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
     let failures = u64::from(failure.failures)

@@ -35,7 +35,6 @@ const COUNT_MAX: f32 = 16_777_216.0;
 /// One finished request, in the form that the daemon receives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncodedObservation {
-    /// The observation.
     pub observation: Observation,
     /// The prediction at the pick; `None` when the model abstained, or there was none.
     pub predicted: Option<Prediction>,

@@ -335,7 +335,7 @@ impl BenchPool {
             .collect();
         let mut out = Vec::new();
         median_ns(PREDICTION_BATCH, || {
-            model.predict_all(black_box(&rows).iter().copied(), &mut out)
+            model.predict_all(black_box(&rows).iter().copied(), &mut out);
         })
     }
 

@@ -70,7 +70,6 @@ pub enum UnavailableReason {
 /// An endpoint that was dropped, and the plugin that dropped it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DroppedEndpoint {
-    /// The endpoint.
     pub endpoint: EndpointIndex,
     /// Name of the plugin.
     pub by: Box<str>,
@@ -97,22 +96,18 @@ pub struct Explanation {
 /// The result of one profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileExplanation {
-    /// The name of the profile.
     pub name: Box<str>,
     /// Endpoints that the profile dropped, in order.
     pub dropped: Vec<DroppedEndpoint>,
-    /// One column for each scorer.
     pub scores: Vec<ScoreColumn>,
     /// Weighted total of each endpoint that reached the picker.
     pub totals: Vec<(EndpointIndex, f32)>,
 }
 
-/// The scores of one scorer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreColumn {
     /// Name of the scorer in the profile.
     pub scorer: Box<str>,
-    /// The weight of the scorer.
     pub weight: f32,
     /// Unweighted score by endpoint, 0 to 1.
     pub scores: Vec<(EndpointIndex, f32)>,
@@ -167,7 +162,6 @@ impl RankedList {
         Some(Self { first, rest })
     }
 
-    /// A list of one.
     #[must_use]
     pub fn one(endpoint: EndpointIndex) -> Self {
         Self {

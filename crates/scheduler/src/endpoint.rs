@@ -81,7 +81,6 @@ impl Endpoint {
             .is_ok()
     }
 
-    /// The value of a label.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         let at = self

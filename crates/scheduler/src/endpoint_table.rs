@@ -20,7 +20,6 @@ pub struct EndpointTable {
     metrics: Box<[EndpointMetrics]>,
     /// Identities of the endpoints in one array, because every pick reads all of them.
     ids: Arc<[EndpointRef]>,
-    /// Whether all endpoints are ready.
     all_ready: bool,
     /// Whether any endpoint names the models that it serves.
     names_models: bool,
@@ -199,7 +198,6 @@ impl EndpointTable {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
     }
 
-    /// Whether any endpoint is ready.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         self.endpoints
@@ -207,7 +205,6 @@ impl EndpointTable {
             .any(|endpoint| endpoint.readiness == Readiness::Ready)
     }
 
-    /// Whether every endpoint is ready.
     #[must_use]
     pub fn all_ready(&self) -> bool {
         self.all_ready

@@ -161,7 +161,6 @@ debug_by_show!(FairnessPolicy, OrderingPolicy, UsageLimitPolicy);
 // === impl FlowCost ===
 
 impl FlowCost {
-    /// All tokens.
     #[must_use]
     pub fn tokens(self) -> f64 {
         self.prompt + self.output

@@ -33,7 +33,6 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
 
-/// The load of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
     /// Requests that were picked and have not ended.
@@ -341,7 +340,7 @@ impl InFlight {
         self.subtract(ticket);
         let mut request_id = Box::default();
         self.queued(ticket, |queues, slot, entry| {
-            request_id = queues.remove(slot, entry.id)
+            request_id = queues.remove(slot, entry.id);
         });
         if self.current_epoch(to) == NOWHERE
             && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load)
@@ -362,7 +361,7 @@ impl InFlight {
     pub fn release(&mut self, ticket: InFlightTicket) {
         self.subtract(&ticket);
         self.queued(&ticket, |queues, slot, entry| {
-            drop(queues.remove(slot, entry.id))
+            drop(queues.remove(slot, entry.id));
         });
     }
 
@@ -500,7 +499,7 @@ impl InFlight {
     fn enqueue(&mut self, ticket: &InFlightTicket, request_id: Box<str>) {
         let waits = !ticket.past_first_token;
         self.queued(ticket, |queues, slot, entry| {
-            queues.add(slot, entry, request_id, waits)
+            queues.add(slot, entry, request_id, waits);
         });
     }
 
@@ -578,7 +577,6 @@ impl InFlight {
 // === impl InFlightTicket ===
 
 impl InFlightTicket {
-    /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> EndpointRef {
         self.endpoint

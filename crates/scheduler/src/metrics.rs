@@ -145,7 +145,6 @@ pub struct LoraMetrics {
 // === impl EndpointMetrics ===
 
 impl EndpointMetrics {
-    /// The attribute with this key.
     #[must_use]
     pub fn attribute(&self, key: &str) -> Option<f32> {
         let at = self
@@ -159,7 +158,6 @@ impl EndpointMetrics {
 // === impl MetricDefinition ===
 
 impl MetricDefinition {
-    /// The definition with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         METRICS.into_iter().find(|metric| metric.name == name)

@@ -33,7 +33,6 @@ pub const TARGET_WEIGHT_MAX: u32 = 1_000_000;
 /// The objects of a pool as written, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectsSpec {
-    /// Objectives by name.
     pub objectives: Vec<ObjectiveSpec>,
     /// Models of the pool. If there are any, every other model is unknown.
     pub models: Vec<ModelSpec>,
@@ -47,7 +46,6 @@ pub struct ObjectsSpec {
 /// An `InferenceObjective`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectiveSpec {
-    /// The name of the objective.
     pub name: String,
     /// Higher is more important; below 0 may be shed.
     pub priority: i32,
@@ -145,10 +143,7 @@ pub struct ResolvedModel<'a> {
 /// The request names a model that this pool does not serve. The client has to change it; the same
 /// request will fail again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownModel<'a>(
-    /// The model.
-    pub &'a str,
-);
+pub struct UnknownModel<'a>(pub &'a str);
 
 /// Why objects were refused as a whole. The sender has to change them; sending them again does not
 /// help.
@@ -165,7 +160,6 @@ pub enum InvalidObjects {
     },
     /// A name that is empty or longer than [`NAME_BYTES_MAX`].
     Name {
-        /// The kind of object.
         what: &'static str,
         /// The length of the name, in bytes.
         bytes: usize,

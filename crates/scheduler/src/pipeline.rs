@@ -85,7 +85,7 @@ impl Pipeline {
                 Plugin::Fairness(policy) => policies.fairness.push((plugin.name().into(), policy)),
                 Plugin::Ordering(policy) => policies.ordering.push((plugin.name().into(), policy)),
                 Plugin::UsageLimit(policy) => {
-                    policies.usage_limit.push((plugin.name().into(), policy))
+                    policies.usage_limit.push((plugin.name().into(), policy));
                 }
                 built => pipeline.declare(plugin.name(), built, spec),
             }
@@ -115,10 +115,10 @@ impl Pipeline {
         }
         match built {
             Plugin::ProfileHandler(handler) if name == spec.profile_handler => {
-                self.handler = handler
+                self.handler = handler;
             }
             Plugin::Detector(detector) if name == spec.saturation_detector => {
-                self.detector = detector
+                self.detector = detector;
             }
             Plugin::Decider(decider) => self.profiles.add_decider(name, decider),
             Plugin::Admitter(admitter) => self.admitters.push(admitter),

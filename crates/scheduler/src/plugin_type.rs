@@ -36,9 +36,7 @@ pub enum Plugin {
     Ordering(Box<dyn OrderingPolicy>),
     /// Says how much of the pool a band may fill.
     UsageLimit(Box<dyn UsageLimitPolicy>),
-    /// The settings of flow control.
     FlowControl(Box<FlowSettings>),
-    /// Settings of a producer.
     Producer(ProducerSetting),
     /// Selects an API whose requests are read; its type.
     Parser(&'static str),
@@ -97,7 +95,6 @@ pub struct PluginType {
     pub doc: &'static str,
     /// Where the formula comes from.
     pub source: &'static str,
-    /// The parameters of the plugin.
     pub parameters: &'static [Parameter],
     /// The state it looks at; of one whose parameters choose, all that it may.
     pub needs: &'static [RequiredState],

@@ -34,7 +34,6 @@ pub struct Headroom {
 /// The predicted latency of one request at one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointPrediction {
-    /// The prediction.
     pub prediction: Prediction,
     /// Time to the first token.
     pub ttft: Headroom,

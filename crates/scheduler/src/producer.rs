@@ -19,7 +19,6 @@ use crate::settings::{
 // === impl ProducerSettings ===
 
 impl ProducerSettings {
-    /// The defaults of all producers.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
         fn defaults<T>(
             of: &PluginType,

@@ -84,7 +84,6 @@ pub static PLUGINS: &[PluginType] = &[
     parser::PASSTHROUGH,
 ];
 
-/// The plugin type of that name.
 #[must_use]
 pub fn lookup(plugin_type: &str) -> Option<&'static PluginType> {
     PLUGINS.iter().find(|plugin| plugin.name == plugin_type)

@@ -29,7 +29,6 @@ pub struct Request<'a> {
     pub media_items: u32,
     /// Name and value of the request headers named by [`crate::Pipeline::headers`].
     pub headers: &'a [(&'a str, &'a str)],
-    /// The SLOs of the request.
     pub slo: Slo,
     /// Whether the client wants to be scheduled by predictions.
     pub prediction_based: bool,

@@ -53,7 +53,6 @@ pub trait ProfileHandler: PluginDebug + Send + Sync {
 pub enum Reference<'a> {
     /// The only profile; an error if there are several.
     OnlyProfile,
-    /// A profile.
     Profile(&'a str),
     /// A profile; if there is only one profile, that one, whatever its name.
     ProfileOfSeveral(&'a str),

@@ -89,11 +89,9 @@ pub struct ScalingGoal {
 pub struct RequestMix {
     /// Requests a second.
     pub per_second: f64,
-    /// Tokens of a prompt.
     pub prompt_tokens: f64,
     /// Tokens of a prompt that are not cached.
     pub uncached_tokens: f64,
-    /// Tokens of an output.
     pub output_tokens: f64,
 }
 
@@ -124,7 +122,6 @@ pub struct OutstandingWork {
 /// The requests that an engine reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReportedRequests {
-    /// Requests that wait.
     pub waiting: f64,
     /// Requests that run.
     pub running: f64,
@@ -143,7 +140,6 @@ pub struct ScalingGroup<'g> {
     pub measured: bool,
     /// The room of an engine.
     pub seats: EngineSeats,
-    /// The endpoints.
     pub endpoints: &'g [OutstandingWork],
     /// Replicas that start and do not serve yet: seconds since the order of each.
     pub starting: &'g [f64],
@@ -151,7 +147,6 @@ pub struct ScalingGroup<'g> {
     pub held: f64,
 }
 
-/// The signal of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingSignal {
     /// The time that the group, starting replicas included, needs for everything outstanding,

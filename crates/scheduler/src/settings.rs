@@ -5,7 +5,6 @@ use crate::latency::Prediction;
 /// Bytes of prompt text counted as one token: llm-d's estimate.
 pub const BYTES_PER_TOKEN: usize = 4;
 
-/// The settings of one producer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProducerSetting {
     /// How prompts are cut into blocks, and how many blocks are remembered.
@@ -22,7 +21,6 @@ pub enum ProducerSetting {
     Tracker,
 }
 
-/// The settings of all producers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProducerSettings {
     /// How prompts are cut into blocks, and how many blocks are remembered.
@@ -85,7 +83,6 @@ pub(crate) enum PredictionPercentile {
 pub struct LatencySettings {
     /// The share of a TPOT SLO that may be used.
     pub slo_buffer_factor: f32,
-    /// Whether latency is predicted.
     pub predict: bool,
     pub(crate) percentile: PredictionPercentile,
 }

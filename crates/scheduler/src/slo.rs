@@ -27,7 +27,6 @@ pub struct TrackedSlo {
 // === impl Slo ===
 
 impl Slo {
-    /// Whether it has any SLO.
     #[must_use]
     pub fn any(self) -> bool {
         self.ttft_us.is_some() || self.tpot_us.is_some()

@@ -109,7 +109,6 @@ impl Snapshot {
         })
     }
 
-    /// The version of the snapshot.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version

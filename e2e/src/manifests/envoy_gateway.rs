@@ -53,7 +53,7 @@ pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
         let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
         match list {
             "Cluster" if path.is_empty() => {
-                PlacedFragment::insert(&mut made, CLUSTERS, None, value, substituted(value))?
+                PlacedFragment::insert(&mut made, CLUSTERS, None, value, substituted(value))?;
             }
             "Listener" if path.ends_with("/http_filters/0") => {
                 let first = made

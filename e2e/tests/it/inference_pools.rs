@@ -162,7 +162,7 @@ async fn its_objects_mean_what_they_say(front: PickerMode, servers: &[ModelServe
         server.override_metrics(MetricOverrides::from([(
             "num_requests_waiting".to_owned(),
             "50".to_owned(),
-        )]))
+        )]));
     });
     let shed = || async { (chat_as(&stack, "batch", "demo").await.ok()? == 429).then_some(()) };
     wait_for(LIMIT, "requests of a low priority to be shed", shed).await?;

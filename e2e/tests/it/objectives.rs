@@ -35,7 +35,6 @@ const OBJECTIVES: [(&str, i32); 4] = [
     ("urgent", 10),
 ];
 
-/// A folder of objects.
 struct ObjectsFolder(TempDir);
 
 impl ObjectsFolder {

@@ -762,7 +762,7 @@ async fn a_full_pool_sheds() -> Result<()> {
         server.override_metrics(MetricOverrides::from([(
             "num_requests_waiting".to_owned(),
             "50".to_owned(),
-        )]))
+        )]));
     });
     let shed = wait_for(LIMIT, "the pool to be full", || async {
         ask("batch").await.ok().filter(|reply| reply.status != 200)

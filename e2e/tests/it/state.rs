@@ -146,24 +146,24 @@ const BAD_POOL_UPDATES: &[(&str, PoolUpdateEdit)] = &[
         r.endpoints.push(state::Endpoint {
             slot: 9,
             ..r.endpoints[0].clone()
-        })
+        });
     }),
     ("slot 5000 is out of range", |r| r.endpoints[0].slot = 5_000),
     ("`endpoints.slot` is out of range", |r| {
-        r.endpoints[0].slot = u32::MAX
+        r.endpoints[0].slot = u32::MAX;
     }),
     ("address `localhost:80` is not `ip:port`", |r| {
-        r.endpoints[0].address = "localhost:80".into()
+        r.endpoints[0].address = "localhost:80".into();
     }),
     ("unknown plugin type `nonsense-scorer`", |r| {
-        pipeline(r).plugins[0].r#type = "nonsense-scorer".into()
+        pipeline(r).plugins[0].r#type = "nonsense-scorer".into();
     }),
     ("a weight is a number from 0", |r| {
-        pipeline(r).profiles[0].plugins[0].weight = f64::NAN
+        pipeline(r).profiles[0].plugins[0].weight = f64::NAN;
     }),
     ("`pipeline` is missing", |r| r.pipeline = None),
     ("a ranked list of 0 endpoints", |r| {
-        pipeline(r).ranked_max = 0
+        pipeline(r).ranked_max = 0;
     }),
     ("endpoints, at most 1024 are allowed", |r| {
         let endpoint = r.endpoints[0].clone();

@@ -11,13 +11,10 @@ const DEPTH_MAX: u32 = 8;
 pub enum ConfigValue {
     /// A whole number, 0 or more.
     Number(u64),
-    /// Text.
     Text(String),
     /// true or false.
     Flag(bool),
-    /// A list.
     List(Vec<ConfigValue>),
-    /// An object.
     Object(ConfigFields),
     /// Any other value: null, other numbers, values that are nested too deep.
     Other,

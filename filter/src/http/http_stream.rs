@@ -45,7 +45,6 @@ const ROUTE_POOL: [&str; 5] = [
     "pool",
 ];
 
-/// One stream.
 pub struct HttpStream<H: Host>(RefCell<StreamParts<H>>);
 
 /// The driver and its host. No method of the host calls the driver, so one cell is enough for both.

@@ -190,7 +190,7 @@ mod tests {
         // The VM traps while it decodes: its mark at that moment stays.
         let mut mark = None;
         first.decode_guarded(&host, 1, &pool_update(2, "10.6.6.6:1"), || {
-            mark = host.shared(MARK).unwrap()
+            mark = host.shared(MARK).unwrap();
         });
         host.share(MARK, &mark.unwrap().bytes, WriteCondition::Any)
             .unwrap();

@@ -51,7 +51,6 @@ const BLOCKS_AT_END: usize = 8_192;
 /// rings of all other VMs.
 const BLOCKS_AT_TICK: usize = 65_536;
 
-/// The occasion of sharing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingOccasion {
     /// A request waits for its decision.
@@ -116,7 +115,6 @@ struct ReadTimes {
     reports: Option<Timestamp>,
     /// All other reports.
     slow_reports: Option<Timestamp>,
-    /// The rings.
     rings: Option<Timestamp>,
 }
 

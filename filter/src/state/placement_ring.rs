@@ -52,7 +52,6 @@ pub struct PlacementRingReader {
 pub struct PlacementRecord<'r> {
     /// The endpoint that got the blocks.
     pub endpoint: EndpointRef,
-    /// All blocks of the placement.
     pub blocks: &'r [u64],
     /// The blocks that the endpoint did not have cached, as estimated.
     pub new: &'r [u64],
@@ -222,7 +221,7 @@ impl PlacementRingReader {
                 None => {
                     budget.gaps = budget
                         .gaps
-                        .saturating_add(u32::from(self.at.segment >= self.met))
+                        .saturating_add(u32::from(self.at.segment >= self.met));
                 }
             }
             if self.at.segment >= end.segment {

@@ -26,7 +26,6 @@ use super::snapshot_store::{HeadReading, PublishError, SharedSnapshotStore, Stor
 use super::vm_table::VmTable;
 use crate::host::{Host, Result};
 
-/// One pool.
 #[derive(Debug)]
 pub struct PoolReplica {
     /// The daemon's name of the pool.
@@ -150,7 +149,6 @@ impl PoolReplica {
         }
     }
 
-    /// The stream of such a request.
     pub fn held_stream(&self, number: u64) -> Option<Rc<dyn ParkedRequest>> {
         self.held.get(number)
     }
@@ -184,7 +182,6 @@ impl PoolReplica {
         }
     }
 
-    /// Whether the pool has state.
     #[must_use]
     pub fn has_state(&self) -> bool {
         self.pool.snapshot().is_some()

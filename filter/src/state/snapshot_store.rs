@@ -29,13 +29,11 @@ pub struct SharedSnapshotStore {
 /// The head, and a token that later shows whether the head changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadReading {
-    /// The head.
     pub head: SnapshotHead,
     /// The token, which changes with every write.
     pub token: u32,
 }
 
-/// A message from the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredMessage {
     /// When the leader received it.
@@ -266,7 +264,6 @@ fn expect(shared: Option<&SharedValue>) -> WriteCondition {
 // === impl StoredMessage ===
 
 impl StoredMessage {
-    /// The message.
     #[must_use]
     pub fn message(&self) -> &[u8] {
         MessageStamp::split(&self.bytes).map_or(&[], |(_, message)| message)
@@ -399,7 +396,7 @@ mod tests {
             let rival = move || {
                 rival_store
                     .publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW)
-                    .unwrap()
+                    .unwrap();
             };
             let outer = host.clone();
             if steps == 1 {

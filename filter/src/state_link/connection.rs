@@ -40,7 +40,6 @@ const SESSION: &str = "x-switchpoint-session";
 pub enum StateConnection {
     /// A gRPC stream.
     Stream(GrpcStream),
-    /// HTTP calls.
     Calls(HttpCalls),
 }
 

@@ -31,7 +31,6 @@ pub(crate) struct LoadRun {
     pub(crate) headers: &'static [&'static str],
 }
 
-/// Figures of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LoadFigures {
     pub(crate) requests: u64,

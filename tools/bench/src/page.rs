@@ -88,7 +88,6 @@ const MARKS: [PagePart; 20] = [
     }),
 ];
 
-/// One result file.
 #[derive(Debug, Deserialize)]
 struct ResultFile<T> {
     date: String,

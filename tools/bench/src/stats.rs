@@ -5,7 +5,6 @@ use serde::Serialize;
 /// A difference between two variants that are measured one right after the other, several times.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct PairedDifference {
-    /// Median of the differences.
     pub(crate) median: f64,
     /// Distance between their first and third quartile.
     pub(crate) iqr: f64,

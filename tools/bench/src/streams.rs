@@ -82,7 +82,6 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("streams", &rows)
 }
 
-/// Figures of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamRunFigures {
     /// CPU per chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.

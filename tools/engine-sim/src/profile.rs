@@ -25,7 +25,6 @@ pub enum EngineProfile {
 // === impl EngineProfile ===
 
 impl EngineProfile {
-    /// All profiles.
     pub const ALL: [Self; 4] = [
         Self::Llama8bH100,
         Self::Llama8bA100,
@@ -43,7 +42,6 @@ impl EngineProfile {
         }
     }
 
-    /// The name of the model.
     pub const fn model(self) -> &'static str {
         match self {
             Self::Llama8bH100 | Self::Llama8bA100 | Self::Llama8bH200 => {

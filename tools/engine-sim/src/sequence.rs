@@ -58,7 +58,6 @@ impl<R: EngineRequest> EngineSequence<R> {
         }
     }
 
-    /// The request.
     pub fn request(&self) -> &R {
         &self.request
     }

@@ -6,7 +6,6 @@ use super::*;
 
 const H100: SimulatedEngineSpec = EngineProfile::Llama8bH100.spec(64);
 
-/// A request of tests.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct TestRequest {
     number: usize,
@@ -88,7 +87,7 @@ impl TestRun {
     fn step(&mut self, now: f64, requests: &[(f64, TestRequest)]) -> Option<f64> {
         let (engine, outcomes) = (&mut self.engine, &mut self.outcomes);
         let step = engine.start(now, |request, cached| {
-            outcomes[request.number].cached.push(cached)
+            outcomes[request.number].cached.push(cached);
         })?;
         assert_eq!(engine.step(), Some(step));
         engine.check_blocks();
@@ -255,7 +254,7 @@ fn the_newest_is_preempted_and_waits_before_those_that_never_ran() {
         engine.submit(TestRequest {
             number,
             ..request(64, 64)
-        })
+        });
     });
     while engine.preemptions() == 0 {
         engine.start(0.0, |_, _| ()).unwrap();

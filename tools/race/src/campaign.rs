@@ -59,11 +59,9 @@ pub struct Campaign {
 /// One cell with one seed and the routers that run side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RacePart {
-    /// The cell.
     pub cell: Cell,
     /// The seed of its sessions.
     pub seed: u64,
-    /// The routers.
     pub group: RouterGroup,
 }
 
@@ -113,7 +111,6 @@ impl RouterGroup {
         Self::new("dynamo", &["ours", "smg", "dynamo-kv"])
     }
 
-    /// All groups.
     pub fn all() -> impl Iterator<Item = Self> {
         std::iter::once(Self::core())
             .chain(Self::others())

@@ -88,7 +88,6 @@ impl CachePhase {
 // === impl RaceFigure ===
 
 impl RaceFigure {
-    /// All figures.
     pub const ALL: [Self; 5] = [
         Self::EndToEndMean,
         Self::FirstTokenMean,
@@ -181,7 +180,7 @@ fn pairs<'a>(
                 .entry((run.seed, request.session))
                 .or_default()
                 .ours
-                .push(request)
+                .push(request);
         });
     }
     for run in theirs {
@@ -190,7 +189,7 @@ fn pairs<'a>(
                 .entry((run.seed, request.session))
                 .or_default()
                 .theirs
-                .push(request)
+                .push(request);
         });
     }
     pairs

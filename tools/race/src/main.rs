@@ -153,7 +153,7 @@ fn run(command: RaceCommand) -> Result<ExitCode> {
             Cell::all()
                 .for_each(|cell| println!("cell    {:16} {}", cell.name, page::arrivals_of(&cell)));
             RouterGroup::all().for_each(|group| {
-                println!("routers {:16} {}", group.name, group.routers.join(" "))
+                println!("routers {:16} {}", group.name, group.routers.join(" "));
             });
             Ok(ExitCode::SUCCESS)
         }

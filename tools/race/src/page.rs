@@ -366,7 +366,6 @@ fn others(results: &RaceResults) -> String {
     )
 }
 
-/// A table of Markdown.
 #[derive(Debug)]
 struct MarkdownTable(String);
 

@@ -31,7 +31,6 @@ const TOKEN: &[u8] = b"\"content\":\"";
 
 type HttpClient = Client<HttpConnector, Full<Bytes>>;
 
-/// Plays sessions.
 #[derive(Clone, Debug)]
 pub struct SessionPlayer {
     client: HttpClient,
@@ -41,7 +40,6 @@ pub struct SessionPlayer {
     start: Instant,
 }
 
-/// What to play.
 #[derive(Debug)]
 pub struct SessionPlan {
     /// The sessions in order of arrival.
@@ -52,7 +50,6 @@ pub struct SessionPlan {
     pub clients: Option<usize>,
 }
 
-/// A reply as it was read.
 #[derive(Debug)]
 struct PlayedReply {
     first_token: Instant,

@@ -35,7 +35,6 @@ pub struct RequestRecord {
 /// The `usage` of a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestTokens {
-    /// Tokens of the prompt.
     pub prompt: u64,
     /// Tokens of the prompt that the engine had cached.
     pub cached: u64,
@@ -59,11 +58,9 @@ pub struct EngineRecord {
 /// One run of one router in one cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// The name of the cell.
     pub cell: String,
     /// The seed of the sessions.
     pub seed: u64,
-    /// The name of the router.
     pub router: String,
     /// The version of a rival, or the commit of ours.
     pub version: String,
@@ -71,9 +68,7 @@ pub struct RunRecord {
     pub side_by_side: usize,
     /// Seconds in which sessions arrived.
     pub arrivals_s: f64,
-    /// Every request.
     pub requests: Vec<RequestRecord>,
-    /// Every engine.
     pub engines: Vec<EngineRecord>,
 }
 

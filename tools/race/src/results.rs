@@ -22,7 +22,6 @@ pub const AGAIN: &str = "ours-again";
 /// Routers side by side in one cell, all seeds pooled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellResult {
-    /// The name of the cell.
     pub cell: String,
     /// The name of the group of routers.
     pub group: String,
@@ -36,7 +35,6 @@ pub struct CellResult {
     pub routers: Vec<RouterResult>,
 }
 
-/// One router of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterResult {
     /// The router's name.
@@ -73,7 +71,6 @@ pub struct FigureResult {
 /// How ours compared with smg in a cell by an earlier policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EarlierResult {
-    /// The name of the cell.
     pub cell: String,
     /// The versions of ours.
     pub version: String,

@@ -97,7 +97,6 @@ pub enum EnvoyFault {
     Drop,
 }
 
-/// A running router.
 #[derive(Debug)]
 pub struct RunningRouter {
     /// Where clients connect: one address for each process.

@@ -84,7 +84,6 @@ pub(crate) struct FlowCampaign {
     pub(crate) alone: bool,
 }
 
-/// One run.
 #[derive(Clone, Copy, Debug)]
 struct FlowRun<'c> {
     scenario: &'c str,

@@ -3,7 +3,6 @@
 use crate::engine::SimulatedEngineSpec;
 use crate::world::RequestOutcome;
 
-/// The measures of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct RunMeasures {
     pub(crate) ttft_mean: f64,

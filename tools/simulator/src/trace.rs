@@ -30,7 +30,6 @@ pub(crate) struct MeasuredTimes {
 /// Tokens that one id of a trace stands for.
 pub(crate) const ID_TOKENS: usize = 512;
 
-/// A Mooncake trace.
 pub(crate) fn mooncake(which: &str) -> Result<Vec<TraceRequest>, String> {
     let line = |value: &Value| {
         Some(TraceRequest {

@@ -240,7 +240,7 @@ pub(crate) fn play(
                 StepEvent::First(_) => row.ttft = now - asked.at,
                 StepEvent::Done(_) => {
                     row.tpot = (now - asked.at - row.ttft)
-                        / f64::from(asked.output.saturating_sub(1).max(1))
+                        / f64::from(asked.output.saturating_sub(1).max(1));
                 }
             }
         }

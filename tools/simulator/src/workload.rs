@@ -40,7 +40,6 @@ pub(crate) struct RequestClass {
     pub(crate) prompt_error: f64,
 }
 
-/// One request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkloadRequest {
     /// Arrival at the workload's own rate, ms. Of no meaning where `pause_ms` is set.
@@ -58,7 +57,6 @@ pub(crate) struct WorkloadRequest {
     hashes: (usize, usize),
 }
 
-/// The workloads, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkloadKind {
     /// Mooncake's conversations: long prompts, a third of them seen before.
@@ -257,7 +255,6 @@ impl WorkloadKind {
         }
     }
 
-    /// The workload of this seed.
     pub(crate) fn load(self, seed: u64) -> Result<Workload, String> {
         let dice = &mut Sampler::seeded(mix(seed, self as u64 + 1));
         let lines = match self {
@@ -358,7 +355,6 @@ impl Workload {
         }
     }
 
-    /// The class of a request.
     pub(crate) fn class(&self, request: u32) -> RequestClass {
         self.classes
             .get(request as usize)

@@ -262,7 +262,7 @@ impl<'w> Simulation<'w> {
             }
             WorldEvent::StepEnds { .. } => {}
             WorldEvent::Sends { request } => {
-                self.pick(request, self.proxy_of_turn(request), now)?
+                self.pick(request, self.proxy_of_turn(request), now)?;
             }
             WorldEvent::Scrape => {
                 self.scrape(now);
@@ -499,7 +499,7 @@ impl<'w> Simulation<'w> {
             match event {
                 StepEvent::First(request) if self.prefills(request, at) => {}
                 StepEvent::Done(request) if self.prefills(request, at) => {
-                    self.prefilled(request, now)
+                    self.prefilled(request, now);
                 }
                 StepEvent::First(request) => self.first_token(at, request, now),
                 StepEvent::Done(request) => {

@@ -50,7 +50,6 @@ pub struct BrokenPools {
 /// The requests that the engines of one pool received.
 #[derive(Clone, Debug)]
 pub struct PoolRequests {
-    /// The name of the fault.
     pub fault: String,
     /// Requests to each engine; the first is broken.
     pub requests: Vec<u64>,

@@ -33,7 +33,6 @@ pub type Body = BoxBody<Bytes, Infallible>;
 pub struct ClientReply {
     /// Status code.
     pub status: u16,
-    /// All headers.
     pub headers: HeaderMap,
     /// The complete body.
     pub body: Bytes,
@@ -73,7 +72,6 @@ pub struct ServerEvent {
 
 // === bodies ===
 
-/// An empty body.
 pub fn empty() -> Body {
     Empty::new().boxed()
 }

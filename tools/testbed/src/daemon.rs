@@ -147,12 +147,10 @@ impl DaemonProcess {
         Ok(())
     }
 
-    /// The settings of the daemon.
     pub fn settings(&self) -> &DaemonSettings {
         &self.settings
     }
 
-    /// The process.
     pub fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }

@@ -81,7 +81,6 @@ enum MatrixApi {
 /// The measurements of one engine.
 #[derive(Clone, Debug)]
 pub struct MatrixResult {
-    /// The name of the engine.
     pub engine: &'static str,
     /// The most requests of one burst at one server.
     pub worst_burst: u64,

@@ -57,7 +57,6 @@ pub struct MatrixRow {
 pub struct MatrixShape {
     /// Workers of each proxy.
     pub workers: u32,
-    /// Proxies.
     pub proxies: u32,
     /// Seed of the prompts.
     pub seed: u64,

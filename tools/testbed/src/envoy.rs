@@ -23,7 +23,6 @@ const BINARY: (&str, &str) = ("SWITCHPOINT_ENVOY", ".venv/bin/envoy");
 /// The name of the picker in `http_filters`.
 const PICKER: &str = "switchpoint";
 
-/// The routes of the listener.
 const ROUTES: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
 
 /// A shipped config to edit and run.
@@ -76,7 +75,6 @@ impl EnvoyConfig {
         ))
     }
 
-    /// The whole config.
     pub fn value(&mut self) -> &mut Value {
         &mut self.0
     }
@@ -372,7 +370,6 @@ impl EnvoyProcess {
         self.admin
     }
 
-    /// The process.
     pub fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }

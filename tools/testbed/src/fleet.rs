@@ -27,7 +27,6 @@ use crate::{Result, client, wait_for};
 pub const BURST: usize = 64;
 /// The time within which a burst arrives.
 pub const BURST_TIME: Duration = Duration::from_millis(200);
-/// Servers of a burst.
 pub const BURST_SERVERS: usize = 16;
 /// The most requests of a burst that one server may get; an even spread is 4.
 pub const BURST_MAX: usize = 5;
@@ -46,7 +45,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The number of proxies, and of workers per proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetShape {
-    /// Proxies.
     pub proxies: u32,
     /// Workers per proxy.
     pub workers: u32,
@@ -75,7 +73,6 @@ pub struct ConversationPlan {
     pub seed: u64,
 }
 
-/// The outcome of conversations.
 #[derive(Clone, Copy, Debug)]
 pub struct FleetOutcome {
     /// Requests answered.

@@ -130,7 +130,6 @@ impl DaemonAndEnvoy {
         &mut self.daemon
     }
 
-    /// The Envoy process.
     pub fn envoy(&mut self) -> &mut ChildProcess {
         &mut self.envoy
     }
@@ -219,7 +218,6 @@ impl RoundRobinEnvoy {
         SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
-    /// The process.
     pub fn process(&mut self) -> &mut ChildProcess {
         &mut self.envoy
     }

@@ -35,7 +35,6 @@ use std::time::{Duration, Instant};
 /// An error for the reader of a failing test. No code handles errors by kind.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A result with such an error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Time between two looks at a condition.

@@ -84,7 +84,6 @@ impl LoadGenerator {
             .map_err(|error| format!("{error}: {:?}", self.shared.snapshot().failures).into())
     }
 
-    /// The outcome so far.
     pub fn so_far(&self) -> LoadOutcome {
         self.shared.snapshot()
     }

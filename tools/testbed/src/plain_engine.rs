@@ -42,7 +42,6 @@ const STREAMS_MAX: u32 = 4096;
 pub struct PlainBehaviour {
     /// The answer to an inference request.
     pub answer: PlainAnswer,
-    /// The delay of the answer.
     pub delay: AnswerDelay,
     /// The answer to `GET /metrics`.
     pub metrics: PlainMetrics,

@@ -22,7 +22,6 @@ pub const POOL_HEADER: &str = "x-pool";
 pub struct PlainPool {
     /// The name of the pool, the value of `x-pool`.
     pub name: String,
-    /// The engines of the pool.
     pub engines: Vec<PlainEngine>,
     /// The number of engines, from the first on, that are endpoints of the pool at the start.
     pub listed: usize,

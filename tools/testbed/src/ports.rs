@@ -56,7 +56,6 @@ impl ReservedPort {
         Err(format!("no free port in {RANGE:?}").into())
     }
 
-    /// The port number.
     pub fn number(&self) -> u16 {
         self.number
     }

@@ -55,7 +55,6 @@ impl ChildProcess {
         self.name
     }
 
-    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -404,7 +404,7 @@ fn configured(
                     .try_for_each(|(key, value)| config.set_daemon(key, value))?,
             },
             ConfigEdit::FilterBeforePicker(filter) => {
-                config.insert_before_picker(filter.clone())?
+                config.insert_before_picker(filter.clone())?;
             }
             ConfigEdit::Anything(edit) => edit(config.value()),
         }

@@ -137,7 +137,7 @@ impl ValuesWriter<'_> {
         }
         match &picker.namespace {
             Some(namespace) if is_name(namespace, NAMESPACE_CHARACTERS_MAX) => {
-                pool.push(("namespace", text(namespace)))
+                pool.push(("namespace", text(namespace)));
             }
             Some(namespace) => {
                 self.note(

@@ -9,7 +9,6 @@ use super::table::{MigrationRow, MigrationVerdict, row_of, rows};
 use crate::config::unknown;
 use crate::config::yaml::YamlValue;
 
-/// One item.
 #[derive(Clone, Debug)]
 pub struct GivenItem {
     /// The path in the table.
@@ -54,7 +53,6 @@ impl GivenItems {
         &self.items
     }
 
-    /// The value of an item.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<&YamlValue> {
         self.items

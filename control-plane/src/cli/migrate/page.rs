@@ -6,7 +6,6 @@ use super::table::flags::{ENVIRONMENT, FLAGS};
 use super::table::values::VALUES;
 use super::table::{MigrationRow, MigrationVerdict};
 
-/// The tables, Markdown.
 #[must_use]
 pub fn table_markdown() -> String {
     let mut page = String::new(); // writing to a String cannot fail

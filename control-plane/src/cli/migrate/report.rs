@@ -14,20 +14,17 @@ const OTHERS_MAX: usize = 20;
 pub struct ReportEntry {
     /// What becomes of the item.
     pub verdict: MigrationVerdict,
-    /// The item.
     pub item: String,
     /// The value of the item; empty if it adds nothing.
     pub given: String,
     /// The name of its counterpart here; empty without one.
     pub ours: String,
-    /// The reason.
     pub reason: String,
 }
 
 /// The report on one picker.
 #[derive(Clone, Debug)]
 pub struct PoolReport {
-    /// The name of the pool.
     pub pool: String,
     /// The answers.
     pub entries: Vec<ReportEntry>,

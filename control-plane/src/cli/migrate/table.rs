@@ -30,11 +30,9 @@ pub struct MigrationRow {
     pub path: &'static str,
     /// Paths of the same value in older charts.
     pub older: &'static [&'static str],
-    /// The verdict.
     pub verdict: MigrationVerdict,
     /// The name here; empty if there is none.
     pub ours: &'static str,
-    /// The reason.
     pub reason: &'static str,
     /// Values with which nothing is lost, of a row without an equivalent.
     pub harmless: &'static [&'static str],
@@ -74,7 +72,6 @@ const fn row(
     }
 }
 
-/// All rows.
 pub fn rows() -> impl Iterator<Item = &'static MigrationRow> {
     VALUES.iter().chain(FLAGS).chain(ENVIRONMENT)
 }

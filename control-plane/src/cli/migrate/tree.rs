@@ -84,10 +84,10 @@ pub fn remove(root: &mut YamlNode, steps: &[PathStep]) {
     };
     match (last, at_mut(root, before).map(|node| &mut node.value)) {
         (PathStep::Index(index), Some(YamlValue::List(list))) if *index < list.len() => {
-            drop(list.remove(*index))
+            drop(list.remove(*index));
         }
         (PathStep::Key(name), Some(YamlValue::Map(entries))) => {
-            entries.retain(|(key, _)| key.name != *name)
+            entries.retain(|(key, _)| key.name != *name);
         }
         _ => {}
     }
@@ -111,7 +111,6 @@ pub fn set(node: &mut YamlNode, name: &str, value: YamlValue) {
     }
 }
 
-/// A map.
 #[must_use]
 pub fn map(fields: Vec<(&str, YamlValue)>) -> YamlValue {
     YamlValue::Map(entries(fields))
@@ -134,7 +133,6 @@ pub fn entries(fields: Vec<(&str, YamlValue)>) -> Vec<(YamlKey, YamlNode)> {
         .collect()
 }
 
-/// A list.
 #[must_use]
 pub fn list(values: Vec<YamlValue>) -> YamlValue {
     YamlValue::List(
@@ -175,7 +173,7 @@ pub fn rename_references(node: &mut YamlNode, plugin: &str, new: &str) {
             for (key, node) in entries.iter_mut().filter(|(key, _)| key.name != "type") {
                 match &mut node.value {
                     YamlValue::Text(text) if text == plugin && key.name != "name" => {
-                        new.clone_into(text)
+                        new.clone_into(text);
                     }
                     _ => rename_references(node, plugin, new),
                 }

@@ -85,7 +85,7 @@ impl ConfigReader {
             ),
             // As in llm-d, 0s is no limit.
             Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => {
-                *ttl = ParameterValue::Number(UNLIMITED_MS)
+                *ttl = ParameterValue::Number(UNLIMITED_MS);
             }
             Some(_) => {}
         }

@@ -12,7 +12,6 @@ use crate::config::reference_items::{
 };
 use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
 
-/// A plugin as declared.
 #[derive(Debug)]
 pub(super) struct DeclaredPlugin {
     pub(super) name: String,
@@ -292,7 +291,7 @@ impl ConfigReader {
             match (&node.value, target) {
                 (YamlValue::Text(name), _) if name.is_empty() => {}
                 (YamlValue::Text(_), ParameterReference::Plugin(role)) => {
-                    drop(self.reference(&node, &path, &[role]))
+                    drop(self.reference(&node, &path, &[role]));
                 }
                 (YamlValue::Text(name), ParameterReference::Profile)
                     if !profiles.contains(&name.as_str()) =>

@@ -116,10 +116,10 @@ impl ConfigReader {
             let path = declared.parameter(&key.name);
             match (key.name.as_str(), &node.value) {
                 ("scheme", YamlValue::Text(scheme)) if scheme == "http" || scheme == "https" => {
-                    self.location.https = scheme == "https"
+                    self.location.https = scheme == "https";
                 }
                 ("path", YamlValue::Text(text)) if text.starts_with('/') => {
-                    self.location.path = Some(text.clone())
+                    self.location.path = Some(text.clone());
                 }
                 ("port", value) if port(value).is_some() => self.location.port = port(value),
                 ("scheme" | "path" | "port", _) => {

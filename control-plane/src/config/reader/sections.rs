@@ -21,7 +21,7 @@ impl ConfigReader {
             (SchemaShape::Duration, YamlValue::Text(text))
                 if SchemaShape::duration_ms(text).is_some() => {}
             (SchemaShape::Reference(role), YamlValue::Text(_)) => {
-                drop(self.reference(node, path, &[*role]))
+                drop(self.reference(node, path, &[*role]));
             }
             (SchemaShape::List(of), YamlValue::List(nodes)) => {
                 nodes
@@ -30,7 +30,7 @@ impl ConfigReader {
                     .for_each(|(i, node)| self.shaped(node, &format!("{path}[{i}]"), of));
             }
             (SchemaShape::Map(fields), YamlValue::Map(entries)) => {
-                self.fields(node.line, entries, path, fields)
+                self.fields(node.line, entries, path, fields);
             }
             (_, value) => self.problem(
                 path,

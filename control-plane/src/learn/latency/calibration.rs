@@ -49,7 +49,6 @@ pub struct PredictionComparison {
     pub actual_ms: TotalsHistogram,
     /// Outcome relative to prediction: counts by bucket of [`RATIO_BOUNDS`].
     pub ratios: [u64; RATIO_BOUNDS.len() + 1],
-    /// Sum of the ratios.
     pub ratio_sum: f64,
 }
 
@@ -150,7 +149,6 @@ impl PredictionScores {
         self.compared
     }
 
-    /// The score of one endpoint.
     #[must_use]
     pub fn of_endpoint(&self, endpoint: EndpointRef, target: PredictedTarget) -> PredictionScore {
         PredictionScore::of(self.rows.get(&(endpoint, target)))
@@ -297,7 +295,7 @@ mod tests {
                 calibration.record(&EncodedObservation {
                     predicted: predicted(100.0),
                     ..observed(1, seen)
-                })
+                });
             });
         };
         note(300.0, 1_000);

@@ -103,7 +103,6 @@ impl ModelFile {
         });
     }
 
-    /// The models of a pool.
     #[must_use]
     pub fn model(&self, pool: &str) -> Option<SavedModel> {
         self.pools

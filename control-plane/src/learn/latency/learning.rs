@@ -42,11 +42,9 @@ const BATCH_MAX: usize = 64;
 /// The settings of a pool's learner.
 #[derive(Debug)]
 pub struct LearningSettings {
-    /// Name of the pool.
     pub pool: Arc<str>,
     /// Whether latencies are predicted.
     pub predict: bool,
-    /// The file of models, if any.
     pub file: Option<Arc<ModelFile>>,
 }
 
@@ -416,7 +414,7 @@ impl LearningTask {
         match file.save(&self.settings.pool, self.model.clone()) {
             Ok(()) => self.kept.model = self.model.clone(),
             Err(error) => {
-                tracing::error!(pool = &*self.settings.pool, %error, "cannot save the models; trying again later")
+                tracing::error!(pool = &*self.settings.pool, %error, "cannot save the models; trying again later");
             }
         }
     }

@@ -48,7 +48,6 @@ const METADATA: [&str; 12] = [
     "selfLink",
 ];
 
-/// The kinds of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     /// A priority by name.

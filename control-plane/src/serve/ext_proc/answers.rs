@@ -7,7 +7,6 @@ use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use super::held_body::BodyPieces;
 use super::wire::{self, BodyDirection, HeaderChanges};
 
-/// A queue of answers.
 #[derive(Debug, Default)]
 pub struct AnswerQueue(VecDeque<ExtProcAnswer>);
 
@@ -21,7 +20,6 @@ enum ExtProcAnswer {
 /// A body, piece by piece.
 #[derive(Debug)]
 pub struct AnswerBody {
-    /// The pieces.
     pub pieces: BodyPieces,
     /// Request or response.
     pub direction: BodyDirection,

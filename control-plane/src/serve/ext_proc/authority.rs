@@ -13,7 +13,6 @@
 
 use discovery::backend::PickerService;
 
-/// The Service that an authority names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceAuthority<'a> {
     name: &'a str,

@@ -30,7 +30,6 @@ impl StreamCounts {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The memory that the streams hold.
     #[must_use]
     pub fn memory(&self) -> &Arc<StreamMemory> {
         &self.memory

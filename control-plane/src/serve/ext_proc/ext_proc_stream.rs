@@ -34,7 +34,6 @@ use super::refusal::StreamRefusal;
 use super::server::{ExtProcServer, ServedPool};
 use super::wire::{self, BodyDirection, BodyMode, BodyModes};
 
-/// One stream.
 #[derive(Debug)]
 pub struct ExtProcStream {
     driver: RequestDriver<ExtProcHost>,
@@ -49,7 +48,6 @@ pub struct ExtProcStream {
 // === impl ExtProcStream ===
 
 impl ExtProcStream {
-    /// A new stream.
     #[must_use]
     pub fn new(
         server: Arc<ExtProcServer>,

@@ -24,14 +24,12 @@ pub struct BodyPieces {
     splice: Option<BodyEdit>,
 }
 
-/// A piece of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BodyPiece {
     /// The bytes of the piece.
     pub bytes: Vec<u8>,
     /// Whether the bytes differ from those that came.
     pub changed: bool,
-    /// Whether the piece is the last.
     pub last: bool,
 }
 
@@ -104,7 +102,6 @@ impl HeldBody {
 // === impl BodyPieces ===
 
 impl BodyPieces {
-    /// A body of one piece.
     #[must_use]
     pub fn of(bytes: Vec<u8>, piece_bytes_max: usize) -> Self {
         let mut held = HeldBody::default();

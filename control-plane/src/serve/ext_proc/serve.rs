@@ -22,7 +22,6 @@ use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
 use crate::state::shared::DaemonState;
 
-/// The listener.
 #[derive(Debug)]
 pub struct ExtProcListener {
     ext_proc: IncomingConnections,

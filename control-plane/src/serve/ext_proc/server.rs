@@ -81,7 +81,6 @@ pub struct ExtProcServer {
     spans: OnceLock<SpanQueue>,
 }
 
-/// One pool.
 #[derive(Debug)]
 pub struct ServedPool {
     inner: Mutex<ServedPoolState>,
@@ -227,7 +226,6 @@ impl ExtProcServer {
         &self.streams
     }
 
-    /// The open streams of the server.
     pub(super) fn open_streams(&self) -> &OpenStreams {
         &self.open_streams
     }
@@ -439,7 +437,6 @@ impl ServedPool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the pool has state.
     #[must_use]
     pub fn has_state(&self) -> bool {
         *self.has_state.borrow()

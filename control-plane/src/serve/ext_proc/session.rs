@@ -37,7 +37,6 @@ const BATCH_BYTES: usize = 16 << 10;
 /// because the number of worker threads limits how many are decoded at once.
 const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 
-/// A stream.
 #[derive(Debug)]
 pub struct StreamSession {
     state: Mutex<SessionState>,
@@ -82,7 +81,6 @@ struct SessionState {
 // === impl StreamSession ===
 
 impl StreamSession {
-    /// A new stream.
     #[must_use]
     pub fn new(
         server: &Arc<ExtProcServer>,

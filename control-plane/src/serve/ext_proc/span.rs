@@ -30,7 +30,6 @@ pub struct RequestSpan {
     pub attributes: Vec<(String, String)>,
 }
 
-/// The counts of spans.
 #[derive(Debug, Default)]
 pub struct SpanCounts {
     /// Spans that the collector has.
@@ -98,7 +97,6 @@ impl SpanQueue {
         )
     }
 
-    /// The counts of the spans.
     #[must_use]
     pub fn counts(&self) -> &Arc<SpanCounts> {
         &self.counts

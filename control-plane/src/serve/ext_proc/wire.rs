@@ -49,13 +49,10 @@ pub enum BodyMode {
 /// How the proxy sends both bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyModes {
-    /// The mode of request bodies.
     pub request: BodyMode,
-    /// The mode of response bodies.
     pub response: BodyMode,
 }
 
-/// Changes to headers.
 #[derive(Debug, Default)]
 pub struct HeaderChanges {
     /// Names of headers to remove, with all their values.
@@ -241,7 +238,6 @@ fn header(name: String, value: String) -> HeaderValueOption {
     }
 }
 
-/// Answers headers.
 pub fn headers_answer(direction: BodyDirection, changes: HeaderChanges) -> ProcessingResponse {
     let response = CommonResponse {
         header_mutation: Some(changes.into()),

@@ -45,7 +45,7 @@ pub fn raise_descriptors() {
     match setrlimit(Resource::Nofile, limit) {
         Ok(()) => tracing::debug!(?before, now = ?limit.current, "raised the limit of open files"),
         Err(error) => {
-            tracing::warn!(%error, limit = ?before, "cannot raise the limit of open files")
+            tracing::warn!(%error, limit = ?before, "cannot raise the limit of open files");
         }
     }
 }

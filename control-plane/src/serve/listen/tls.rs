@@ -87,7 +87,7 @@ async fn follow(
                     tracing::info!(cert = %files.cert.display(), "new certificates in force");
                 }
                 Err(why) => {
-                    tracing::error!(why, "new certificates cannot be used; the old ones stay")
+                    tracing::error!(why, "new certificates cannot be used; the old ones stay");
                 }
             }
         }

@@ -8,7 +8,6 @@ use proto::HISTOGRAM_BOUNDS;
 
 use crate::state::counters::TotalsHistogram;
 
-/// Names and values of labels.
 pub(super) type MetricLabels = Vec<(&'static str, String)>;
 
 /// A histogram as it is written: bounds with their counts (not cumulative), and the sum.

@@ -149,7 +149,6 @@ impl ProxyScope {
         })
     }
 
-    /// The pools of the proxy.
     #[must_use]
     pub fn pools(&self) -> &[String] {
         &self.pools

@@ -77,7 +77,6 @@ struct CallConnection {
     called: Mutex<Instant>,
 }
 
-/// The routes of the calls.
 pub fn router(server: StateServer) -> Router {
     Router::new()
         .route("/switchpoint/state/tell", post(receive_call))

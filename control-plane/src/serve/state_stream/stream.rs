@@ -92,7 +92,6 @@ impl StateStream {
         &self.peer
     }
 
-    /// The pools of the stream.
     #[must_use]
     pub fn pools(&self) -> &[String] {
         self.scope.pools()
@@ -131,7 +130,7 @@ impl StateStream {
                 self.shared.peers.relayed.send_replace(());
             }
             Some(AdmittedMessage::Observations(observations)) => {
-                self.shared.observed(self.peer.id, observations)
+                self.shared.observed(self.peer.id, observations);
             }
             Some(AdmittedMessage::Models(models)) => self.shared.claimed(models),
             None => {}

@@ -23,7 +23,6 @@ pub struct PoolArrivals {
 /// Requests that ended without an error, and their tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndedRequests {
-    /// Requests.
     pub requests: u64,
     /// Tokens of their prompts.
     pub prompt_tokens: u64,

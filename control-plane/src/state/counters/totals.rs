@@ -85,7 +85,6 @@ pub struct TotalsLabel {
     pub model: String,
     /// The model in the request to the endpoint.
     pub target: String,
-    /// The priority.
     pub priority: i32,
 }
 
@@ -123,7 +122,6 @@ pub struct ModelTotals {
     pub ttft_ms: TotalsHistogram,
     /// Time for each further token, in ms.
     pub tpot_ms: TotalsHistogram,
-    /// Tokens of prompts.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub completion_tokens: u64,
@@ -146,7 +144,6 @@ pub struct ModelTotals {
 pub struct TotalsHistogram {
     /// Counts by bucket.
     pub counts: [u64; HISTOGRAM_BOUNDS.len() + 1],
-    /// Sum of the values.
     pub sum: f64,
 }
 

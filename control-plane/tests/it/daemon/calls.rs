@@ -55,7 +55,7 @@ impl CallClient {
             frames::push(
                 &mut body,
                 &state::ProxyMessage { message: Some(m) }.encode_to_vec(),
-            )
+            );
         });
         self.post("tell", Some(&format!("{:x}", self.session)), body)
             .await

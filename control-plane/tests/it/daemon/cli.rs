@@ -276,7 +276,7 @@ fn check_answers_for_every_item() {
             &format!(
                 "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}"
             ),
-        )
+        );
     };
     with("- type: queue-scorer\n- type: file-discovery\n");
     check(

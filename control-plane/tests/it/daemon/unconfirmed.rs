@@ -31,7 +31,6 @@ struct LostNodeDrill {
     engines: Vec<AbortHandle>,
 }
 
-/// The states of a pod.
 #[derive(Clone, Copy)]
 enum PodState {
     Ready,

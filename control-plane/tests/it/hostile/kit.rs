@@ -92,7 +92,7 @@ pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
                 &(u64::from(u32::MAX)).to_le_bytes(),
             ]
             .concat(),
-        )
+        );
     });
     row
 }

@@ -146,9 +146,9 @@ impl SequenceDaemon {
                 };
                 self.shared.eds.send_modify(|all| {
                     if acked.is_multiple_of(7) {
-                        all.close(stream, self.now)
+                        all.close(stream, self.now);
                     } else {
-                        all.open(stream, eds)
+                        all.open(stream, eds);
                     }
                 });
             }

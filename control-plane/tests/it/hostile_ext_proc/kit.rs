@@ -363,7 +363,7 @@ async fn read(
                         .into_trailers()
                         .ok()
                         .and_then(|map| Status::from_header_map(&map))
-                        .or(trailers)
+                        .or(trailers);
                 }
             },
         }

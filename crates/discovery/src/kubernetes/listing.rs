@@ -313,7 +313,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
                     return Ok(ListWatchEvent::Deleted(object));
                 }
                 Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => {
-                    *version = bookmark.metadata.resource_version
+                    *version = bookmark.metadata.resource_version;
                 }
                 Ok(Some(Ok(WatchEvent::Error(status)))) => return Err(kube::Error::Api(status)),
                 Ok(Some(Err(error))) => return Err(error),

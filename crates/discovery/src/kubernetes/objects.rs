@@ -76,14 +76,14 @@ impl ObjectFollower {
                             .iter()
                             .map(|object| (object.name_any(), value(object)))
                             .collect(),
-                    )
+                    );
                 }
                 ObjectWatchEvent::Applied(object) => drop(
                     set.get_or_insert_default()
                         .insert(object.name_any(), value(&object)),
                 ),
                 ObjectWatchEvent::Deleted(object) => {
-                    drop(set.get_or_insert_default().remove(&object.name_any()))
+                    drop(set.get_or_insert_default().remove(&object.name_any()));
                 }
                 ObjectWatchEvent::Failed(why) => return Some(Err(why)),
             }

@@ -144,7 +144,7 @@ impl SliceIndex {
         for (id, before) in before {
             match (self.endpoints.get(&id).and_then(|said| best(said)), before) {
                 (Some(now), before) if before.as_ref() != Some(now) => {
-                    events.push(BackendEvent::Apply(Arc::clone(now)))
+                    events.push(BackendEvent::Apply(Arc::clone(now)));
                 }
                 (None, Some(_)) => events.push(BackendEvent::Delete(id)),
                 _ => {}

@@ -58,7 +58,7 @@ impl WatchHarness {
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
             shared.change(|table, events| {
-                table.fetched(&fetch, fetched, ClockReading::read(), events)
+                table.fetched(&fetch, fetched, ClockReading::read(), events);
             });
         });
     }

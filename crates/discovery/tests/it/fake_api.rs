@@ -259,7 +259,7 @@ impl FakeApi {
             .and_then(|v| v.parse().ok())
             .unwrap_or(u64::from(u32::MAX));
         let end = async move {
-            drop(tokio::time::timeout(Duration::from_secs(seconds), ends.recv()).await)
+            drop(tokio::time::timeout(Duration::from_secs(seconds), ends.recv()).await);
         };
         let plural = plural.to_owned();
         let rest = tokio_stream::wrappers::BroadcastStream::new(told).filter_map(move |event| {

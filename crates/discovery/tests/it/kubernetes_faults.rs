@@ -619,8 +619,8 @@ async fn a_version_that_goes_backwards_is_accepted() {
             fake.put(
                 "endpointslices",
                 slice("s", "svc", 80, std::slice::from_ref(&c)),
-            )
-        })
+            );
+        });
     };
     forward();
     let mut three = [
@@ -695,7 +695,7 @@ async fn time_to_notice_a_restore(watches_end: bool) -> Duration {
                 80,
                 &[endpoint("c", &format!("10.0.0.{}", at + 3), true)],
             ),
-        )
+        );
     });
     until(names(&["c"]), || ready(&discovery)).await;
     fake.restore(backup);

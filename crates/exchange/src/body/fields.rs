@@ -457,13 +457,13 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             RawPiece::Text(section) => self.prompt.text_end(section),
             RawPiece::TokenIds(section) => {
                 self.count(section, |counts| {
-                    counts.token_ids = counts.token_ids.saturating_add(numbers)
+                    counts.token_ids = counts.token_ids.saturating_add(numbers);
                 });
                 self.prompt.text_end(section);
             }
             RawPiece::Media(section) => {
                 self.count(section, |counts| {
-                    counts.media_items = counts.media_items.saturating_add(1)
+                    counts.media_items = counts.media_items.saturating_add(1);
                 });
                 self.prompt.media_end(section);
             }

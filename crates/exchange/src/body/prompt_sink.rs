@@ -21,7 +21,6 @@ pub trait PromptSink {
     /// Bytes of one image, video, audio clip or file: its URL, data URI or description. They do not
     /// say how many tokens it becomes.
     fn media(&mut self, section: PromptSection, bytes: &[u8]);
-    /// The end of that.
     fn media_end(&mut self, section: PromptSection);
     /// Forgets the pieces of a section, because its field comes again.
     fn clear(&mut self, section: PromptSection);

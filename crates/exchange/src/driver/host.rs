@@ -85,7 +85,6 @@ pub trait RequestHost {
     /// The monotonic time.
     fn now(&self) -> Timestamp;
 
-    /// The settings of the request.
     fn settings(&self) -> &ExchangeSettings;
 
     /// The reply on the ready path.

@@ -25,7 +25,6 @@ const LOST_RETRIES_MAX: usize = 1;
 /// connection.
 const REPEATED_MS_MAX: f32 = 10_000.0;
 
-/// The changes to a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestChanges {
     /// Headers to set, which replace existing ones: names and values.

@@ -2,7 +2,6 @@
 
 use crate::headers;
 
-/// The origin of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseOrigin {
     /// A model server.
@@ -21,7 +20,6 @@ pub enum ResponseOrigin {
 /// The response headers that matter here.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
-    /// The origin of the response.
     pub origin: ResponseOrigin,
     /// HTTP status.
     pub status: u16,
@@ -29,11 +27,9 @@ pub struct ResponseHead<'h> {
     pub upstream_address: Option<&'h [u8]>,
     /// Attempts made, including the last; 0 when unknown or none.
     pub attempts: u32,
-    /// `content-type`.
     pub content_type: Option<&'h [u8]>,
     /// Whether a `content-encoding` names a coding. Compressed bodies are not read.
     pub encoded: bool,
-    /// `content-length`.
     pub content_length: Option<usize>,
     /// `endpoint-load-metrics`, when the engine sent it.
     pub load: Option<&'h [u8]>,

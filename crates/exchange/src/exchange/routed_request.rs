@@ -121,7 +121,6 @@ pub(crate) struct RoutedRequest {
     restorer: Option<ModelNameRestorer>,
 }
 
-/// The pick for a request.
 #[derive(Debug)]
 struct SentPick {
     at: Timestamp,
@@ -328,7 +327,7 @@ impl RoutedRequest {
         step.body = ResponseBody::Restore;
         match head.content_length {
             Some(bytes) if bytes <= HELD_BYTES_MAX && !self.reply.streamed => {
-                step.body = ResponseBody::Hold
+                step.body = ResponseBody::Hold;
             }
             Some(_) => step.remove.push(headers::CONTENT_LENGTH),
             None => {}

@@ -23,7 +23,6 @@ pub(super) struct SloHeaders<'h> {
 /// name, and the value.
 type SloHeaderValue<'h> = Option<(usize, &'static str, &'h [u8])>;
 
-/// The SLOs in the headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestedSlo {
     pub(super) slo: Slo,

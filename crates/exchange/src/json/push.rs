@@ -202,7 +202,7 @@ impl JsonPush {
     ) -> Result<bool> {
         match (self.expected, byte) {
             (Expected::FirstKey, b'}') | (Expected::FirstElement, b']') => {
-                self.close(visitor, piece)
+                self.close(visitor, piece);
             }
             (Expected::FirstKey | Expected::Key, b'"') => {
                 let usage = if self.unseen.is_some() {
@@ -226,7 +226,7 @@ impl JsonPush {
                 };
             }
             (Expected::More, bracket) if bracket == if self.in_object() { b'}' } else { b']' } => {
-                self.close(visitor, piece)
+                self.close(visitor, piece);
             }
             (Expected::Value | Expected::FirstElement, byte) => {
                 return self.value(visitor, piece, byte);
@@ -270,7 +270,7 @@ impl JsonPush {
         self.expected = self.after_value();
         match self.unseen {
             Some(outside) => {
-                self.numbers += u32::from(kind == JsonKind::Number && self.depth == outside + 1)
+                self.numbers += u32::from(kind == JsonKind::Number && self.depth == outside + 1);
             }
             None => match visitor.begin(kind, None) {
                 Wanted::Whole => visitor.scalar(text),

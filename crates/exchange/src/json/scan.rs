@@ -14,7 +14,6 @@ use simd128::{masks, operands};
 pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
-    /// Whether the string has an escape.
     pub escaped: bool,
     /// Whether all bytes are ASCII. Also false if a byte shortly after the string is not.
     pub ascii: bool,

@@ -45,7 +45,6 @@ impl JsonWriter {
         self
     }
 
-    /// Writes a string.
     #[inline(never)] // as for the two below: with inlining, a record alone was 13 KB of code
     pub fn string(&mut self, text: &str) {
         self.comma();
@@ -81,7 +80,6 @@ impl JsonWriter {
         self.display(&value);
     }
 
-    /// Writes `null`.
     pub fn null(&mut self) {
         self.display(&"null");
     }

@@ -14,7 +14,6 @@ use serde_json::Value;
 /// with all their adapters' names.
 pub const RECORD_BYTES_MAX: usize = 4 << 20;
 
-/// A record that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedRecord {
     value: Value,
@@ -38,7 +37,6 @@ pub enum InvalidRecord {
 pub struct ReplayedDecision {
     /// The pool as it was.
     pub snapshot: Snapshot,
-    /// The decision.
     pub decision: Decision,
     /// The reasons.
     pub explanation: Explanation,

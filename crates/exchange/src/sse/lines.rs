@@ -33,7 +33,6 @@ enum LineState {
     Marking(usize),
     /// The line so far equals this many bytes of [`FIELD`].
     Matching(usize),
-    /// The line is a data line.
     Data,
     /// The line is another field.
     Other,
@@ -113,7 +112,7 @@ impl LineSplitter {
         match self.line {
             LineState::Data => part(StreamPiece::Data(bytes)),
             LineState::Matching(_) | LineState::Marking(_) | LineState::Other => {
-                part(StreamPiece::Other(bytes))
+                part(StreamPiece::Other(bytes));
             }
         }
     }

@@ -52,7 +52,6 @@ impl MemoryHost {
         }
     }
 
-    /// Sends the whole request.
     fn send(&mut self) -> (RequestDriver<Self>, RequestFlow) {
         self.send_with(&[])
     }

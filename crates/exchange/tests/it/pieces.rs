@@ -54,7 +54,7 @@ fn agrees(body: &[u8], read: &Result<String, BodyError>) {
     let mut reader = JsonReader::new(body);
     match (reader.skip().and_then(|_| reader.end()), read) {
         (Err(JsonError::Invalid { offset }), read) => {
-            assert_eq!(*read, Err(BodyError::InvalidJson { offset }))
+            assert_eq!(*read, Err(BodyError::InvalidJson { offset }));
         }
         (Err(JsonError::TooDeep), read) => assert!(matches!(read, Err(BodyError::TooDeep { .. }))),
         (Ok(()), read) => assert!(

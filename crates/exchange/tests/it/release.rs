@@ -222,7 +222,7 @@ impl ReleaseHost {
                 self.pool.install(pool_update, 7, 1000);
             }
             ReleaseEvent::End => {
-                self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some())
+                self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some());
             }
         }
     }

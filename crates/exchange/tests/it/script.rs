@@ -106,7 +106,7 @@ impl ExchangeScript {
                 "wait" => {
                     self.now = self
                         .now
-                        .plus_ms(rest.trim_end_matches("ms").parse().unwrap())
+                        .plus_ms(rest.trim_end_matches("ms").parse().unwrap());
                 }
                 "response" => self.response(rest),
                 "chunk" => self.chunk(rest.replace("\\n", "\n").as_bytes(), false),
@@ -129,7 +129,7 @@ impl ExchangeScript {
     fn setting(&mut self, rest: &str) {
         match rest {
             "destination_format single" => {
-                self.settings.destination.format = DestinationFormat::Single
+                self.settings.destination.format = DestinationFormat::Single;
             }
             "failure_mode open" => self.settings.failure_mode = FailureMode::Open,
             "decide_at headers" => self.settings.decide_at = DecideAt::Headers,
@@ -166,10 +166,10 @@ impl ExchangeScript {
                 Some(("queue", n)) => metrics.queue_depth = Some(n.parse().unwrap()),
                 Some(("kv", n)) => metrics.kv_cache_utilization = Some(n.parse().unwrap()),
                 Some(("models", models)) => {
-                    endpoint.models = models.split(',').map(Into::into).collect()
+                    endpoint.models = models.split(',').map(Into::into).collect();
                 }
                 Some(("role", role)) => {
-                    endpoint.labels = Box::new([(ROLE_LABEL.into(), role.into())])
+                    endpoint.labels = Box::new([(ROLE_LABEL.into(), role.into())]);
                 }
                 Some((other, _)) => panic!("no such metric: {other}"),
             }
@@ -193,7 +193,7 @@ impl ExchangeScript {
             match (word.split_once('='), map) {
                 (None, _) => map = Some(word),
                 (Some((name, text)), None) => {
-                    plugin.parameters.push((name.to_owned(), value(text)))
+                    plugin.parameters.push((name.to_owned(), value(text)));
                 }
                 (Some((name, text)), Some(map)) => {
                     plugin.parameters.push((

@@ -35,7 +35,6 @@ pub(super) struct AdapterTable {
 #[derive(Debug, Default)]
 struct EndpointAdapters(Vec<(u64, u64)>);
 
-/// The mark of a model.
 pub(super) fn model_mark(model: &str) -> u64 {
     MODEL_MARK | (name_hash(model) & !MARK_MASK)
 }

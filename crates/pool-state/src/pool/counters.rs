@@ -28,14 +28,11 @@ pub const DURATION_BOUNDS_MS: [u32; 20] = [
 pub struct CountHistogram {
     /// One count for each bound, and one beyond the last.
     pub counts: [u64; 21],
-    /// Sum of all values.
     pub sum: f64,
 }
 
-/// The counters of one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointCounters {
-    /// The endpoint.
     pub endpoint: EndpointRef,
     /// Decisions with this endpoint first in the ranked list.
     pub picked: u64,
@@ -75,7 +72,6 @@ pub struct TokenCounters {
 /// The counters of the requests of one label.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCounters {
-    /// The label.
     pub label: ModelLabel,
     /// Requests picked. A model without a label counts from its first success, or else at the end
     /// of the request.
@@ -110,7 +106,6 @@ pub struct CountedRequest {
     named: bool,
 }
 
-/// The counters of one pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolCounters {
     endpoints: Vec<EndpointCounters>,

@@ -45,7 +45,6 @@ struct LostConnection {
     at: Timestamp,
 }
 
-/// The mark of a prompt.
 pub(super) fn mark(prompt: u64) -> u64 {
     MARK | (prompt & !MARK_MASK)
 }

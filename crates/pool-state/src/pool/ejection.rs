@@ -76,7 +76,6 @@ pub struct Ejection {
     pub failures: u32,
     /// When the ejection ends.
     pub until: Timestamp,
-    /// The endpoint.
     pub endpoint: EndpointRef,
     /// Whether another proxy reported it.
     pub outside: bool,

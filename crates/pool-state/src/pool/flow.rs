@@ -166,10 +166,10 @@ impl ManagedPool {
                 observer,
             ) {
                 Err(PickRefusal::Full(endpoint)) => {
-                    (full_at, lacks_room, is_full) = (Some(endpoint), true, true)
+                    (full_at, lacks_room, is_full) = (Some(endpoint), true, true);
                 }
                 Err(PickRefusal::TooLarge(endpoint)) => {
-                    (full_at, lacks_room) = (Some(endpoint), true)
+                    (full_at, lacks_room) = (Some(endpoint), true);
                 }
                 Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
                 Err(refusal) if refusal.is_without_endpoints() && self.waits_for_first() => {}

@@ -455,7 +455,6 @@ mod tests {
     use super::*;
     use scheduler::{Generation, Slot};
 
-    /// A failure of a new prompt.
     const UNLIKE_ANY: RequestFailure = RequestFailure::Answer(Witness::Prompt(0));
 
     fn id(slot: u16) -> EndpointRef {

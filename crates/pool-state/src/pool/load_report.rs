@@ -29,7 +29,6 @@ pub struct OwnLoadReport {
     places: Vec<Option<u16>>,
     /// How many of the loads are empty.
     empty: usize,
-    /// Loads with an SLO.
     slos: Vec<(EndpointRef, EndpointLoad)>,
     bytes: Vec<u8>,
 }
@@ -39,7 +38,6 @@ pub struct OwnLoadReport {
 pub struct PeerLoadReport {
     layout: LoadReportLayout,
     bytes: Vec<u8>,
-    /// Whether its load counts.
     counts: bool,
 }
 
@@ -129,7 +127,6 @@ impl PeerLoadReport {
         self.layout.head
     }
 
-    /// Whether its load counts.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.counts
@@ -310,7 +307,6 @@ impl LoadReportSum {
         row.count(counts, &mut self.others);
     }
 
-    /// Adds a load.
     pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         self.others.add(endpoint, load);
         if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
@@ -323,7 +319,6 @@ impl LoadReportSum {
         }
     }
 
-    /// The load of `endpoint`.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.others.load(endpoint)

@@ -67,7 +67,6 @@ pub struct LedgerHold {
 /// A response header that names an endpoint to the client.
 #[derive(Debug)]
 pub struct SessionTokenHeader {
-    /// The header.
     pub header: Box<str>,
     /// The value for each entry of the ranked list, used if that endpoint serves.
     pub values: Vec<String>,
@@ -568,7 +567,6 @@ impl ManagedPool {
         }
     }
 
-    /// Records the first token.
     pub fn record_first_token(
         &mut self,
         held: &mut LedgerHold,

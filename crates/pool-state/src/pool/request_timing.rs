@@ -29,7 +29,6 @@ const GAP_TOKENS: u32 = 4;
 /// tokens, so that a stream of any length costs a few measurements.
 const GAP_FROM_TOKEN: u32 = 2;
 
-/// One request.
 #[derive(Debug)]
 pub struct RequestTiming {
     picked_at: Timestamp,
@@ -276,7 +275,6 @@ impl ManagedPool {
         }
     }
 
-    /// The request has ended.
     pub fn observe_end(&mut self, held: &LedgerHold, ending: &RequestEnding<'_>) {
         let tells = ending.ended != RequestEnd::Done
             || ending.ttft_ms.is_some()

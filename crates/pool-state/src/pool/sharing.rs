@@ -29,7 +29,6 @@ pub(super) struct PeerSharing {
 /// A prompt that an endpoint was sent, or a mark that other VMs keep for the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The endpoint.
     pub endpoint: EndpointRef,
     /// The hashes of the prompt's blocks, first block first. Or one mark, which is no hash: the
     /// model of a request that the endpoint was sent (`pool/adapters.rs`), or a prompt that cost
@@ -148,7 +147,7 @@ impl ManagedPool {
         match blocks {
             [mark] if adapters::is_model_mark(*mark) => self.adapters.record_model(at, *mark),
             [mark] if crash_correlation::is_mark(*mark) => {
-                self.failures.crashing.record(*mark, endpoint, now)
+                self.failures.crashing.record(*mark, endpoint, now);
             }
             [mark] if stored_answers::is_mark(*mark) => self.stored_answers.record(*mark, endpoint),
             _ => {

@@ -19,7 +19,6 @@ pub struct FlowRef {
     pub(super) id: u64,
 }
 
-/// One band.
 #[derive(Debug)]
 pub(super) struct BandQueue {
     pub(super) priority: i32,
@@ -38,7 +37,6 @@ pub(super) struct BandQueue {
     pub(super) counters: BandCounters,
 }
 
-/// One flow.
 #[derive(Debug, Default)]
 pub(super) struct FlowQueue {
     pub(super) id: u64,
@@ -112,7 +110,6 @@ impl BandQueue {
         &mut self.flows
     }
 
-    /// The flows of the band.
     pub(super) fn flows(&self) -> &[FlowQueue] {
         &self.flows
     }

@@ -37,10 +37,8 @@ pub const FLOW_OUTCOMES: [&str; 8] = [
     "EvictedOther",
 ];
 
-/// The counters of a band.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BandCounters {
-    /// The priority of the band.
     pub priority: i32,
     /// Requests held now.
     pub held: u64,

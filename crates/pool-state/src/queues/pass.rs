@@ -25,7 +25,6 @@ const FREED_MAX: usize = 8;
 /// there, so that a long prompt is not passed for ever by short ones.
 const CLAIM_AFTER_MS: u64 = 1_000;
 
-/// One pass.
 #[derive(Debug, Default)]
 pub(super) struct ReleasePass {
     due: bool,

@@ -26,7 +26,6 @@ const EXISTS: u32 = 2;
 /// The words of a value, one after the other.
 struct Words<'b>(std::slice::Iter<'b, [u8; WORD]>);
 
-/// Writes the order.
 #[must_use]
 pub fn write(order: &SharedOrder) -> Vec<u8> {
     let mut words = vec![

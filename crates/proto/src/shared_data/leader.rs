@@ -23,7 +23,6 @@ pub struct LeaseValue {
 /// decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodingMark {
-    /// The VM that decodes.
     pub vm: u64,
     /// The digest of the message.
     pub digest: u64,

@@ -23,7 +23,6 @@ pub const OBSERVATION_SEGMENT_ROWS: u64 = 32;
 /// Bits of a [`RingPosition`] for the number of bytes written in its segment.
 const BYTES_BITS: u32 = 16;
 
-/// The head of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHead {
     /// The VM that wrote the segment.
@@ -59,7 +58,6 @@ pub struct PlacementEntry<'s> {
 // === impl SegmentHead ===
 
 impl SegmentHead {
-    /// Begins a segment.
     pub fn append(self, segment: &mut Vec<u8>) {
         words::append(segment, &[self.vm, self.number]);
     }
@@ -88,7 +86,6 @@ impl RingPosition {
         self.to_word() | if holds { HOLDS_FLAG } else { 0 }
     }
 
-    /// Whether the word has the mark.
     #[must_use]
     pub fn is_marked(word: u64) -> bool {
         word & HOLDS_FLAG != 0

@@ -4,7 +4,6 @@ use scheduler::{Timestamp, Version};
 
 use crate::words;
 
-/// Words of a stamp.
 const STAMP_WORDS: usize = 5;
 /// The bit of [`SnapshotHead`] that names the side of the pool update.
 const POOL_UPDATE_SIDE: u64 = 1;

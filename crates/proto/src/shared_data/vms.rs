@@ -5,7 +5,6 @@ use scheduler::Timestamp;
 use crate::state;
 use crate::words;
 
-/// Words of a row.
 const ROW_WORDS: usize = 4;
 
 /// The row of a VM in the VM table. In bytes: VM, last heartbeat, queue, 1 if it serves requests.

@@ -10,7 +10,7 @@ fn take(bytes: &[u8]) {
     if let Ok(message) = state::DaemonMessage::decode(bytes) {
         match message.message {
             Some(state::daemon_message::Message::PoolUpdate(pool_update)) => {
-                drop(proto::pool_update(pool_update))
+                drop(proto::pool_update(pool_update));
             }
             Some(state::daemon_message::Message::Metrics(metrics)) => {
                 let pool_update = state::PoolUpdate {

@@ -40,7 +40,6 @@ pub struct FlowControl {
     policies: Policies,
 }
 
-/// The rules of one band.
 #[derive(Clone, Copy, Debug)]
 pub struct BandRules<'f> {
     /// The most requests held.

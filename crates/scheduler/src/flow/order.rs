@@ -56,9 +56,7 @@ pub struct HeldTag {
 /// The requests of a band that one VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BandHeld {
-    /// The priority.
     pub priority: i32,
-    /// Requests.
     pub requests: u64,
     /// The bytes of the requests.
     pub bytes: u64,
@@ -67,7 +65,6 @@ pub struct BandHeld {
 /// An endpoint that had no room in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FullEndpoint {
-    /// The endpoint.
     pub endpoint: EndpointRef,
     /// The highest priority that found no room.
     pub priority: i32,
@@ -78,7 +75,6 @@ pub struct FullEndpoint {
 /// One VM that holds requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OrderRow {
-    /// The VM.
     pub vm: u64,
     /// When it wrote the row.
     pub written: Timestamp,
@@ -102,11 +98,9 @@ pub struct OrderRow {
 /// The service of a band and its flows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BandService {
-    /// The priority.
     pub priority: i32,
     /// Tokens that the band is owed for its minimum share.
     pub credit: f64,
-    /// The band.
     pub account: BandAccount,
     /// The flows by the hash of their fairness id.
     pub flows: Vec<(u64, FlowAccount)>,
@@ -132,7 +126,6 @@ pub struct SharedOrder {
     pub began: Timestamp,
     /// The VMs that hold requests.
     pub rows: Vec<OrderRow>,
-    /// The bands.
     pub bands: Vec<BandService>,
     /// The endpoints that had no room in this round.
     pub full: Vec<FullEndpoint>,
@@ -224,7 +217,6 @@ impl SharedOrder {
         self.full.clear();
     }
 
-    /// The row of a VM.
     #[must_use]
     pub fn row(&self, vm: u64) -> Option<&OrderRow> {
         self.rows.iter().find(|row| row.vm == vm)
@@ -343,7 +335,6 @@ impl BandService {
         }
     }
 
-    /// Sets the account of a flow.
     pub fn set_flow(&mut self, id: u64, account: FlowAccount) {
         match self.flows.iter_mut().find(|(known, _)| *known == id) {
             Some((_, known)) => *known = account,

@@ -20,7 +20,6 @@ const TTL_MS_MAX: f64 = 86_400_000.0;
 /// How long a request waits by default, in ms: llm-d's default.
 const TTL_MS: f64 = 60_000.0;
 
-/// The parameters of the section.
 pub(super) const SECTION: &[Parameter] = &[
     Parameter {
         name: "maxRequests",

@@ -18,7 +18,6 @@ pub struct RunningRequest {
     pub id: u64,
     /// The request id that operators know; empty if there is none.
     pub request_id: Box<str>,
-    /// The SLOs of the request.
     pub slo: Slo,
     /// The prediction when it was sent.
     pub predicted: Option<Prediction>,

@@ -18,7 +18,6 @@ pub type Features = [f32; FEATURES_COUNT];
 /// One number that a model sees.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
-    /// The name of the feature.
     pub name: &'static str,
     /// The meaning of the feature, as printed in the documentation.
     pub doc: &'static str,

@@ -95,7 +95,6 @@ impl Observation {
 /// The learner's use of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservationVerdict {
-    /// Learned from.
     Learned,
     /// Not learned from: the request did not complete, so its latency is unknown.
     Censored,

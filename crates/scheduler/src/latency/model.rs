@@ -52,7 +52,6 @@ pub(super) struct EndpointOffset {
 /// The factors of one endpoint in a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointFactor {
-    /// The endpoint.
     pub endpoint: EndpointRef,
     /// The endpoint's TTFT as a multiple of the other endpoints' TTFT.
     pub ttft: f32,

@@ -44,7 +44,6 @@ impl<'w> WordReader<'w> {
         }
     }
 
-    /// Returns whether all words are read.
     pub(super) fn ended(&self) -> bool {
         self.at >= self.words.len()
     }

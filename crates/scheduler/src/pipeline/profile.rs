@@ -42,7 +42,7 @@ pub(super) fn build(
             Plugin::Scorer(scorer) => {
                 built
                     .scorers
-                    .push((part.name.as_str().into(), part.weight()?, scorer))
+                    .push((part.name.as_str().into(), part.weight()?, scorer));
             }
             Plugin::FilteringScorer(filter, scorer) => {
                 built.filters.push((part.name.as_str().into(), filter));

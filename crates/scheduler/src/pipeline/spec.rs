@@ -31,14 +31,12 @@ pub struct PluginSpec {
     pub plugin_type: String,
     /// The name that profiles and `explain` use; empty means the type.
     pub name: String,
-    /// Given parameters.
     pub parameters: Vec<(String, ParameterValue)>,
 }
 
 /// Filters, weighted scorers and a picker, run one after another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileSpec {
-    /// The name of the profile.
     pub name: String,
     /// The plugins of the profile: filters run in this order, scores are added up, at most one
     /// picker (default: max-score-picker).
@@ -48,7 +46,6 @@ pub struct ProfileSpec {
 /// The use of a declared plugin in a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfilePlugin {
-    /// Name of the plugin.
     pub name: String,
     /// Weight of a scorer, 0 or more; ignored for others.
     pub weight: f64,
@@ -63,7 +60,6 @@ pub enum InvalidPipeline {
     Parameter {
         /// The plugin's name.
         plugin: String,
-        /// The error of the parameter.
         error: InvalidParameter,
     },
     /// A weight that is negative, not finite or above [`WEIGHT_MAX`].

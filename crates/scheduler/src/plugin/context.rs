@@ -14,11 +14,9 @@ use crate::settings::ProducerSettings;
 pub struct Context<'a> {
     /// The endpoints of the pool.
     pub table: &'a EndpointTable,
-    /// The request.
     pub request: &'a Request<'a>,
     /// The proxy's own state.
     pub local: LocalState<'a>,
-    /// The settings of producers.
     pub settings: &'a ProducerSettings,
     /// Whether latency is predicted in this pool.
     pub predicts: bool,

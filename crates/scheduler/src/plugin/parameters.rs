@@ -20,7 +20,6 @@ pub enum ParameterValue {
     Number(f64),
     /// true or false.
     Flag(bool),
-    /// Text.
     Text(String),
     /// Values in order.
     List(Vec<ParameterValue>),
@@ -50,11 +49,9 @@ pub struct Parameter {
 /// A default in a static table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterDefault {
-    /// A number.
     Number(f64),
     /// true or false.
     Flag(bool),
-    /// Text.
     Text(&'static str),
     /// Text without a default: it must be given, and not be empty.
     Required,
@@ -89,14 +86,12 @@ pub enum InvalidParameter {
     },
     /// The value has another type.
     WrongType {
-        /// The parameter.
         name: String,
         /// The type it takes.
         expected: &'static str,
     },
     /// The value is not finite, or outside its range.
     OutOfRange {
-        /// The parameter.
         name: String,
         /// The allowed range.
         allowed: &'static str,

@@ -17,7 +17,6 @@ pub enum RequiredState {
     Attributes,
     /// The load in flight at each endpoint.
     InFlight,
-    /// The prefix index.
     PrefixIndex,
     /// The learned cost of engine steps.
     StepModel,

@@ -61,7 +61,6 @@ pub struct PrefixIndex {
     pub(super) owners: OwnerTable,
     /// Blocks touched so far.
     touches: u64,
-    /// Touches per epoch.
     epoch_touches: u64,
     /// The current epoch.
     epoch: u64,

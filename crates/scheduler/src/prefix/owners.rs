@@ -115,7 +115,6 @@ struct AgeBand {
     blocks: u32,
 }
 
-/// The region of an owner.
 pub(super) fn region(owner: u16) -> u16 {
     owner / REGION_OWNERS as u16
 }

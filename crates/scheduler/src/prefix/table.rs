@@ -65,7 +65,6 @@ pub(super) struct BlockEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TouchInterval(u8);
 
-/// The position of an entry.
 #[derive(Clone, Copy)]
 pub(super) struct EntryPosition {
     bucket: usize,
@@ -96,7 +95,6 @@ impl BlockTable {
         self.words.len() * size_of::<u32>()
     }
 
-    /// The key of `block` in `region`.
     pub(super) fn key(&self, block: u64, region: u16) -> BlockKey {
         // The block is a hash already, so it only needs the region mixed into every bit. Odd
         // multipliers (from SplitMix64) keep different blocks different. The first bucket is
@@ -211,7 +209,6 @@ impl BlockTable {
         }
     }
 
-    /// Frees the entry at `place`.
     pub(super) fn free(&mut self, place: EntryPosition) {
         self.set(place, BlockEntry::unpack(FREE));
     }

@@ -75,7 +75,6 @@ pub struct DecisionCase {
     pub expected: String,
 }
 
-/// The request of a case.
 #[derive(Clone, Debug)]
 pub struct RequestCase {
     pub model: String,
@@ -197,10 +196,10 @@ impl EndpointCase {
             _ if let Some(metric) = metric(column) => (metric.set)(&mut self.metrics, known(cell)?),
             _ if cell == "-" && column.contains(':') => {}
             _ if let Some(key) = column.strip_prefix("label:") => {
-                put(&mut self.endpoint.labels, key, cell.into())
+                put(&mut self.endpoint.labels, key, cell.into());
             }
             _ if let Some(key) = column.strip_prefix("attribute:") => {
-                put(&mut self.metrics.attributes, key, number(cell)?)
+                put(&mut self.metrics.attributes, key, number(cell)?);
             }
             _ => return Err(format!("unknown column `{column}`")),
         }
@@ -260,7 +259,7 @@ impl DecisionCase {
                 ("plugins", words) => case.plugin(words).map(drop).map_err(at)?,
                 ("profile", words) => case.profile_plugin(words).map_err(at)?,
                 ("pool", words) if columns.is_empty() => {
-                    columns = words.iter().map(|&word| word.to_owned()).collect()
+                    columns = words.iter().map(|&word| word.to_owned()).collect();
                 }
                 ("pool", words) => case.row(&columns, words).map_err(at)?,
                 ("request", [key, values @ ..]) => case.fact(key, values).map_err(at)?,
@@ -300,7 +299,7 @@ impl DecisionCase {
         match lookup(plugin_type).map(|row| row.kind) {
             Some(PluginKind::ProfileHandler) => self.pipeline.profile_handler.clone_from(&name),
             Some(PluginKind::Detector) if self.pipeline.profiles.is_empty() => {
-                self.pipeline.saturation_detector.clone_from(&name)
+                self.pipeline.saturation_detector.clone_from(&name);
             }
             _ => {}
         }
@@ -365,7 +364,7 @@ impl DecisionCase {
                         .iter()
                         .map(|value| value.trim_end_matches(',').to_owned())
                         .collect(),
-                )
+                );
             }
             "prompt_tokens" => self.request.prompt_tokens = number(first()?)?,
             "blocks" => self.request.blocks = number(first()?)?,

@@ -160,7 +160,6 @@ fn any_case() -> impl Strategy<Value = DecisionCase> {
         })
 }
 
-/// All endpoints that a decision names.
 fn named(decision: &Decision) -> Vec<EndpointIndex> {
     if let Decision::Route(route) = decision {
         route.endpoints().collect()

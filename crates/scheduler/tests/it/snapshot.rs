@@ -17,7 +17,7 @@ fn pool(size: usize) -> Vec<Endpoint> {
         .map(|at| EndpointCase::new(at, &format!("pod-{at}")).endpoint)
         .collect();
     pool.iter_mut().enumerate().for_each(|(at, endpoint)| {
-        endpoint.address = format!("10.{}.{}.1:8000", at / 200, at % 200).into()
+        endpoint.address = format!("10.{}.{}.1:8000", at / 200, at % 200).into();
     });
     pool
 }

@@ -20,7 +20,6 @@ pub const BEGIN: &str = "x-test-begin";
 const REPLY: &str = r#"{"object":"chat.completion","choices":[{"message":{"role":"assistant","content":"x"}}],
     "usage":{"prompt_tokens":100,"completion_tokens":100,"total_tokens":200}}"#;
 
-/// The engine.
 #[derive(Clone)]
 pub struct GatedEngine {
     pub address: SocketAddr,

@@ -13,7 +13,6 @@ use tokio::sync::watch;
 
 use testbed::Result;
 
-/// The engine.
 #[derive(Clone)]
 pub struct SeatEngine {
     pub address: SocketAddr,

@@ -39,7 +39,6 @@ const RESPONSE: [(&str, &str); 5] = [
 const CHUNK: &str = "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
 const LAST_CHUNK: &str = "data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[],\"usage\":{\"prompt_tokens\":2500,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":1024}}}\n\ndata: [DONE]\n\n";
 
-/// The calls of one phase.
 struct PhaseCalls {
     name: &'static str,
     calls: Vec<RecordedCall>,
@@ -99,7 +98,7 @@ fn one_request(world: &HttpWorld) -> Vec<PhaseCalls> {
         phases.push(PhaseCalls {
             name,
             calls: world.host.take_calls(),
-        })
+        });
     };
     let (mut stream, _) = world.headers(&REQUEST, false);
     phase("request headers");

@@ -262,7 +262,7 @@ impl RefusalProcess {
             RefusalStep::Tick(vm) => self.tick(vm),
             RefusalStep::Pass(ms) => self.host.pass_ms(ms),
             RefusalStep::Wake(vm) => {
-                (1..3).for_each(|queue| drop(self.vms[vm].0.borrow_mut().on_wake(queue)))
+                (1..3).for_each(|queue| drop(self.vms[vm].0.borrow_mut().on_wake(queue)));
             }
             RefusalStep::Says(RefusalResult::PoolUpdate) => self.pool_update(),
             RefusalStep::Says(RefusalResult::Metrics) => {
@@ -303,7 +303,7 @@ impl RefusalProcess {
                 *root += 1;
             }
             RefusalStep::Headers { vm, path, end } if self.streams.len() < 8 => {
-                _ = self.headers(vm, PATHS[path], end)
+                _ = self.headers(vm, PATHS[path], end);
             }
             RefusalStep::Headers { .. } => {}
             RefusalStep::Body { stream, end } => _ = self.body(stream, end),
@@ -311,7 +311,7 @@ impl RefusalProcess {
                 _ = self
                     .streams
                     .get_mut(stream)
-                    .map(|stream| stream.on_http_request_trailers(0))
+                    .map(|stream| stream.on_http_request_trailers(0));
             }
             RefusalStep::Response { stream, details } => {
                 let details = ["via_upstream", "", "response_timeout"][details];
@@ -345,7 +345,7 @@ impl RefusalProcess {
                     .map(|stream| stream.on_http_response_body(chunk.len(), end));
             }
             RefusalStep::Done { stream } if stream < self.streams.len() => {
-                _ = self.streams.remove(stream).on_done()
+                _ = self.streams.remove(stream).on_done();
             }
             RefusalStep::Done { .. } => {}
         }

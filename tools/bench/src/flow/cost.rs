@@ -100,7 +100,6 @@ enum Module {
     Timed,
 }
 
-/// One run of a case.
 struct CaseRun {
     figures: LoadFigures,
     held_share: f64,

@@ -11,7 +11,6 @@ use super::BenchResults;
 use crate::overhead::{CENTRES, MANY, OverheadCase, OverheadRow, WORKERS};
 use crate::world::RequestPath::{ExtProc, Filter, Minimal, Shipped};
 
-/// A figure with a target.
 struct TargetFigure {
     what: &'static str,
     bound: FigureBound,
@@ -19,7 +18,6 @@ struct TargetFigure {
     found: fn(&BenchResults) -> Option<FoundFigure>,
 }
 
-/// The target of a figure.
 #[derive(Clone, Copy)]
 enum FigureBound {
     AtMost(f64),

@@ -11,7 +11,6 @@ pub struct Cell {
     pub name: &'static str,
     /// Where its sessions come from.
     pub source: CellSource,
-    /// The engines.
     pub engines: CellEngines,
     /// What happens to the pool during the run.
     pub change: CellChange,
@@ -24,7 +23,6 @@ pub struct Cell {
 pub enum CellSource {
     /// Sessions of a workload that arrive at random.
     Random {
-        /// The workload.
         workload: RaceWorkload,
         /// Load as a share of what round robin can serve of this workload, percent.
         load_percent: u32,
@@ -33,12 +31,10 @@ pub enum CellSource {
     Published(PublishedShape),
 }
 
-/// The engines of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CellEngines {
     /// How many there are.
     pub count: usize,
-    /// Which engines they are.
     pub kind: CellEngine,
     /// How fast they are.
     pub speed: EngineSpeed,
@@ -110,7 +106,6 @@ impl CellEngines {
 // === impl Cell ===
 
 impl Cell {
-    /// The core cells.
     pub const CORE: [Self; 12] = [
         Self::new("agents-50", RaceWorkload::Agents, 50),
         Self::new("agents-85", RaceWorkload::Agents, 85),
@@ -253,7 +248,6 @@ impl Cell {
         Self::CORE.into_iter().chain([Self::TWO_GATEWAYS])
     }
 
-    /// The cell of this name.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {
         Self::all().find(|cell| cell.name == name)

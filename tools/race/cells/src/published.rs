@@ -27,7 +27,6 @@ const TEXT_WORDS: [usize; 3] = [30, 80, 180];
 /// Tokens of a short, a medium and a long reply.
 const REPLY_TOKENS: [u32; 3] = [30, 90, 180];
 
-/// Published shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PublishedShape {
     /// llm-d-benchmark pull request 1908: 512 prompts of 2,048 tokens, each with 8 questions of 256

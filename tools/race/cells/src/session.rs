@@ -53,7 +53,6 @@ pub enum Role {
 pub struct Message<'a> {
     /// The speaker.
     pub role: Role,
-    /// The text.
     pub text: &'a str,
 }
 

@@ -12,7 +12,6 @@ use rand::{Rng, SeedableRng};
 
 use crate::session::{RaceSession, SessionClass, Turn};
 
-/// The workloads of the race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RaceWorkload {
     /// One system prompt of 4,000 words for all; sessions of 6 to 20 turns that grow by 100 to 900
@@ -55,7 +54,6 @@ struct SharedTexts {
 // === impl RaceWorkload ===
 
 impl RaceWorkload {
-    /// All workloads.
     pub const ALL: [Self; 5] = [
         Self::Agents,
         Self::Tenants,

@@ -305,7 +305,6 @@ fn shown(ratio: f64) -> String {
     }
 }
 
-/// The seeds of the results.
 fn seeds(results: &Value) -> BTreeSet<u64> {
     results
         .get("seeds")

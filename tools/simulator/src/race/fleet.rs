@@ -13,7 +13,6 @@ use crate::grid::parallel;
 use crate::workload::{SESSION_BLOCK_TOKENS, Workload};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
-/// The fleet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RaceFleet {
     pub(super) engines: usize,

@@ -16,7 +16,6 @@ pub(super) struct RatioInterval {
     pub(super) high: f64,
 }
 
-/// The runs of one setting.
 #[derive(Debug)]
 pub(super) struct SettingRuns<'s> {
     cells: Vec<&'s GridCell>,
@@ -56,7 +55,6 @@ impl<'s> SettingRuns<'s> {
         loads
     }
 
-    /// The seeds that have runs.
     pub(super) fn seeds(&self) -> Vec<u64> {
         self.cells
             .iter()

@@ -11,7 +11,6 @@ use crate::workload::Sampler;
 /// The time in which requests arrive, s.
 pub(super) const LASTING_S: f64 = 3_600.0;
 
-/// A shape of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrafficShape {
     /// A day in an hour: up and down once, prompts as long as those of chats.

@@ -181,7 +181,7 @@ impl<'w> ScalingWorld<'w> {
                     self.start_step(at, now)?;
                 }
                 (now, ScalingEvent::StepEnds { at }) => {
-                    left -= self.step_ends(at, now, &mut steps)?
+                    left -= self.step_ends(at, now, &mut steps)?;
                 }
                 (now, ScalingEvent::Scrape) => self.scrape(now),
                 (now, ScalingEvent::Tick) => self.tick(now),

@@ -4,7 +4,6 @@ use scheduler::{Endpoint, Readiness, Version};
 
 use super::{FAILED_MS, SettingChange, SimulatedRequest, Simulation, WorldEvent};
 
-/// One change of the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PoolChange {
     /// The steps of the first engine take this many times as long.
@@ -74,7 +73,7 @@ impl Simulation<'_> {
                 .for_each(|engine| engine.slow_down(times)),
             PoolChange::Leaves => self.set_ready(0, false),
             PoolChange::Joins => {
-                (0..self.setting.replicas).for_each(|engine| self.set_ready(engine, true))
+                (0..self.setting.replicas).for_each(|engine| self.set_ready(engine, true));
             }
             PoolChange::Dies { engine } => return self.dies(engine, now),
             PoolChange::Returns { engine } => {

@@ -130,7 +130,7 @@ impl EnginePlan {
                         .iter_mut()
                         .skip(turn)
                         .take(1)
-                        .for_each(|at| *at = engine)
+                        .for_each(|at| *at = engine);
                 });
                 let mut future = present.clone();
                 future.send(request, now, &engines);
@@ -194,7 +194,6 @@ impl<'w> PlannedRun<'w> {
         Ok(None)
     }
 
-    /// Sends a request to its engine.
     fn send(&mut self, request: u32, now: f64, engines: &[usize]) {
         let (Some(&at), Some(job)) = (engines.get(request as usize), self.workload.job(request))
         else {

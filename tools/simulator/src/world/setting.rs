@@ -26,7 +26,6 @@ pub(crate) struct PoolSetting {
     pub(crate) change_after: f64,
 }
 
-/// A model of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EngineModel {
     /// The one of this crate.

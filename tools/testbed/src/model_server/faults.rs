@@ -35,7 +35,6 @@ pub enum FaultPaths {
     /// All requests except `/metrics` and `/health`.
     #[default]
     Inference,
-    /// `/metrics`.
     Metrics,
     /// All requests.
     All,
@@ -55,7 +54,6 @@ impl FaultPaths {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerFault {
-    /// The kind of fault.
     pub mode: FaultMode,
     /// For `status`; 503 by default.
     pub status: Option<u16>,

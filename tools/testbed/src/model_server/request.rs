@@ -88,7 +88,6 @@ impl ApiError {
     }
 }
 
-/// The models that a server serves.
 #[derive(Clone, Debug)]
 pub(super) struct ServedModels {
     pub models: Vec<String>,

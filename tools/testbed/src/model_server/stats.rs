@@ -236,7 +236,7 @@ impl EngineStats {
     pub(super) fn record(&mut self, event: &SequenceEvent) {
         match *event {
             SequenceEvent::Stepped { tokens } => {
-                self.observe("iteration_tokens_total", f64::from(tokens))
+                self.observe("iteration_tokens_total", f64::from(tokens));
             }
             SequenceEvent::Admitted { .. } => {} // `admitted` counts it, with the length of the prompt
             SequenceEvent::Token {

@@ -37,7 +37,6 @@ enum PlainApi {
     Generate,
 }
 
-/// The API of each path.
 const PATHS: &[(&str, PlainApi)] = &[
     ("/v1/chat/completions", PlainApi::Chat),
     ("/v1/completions", PlainApi::Completions),

@@ -17,7 +17,6 @@ const LEARNED: &str =
     "latencies are learned in the daemon and predicted in the proxy; there are no servers for it";
 const OLD_VARIABLE: &str = "write it as a parameter of the plugin in the configuration; newer llm-d versions ignore the variable too";
 
-/// The flags.
 #[rustfmt::skip] // a table
 pub const FLAGS: &[MigrationRow] = &[
     kept("--pool-name", "pools[].inferencePool.name", "the InferencePool"),

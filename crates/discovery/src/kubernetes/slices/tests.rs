@@ -77,10 +77,10 @@ impl RecordSet {
         for event in events {
             match event {
                 BackendEvent::Reset(all) => {
-                    self.0 = all.into_iter().map(|r| (r.name().to_owned(), r)).collect()
+                    self.0 = all.into_iter().map(|r| (r.name().to_owned(), r)).collect();
                 }
                 BackendEvent::Apply(record) => {
-                    drop(self.0.insert(record.name().to_owned(), record))
+                    drop(self.0.insert(record.name().to_owned(), record));
                 }
                 BackendEvent::Delete(id) => assert!(
                     self.0.remove(&*id).is_some(),

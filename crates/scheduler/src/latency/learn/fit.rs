@@ -12,7 +12,6 @@ pub(super) struct FitRow {
     pub(super) terms: [f32; TERMS],
     /// The time that an average endpoint would have taken, as a logarithm of ms.
     pub(super) log: f32,
-    /// Weight of this row.
     pub(super) weight: f32,
 }
 

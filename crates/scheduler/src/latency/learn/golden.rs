@@ -450,7 +450,7 @@ fn every_number_that_is_learned_is_the_one_in_the_file() {
         },
     );
     late.run("nothing but those", 40, engine, |_, observation| {
-        observation.ttft_ms = None
+        observation.ttft_ms = None;
     });
     let mut young = GoldenPool::new("a young pool", 14, LatencyLearner::default());
     young.run(

@@ -247,7 +247,6 @@ impl EndpointOffsets {
             .clamp(*OFFSETS.start(), *OFFSETS.end())
     }
 
-    /// The mean offset of all endpoints.
     pub(super) fn mean(&self) -> f32 {
         let (sum, count) = self.rows.iter().fold((0.0, 0.0), |(sum, count), row| {
             let weight = row.count.min(SLOW);

@@ -675,7 +675,7 @@ fn each_class_of_requests_has_room_of_its_own() {
                 ..Conditions::default()
             };
             (0..1_000).for_each(|_| {
-                window.push(RequestSample::new(endpoint(0, 1), conditions, None, None))
+                window.push(RequestSample::new(endpoint(0, 1), conditions, None, None));
             });
         }
     }

@@ -31,7 +31,6 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 pub struct FirstToken {
     /// Prompt tokens that were prefilled.
     pub uncached_tokens: f32,
-    /// All prompt tokens.
     pub prompt_tokens: f32,
     /// Time to this first token from the pick, or from the endpoint's previous first token if that
     /// was later, ms.
@@ -44,7 +43,6 @@ pub struct FirstToken {
 pub struct TokenGap {
     /// Requests decoding at the endpoint.
     pub batch: f32,
-    /// Context tokens of all of them.
     pub context_tokens: f32,
     /// The gap, ms per token.
     pub gap_ms: f32,

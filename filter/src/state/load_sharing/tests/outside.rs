@@ -251,7 +251,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
         assert!(
             world.look(worker).requests <= 1,
             "newer reports of the other proxies have come"
-        )
+        );
     });
 }
 

@@ -337,7 +337,7 @@ fn a_vm_gives_up_so_many_in_a_second_for_others() {
                 tokens: 1,
                 ..Job::default()
             },
-        )
+        );
     });
     for at in 0..120 {
         process.comes(
