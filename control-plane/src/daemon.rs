@@ -35,12 +35,10 @@ pub async fn serve(args: ServeArgs) -> Result<(), FatalError> {
     let mut signals = SignalWatch::listen().map_err(FatalError::Signals)?;
     tracing::info!(version = VERSION, "starting");
     raise_descriptors();
-    let (wanted, drain) = (
-        args.lease.clone(),
-        (
-            args.ext_proc.ext_proc_drain,
-            args.ext_proc.ext_proc_reply_wait,
-        ),
+    let wanted = args.lease.clone();
+    let drain = (
+        args.ext_proc.ext_proc_drain,
+        args.ext_proc.ext_proc_reply_wait,
     );
     let mut standby = StandbyDaemon::start(args).await?;
     let mut lease = wanted.want().await?;

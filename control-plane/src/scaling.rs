@@ -95,8 +95,9 @@ pub fn spawn(
         pools: Mutex::default(),
     });
     let _ = shared.learning.scaling.set(Arc::clone(&signals)); // a daemon is started once
-    let (recorded, shared, mut shutdown) =
-        (Arc::clone(&signals), Arc::clone(shared), shutdown.clone());
+    let recorded = Arc::clone(&signals);
+    let shared = Arc::clone(shared);
+    let mut shutdown = shutdown.clone();
     tasks.spawn(async move {
         let mut tick = tokio::time::interval(SAMPLE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -140,7 +141,8 @@ fn work(
         ..
     } = row;
     let reported = || {
-        let (waiting, running) = (metrics.queue_depth?, metrics.running_requests?);
+        let waiting = metrics.queue_depth?;
+        let running = metrics.running_requests?;
         Some(ReportedRequests {
             waiting: waiting.into(),
             running: running.into(),
@@ -208,11 +210,9 @@ impl ScalingSignals {
             let measured = window.is_some_and(TrafficWindow::is_measured);
             let seats =
                 EngineSeats::of(&members.iter().map(|(_, metrics)| *metrics)).at_most(requests_max);
-            let (mix, starting, step) = (
-                with_prompts(mix, &endpoints),
-                Arc::clone(&starting),
-                Arc::clone(&step),
-            );
+            let mix = with_prompts(mix, &endpoints);
+            let starting = Arc::clone(&starting);
+            let step = Arc::clone(&step);
             EndpointGroup {
                 key,
                 mix,
@@ -416,7 +416,11 @@ impl EndpointGroup {
             step,
             seats,
         } = self;
-        let (role, mix, held, measured, seats) = (*role, *mix, *held, *measured, *seats);
+        let role = *role;
+        let mix = *mix;
+        let held = *held;
+        let measured = *measured;
+        let seats = *seats;
         signal(
             &ScalingGroup {
                 role,

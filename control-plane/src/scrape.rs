@@ -225,8 +225,12 @@ impl Scraper {
             let Some(row) = rows.take_due(now) else {
                 return;
             };
-            let (fetcher, target, habit) = (self.fetcher.clone(), row.target.clone(), row.habit);
-            let (id, ticket, deadline) = (row.target.id, row.ticket, self.deadline);
+            let fetcher = self.fetcher.clone();
+            let target = row.target.clone();
+            let habit = row.habit;
+            let id = row.target.id;
+            let ticket = row.ticket;
+            let deadline = self.deadline;
             let mut models = row.models.clone();
             in_flight.spawn(async move {
                 let begun = Instant::now();

@@ -41,7 +41,8 @@ pub fn files(folder: &Path, seats: Option<u32>) -> Result<Vec<String>> {
                "spec": {"priority": priority, "poolRef": {"name": "default"}}})
         .to_string()
     };
-    let (objects, config) = (folder.join("objects.yaml"), folder.join("picker.yaml"));
+    let objects = folder.join("objects.yaml");
+    let config = folder.join("picker.yaml");
     std::fs::write(&objects, BANDS.map(objective).join("\n---\n"))?;
     replace(folder, seats)?;
     Ok(vec![

@@ -200,13 +200,15 @@ impl SloExperiment {
     /// If a server does not answer.
     pub async fn capacity(&self) -> Result<f64> {
         let stack = self.pool(Stack::builder()).start().await?;
-        let (began, limit) = (Instant::now(), Duration::from_secs(4));
+        let began = Instant::now();
+        let limit = Duration::from_secs(4);
         let clients = stack
             .servers
             .iter()
             .flat_map(|server| vec![server.addr(); 2 * self.engine.max_num_seqs]);
         let done = join_all(clients.enumerate().map(|(at, server)| async move {
-            let (mut rng, mut done) = (Rng::seeded(at as u64), 0_u32);
+            let mut rng = Rng::seeded(at as u64);
+            let mut done = 0_u32;
             while began.elapsed() < limit {
                 client::send(server, chat(&prompt(&mut rng), OUTPUT_TOKENS, &[])?).await?;
                 done += 1;
@@ -269,7 +271,9 @@ impl SloExperiment {
         seed: u64,
         lasting: Duration,
     ) -> Result<BTreeMap<&'static str, ExperimentOutcome>> {
-        let (mut rng, mut at, began) = (Rng::seeded(seed), 0.0, tokio::time::Instant::now());
+        let mut rng = Rng::seeded(seed);
+        let mut at = 0.0;
+        let began = tokio::time::Instant::now();
         let mut sent = Vec::new();
         while at < lasting.as_secs_f64() {
             let class = self.class(rng.below(10));
@@ -321,7 +325,8 @@ fn prompt(rng: &mut Rng) -> String {
 
 /// Sends one request; returns whether it was in time and whether it was shed.
 async fn one(to: SocketAddr, class: ExperimentClass, prompt: &str) -> Result<(bool, bool)> {
-    let (ttft, tpot) = (class.ttft_ms.to_string(), class.tpot_ms.to_string());
+    let ttft = class.ttft_ms.to_string();
+    let tpot = class.tpot_ms.to_string();
     let headers = [
         ("x-llm-d-inference-objective", class.name),
         ("x-slo-ttft-ms", &ttft),

@@ -160,7 +160,8 @@ impl Slabs {
         if self.next >= SLABS_END {
             return unsafe { System.alloc(layout) };
         }
-        let (slab, bytes) = (self.next, (size + 1) * STEP);
+        let slab = self.next;
+        let bytes = (size + 1) * STEP;
         self.next += SLAB_BYTES;
         if let (Some(known), Some(first)) = (
             self.sizes.get_mut(slab / SLAB_BYTES),

@@ -185,7 +185,8 @@ impl std::error::Error for HostError {}
 /// Decodes the percent-escapes of a gRPC message: `%20` is a space.
 #[must_use]
 pub fn percent_decoded(text: &[u8]) -> String {
-    let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {
         let escaped = after
             .get(..2)
@@ -350,7 +351,8 @@ mod wasm {
 
     /// Makes a call that returns bytes. The host writes them to memory from the module's allocator.
     fn bytes(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Vec<u8>> {
-        let (mut data, mut size) = (null_mut(), 0);
+        let mut data = null_mut();
+        let mut size = 0;
         check(call(&raw mut data, &raw mut size))?;
         if data.is_null() {
             return Ok(Vec::new());
@@ -514,7 +516,8 @@ mod wasm {
         }
 
         fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()> {
-            let (no_details, h) = (std::ptr::null(), headers);
+            let no_details = std::ptr::null();
+            let h = headers;
             let status = u32::from(status);
             check(unsafe {
                 proxy_send_local_response(

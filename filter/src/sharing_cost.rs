@@ -43,7 +43,8 @@ pub struct DrillTimer {
 impl DrillTimer {
     /// Starts the measurement.
     pub fn of<H: Host>(host: &H) -> Self {
-        let (before, since) = (host.now(), host.now());
+        let before = host.now();
+        let since = host.now();
         Self {
             since,
             spent_ns: 0,
@@ -123,7 +124,8 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         return Some(live());
     }
     let (peers, count) = std::str::from_utf8(value).ok()?.split_once('/')?;
-    let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
+    let peers = peers.parse::<u16>().ok()?;
+    let count = count.parse::<usize>().ok()?;
     let addresses = endpoints(count);
     let version = Version {
         term: 1,
@@ -160,8 +162,10 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
         .write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default())
         .to_vec();
     let rows = replica.pool.in_flight().rows().count();
-    let (mut tell, mut hear, mut same, mut clock) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut tell = Vec::new();
+    let mut hear = Vec::new();
+    let mut same = Vec::new();
+    let mut clock = Vec::new();
     let timed = |times: &mut Vec<u64>, act: &mut dyn FnMut()| {
         let began = host.now();
         act();

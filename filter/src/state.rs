@@ -516,7 +516,8 @@ impl<H: Host> VmState<H> {
             queue: self.vm_slot.queue,
             serves: self.serves,
         };
-        let (before, known) = (self.vm_slot.slot, self.vm_slot.heartbeat.is_some());
+        let before = self.vm_slot.slot;
+        let known = self.vm_slot.heartbeat.is_some();
         match VmTable::write_heartbeat(&self.host, row) {
             Some((slot, vm_table)) => {
                 self.vm_slot = VmSlot {
@@ -543,7 +544,8 @@ impl<H: Host> VmState<H> {
         }
         if self.vm_slot.slot != before {
             // A new slot has a new queue.
-            (self.vm_slot.queue, self.vm_slot.root) = (0, 0);
+            self.vm_slot.queue = 0;
+            self.vm_slot.root = 0;
         }
     }
 
@@ -744,10 +746,8 @@ mod tests {
 
     /// The daemon sends `bytes` on the newest stream.
     fn send(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) -> usize {
-        let (size, stream) = (
-            bytes.len(),
-            u32::try_from(host.grpc.streams.borrow().len()).unwrap(),
-        );
+        let size = bytes.len();
+        let stream = u32::try_from(host.grpc.streams.borrow().len()).unwrap();
         host.http
             .buffers
             .borrow_mut()
@@ -1441,7 +1441,8 @@ mod tests {
     fn called(host: &FakeHost, seen: &mut usize) -> Vec<String> {
         let calls = host.grpc.calls.borrow();
         let text = |(path, session, body): &(String, String, Vec<u8>)| {
-            let (mut kinds, mut rest) = (Vec::new(), body.as_slice());
+            let mut kinds = Vec::new();
+            let mut rest = body.as_slice();
             while let Some((message, after)) = proto::frames::take(rest) {
                 rest = after;
                 kinds.push(

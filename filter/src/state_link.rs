@@ -340,7 +340,8 @@ impl StateLink {
                     .replicas
                     .iter_mut()
                     .for_each(|replica| replica.peer_publisher = PeerPublisher::default());
-                let (root, state) = (leader.root, leader.config.state.clone());
+                let root = leader.root;
+                let state = leader.config.state.clone();
                 self.phase = LinkPhase::Open(OpenLink {
                     wire,
                     root,
@@ -403,7 +404,8 @@ impl StateLink {
     }
 
     fn welcome<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
-        let (oldest, newest) = (proto::SCHEMA_MIN, proto::SCHEMA);
+        let oldest = proto::SCHEMA_MIN;
+        let newest = proto::SCHEMA;
         if !(oldest..=newest).contains(&welcome.schema) {
             let theirs = welcome.schema;
             let why = format!(
@@ -522,10 +524,8 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             Ok(()) => {
                 let stat = match replica.apply(update, self.now) {
                     Applied::PoolUpdate => {
-                        let (version, endpoints) = (
-                            replica.version(),
-                            replica.pool.snapshot().map_or(0, |s| s.endpoints().len()),
-                        );
+                        let version = replica.version();
+                        let endpoints = replica.pool.snapshot().map_or(0, |s| s.endpoints().len());
                         log::info!(
                             "pool {}: {endpoints} endpoints, version {}.{}",
                             replica.name,

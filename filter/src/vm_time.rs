@@ -38,7 +38,8 @@ struct TimedStream<H: Host> {
 
 /// Measures a call, without the time of reading the clock.
 fn timed<H: Host, R>(host: &H, call: impl FnOnce() -> R) -> R {
-    let (before, began) = (host.now(), host.now());
+    let before = host.now();
+    let began = host.now();
     let outcome = call();
     let reading_ns = began.0.saturating_sub(before.0);
     let spent_ns = host

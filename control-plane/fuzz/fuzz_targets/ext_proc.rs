@@ -287,7 +287,9 @@ fuzz_target!(|gateway: Gateway| {
         DestinationFormat::Single
     };
     let settings = Arc::new(settings);
-    let (mut others, mut short, mut ahead_ms) = (memory.account(), 0, 0);
+    let mut others = memory.account();
+    let mut short = 0;
+    let mut ahead_ms = 0;
     let mut streams: [Option<FuzzedStream>; STREAMS] = std::array::from_fn(|_| None);
     for (index, event) in gateway.events {
         let index = usize::from(index) % STREAMS;

@@ -67,10 +67,8 @@ fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
         return;
     }
     let ms = |name: &str| filter.get(name).and_then(duration_ms);
-    let (wait_ms, max_ms) = (
-        ms("message_timeout").unwrap_or(MESSAGE_TIMEOUT_MS),
-        ms("max_message_timeout"),
-    );
+    let wait_ms = ms("message_timeout").unwrap_or(MESSAGE_TIMEOUT_MS);
+    let max_ms = ms("max_message_timeout");
     let path = "max_message_timeout";
     let reason = match max_ms {
         _ if wait_ms >= WAIT_MS => return,

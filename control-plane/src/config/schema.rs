@@ -380,7 +380,8 @@ impl SchemaShape {
         if text == "0" {
             return Some(0.0);
         }
-        let (mut rest, mut sum) = (text, 0.0);
+        let mut rest = text;
+        let mut sum = 0.0;
         while !rest.is_empty() {
             let end = rest
                 .find(|c: char| !c.is_ascii_digit() && c != '.')

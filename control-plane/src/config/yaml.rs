@@ -149,7 +149,8 @@ impl YamlNode {
     /// end does not exist, the line of the deepest existing step.
     #[must_use]
     pub fn line_of(&self, way: &str) -> Option<u64> {
-        let (mut node, mut line) = (self, None);
+        let mut node = self;
+        let mut line = None;
         for step in way.split(['.', '[']).map(|step| step.trim_end_matches(']')) {
             let next = match &node.value {
                 YamlValue::Map(entries) => entries
@@ -164,7 +165,8 @@ impl YamlNode {
                 _ => None,
             };
             let Some((at, found)) = next else { break };
-            (node, line) = (found, Some(at));
+            node = found;
+            line = Some(at);
         }
         line
     }
@@ -325,7 +327,8 @@ mod tests {
         let laughs = "a: &a [x,x,x,x,x,x,x,x]\n".to_owned()
             + &(b'b'..=b'j')
                 .map(|c| {
-                    let (c, before) = (c as char, (c - 1) as char);
+                    let before = (c - 1) as char;
+                    let c = c as char;
                     format!("{c}: &{c} [{}]\n", vec![format!("*{before}"); 8].join(","))
                 })
                 .collect::<String>();

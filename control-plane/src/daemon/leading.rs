@@ -43,10 +43,8 @@ impl LeadingDaemon {
     /// Begins a term, and serves before it returns. The files are read now, because another daemon
     /// may have written them since this one started.
     pub(super) async fn begin(standby: &StandbyDaemon) -> Result<Self, FatalError> {
-        let (shared, health) = (
-            Arc::clone(&standby.shared),
-            standby.monitoring.health.clone(),
-        );
+        let shared = Arc::clone(&standby.shared);
+        let health = standby.monitoring.health.clone();
         let found = standby.snapshot.as_ref().and_then(|file| file.load());
         let term = next_term(
             shared.life.term(),
@@ -81,10 +79,8 @@ impl LeadingDaemon {
         )
         .await?;
         let scaler = ScalerListener::open(standby.scaler.0, &group.shutdown).await?;
-        let (state_address, scaler_address) = (
-            state.address(),
-            scaler.as_ref().map(ScalerListener::address),
-        );
+        let state_address = state.address();
+        let scaler_address = scaler.as_ref().map(ScalerListener::address);
         let mut snapshot = None;
         if let Some(file) = &standby.snapshot {
             let first = SavedState::of(
@@ -190,7 +186,10 @@ mod tests {
         fn each_term_is_larger_than_all_before_it(takeovers in prop::collection::vec((0_usize..3, any::<u32>()), 1..40), shared_file: bool) {
             // What each daemon knows, and its file. With a shared file clocks may be wrong; without
             // one they must agree.
-            let (mut known, mut file, mut newest, mut clock) = ([0_u64; 3], None, 0_u64, 0_u64);
+            let mut known = [0_u64; 3];
+            let mut file = None;
+            let mut newest = 0_u64;
+            let mut clock = 0_u64;
             for (daemon, time) in takeovers {
                 clock = if shared_file { u64::from(time) } else { clock + 1 + u64::from(time) };
                 let term = next_term(known[daemon], file, clock);

@@ -144,10 +144,8 @@ impl StandbyDaemon {
             components,
             explanations: ExplanationDesk::default(),
         });
-        let (admin_address, listen_state) = (
-            monitoring.admin_address,
-            (listen_state, state_files(state_tls).into()),
-        );
+        let admin_address = monitoring.admin_address;
+        let listen_state = (listen_state, state_files(state_tls).into());
         let scaler = (scaling.listen_scaler, signals);
         tracing::info!(ext_proc = ext_proc_address.map(tracing::field::display), pools = ?shared.pool_names, "started");
         Ok(Self {
@@ -232,11 +230,9 @@ impl StandbyDaemon {
 
 /// The configured pools, and their sources, which are followed from now on.
 async fn follow_sources(args: &ServeArgs) -> Result<Vec<(PoolSource, EndpointSource)>, FatalError> {
-    let (endpoints, pool, config) = (
-        args.endpoints.clone(),
-        args.pool.clone(),
-        args.config.clone(),
-    );
+    let endpoints = args.endpoints.clone();
+    let pool = args.pool.clone();
+    let config = args.config.clone();
     let mut sources = Vec::new();
     for pool in
         endpoint_source::pools(endpoints, pool, config, objects_of(args.objects.clone())).await?

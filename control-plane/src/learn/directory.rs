@@ -103,13 +103,12 @@ impl LearnerDirectory {
     pub fn new(
         pools: impl IntoIterator<Item = Arc<str>>,
     ) -> (Self, BTreeMap<Arc<str>, LearnerInbox>) {
-        let (mut learners, mut desks) = (BTreeMap::new(), BTreeMap::new());
+        let mut learners = BTreeMap::new();
+        let mut desks = BTreeMap::new();
         for name in pools {
             let (told, inbox) = mpsc::channel(MESSAGES_MAX);
-            let (overrun, page) = (
-                Arc::<AtomicU64>::default(),
-                Arc::<Mutex<LearnerReport>>::default(),
-            );
+            let overrun = Arc::<AtomicU64>::default();
+            let page = Arc::<Mutex<LearnerReport>>::default();
             let wants_models = Arc::<AtomicBool>::default();
             let desk = LearnerInbox {
                 inbox,

@@ -223,7 +223,8 @@ fn follow<B: Backend>(
             components.len()
         ));
     }
-    let (mut parts, mut followed) = (Vec::new(), Vec::new());
+    let mut parts = Vec::new();
+    let mut followed = Vec::new();
     for ComponentRow { name, role } in components {
         let changes = discovery
             .changes(namespace, &name)

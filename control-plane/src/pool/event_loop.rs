@@ -200,7 +200,8 @@ impl PoolFeed {
     }
 
     fn settle(&mut self) {
-        let (shared, name) = (&self.shared, Arc::clone(self.pool.name()));
+        let shared = &self.shared;
+        let name = Arc::clone(self.pool.name());
         self.pool.settle(
             |revision| shared.acknowledged(&name, revision),
             WallAndMonotonic::read(),
@@ -251,9 +252,11 @@ impl LastPublished {
             .members
             .iter()
             .filter_map(|member| member.instance.unconfirmed.as_deref());
-        let (why, count) = (unconfirmed.clone().next(), unconfirmed.count());
+        let why = unconfirmed.clone().next();
+        let count = unconfirmed.count();
         let before = std::mem::replace(&mut self.unconfirmed, count);
-        let (pool, endpoints) = (&*view.name, view.members.len());
+        let pool = &*view.name;
+        let endpoints = view.members.len();
         match why {
             Some(why) if count != before => tracing::warn!(
                 pool,

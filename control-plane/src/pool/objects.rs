@@ -166,7 +166,9 @@ impl PoolObjects {
             rewrites,
             strict_models,
         } = &self.spec;
-        let (objectives, models, rules) = (objectives.len(), models.len(), rewrites.len());
+        let objectives = objectives.len();
+        let models = models.len();
+        let rules = rewrites.len();
         tracing::info!(
             pool,
             objectives,
@@ -314,7 +316,8 @@ fn of_cluster(
 /// All errors in all files, one line each. One error refuses all files, because an unreadable
 /// object may belong to any pool.
 pub fn of_pool(files: &FileSet, selection: &ObjectSelection) -> Result<PoolObjects, String> {
-    let (mut objects, mut complaints) = (Vec::new(), Vec::new());
+    let mut objects = Vec::new();
+    let mut complaints = Vec::new();
     let mut taken: BTreeMap<(ObjectKind, String, String), String> = BTreeMap::new();
     for (path, text) in &files.0 {
         let file = path.display().to_string();

@@ -113,7 +113,8 @@ impl PoolTask {
         };
         let (scraper, busy, stats) =
             Scraper::try_new(&config_of_scraper).map_err(|e| FatalError::Usage(e.to_string()))?;
-        let (handle, adoptions) = (ScraperHandle { busy, stats }, AdoptionSender::channel());
+        let handle = ScraperHandle { busy, stats };
+        let adoptions = AdoptionSender::channel();
         Ok(Self {
             pool,
             source,

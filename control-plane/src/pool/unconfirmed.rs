@@ -102,7 +102,8 @@ impl UnconfirmedEndpoints {
             .count();
         let nearly_all = confirmed * CONFIRMED_ONE_IN <= set.len();
         self.set.clone_from(&set);
-        let (mut kept, mut absent) = (Vec::new(), Vec::new());
+        let mut kept = Vec::new();
+        let mut absent = Vec::new();
         for instance in set {
             if instance.unconfirmed.is_none() {
                 kept.push(instance);
@@ -242,7 +243,8 @@ mod tests {
 
     #[test]
     fn endpoints_that_answer_stay_and_silent_ones_leave() {
-        let (origin, mut doubts) = (Instant::now(), UnconfirmedEndpoints::default());
+        let origin = Instant::now();
+        let mut doubts = UnconfirmedEndpoints::default();
         let all = set(&[(0, true), (1, true), (2, true)]);
         let failing = MetricsStatus::Failing("timeout".to_owned());
         let now = members(&[(0, MetricsStatus::Fresh), (1, failing), (2, unknown())]);
@@ -267,7 +269,8 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_answers_leaves_at_the_limit() {
-        let (origin, mut doubts) = (Instant::now(), UnconfirmedEndpoints::default());
+        let origin = Instant::now();
+        let mut doubts = UnconfirmedEndpoints::default();
         let all = set(&[(0, true), (1, false)]);
         doubts.select(all.clone(), &fresh(0..2), at(origin, Duration::ZERO));
         let last = UNCONFIRMED_MAX - Duration::from_millis(1);
@@ -321,10 +324,8 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_discovery_has_no_more_leaves_at_once() {
-        let (now, mut doubts) = (
-            at(Instant::now(), Duration::ZERO),
-            UnconfirmedEndpoints::default(),
-        );
+        let now = at(Instant::now(), Duration::ZERO);
+        let mut doubts = UnconfirmedEndpoints::default();
         doubts.select(set(&[(0, true), (1, true)]), &fresh(0..2), now);
         assert_eq!(
             names(&doubts.select(set(&[(0, true)]), &fresh(0..2), now)),
@@ -343,7 +344,9 @@ mod tests {
         fn laws_hold_for_any_order_of_events(
             steps in prop::collection::vec((prop::collection::btree_map(0u16..8, any::<bool>(), 0..8), 0u8..=255, 0u64..100_000), 1..40),
         ) {
-            let (origin, mut doubts, mut elapsed) = (Instant::now(), UnconfirmedEndpoints::default(), Duration::ZERO);
+            let origin = Instant::now();
+            let mut doubts = UnconfirmedEndpoints::default();
+            let mut elapsed = Duration::ZERO;
             let mut pool: Vec<u16> = Vec::new();
             let mut since: BTreeMap<u16, Duration> = BTreeMap::new();
             for (discovered, silent, wait) in steps {

@@ -511,11 +511,9 @@ impl Pool {
     /// Removes members whose model names exceed the limit, so that the others can be sent. Returns
     /// whether any was removed.
     fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
-        let (mut room, revision, before) = (
-            ModelNameBudget::default(),
-            self.view.revision + 1,
-            members.len(),
-        );
+        let mut room = ModelNameBudget::default();
+        let revision = self.view.revision + 1;
+        let before = members.len();
         members.retain(|m| {
             let fits = room.reserve(&m.metadata.models);
             if !fits {
@@ -580,7 +578,8 @@ impl Pool {
         for member in &mut self.members {
             // An address that was in EDS before is known to Envoy; an endpoint that is no host does
             // not wait for EDS.
-            let (address, eds) = (member.instance.address, &self.view.eds.addresses);
+            let address = member.instance.address;
+            let eds = &self.view.eds.addresses;
             if addresses.binary_search(&address).is_ok() && eds.binary_search(&address).is_err() {
                 member.eds_since = revision;
             }
@@ -1091,7 +1090,9 @@ mod tests {
         #[test]
         fn laws_hold_whatever_happens(steps in prop::collection::vec(any_step(), 0..60)) {
             let origin = Instant::now();
-            let (mut pool, mut ms, mut last) = (pool(), 0, None::<PoolView>);
+            let mut pool = pool();
+            let mut ms = 0;
+            let mut last = None::<PoolView>;
             let mut owner: BTreeMap<Generation, (Slot, SocketAddr)> = BTreeMap::new();
             let mut others = 1_000_000; // the generations of other daemons
             for step in steps {

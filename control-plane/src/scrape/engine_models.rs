@@ -174,7 +174,8 @@ mod tests {
     }
 
     fn read(labelled: &str, list: &str) -> (String, String) {
-        let (mut models, mut lora) = (EngineModels::default(), lora(labelled, &[]));
+        let mut models = EngineModels::default();
+        let mut lora = lora(labelled, &[]);
         models.read(Some(list.as_bytes()), &lora.base_models);
         models.add_to(&mut lora);
         (lora.base_models.join(" "), models.adapters().join(" "))
@@ -261,7 +262,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_list_is_read_again_sooner_if_it_lacks_an_adapter_in_use() {
         let mut models = EngineModels::default();
-        let (idle, busy) = (lora("m", &[]), lora("m", &["sql"]));
+        let idle = lora("m", &[]);
+        let busy = lora("m", &["sql"]);
         assert!(models.is_due(&idle));
         models.read(Some(br#"{"data":[{"id":"m"}]}"#), &[]);
         assert!(!models.is_due(&idle) && !models.is_due(&busy));

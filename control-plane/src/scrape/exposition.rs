@@ -150,7 +150,8 @@ impl ExpositionParser {
             self.end_line(&[], visitor);
         }
         self.carry.clear();
-        (self.done, self.overlong) = (false, false);
+        self.done = false;
+        self.overlong = false;
         std::mem::take(&mut self.counts)
     }
 

@@ -277,7 +277,9 @@ impl PageFetcher {
         let observed_at = Instant::now();
         check(&response)?;
         let mut parser = ExpositionParser::default();
-        let (mut bytes, mut drained, mut progress) = (0usize, 0usize, ParseProgress::More);
+        let mut bytes = 0usize;
+        let mut drained = 0usize;
+        let mut progress = ParseProgress::More;
         let outcome = loop {
             match response.chunk().await {
                 Ok(Some(chunk)) if progress == ParseProgress::More => {

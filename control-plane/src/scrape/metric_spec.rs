@@ -86,7 +86,8 @@ impl MetricSpec {
 fn selector(part: &str) -> Result<(Box<str>, Box<str>), InvalidMetricSpec> {
     let invalid = || InvalidMetricSpec::Selector(part.trim().into());
     let (key, value) = part.split_once('=').ok_or_else(invalid)?;
-    let (key, value) = (key.trim(), value.trim());
+    let key = key.trim();
+    let value = value.trim();
     let bare = value
         .strip_prefix('"')
         .map_or(Some(value), |open| open.strip_suffix('"'));

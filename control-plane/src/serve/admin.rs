@@ -627,9 +627,12 @@ fn rfc3339(time: SystemTime) -> String {
     let since_epoch = time
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
-    let (seconds, millis) = (since_epoch.as_secs(), since_epoch.subsec_millis());
-    let (days, of_day) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, of_era) = (days / 146_097, days % 146_097);
+    let seconds = since_epoch.as_secs();
+    let millis = since_epoch.subsec_millis();
+    let days = seconds / 86_400 + 719_468;
+    let of_day = seconds % 86_400;
+    let era = days / 146_097;
+    let of_era = days % 146_097;
     let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_shifted = (5 * of_year + 2) / 153;
@@ -640,7 +643,9 @@ fn rfc3339(time: SystemTime) -> String {
         month_shifted - 9
     };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    let hour = of_day / 3_600;
+    let minute = of_day / 60 % 60;
+    let second = of_day % 60;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 

@@ -109,7 +109,9 @@ impl ListenerExposure {
     }
 
     fn complaint(&self) -> String {
-        let (what, remedy, name) = (self.what(), self.remedy, self.listener.name());
+        let what = self.what();
+        let remedy = self.remedy;
+        let name = self.listener.name();
         format!(
             "{what}. Give {remedy}; or listen on 127.0.0.1; or accept that with --insecure-{name}"
         )

@@ -124,10 +124,8 @@ impl ExtProcService {
             settings.destination.format = format;
             Arc::new(settings)
         };
-        let (single, list) = (
-            with(DestinationFormat::Single),
-            with(DestinationFormat::List),
-        );
+        let single = with(DestinationFormat::Single);
+        let list = with(DestinationFormat::List);
         Self {
             server,
             single,

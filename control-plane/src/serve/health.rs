@@ -79,7 +79,8 @@ impl HealthChecks {
     /// Reports readiness from the state of the pools until `shutdown`. Used when there is no
     /// ext_proc server, which reports readiness itself.
     pub async fn follow(self, shared: Arc<DaemonState>, mut shutdown: Shutdown) {
-        let (mut pools, mut leadership) = (shared.pools.subscribe(), shared.life.subscribe());
+        let mut pools = shared.pools.subscribe();
+        let mut leadership = shared.life.subscribe();
         loop {
             let leads = leadership.borrow_and_update().leads;
             let ready = leads && {

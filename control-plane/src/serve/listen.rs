@@ -123,8 +123,9 @@ impl Acceptor {
     async fn run(self, mut shutdown: Shutdown) {
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut told, mut told_at, mut refused) =
-            (ClosedConnections::default(), Instant::now(), false);
+        let mut told = ClosedConnections::default();
+        let mut told_at = Instant::now();
+        let mut refused = false;
         loop {
             tokio::select! {
                 accepted = self.socket.accept() => match accepted {
@@ -168,7 +169,8 @@ impl Acceptor {
             .tls
             .as_ref()
             .map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
-        let (ready, failed) = (self.ready.clone(), Arc::clone(&self.failed));
+        let ready = self.ready.clone();
+        let failed = Arc::clone(&self.failed);
         tokio::spawn(async move {
             match shake_hands(stream, acceptor, permit, closed).await {
                 Ok(Some(connection)) => drop(ready.send(connection).await),
@@ -185,10 +187,8 @@ impl Acceptor {
     /// Logs one line for everything since the last report, so that a flood of connections does not
     /// fill the log.
     fn report(&self, told: &mut ClosedConnections) {
-        let (closed, failed) = (
-            lock(&self.rooms).closed(),
-            self.failed.swap(0, Ordering::Relaxed),
-        );
+        let closed = lock(&self.rooms).closed();
+        let failed = self.failed.swap(0, Ordering::Relaxed);
         let not_shown = failed.saturating_sub(FAILURES_SHOWN_MAX);
         if closed == *told && not_shown == 0 {
             return;

@@ -765,10 +765,8 @@ impl MetricsCollector {
 
     /// Metrics of the connected proxies and Envoys.
     fn peers(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let (proxies, eds) = (
-            self.shared.proxies.borrow().clone(),
-            self.shared.eds.borrow().clone(),
-        );
+        let proxies = self.shared.proxies.borrow().clone();
+        let eds = self.shared.eds.borrow().clone();
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| {
             self.pools
                 .iter()
@@ -858,10 +856,8 @@ impl MetricsCollector {
     }
 
     fn leadership(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let (leads, term) = (
-            flag(self.shared.life.leads()),
-            float(self.shared.life.term()),
-        );
+        let leads = flag(self.shared.life.leads());
+        let term = float(self.shared.life.term());
         page.gauge(
             "switchpoint_leads",
             "1 while the daemon leads, 0 while it stands by.",
@@ -872,7 +868,8 @@ impl MetricsCollector {
     }
 
     fn daemon(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
-        let (version, commit) = (env!("CARGO_PKG_VERSION").to_owned(), COMMIT.to_owned());
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let commit = COMMIT.to_owned();
         let release = vec![("commit", commit.clone()), ("build_ref", version.clone())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
         let build = vec![("version", version), ("commit", commit)];

@@ -79,7 +79,8 @@ impl StateServer {
             StateStream::begin(&self.shared, hello, remote, Instant::now())?;
         let _ = outbound.send(Ok(welcome)).await;
         let peer = conversation.peer();
-        let (node, process) = (peer.node_id.clone(), format!("{:016x}", peer.process_id));
+        let node = peer.node_id.clone();
+        let process = format!("{:016x}", peer.process_id);
         tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
         let ended = self
             .run(&mut conversation, &mut inbound, &outbound, &permit)

@@ -206,7 +206,8 @@ impl CounterStore {
         let of = self.origins.entry(origin.clone()).or_default();
         of.add(bytes);
         self.all.add(bytes);
-        let (of, all) = (*of, self.all);
+        let of = *of;
+        let all = self.all;
         self.vms.insert(
             key,
             VmTotals {
@@ -410,7 +411,8 @@ mod tests {
 
     #[test]
     fn arrivals_are_what_known_vms_count_beyond_their_last_report() {
-        let (mut all, now) = (CounterStore::default(), Instant::now());
+        let mut all = CounterStore::default();
+        let now = Instant::now();
         let slot = |slot| (Generation(1), Slot(slot));
         let taken = |all: &mut CounterStore| all.take_arrivals("p").picked;
         all.report(&peer(1, 1), vec![counters(1, &[(1_000_000, 0)])], now);
@@ -442,7 +444,8 @@ mod tests {
 
     #[test]
     fn one_origin_takes_its_share_of_memory_and_no_count_is_lost() {
-        let (mut all, now) = (CounterStore::default(), Instant::now());
+        let mut all = CounterStore::default();
+        let now = Instant::now();
         all.report(&peer(1, 1), vec![counters(1, &[(1, 0)])], now);
         for vm in 0..3_000 {
             let later = now + Duration::from_millis(vm + 1);

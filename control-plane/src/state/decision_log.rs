@@ -187,7 +187,9 @@ mod tests {
 
     #[test]
     fn new_valid_decisions_are_kept_and_the_oldest_go_first() {
-        let (mut log, pool, begin) = (DecisionLog::default(), Arc::from("p"), Instant::now());
+        let mut log = DecisionLog::default();
+        let pool = Arc::from("p");
+        let begin = Instant::now();
         for at in 0..SAMPLES_PER_POOL_MAX + 5 {
             let now = begin + TAKEN_APART_MIN * u32::try_from(at).unwrap();
             log.keep(&pool, "n", &record(at as u64), now);
@@ -214,7 +216,8 @@ mod tests {
 
     #[test]
     fn a_long_record_is_ignored() {
-        let (mut log, pool) = (DecisionLog::default(), Arc::from("p"));
+        let mut log = DecisionLog::default();
+        let pool = Arc::from("p");
         log.keep(
             &pool,
             "n",

@@ -267,7 +267,8 @@ impl OriginQuotas {
             taken: [0; KINDS],
             paid_at: now,
         });
-        let (all, own) = (kind.of(taken), kind.of(&mut usage.taken));
+        let all = kind.of(taken);
+        let own = kind.of(&mut usage.taken);
         let full = if *own >= each_max {
             QuotaExceeded::Share(each_max, kind)
         } else if *all >= all_max {
@@ -384,7 +385,8 @@ mod tests {
 
     #[test]
     fn one_origin_cannot_take_what_others_need_and_gives_back_what_it_had() {
-        let (origins, now) = (Arc::new(OriginQuotas::default()), Instant::now());
+        let origins = Arc::new(OriginQuotas::default());
+        let now = Instant::now();
         let take = |last| origins.acquire(StreamQuota::StateStream, &origin(last), now);
         let permits: Vec<QuotaPermit> = (0..4_096).filter_map(|_| take(1).ok()).collect();
         assert_eq!(permits.len(), STREAMS_PER_ORIGIN_MAX);
@@ -429,7 +431,8 @@ mod tests {
 
     #[test]
     fn what_comes_too_fast_waits_and_so_does_what_a_neighbour_says() {
-        let (origins, now) = (Arc::new(OriginQuotas::default()), Instant::now());
+        let origins = Arc::new(OriginQuotas::default());
+        let now = Instant::now();
         let [one, two] = [(); 2].map(|()| {
             origins
                 .acquire(StreamQuota::StateStream, &origin(1), now)

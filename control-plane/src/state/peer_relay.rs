@@ -630,7 +630,8 @@ mod tests {
             pool.set_active(&Origin::default(), false, true);
         }
         let heard = |pool: &mut PoolRelay, process_id| {
-            let (mut sum, mut row) = (LoadReportSum::default(), PeerLoadReport::default());
+            let mut sum = LoadReportSum::default();
+            let mut row = PeerLoadReport::default();
             sum.reset(vec![at], []);
             sum.read(&mut row, pool.report_without(process_id, Timestamp(0)));
             sum.load(at).requests
@@ -667,7 +668,8 @@ mod tests {
 
     #[test]
     fn many_processes_of_one_origin_stand_for_a_few() {
-        let (mut relay, now) = (PeerRelay::default(), Instant::now());
+        let mut relay = PeerRelay::default();
+        let now = Instant::now();
         let row = || state::LoadReport {
             pool: "p".to_owned(),
             row: vec![0; LoadReportHead::BYTES],

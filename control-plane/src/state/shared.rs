@@ -407,13 +407,12 @@ impl DaemonState {
     /// acknowledged a pool update of `revision` or newer.
     #[must_use]
     pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
-        let (proxies, own) = (
-            self.proxies.borrow(),
-            self.ext_proc
-                .pools
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let proxies = self.proxies.borrow();
+        let own = self
+            .ext_proc
+            .pools
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut rows = proxies
             .values()
             .map(|proxy| &proxy.pools)

@@ -354,7 +354,8 @@ impl SnapshotFile {
                 .collect();
             if pool_updates != written {
                 let now = SavedState::of(&shared, &views, &last.pools);
-                let (file, saved) = (Arc::clone(&self), now.clone());
+                let file = Arc::clone(&self);
+                let saved = now.clone();
                 match tokio::task::spawn_blocking(move || file.store(&saved))
                     .await
                     .unwrap_or_else(|e| Err(io::Error::other(e)))

@@ -153,7 +153,8 @@ impl TrafficReading {
 
     /// The growth since `before`. A count that fell counts as no growth.
     fn minus(&self, before: &Self) -> Self {
-        let (now, old) = (&self.all, &before.all);
+        let now = &self.all;
+        let old = &before.all;
         let errors = now.errors.iter().map(|(status, count)| {
             (
                 status.clone(),
@@ -234,13 +235,15 @@ impl LatencyQuantiles {
 )]
 fn quantile(histogram: &TotalsHistogram, share: f64) -> f64 {
     let rank = share * histogram.count() as f64;
-    let (mut below, mut lower) = (0.0, 0.0);
+    let mut below = 0.0;
+    let mut lower = 0.0;
     for (bound, count) in HISTOGRAM_BOUNDS.iter().zip(histogram.counts) {
         let count = count as f64;
         if count > 0.0 && below + count >= rank {
             return lower + (bound - lower) * (rank - below) / count;
         }
-        (below, lower) = (below + count, *bound);
+        below += count;
+        lower = *bound;
     }
     lower
 }
@@ -283,8 +286,9 @@ mod tests {
 
     #[test]
     fn a_sample_is_the_growth_within_its_interval() {
-        let (mut history, pool, begin) =
-            (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        let mut history = TrafficHistory::default();
+        let pool = Arc::from("p");
+        let begin = Instant::now();
         history.record(&pool, &totals(5, &[1.5]), &CounterTotals::default(), begin);
         assert_eq!(samples(&history), [], "the first call sets the beginning");
         history.record(
@@ -320,8 +324,9 @@ mod tests {
 
     #[test]
     fn counts_from_before_this_daemon_do_not_appear_as_traffic() {
-        let (mut history, pool, begin) =
-            (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        let mut history = TrafficHistory::default();
+        let pool = Arc::from("p");
+        let begin = Instant::now();
         history.record(
             &pool,
             &CounterTotals::default(),
@@ -339,8 +344,9 @@ mod tests {
 
     #[test]
     fn an_hour_is_kept() {
-        let (mut history, pool, begin) =
-            (TrafficHistory::default(), Arc::from("p"), Instant::now());
+        let mut history = TrafficHistory::default();
+        let pool = Arc::from("p");
+        let begin = Instant::now();
         for at in 0..u32::try_from(SAMPLES_MAX).unwrap() + 10 {
             history.record(
                 &pool,

@@ -89,10 +89,8 @@ async fn json_says_the_same_in_another_form() {
         let report: Value = serde_json::from_str(&printed).unwrap();
         let items = report["items"].as_array().unwrap();
         let refused = |item: &&Value| item["status"] == "refused" && item["substitute"].is_string();
-        let (errors, refused) = (
-            report["errors"].as_array().unwrap().len(),
-            items.iter().filter(refused).count(),
-        );
+        let errors = report["errors"].as_array().unwrap().len();
+        let refused = items.iter().filter(refused).count();
         let expected = match (errors, refused) {
             (0, 0) => CheckVerdict::Fine,
             (0, _) => CheckVerdict::Refused,
@@ -136,8 +134,10 @@ fn slips(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let joined = |lines: &[&str]| lines.join("\n") + "\n";
     let slip = |at: usize| {
-        let (mut lost, mut doubled, mut moved, mut cut) =
-            (lines.clone(), lines.clone(), lines.clone(), lines.clone());
+        let mut lost = lines.clone();
+        let mut doubled = lines.clone();
+        let mut moved = lines.clone();
+        let mut cut = lines.clone();
         lost.remove(at);
         doubled.insert(at, lines[at]);
         moved.swap(at, (at + 1) % lines.len());
@@ -158,7 +158,8 @@ fn slips(text: &str) -> Vec<String> {
 
 #[test]
 fn a_damaged_file_loads_to_a_pipeline_or_is_refused_with_a_word() {
-    let (mut loaded, mut refused) = (0, 0);
+    let mut loaded = 0;
+    let mut refused = 0;
     for (file, _) in files() {
         for text in slips(&std::fs::read_to_string(&file).unwrap()) {
             match config::read(&text) {

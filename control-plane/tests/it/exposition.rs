@@ -233,7 +233,8 @@ fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
     let mut rng = StdRng::seed_from_u64(7);
     let lines: Vec<String> = (0..30_000).map(|_| adversarial_line(&mut rng)).collect();
     let answer = ask(&lines, &[]);
-    let (mut taken, mut failures) = (0, Vec::new());
+    let mut taken = 0;
+    let mut failures = Vec::new();
     for (line, theirs_read) in lines.iter().zip(&answer.lines) {
         let mine = ours(line);
         // The text format has milliseconds; prometheus_client returns seconds.

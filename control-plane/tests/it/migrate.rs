@@ -32,7 +32,8 @@ async fn run(arguments: &[&str]) -> (u8, String, String) {
     let CliCommand::Migrate(args) = cli.command else {
         panic!("another command")
     };
-    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut out = Vec::new();
+    let mut err = Vec::new();
     let code = migrate::run(*args, &mut out, &mut err).await;
     (
         code,
@@ -121,7 +122,8 @@ async fn input_that_cannot_be_read_is_refused_with_the_reason() {
     let laughs = "a: &a [x,x,x,x,x,x,x,x]\n".to_owned()
         + &(b'b'..=b'j')
             .map(|c| {
-                let (c, before) = (c as char, (c - 1) as char);
+                let before = (c - 1) as char;
+                let c = c as char;
                 format!("{c}: &{c} [{}]\n", vec![format!("*{before}"); 8].join(","))
             })
             .collect::<String>();
@@ -369,10 +371,8 @@ mod slow {
     #[tokio::test]
     async fn our_chart_takes_the_values() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let (helm, chart) = (
-            root.join(".tools/bin/helm"),
-            root.join("deploy/charts/switchpoint"),
-        );
+        let helm = root.join(".tools/bin/helm");
+        let chart = root.join("deploy/charts/switchpoint");
         if !helm.exists() {
             // Not `print!`, whose output `cargo test` hides for tests that pass.
             let why =

@@ -463,10 +463,8 @@ async fn failures_are_counted_in_a_row_and_recovery_ends_the_count() {
 
 #[tokio::test]
 async fn targets_come_and_go() {
-    let (first, second) = (
-        MetricsServer::start(ServerAnswer::Page(page(1, 0, 0.0))).await,
-        MetricsServer::start(ServerAnswer::Page(page(2, 0, 0.0))).await,
-    );
+    let first = MetricsServer::start(ServerAnswer::Page(page(1, 0, 0.0))).await;
+    let second = MetricsServer::start(ServerAnswer::Page(page(2, 0, 0.0))).await;
     let mut rig = ScraperHarness::start(&config(), vec![target(id(1, 1), &first.address, "vllm")]);
     assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     rig.targets

@@ -242,12 +242,15 @@ impl DirectoryScanner {
     }
 
     fn look(&mut self, path: PathBuf) {
-        let (read, modified) = (read(&path), modified(&path));
+        let read = read(&path);
+        let modified = modified(&path);
         let now = Instant::now();
         match self.files.get_mut(&path) {
             Some(entry) => {
                 if entry.modified != modified {
-                    (entry.modified, entry.moved, entry.alive) = (modified, now, true);
+                    entry.modified = modified;
+                    entry.moved = now;
+                    entry.alive = true;
                 }
                 entry.record = read;
             }
@@ -452,7 +455,8 @@ impl DirectoryRegistration {
                 }
                 () = tokio::time::sleep(HEARTBEAT) => false,
             };
-            let (this, now) = (Arc::clone(&self), said.borrow_and_update().clone());
+            let this = Arc::clone(&self);
+            let now = said.borrow_and_update().clone();
             let kept = tokio::task::spawn_blocking(move || {
                 if write {
                     this.write(&now)

@@ -346,7 +346,8 @@ impl EtcdFollower {
     /// Lists the whole set, and opens a watch of everything after it.
     async fn list(&mut self) -> Result<Vec<Arc<InstanceRecord>>, Status> {
         let channel = &self.connection.channel;
-        let (key, range_end) = (self.folder.clone().into_bytes(), range_end(&self.folder));
+        let key = self.folder.clone().into_bytes();
+        let range_end = range_end(&self.folder);
         let limit = i64::try_from(INSTANCES_MAX + 1).unwrap_or(i64::MAX);
         let ask = api::RangeRequest {
             key: key.clone(),
@@ -453,7 +454,8 @@ impl EtcdRegistry {
             lease: Arc::default(),
         };
         Ok(InstanceHandle::new(id, generation, |said| {
-            let (lease, connection) = (Arc::clone(&keeper.lease), keeper.connection.clone());
+            let lease = Arc::clone(&keeper.lease);
+            let connection = keeper.connection.clone();
             let task = tokio::spawn(keeper.keep(said)).abort_handle();
             let revoke = move || {
                 // Without a runtime no request can be sent; the lease then expires.

@@ -157,7 +157,8 @@ pub async fn read_all(path: &Path) -> FileContent<FileSet> {
         )));
     }
     names.sort_unstable();
-    let (mut files, mut bytes) = (Vec::with_capacity(names.len()), 0_usize);
+    let mut files = Vec::with_capacity(names.len());
+    let mut bytes = 0_usize;
     for name in names {
         let text = read(&name).await?;
         bytes = bytes.saturating_add(text.len());

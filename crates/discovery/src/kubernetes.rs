@@ -412,7 +412,8 @@ impl KubernetesRegistry {
             .await
             .map_err(|e| unavailable("reading the pod", &e))?;
         if !has_labels(pod.labels(), &component) {
-            let (namespace, name) = (component.namespace(), component.name());
+            let namespace = component.namespace();
+            let name = component.name();
             return Err(RegisterError::Refused(format!(
                 "pod {:?} must have the labels {NAMESPACE_LABEL}={namespace} and {COMPONENT_LABEL}={name}",
                 self.pod

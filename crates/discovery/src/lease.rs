@@ -85,7 +85,8 @@ impl Election {
     /// Records the lease as read. Returns whether this process may write it.
     fn read(&mut self, found: Option<&LeaseRecord>, now: Instant) -> bool {
         let Some(found) = found else {
-            (self.lease, self.renewed) = (None, None);
+            self.lease = None;
+            self.renewed = None;
             return true;
         };
         if self.lease.as_ref().is_none_or(|(seen, _)| seen != found) {
@@ -256,7 +257,8 @@ mod tests {
         };
         let (leads, follow) = watch::channel(false);
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        let (me, down) = (me.to_owned(), Arc::clone(&shelf.down));
+        let me = me.to_owned();
+        let down = Arc::clone(&shelf.down);
         let task = tokio::spawn(async move {
             campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await;
         });

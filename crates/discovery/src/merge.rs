@@ -33,7 +33,8 @@ struct MergedChanges {
 /// Merges the sources.
 #[must_use]
 pub fn merge(parts: Vec<MergeSource>) -> SetChanges {
-    let (sets, errors) = (vec![None; parts.len()], vec![None; parts.len()]);
+    let sets = vec![None; parts.len()];
+    let errors = vec![None; parts.len()];
     let (labels, streams): (Vec<_>, Vec<_>) = parts
         .into_iter()
         .map(|part| (part.labels, part.changes))
@@ -83,7 +84,9 @@ impl MergedChanges {
 
     /// The whole set; `None` until every source has sent its own.
     fn all(&self) -> Option<Vec<Instance>> {
-        let (mut all, mut names, mut addresses) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let mut all = Vec::new();
+        let mut names = BTreeSet::new();
+        let mut addresses = BTreeSet::new();
         for (set, labels) in self.sets.iter().zip(&self.labels) {
             for instance in set.as_ref()? {
                 if addresses.contains(&instance.address)

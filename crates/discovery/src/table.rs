@@ -240,10 +240,8 @@ impl InstanceTable {
                 row.metadata.again = true;
                 continue;
             }
-            let (generation, etag) = (
-                row.record.instance.generation.clone(),
-                row.metadata.etag.clone(),
-            );
+            let generation = row.record.instance.generation.clone();
+            let etag = row.metadata.etag.clone();
             return Some(MetadataRequest {
                 id,
                 generation,
@@ -285,7 +283,8 @@ impl InstanceTable {
         let again = std::mem::take(&mut known.again).then_some(now.instant);
         match fetched {
             MetadataResponse::Is(metadata, etag) => {
-                (known.answer, known.etag) = (Some(Some(metadata)), etag);
+                known.answer = Some(Some(metadata));
+                known.etag = etag;
             }
             MetadataResponse::Absent => (known.answer, known.etag) = (Some(None), None),
             MetadataResponse::Unchanged => {}
@@ -302,7 +301,8 @@ impl InstanceTable {
                 return self.refresh(&fetch.id, now, events);
             }
         }
-        (known.failure, known.failures) = (None, 0);
+        known.failure = None;
+        known.failures = 0;
         self.schedule(
             &fetch.id,
             again.unwrap_or(now.instant + jittered(METADATA_POLL_INTERVAL, &fetch.id)),
@@ -377,7 +377,8 @@ impl InstanceTable {
                 row.record = record;
             }
             None => {
-                let (metadata, candidate) = (KnownMetadata::default(), Err(InstanceState::Removed));
+                let metadata = KnownMetadata::default();
+                let candidate = Err(InstanceState::Removed);
                 let row = InstanceRow {
                     record,
                     metadata,
@@ -450,7 +451,8 @@ impl InstanceTable {
             .map(|c| (c.address, row.claim_of(id)));
         let before = std::mem::replace(&mut row.claim, claim.clone());
         row.candidate = candidate;
-        let (mut loser, mut heir) = (None, None);
+        let mut loser = None;
+        let mut heir = None;
         if before != claim {
             heir = before.and_then(|(address, claim)| self.withdraw(address, &claim));
             if let Some((address, claim)) = claim {

@@ -262,7 +262,8 @@ impl HubState {
     fn apply(&self, event: BackendEvent) {
         let after_outage = self.status.borrow().error.is_some();
         let now = ClockReading::read();
-        let (mut error, mut synced) = (None, false);
+        let mut error = None;
+        let mut synced = false;
         match event {
             BackendEvent::Reset(records) => {
                 synced = true;
@@ -485,7 +486,8 @@ impl SetFeed {
                         self.due = Some(now + GATHER);
                         continue;
                     }
-                    (self.due, self.first) = (None, None);
+                    self.due = None;
+                    self.first = None;
                     return SetChange::Reset(self.events.known.values().map(|instance| (**instance).clone()).collect());
                 }
             }

@@ -351,7 +351,8 @@ mod tests {
                 );
                 steps as f64
             };
-            let (once, fourfold) = (work(10_000), work(40_000));
+            let once = work(10_000);
+            let fourfold = work(40_000);
             assert!(
                 (3.0..4.1).contains(&(fourfold / once)),
                 "{repeated}: {once} steps, then {fourfold}"

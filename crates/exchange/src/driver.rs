@@ -263,7 +263,8 @@ impl<H: RequestHost> RequestDriver<H> {
             host.send_response_headers(ResponseStep::default());
             return RequestFlow::Go;
         };
-        let (exchange, now) = (&mut self.exchange, host.now());
+        let exchange = &mut self.exchange;
+        let now = host.now();
         let (step, due) = host.with_pool(pool, PoolUse::Respond, now, |pool| {
             (exchange.response_headers(pool, head, now), pool.has_due())
         });
@@ -306,7 +307,8 @@ impl<H: RequestHost> RequestDriver<H> {
             ResponseBody::Read | ResponseBody::Restore | ResponseBody::Hold => {
                 self.response = ResponseBody::Ignore;
                 let Some(pool) = &self.pool else { return };
-                let (exchange, now) = (&mut self.exchange, host.now());
+                let exchange = &mut self.exchange;
+                let now = host.now();
                 let rest = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
                     exchange.response_chunk(pool, &[], true, now)
                 });
@@ -320,7 +322,8 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Handles the end of the stream. Releases what the pick holds, once.
     pub fn end(&mut self, host: &mut H) {
-        (self.pieces, self.reading) = (BodyDelivery::None, BodyReading::default());
+        self.pieces = BodyDelivery::None;
+        self.reading = BodyReading::default();
         let Some(pool) = self.pool.take() else { return };
         let now = host.now();
         if self.exchange.is_open() && host.endpoint_broke_off() {
@@ -461,7 +464,8 @@ impl<H: RequestHost> RequestDriver<H> {
         }
         let Some(pool) = &self.pool else { return };
         let bytes = host.take_response_body(size);
-        let (exchange, now) = (&mut self.exchange, host.now());
+        let exchange = &mut self.exchange;
+        let now = host.now();
         let due = host.with_pool(pool, PoolUse::ReadResponse, now, |pool| {
             exchange.read_chunk(pool, bytes.as_ref(), last, now);
             pool.has_due()

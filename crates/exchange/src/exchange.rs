@@ -526,10 +526,8 @@ impl<'h> RequestHead<'h> {
         pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
         settings: &ExchangeSettings,
     ) -> Self {
-        let (model_header, ttl_header) = (
-            settings.model_header.as_bytes(),
-            settings.flow.ttl_header.as_bytes(),
-        );
+        let model_header = settings.model_header.as_bytes();
+        let ttl_header = settings.flow.ttl_header.as_bytes();
         let number = |value: &[u8]| {
             std::str::from_utf8(value)
                 .ok()

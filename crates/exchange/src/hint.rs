@@ -20,7 +20,8 @@ pub fn parse(bytes: &[u8]) -> SubsetHint {
 /// Returns the items if `bytes` are exactly one serialised list.
 fn list(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let (count, mut sizes) = read_u32(bytes)?;
-    let (mut items, table_bytes) = (Vec::new(), count.checked_mul(8)?);
+    let mut items = Vec::new();
+    let table_bytes = count.checked_mul(8)?;
     let mut values = sizes.get(table_bytes..)?;
     for _ in 0..count {
         let (name_bytes, rest) = read_u32(sizes)?;

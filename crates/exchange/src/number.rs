@@ -25,8 +25,11 @@ pub fn parse(text: &[u8]) -> Option<f64> {
         (b'+', rest) => (false, rest),
         _ => (false, text),
     };
-    let (mut mantissa, mut exponent, mut held, mut any, mut after_point) =
-        (0_u64, 0_i32, 0, false, false);
+    let mut mantissa = 0_u64;
+    let mut exponent = 0_i32;
+    let mut held = 0;
+    let mut any = false;
+    let mut after_point = false;
     while let Some((&byte, after)) = rest.split_first() {
         match byte {
             b'0'..=b'9' => {
@@ -126,9 +129,11 @@ fn write_decimal(out: &mut String, negative: bool, digits: f64, places: i32) {
         clippy::cast_sign_loss,
         reason = "within 10^15, and not negative"
     )]
-    let (mut digits, mut places) = (digits as u64, places);
+    let mut digits = digits as u64;
+    let mut places = places;
     while places > 0 && digits.is_multiple_of(10) {
-        (digits, places) = (digits / 10, places - 1);
+        digits /= 10;
+        places -= 1;
     }
     if negative {
         out.push('-');

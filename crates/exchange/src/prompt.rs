@@ -166,7 +166,8 @@ mod tests {
     fn only_a_prompt_of_text_alone_says_how_many_tokens_a_byte_is() {
         let with = |prompt_token_ids, media_items| {
             let mut prompt = four();
-            (prompt.prompt_token_ids, prompt.media_items) = (prompt_token_ids, media_items);
+            prompt.prompt_token_ids = prompt_token_ids;
+            prompt.media_items = media_items;
             text_bytes(&prompt)
         };
         assert_eq!(

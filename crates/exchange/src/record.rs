@@ -42,7 +42,8 @@ const HELD_SHOWN_MAX: usize = 64;
 /// JSON for the debug page. The strictest SLO of an endpoint comes first.
 #[must_use]
 pub fn running(pool: &ManagedPool) -> String {
-    let (mut w, mut room) = (JsonWriter::default(), RUNNING_SHOWN_MAX);
+    let mut w = JsonWriter::default();
+    let mut room = RUNNING_SHOWN_MAX;
     w.array(|w| {
         for EndpointCounters { endpoint, .. } in pool.counters().endpoints() {
             let queue = pool.in_flight().running(*endpoint);

@@ -186,7 +186,8 @@ impl ResponseReader {
 fn read_body(api: RequestApi, held: &HeldEvent, seen: &mut ResponseFacts) {
     if held.is_cut() {
         // The body is too long to be read, and so a reply.
-        (seen.explained, seen.generated) = (true, true);
+        seen.explained = true;
+        seen.generated = true;
         read_first_id(held.head(), &mut seen.stored_id);
         held.read_usage_at_end(1, &mut seen.usage);
         return;

@@ -261,7 +261,8 @@ mod tests {
         for _ in 0..200_000 {
             let mut bytes = PARENT.as_bytes().to_vec();
             for _ in 0..below(3) {
-                let (at, byte) = (below(bytes.len()), BYTES[below(BYTES.len())]);
+                let at = below(bytes.len());
+                let byte = BYTES[below(BYTES.len())];
                 match below(4) {
                     0 => bytes.insert(at, byte),
                     1 => drop(bytes.remove(at)),

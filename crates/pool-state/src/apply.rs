@@ -264,14 +264,16 @@ impl AppliedVersions {
                     staleness_max_ms,
                     ..
                 } = *pool_update;
-                (self.pool_update, self.metrics_sequence) = (snapshot.version(), 0);
+                self.pool_update = snapshot.version();
+                self.metrics_sequence = 0;
                 pool.install(snapshot, hash_secret, staleness_max_ms);
                 Applied::PoolUpdate
             }
             DaemonUpdate::Metrics {
                 snapshot, sequence, ..
             } => {
-                (self.metrics_sequence, self.metrics_at) = (sequence, Some(received));
+                self.metrics_sequence = sequence;
+                self.metrics_at = Some(received);
                 pool.refresh(*snapshot, received);
                 Applied::Metrics
             }
@@ -377,8 +379,8 @@ mod tests {
 
     #[test]
     fn messages_apply_in_order_and_metrics_only_to_their_pool_update() {
-        let (mut pool, mut applied) =
-            (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
+        let mut pool = BarePool(ManagedPool::new(1, 0));
+        let mut applied = AppliedVersions::default();
         let now = Timestamp(7);
         assert!(
             matches!(
@@ -450,8 +452,8 @@ mod tests {
     /// The time to the first token that a pool predicts after these messages, or the reason why it
     /// does not; and whether the last message was taken.
     fn predicted(predicts: bool, messages: Vec<state::DaemonMessage>) -> (Option<f32>, bool) {
-        let (mut pool, mut applied) =
-            (BarePool(ManagedPool::new(1, 0)), AppliedVersions::default());
+        let mut pool = BarePool(ManagedPool::new(1, 0));
+        let mut applied = AppliedVersions::default();
         let mut last = Applied::Nothing;
         let daemon_message::Message::PoolUpdate(mut update) =
             pool_update(1, &["10.0.0.1:1"]).message.unwrap()

@@ -328,7 +328,8 @@ mod tests {
 
     #[test]
     fn the_report_of_the_others_counts_until_it_expires_and_garbage_changes_nothing() {
-        let (mut pool, mut peer) = (ManagedPool::new(1, 0), LocalPeer::default());
+        let mut pool = ManagedPool::new(1, 0);
+        let mut peer = LocalPeer::default();
         let at = |ms| Timestamp(0).plus_ms(1_000_000 + ms);
         let empty = || vec![0; LoadReportHead::BYTES];
         peer.receive(&mut pool, message(2, empty()), at(0));
@@ -346,7 +347,8 @@ mod tests {
 
     #[test]
     fn a_process_of_one_vm_reports_each_change_once() {
-        let (mut pool, mut peer) = (ManagedPool::new(1, 0), LocalPeer::default());
+        let mut pool = ManagedPool::new(1, 0);
+        let mut peer = LocalPeer::default();
         let now = Timestamp(0).plus_ms(1_000_000);
         peer.receive(&mut pool, message(2, vec![0; LoadReportHead::BYTES]), now);
         peer.join();

@@ -238,7 +238,8 @@ impl FlowQueues {
         let band = self.band_mut(priority);
         band.seen = now;
         let own = band.priority;
-        let (held, bytes) = (band.held as u64, band.bytes);
+        let held = band.held as u64;
+        let bytes = band.bytes;
         let elsewhere = self.shared.held(own);
         let band = self.band_mut(own);
         if held + elsewhere.requests >= rules.max_requests
@@ -250,10 +251,8 @@ impl FlowQueues {
         let (max_requests, max_bytes) = control.limits();
         loop {
             let elsewhere = self.shared.held_in_all();
-            let (held, bytes) = (
-                self.held as u64 + elsewhere.requests,
-                self.bytes + elsewhere.bytes,
-            );
+            let held = self.held as u64 + elsewhere.requests;
+            let bytes = self.bytes + elsewhere.bytes;
             if held < max_requests && bytes.saturating_add(arrival.bytes) <= max_bytes {
                 break;
             }
@@ -265,7 +264,8 @@ impl FlowQueues {
             }
         }
         self.last += 1;
-        let (number, arrived) = (self.last, arrival.arrived);
+        let number = self.last;
+        let arrived = arrival.arrived;
         let ttl_ms = |of_band: u64| arrival.ttl_ms.map_or(of_band, |ttl| ttl.min(of_band));
         let expires = arrived.plus_ms(ttl_ms(rules.ttl_ms));
         let entry = HeldEntry {
@@ -287,7 +287,8 @@ impl FlowQueues {
             request_id: short_id(arrival.request_id).into(),
         };
         let key = entry.key;
-        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(arrival.bytes));
+        self.held += 1;
+        self.bytes = self.bytes.saturating_add(arrival.bytes);
         // While a pass is due, the requests before this one are tried first.
         let is_due = self.pass.is_due();
         let band = self.band_mut(own);
@@ -344,10 +345,8 @@ impl FlowQueues {
 
     /// Counts a request that left its band.
     fn gone(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
-        (self.held, self.bytes) = (
-            self.held.saturating_sub(1),
-            self.bytes.saturating_sub(entry.bytes),
-        );
+        self.held = self.held.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.band_mut(priority)
             .counters
             .count(outcome, now.ms_since(entry.since));

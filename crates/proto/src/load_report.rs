@@ -147,7 +147,9 @@ impl LoadReportLayout {
                 .ok()
                 .filter(|count| *count <= ENDPOINTS_MAX)
         };
-        let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
+        let loads = count(0)?;
+        let slos = count(16)?;
+        let failures = count(32)?;
         let is_whole =
             entries.len() == loads * LOAD_BYTES + slos * SLOS_BYTES + failures * FAILURE_BYTES;
         is_whole.then_some(Self {

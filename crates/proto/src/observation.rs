@@ -159,13 +159,12 @@ impl EncodedObservation {
             prompt_tokens: number(),
             uncached_tokens: number(),
         };
-        let (ttft_ms, tpot_ms) = (known(number()), known(number()));
+        let ttft_ms = known(number());
+        let tpot_ms = known(number());
         let [output_tokens, prompt_tokens, cached_tokens] =
             [number(), number(), number()].map(&mut known);
-        let (first_token, gap) = (
-            [number(), number(), number()],
-            [number(), number(), number()],
-        );
+        let first_token = [number(), number(), number()];
+        let gap = [number(), number(), number()];
         let predicted = [number(), number(), number(), number()];
         let [output_tokens, prompt_tokens, cached_tokens] = [
             whole(output_tokens)?,

@@ -54,7 +54,8 @@ pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64
 /// invalid one.
 pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (&[u8], u64)> {
     std::iter::from_fn(move || {
-        let (mut length, mut count) = (0, 0);
+        let mut length = 0;
+        let mut count = 0;
         while let Some((_, _, rest)) = placements.get(length..).and_then(take) {
             let end = placements.len().saturating_sub(rest.len());
             if end > bytes_max && count > 0 {

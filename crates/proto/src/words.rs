@@ -13,7 +13,8 @@ pub const WORD: usize = 8;
 #[must_use]
 #[inline]
 pub fn split<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
-    let (mut words, mut rest) = ([0; N], bytes);
+    let mut words = [0; N];
+    let mut rest = bytes;
     for word in &mut words {
         let (head, tail) = rest.split_first_chunk::<WORD>()?;
         (*word, rest) = (u64::from_le_bytes(*head), tail);
@@ -96,7 +97,8 @@ pub fn of_endpoint(endpoint: EndpointRef, number: u16) -> u64 {
 pub fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
     let (low, generation) = unpair(word);
     #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
-    let (slot, number) = (low as u16, (low >> 16) as u16);
+    let slot = low as u16;
+    let number = (low >> 16) as u16;
     (usize::from(slot) < ENDPOINTS_MAX).then_some((
         EndpointRef {
             slot: Slot(slot),

@@ -189,7 +189,8 @@ fn main() -> Result<(), String> {
         ];
         let pool = BenchPool::with(endpoints, plugins.map(PluginSpec::of_type).into())?
             .with_latency(model.clone());
-        let (predict, decide) = (pool.predict_ns(&model), pool.cost_ns(false, false));
+        let predict = pool.predict_ns(&model);
+        let decide = pool.cost_ns(false, false);
         let _ = writeln!(
             out,
             "{:<32} {predict:>11} {decide:>11} {:>11}",
@@ -202,7 +203,8 @@ fn main() -> Result<(), String> {
 
 /// A model with the maximum of trees, learned from a pool that no sum of terms describes.
 fn learned() -> LatencyModel {
-    let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
+    let mut rng = Rng::seeded(3);
+    let mut learner = LatencyLearner::default();
     for at in 0..4_000_u64 {
         let conditions = conditions(&mut rng);
         let odd = if conditions.requests > 20.0 && conditions.prompt_tokens < 4_000.0 {
@@ -235,7 +237,8 @@ fn learned() -> LatencyModel {
 }
 
 fn conditions(rng: &mut Rng) -> Conditions {
-    let (requests, prompt_tokens) = (rng.open01() * 30.0, rng.open01() * 8_000.0);
+    let requests = rng.open01() * 30.0;
+    let prompt_tokens = rng.open01() * 8_000.0;
     Conditions {
         queued: Some(0.0),
         running: Some(requests),

@@ -40,7 +40,8 @@ fn main() {
 fn time(mut call: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..BATCHES {
-        let (start, mut calls) = (Instant::now(), 0_u32);
+        let start = Instant::now();
+        let mut calls = 0_u32;
         while start.elapsed() < BATCH {
             for _ in 0..8 {
                 call();

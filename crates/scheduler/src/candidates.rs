@@ -43,7 +43,8 @@ impl Candidates {
 
     /// Keeps the endpoints that `keep` accepts.
     pub fn retain(&mut self, mut keep: impl FnMut(EndpointIndex) -> bool) {
-        let (mut read, mut write) = (0, 0);
+        let mut read = 0;
+        let mut write = 0;
         let scores = &mut self.scores;
         self.indices.retain(|&index| {
             let kept = keep(index);

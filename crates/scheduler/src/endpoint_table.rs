@@ -82,7 +82,9 @@ impl EndpointTable {
         let ids = endpoints.iter().map(|e| e.id).collect();
         let all_ready = endpoints.iter().all(|e| e.readiness == Readiness::Ready);
         let names_models = endpoints.iter().any(|e| !e.models.is_empty());
-        let (endpoints, metrics, step) = (endpoints.into(), metrics.into(), Arc::default());
+        let endpoints = endpoints.into();
+        let metrics = metrics.into();
+        let step = Arc::default();
         Ok(Self {
             endpoints,
             metrics,

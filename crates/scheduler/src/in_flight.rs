@@ -145,10 +145,8 @@ impl PendingPrefills {
     /// as `prompt_tokens`.
     #[must_use]
     pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
-        let (prompt, uncached) = (
-            u64::from(prompt_tokens),
-            u64::from(uncached_tokens.min(prompt_tokens)),
-        );
+        let prompt = u64::from(prompt_tokens);
+        let uncached = u64::from(uncached_tokens.min(prompt_tokens));
         let attention = prompt.pow(2) - (prompt - uncached).pow(2);
         Self {
             prompts: u32::from(uncached > 0),
@@ -516,7 +514,8 @@ impl InFlight {
         change(&mut self.queues, slot, entry);
         let Slo { ttft_us, tpot_us } = self.queues.lowest(slot);
         if let Some(load) = self.counting(ticket) {
-            (load.ttft_slo_us, load.tpot_slo_us) = (ttft_us, tpot_us);
+            load.ttft_slo_us = ttft_us;
+            load.tpot_slo_us = tpot_us;
         }
     }
 

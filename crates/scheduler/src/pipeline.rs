@@ -78,7 +78,8 @@ impl Pipeline {
             predicts: spec.latency_prediction,
             parsers: Vec::new(),
         };
-        let (mut settings, mut policies) = (None, Policies::default());
+        let mut settings = None;
+        let mut policies = Policies::default();
         for plugin in &spec.plugins {
             match plugin.build()?.0 {
                 Plugin::FlowControl(given) => settings = Some(*given),

@@ -249,7 +249,8 @@ pub(crate) fn tracked_slo(
         let (idle_ttft_ms, idle_tpot_ms) = model
             .predict(at.id, &idle)
             .map_or_else(|_| by_step(), |p| settings.counted(&p));
-        (ttft_ms, tpot_ms) = (ttft_ms.min(idle_ttft_ms), tpot_ms.min(idle_tpot_ms));
+        ttft_ms = ttft_ms.min(idle_ttft_ms);
+        tpot_ms = tpot_ms.min(idle_tpot_ms);
     }
     TrackedSlo {
         slo,

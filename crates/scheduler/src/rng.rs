@@ -59,7 +59,8 @@ mod tests {
 
     #[test]
     fn same_seed_same_draws() {
-        let (mut a, mut b) = (Rng::seeded(7), Rng::seeded(7));
+        let mut a = Rng::seeded(7);
+        let mut b = Rng::seeded(7);
         assert!((0..100).all(|_| a.next_u64() == b.next_u64()));
     }
 

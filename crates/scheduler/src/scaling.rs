@@ -309,10 +309,8 @@ impl RequestCost {
             ..
         } = group;
         let output = known(mix.output_tokens).max(1.0);
-        let (prompt, uncached) = (
-            known(mix.prompt_tokens),
-            known(mix.uncached_tokens).min(known(mix.prompt_tokens)),
-        );
+        let prompt = known(mix.prompt_tokens);
+        let uncached = known(mix.uncached_tokens).min(known(mix.prompt_tokens));
         let ([c0, c1, c2], [e0, e1, e2]) =
             (step.prefill().map(f64::from), step.decode().map(f64::from));
         let context = prompt + output / 2.0;
@@ -384,7 +382,8 @@ impl RequestCost {
             reported,
             ..
         } = *endpoint;
-        let (requests, prompts) = (known(requests).max(known(prompts)), known(prompts));
+        let requests = known(requests).max(known(prompts));
+        let prompts = known(prompts);
         // The output that is left of a request that decodes is, on average, a whole mean output if
         // lengths are exponential (residual life, Kleinrock, section 5.2). They nearly are.
         let own = prompts * self.prompt_s

@@ -168,8 +168,10 @@ fn context<'a>(
     local: LocalState<'a>,
     predictions: &'a Predictions,
 ) -> Context<'a> {
-    let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
-    let (settings, predicts) = (pipeline.production(), pipeline.predicts());
+    let table = snapshot.table();
+    let pipeline = snapshot.pipeline();
+    let settings = pipeline.production();
+    let predicts = pipeline.predicts();
     Context {
         table,
         request,
@@ -190,7 +192,8 @@ fn decide(
     rng: &mut Rng,
     mut explanation: Option<&mut Explanation>,
 ) -> Decision {
-    let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
+    let table = snapshot.table();
+    let pipeline = snapshot.pipeline();
     let context = context(snapshot, request, local, predictions);
     if let Some(explanation) = explanation.as_deref_mut() {
         *explanation = Explanation {
@@ -445,7 +448,8 @@ mod tests {
     fn a_list_of_one_is_not_taken_from_the_new() {
         let spec = by_queue(1);
         let rows = pool(&[(NEW, 0.0), (OLD, 9.0)]);
-        let (endpoints, metrics) = (rows.endpoints().to_vec(), rows.metrics().to_vec());
+        let endpoints = rows.endpoints().to_vec();
+        let metrics = rows.metrics().to_vec();
         let snapshot = Snapshot::try_new(
             Version::default(),
             endpoints,

@@ -53,7 +53,8 @@ pub(crate) fn rate_by_load(
     load: impl Fn(EndpointIndex) -> Option<f32>,
 ) {
     write(endpoints, scores, load);
-    let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
+    let mut min = f32::INFINITY;
+    let mut max = f32::NEG_INFINITY;
     for &load in &*scores {
         // Both are false for NaN. `f32::min` and `f32::max` would skip it too, but cost more in
         // wasm.

@@ -30,7 +30,8 @@ mod tests {
 
     #[test]
     fn units_and_order() {
-        let (early, late) = (Timestamp(1_000_000), Timestamp(5_500_999));
+        let early = Timestamp(1_000_000);
+        let late = Timestamp(5_500_999);
         assert_eq!((late.ms_since(early), late.us_since(early)), (4, 4_500));
         assert_eq!((early.ms_since(late), early.us_since(late)), (0, 0));
         assert_eq!(early.plus_ms(3), Timestamp(4_000_000));

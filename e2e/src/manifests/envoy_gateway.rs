@@ -46,11 +46,10 @@ pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
     }
     for patch in patches()? {
         let operation = &patch["operation"];
-        let (kind, path) = (
-            patch["type"].as_str().unwrap_or(""),
-            operation["path"].as_str().unwrap_or(""),
-        );
-        let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
+        let kind = patch["type"].as_str().unwrap_or("");
+        let path = operation["path"].as_str().unwrap_or("");
+        let list = kind.rsplit('.').next().unwrap_or("");
+        let value = &operation["value"];
         match list {
             "Cluster" if path.is_empty() => {
                 PlacedFragment::insert(&mut made, CLUSTERS, None, value, substituted(value))?;
@@ -118,11 +117,9 @@ pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConf
             .map(untyped)
             .collect()
     };
-    let (mut listeners, routes, mut clusters) = (
-        all("dynamicListeners", "listener"),
-        all("dynamicRouteConfigs", "routeConfig"),
-        all("dynamicActiveClusters", "cluster"),
-    );
+    let mut listeners = all("dynamicListeners", "listener");
+    let routes = all("dynamicRouteConfigs", "routeConfig");
+    let mut clusters = all("dynamicActiveClusters", "cluster");
     // Drops Envoy Gateway's own readiness listener, whose port may be in use here.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
     let ([listener], [route]) = (&mut listeners[..], &routes[..]) else {

@@ -68,10 +68,8 @@ fn own_clusters() -> Result<Vec<Value>> {
 }
 
 fn apply(made: &mut AssembledConfig, patch: &Value, local: &LocalPorts) -> Result<()> {
-    let (operation, value) = (
-        patch["patch"]["operation"].as_str().unwrap_or(""),
-        &patch["patch"]["value"],
-    );
+    let operation = patch["patch"]["operation"].as_str().unwrap_or("");
+    let value = &patch["patch"]["value"];
     let context = &patch["match"]["context"];
     if context != "GATEWAY" {
         return Err(format!("a patch for {context} instead of GATEWAY").into());

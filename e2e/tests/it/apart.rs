@@ -37,7 +37,8 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     )
     .await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
-    let (load, their_load) = (LoadGenerator::start(one, 2), LoadGenerator::start(two, 2));
+    let load = LoadGenerator::start(one, 2);
+    let their_load = LoadGenerator::start(two, 2);
     load.goes_on(20, LIMIT).await?;
     fleet.stack.daemon()?.process().kill()?;
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
@@ -54,7 +55,8 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     let prompts: Vec<String> = (0..PROMPTS)
         .map(|number| format!("{number} is where it begins. "))
         .collect();
-    let (mut here, mut there) = (Vec::new(), Vec::new());
+    let mut here = Vec::new();
+    let mut there = Vec::new();
     for prompt in &prompts {
         here.push(served(&fleet, one, prompt).await?);
     }

@@ -66,7 +66,8 @@ async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_me
 /// An engine that closes the connection on one prompt, as a crash would, and answers all others.
 async fn crashing_engine() -> Result<(SocketAddr, Arc<AtomicU64>)> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-    let (address, crashes) = (listener.local_addr()?, Arc::new(AtomicU64::new(0)));
+    let address = listener.local_addr()?;
+    let crashes = Arc::new(AtomicU64::new(0));
     let counted = crashes.clone();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {

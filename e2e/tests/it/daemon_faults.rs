@@ -72,13 +72,11 @@ async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> R
     stack.servers[0]
         .override_metrics([("num_requests_waiting".to_owned(), "40".to_owned())].into());
     queue_tells_apart(&stack, true).await?;
-    let (before, heard) = (
-        term(&stack).await?,
-        stack
-            .envoy
-            .picker_stat("switchpoint_state_pool_updates_total")
-            .await?,
-    );
+    let before = term(&stack).await?;
+    let heard = stack
+        .envoy
+        .picker_stat("switchpoint_state_pool_updates_total")
+        .await?;
 
     let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().kill()?;
@@ -96,10 +94,8 @@ async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> R
         .picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_000, LIMIT)
         .await?;
     load.goes_on(100, LIMIT).await?;
-    let (decision, again) = (
-        ExplainedDecision::ask(stack.address(), &long_prompt()).await?,
-        ExplainedDecision::ask(stack.address(), &long_prompt()).await?,
-    );
+    let decision = ExplainedDecision::ask(stack.address(), &long_prompt()).await?;
+    let again = ExplainedDecision::ask(stack.address(), &long_prompt()).await?;
     assert_eq!(
         decision.picked[0], again.picked[0],
         "the proxy's own prefix index is still used"
@@ -267,7 +263,8 @@ async fn without_a_daemon_requests_wait_and_are_refused() -> Result<()> {
         .picker(json!({"cold_start_wait_ms": 500}))
         .start()
         .await?;
-    let (asked, question) = (Instant::now(), echo::chat("hello?"));
+    let asked = Instant::now();
+    let question = echo::chat("hello?");
     let (chat, list, tokens) = tokio::join!(
         stack.post("/v1/chat/completions", &question),
         stack.get("/v1/models"),

@@ -268,11 +268,13 @@ async fn a_proxy_without_a_valid_certificate_gets_no_state() -> Result<()> {
 
 async fn is_told_nothing(transport: &str) -> Result<()> {
     type LinkEdit = Box<dyn Fn(&mut Value) + Send>;
-    let (ours, theirs) = (Authority::new()?, Authority::new()?);
+    let ours = Authority::new()?;
+    let theirs = Authority::new()?;
     let certs = certificates(&ours)?;
     let forged = certificates(&ours)?;
     theirs.certify("a-proxy", "proxy", forged.path())?;
-    let (with_forged, with_none) = (with_fragment(forged.path())?, with_fragment(certs.path())?);
+    let with_forged = with_fragment(forged.path())?;
+    let with_none = with_fragment(certs.path())?;
     let anonymous = move |config: &mut Value| {
         with_none(config);
         let path = "/static_resources/clusters/1/transport_socket/typed_config/common_tls_context";
@@ -330,7 +332,8 @@ async fn a_daemon_without_a_valid_certificate_is_not_used() -> Result<()> {
 }
 
 async fn is_not_listened_to(transport: &str) -> Result<()> {
-    let (ours, theirs) = (Authority::new()?, Authority::new()?);
+    let ours = Authority::new()?;
+    let theirs = Authority::new()?;
     // A proxy's certificate is signed by the right CA, but not for the daemon's name.
     for (what, signer, name, stat) in [
         ("of another name", &ours, "a-proxy", "fail_verify_san"),

@@ -63,10 +63,8 @@ impl DisaggregatedStack {
         };
         let servers = roles.iter().map(server).collect::<Result<Vec<_>>>()?;
         let pools = folder.path().join("pools.yaml");
-        let (endpoints, file) = (
-            folder.path().join("endpoints.yaml"),
-            folder.path().join("config.yaml"),
-        );
+        let endpoints = folder.path().join("endpoints.yaml");
+        let file = folder.path().join("config.yaml");
         write_endpoints(&endpoints, &servers)?;
         std::fs::write(&file, config(&servers))?;
         std::fs::write(
@@ -129,10 +127,8 @@ impl DisaggregatedStack {
 
 fn write_endpoints(file: &Path, servers: &[(ServerRole, ModelServer)]) -> Result<()> {
     let row = |(index, (role, server)): (usize, &(ServerRole, ModelServer))| {
-        let (name, role) = (
-            format!("server-{index}"),
-            format!("{role:?}").to_lowercase(),
-        );
+        let name = format!("server-{index}");
+        let role = format!("{role:?}").to_lowercase();
         let labels = if role == "whole" {
             json!({})
         } else {

@@ -232,7 +232,8 @@ async fn shown(stack: &Stack, address: &str) -> Result<()> {
 /// metadata.
 #[tokio::test]
 async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Result<()> {
-    let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let folder = tempfile::tempdir()?;
+    let objects = tempfile::tempdir()?;
     let registry = folder.path().display().to_string();
     let pools = fed_by(
         objects.path(),
@@ -324,7 +325,8 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
 /// not.
 #[tokio::test]
 async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() -> Result<()> {
-    let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let folder = tempfile::tempdir()?;
+    let objects = tempfile::tempdir()?;
     let registry = folder.path().display().to_string();
     let pools = fed_by(
         objects.path(),
@@ -383,7 +385,8 @@ async fn an_adapter_is_served_where_its_engine_lists_it_also_while_it_is_idle() 
 /// Of uploads the model is read, too.
 #[tokio::test]
 async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
-    let (folder, files) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let folder = tempfile::tempdir()?;
+    let files = tempfile::tempdir()?;
     let registry = folder.path().display().to_string();
     let pools = fed_by(
         files.path(),
@@ -426,10 +429,8 @@ async fn an_upload_goes_where_its_model_is_served() -> Result<()> {
         let field = |name: &str, value: &str| {
             format!("--x\r\nContent-Disposition: form-data; name={name}\r\n\r\n{value}\r\n")
         };
-        let (file, model) = (
-            field("\"file\"; filename=\"a.wav\"", &"RIFF\r\n".repeat(500_000)),
-            field("\"model\"", model),
-        );
+        let file = field("\"file\"; filename=\"a.wav\"", &"RIFF\r\n".repeat(500_000));
+        let model = field("\"model\"", model);
         let parts = if before { [model, file] } else { [file, model] };
         let body = format!("{}--x--\r\n", parts.concat());
         let request = http::Request::post("/v1/audio/transcriptions")
@@ -534,7 +535,8 @@ pub(crate) struct EtcdProcess {
 impl EtcdProcess {
     pub(crate) fn start() -> Option<Self> {
         let binary = cluster::tool("etcd")?;
-        let (folder, port) = (tempfile::tempdir().ok()?, cluster::free_port());
+        let folder = tempfile::tempdir().ok()?;
+        let port = cluster::free_port();
         Some(Self {
             _service: cluster::etcd(binary, folder.path(), port),
             url: format!("http://127.0.0.1:{port}"),
@@ -558,7 +560,8 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
     let folder = tempfile::tempdir()?;
     let pools = fed_by(folder.path(), source)?;
     let spare = daemon::DaemonSettings::new(folder.path())?;
-    let (other, arguments) = (spare.state.number(), [&["--pools", &pools], lease].concat());
+    let other = spare.state.number();
+    let arguments = [&["--pools", &pools], lease].concat();
     let mut stack = builder()
         .daemon_arguments(&arguments)
         .envoy_config(move |config| both_daemons(config, other))

@@ -80,10 +80,8 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     wait_for(LIMIT, "one proxy to count the streams of the other", busy).await?;
     let more = streams::open(second.envoy.listener(), STREAMS - theirs.len(), 2_000).await?;
     let ours = streams::open(stack.address(), STREAMS, 60).await?;
-    let (load, their_load) = (
-        LoadGenerator::start(stack.address(), 4),
-        LoadGenerator::start(second.envoy.listener(), 2),
-    );
+    let load = LoadGenerator::start(stack.address(), 4);
+    let their_load = LoadGenerator::start(second.envoy.listener(), 2);
     load.goes_on(30, LIMIT).await?;
     their_load.goes_on(10, LIMIT).await?;
     second.envoy.process().kill()?;

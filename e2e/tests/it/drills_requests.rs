@@ -57,7 +57,8 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(20, LIMIT).await?;
     let body = echo::chat("a client that leaves").to_string();
-    let (head, whole) = (post_head(body.len()), post_head(body.len()) + &body);
+    let head = post_head(body.len());
+    let whole = post_head(body.len()) + &body;
     for _ in 0..EACH {
         leaves_after(&stack, &head[..head.len() / 2]).await?;
         leaves_after(&stack, &head).await?;
@@ -69,16 +70,15 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
         .servers_like(2, &slow(60_000))
         .start()
         .await?;
-    let (mut raws, mut pending) = (Vec::new(), Vec::new());
+    let mut raws = Vec::new();
+    let mut pending = Vec::new();
     for i in 0..EACH {
         let mut raw = RawConnection::connect(silent.address()).await?;
         let body = streams::chat(&format!("{i} waits"), 10).to_string();
         raw.write(post_head(body.len()) + &body).await?;
         raws.push(raw);
-        let (connection, request) = (
-            Http2Client::connect(silent.address()).await?,
-            streams::request(&format!("{i} waits, too"), 10)?,
-        );
+        let connection = Http2Client::connect(silent.address()).await?;
+        let request = streams::request(&format!("{i} waits, too"), 10)?;
         pending.push(tokio::spawn(async move {
             let _reply = connection.start(request).await;
             std::future::pending::<()>().await;
@@ -264,16 +264,15 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     for _ in 0..6 {
         running.extend(streams::open(stack.address(), 1, 1_000).await?);
     }
-    let (by, count) = (stack.servers[1].addr().to_string(), running.len());
+    let by = stack.servers[1].addr().to_string();
+    let count = running.len();
     assert!(
         running.iter().all(|stream| stream.by == by),
         "the other endpoint served all"
     );
     let moved = || async {
-        let (failed, served) = (
-            row(&stack, "server-0").await.ok()?,
-            row(&stack, "server-1").await.ok()?,
-        );
+        let failed = row(&stack, "server-0").await.ok()?;
+        let served = row(&stack, "server-1").await.ok()?;
         let as_it_was = failed["in_flight"] == 0
             && failed["failed"].as_u64() > Some(0)
             && failed["served"] == 0;

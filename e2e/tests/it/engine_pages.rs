@@ -80,12 +80,14 @@ impl PageEngine {
             1 + rand::random::<u8>() % 254
         );
         let api = TcpListener::bind((ip.as_str(), 0)).await?;
-        let (address, queue) = (api.local_addr()?, Arc::new(AtomicUsize::new(0)));
+        let address = api.local_addr()?;
+        let queue = Arc::new(AtomicUsize::new(0));
         let metrics = match kind.port {
             Some(port) => Some(TcpListener::bind((ip.as_str(), port)).await?),
             None => None,
         };
-        let (at_api, at_metrics) = (metrics.is_none(), Arc::clone(&queue));
+        let at_api = metrics.is_none();
+        let at_metrics = Arc::clone(&queue);
         let reply = move |uri: Uri, is_page: bool| -> Response {
             if is_page && uri.path() == kind.path {
                 return kind

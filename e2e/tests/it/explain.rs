@@ -43,10 +43,8 @@ async fn explain(
         .arg(file)
         .args(more);
     let output = command.output().await?;
-    let (out, err) = (
-        String::from_utf8(output.stdout)?,
-        String::from_utf8(output.stderr)?,
-    );
+    let out = String::from_utf8(output.stdout)?;
+    let err = String::from_utf8(output.stderr)?;
     Ok(if output.status.success() {
         Ok(out)
     } else {

@@ -34,11 +34,9 @@ fn ask(
     objective: &'static str,
     turns: &Arc<AtomicUsize>,
 ) -> Result<JoinHandle<Result<(ClientReply, usize)>>> {
-    let (address, turns, request) = (
-        stack.address(),
-        Arc::clone(turns),
-        held_requests::request(objective, TOKENS)?,
-    );
+    let address = stack.address();
+    let turns = Arc::clone(turns);
+    let request = held_requests::request(objective, TOKENS)?;
     Ok(tokio::spawn(async move {
         let reply = client::send(address, request).await?;
         Ok((reply, turns.fetch_add(1, Ordering::Relaxed)))
@@ -209,7 +207,8 @@ async fn held_requests_survive_an_empty_pool_and_are_answered_when_flow_control_
     let wave = held_requests::send(&stack, 6, "batch", LONG)?;
     until_held(&stack, |held| held == 4).await?;
     held_requests::replace(folder.path(), None)?;
-    let (mut served, mut refused) = (0, 0);
+    let mut served = 0;
+    let mut refused = 0;
     for request in wave {
         let reply = request.await??;
         match (reply.status, reply.header("x-llm-d-request-dropped-reason")) {

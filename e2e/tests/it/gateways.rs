@@ -387,10 +387,8 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
                 .clone(),
         )
     };
-    let (whole, rest) = (
-        patches("istio/envoyfilter.yaml")?,
-        patches("istio/wasmplugin.yaml")?,
-    );
+    let whole = patches("istio/envoyfilter.yaml")?;
+    let rest = patches("istio/wasmplugin.yaml")?;
     // What both files say. The EnvoyFilter has the module, its filter and a decompressor before the
     // router; the other file has a decompressor before the WasmPlugin and two filters after it.
     let same = |patches: Vec<Value>| -> Vec<Value> {
@@ -605,8 +603,11 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
         // must start with the rest.
         let folder = tempfile::tempdir()?;
         let port = || ReservedPort::lease();
-        let (state, ext_proc, health, admin, metrics) =
-            (port()?, port()?, port()?, port()?, port()?);
+        let state = port()?;
+        let ext_proc = port()?;
+        let health = port()?;
+        let admin = port()?;
+        let metrics = port()?;
         let certificates = Authority::new()?.folder(manifests::DAEMON)?;
         let here = |argument: String| {
             let path = |name: &str| folder.path().join(name).display().to_string();

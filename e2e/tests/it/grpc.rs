@@ -31,7 +31,8 @@ struct GrpcServer {
 impl GrpcServer {
     async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let (address, came) = (listener.local_addr()?, ReceivedRequests::default());
+        let address = listener.local_addr()?;
+        let came = ReceivedRequests::default();
         let noted = Arc::clone(&came);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -59,7 +60,8 @@ async fn answer(
     request: Request<Incoming>,
     came: ReceivedRequests,
 ) -> std::result::Result<Response<Body>, Infallible> {
-    let (path, version) = (request.uri().path().to_owned(), request.version());
+    let path = request.uri().path().to_owned();
+    let version = request.version();
     let body = request
         .into_body()
         .collect()
@@ -142,7 +144,8 @@ async fn sent(
     path: &str,
     message: Vec<u8>,
 ) -> Result<(ClientReply, Vec<(String, Version, Bytes)>)> {
-    let (server, folder) = (GrpcServer::start().await?, tempfile::tempdir()?);
+    let server = GrpcServer::start().await?;
+    let folder = tempfile::tempdir()?;
     let config = with_parser(folder.path(), parser)?;
     let stack = Stack::builder()
         .servers(0)
@@ -210,10 +213,8 @@ async fn a_grpc_chat_of_vertex_ai_is_read_and_goes_on_by_h2c() -> Result<()> {
 
 #[tokio::test]
 async fn a_grpc_request_of_vllm_goes_on_unread_by_h2c() -> Result<()> {
-    let (path, message) = (
-        "/vllm.grpc.engine.VllmEngine/Generate",
-        framed(&field(1, b"request-1")),
-    );
+    let path = "/vllm.grpc.engine.VllmEngine/Generate";
+    let message = framed(&field(1, b"request-1"));
     let (reply, came) = sent("vllmgrpc-parser", path, message.clone()).await?;
     assert!(is_whole(&reply), "{reply:?}");
     assert_eq!(

@@ -60,7 +60,8 @@ fn collection(group: &str, version: &str, plural: &str) -> String {
 
 /// Creates a ready pod with this label whose engine listens at the target port of the pools.
 async fn pod(place: &KubernetesPlace, at: u8, app: &str, model: &str) -> Result<ModelServer> {
-    let (name, ip) = (format!("{app}-{at}"), format!("10.99.0.{at}"));
+    let name = format!("{app}-{at}");
+    let ip = format!("10.99.0.{at}");
     let server = server_at(&format!("{ip}:8000"), model)?;
     let spec = json!({"nodeName": "node-1", "containers": [{"name": "c", "image": "i"}]});
     let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}}, "spec": spec});
@@ -254,10 +255,8 @@ fn asks(config: &mut Value, pool: &str, cluster_name: &str, authority: Option<&s
             .expect("a cluster")
             .clone()
     };
-    let (mut servers, mut picker) = (
-        find("inference-pool", clusters),
-        find("switchpoint-ext-proc", clusters),
-    );
+    let mut servers = find("inference-pool", clusters);
+    let mut picker = find("switchpoint-ext-proc", clusters);
     servers["name"] = json!(format!("{pool}-pool"));
     servers["eds_cluster_config"]["service_name"] = json!(pool);
     picker["name"] = json!(cluster_name);
@@ -292,10 +291,8 @@ fn patched_by_istio(cluster_name: &str) -> Value {
         .find(|object| object["kind"] == "EnvoyFilter")
         .expect("an EnvoyFilter");
     let patch = &filter["spec"]["configPatches"][0];
-    let (port, host) = (
-        cluster_name.split('|').nth(1).expect("a port"),
-        cluster_name.split('|').next_back(),
-    );
+    let port = cluster_name.split('|').nth(1).expect("a port");
+    let host = cluster_name.split('|').next_back();
     assert_eq!(patch["match"]["cluster"]["service"].as_str(), host);
     let options = patch["patch"]["value"]["typed_extension_protocol_options"].to_string();
     serde_json::from_str(&options.replace(":9002", &format!(":{port}"))).expect("options")

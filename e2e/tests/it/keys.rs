@@ -51,7 +51,9 @@ async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
         .await?;
     // Long prompts fill the placement rings of both workers; many prompts fill the observation
     // rings.
-    let (began, mut full, mut rounds_without) = (Instant::now(), keys(&stack).await?, 0);
+    let began = Instant::now();
+    let mut full = keys(&stack).await?;
+    let mut rounds_without = 0;
     while rounds_without < 3 {
         assert!(
             began.elapsed() < LIMIT,

@@ -162,7 +162,8 @@ impl KubernetesPlace {
 
     /// A pod with its sidecar at its own address, and a kubelet that calls its readiness probe.
     async fn pod(&self, at: u8, component: &str, metadata: &Value) -> Result<RegisteredWorker> {
-        let (name, ip) = (format!("{component}-{at}"), format!("10.99.0.{at}"));
+        let name = format!("{component}-{at}");
+        let ip = format!("10.99.0.{at}");
         let labels = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
         let spec = json!({"nodeName": "node-1", "containers": [{"name": "c", "image": "i"}]});
         self.create(
@@ -278,7 +279,8 @@ mod slow {
             503,
             "no worker is registered"
         );
-        let (llama, qwen) = (server("10.99.0.1", "llama")?, server("10.99.0.2", "qwen")?);
+        let llama = server("10.99.0.1", "llama")?;
+        let qwen = server("10.99.0.2", "qwen")?;
         let first = place
             .pod(1, "decode", &says(&llama, "Model", "llama"))
             .await?;

@@ -68,13 +68,12 @@ struct BackgroundTraffic {
 
 impl BackgroundTraffic {
     fn start(stack: &Stack, clients: u64) -> Self {
-        let (over, number, address) = (
-            Arc::<AtomicBool>::default(),
-            Arc::<AtomicU64>::default(),
-            stack.address(),
-        );
+        let over = Arc::<AtomicBool>::default();
+        let number = Arc::<AtomicU64>::default();
+        let address = stack.address();
         for _ in 0..clients {
-            let (over, number) = (Arc::clone(&over), Arc::clone(&number));
+            let over = Arc::clone(&over);
+            let number = Arc::clone(&number);
             tokio::spawn(async move {
                 while !over.load(Ordering::Relaxed) {
                     let n = number.fetch_add(1, Ordering::Relaxed);
@@ -250,7 +249,8 @@ async fn without_the_flag_steps_are_learned_and_nothing_is_predicted() -> Result
 
 #[tokio::test]
 async fn a_restarted_daemon_begins_with_what_the_file_knows() -> Result<()> {
-    let (config, folder) = (NamedTempFile::new()?, tempfile::tempdir()?);
+    let config = NamedTempFile::new()?;
+    let folder = tempfile::tempdir()?;
     let file = folder.path().join("models.json");
     let mut stack = builder(
         &config,
@@ -280,7 +280,8 @@ async fn a_restarted_daemon_begins_with_what_the_file_knows() -> Result<()> {
         "{warm:#}"
     );
     for at in ["/step/prefill/1", "/step/decode/0"] {
-        let (kept, known) = (number(&warm, at), number(&before, at));
+        let kept = number(&warm, at);
+        let known = number(&before, at);
         assert!(
             (kept / known - 1.0).abs() < 0.3,
             "{at}: {known} before, {kept} after"

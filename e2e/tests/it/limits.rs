@@ -48,7 +48,9 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
     let stack = Stack::start(1).await?;
     let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
-    let (mut streams, mut stream_window, mut connection_window) = (None, None, 65_535);
+    let mut streams = None;
+    let mut stream_window = None;
+    let mut connection_window = 65_535;
     while stream_window.is_none() || connection_window == 65_535 {
         match frame(&mut raw).await? {
             (SETTINGS, 0, payload) => {
@@ -58,7 +60,8 @@ async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Res
                         .find(|setting| number(&setting[..2]) == id)
                         .map(|setting| number(&setting[2..]))
                 };
-                (streams, stream_window) = (streams.or(value(3)), stream_window.or(value(4)));
+                streams = streams.or(value(3));
+                stream_window = stream_window.or(value(4));
             }
             (WINDOW_UPDATE, 0, payload) => connection_window += number(&payload),
             _ => {}
@@ -461,7 +464,8 @@ mod slow {
     /// loaded fresh machine it was 144,860 KiB. To be looked at with hostile clients.
     #[tokio::test]
     async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
-        let (gzip, zstd) = (gzip(GIB)?, zstd(GIB));
+        let gzip = gzip(GIB)?;
+        let zstd = zstd(GIB);
         assert!(
             gzip.len() < 2 << 20 && zstd.len() < 64 << 10,
             "{} and {} bytes",

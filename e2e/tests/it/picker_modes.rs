@@ -168,7 +168,8 @@ impl FrontCase {
         if reply.status != 200 {
             return Ok(());
         }
-        let (ranked, body) = (echo::ranked(&reply)?, reply.json()?);
+        let ranked = echo::ranked(&reply)?;
+        let body = reply.json()?;
         let addresses = |indices: &BTreeSet<usize>| {
             indices
                 .iter()
@@ -877,7 +878,8 @@ async fn a_daemon_that_dies_cuts_no_reply_and_refuses_until_it_is_back() -> Resu
             "{}",
             refused.text()
         );
-        let (mut tokens, mut done) = (1, false);
+        let mut tokens = 1;
+        let mut done = false;
         while let Some(event) = events.next().await? {
             tokens += usize::from(event.data.contains("\"content\""));
             done |= event.data == "[DONE]";

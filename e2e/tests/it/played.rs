@@ -93,7 +93,8 @@ impl PlayedDaemon {
         &self,
         hosts: &[SocketAddr],
     ) -> impl Fn(&mut Value) + Send + 'static {
-        let (hosts, port) = (known_hosts(hosts), self.address.port());
+        let hosts = known_hosts(hosts);
+        let port = self.address.port();
         move |config| {
             hosts(config);
             let state = config.pointer_mut("/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address");
@@ -159,7 +160,8 @@ impl StateService for PlayedService {
         &self,
         request: Request<Streaming<state::ProxyMessage>>,
     ) -> Result<Response<Self::StreamStream>, Status> {
-        let (stage, mut inbound) = (self.0.clone(), request.into_inner());
+        let stage = self.0.clone();
+        let mut inbound = request.into_inner();
         let (lines, told) = mpsc::unbounded_channel();
         let schema = stage.schema.load(Ordering::Relaxed);
         let welcome = state::Welcome {

@@ -43,7 +43,9 @@ impl TwoPools {
     }
 
     pub(crate) async fn start(change: impl FnOnce(StackBuilder) -> StackBuilder) -> Result<Self> {
-        let (default, qwen, folder) = (Self::servers()?, Self::servers()?, tempfile::tempdir()?);
+        let default = Self::servers()?;
+        let qwen = Self::servers()?;
+        let folder = tempfile::tempdir()?;
         let pools = write_pools(folder.path(), &default, &qwen)?;
         let builder = Stack::builder().daemon_arguments(&["--pools", &pools]).envoy_config(routes).picker(json!({
             "explain": true,
@@ -81,7 +83,8 @@ fn addresses(servers: &[ModelServer]) -> BTreeSet<String> {
 
 fn write_pools(folder: &Path, default: &[ModelServer], qwen: &[ModelServer]) -> Result<String> {
     let row = |server: &ModelServer| json!({"name": format!("d-{}", server.addr().port()), "address": "127.0.0.1", "port": server.addr().port()});
-    let (pools, endpoints) = (folder.join("pools.yaml"), folder.join("default.yaml"));
+    let pools = folder.join("pools.yaml");
+    let endpoints = folder.join("default.yaml");
     std::fs::write(
         &endpoints,
         json!({"endpoints": default.iter().map(row).collect::<Vec<_>>()}).to_string(),
@@ -255,10 +258,8 @@ async fn a_pool_that_the_daemon_does_not_have_is_reported_and_harms_no_other() -
         503,
         "not all pools of the configuration have state"
     );
-    let (proxy, daemon) = (
-        two.stack.envoy.process().stderr(),
-        two.stack.daemon()?.process().stderr(),
-    );
+    let proxy = two.stack.envoy.process().stderr();
+    let daemon = two.stack.daemon()?.process().stderr();
     assert!(
         proxy.contains("does not know these pools of the filter's configuration: unknown"),
         "the proxy's log"

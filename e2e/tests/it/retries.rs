@@ -251,10 +251,8 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
         .fault(ServerFault::new(FaultMode::Refuse))
         .await;
     let requests = (0..120).map(|i| {
-        let (address, body) = (
-            stack.address(),
-            echo::chat(&format!("{i} of many")).to_string(),
-        );
+        let address = stack.address();
+        let body = echo::chat(&format!("{i} of many")).to_string();
         async move { testbed::client::post(address, "/v1/chat/completions", body).await }
     });
     for reply in futures::future::join_all(requests).await {

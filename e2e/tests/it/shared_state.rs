@@ -49,7 +49,8 @@ async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
     }
     // The other workers learn of the failure within 2 ms; the ejection lasts a second.
     tokio::time::sleep(Duration::from_millis(2)).await;
-    let (before, end) = (failed().await?, Instant::now() + Duration::from_millis(600));
+    let before = failed().await?;
+    let end = Instant::now() + Duration::from_millis(600);
     while Instant::now() < end {
         for reply in join_all((0..8).map(|_| stack.get("/v1/models"))).await {
             assert_eq!(reply?.status, 200);
@@ -254,10 +255,8 @@ async fn load_of_another_proxy_counts_once_and_expires_when_the_proxy_is_silent(
     tells_apart(&stack, "active-request-scorer", false).await?;
     let (decision, reported) =
         report_until_seen(&stack, &outsider, 0, "active-request-scorer").await?;
-    let (address, scores) = (
-        stack.servers[0].addr().to_string(),
-        decision.scores("active-request-scorer"),
-    );
+    let address = stack.servers[0].addr().to_string();
+    let scores = decision.scores("active-request-scorer");
     assert!(
         scores
             .iter()
@@ -294,7 +293,8 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let secret = "the password of the safe is swordfish";
-    let (mut delays, mut placed) = (Vec::new(), 0);
+    let mut delays = Vec::new();
+    let mut placed = 0;
     for round in 0..10 {
         let prompt = format!("{round} times: {}", format!("{secret}. ").repeat(100));
         let body = json!({"model": "demo", "max_tokens": 1, "stream": true, "messages": [{"role": "user", "content": prompt}]});
@@ -347,7 +347,8 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
     let server = (0..placed.len())
         .max_by_key(|server| placed[*server].len())
         .ok_or("no server")?;
-    let (prompts, address) = (&placed[server], stack.servers[server].addr().to_string());
+    let prompts = &placed[server];
+    let address = stack.servers[server].addr().to_string();
     let held = async |proxy: usize, prompt: &String| -> Result<bool> {
         let scores = ExplainedDecision::ask(proxies[proxy], prompt)
             .await?
@@ -399,21 +400,17 @@ mod slow {
             };
             fleet.converse(conversations).await
         };
-        let (one, four) = (
-            outcome(FleetShape::ONE, true).await?,
-            outcome(FleetShape::FOUR_WORKERS, true).await?,
-        );
-        let (two, alone) = (
-            outcome(FleetShape::TWO_BY_TWO, true).await?,
-            outcome(
-                FleetShape {
-                    proxies: 2,
-                    workers: 4,
-                },
-                false,
-            )
-            .await?,
-        );
+        let one = outcome(FleetShape::ONE, true).await?;
+        let four = outcome(FleetShape::FOUR_WORKERS, true).await?;
+        let two = outcome(FleetShape::TWO_BY_TWO, true).await?;
+        let alone = outcome(
+            FleetShape {
+                proxies: 2,
+                workers: 4,
+            },
+            false,
+        )
+        .await?;
         println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
         assert!(
             one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05,

@@ -330,7 +330,8 @@ async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Res
         .await?;
     let mut left = None;
     for prompt in 0..50 {
-        let (id, asked) = (format!("hole-{prompt}"), Instant::now());
+        let id = format!("hole-{prompt}");
+        let asked = Instant::now();
         let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": id}]}).to_string();
         let reply = stack
             .send(

@@ -203,7 +203,8 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
     };
     let open = busy(&stack, &[("x-slo-tpot-ms", "1234")], 2).await?;
     let told = |of: &'static str, ms: f64| {
-        let (ask, limit) = (&ask, &limit);
+        let ask = &ask;
+        let limit = &limit;
         wait_for(LIMIT, of, move || async move {
             let tpot = limit(&ask().await.ok()?).ok()?;
             (tpot["limit_of"] == of && tpot["limit_ms"].as_f64() == Some(ms)).then_some(())
@@ -409,11 +410,10 @@ struct PredictedTraffic {
 
 impl PredictedTraffic {
     fn start(address: SocketAddr) -> Self {
-        let (served, unpredicted) = (
-            Arc::<AtomicU64>::default(),
-            Arc::<Mutex<Vec<String>>>::default(),
-        );
-        let (count, failures) = (Arc::clone(&served), Arc::clone(&unpredicted));
+        let served = Arc::<AtomicU64>::default();
+        let unpredicted = Arc::<Mutex<Vec<String>>>::default();
+        let count = Arc::clone(&served);
+        let failures = Arc::clone(&unpredicted);
         let task = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(PREDICTED_TRAFFIC_PAUSE).await;

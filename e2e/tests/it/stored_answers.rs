@@ -97,7 +97,8 @@ async fn another_proxy_knows_it_too_and_an_engine_that_is_gone_is_not_waited_for
     let mut stack = Stack::builder().servers(SERVERS).start().await?;
     let second = SecondEnvoy::start(&stack, "another", 2).await?;
     let reply = respond(&stack, &json!({})).await?;
-    let (id, by) = (id(&reply)?, reply.header("x-served-by").to_owned());
+    let id = id(&reply)?;
+    let by = reply.header("x-served-by").to_owned();
     let body = json!({"model": "demo", "input": "more", "previous_response_id": id}).to_string();
     let post = || async {
         client::post(second.envoy.listener(), "/v1/responses", body.clone())

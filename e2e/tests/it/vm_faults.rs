@@ -138,10 +138,8 @@ async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine(
         )
     };
     let connection = Http2Client::connect(stack.address()).await?;
-    let (mut one, mut two) = (
-        EventStream::new(client::start(stack.address(), request()?).await?),
-        EventStream::new(connection.start(request()?).await?),
-    );
+    let mut one = EventStream::new(client::start(stack.address(), request()?).await?);
+    let mut two = EventStream::new(connection.start(request()?).await?);
     one.next().await?.ok_or("the stream begins")?;
     two.next().await?.ok_or("the stream begins")?;
 

@@ -61,7 +61,8 @@ async fn a_proxy_that_drains_serves_what_it_holds() -> Result<()> {
 
 #[tokio::test]
 async fn a_hot_restart_serves_what_the_old_process_holds() -> Result<()> {
-    let (folder, base) = (tempfile::tempdir()?, ReservedPort::lease()?);
+    let folder = tempfile::tempdir()?;
+    let base = ReservedPort::lease()?;
     let base_id = base.number().to_string();
     let arguments = |epoch: &str| -> Vec<String> {
         let times = ["--drain-time-s", "3", "--parent-shutdown-time-s", "60"];
@@ -195,10 +196,8 @@ async fn ten_thousand_requests_are_held_and_served() -> Result<()> {
     for _ in 0..CONNECTIONS {
         let client = std::sync::Arc::new(Http2Client::connect(stack.address()).await?);
         for _ in 0..HELD / CONNECTIONS {
-            let (client, request) = (
-                std::sync::Arc::clone(&client),
-                held_requests::request("batch", 1)?,
-            );
+            let client = std::sync::Arc::clone(&client);
+            let request = held_requests::request("batch", 1)?;
             requests.push(tokio::spawn(async move {
                 ClientReply::read(client.start_within(request, LIMIT).await?).await
             }));

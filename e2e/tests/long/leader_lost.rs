@@ -144,7 +144,8 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     load.goes_on(100, LIMIT).await?;
     let outcome =
         ledger_metrics::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
-    let (failed, traps) = (outcome.failures.len(), traps.get());
+    let failed = outcome.failures.len();
+    let traps = traps.get();
     assert!(
         failed <= CLIENTS * traps,
         "{traps} traps: {:?}",

@@ -138,7 +138,8 @@ fn slope(samples: &[(f64, f64)]) -> (f64, f64, f64) {
         .collect();
     let n = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
-    let (x, y) = (mean(|p| p.0), mean(|p| p.1));
+    let x = mean(|p| p.0);
+    let y = mean(|p| p.1);
     let xx: f64 = points.iter().map(|p| (p.0 - x).powi(2)).sum();
     let slope = points.iter().map(|p| (p.0 - x) * (p.1 - y)).sum::<f64>() / xx;
     let rest: f64 = points
@@ -193,11 +194,9 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
         ("Envoy", stack.envoy.process().id()),
         ("daemon", stack.daemon()?.process().id()),
     ];
-    let (over, numbers, tally) = (
-        Arc::<AtomicBool>::default(),
-        Arc::<AtomicUsize>::default(),
-        Arc::<SoakCounts>::default(),
-    );
+    let over = Arc::<AtomicBool>::default();
+    let numbers = Arc::<AtomicUsize>::default();
+    let tally = Arc::<SoakCounts>::default();
     let clients = (0..CLIENTS).map(|_| {
         tokio::spawn(traffic(
             stack.address(),
@@ -208,8 +207,9 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
     });
     let clients: Vec<_> = clients.collect();
 
-    let (began, mut samples, mut last_fault) =
-        (Instant::now(), [Vec::new(), Vec::new()], Instant::now());
+    let began = Instant::now();
+    let mut samples = [Vec::new(), Vec::new()];
+    let mut last_fault = Instant::now();
     while began.elapsed() < length {
         tokio::time::sleep(SAMPLE).await;
         for ((_, id), samples) in processes.iter().zip(&mut samples) {
@@ -233,12 +233,10 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
     }
     ledger_metrics::nothing_left(&stack).await?;
     let value = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    let (asked, served, left, refused) = (
-        value(&tally.sent),
-        value(&tally.served),
-        value(&tally.left),
-        value(&tally.refused),
-    );
+    let asked = value(&tally.sent);
+    let served = value(&tally.served);
+    let left = value(&tally.left);
+    let refused = value(&tally.refused);
     assert_eq!(
         (asked - served, value(&tally.failed)),
         (0, 0),

@@ -32,10 +32,8 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
         return Ok(());
     };
     let folder = Authority::new()?.folder(manifests::DAEMON)?;
-    let (path, arguments) = (
-        folder.path().to_owned(),
-        certificates::daemon_arguments(folder.path()),
-    );
+    let path = folder.path().to_owned();
+    let arguments = certificates::daemon_arguments(folder.path());
     let builder = Stack::builder()
         .servers(3)
         .daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>());

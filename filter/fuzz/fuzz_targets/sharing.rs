@@ -251,7 +251,8 @@ fuzz_target!(|events: Vec<SharingEvent>| {
                     ..PeerLoad::default()
                 };
                 let bytes = encode(daemon_message::Message::PeerLoad(peers));
-                let (size, stream) = (bytes.len(), world.host.grpc.streams.borrow().len() as u32);
+                let size = bytes.len();
+                let stream = world.host.grpc.streams.borrow().len() as u32;
                 world
                     .host
                     .http

@@ -107,7 +107,8 @@ fn answer(status: u8, raw: Option<Vec<u8>>, pool_updates: &[(u8, u8, u8)]) -> Ca
 }
 
 fn message(host: &FakeHost, vm: &mut VmState<FakeHost>, bytes: Vec<u8>) {
-    let (size, stream) = (bytes.len(), host.grpc.streams.borrow().len() as u32);
+    let size = bytes.len();
+    let stream = host.grpc.streams.borrow().len() as u32;
     host.http
         .buffers
         .borrow_mut()

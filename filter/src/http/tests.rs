@@ -26,10 +26,8 @@ struct HttpWorld {
 
 impl HttpWorld {
     fn new(config: &str) -> Self {
-        let (host, config) = (
-            FakeHost::new(),
-            Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()),
-        );
+        let host = FakeHost::new();
+        let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
         let mut vm = VmState::new(host.clone());
         vm.configure(1, Rc::clone(&config));
         let vm = Rc::new(RefCell::new(vm));

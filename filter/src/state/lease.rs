@@ -214,7 +214,8 @@ mod tests {
     #[test]
     fn one_vm_leads_and_renews() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
+        let mut a = LeaderElection::new(1);
+        let mut b = LeaderElection::new(2);
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         for ms in (0..60_000).step_by(100) {
             assert_eq!(a.poll(&host, false, TERM, at(ms)), Some(1), "{ms}");
@@ -225,7 +226,8 @@ mod tests {
     #[test]
     fn a_dead_leader_is_replaced_within_the_lease_and_cannot_come_back() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
+        let mut a = LeaderElection::new(1);
+        let mut b = LeaderElection::new(2);
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(2_999)), None);
         assert_eq!(b.poll(&host, false, TERM, at(3_000)), Some(2));
@@ -239,7 +241,8 @@ mod tests {
     #[test]
     fn of_two_that_race_one_wins() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
+        let mut a = LeaderElection::new(1);
+        let mut b = LeaderElection::new(2);
         host.before_next_share({
             let host = host.clone();
             move || assert_eq!(b.poll(&host, false, TERM, at(0)), Some(1))
@@ -250,7 +253,8 @@ mod tests {
     #[test]
     fn a_vm_that_serves_defers_but_not_for_ever() {
         let host = FakeHost::new();
-        let (mut worker, mut main) = (LeaderElection::new(1), LeaderElection::new(2));
+        let mut worker = LeaderElection::new(1);
+        let mut main = LeaderElection::new(2);
         assert_eq!(worker.poll(&host, true, TERM, at(0)), None);
         assert_eq!(worker.poll(&host, true, TERM, at(499)), None);
         assert_eq!(
@@ -265,11 +269,9 @@ mod tests {
     #[test]
     fn handing_over_names_the_next_leader() {
         let host = FakeHost::new();
-        let (mut worker, mut main, mut other) = (
-            LeaderElection::new(1),
-            LeaderElection::new(2),
-            LeaderElection::new(3),
-        );
+        let mut worker = LeaderElection::new(1);
+        let mut main = LeaderElection::new(2);
+        let mut other = LeaderElection::new(3);
         assert_eq!(worker.poll(&host, false, TERM, at(0)), Some(1));
         assert!(!worker.can_hand_over(at(9_999)) && worker.can_hand_over(at(10_000)));
         worker.hand_over(&host, 2, TERM, at(10_000));
@@ -282,7 +284,8 @@ mod tests {
     #[test]
     fn resigning_frees_nothing_that_is_not_ours() {
         let host = FakeHost::new();
-        let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
+        let mut a = LeaderElection::new(1);
+        let mut b = LeaderElection::new(2);
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));
         assert_eq!(b.poll(&host, false, TERM, at(4_000)), Some(2));
         a.resign(&host);

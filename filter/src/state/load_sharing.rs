@@ -369,7 +369,8 @@ impl LoadSharing {
     #[cfg(feature = "drill")]
     pub fn reset(&mut self) {
         self.own.changes = None;
-        (self.read.reports, self.read.rings) = (None, None);
+        self.read.reports = None;
+        self.read.rings = None;
     }
 
     fn set_vm_slot(&mut self, me: VmContext<'_>) {
@@ -482,7 +483,8 @@ impl LoadSharing {
             SharingOccasion::End => BLOCKS_AT_END,
             SharingOccasion::Tick => BLOCKS_AT_TICK,
         };
-        let (mut budget, mut all) = (ReadBudget { blocks, gaps: 0 }, true);
+        let mut budget = ReadBudget { blocks, gaps: 0 };
+        let mut all = true;
         for (vm_slot, peer) in (0_u16..).zip(&mut self.peers) {
             if peer.report.is_from_writer() {
                 let end = peer.ring_position();

@@ -185,11 +185,9 @@ mod tests {
 
     #[test]
     fn each_row_is_read_once_and_numbered() {
-        let (host, mut writer, mut reader) = (
-            FakeHost::new(),
-            ObservationRingWriter::default(),
-            ObservationRingReader::default(),
-        );
+        let host = FakeHost::new();
+        let mut writer = ObservationRingWriter::default();
+        let mut reader = ObservationRingReader::default();
         assert_eq!(read(&host, &mut reader), None);
         write(&host, &mut writer, 0..3);
         assert_eq!(read(&host, &mut reader), Some((0, vec![0, 1, 2])));
@@ -210,11 +208,9 @@ mod tests {
 
     #[test]
     fn the_oldest_go_and_what_is_left_says_where_it_begins() {
-        let (host, mut writer, mut reader) = (
-            FakeHost::new(),
-            ObservationRingWriter::default(),
-            ObservationRingReader::default(),
-        );
+        let host = FakeHost::new();
+        let mut writer = ObservationRingWriter::default();
+        let mut reader = ObservationRingReader::default();
         write(&host, &mut writer, 0..10);
         read(&host, &mut reader);
         let room = SEGMENTS * SEGMENT_ROWS;
@@ -242,11 +238,9 @@ mod tests {
 
     #[test]
     fn another_vm_at_the_vm_slot_is_another_ring() {
-        let (host, mut old, mut reader) = (
-            FakeHost::new(),
-            ObservationRingWriter::default(),
-            ObservationRingReader::default(),
-        );
+        let host = FakeHost::new();
+        let mut old = ObservationRingWriter::default();
+        let mut reader = ObservationRingReader::default();
         write(&host, &mut old, 0..50);
         read(&host, &mut reader);
         let mut new = ObservationRingWriter::default();
@@ -269,8 +263,11 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_is_lost_doubled_or_out_of_order_while_it_is_read_in_time(counts in prop::collection::vec(0..200_u64, 1..20)) {
-            let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
-            let (mut next, mut got) = (0, Vec::new());
+            let host = FakeHost::new();
+            let mut writer = ObservationRingWriter::default();
+            let mut reader = ObservationRingReader::default();
+            let mut next = 0;
+            let mut got = Vec::new();
             for count in counts {
                 write(&host, &mut writer, next..next + count);
                 next += count;
@@ -283,7 +280,8 @@ mod tests {
 
         #[test]
         fn any_bytes_in_a_segment_are_survived(head: (u64, u64), bytes in prop::collection::vec(any::<u8>(), 0..400), whole: bool) {
-            let (host, mut reader) = (FakeHost::new(), ObservationRingReader::default());
+            let host = FakeHost::new();
+            let mut reader = ObservationRingReader::default();
             let head = if whole { [7, head.1 / SEGMENT_ROWS * SEGMENT_ROWS] } else { [head.0, head.1] };
             for segment in 0..SEGMENTS {
                 host.share(&key("p", 2, segment * SEGMENT_ROWS), &proto::words::write(&head, &bytes), WriteCondition::Any).unwrap();

@@ -165,13 +165,11 @@ impl PeerPublisher {
         pool: &str,
         sharing: &LoadSharing,
     ) -> (Vec<u8>, u32) {
-        let (mut placements, mut budget) = (
-            Vec::new(),
-            ReadBudget {
-                blocks: BLOCKS_MAX,
-                gaps: 0,
-            },
-        );
+        let mut placements = Vec::new();
+        let mut budget = ReadBudget {
+            blocks: BLOCKS_MAX,
+            gaps: 0,
+        };
         for (vm_slot, vm, end) in sharing.rings() {
             while self.published.len() <= usize::from(vm_slot) {
                 self.published.push(PlacementRingReader::default());

@@ -92,7 +92,8 @@ impl PlacementRingWriter {
     /// Sets the VM and its VM slot, which name the keys for writing.
     pub fn set_vm_slot(&mut self, vm: u64, vm_slot: u16) {
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
-            (self.vm, self.vm_slot) = (vm, vm_slot);
+            self.vm = vm;
+            self.vm_slot = vm_slot;
             self.segment.clear();
             self.is_unwritten = false;
         }
@@ -313,7 +314,8 @@ mod tests {
         end: RingPosition,
         blocks: usize,
     ) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
-        let (mut budget, mut read) = (ReadBudget { blocks, gaps: 0 }, Vec::new());
+        let mut budget = ReadBudget { blocks, gaps: 0 };
+        let mut read = Vec::new();
         let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
             read.push((record.endpoint.slot.0, record.blocks.to_vec()));
             record.blocks.len()
@@ -324,7 +326,8 @@ mod tests {
     #[test]
     fn a_segment_is_written_again_only_with_a_new_placement_or_after_a_refusal() {
         use crate::fake::FakeCall;
-        let (host, mut writer) = (FakeHost::new(), writer());
+        let host = FakeHost::new();
+        let mut writer = writer();
         tell(&host, &mut writer, 1, &[10]);
         writer.flush(&host);
         assert_eq!(host.writes.get(), 1, "nothing is new");
@@ -349,12 +352,10 @@ mod tests {
 
     #[test]
     fn each_placement_is_read_once_by_each_reader() {
-        let (host, mut writer, mut one, mut two) = (
-            FakeHost::new(),
-            writer(),
-            PlacementRingReader::default(),
-            PlacementRingReader::default(),
-        );
+        let host = FakeHost::new();
+        let mut writer = writer();
+        let mut one = PlacementRingReader::default();
+        let mut two = PlacementRingReader::default();
         assert_eq!(
             read(&host, &mut one, writer.position(), PLENTY),
             (vec![], 0, true)
@@ -387,8 +388,9 @@ mod tests {
 
     #[test]
     fn a_reader_that_is_too_slow_counts_what_it_lost_and_goes_on() {
-        let (host, mut writer, mut reader) =
-            (FakeHost::new(), writer(), PlacementRingReader::default());
+        let host = FakeHost::new();
+        let mut writer = writer();
+        let mut reader = PlacementRingReader::default();
         tell(&host, &mut writer, 1, &[1]);
         read(&host, &mut reader, writer.position(), PLENTY);
         // Each placement fills more than half of a segment.
@@ -411,8 +413,9 @@ mod tests {
     /// A busy ring reaches 2^32 segments within weeks.
     #[test]
     fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
-        let (host, mut writer, mut reader) =
-            (FakeHost::new(), writer(), PlacementRingReader::default());
+        let host = FakeHost::new();
+        let mut writer = writer();
+        let mut reader = PlacementRingReader::default();
         writer.position.segment = u64::from(u32::MAX) - 3;
         for i in 0..9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
@@ -434,8 +437,9 @@ mod tests {
 
     #[test]
     fn what_was_overwritten_before_a_reader_came_is_no_loss_of_its_own() {
-        let (host, mut writer, mut reader) =
-            (FakeHost::new(), writer(), PlacementRingReader::default());
+        let host = FakeHost::new();
+        let mut writer = writer();
+        let mut reader = PlacementRingReader::default();
         for i in 0..SEGMENTS + 9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
@@ -458,12 +462,14 @@ mod tests {
 
     #[test]
     fn a_budget_ends_a_reading_between_two_records_and_the_next_goes_on_there() {
-        let (host, mut writer, mut reader) =
-            (FakeHost::new(), writer(), PlacementRingReader::default());
+        let host = FakeHost::new();
+        let mut writer = writer();
+        let mut reader = PlacementRingReader::default();
         for i in 0..10 {
             tell(&host, &mut writer, 1, &[i; 100]);
         }
-        let (mut got, mut turns) = (Vec::new(), 0);
+        let mut got = Vec::new();
+        let mut turns = 0;
         loop {
             let (some, gaps, all) = read(&host, &mut reader, writer.position(), 250);
             assert_eq!(gaps, 0);
@@ -486,17 +492,16 @@ mod tests {
             (2_500, 0),
             (9_000, 0),
         ] {
-            let (host, mut writer, mut reader) =
-                (FakeHost::new(), writer(), PlacementRingReader::default());
+            let host = FakeHost::new();
+            let mut writer = writer();
+            let mut reader = PlacementRingReader::default();
             writer.append(&host, at(1), &vec![5; 2_500], known);
             writer.flush(&host);
-            let (mut budget, mut counts) = (
-                ReadBudget {
-                    blocks: PLENTY,
-                    gaps: 0,
-                },
-                (0, 0),
-            );
+            let mut budget = ReadBudget {
+                blocks: PLENTY,
+                gaps: 0,
+            };
+            let mut counts = (0, 0);
             reader.read(
                 &host,
                 ("p", 2, 7),
@@ -513,8 +518,9 @@ mod tests {
 
     #[test]
     fn a_vm_slot_with_a_new_owner_is_a_new_ring() {
-        let (host, mut old, mut reader) =
-            (FakeHost::new(), writer(), PlacementRingReader::default());
+        let host = FakeHost::new();
+        let mut old = writer();
+        let mut reader = PlacementRingReader::default();
         for i in 0..5 {
             tell(&host, &mut old, 1, &vec![i; 900]);
         }
@@ -523,13 +529,11 @@ mod tests {
         new.set_vm_slot(8, 2);
         new.append(&host, at(4), &[44], 0);
         new.flush(&host);
-        let (mut budget, mut read) = (
-            ReadBudget {
-                blocks: PLENTY,
-                gaps: 0,
-            },
-            Vec::new(),
-        );
+        let mut budget = ReadBudget {
+            blocks: PLENTY,
+            gaps: 0,
+        };
+        let mut read = Vec::new();
         let mut take = |record: PlacementRecord<'_>| {
             read.push(record.endpoint.slot.0);
             record.blocks.len()
@@ -540,7 +544,8 @@ mod tests {
 
     #[test]
     fn a_position_that_lies_costs_a_bounded_look() {
-        let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
+        let host = FakeHost::new();
+        let mut reader = PlacementRingReader::default();
         for word in [u64::MAX, u64::MAX << 16, 1 << 16 | 9, 5 << 16 | 5] {
             let end = RingPosition::of_word(word);
             let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
@@ -555,8 +560,11 @@ mod tests {
         /// With enough room, nothing is lost, cut or doubled, for any lengths.
         #[test]
         fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
-            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
-            let (mut written, mut received) = (Vec::new(), Vec::new());
+            let host = FakeHost::new();
+            let mut writer = writer();
+            let mut reader = PlacementRingReader::default();
+            let mut written = Vec::new();
+            let mut received = Vec::new();
             for (slot, blocks) in chains {
                 tell(&host, &mut writer, slot, &blocks);
                 written.extend(blocks.into_iter().map(|block| (slot, block)));
@@ -569,7 +577,8 @@ mod tests {
 
         #[test]
         fn any_bytes_in_a_segment_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), end: (u64, u32)) {
-            let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
+            let host = FakeHost::new();
+            let mut reader = PlacementRingReader::default();
             let good = proto::words::write(&[7, 1], &bytes);
             for key in 0..SEGMENTS {
                 host.share(&super::key("p", 2, key), &good, WriteCondition::Any).unwrap();

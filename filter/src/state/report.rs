@@ -45,7 +45,9 @@ pub fn gather<H: Host>(
     vm_table: &VmTable,
     now: Timestamp,
 ) -> Vec<state::Report> {
-    let (mut reports, mut open, mut bytes) = (Vec::new(), state::Report::default(), 0_usize);
+    let mut reports = Vec::new();
+    let mut open = state::Report::default();
+    let mut bytes = 0_usize;
     for (slot, _) in vm_table.alive(now) {
         let Ok(Some(shared)) = host.shared(&key(pool, slot)) else {
             continue;
@@ -64,8 +66,10 @@ pub fn gather<H: Host>(
 }
 
 fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
-    let (pool, version) = (&replica.pool, replica.version());
-    let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
+    let pool = &replica.pool;
+    let version = replica.version();
+    let counters = pool.counters();
+    let prefixes = pool.prefixes().stats();
     state::VmCounters {
         pool: replica.name.to_string(),
         vm_id: vm,

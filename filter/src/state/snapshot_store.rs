@@ -305,7 +305,8 @@ mod tests {
 
     #[test]
     fn what_is_put_up_is_read_whole() {
-        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        let host = FakeHost::new();
+        let store = SharedSnapshotStore::new("default");
         assert_eq!(store.read_head(&host).unwrap(), None);
         store
             .publish_pool_update(&host, 1, v(5, 1), b"one", NOW)
@@ -333,7 +334,8 @@ mod tests {
 
     #[test]
     fn nothing_older_comes_back() {
-        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        let host = FakeHost::new();
+        let store = SharedSnapshotStore::new("default");
         store
             .publish_pool_update(&host, 1, v(5, 9), b"new", NOW)
             .unwrap();
@@ -365,7 +367,8 @@ mod tests {
 
     #[test]
     fn a_stalled_leader_rolls_nothing_back() {
-        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        let host = FakeHost::new();
+        let store = SharedSnapshotStore::new("default");
         store
             .publish_pool_update(&host, 1, v(5, 1), b"one", NOW)
             .unwrap();
@@ -388,11 +391,13 @@ mod tests {
     #[test]
     fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
         for steps in 1..3 {
-            let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+            let host = FakeHost::new();
+            let store = SharedSnapshotStore::new("default");
             store
                 .publish_pool_update(&host, 1, v(5, 1), b"base", NOW)
                 .unwrap();
-            let (rival_host, rival_store) = (host.clone(), store.clone());
+            let rival_host = host.clone();
+            let rival_store = store.clone();
             let rival = move || {
                 rival_store
                     .publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW)
@@ -416,7 +421,8 @@ mod tests {
 
     #[test]
     fn garbage_on_the_store_reads_as_nothing_and_is_replaced() {
-        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("p"));
+        let host = FakeHost::new();
+        let store = SharedSnapshotStore::new("p");
         for key in ["head", "pool_update/a", "pool_update/b"] {
             host.share(
                 &format!("switchpoint/1/pool/p/{key}"),

@@ -313,14 +313,16 @@ impl HttpCalls {
 /// Splits an outbox into the messages for the next call and the rest. The daemon accepts no body
 /// that is larger than the largest message.
 fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
-    let (mut size, mut rest) = (0, outbox);
+    let mut size = 0;
+    let mut rest = outbox;
     while let Some((_, after)) = frames::take(rest) {
         let grown = outbox.len().saturating_sub(after.len());
         // A message that is too large by itself is sent alone, and refused.
         if size > 0 && grown > MESSAGE_BYTES_MAX {
             break;
         }
-        (size, rest) = (grown, after);
+        size = grown;
+        rest = after;
     }
     outbox.split_at_checked(size).unwrap_or((outbox, &[]))
 }
@@ -343,7 +345,8 @@ fn service(config: &StateConfig) -> String {
         #[prost(message, optional, tag = "4")]
         max_receive_message_length: Option<u32>,
     }
-    let (cluster_name, authority) = (config.cluster.clone(), config.authority.clone());
+    let cluster_name = config.cluster.clone();
+    let authority = config.authority.clone();
     let envoy_grpc = Some(EnvoyGrpc {
         cluster_name,
         authority,
@@ -370,7 +373,8 @@ mod tests {
         sizes
             .iter()
             .for_each(|size| frames::push(&mut outbox, &vec![7; *size]));
-        let (mut rest, mut calls) = (outbox.as_slice(), Vec::new());
+        let mut rest = outbox.as_slice();
+        let mut calls = Vec::new();
         while !rest.is_empty() {
             let (body, after) = first_call(rest);
             calls.push(body.len());
@@ -385,7 +389,8 @@ mod tests {
         assert!(RECEIVE_BYTES_MAX as usize >= proto::MESSAGE_BYTES_MAX);
         for (cluster, authority) in [(1, 0), (NAME_BYTES_MAX, NAME_BYTES_MAX), (17, 3)] {
             let mut state = FilterConfig::default().state;
-            (state.cluster, state.authority) = ("c".repeat(cluster), "a".repeat(authority));
+            state.cluster = "c".repeat(cluster);
+            state.authority = "a".repeat(authority);
             let service = service(&state);
             assert!(
                 service.contains(&state.cluster) && service.len() > cluster + authority,

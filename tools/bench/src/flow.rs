@@ -162,11 +162,9 @@ impl WaveRun {
     async fn of(shape: FleetShape, args: Args, seed: u64, kills: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut fleet = start(shape, args, folder.path()).await?;
-        let (wave, addresses, begun) = (
-            Duration::from_secs(args.wave),
-            fleet.addresses(),
-            Instant::now(),
-        );
+        let wave = Duration::from_secs(args.wave);
+        let addresses = fleet.addresses();
+        let begun = Instant::now();
         let replays = CLASSES
             .iter()
             .map(|class| replay_class(class, addresses.clone(), class.arrivals(wave, seed), begun));
@@ -286,7 +284,8 @@ fn write_files(folder: &Path, config: &str) -> Result<Vec<String>> {
                "spec": {"priority": priority, "poolRef": {"name": "default"}}})
         .to_string()
     };
-    let (objects, file) = (folder.join("objects.yaml"), folder.join("picker.yaml"));
+    let objects = folder.join("objects.yaml");
+    let file = folder.join("picker.yaml");
     std::fs::write(
         &objects,
         [("chat", 10), ("batch", -10)]

@@ -34,7 +34,8 @@ impl MinimalEnvoy {
     /// # Errors
     /// If it does not start.
     pub(crate) async fn start(endpoints: &[String], workers: u32, folder: &Path) -> Result<Self> {
-        let (port, file) = (ReservedPort::lease()?, folder.join("minimal-envoy.json"));
+        let port = ReservedPort::lease()?;
+        let file = folder.join("minimal-envoy.json");
         std::fs::write(&file, config(port.number(), endpoints).to_string())?;
         let mut command = Command::new(EnvoyProcess::binary());
         command

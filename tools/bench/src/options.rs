@@ -231,7 +231,8 @@ fn row(
         runs.iter().map(figure).collect::<Vec<f64>>()
     };
     let cost = |figure| PairedDifference::of(&of(figure, shipped), &of(figure, other));
-    let (cpu, p50) = (cost(|run| run.cpu_us), cost(|run| run.p50_us));
+    let cpu = cost(|run| run.cpu_us);
+    let p50 = cost(|run| run.p50_us);
     let row = OptionRow {
         option: option.name.to_owned(),
         instead: option.instead.to_owned(),

@@ -315,16 +315,12 @@ fn row(
             .map(|(ours, plain)| figure(ours) / figure(plain))
             .collect::<Vec<f64>>()
     };
-    let (p50, p99, cpu) = (
-        added(|m| m.p50_us),
-        added(|m| m.p99_us),
-        added(|m| m.cpu_us),
-    );
-    let (p50_ratios, cpu_ratios, rps_ratios) = (
-        ratios(|m| m.p50_us),
-        ratios(|m| m.cpu_us),
-        ratios(|m| m.rps),
-    );
+    let p50 = added(|m| m.p50_us);
+    let p99 = added(|m| m.p99_us);
+    let cpu = added(|m| m.cpu_us);
+    let p50_ratios = ratios(|m| m.p50_us);
+    let cpu_ratios = ratios(|m| m.cpu_us);
+    let rps_ratios = ratios(|m| m.rps);
     OverheadRow {
         front: path.name().to_owned(),
         base: base.base_name().to_owned(),
@@ -514,10 +510,8 @@ mod tests {
             rps,
             ..LoadFigures::default()
         };
-        let (ours, plain) = (
-            [figures(30.0, 5.0), figures(60.0, 2.0)],
-            [figures(10.0, 10.0), figures(20.0, 4.0)],
-        );
+        let ours = [figures(30.0, 5.0), figures(60.0, 2.0)];
+        let plain = [figures(10.0, 10.0), figures(20.0, 4.0)];
         let found = row(
             RequestPath::Filter,
             RequestPath::Minimal,

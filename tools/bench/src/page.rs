@@ -291,7 +291,9 @@ mod tests {
 
     #[test]
     fn figures_of_a_busy_machine_are_called_indicative() {
-        let (date, host, envoy) = ("2026-11-22", "x", "1");
+        let date = "2026-11-22";
+        let host = "x";
+        let envoy = "1";
         let of = |load_average| {
             ResultFile {
                 date: date.into(),

@@ -65,7 +65,8 @@ pub(crate) async fn world(
     let arguments: Vec<String> = daemon.iter().cloned().chain(further).collect();
     let world = BenchStack::start(endpoints, 1, &arguments).await?;
     for (listener, admin) in world.pickers() {
-        let (mut teachers, number) = (JoinSet::new(), Arc::<AtomicU64>::default());
+        let mut teachers = JoinSet::new();
+        let number = Arc::<AtomicU64>::default();
         for _ in 0..CLIENTS {
             let number = Arc::clone(&number);
             teachers.spawn(async move {

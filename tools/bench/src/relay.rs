@@ -84,15 +84,13 @@ struct RelayBench {
 
 /// Measures, prints and writes `target/bench/relay.json`.
 pub(crate) async fn bench(args: Args) -> Result<()> {
-    let (folder, state, others) = (
-        tempfile::tempdir()?,
+    let folder = tempfile::tempdir()?;
+    let state = ReservedPort::lease()?;
+    let others = [
         ReservedPort::lease()?,
-        [
-            ReservedPort::lease()?,
-            ReservedPort::lease()?,
-            ReservedPort::lease()?,
-        ],
-    );
+        ReservedPort::lease()?,
+        ReservedPort::lease()?,
+    ];
     let mut command = Command::new(daemon::binary()?);
     command
         .arg("serve")
@@ -132,11 +130,13 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     }
     tokio::time::sleep(SETTLE).await;
     let cpu = || -> Result<[u64; 2]> { Ok([cpu_ns(daemon.id())?, cpu_ns(std::process::id())?]) };
-    let (before, began) = (cpu()?, Instant::now());
+    let before = cpu()?;
+    let began = Instant::now();
     stage.counts.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(args.seconds)).await;
     stage.counts.store(false, Ordering::Relaxed);
-    let (after, ns) = (cpu()?, began.elapsed().as_nanos() as f64);
+    let after = cpu()?;
+    let ns = began.elapsed().as_nanos() as f64;
     let cores = [0, 1].map(|process| after[process].saturating_sub(before[process]) as f64 / ns);
     let dropped = dropped(others[0].address()).await?;
     stage.over.store(true, Ordering::Relaxed);
@@ -174,9 +174,11 @@ impl RelayBench {
     /// Prints and writes the result. `cores`: CPU of the daemon and of this process, which
     /// simulates the proxies.
     fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
-        let (seen, args) = (self.seen(), &self.args);
+        let seen = self.seen();
+        let args = &self.args;
         let ages = |ages: &AgeHistogram| [0.5, 0.99, 1.0].map(|share| ages.quantile_ms(share));
-        let (rows, placements) = (ages(&seen.rows), ages(&seen.placements));
+        let rows = ages(&seen.rows);
+        let placements = ages(&seen.placements);
         let per_second = |count: u64| count as f64 / args.seconds as f64;
         println!(
             "{} proxies with {} picks/s each, {} endpoints, {} new blocks per pick, a message every {} ms: the daemon uses {:.2} cores, the simulated proxies {:.2}",
@@ -243,7 +245,8 @@ impl AgeHistogram {
     }
 
     fn quantile_ms(&self, share: f64) -> f64 {
-        let (wanted, mut seen) = (share * self.count() as f64, 0);
+        let wanted = share * self.count() as f64;
+        let mut seen = 0;
         let at = self.counts.iter().position(|count| {
             seen += count;
             seen > 0 && seen as f64 >= wanted
@@ -307,7 +310,8 @@ impl RelayProxy {
     ) -> Result<()> {
         let mut ticks = tokio::time::interval(Duration::from_millis(self.stage.args.every_ms));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut round, mut told_us) = (0, self.stage.now_us());
+        let mut round = 0;
+        let mut told_us = self.stage.now_us();
         while !self.stage.over.load(Ordering::Relaxed) {
             tokio::select! {
                 _ = ticks.tick() => {
@@ -331,10 +335,8 @@ impl RelayProxy {
     /// Builds a load report. At the endpoint with this proxy's number, the prefill tokens are the
     /// sending time; at the other endpoints the values change all the time.
     fn report(&self, round: u64, picks: usize, now_us: u64) -> state::LoadReport {
-        let (mut sum, proxies) = (
-            LoadReportSum::default(),
-            usize::from(self.stage.args.proxies),
-        );
+        let mut sum = LoadReportSum::default();
+        let proxies = usize::from(self.stage.args.proxies);
         sum.reset(self.present.clone(), []);
         for (at, endpoint) in self.present.iter().enumerate() {
             let own = if at == usize::from(self.number) {
@@ -370,8 +372,8 @@ impl RelayProxy {
         (0..picks).for_each(placement);
         if self.stage.counts.load(Ordering::Relaxed) {
             let mut seen = self.stage.seen();
-            (seen.reports_sent, seen.placements_sent) =
-                (seen.reports_sent + 1, seen.placements_sent + picks as u64);
+            seen.reports_sent += 1;
+            seen.placements_sent += picks as u64;
         }
         state::LoadReport {
             pool: "default".into(),

@@ -86,7 +86,8 @@ struct SharingCost {
 
 /// Measures, prints and writes `target/bench/sharing.json`.
 pub(crate) async fn bench(args: Args) -> Result<()> {
-    let (four, large) = (cost(3, ENDPOINTS).await?, cost(LARGE[0], LARGE[1]).await?);
+    let four = cost(3, ENDPOINTS).await?;
+    let large = cost(LARGE[0], LARGE[1]).await?;
     println!("{}", said(3, ENDPOINTS, four));
     println!("{}", said(LARGE[0], LARGE[1], large));
     println!("{}", live().await?);
@@ -124,11 +125,9 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
                 outcome.running,
                 outcome.running_cv
             );
-            let (hit_rate, running_cv, running) = (
-                Some(outcome.hit_rate),
-                Some(outcome.running_cv),
-                Some(outcome.running),
-            );
+            let hit_rate = Some(outcome.hit_rate);
+            let running_cv = Some(outcome.running_cv);
+            let running = Some(outcome.running);
             rows.push(SharingRow {
                 seed,
                 hit_rate,
@@ -274,7 +273,9 @@ async fn live() -> Result<String> {
         processes,
     );
     let measured = load.run(folder.path()).await?;
-    let (mut picks, mut sum_us, mut calm_us) = (0.0, 0.0, 0.0);
+    let mut picks = 0.0;
+    let mut sum_us = 0.0;
+    let mut calm_us = 0.0;
     for _ in 0..LIVE_ASKED {
         let asked = Request::get("/health")
             .header(drill::COST, "live")
@@ -286,11 +287,9 @@ async fn live() -> Result<String> {
                 .ok_or_else(|| format!("no {key} in {said}"))
         };
         let of = number("picks")?;
-        (picks, sum_us, calm_us) = (
-            picks + of,
-            sum_us + of * number("mean_us")?,
-            calm_us + of * number("calm_us")?,
-        );
+        picks += of;
+        sum_us += of * number("mean_us")?;
+        calm_us += of * number("calm_us")?;
     }
     Ok(format!(
         "{LIVE_WORKERS} workers, {ENDPOINTS} endpoints, {LIVE_CONNECTIONS} connections, {:.0} requests/s: sharing cost {:.2} us per pick, mean of the last {picks} picks; {:.2} without the slowest 1 %",

@@ -83,7 +83,8 @@ fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> StandingRow {
 /// CPU of a daemon without clients. Each metrics page is as long as an engine's.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of some seconds")]
 async fn scraping(endpoints: usize) -> Result<StandingRow> {
-    let (folder, servers) = (tempfile::tempdir()?, ReservedPort::lease()?);
+    let folder = tempfile::tempdir()?;
+    let servers = ReservedPort::lease()?;
     let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
     let listen = [ReservedPort::lease()?, ReservedPort::lease()?];
     let mut command = Command::new(root().join("target/release/switchpointd"));
@@ -110,7 +111,8 @@ async fn scraping(endpoints: usize) -> Result<StandingRow> {
     daemon.check_running()?;
     let mut cores = Vec::new();
     for _ in 0..SCRAPE_WINDOWS {
-        let (before, began) = (cpu_ns(daemon.id())?, Instant::now());
+        let before = cpu_ns(daemon.id())?;
+        let began = Instant::now();
         tokio::time::sleep(SCRAPE_WINDOW).await;
         cores.push((cpu_ns(daemon.id())? - before) as f64 / began.elapsed().as_nanos() as f64);
     }
@@ -230,7 +232,8 @@ async fn starts(args: &Args) -> Result<Vec<StandingRow>> {
 /// Time from a rewritten endpoints file to a pick without the removed endpoint.
 async fn changes(args: &Args) -> Result<StandingRow> {
     let folder = tempfile::tempdir()?;
-    let (file, servers) = (folder.path().join("endpoints.yaml"), ReservedPort::lease()?);
+    let file = folder.path().join("endpoints.yaml");
+    let servers = ReservedPort::lease()?;
     let addresses = addresses(2, servers.number());
     write_endpoints(&file, &addresses)?;
     let arguments = args
@@ -242,7 +245,8 @@ async fn changes(args: &Args) -> Result<StandingRow> {
     let target = world.address(RequestPath::Filter);
     let mut ms = Vec::new();
     for change in 0..CHANGES {
-        let (whole, left) = (&addresses[..], &addresses[change % 2..=change % 2]);
+        let whole = &addresses[..];
+        let left = &addresses[change % 2..=change % 2];
         write_endpoints(&file, left)?;
         let began = Instant::now();
         until_named(target, left.len()).await?;

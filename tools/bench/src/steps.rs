@@ -175,7 +175,8 @@ async fn requests(
     for round in 0..args.rounds {
         for turn in 0..ladder.len() {
             let at = (round + turn) % ladder.len();
-            let (target, processes) = (steps.address(ladder[at].0), steps.processes(ladder[at].0));
+            let target = steps.address(ladder[at].0);
+            let processes = steps.processes(ladder[at].0);
             let load =
                 LoadRun::closed_loop(target, bodies.clone(), connections, args.seconds, processes);
             runs[at].push(load.run(folder).await?);
@@ -195,7 +196,8 @@ fn compare(
     let row = |at: usize| {
         let added =
             |figure| PairedDifference::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
-        let (cpu, p50) = (added(LoadFigures::sum_us), added(|run| run.p50_us));
+        let cpu = added(LoadFigures::sum_us);
+        let p50 = added(|run| run.p50_us);
         StepRow {
             step: ladder[at].1.to_owned(),
             body_bytes,

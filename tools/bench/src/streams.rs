@@ -106,7 +106,8 @@ pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result
             cpu_ns(daemon)?,
         ])
     };
-    let (before, began) = (cpu()?, tokio::time::Instant::now());
+    let before = cpu()?;
+    let began = tokio::time::Instant::now();
     let mut streams = JoinSet::new();
     for number in 0..STREAMS {
         streams.spawn(async move {
@@ -128,7 +129,8 @@ pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result
     if bytes.iter().any(|got| *got != bytes[0] || *got == 0) {
         return Err("a stream ended early".into());
     }
-    let (chunks, after) = ((STREAMS * CHUNKS) as f64, cpu()?);
+    let chunks = (STREAMS * CHUNKS) as f64;
+    let after = cpu()?;
     let cpu_us = [0, 1, 2].map(|part| (after[part] - before[part]) as f64 / 1e3 / chunks);
     Ok(StreamRunFigures {
         cpu_us,

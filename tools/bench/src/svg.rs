@@ -17,10 +17,8 @@ pub(crate) struct ChartSeries {
 /// A chart of `series`, whose points are all above 0.
 pub(crate) fn chart(title: &str, x: &str, y: &str, series: &[ChartSeries]) -> String {
     let all = || series.iter().flat_map(|series| &series.points);
-    let (xs, ys) = (
-        range(all().map(|point| point.0)),
-        range(all().map(|point| point.1)),
-    );
+    let xs = range(all().map(|point| point.0));
+    let ys = range(all().map(|point| point.1));
     let across = |value: f64| MARGIN + (WIDTH - 1.5 * MARGIN) * share(value, xs);
     let up = |value: f64| HEIGHT - MARGIN - (HEIGHT - 2.0 * MARGIN) * share(value, ys);
     let mut svg = format!(

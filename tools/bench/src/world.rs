@@ -114,7 +114,8 @@ impl BenchStack {
         workers: u32,
         daemon: &[String],
     ) -> Result<Self> {
-        let (shipped, ext_proc) = (ReservedPort::lease()?, ReservedPort::lease()?);
+        let shipped = ReservedPort::lease()?;
+        let ext_proc = ReservedPort::lease()?;
         let folder = tempfile::tempdir()?;
         // One socket serves all endpoints: every address of 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;

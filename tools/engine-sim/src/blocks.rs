@@ -184,7 +184,8 @@ impl BlockCache {
     }
 
     fn unlink(&mut self, block: u32) {
-        let (before, after) = (self.before[block as usize], self.after[block as usize]);
+        let before = self.before[block as usize];
+        let after = self.after[block as usize];
         match before {
             NONE => self.oldest = after,
             before => self.after[before as usize] = after,

@@ -248,7 +248,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
     /// Schedules the running sequences. Returns true if it preempted any.
     fn serve_running(&mut self, plan: &mut StepPlan) -> bool {
         let block_tokens = self.spec.block_tokens;
-        let (mut at, mut preempted) = (0, false);
+        let mut at = 0;
+        let mut preempted = false;
         while plan.budget > 0 {
             let Some(sequence) = self.running.get(at) else {
                 break;
@@ -277,7 +278,8 @@ impl<R: EngineRequest> BatchingEngine<R> {
         self.preemptions += 1;
         self.blocks.release(&sequence.blocks);
         sequence.blocks.clear();
-        (sequence.computed, sequence.scheduled) = (0, 0);
+        sequence.computed = 0;
+        sequence.scheduled = 0;
         self.waiting.push_front(sequence);
     }
 

@@ -96,7 +96,8 @@ impl<R: EngineRequest> EngineSequence<R> {
         blocks: &mut BlockCache,
         block_tokens: usize,
     ) {
-        let (from, to) = (self.computed, self.computed + tokens);
+        let from = self.computed;
+        let to = self.computed + tokens;
         self.scheduled = tokens;
         if self.generated > 0 && tokens == 1 {
             batch.add_decode(to);
@@ -115,7 +116,8 @@ impl<R: EngineRequest> EngineSequence<R> {
         block_tokens: usize,
     ) {
         let hashes = self.request.block_hashes();
-        let (first, end) = (from / block_tokens, (to / block_tokens).min(hashes.len()));
+        let first = from / block_tokens;
+        let end = (to / block_tokens).min(hashes.len());
         for (block, hash) in self.blocks.iter().zip(hashes).take(end).skip(first) {
             blocks.publish(*block, *hash);
         }

@@ -89,7 +89,8 @@ impl StepTimeModel {
     /// Prefill time of a prompt on an idle engine with an empty cache, in chunks of `budget`
     /// tokens, ms.
     pub fn cold_ms(&self, tokens: u32, budget: usize) -> f64 {
-        let (mut done, mut total) = (0.0, 0.0);
+        let mut done = 0.0;
+        let mut total = 0.0;
         while done < f64::from(tokens) {
             let chunk = (f64::from(tokens) - done).min(budget as f64);
             total += self.mixed_ms((0.0, 0.0), chunk, done);
@@ -146,7 +147,9 @@ mod tests {
                 let times = profile.times();
                 let base = batch(decodes, context, prefill);
                 let step_ms = times.step_ms(base);
-                let (mut decode, mut prefill, mut deeper) = (base, base, base);
+                let mut decode = base;
+                let mut prefill = base;
+                let mut deeper = base;
                 decode.add_decode(context + 1);
                 prefill.add_prefill(cached, cached + more);
                 deeper.add_prefill(cached + more, cached + 2 * more);

@@ -64,7 +64,8 @@ impl TestRun {
             outcomes: vec![TestOutcome::default(); requests.len()],
             steps: Vec::new(),
         };
-        let (mut next, mut now) = (0, 0.0);
+        let mut next = 0;
+        let mut now = 0.0;
         loop {
             while let Some((_, request)) = requests.get(next).filter(|(at_ms, _)| *at_ms <= now) {
                 run.engine.submit(TestRequest {
@@ -85,7 +86,8 @@ impl TestRun {
 
     /// Makes one step. Returns when it ends.
     fn step(&mut self, now: f64, requests: &[(f64, TestRequest)]) -> Option<f64> {
-        let (engine, outcomes) = (&mut self.engine, &mut self.outcomes);
+        let engine = &mut self.engine;
+        let outcomes = &mut self.outcomes;
         let step = engine.start(now, |request, cached| {
             outcomes[request.number].cached.push(cached);
         })?;
@@ -152,7 +154,8 @@ fn a_slowed_engine_takes_longer_from_the_next_step_on() {
         "the step in flight is not changed"
     );
     engine.end(|_, _| ());
-    let (start, ends_ms) = (plain_ms, engine.start(plain_ms, |_, _| ()).unwrap().ends_ms);
+    let start = plain_ms;
+    let ends_ms = engine.start(plain_ms, |_, _| ()).unwrap().ends_ms;
     assert!((ends_ms - start - 3.0 * H100.times.mixed_ms((1.0, 1025.0), 0.0, 0.0)).abs() < 1e-9);
 }
 

@@ -159,7 +159,8 @@ impl Campaign {
     }
 
     async fn run_part(&self, part: &RacePart, say: &impl Fn(String)) -> Result<CampaignOutcome> {
-        let (mut outcome, mut wanted) = (CampaignOutcome::default(), Vec::new());
+        let mut outcome = CampaignOutcome::default();
+        let mut wanted = Vec::new();
         for router in &part.group.routers {
             if !RouterKind::named(router)?.is_installed() {
                 outcome.skipped.push(format!(
@@ -224,7 +225,8 @@ impl Campaign {
             }
             left = late;
         }
-        let (cell, seed) = (part.cell.name, part.seed);
+        let cell = part.cell.name;
+        let seed = part.seed;
         let too_slow = |router: String| {
             format!(
                 "{cell} seed {seed}: {router} was late even alone; this machine is too slow for the cell"

@@ -261,7 +261,9 @@ mod tests {
                 failure: None,
             }
         };
-        let (cell, router, version) = ("cell".into(), router.into(), String::new());
+        let cell = "cell".into();
+        let router = router.into();
+        let version = String::new();
         let requests = (0..240).map(request).collect();
         RunRecord {
             cell,
@@ -324,7 +326,8 @@ mod tests {
 
     #[test]
     fn rows_are_told_apart_and_only_common_sessions_count() {
-        let (mut one, other) = (run("ours", |base, _| base), run("other", |base, _| base));
+        let mut one = run("ours", |base, _| base);
+        let other = run("other", |base, _| base);
         assert_eq!(
             CachePhase::Cold.requests(&one).count() + CachePhase::Warm.requests(&one).count(),
             240

@@ -331,7 +331,8 @@ fn others(results: &RaceResults) -> String {
         "failed",
         "by engine",
     ]);
-    let (mut rows, mut versions) = (0, Vec::new());
+    let mut rows = 0;
+    let mut versions = Vec::new();
     for result in results
         .cells
         .iter()
@@ -510,7 +511,8 @@ mod tests {
             (seeds_of(cell), stacks_of(cell)),
             ("Seed 101".to_owned(), "2 to 3 stacks at once".to_owned())
         );
-        (cell.seeds, cell.side_by_side) = (vec![101, 102], [1, 1]);
+        cell.seeds = vec![101, 102];
+        cell.side_by_side = [1, 1];
         assert_eq!(
             (seeds_of(cell), stacks_of(cell)),
             ("Seeds 101 102".to_owned(), "1 stack at a time".to_owned())
@@ -525,7 +527,8 @@ mod tests {
     fn of_dynamo_s_engines_a_page_has_only_end_to_end() {
         let mut results = result("slower");
         for cell in &mut results.cells {
-            (cell.cell, cell.group) = ("dynamo-agents".into(), dynamo::GROUP.into());
+            cell.cell = "dynamo-agents".into();
+            cell.group = dynamo::GROUP.into();
         }
         assert_eq!(
             losses(&results).matches("of smg's.").count(),

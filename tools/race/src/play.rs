@@ -134,7 +134,8 @@ impl RaceEngines {
     /// `slowdown` times as long as the profile says.
     fn start_servers(cell: &Cell, profile: EngineProfile, slowdown: f64) -> Result<Self> {
         let added = usize::from(cell.change == CellChange::KillAddRestart);
-        let (mut servers, mut ports) = (Vec::new(), Vec::new());
+        let mut servers = Vec::new();
+        let mut ports = Vec::new();
         for index in 0..cell.engines.count + added {
             let port = ReservedPort::lease()?;
             let slow = cell.engines.speed == EngineSpeed::HalfAreHalfAsFast

@@ -105,8 +105,9 @@ impl SessionPlayer {
             .into_iter()
             .enumerate()
             .map(|(index, session)| {
-                let (player, clients, cold) =
-                    (self.clone(), Arc::clone(&clients), index < plan.cold);
+                let player = self.clone();
+                let clients = Arc::clone(&clients);
+                let cold = index < plan.cold;
                 tokio::spawn(async move {
                     let _client = clients.acquire().await;
                     let due = player.start + Duration::from_secs_f64(session.start_ms / 1e3);
@@ -178,7 +179,9 @@ impl SessionPlayer {
         let reply = self.client.request(request.body(Full::new(body))?).await?;
         let status = reply.status();
         let mut body = reply.into_body();
-        let (mut bytes, mut first, mut last) = (Vec::new(), None, None);
+        let mut bytes = Vec::new();
+        let mut first = None;
+        let mut last = None;
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame?.into_data() else {
                 continue;
@@ -271,7 +274,9 @@ fn has_token(data: &[u8]) -> bool {
 /// # Errors
 /// If the stream does not end with `[DONE]`, or an event is not JSON.
 fn read_events(bytes: &[u8]) -> Result<(String, Value)> {
-    let (mut text, mut usage, mut done) = (String::new(), Value::Null, false);
+    let mut text = String::new();
+    let mut usage = Value::Null;
+    let mut done = false;
     for data in std::str::from_utf8(bytes)?
         .lines()
         .filter_map(|line| line.strip_prefix("data:"))

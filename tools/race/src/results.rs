@@ -174,7 +174,8 @@ impl CellResult {
         if seeds.is_empty() {
             return Ok(None);
         }
-        let (ours, again) = (chosen(OURS), chosen(AGAIN));
+        let ours = chosen(OURS);
+        let again = chosen(AGAIN);
         let present = group
             .routers
             .iter()

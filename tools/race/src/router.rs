@@ -294,7 +294,9 @@ impl RouterKind {
         folder: TempDir,
     ) -> Result<RunningRouter> {
         let program = self.program().ok_or("this router is no rival")?;
-        let (mut ports, mut addresses, mut processes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ports = Vec::new();
+        let mut addresses = Vec::new();
+        let mut processes = Vec::new();
         for gateway in 0..gateways {
             let [port, metrics] = [ReservedPort::lease()?, ReservedPort::lease()?];
             let own = folder.path().join(gateway.to_string());
@@ -480,7 +482,9 @@ async fn start_envoy(
     fault: EnvoyFault,
     folder: TempDir,
 ) -> Result<RunningRouter> {
-    let (mut ports, mut addresses, mut processes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ports = Vec::new();
+    let mut addresses = Vec::new();
+    let mut processes = Vec::new();
     for gateway in 0..gateways {
         let port = ReservedPort::lease()?;
         let own = folder.path().join(gateway.to_string());

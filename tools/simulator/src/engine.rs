@@ -203,7 +203,8 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
             decodes: Vec::new(),
         };
         for sequence in self.engine.running() {
-            let (computed, target) = (sequence.computed(), sequence.target());
+            let computed = sequence.computed();
+            let target = sequence.target();
             let output = f64::from(sequence.request().output - sequence.generated());
             if sequence.generated() == 0 && computed < target {
                 inside
@@ -285,7 +286,8 @@ mod tests {
     fn a_request_has_one_first_token_and_one_end() {
         let mut engine = SimulatedEngine::new(crate::hardware::LLAMA_8B_H100);
         engine.submit(JOB, 0.0).unwrap();
-        let (mut now, mut events) = (0.0, Vec::new());
+        let mut now = 0.0;
+        let mut events = Vec::new();
         while let Some(ends) = engine.start(now, &mut |_, _| ()).unwrap() {
             now = ends;
             assert_eq!(engine.busy_until(), Some(ends));

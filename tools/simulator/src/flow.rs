@@ -302,14 +302,12 @@ impl FlowRun<'_> {
             .filter(|o| in_time(o))
             .map(|o| f64::from(o.cached))
             .sum();
-        let (total, done) = (
-            outcomes
-                .iter()
-                .filter(|o| in_time(o))
-                .map(tokens)
-                .sum::<f64>(),
-            served(&own),
-        );
+        let total = outcomes
+            .iter()
+            .filter(|o| in_time(o))
+            .map(tokens)
+            .sum::<f64>();
+        let done = served(&own);
         let ttft = sorted(counted.iter().map(|outcome| outcome.ttft));
         let tpot: Vec<f64> = counted
             .iter()

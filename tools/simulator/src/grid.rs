@@ -108,7 +108,8 @@ impl ExperimentGrid {
             self.loads.first().copied().unwrap_or_default() * kind.capacity() * self.capacity;
         let policy = RoutingPolicy::named(policy)?;
         let run = |setting: &PoolSetting| world::run(workload, rate, &policy, setting, seed);
-        let (records, reference) = (run(&self.setting)?, run(&self.setting.changed())?);
+        let records = run(&self.setting)?;
+        let reference = run(&self.setting.changed())?;
         Ok(RecoverySeries::of(
             &records,
             &reference,
@@ -127,7 +128,8 @@ impl ExperimentGrid {
         seed: u64,
         good: impl Fn(&RunMeasures) -> bool,
     ) -> Result<f64, String> {
-        let (mut low, mut high) = (0.05, 1.3);
+        let mut low = 0.05;
+        let mut high = 1.3;
         for _ in 0..7 {
             let middle = f64::midpoint(low, high);
             let cell = self.cell(kind, workload, (middle, policy), seed)?;
@@ -147,7 +149,8 @@ pub(crate) fn parallel<J: Sync, T: Send>(
     jobs: &[J],
     work: impl Fn(&J) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
-    let (next, done) = (Mutex::new(0..jobs.len()), Mutex::new(Vec::new()));
+    let next = Mutex::new(0..jobs.len());
+    let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {

@@ -85,7 +85,8 @@ impl SimulatedLearner {
         let queued = place.last_first_token > waiting.picked;
         let service_ms = now - waiting.picked.max(place.last_first_token);
         place.last_first_token = now;
-        let (uncached_tokens, prompt_tokens) = (waiting.uncached as f32, waiting.prompt as f32);
+        let uncached_tokens = waiting.uncached as f32;
+        let prompt_tokens = waiting.prompt as f32;
         if let Some(endpoint) = endpoint {
             self.learner.first_token(
                 endpoint,

@@ -391,7 +391,8 @@ fn run(args: Args) -> Result<(), String> {
                     ]
                     .map(|ms| format!("{ms:>10.1}"));
                     let shares = [m.slo, m.hits].map(|share| format!("{share:>10.4}"));
-                    let (figures, shares) = (figures.concat(), shares.concat());
+                    let figures = figures.concat();
+                    let shares = shares.concat();
                     let _ = writeln!(
                         out,
                         "{:<18}{:>5} {:<36}{:>5}{figures}{shares}",
@@ -444,7 +445,8 @@ fn campaigns(
         } else {
             Vec::new()
         };
-        let (pieces, mut done) = (grid.kinds.len() * grid.seeds.len(), 0);
+        let pieces = grid.kinds.len() * grid.seeds.len();
+        let mut done = 0;
         grid.run(threads, &known, |cells| {
             done += 1;
             let last = cells.last().map_or(String::new(), |cell| {
@@ -477,7 +479,8 @@ fn attainment(
     threads: usize,
 ) -> Result<Vec<SloAttainment>, String> {
     let rate = load * slo::capacity()?;
-    let (mut out, mut all) = (std::io::stdout().lock(), Vec::new());
+    let mut out = std::io::stdout().lock();
+    let mut all = Vec::new();
     let _ = writeln!(
         out,
         "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %"
@@ -493,13 +496,12 @@ fn attainment(
                 .iter()
                 .filter_map(|run| run.get(class).copied())
                 .collect();
-            let (in_time, shed) = (
-                100.0 * slo::share(&of, |o| o.in_time),
-                100.0 * slo::share(&of, |o| o.shed),
-            );
+            let in_time = 100.0 * slo::share(&of, |o| o.in_time);
+            let shed = 100.0 * slo::share(&of, |o| o.shed);
             let worst = 100.0 * of.iter().map(|o| o.attainment()).fold(1.0, f64::min);
             let _ = write!(out, "{class:>10} {in_time:>5.1} ({worst:>5.1}) {shed:>5.1}");
-            let (by, class) = (name.clone(), class.to_owned());
+            let by = name.clone();
+            let class = class.to_owned();
             all.extend(of.iter().zip(seeds).map(|(&outcome, &seed)| SloAttainment {
                 by: by.clone(),
                 load,

@@ -177,7 +177,8 @@ impl RaceTask {
 fn setting(engines: CellEngines) -> PoolSetting {
     let mut setting = PoolSetting::plain(EngineProfile::Qwen32bH200.spec(SESSION_BLOCK_TOKENS));
     setting.replicas = engines.count;
-    (setting.scrape_ms, setting.idle_scrape_ms) = (BUSY_SCRAPE_MS, IDLE_SCRAPE_MS);
+    setting.scrape_ms = BUSY_SCRAPE_MS;
+    setting.idle_scrape_ms = IDLE_SCRAPE_MS;
     setting.engine.sequences_max = SEQUENCES_MAX;
     if let Some(blocks) = engines.kv_blocks {
         setting.engine.kv_blocks = blocks as usize;

@@ -198,7 +198,8 @@ mod tests {
             };
             RecoverySeries::of(&end(records(|_| ttft)), &end(records(|_| 100.0)), 10)
         };
-        let (off, back) = (of(115.0, 100), of(100.0, 60));
+        let off = of(115.0, 100);
+        let back = of(100.0, 60);
         assert_eq!(
             (off.recovery().seconds, back.recovery().seconds),
             (None, Some(0))

@@ -136,11 +136,10 @@ fn aims(store: &ResultStore, main: &SettingRuns<'_>) -> String {
         (WorkloadKind::Conversation, 0.6),
         (WorkloadKind::PrefixHeavy, 0.15),
     ] {
-        let (ours, theirs) = (
-            SettingRuns::of(store, "4-proxies-10ms"),
-            SettingRuns::of(store, "4-proxies-private"),
-        );
-        let (kind, mean_ttft) = (kind.name(), LESS_IS_BETTER[0]);
+        let ours = SettingRuns::of(store, "4-proxies-10ms");
+        let theirs = SettingRuns::of(store, "4-proxies-private");
+        let kind = kind.name();
+        let mean_ttft = LESS_IS_BETTER[0];
         let ratios = ["2/2/3/2", "affinity+token-load", "lmetric"]
             .into_iter()
             .filter_map(|rival| ours.against_elsewhere((kind, mean_ttft), OURS, (&theirs, rival)));
@@ -484,7 +483,8 @@ fn agreement(own: &SettingRuns<'_>, second: &SettingRuns<'_>) -> String {
         .into_iter()
         .filter(|policy| !second.loads(policy).is_empty())
         .collect();
-    let (mut same, mut all) = (0, 0);
+    let mut same = 0;
+    let mut all = 0;
     for (kind, at) in WorkloadKind::MAIN
         .into_iter()
         .flat_map(|kind| [0, 3, 4].map(|at| (kind, at)))

@@ -253,7 +253,8 @@ impl PolicyRouter {
             }
             RoutingPolicy::Rival(rival) => {
                 self.turn += 1;
-                let (turn, memory) = (self.turn, &mut self.memory);
+                let turn = self.turn;
+                let memory = &mut self.memory;
                 self.pool
                     .pick_with(&request, &model, time, |snapshot, _, local, rng| {
                         let view = PolicyView {
@@ -293,7 +294,8 @@ impl PolicyRouter {
     /// The next request that is held and that may have room now.
     pub(crate) fn next_held(&mut self, now: f64) -> Option<u32> {
         if let Some(gate) = &mut self.gate {
-            let (snapshot, in_flight) = (self.pool.snapshot()?, self.pool.in_flight());
+            let snapshot = self.pool.snapshot()?;
+            let in_flight = self.pool.in_flight();
             return gate.next(|rule| is_full(rule, snapshot, LocalState::new(in_flight)));
         }
         let number = self.pool.next_due(virtual_time(now))?;

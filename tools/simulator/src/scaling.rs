@@ -61,7 +61,8 @@ pub(crate) fn campaign(
         &jobs,
         |&(shape, startup_s, rule, setting, seed)| {
             let outcome = world::run(shape, startup_s, (rule, setting), seed)?;
-            let (traffic, signal) = (shape.name().to_owned(), rule.name().to_owned());
+            let traffic = shape.name().to_owned();
+            let signal = rule.name().to_owned();
             let _ = writeln!(
                 std::io::stderr(),
                 "{traffic:<8}{startup_s:>5} s  {signal:<24}{:>6}{:>5} s{seed:>5}  {:.4}  {:.2} h",
@@ -181,10 +182,8 @@ mod tests {
             )
             .unwrap()
         };
-        let (ours, theirs) = (
-            run(ScalingRule::Ours, 2.0, 300.0),
-            run(ScalingRule::Saturation, 0.4, 60.0),
-        );
+        let ours = run(ScalingRule::Ours, 2.0, 300.0);
+        let theirs = run(ScalingRule::Saturation, 0.4, 60.0);
         assert!(
             ours.attainment > theirs.attainment && ours.gpu_hours < theirs.gpu_hours,
             "{ours:?} {theirs:?}"

@@ -146,12 +146,12 @@ struct SloSimulation<'w> {
 pub(crate) fn capacity() -> Result<f64, String> {
     const LASTING_MS: f64 = 60_000.0;
     let of_engine = |slowdown: f64| -> Result<f64, String> {
-        let (mut engine, mut dice, mut events) = (
-            SimulatedEngine::new(spec(slowdown)),
-            Sampler::seeded(1),
-            Vec::new(),
-        );
-        let (mut now, mut done, mut next) = (0.0, 0.0, 0);
+        let mut engine = SimulatedEngine::new(spec(slowdown));
+        let mut dice = Sampler::seeded(1);
+        let mut events = Vec::new();
+        let mut now = 0.0;
+        let mut done = 0.0;
+        let mut next = 0;
         let mut submit = |engine: &mut SimulatedEngine<'_>, now| {
             let job = EngineJob {
                 request: next,
@@ -221,7 +221,8 @@ pub(crate) fn run(
         .filter(|request| request.at >= WARM_UP_MS)
     {
         let all = outcomes.entry(request.class.name).or_default();
-        let (in_time, shed) = (u32::from(request.is_in_time()), u32::from(request.shed));
+        let in_time = u32::from(request.is_in_time());
+        let shed = u32::from(request.shed);
         *all = ClassOutcome {
             sent: all.sent + 1,
             in_time: all.in_time + in_time,
@@ -315,7 +316,8 @@ impl<'w> SloSimulation<'w> {
 
     fn expect(&mut self, at: f64, class: SloClass, prompt: u32) {
         self.events.plan(at, SloEvent::Arrives(self.requests.len()));
-        let (first, end) = (f64::INFINITY, f64::INFINITY);
+        let first = f64::INFINITY;
+        let end = f64::INFINITY;
         self.requests.push(SloRequest {
             class,
             at,
@@ -329,7 +331,8 @@ impl<'w> SloSimulation<'w> {
     }
 
     fn play(&mut self) -> Result<(), String> {
-        let (mut left, mut steps) = (self.requests.len(), Vec::new());
+        let mut left = self.requests.len();
+        let mut steps = Vec::new();
         self.scrape(0.0);
         self.events.plan(SCRAPE_MS, SloEvent::Scrape);
         self.events.plan(0.0, SloEvent::Publish);
@@ -443,7 +446,8 @@ impl<'w> SloSimulation<'w> {
             return Ok(0);
         };
         engine.end(steps)?;
-        let (pool, requests) = (&mut self.pool, &mut self.requests);
+        let pool = &mut self.pool;
+        let requests = &mut self.requests;
         engine.progress(&mut |request, _| {
             let hold = requests
                 .get_mut(request as usize)

@@ -169,7 +169,9 @@ fn cell(value: &Value) -> Option<GridCell> {
         hits: number("hits")?,
         late_ttft: number("late_ttft_ms")?,
     };
-    let (setting, workload, policy) = (text("setting")?, text("workload")?, text("policy")?);
+    let setting = text("setting")?;
+    let workload = text("workload")?;
+    let policy = text("policy")?;
     Some(GridCell {
         setting,
         workload,
@@ -186,10 +188,8 @@ fn rate_json(rate: &HighestRate) -> Value {
 
 fn rate(value: &Value) -> Option<HighestRate> {
     let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
-    let (seed, requests_per_s) = (
-        value.get("seed")?.as_u64()?,
-        value.get("requests_per_s")?.as_f64()?,
-    );
+    let seed = value.get("seed")?.as_u64()?;
+    let requests_per_s = value.get("requests_per_s")?.as_f64()?;
     Some(HighestRate {
         workload: text("workload")?,
         policy: text("policy")?,
@@ -225,7 +225,9 @@ fn recovered(value: &Value) -> Option<RecoveryResult> {
         .iter()
         .map(Value::as_f64)
         .collect::<Option<_>>()?;
-    let (setting, workload, policy) = (text("setting")?, text("workload")?, text("policy")?);
+    let setting = text("setting")?;
+    let workload = text("workload")?;
+    let policy = text("policy")?;
     Some(RecoveryResult {
         setting,
         workload,
@@ -273,7 +275,8 @@ fn attained(value: &Value) -> Option<SloAttainment> {
         in_time: count("in_time")?,
         shed: count("shed")?,
     };
-    let (load, seed) = (value.get("load")?.as_f64()?, value.get("seed")?.as_u64()?);
+    let load = value.get("load")?.as_f64()?;
+    let seed = value.get("seed")?.as_u64()?;
     Some(SloAttainment {
         by: text("by")?,
         load,
@@ -337,7 +340,8 @@ mod tests {
             },
         };
         let mut store = ResultStore::default();
-        let (rates, recoveries) = (vec![rate.clone()], vec![recovered(None)]);
+        let rates = vec![rate.clone()];
+        let recoveries = vec![recovered(None)];
         store.put(ResultStore {
             cells: vec![of(0.5, 1.0), of(0.7, 2.0)],
             rates: rates.clone(),

@@ -63,10 +63,8 @@ pub(crate) fn azure(which: &str) -> Result<Vec<TraceRequest>, String> {
             let seconds = clock.split(':').try_fold(0.0, |sum, part| {
                 Some(sum * 60.0 + part.parse::<f64>().ok()?)
             })?;
-            let (prompt, output) = (
-                cells.next()?.parse::<u32>().ok()?,
-                cells.next()?.parse::<u32>().ok()?,
-            );
+            let prompt = cells.next()?.parse::<u32>().ok()?;
+            let output = cells.next()?.parse::<u32>().ok()?;
             Some(TraceRequest {
                 at: seconds * 1e3,
                 prompt: prompt.max(1),
@@ -120,11 +118,9 @@ pub(crate) fn servegen() -> Result<Vec<ServeGenClient>, String> {
 pub(crate) fn vllm(which: &str) -> Result<(Vec<TraceRequest>, Vec<MeasuredTimes>), String> {
     let line = |value: &Value| {
         let second = |name: &str| value.get(name)?.as_f64();
-        let (queued, first, last) = (
-            second("queued_ts")?,
-            second("first_token_ts")?,
-            second("last_token_ts")?,
-        );
+        let queued = second("queued_ts")?;
+        let first = second("first_token_ts")?;
+        let last = second("last_token_ts")?;
         let line = TraceRequest {
             at: queued * 1e3,
             prompt: tokens(value.get("input_toks")?)?,

@@ -80,10 +80,8 @@ pub(crate) fn all(tries: usize) -> Result<Vec<ValidationRow>, String> {
             ),
             ("TPOT", |served: &MeasuredTimes| served.tpot),
         ] {
-            let (real, simulated) = (
-                half(&real, of, RequestHalf::Odd),
-                half(&simulated, of, RequestHalf::Odd),
-            );
+            let real = half(&real, of, RequestHalf::Odd);
+            let simulated = half(&simulated, of, RequestHalf::Odd);
             let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
             let name = |p: &str| -> &'static str {
                 match (measure, p) {
@@ -170,10 +168,8 @@ fn loss(
         (|served: &MeasuredTimes| served.ttft) as fn(&MeasuredTimes) -> f64,
         |served: &MeasuredTimes| served.tpot,
     ] {
-        let (real, simulated) = (
-            half(real, of, RequestHalf::Even),
-            half(&simulated, of, RequestHalf::Even),
-        );
+        let real = half(real, of, RequestHalf::Even);
+        let simulated = half(&simulated, of, RequestHalf::Even);
         for share in [0.1, 0.25, 0.5, 0.75, 0.9, 0.97] {
             loss += (quantile(&real, share).max(1.0) / quantile(&simulated, share).max(1.0))
                 .ln()
@@ -205,7 +201,9 @@ pub(crate) fn play(
         };
         workload.requests().len()
     ];
-    let (mut next, mut now, mut events) = (0_u32, 0.0, Vec::new());
+    let mut next = 0_u32;
+    let mut now = 0.0;
+    let mut events = Vec::new();
     loop {
         while let Some(job) = workload.job(next).filter(|_| {
             workload

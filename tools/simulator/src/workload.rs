@@ -285,12 +285,14 @@ impl WorkloadKind {
 
 impl Workload {
     pub(crate) fn of(lines: &[TraceRequest]) -> Self {
-        let (mut requests, mut blocks, mut hashes) =
-            (Vec::with_capacity(lines.len()), Vec::new(), Vec::new());
+        let mut requests = Vec::with_capacity(lines.len());
+        let mut blocks = Vec::new();
+        let mut hashes = Vec::new();
         let mut sessions = SessionCounts::default();
         let start = lines.first().map_or(0.0, |line| line.at);
         for (number, line) in lines.iter().enumerate() {
-            let (first_block, first_hash) = (blocks.len(), hashes.len());
+            let first_block = blocks.len();
+            let first_hash = hashes.len();
             let content = |block: usize| match line.ids.get(block * BLOCK_TOKENS / ID_TOKENS) {
                 Some(&id) => mix(id + 1, (block * BLOCK_TOKENS % ID_TOKENS) as u64),
                 None => mix(0xabcd_0000_0000 + number as u64, block as u64),
@@ -304,10 +306,8 @@ impl Workload {
                 adapter,
                 ..
             } = *line;
-            let (blocks, hashes) = (
-                (first_block, blocks.len() - first_block),
-                (first_hash, hashes.len() - first_hash),
-            );
+            let blocks = (first_block, blocks.len() - first_block);
+            let hashes = (first_hash, hashes.len() - first_hash);
             let session = sessions.of(line, number as u32);
             requests.push(WorkloadRequest {
                 at: at - start,
@@ -522,7 +522,8 @@ fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> 
             let count = rate * WINDOW_MS / 1e3 / all * REQUESTS;
             while ahead < count {
                 let at = (number as f64 + ahead / count) * WINDOW_MS;
-                let (prompt, output) = (drawn(&client.prompt, dice), drawn(&client.output, dice));
+                let prompt = drawn(&client.prompt, dice);
+                let output = drawn(&client.output, dice);
                 lines.push(TraceRequest {
                     at,
                     prompt,
@@ -541,13 +542,12 @@ fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> 
 /// when a tool has run.
 fn agents(dice: &mut Sampler) -> Vec<TraceRequest> {
     const SESSIONS: u64 = 1_200;
-    let (mut lines, mut begins) = (Vec::new(), 0.0);
+    let mut lines = Vec::new();
+    let mut begins = 0.0;
     for session in 0..SESSIONS {
         begins += dice.exponential() * 4_000.0;
-        let (mut at, mut prompt) = (
-            begins,
-            f64::from(dice.tokens(6_000.0, 0.8, (1_000.0, 40_000.0))),
-        );
+        let mut at = begins;
+        let mut prompt = f64::from(dice.tokens(6_000.0, 0.8, (1_000.0, 40_000.0)));
         for _ in 0..3 + dice.below(28) {
             let output = dice.tokens(250.0, 0.7, (20.0, 2_000.0));
             let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64))
@@ -575,10 +575,12 @@ fn assistants(dice: &mut Sampler) -> Vec<TraceRequest> {
     const CONVERSATIONS: u64 = 2_000;
     const TURNS: u64 = 8;
     const APART_MS: f64 = 1_500.0;
-    let (mut lines, mut begins) = (Vec::new(), 0.0);
+    let mut lines = Vec::new();
+    let mut begins = 0.0;
     for conversation in 0..CONVERSATIONS {
         begins += dice.exponential() * TURNS as f64 * APART_MS / 120.0;
-        let (mut at, assistant) = (begins, dice.below(4) as u64);
+        let mut at = begins;
+        let assistant = dice.below(4) as u64;
         for turn in 1..=TURNS {
             let said = (0..turn).map(|turn| (conversation + 1) << 20 | turn);
             let ids: Vec<u64> = [2 * assistant, 2 * assistant + 1]

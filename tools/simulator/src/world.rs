@@ -222,7 +222,9 @@ impl<'w> Simulation<'w> {
             self.events.plan(0.0, WorldEvent::Scrape);
         }
         self.plan_changes(&arrivals);
-        let (mut next, mut left, mut events) = (0, self.workload.requests().len(), Vec::new());
+        let mut next = 0;
+        let mut left = self.workload.requests().len();
+        let mut events = Vec::new();
         while left > 0 {
             if let Some(&(at, request)) = arrivals
                 .get(next)
@@ -385,8 +387,10 @@ impl<'w> Simulation<'w> {
         let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
         let is_beyond = prefill.is_none() && !self.has_room(&job, at, &hold);
         if let Some(record) = self.records.get_mut(request as usize) {
-            (record.sent, record.engine, record.proxy, record.is_beyond) =
-                (now, at, proxy, is_beyond);
+            record.sent = now;
+            record.engine = at;
+            record.proxy = proxy;
+            record.is_beyond = is_beyond;
         }
         if let Some(place) = self.in_flight.get_mut(request as usize) {
             *place = Some(SimulatedRequest {
@@ -540,7 +544,8 @@ impl<'w> Simulation<'w> {
         ) else {
             return;
         };
-        let (proxy, at) = (flight.proxy, flight.at);
+        let proxy = flight.proxy;
+        let at = flight.at;
         if let PrefillLocation::At(prefiller) = flight.prompt {
             flight.prompt = PrefillLocation::Transferred(prefiller);
         }
@@ -571,14 +576,12 @@ impl<'w> Simulation<'w> {
             return;
         };
         flight.published = 1;
-        let (proxy, prefiller) = (
-            flight.proxy,
-            if let PrefillLocation::Transferred(from) = flight.prompt {
-                from
-            } else {
-                at
-            },
-        );
+        let proxy = flight.proxy;
+        let prefiller = if let PrefillLocation::Transferred(from) = flight.prompt {
+            from
+        } else {
+            at
+        };
         // As in a proxy: the first token shows when the engine that computes the prompt is done.
         self.learning
             .first_token(prefiller, self.endpoint(prefiller), request, now);
@@ -603,10 +606,8 @@ impl<'w> Simulation<'w> {
         else {
             return;
         };
-        let (job, record) = (
-            self.workload.job(request),
-            self.records.get(request as usize),
-        );
+        let job = self.workload.job(request);
+        let record = self.records.get(request as usize);
         if let (Some(router), Some(job), Some(record)) = (self.routers.get_mut(proxy), job, record)
         {
             router.done(hold, &job, record.cached, now);
@@ -621,7 +622,8 @@ impl<'w> Simulation<'w> {
         let Some(engine) = self.engines.get(at) else {
             return;
         };
-        let (in_flight, routers) = (&mut self.in_flight, &mut self.routers);
+        let in_flight = &mut self.in_flight;
+        let routers = &mut self.routers;
         engine.progress(&mut |request, generated| {
             if let Some(Some(flight)) = in_flight.get_mut(request as usize)
                 && let Some(router) = routers.get_mut(flight.proxy)

@@ -41,10 +41,8 @@ impl CuttableLink {
     pub async fn lay() -> Result<Self> {
         let end = ReservedPort::lease()?;
         let listener = TcpListener::bind(end.address()).await?;
-        let (other, whole) = (
-            Arc::<Mutex<Option<SocketAddr>>>::default(),
-            watch::Sender::new(false),
-        );
+        let other = Arc::<Mutex<Option<SocketAddr>>>::default();
+        let whole = watch::Sender::new(false);
         let said = SentBytes::default();
         let task = tokio::spawn(accept(listener, other.clone(), whole.clone(), said.clone()));
         Ok(Self {
@@ -99,12 +97,10 @@ async fn accept(
     said: SentBytes,
 ) {
     while let Ok((near, _)) = listener.accept().await {
-        let (other, mut intact, receivers, said) = (
-            other.clone(),
-            whole.subscribe(),
-            (whole.subscribe(), whole.subscribe()),
-            said.clone(),
-        );
+        let other = other.clone();
+        let mut intact = whole.subscribe();
+        let receivers = (whole.subscribe(), whole.subscribe());
+        let said = said.clone();
         tokio::spawn(async move {
             if intact.wait_for(|whole| *whole).await.is_err() {
                 return;

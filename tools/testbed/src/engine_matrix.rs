@@ -522,7 +522,8 @@ impl MatrixBench<'_> {
     /// The share of later turns that went to the server of the first turn, and the number of
     /// servers that got a first turn.
     async fn converse(&self) -> Result<(f64, usize)> {
-        let (mut homes, mut back) = (BTreeSet::new(), 0_u64);
+        let mut homes = BTreeSet::new();
+        let mut back = 0_u64;
         for prefix in 0..PREFIXES {
             let mut home = None;
             for turn in 0..TURNS {
@@ -546,7 +547,8 @@ impl MatrixBench<'_> {
     /// Adds a server to the pool under load. Returns the time until it is picked.
     async fn grow(&self) -> Result<Option<Duration>> {
         let _machine = self.enough().await?;
-        let (over, next) = (AtomicBool::new(false), AtomicU64::new(REQUESTS));
+        let over = AtomicBool::new(false);
+        let next = AtomicU64::new(REQUESTS);
         let client = |_| async {
             while !over.load(Ordering::Relaxed) {
                 let number = next.fetch_add(1, Ordering::Relaxed);

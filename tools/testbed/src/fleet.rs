@@ -214,7 +214,8 @@ impl Fleet {
     /// # Errors
     /// If a request fails.
     pub async fn converse(&self, conversations: ConversationPlan) -> Result<FleetOutcome> {
-        let (proxies, arrivals) = (self.addresses(), conversations.arrivals());
+        let proxies = self.addresses();
+        let arrivals = conversations.arrivals();
         let replays = proxies.iter().enumerate().map(|(at, &target)| {
             let mine: Vec<Arrival> = arrivals
                 .iter()
@@ -235,8 +236,10 @@ impl Fleet {
                 .await
             }
         });
-        let (mut replays, mut deviations, mut means, mut looks) =
-            (pin!(try_join_all(replays)), 0.0, 0.0, 0.0);
+        let mut replays = pin!(try_join_all(replays));
+        let mut deviations = 0.0;
+        let mut means = 0.0;
+        let mut looks = 0.0;
         let seen = loop {
             tokio::select! {
                 seen = &mut replays => break seen?.concat(),

@@ -137,10 +137,8 @@ impl PlainPools {
     /// # Errors
     /// If the folder cannot be written.
     pub fn list(&self, pool: &PlainPool, listed: usize) -> Result<()> {
-        let (draft, file) = (
-            self.folder.path().join(format!("{}.draft", pool.name)),
-            endpoints_file(self.folder.path(), pool),
-        );
+        let draft = self.folder.path().join(format!("{}.draft", pool.name));
+        let file = endpoints_file(self.folder.path(), pool);
         std::fs::write(&draft, pool.endpoints(listed))?;
         Ok(std::fs::rename(draft, file)?)
     }

@@ -95,11 +95,9 @@ pub async fn run_observed(
         for (name, value) in &plan.headers {
             request = request.header(name, value);
         }
-        let (target, at, request) = (
-            plan.target,
-            arrival.at,
-            request.body(client::full(arrival.chat_body(&plan.model)))?,
-        );
+        let target = plan.target;
+        let at = arrival.at;
+        let request = request.body(client::full(arrival.chat_body(&plan.model)))?;
         let due = start + arrival.at.div_f64(plan.rate);
         tokio::time::sleep_until(due.into()).await;
         let permit = Arc::clone(&permits).acquire_owned().await?;

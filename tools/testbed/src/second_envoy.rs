@@ -61,10 +61,8 @@ impl SecondEnvoy {
         node: &str,
         workers: u32,
     ) -> Result<Self> {
-        let (folder, ports) = (
-            tempfile::tempdir()?,
-            [ReservedPort::lease()?, ReservedPort::lease()?],
-        );
+        let folder = tempfile::tempdir()?;
+        let ports = [ReservedPort::lease()?, ReservedPort::lease()?];
         for (from, to) in of_file.into_iter().zip(&ports) {
             config.replace_port(from, to.number())?;
         }

@@ -56,15 +56,18 @@ struct TokenCount {
 #[must_use]
 pub fn generate(seed: u64, per_minute: f64, end: Duration) -> Vec<Arrival> {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let (mut arrivals, mut begin) = (Vec::new(), 0.0);
+    let mut arrivals = Vec::new();
+    let mut begin = 0.0;
     for session in 1_u64.. {
         begin += exponential(&mut rng) * 60.0 / per_minute;
         if begin >= end.as_secs_f64() {
             break;
         }
-        let (mut at, mut prompt) = (begin, FIRST_PROMPT.draw(&mut rng));
+        let mut at = begin;
+        let mut prompt = FIRST_PROMPT.draw(&mut rng);
         for _ in 0..rng.random_range(TURNS_MIN..=TURNS_MAX) {
-            let (reply, tool) = (REPLY.draw(&mut rng), exponential(&mut rng) * PAUSE.2);
+            let reply = REPLY.draw(&mut rng);
+            let tool = exponential(&mut rng) * PAUSE.2;
             arrivals.push(arrival(session, at, prompt, reply));
             prompt = (prompt + reply + TOOL_ANSWER.draw(&mut rng)).min(PROMPT_TOKENS_MAX);
             at += PAUSE.0 + PAUSE.1 * reply + tool;
@@ -141,7 +144,8 @@ mod tests {
             turns.entry(arrival.blocks[0]).or_default().push(arrival);
         }
         assert!(turns.len() > 20, "{} sessions", turns.len());
-        let (mut seen, mut all) = (0, 0);
+        let mut seen = 0;
+        let mut all = 0;
         for session in turns.values() {
             for pair in session.windows(2) {
                 assert!(pair[0].prompt_tokens < pair[1].prompt_tokens);

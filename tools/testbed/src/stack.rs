@@ -331,9 +331,11 @@ impl StackBuilder {
                 ..options
             })?);
         }
-        let (listener, admin) = (lease()?, lease()?);
+        let listener = lease()?;
+        let admin = lease()?;
         let mut settings = DaemonSettings::new(folder.path())?;
-        (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
+        settings.arguments = self.daemon_arguments;
+        settings.threads = self.daemon_threads;
         settings.environment = self.daemon_environment;
         settings
             .arguments
@@ -558,7 +560,8 @@ impl Stack {
     }
 
     async fn wait_until_up(&mut self, ready: bool) -> Result<()> {
-        let (listener, admin) = (self.envoy.listener(), self.envoy.admin());
+        let listener = self.envoy.listener();
+        let admin = self.envoy.admin();
         let up = || async move {
             // Envoy answers `LIVE` when its workers serve. The picker is ready when it has state.
             let live = client::get(admin, "/ready")

@@ -54,7 +54,8 @@ struct TraceLine {
 pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));
-    let (mut arrivals, mut line) = (Vec::new(), String::new());
+    let mut arrivals = Vec::new();
+    let mut line = String::new();
     while (&mut reader).take(LINE_BYTES_MAX).read_line(&mut line)? > 0 {
         let row: TraceLine = serde_json::from_str(&line)?;
         arrivals.push(Arrival {
@@ -126,10 +127,8 @@ mod tests {
 
     #[test]
     fn equal_ids_begin_alike_and_lengths_are_kept() {
-        let (a, b) = (
-            arrival(&[1, 2, 3], 1_500).prompt(),
-            arrival(&[1, 2, 9], 1_100).prompt(),
-        );
+        let a = arrival(&[1, 2, 3], 1_500).prompt();
+        let b = arrival(&[1, 2, 9], 1_100).prompt();
         assert_eq!((a.len(), b.len()), (6_000, 4_400));
         assert_eq!(a[..4_096], b[..4_096]);
         assert_ne!(a[4_096..4_400], b[4_096..]);

@@ -609,10 +609,8 @@ fn labels(entries: &[(YamlKey, YamlNode)]) -> Option<YamlValue> {
 fn equalities(text: &str) -> Option<YamlValue> {
     let pair = |term: &str| {
         let (name, value) = term.split_once('=')?;
-        let (name, value) = (
-            name.trim().to_owned(),
-            value.trim_start_matches('=').trim().to_owned(),
-        );
+        let name = name.trim().to_owned();
+        let value = value.trim_start_matches('=').trim().to_owned();
         (!name.is_empty() && !name.contains(['!', ' ', '(']) && !value.contains([' ', '(']))
             .then_some((name, value))
     };

@@ -155,7 +155,8 @@ fn write(
 }
 
 async fn read(args: &MigrateArgs) -> Result<FoundPickers, String> {
-    let (pool, namespace) = (args.pool.as_deref(), args.namespace.as_deref());
+    let pool = args.pool.as_deref();
+    let namespace = args.namespace.as_deref();
     if args.cluster {
         return objects::read(
             &from_cluster(namespace.unwrap_or_default()).await?,

@@ -378,7 +378,8 @@ fn deployment(
 
 fn sidecar(items: &mut GivenItems, title: &str, container: &YamlNode) {
     let of = |name: &str| container.get(name).and_then(text_of).unwrap_or_default();
-    let (name, image) = (of("name"), of("image"));
+    let name = of("name");
+    let image = of("image");
     let shown = format!("{title}, container {name}");
     let Some((_, switch)) = SIDECARS
         .iter()

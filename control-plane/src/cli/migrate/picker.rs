@@ -158,7 +158,8 @@ impl ConfigEditor {
             .collect();
         for item in items {
             let whole = !item.path.contains('.');
-            let (title, reason) = (self.title(&item.path), &item.reason);
+            let title = self.title(&item.path);
+            let reason = &item.reason;
             if whole
                 && replaced
                     .iter()

@@ -359,10 +359,8 @@ impl ConfigReader {
                 .iter_mut()
                 .filter(|item| policies.contains(&item.path.as_str()))
             {
-                (item.status, item.reason) = (
-                    ItemStatus::NoEffect,
-                    super::flow_control::GATE_IS_OFF.to_owned(),
-                );
+                item.status = ItemStatus::NoEffect;
+                item.reason = super::flow_control::GATE_IS_OFF.to_owned();
             }
         }
     }

@@ -205,7 +205,8 @@ impl EndpointOutcomes {
 impl PredictionScore {
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     fn of<'o>(rows: impl IntoIterator<Item = &'o EndpointOutcomes>) -> Self {
-        let (mut score, mut covered) = (Self::default(), 0_usize);
+        let mut score = Self::default();
+        let mut covered = 0_usize;
         for row in rows {
             score.count += row.count;
             score.recent += row.recent.len();

@@ -225,7 +225,8 @@ mod tests {
 
     #[test]
     fn made_up_vms_do_not_grow_without_bound_and_numbers_cannot_overflow() {
-        let (row, mut intake) = (observed(1, 5.0).to_bytes(), ObservationIntake::default());
+        let row = observed(1, 5.0).to_bytes();
+        let mut intake = ObservationIntake::default();
         for vm in 0..VMS_MAX as u64 + 100 {
             let _ = intake.take(1, &message(vm, u64::MAX, &[row, row]));
         }

@@ -244,10 +244,8 @@ impl LearningTask {
             ..
         }) = proto::learned(models)
         {
-            let (own, latency) = (
-                std::mem::take(&mut self.model),
-                latency.filter(|_| self.settings.predict),
-            );
+            let own = std::mem::take(&mut self.model);
+            let latency = latency.filter(|_| self.settings.predict);
             let model = if self.origin.provisional {
                 SavedModel {
                     step,
@@ -374,11 +372,9 @@ impl LearningTask {
     fn publish(&mut self) {
         self.want_models();
         let SavedModel { step, latency } = self.model.clone();
-        let (pool, version, provisional) = (
-            self.settings.pool.to_string(),
-            self.shared.next_version(),
-            self.origin.provisional,
-        );
+        let pool = self.settings.pool.to_string();
+        let version = self.shared.next_version();
+        let provisional = self.origin.provisional;
         let learned = LearnedModels {
             pool,
             version,

@@ -295,7 +295,8 @@ impl ObjectReader {
         for (i, rule) in self.list(Some(rules), &at).iter().enumerate() {
             let at = format!("{at}[{i}]");
             self.fields(rule, &at, &["matches", "targets"]);
-            let (matches, targets) = (below(&at, "matches"), below(&at, "targets"));
+            let matches = below(&at, "matches");
+            let targets = below(&at, "targets");
             let mut models = Vec::new();
             for (i, given) in self
                 .at_most(rule.get("matches"), &matches)

@@ -186,14 +186,10 @@ fn the_oldest_of_one_name_counts() {
         assert_eq!((found.spec.objectives.len(), found.shadowed.len()), (1, 1));
         found.spec.objectives[0].priority
     };
-    let (plain, other) = (
-        objective("a", "llama", 1, ""),
-        objective("a", "llama", 2, ""),
-    );
-    let (old, new) = (
-        objective("a", "llama", 3, "2025-01-01T00:00:00Z"),
-        objective("a", "llama", 4, "2025-01-01T00:00:01Z"),
-    );
+    let plain = objective("a", "llama", 1, "");
+    let other = objective("a", "llama", 2, "");
+    let old = objective("a", "llama", 3, "2025-01-01T00:00:00Z");
+    let new = objective("a", "llama", 4, "2025-01-01T00:00:01Z");
     assert_eq!(first(&[&plain, &other]), 1, "by file");
     assert_eq!(first(&[&format!("{other}---\n{plain}")]), 2, "by document");
     assert_eq!(first(&[&new, &old]), 3, "by time, where it is given");

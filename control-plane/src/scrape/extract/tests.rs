@@ -42,7 +42,8 @@ fn told(reading: &PageReading) -> String {
     } = &reading.metrics;
     assert!(attributes.is_empty(), "none is configured");
     let lora = lora.as_ref().map(|l| {
-        let (running, waiting) = (l.running.join("+"), l.waiting.join("+"));
+        let running = l.running.join("+");
+        let waiting = l.waiting.join("+");
         format!(
             " lora {running} running, {waiting} waiting, max {}, base {}",
             l.max,

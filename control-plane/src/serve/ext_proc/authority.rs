@@ -31,7 +31,8 @@ impl<'a> ServiceAuthority<'a> {
             None => (authority, None),
         };
         let mut labels = host.split('.');
-        let (name, namespace) = (labels.next()?, labels.next()?);
+        let name = labels.next()?;
+        let namespace = labels.next()?;
         let service = labels.next().is_none_or(|kind| kind == "svc");
         (service && !name.is_empty() && !namespace.is_empty()).then_some(Self {
             name,

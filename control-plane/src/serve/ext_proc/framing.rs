@@ -286,12 +286,10 @@ impl BodyField {
         else {
             return Some(None);
         };
-        let (field, value, content_field, content) = (
-            whole.clone(),
-            value.clone(),
-            content_field.clone(),
-            content.clone(),
-        );
+        let field = whole.clone();
+        let value = value.clone();
+        let content_field = content_field.clone();
+        let content = content.clone();
         Some(Some(Self {
             of_request,
             field,
@@ -396,7 +394,8 @@ mod tests {
 
     /// Reads all messages from these bytes, which arrive in pieces.
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<ProcessingRequest>, Status> {
-        let (mut framing, mut messages) = (MessageReader::default(), Vec::new());
+        let mut framing = MessageReader::default();
+        let mut messages = Vec::new();
         for piece in bytes.chunks(piece) {
             framing.push(piece);
             while let Some(layout) = framing.next()? {

@@ -134,7 +134,8 @@ impl Iterator for BodyPieces {
                 last,
             });
         };
-        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
+        let from = range.start.clamp(start, end);
+        let to = range.end.clamp(start, end);
         let changed = from < to;
         // The first piece with any of the replaced bytes gets the whole replacement.
         let comes = if changed {
@@ -224,7 +225,8 @@ mod tests {
         fn however_it_is_cut_the_whole_changes_alike(
             body in prop::collection::vec(any::<u8>(), 1..60), cuts: Vec<u8>, a: u8, b: u8, new: Vec<u8>, max in 1_usize..60,
         ) {
-            let (a, b) = (usize::from(a) % body.len(), usize::from(b) % body.len());
+            let a = usize::from(a) % body.len();
+            let b = usize::from(b) % body.len();
             let splice = BodyEdit { range: a.min(b)..a.max(b) + 1, replacement: new };
             let mut whole = body.clone();
             whole.splice(splice.range.clone(), splice.replacement.iter().copied());

@@ -66,7 +66,8 @@ impl MemoryAccount {
             self.record(bytes);
             return Ok(());
         }
-        let (had, more) = (self.bytes, bytes - self.bytes);
+        let had = self.bytes;
+        let more = bytes - self.bytes;
         let grown = |held: usize| {
             let left_by_others = HELD_BYTES_MAX.saturating_sub(held - had);
             (bytes <= left_by_others / SHARE).then_some(held + more)
@@ -113,7 +114,8 @@ mod tests {
     #[test]
     fn what_an_account_holds_is_given_back_when_it_is_dropped() {
         let memory = Arc::new(StreamMemory::default());
-        let (mut first, mut second) = (memory.account(), memory.account());
+        let mut first = memory.account();
+        let mut second = memory.account();
         assert_eq!(
             (first.hold(5), second.hold(7), first.hold(2)),
             (Ok(()), Ok(()), Ok(()))

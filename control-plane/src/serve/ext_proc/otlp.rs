@@ -277,10 +277,8 @@ mod tests {
 
     #[test]
     fn a_span_is_json_of_otlp() {
-        let (began, ended) = (
-            SystemTime::UNIX_EPOCH + Duration::from_nanos(5),
-            SystemTime::UNIX_EPOCH + Duration::from_secs(1),
-        );
+        let began = SystemTime::UNIX_EPOCH + Duration::from_nanos(5);
+        let ended = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
         let attributes = vec![
             ("switchpoint.ttft_ms".to_owned(), "12".to_owned()),
             ("a".to_owned(), "x".to_owned()),

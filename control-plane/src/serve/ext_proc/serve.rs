@@ -41,10 +41,8 @@ impl ExtProcListener {
         let Some(address) = args.listen_ext_proc.0 else {
             return Ok(None);
         };
-        let (settings, destination_namespace) = (
-            settings(&args),
-            args.exchanges.ext_proc_destination_namespace.clone(),
-        );
+        let settings = settings(&args);
+        let destination_namespace = args.exchanges.ext_proc_destination_namespace.clone();
         let collector = args.otlp_endpoint.clone();
         let ext_proc = open(ListenerName::ExtProc, address, tls(args), shutdown).await?;
         Ok(Some(Self {
@@ -87,7 +85,8 @@ impl ExtProcListener {
         if let Some(collector) = collector {
             let (queue, spans) = SpanQueue::new();
             let _ = shared.ext_proc.spans.set(Arc::clone(queue.counts())); // as above
-            let (counts, stop) = (Arc::clone(queue.counts()), shutdown.clone());
+            let counts = Arc::clone(queue.counts());
+            let stop = shutdown.clone();
             ext_proc_server.trace(queue);
             tasks.spawn(async move {
                 otlp::export(collector, spans, counts, stop).await;
@@ -113,7 +112,8 @@ impl ExtProcListener {
                 "ext_proc listener",
             )
         });
-        let (shared, stop) = (Arc::clone(shared), shutdown.clone());
+        let shared = Arc::clone(shared);
+        let stop = shutdown.clone();
         tasks.spawn(async move {
             ext_proc_server.follow_state(shared, stop, health).await;
             "the ext_proc server"
@@ -142,7 +142,8 @@ fn tls(args: ExtProcArgs) -> ServerTls {
 
 /// The settings of all exchanges, changed by the command line.
 fn settings(args: &ExtProcArgs) -> ExchangeSettings {
-    let (given, shipped) = (args.exchanges.clone(), ExchangeSettings::default());
+    let given = args.exchanges.clone();
+    let shipped = ExchangeSettings::default();
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     ExchangeSettings {
         destination: DestinationSettings {

@@ -250,10 +250,12 @@ impl ExtProcServer {
             self.pools.keys().map(ToString::to_string),
             Instant::now(),
         );
-        let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.peers.relayed.subscribe());
+        let mut pools = shared.pools.subscribe();
+        let mut relayed = shared.peers.relayed.subscribe();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut reported, mut ready) = (Instant::now(), false);
+        let mut reported = Instant::now();
+        let mut ready = false;
         loop {
             let views = pools.borrow_and_update().clone();
             // A change is marked as seen only when it may be forwarded. An earlier change wakes

@@ -88,7 +88,8 @@ impl StreamSession {
         settings: &Arc<ExchangeSettings>,
     ) -> Arc<Self> {
         let stream = ExtProcStream::new(Arc::clone(server), Arc::clone(pool), Arc::clone(settings));
-        let (number, now) = (stream.number(), server.now());
+        let number = stream.number();
+        let now = server.now();
         let state = SessionState {
             framing: MessageReader::default(),
             stream: Some(stream),

@@ -126,7 +126,8 @@ pub fn pairs(map: Option<&HeaderMap>) -> impl Iterator<Item = (&[u8], &[u8])> + 
 
 /// The API family whose error shape a request with these headers gets.
 pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> ApiFamily {
-    let (mut method, mut path) = (&b""[..], &b""[..]);
+    let mut method = &b""[..];
+    let mut path = &b""[..];
     for (name, value) in pairs {
         match name {
             b":method" => method = value,

@@ -226,7 +226,8 @@ mod tests {
 
     #[test]
     fn silent_connections_of_one_address_do_not_keep_others_out() {
-        let (mut rooms, now) = (rooms(), Instant::now());
+        let mut rooms = rooms();
+        let now = Instant::now();
         let mut proper = rooms.admit(other(1), now).unwrap();
         let mut silent: Vec<_> = (0..4)
             .map(|_| rooms.admit(ATTACKER, now).unwrap())
@@ -245,7 +246,8 @@ mod tests {
 
     #[test]
     fn a_flood_from_our_own_address_gives_way_to_us() {
-        let (mut rooms, now) = (rooms(), Instant::now());
+        let mut rooms = rooms();
+        let now = Instant::now();
         let flood: Vec<_> = (0..4)
             .map(|_| rooms.admit(ATTACKER, now).unwrap())
             .collect();
@@ -267,7 +269,8 @@ mod tests {
 
     #[test]
     fn served_connections_are_shared_out_by_address() {
-        let (mut rooms, now) = (rooms(), Instant::now());
+        let mut rooms = rooms();
+        let now = Instant::now();
         let mut ask = |address| {
             let (number, closed) = rooms.admit(address, now).unwrap();
             rooms.mark_requested(address, number);
@@ -293,11 +296,10 @@ mod tests {
 
     #[test]
     fn a_connection_without_a_request_is_closed_in_time() {
-        let (mut rooms, now) = (rooms(), Instant::now());
-        let (mut silent, mut asking) = (
-            rooms.admit(ATTACKER, now).unwrap(),
-            rooms.admit(other(1), now).unwrap(),
-        );
+        let mut rooms = rooms();
+        let now = Instant::now();
+        let mut silent = rooms.admit(ATTACKER, now).unwrap();
+        let mut asking = rooms.admit(other(1), now).unwrap();
         rooms.mark_requested(other(1), asking.0);
         rooms.sweep(now + FIRST_REQUEST_WAIT_MAX / 2);
         assert!(is_open(&mut silent.1));
@@ -314,7 +316,8 @@ mod tests {
 
     #[test]
     fn descriptors_are_bounded_also_while_connections_close() {
-        let (mut rooms, now) = (rooms(), Instant::now());
+        let mut rooms = rooms();
+        let now = Instant::now();
         let admitted = (0..1_000).map_while(|_| rooms.admit(ATTACKER, now)).count();
         assert_eq!(
             admitted,

@@ -66,7 +66,9 @@ pub fn hello(
     mut hello: state::Hello,
     served: &[Arc<str>],
 ) -> Result<(state::Hello, Vec<String>), Status> {
-    let (version, oldest, newest) = (env!("CARGO_PKG_VERSION"), proto::SCHEMA_MIN, proto::SCHEMA);
+    let version = env!("CARGO_PKG_VERSION");
+    let oldest = proto::SCHEMA_MIN;
+    let newest = proto::SCHEMA;
     hello.schema = proto::common_schema(hello.schema).ok_or_else(|| {
         Status::failed_precondition(format!(
             "the filter speaks state schema {}, this daemon (switchpointd {version}) schemas {oldest} to {newest}: run filter and daemon \
@@ -229,7 +231,9 @@ mod tests {
         };
         assert_eq!(counters.len(), 2);
         let share = |pool: &str, row, placements| {
-            let (pool, row, placements) = (pool.to_owned(), vec![0; row], vec![0; placements]);
+            let pool = pool.to_owned();
+            let row = vec![0; row];
+            let placements = vec![0; placements];
             admit(proxy_message::Message::LoadReport(state::LoadReport {
                 pool,
                 row,
@@ -246,7 +250,8 @@ mod tests {
                 && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1)
         );
         let told = |pool: &str, rows| {
-            let (pool, rows) = (pool.to_owned(), vec![0; rows]);
+            let pool = pool.to_owned();
+            let rows = vec![0; rows];
             admit(proxy_message::Message::Observations(state::Observations {
                 pool,
                 rows,

@@ -171,7 +171,8 @@ fn session(headers: &HeaderMap) -> Result<u64, CallRefusal> {
 }
 
 fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, CallRefusal> {
-    let (mut messages, mut rest) = (Vec::new(), body);
+    let mut messages = Vec::new();
+    let mut rest = body;
     while !rest.is_empty() && messages.len() < MESSAGES_MAX {
         let message = frames::take(rest).and_then(|(message, after)| {
             rest = after;
@@ -238,7 +239,8 @@ impl CallConnections {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&connection))),
             Entry::Occupied(_) => return Err(over()), // it belongs to another origin, or another call has just begun it
         }
-        let (calls, ours) = (self.clone(), Arc::clone(&connection));
+        let calls = self.clone();
+        let ours = Arc::clone(&connection);
         tokio::spawn(async move {
             // Calls use many TCP connections, so none of them identifies the EDS stream of the same
             // Envoy.

@@ -126,8 +126,10 @@ impl StateSession {
     /// load of other proxies.
     pub fn next(&mut self, shared: &DaemonState, now: Instant) -> Option<state::DaemonMessage> {
         use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate};
-        let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
-        let (peer, begun) = (&self.peer, self.begun);
+        let views = shared.pools.borrow().clone();
+        let eds = shared.eds.borrow();
+        let peer = &self.peer;
+        let begun = self.begun;
         let wrap = |message| {
             Some(state::DaemonMessage {
                 message: Some(message),

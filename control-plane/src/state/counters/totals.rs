@@ -231,7 +231,8 @@ impl CounterTotals {
     /// The counts of this process's own ext_proc server; they need no checks.
     #[must_use]
     pub fn from_pool(pool: &exchange::ManagedPool, pick_us: &pool_state::CountHistogram) -> Self {
-        let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
+        let counters = pool.counters();
+        let prefixes = pool.prefixes().stats();
         let endpoint = |c: &pool_state::EndpointCounters| {
             let load = pool.in_flight().own(c.endpoint);
             let row = EndpointTotals {
@@ -391,7 +392,8 @@ impl BandTotals {
             add_to(&mut self.held, other.held);
             add_to(&mut self.bytes, other.bytes);
             if other.oldest_ms > self.oldest_ms {
-                (self.oldest_ms, self.full_at) = (other.oldest_ms, other.full_at);
+                self.oldest_ms = other.oldest_ms;
+                self.full_at = other.full_at;
             }
         }
         other

@@ -75,7 +75,8 @@ impl CallClient {
         if status != 200 {
             return Err((status, String::from_utf8(body).unwrap()));
         }
-        let (mut messages, mut rest) = (Vec::new(), body.as_slice());
+        let mut messages = Vec::new();
+        let mut rest = body.as_slice();
         while !rest.is_empty() {
             let (message, after) = frames::take(rest).unwrap();
             messages.extend(DaemonMessage::decode(message).unwrap().message);
@@ -182,7 +183,8 @@ async fn proxies_share_by_whatever_way_they_are_connected() {
     let (mut filter, _) = FilterStream::connect(rig.address, "other", 2, &["default"]).await;
     filter.pool_update().await;
     let share = |block| {
-        let (mut placements, slot) = (Vec::new(), Slot(u16::try_from(id.slot).unwrap()));
+        let mut placements = Vec::new();
+        let slot = Slot(u16::try_from(id.slot).unwrap());
         proto::placements::push(
             &mut placements,
             EndpointRef {

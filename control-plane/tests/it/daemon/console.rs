@@ -304,7 +304,8 @@ async fn a_pasted_request_is_explained_and_its_text_is_nowhere() {
 #[tokio::test]
 async fn every_error_is_a_failure() {
     let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
-    let (schema, client) = (schema(), reqwest::Client::new());
+    let schema = schema();
+    let client = reqwest::Client::new();
     let url = |path: &str| format!("http://{}{path}", daemon.admin_address);
     for (method, path, status) in [
         ("GET", "/api/v1/explain", 405),
@@ -347,16 +348,14 @@ async fn every_error_is_a_failure() {
 /// The requests that a browser sends for a page of another site.
 #[tokio::test]
 async fn pages_of_other_sites_get_nothing() {
-    let (open, named) = (
-        daemon(&["--endpoint", "127.0.0.1:1"]).await,
-        daemon(&[
-            "--endpoint",
-            "127.0.0.1:1",
-            "--admin-host",
-            "rebound.example",
-        ])
-        .await,
-    );
+    let open = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let named = daemon(&[
+        "--endpoint",
+        "127.0.0.1:1",
+        "--admin-host",
+        "rebound.example",
+    ])
+    .await;
     let client = reqwest::Client::new();
     for path in [
         "/",
@@ -588,10 +587,8 @@ async fn requests_held_are_shown_and_explained() {
         bands().await != json!([])
     })
     .await;
-    let (overview, bands) = (
-        get_json(daemon.admin_address, "/api/v1/overview").await,
-        bands().await,
-    );
+    let overview = get_json(daemon.admin_address, "/api/v1/overview").await;
+    let bands = bands().await;
     schema.check("Overview", &overview);
     assert_eq!(overview["pools"][0]["flow_control"], true);
     let row = |band: &Value| {

@@ -275,7 +275,8 @@ pub(super) struct DaemonLog(Arc<Mutex<Vec<Value>>>);
 impl DaemonLog {
     pub(super) fn read(stderr: tokio::process::ChildStderr) -> Self {
         let all = Self(Arc::default());
-        let (said, mut lines) = (Arc::clone(&all.0), BufReader::new(stderr).lines());
+        let said = Arc::clone(&all.0);
+        let mut lines = BufReader::new(stderr).lines();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 said.lock()
@@ -316,7 +317,8 @@ pub(super) fn kubeconfig(folder: &Path, fake: &FakeApi) -> PathBuf {
 /// in the log and on the admin pages.
 #[tokio::test]
 async fn the_gateway_settings_of_an_inference_pool_are_reported() {
-    let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
+    let root = tempfile::tempdir().unwrap();
+    let fake = FakeApi::start().await;
     let ask = |failure_mode: &str| {
         let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}], "appProtocol": "kubernetes.io/h2c",
             "endpointPickerRef": {"name": "epp", "failureMode": failure_mode}});
@@ -352,7 +354,8 @@ async fn the_gateway_settings_of_an_inference_pool_are_reported() {
             .spawn()
             .unwrap();
     let log = DaemonLog::read(child.stderr.take().unwrap());
-    let (serving, asked) = (log.line("\"serving\"").await, log.line("FailOpen").await);
+    let serving = log.line("\"serving\"").await;
+    let asked = log.line("FailOpen").await;
     let how = asked["message"].as_str().unwrap();
     assert!(
         asked["level"] == "WARN"

@@ -308,10 +308,8 @@ async fn plaintext_is_served_only_if_configured() {
 #[tokio::test]
 async fn certificates_are_read_again_when_they_change() {
     let folder = tempfile::tempdir().unwrap();
-    let (cert, key) = (
-        folder.path().join("cert.pem"),
-        folder.path().join("key.pem"),
-    );
+    let cert = folder.path().join("cert.pem");
+    let key = folder.path().join("key.pem");
     let put = || {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         write(&key, &made.signing_key.serialize_pem());

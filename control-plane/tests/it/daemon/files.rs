@@ -149,10 +149,8 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
 async fn the_snapshot_file_is_its_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
     let folder = TempDir::new().unwrap();
-    let (file, snapshot) = (
-        folder.path().join("endpoints.yaml"),
-        folder.path().join("snapshot.json"),
-    );
+    let file = folder.path().join("endpoints.yaml");
+    let snapshot = folder.path().join("snapshot.json");
     write(&file, &endpoints(&[1, 2]));
     for left in ["snapshot.json", "snapshot.json.new"] {
         std::fs::write(folder.path().join(left), "{").unwrap();
@@ -186,10 +184,8 @@ async fn the_snapshot_file_is_its_owners_alone() {
 #[tokio::test]
 async fn a_restart_keeps_slots_generations_and_secret_in_a_newer_term() {
     let folder = TempDir::new().unwrap();
-    let (file, snapshot) = (
-        folder.path().join("endpoints.yaml"),
-        folder.path().join("snapshot.json"),
-    );
+    let file = folder.path().join("endpoints.yaml");
+    let snapshot = folder.path().join("snapshot.json");
     write(&file, &endpoints(&[1, 2, 3]));
     let args = [
         "--endpoints-file",
@@ -248,10 +244,8 @@ async fn a_restart_keeps_slots_generations_and_secret_in_a_newer_term() {
 #[tokio::test]
 async fn a_snapshot_that_cannot_be_used_is_moved_aside() {
     let folder = TempDir::new().unwrap();
-    let (file, snapshot) = (
-        folder.path().join("endpoints.yaml"),
-        folder.path().join("snapshot.json"),
-    );
+    let file = folder.path().join("endpoints.yaml");
+    let snapshot = folder.path().join("snapshot.json");
     write(&file, &endpoints(&[1]));
     let twice = r#"{"schema":1,"term":1,"hash_secret":"0","pools":{"default":{"generation_next":9,"endpoints":[
         {"slot":0,"generation":1,"name":"a","namespace":"d","address":"127.0.0.1:1"},
@@ -375,10 +369,8 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
 #[tokio::test]
 async fn each_pool_takes_its_own_objects() {
     let folder = TempDir::new().unwrap();
-    let (all, own) = (
-        folder.path().join("all.yaml"),
-        folder.path().join("own.yaml"),
-    );
+    let all = folder.path().join("all.yaml");
+    let own = folder.path().join("own.yaml");
     write(
         &all,
         &[
@@ -441,10 +433,8 @@ async fn each_pool_takes_its_own_objects() {
 #[tokio::test]
 async fn several_pools_have_their_own_endpoints() {
     let folder = TempDir::new().unwrap();
-    let (pools, file) = (
-        folder.path().join("pools.yaml"),
-        folder.path().join("a.yaml"),
-    );
+    let pools = folder.path().join("pools.yaml");
+    let file = folder.path().join("a.yaml");
     write(&file, &endpoints(&[1]));
     let text = format!(
         "pools:\n- {{name: a, endpointsFile: {}}}\n- {{name: b, endpoints: ['127.0.0.1:2', '[::1]:3']}}\n",

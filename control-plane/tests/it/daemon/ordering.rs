@@ -34,10 +34,8 @@ async fn an_added_endpoint_waits_for_the_eds_acknowledgement() {
 #[tokio::test]
 async fn every_eds_stream_of_the_node_must_acknowledge_but_no_other() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
-    let (mut one, mut two) = (
-        EnvoyStream::connect(rig.address, "n").await,
-        EnvoyStream::connect(rig.address, "n").await,
-    );
+    let mut one = EnvoyStream::connect(rig.address, "n").await;
+    let mut two = EnvoyStream::connect(rig.address, "n").await;
     let mut other = EnvoyStream::connect(rig.address, "other").await;
     for envoy in [&mut one, &mut two, &mut other] {
         assert_eq!(envoy.ports().await, [1]);

@@ -347,7 +347,8 @@ async fn a_standby_that_comes_to_lead_becomes_ready_on_the_same_port() {
     let Some(binary) = cluster::tool("etcd") else {
         return;
     };
-    let (folder, port) = (TempDir::new().unwrap(), cluster::free_port());
+    let folder = TempDir::new().unwrap();
+    let port = cluster::free_port();
     let _etcd = cluster::etcd(binary, folder.path(), port);
     let etcd = format!("http://127.0.0.1:{port}");
     let args = [
@@ -454,7 +455,8 @@ async fn the_metrics_listener_shows_counts_alone() {
 async fn the_admin_listener_asks_for_its_token() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("token");
-    let (old, new) = ("0123456789abcdef", "fedcba9876543210");
+    let old = "0123456789abcdef";
+    let new = "fedcba9876543210";
     write(&file, &format!("{old}\n"));
     let daemon = daemon(&[
         "--endpoint",

@@ -46,7 +46,8 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(names(&filter.pool_update().await), ["stays"]);
 
-    let (mut added, mut removed) = (Vec::new(), Vec::new());
+    let mut added = Vec::new();
+    let mut removed = Vec::new();
     for round in 0..ROUNDS {
         for (pods, times) in [
             (["stays", "comes"].as_slice(), &mut added),
@@ -58,7 +59,8 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
             times.push(began.elapsed());
         }
     }
-    let (added, removed) = (median(added), median(removed));
+    let added = median(added);
+    let removed = median(removed);
     assert!(
         added <= LIMIT && removed <= LIMIT,
         "added after {added:?}, removed after {removed:?}"

@@ -30,12 +30,11 @@ pub(super) struct BusyGateway {
 
 impl BusyGateway {
     pub(super) async fn start(address: SocketAddr) -> Self {
-        let (answered, stops) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
-        let (count, stop, channel) = (
-            Arc::clone(&answered),
-            Arc::clone(&stops),
-            plain(address).await,
-        );
+        let answered = Arc::<AtomicUsize>::default();
+        let stops = Arc::<AtomicBool>::default();
+        let count = Arc::clone(&answered);
+        let stop = Arc::clone(&stops);
+        let channel = plain(address).await;
         let task = tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
                 let destination = GatewayStream::ask(channel.clone(), &[])
@@ -176,10 +175,8 @@ async fn update_with(filter: &mut FilterStream, ports: &[u16]) -> PoolUpdate {
 #[tokio::test]
 async fn daemons_that_share_a_snapshot_file_keep_slots_generations_and_secret() {
     let folder = TempDir::new().unwrap();
-    let (file, snapshot) = (
-        folder.path().join("endpoints.yaml"),
-        folder.path().join("snapshot.json"),
-    );
+    let file = folder.path().join("endpoints.yaml");
+    let snapshot = folder.path().join("snapshot.json");
     write(&file, &endpoints(&[1, 2]));
     let args = [
         "--endpoints-file",
@@ -260,7 +257,8 @@ async fn a_leader_whose_store_is_away_stands_by_and_leads_again() {
     let Some(binary) = cluster::tool("etcd") else {
         return;
     };
-    let (folder, port) = (TempDir::new().unwrap(), cluster::free_port());
+    let folder = TempDir::new().unwrap();
+    let port = cluster::free_port();
     let mut etcd = cluster::etcd(binary, folder.path(), port);
     let url = format!("http://127.0.0.1:{port}");
     let args = [
@@ -273,10 +271,8 @@ async fn a_leader_whose_store_is_away_stands_by_and_leads_again() {
         &url,
     ];
     let daemon = LoggedDaemon::start(1_024, &args, "serving").await;
-    let (health, gateway) = (
-        plain(daemon.at("health")).await,
-        BusyGateway::start(daemon.at("ext_proc")).await,
-    );
+    let health = plain(daemon.at("health")).await;
+    let gateway = BusyGateway::start(daemon.at("ext_proc")).await;
     let state = async || {
         let mut filter = FilterStream::connect(daemon.at("state"), "n", 1, &["default"])
             .await

@@ -462,7 +462,8 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
         })
     };
     // `late` counts rounds in which a heartbeat had to come first.
-    let (mut rounds, mut late) = (0, 0);
+    let mut rounds = 0;
+    let mut late = 0;
     for _ in 0..TRIES_MAX {
         two.say(share()).await;
         while !matches!(one.next().await.unwrap(), Message::PeerLoad(_)) {}
@@ -473,7 +474,8 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
         one.ack(&pool_update, "").await;
         let early = told.elapsed() < SHARE_INTERVAL / 2;
         let waited = !matches!(one.next().await.unwrap(), Message::PeerLoad(_));
-        (rounds, late) = (rounds + u32::from(early), late + u32::from(early && waited));
+        rounds += u32::from(early);
+        late += u32::from(early && waited);
         if rounds == ROUNDS {
             break;
         }

@@ -37,7 +37,8 @@ impl TlsAuthority {
 
     pub(super) fn put(&self, folder: &Path) -> (PathBuf, PathBuf) {
         let (certificate, key) = self.sign();
-        let (cert_file, key_file) = (folder.join("cert.pem"), folder.join("key.pem"));
+        let cert_file = folder.join("cert.pem");
+        let key_file = folder.join("key.pem");
         write(&key_file, &key);
         write(&cert_file, &certificate);
         (cert_file, key_file)
@@ -88,7 +89,8 @@ pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) 
 #[tokio::test]
 async fn only_clients_of_the_right_authority_are_served() {
     let folder = TempDir::new().unwrap();
-    let (ours, theirs) = (TlsAuthority::new(), TlsAuthority::new());
+    let ours = TlsAuthority::new();
+    let theirs = TlsAuthority::new();
     let (cert, key) = ours.put(folder.path());
     let ca = folder.path().join("ca.pem");
     write(&ca, &ours.pem);
@@ -136,7 +138,8 @@ async fn only_clients_of_the_right_authority_are_served() {
 #[tokio::test]
 async fn certificates_are_read_again_when_they_change() {
     let folder = TempDir::new().unwrap();
-    let (old, new) = (TlsAuthority::new(), TlsAuthority::new());
+    let old = TlsAuthority::new();
+    let new = TlsAuthority::new();
     let (cert, key) = old.put(folder.path());
     let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
     let daemon = daemon(&[

@@ -115,7 +115,8 @@ async fn engines(count: u8) -> (u16, Vec<AbortHandle>) {
 
 #[tokio::test]
 async fn engines_that_answer_stay_when_all_nodes_are_reported_lost() {
-    let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
+    let root = tempfile::tempdir().unwrap();
+    let fake = FakeApi::start().await;
     let (port, engines) = engines(4).await;
     let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": port}], "endpointPickerRef": {"name": "epp"}});
     fake.put("inferencepools", json!({"apiVersion": "x", "kind": "InferencePool", "metadata": {"name": "llama"}, "spec": spec}));

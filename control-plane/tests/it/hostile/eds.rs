@@ -52,15 +52,14 @@ async fn an_eds_stream_from_elsewhere_that_never_acknowledges_delays_no_proxy() 
 #[tokio::test]
 async fn one_from_the_same_host_holds_back_only_its_own_connection() {
     let rig = rig().await;
-    let (one, two) = (
-        channel(rig.address, HOME).await,
-        channel(rig.address, HOME).await,
-    );
+    let one = channel(rig.address, HOME).await;
+    let two = channel(rig.address, HOME).await;
     let mut silent = EnvoyStream::over(two.clone(), NODE).await;
     silent.next().await.unwrap();
     let mut envoy = EnvoyStream::over(one.clone(), NODE).await;
     envoy.ports().await;
-    let (mut good, mut held) = (filter(&one, 1).await, filter(&two, 2).await);
+    let mut good = filter(&one, 1).await;
+    let mut held = filter(&two, 2).await;
     pool_update_of(&mut good, &["a"]).await;
     assert!(
         held.pool_update_within(SOON).await.is_none(),
@@ -120,7 +119,8 @@ async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing()
 /// Two daemons behind one name, without a lease: the state stream is at one, EDS at the other.
 #[tokio::test]
 async fn state_at_one_daemon_and_eds_at_another_work_together() {
-    let (a, b) = (rig().await, rig().await);
+    let a = rig().await;
+    let b = rig().await;
     let mut envoy = EnvoyStream::over(channel(b.address, HOME).await, NODE).await;
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&channel(a.address, HOME).await, 1).await;

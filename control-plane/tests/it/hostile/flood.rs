@@ -187,7 +187,9 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     let mut good = filter(&home, 1).await;
     let third = filter(&home, 3).await;
     let pool_update = good.pool_update().await;
-    let (before, cpu, begun) = (daemon.memory(), daemon.cpu(), Instant::now());
+    let before = daemon.memory();
+    let cpu = daemon.cpu();
+    let begun = Instant::now();
     let mut floods = Vec::new();
     for (process_id, messages) in (100..).zip(everything()) {
         let filter = filter(&channel(daemon.state, ELSEWHERE).await, process_id).await;

@@ -39,7 +39,8 @@ async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it(
 async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut crowd = Vec::new();
-    let (mut taken, mut refused) = (0, 0);
+    let mut taken = 0;
+    let mut refused = 0;
     let flood = async {
         // One connection carries 200 streams.
         for connection in 0..22_u64 {
@@ -135,7 +136,8 @@ async fn a_call_belongs_to_the_host_that_began_the_connection() {
         message: Some(proxy_message::Message::Hello(hello)),
     };
     proto::frames::push(&mut body, &prost::Message::encode_to_vec(&message));
-    let (good, bad) = (client(HOME), client(ELSEWHERE));
+    let good = client(HOME);
+    let bad = client(ELSEWHERE);
     assert_eq!(call(&good, "tell", body.clone()).await, 200);
     assert_eq!(call(&bad, "hear", Vec::new()).await, 410, "of another host");
     assert_eq!(call(&bad, "tell", Vec::new()).await, 410);

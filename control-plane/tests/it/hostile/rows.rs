@@ -38,7 +38,8 @@ fn row_of_load(at: EndpointRef, load: EndpointLoad) -> Vec<u8> {
 }
 
 fn load(peers: state::PeerLoad, at: EndpointRef) -> EndpointLoad {
-    let (mut sum, mut read) = (LoadReportSum::default(), PeerLoadReport::default());
+    let mut sum = LoadReportSum::default();
+    let mut read = PeerLoadReport::default();
     sum.reset(vec![at], []);
     sum.read(&mut read, peers.row);
     sum.load(at)
@@ -94,7 +95,8 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
         prefill_tokens: 70,
         ..EndpointLoad::default()
     };
-    (small.prefills.prompts, small.prefills.prompt_tokens) = (2, 70);
+    small.prefills.prompts = 2;
+    small.prefills.prompt_tokens = 70;
     let tell = || share(row_of_load(at, small), Vec::new());
     third.say(tell()).await;
     bad.say(share(largest_row(&endpoints(&rig)), Vec::new()))

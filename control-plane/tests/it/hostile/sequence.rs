@@ -48,7 +48,8 @@ struct SequenceBytes<'b>(&'b [u8]);
 
 /// Plays the messages that `bytes` choose; panics if the daemon breaks a promise.
 pub fn play(bytes: &[u8]) {
-    let (mut world, mut bytes) = (SequenceDaemon::new(), SequenceBytes(bytes));
+    let mut world = SequenceDaemon::new();
+    let mut bytes = SequenceBytes(bytes);
     while !bytes.0.is_empty() {
         world.step(&mut bytes);
         world.listen();
@@ -114,7 +115,8 @@ impl SequenceDaemon {
         let who = usize::from(bytes.byte() % PEERS);
         match bytes.byte() % 8 {
             0 => {
-                let (host, process_id) = (1 + bytes.byte() % HOSTS, u64::from(bytes.byte() % 4));
+                let host = 1 + bytes.byte() % HOSTS;
+                let process_id = u64::from(bytes.byte() % 4);
                 self.bad[who] = Some((
                     begin(&self.shared, host, process_id, self.now),
                     ReceivedState::default(),
@@ -124,12 +126,10 @@ impl SequenceDaemon {
             2 => self.now += Duration::from_millis(u64::from(bytes.byte()) * 20),
             3 => self.discover(u16::from(bytes.byte() % 6)),
             4 => {
-                let (host, stream, acked, late) = (
-                    1 + bytes.byte() % HOSTS,
-                    u64::from(bytes.byte()),
-                    bytes.number(),
-                    bytes.byte().is_multiple_of(2),
-                );
+                let host = 1 + bytes.byte() % HOSTS;
+                let stream = u64::from(bytes.byte());
+                let acked = bytes.number();
+                let late = bytes.byte().is_multiple_of(2);
                 let pools = BTreeMap::from([(
                     "p".to_owned(),
                     EdsAck {
@@ -235,7 +235,8 @@ impl ReceivedState {
                     "{version:?} after {:?}",
                     self.version
                 );
-                (self.version, self.endpoints) = (version, pool_update.endpoints.len());
+                self.version = version;
+                self.endpoints = pool_update.endpoints.len();
                 Some(state::Ack {
                     pool: pool_update.pool,
                     version: pool_update.version,

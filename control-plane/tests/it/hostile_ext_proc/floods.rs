@@ -37,7 +37,9 @@ async fn flood(message: Bytes, begins: Bytes) {
     // daemon.
     let batch = Bytes::from(message.repeat((32 << 10) / message.len() + 1));
     let senders = (0..4).map(|_| {
-        let (peer, begins, batch) = (RawStream::open(&channel), begins.clone(), batch.clone());
+        let peer = RawStream::open(&channel);
+        let begins = begins.clone();
+        let batch = batch.clone();
         tokio::spawn(async move {
             let began = Instant::now();
             peer.send(begins).await;
@@ -120,7 +122,8 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     })
     .await;
     let neighbour = SteadyClient::of(&program).await;
-    let (cpu, began) = (program.cpu(), Instant::now());
+    let cpu = program.cpu();
+    let began = Instant::now();
     tokio::time::sleep(FLOOD).await;
     let slowest = neighbour.was_served().await;
     let cores = (program.cpu() - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
@@ -151,7 +154,8 @@ async fn half_open_handshakes_leave_room_for_others() {
             .unwrap();
         connections.push(connection);
     }
-    let (cpu, began) = (program.cpu(), Instant::now());
+    let cpu = program.cpu();
+    let began = Instant::now();
     tokio::time::sleep(FLOOD).await;
     let cores = (program.cpu() - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
     let slowest = neighbour.was_served().await;
@@ -182,7 +186,8 @@ async fn answers_that_are_not_read_are_bounded_too() {
             .connect()
             .await
             .unwrap();
-        let (peer, piece) = (RawStream::unread(&channel), piece.clone());
+        let peer = RawStream::unread(&channel);
+        let piece = piece.clone();
         senders.push(tokio::spawn(async move {
             peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
             for _ in 0..(20 << 20) / (64 << 10) {
@@ -237,7 +242,8 @@ async fn a_long_piece_takes_time_in_proportion_to_its_length() {
         }
         (program.cpu() - before).as_secs_f64().max(0.05)
     };
-    let (short, long) = (spent(3 << 20).await, spent(24 << 20).await);
+    let short = spent(3 << 20).await;
+    let long = spent(24 << 20).await;
     eprintln!("{short} s for 3 MiB, {long} s for 24 MiB");
     assert!(
         long < short * 8.0 * 4.0,

@@ -347,7 +347,8 @@ impl RawStream {
 async fn read(
     response: http::Response<tonic::body::Body>,
 ) -> (Vec<ProcessingResponse>, Option<Status>) {
-    let (mut bytes, mut trailers) = (Vec::new(), Status::from_header_map(response.headers()));
+    let mut bytes = Vec::new();
+    let mut trailers = Status::from_header_map(response.headers());
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         match frame {
@@ -412,11 +413,10 @@ impl SteadyClient {
     /// Makes picks again and again from now on.
     pub(crate) async fn of(program: &DaemonProgram) -> Self {
         let channel = program.channel().await;
-        let (stop, picks) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU64::new(0)),
-        );
-        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&picks));
+        let stop = Arc::new(AtomicBool::new(false));
+        let picks = Arc::new(AtomicU64::new(0));
+        let stopped = Arc::clone(&stop);
+        let counted = Arc::clone(&picks);
         let task = tokio::spawn(async move {
             let mut slowest = Duration::ZERO;
             while !stopped.load(Ordering::Relaxed) {

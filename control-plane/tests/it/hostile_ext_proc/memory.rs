@@ -68,7 +68,8 @@ async fn unfinished_bodies(mode: BodySendMode) {
         program.rss() == before
     })
     .await;
-    let (rss, peak) = (program.rss(), program.peak_rss());
+    let rss = program.rss();
+    let peak = program.peak_rss();
     let slowest = neighbour.was_served().await;
     eprintln!(
         "{mode:?}: idle {}, now {}, peak {} MiB, slowest pick of the neighbour {slowest:?}",

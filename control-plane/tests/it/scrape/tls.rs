@@ -24,7 +24,8 @@ fn pki(clients_need_certificates: bool) -> TlsFixture {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
-    let (client, server) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let client = KeyPair::generate().unwrap();
+    let server = KeyPair::generate().unwrap();
     let issue = |key: &KeyPair, name: &str| {
         CertificateParams::new([name.to_owned()])
             .unwrap()
@@ -102,7 +103,8 @@ async fn heard(address: &str, tls: EndpointTls) -> ScrapeEvent {
 
 #[tokio::test]
 async fn the_authority_decides_which_servers_are_trusted() {
-    let (pki, stranger) = (pki(false), pki(false));
+    let stranger = pki(false);
+    let pki = pki(false);
     let address = pki.serve();
     let trusting = |authority: &TlsFixture| EndpointTls {
         ca_file: Some(authority.path("ca.pem")),

@@ -13,7 +13,8 @@ use serde_json::Value;
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) if a != b => {
-            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            let a = a.as_f64().unwrap();
+            let b = b.as_f64().unwrap();
             (a - b).abs() <= (1e-15 * a.abs().max(b.abs())).max(f64::MIN_POSITIVE)
         }
         (Value::Array(a), Value::Array(b)) => {

@@ -163,7 +163,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
     /// Lists again now.
     pub(super) fn restart(&mut self) {
         self.watch = start(&self.api, &self.selectors);
-        (self.state, self.until) = (ObjectWatchState::Listing, Instant::now() + LIST_DEADLINE);
+        self.state = ObjectWatchState::Listing;
+        self.until = Instant::now() + LIST_DEADLINE;
     }
 
     /// The next change. Cancel-safe.
@@ -181,8 +182,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
             };
             match event {
                 Some(ListWatchEvent::Listed(objects)) => {
-                    (self.state, self.until) =
-                        (ObjectWatchState::Watching, Instant::now() + RELIST_INTERVAL);
+                    self.state = ObjectWatchState::Watching;
+                    self.until = Instant::now() + RELIST_INTERVAL;
                     return ObjectWatchEvent::All(objects);
                 }
                 Some(ListWatchEvent::Applied(object)) => {
@@ -222,10 +223,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
 
     fn rest(&mut self, wait: Duration) {
         // Half of the wait is random, so that not all daemons come back at once.
-        (self.state, self.until) = (
-            ObjectWatchState::Resting,
-            Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0),
-        );
+        self.state = ObjectWatchState::Resting;
+        self.until = Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0);
         self.watch = futures::stream::pending().boxed();
     }
 }
@@ -272,7 +271,8 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ListWatch<
     async fn list(&mut self) -> kube::Result<Vec<K>> {
         let ObjectSelectors { labels, fields } = &self.selectors;
         let mut params = ListParams::default().limit(PAGE_OBJECTS_MAX);
-        (params.label_selector, params.field_selector) = (labels.clone(), fields.clone());
+        params.label_selector = labels.clone();
+        params.field_selector = fields.clone();
         let mut objects = Vec::new();
         loop {
             let page = self.api.list(&params).await?;
@@ -339,7 +339,8 @@ fn strip<K: Resource>(mut object: K) -> K {
 
 /// The error with its causes.
 fn innermost(error: &dyn std::error::Error) -> String {
-    let (mut text, mut next) = (error.to_string(), error.source());
+    let mut text = error.to_string();
+    let mut next = error.source();
     while let Some(source) = next {
         let cause = source.to_string();
         if !text.contains(&cause) {

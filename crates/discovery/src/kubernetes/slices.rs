@@ -183,10 +183,8 @@ fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
             freshness,
             ..
         } = &*said.record;
-        let (ready, v4) = (
-            *readiness == InstanceReadiness::Ready,
-            instance.address.is_ipv4(),
-        );
+        let ready = *readiness == InstanceReadiness::Ready;
+        let v4 = instance.address.is_ipv4();
         (
             ready,
             v4,

@@ -61,7 +61,8 @@ impl TableHarness {
         &mut self,
         verb: impl FnOnce(&mut InstanceTable, ClockReading, &mut Vec<InstanceEvent>),
     ) -> String {
-        let (now, mut events) = (self.now(), Vec::new());
+        let now = self.now();
+        let mut events = Vec::new();
         verb(&mut self.table, now, &mut events);
         let text = |event: &InstanceEvent| match event {
             InstanceEvent::Added(i) => format!("+{}@{}", i.name, i.address.port()),
@@ -342,7 +343,8 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
     assert_eq!(rig.reset(all(5), true), "-e5 -e6 -e7", "less than half");
     rig.reset(all(8), false);
     let asks = {
-        let (now, few) = (rig.now(), all(1).into_iter().map(Arc::new).collect());
+        let now = rig.now();
+        let few = all(1).into_iter().map(Arc::new).collect();
         rig.table.reset(few, true, now, &mut Vec::new())
     };
     assert!(asks, "the backend should list again");
@@ -461,7 +463,8 @@ proptest! {
         let mut rig = TableHarness::new(MetadataPolicy::Preferred);
         let mut replayed: BTreeMap<String, Arc<Instance>> = BTreeMap::new();
         for step in steps {
-            let (now, mut events) = (rig.now(), Vec::new());
+            let now = rig.now();
+            let mut events = Vec::new();
             match step {
                 TableStep::Apply(name, port, ready, freshness) => {
                     rig.table.apply(Arc::new(InstanceRecord { freshness, ..make(name, port, ready) }), now, &mut events);

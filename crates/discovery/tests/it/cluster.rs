@@ -243,9 +243,11 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 impl TestCluster {
     /// A cluster for one test alone, which may break it. No controller runs in it.
     pub(crate) async fn start() -> Option<Self> {
-        let (etcd_binary, api_binary) = (tool("etcd")?, tool("kube-apiserver")?);
+        let etcd_binary = tool("etcd")?;
+        let api_binary = tool("kube-apiserver")?;
         let folder = tempfile::tempdir().unwrap();
-        let (etcd_port, port) = (free_port(), free_port());
+        let etcd_port = free_port();
+        let port = free_port();
         let path = |name: &str| folder.path().join(name).display().to_string();
         fs::write(path("tokens.csv"), TOKENS).unwrap();
         let account_key = rcgen::KeyPair::generate().unwrap();

@@ -23,7 +23,8 @@ struct EtcdHarness {
 
 fn rig() -> Option<EtcdHarness> {
     let binary = cluster::tool("etcd")?;
-    let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
+    let folder = tempfile::tempdir().unwrap();
+    let port = cluster::free_port();
     let etcd = cluster::etcd(binary, folder.path(), port);
     let config = EtcdConfig {
         endpoints: vec![format!("http://127.0.0.1:{port}")],
@@ -238,7 +239,8 @@ async fn etcd_accepts_only_clients_with_a_certificate_and_clients_trust_only_the
     let Some(binary) = cluster::tool("etcd") else {
         return;
     };
-    let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
+    let folder = tempfile::tempdir().unwrap();
+    let port = cluster::free_port();
     let signed = |ca: &rcgen::Issuer<'_, rcgen::KeyPair>| {
         let key = rcgen::KeyPair::generate().unwrap();
         let cert =
@@ -256,7 +258,9 @@ async fn etcd_accepts_only_clients_with_a_certificate_and_clients_trust_only_the
         (pem, rcgen::Issuer::new(params, key))
     };
     let ((ca, issuer), (other_ca, other_issuer)) = (authority(), authority());
-    let (server, client, stranger) = (signed(&issuer), signed(&issuer), signed(&other_issuer));
+    let server = signed(&issuer);
+    let client = signed(&issuer);
+    let stranger = signed(&other_issuer);
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -368,10 +372,8 @@ async fn an_etcd_restored_to_an_older_state_ends_with_the_correct_set() {
     dies.set_ready(InstanceStatus::Ready);
     until(vec!["dies".to_owned()], || listed(&discovery)).await;
     rig.etcd.kill();
-    let (data, copy) = (
-        rig.folder.path().join("etcd"),
-        rig.folder.path().join("before"),
-    );
+    let data = rig.folder.path().join("etcd");
+    let copy = rig.folder.path().join("before");
     cluster::copy_folder(&data, &copy);
     rig.etcd.start();
     let lives = rig

@@ -112,7 +112,9 @@ impl FakeApi {
             ..
         } = backup;
         let mut world = self.world();
-        (world.version, world.objects, world.history) = (version, objects, history);
+        world.version = version;
+        world.objects = objects;
+        world.history = history;
     }
 
     /// Ends every open watch without an error.

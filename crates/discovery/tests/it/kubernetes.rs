@@ -219,7 +219,8 @@ async fn slices_split_moved_doubled_and_dual_stack() {
     let discovery = place.discovery();
     assert!(ready(&discovery).await.is_empty());
     let is = |expected: &[&str]| {
-        let (expected, discovery) = (names(expected), &discovery);
+        let expected = names(expected);
+        let discovery = &discovery;
         async move { until(expected, || ready(discovery)).await }
     };
     let yes = || json!({ "ready": true });
@@ -512,7 +513,8 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
                 .unwrap(),
         )
     };
-    let (mut service, deployment) = (find("Service"), find("Deployment"));
+    let mut service = find("Service");
+    let deployment = find("Deployment");
     service["metadata"]["namespace"] = place.name.into();
     create(&place.api::<Service>(), service).await;
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
@@ -532,7 +534,8 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
             .find_map(|a| a.strip_prefix(name))
             .unwrap()
     };
-    let (namespace, component) = (argument("--namespace="), argument("--component="));
+    let namespace = argument("--namespace=");
+    let component = argument("--component=");
     let registry = KubernetesRegistry::new(cluster.client("worker").await, place.name, "llama-0");
     let refused = registry
         .register_instance(namespace, component)
@@ -577,10 +580,8 @@ async fn no_outage_empties_the_set_or_keeps_departed_instances() {
     // Copies the current state, for later.
     cluster.apiserver.lock().unwrap().kill();
     cluster.etcd.lock().unwrap().kill();
-    let (data, copy) = (
-        cluster.etcd_data(),
-        cluster.etcd_data().with_extension("before"),
-    );
+    let data = cluster.etcd_data();
+    let copy = cluster.etcd_data().with_extension("before");
     cluster::copy_folder(&data, &copy);
     until(true, failing).await;
     assert_eq!(

@@ -608,11 +608,9 @@ async fn a_version_that_goes_backwards_is_accepted() {
         ),
         ("+a@10.0.0.1:80", "+b@10.0.0.2:80")
     );
-    let (a, b, c) = (
-        endpoint("a", "10.0.0.1", true),
-        endpoint("b", "10.0.0.2", true),
-        endpoint("c", "10.0.0.3", true),
-    );
+    let a = endpoint("a", "10.0.0.1", true);
+    let b = endpoint("b", "10.0.0.2", true);
+    let c = endpoint("c", "10.0.0.3", true);
     let backup = fake.backup();
     let forward = || {
         (0..10).for_each(|_| {

@@ -42,10 +42,8 @@ fn manifests() -> Vec<PathBuf> {
 
 /// The URL of the collection for objects of this kind.
 fn collection(object: &Value, namespace: &str) -> String {
-    let (version, kind) = (
-        object["apiVersion"].as_str().expect("a version"),
-        object["kind"].as_str().expect("a kind"),
-    );
+    let version = object["apiVersion"].as_str().expect("a version");
+    let kind = object["kind"].as_str().expect("a kind");
     let kind = kind.to_lowercase();
     let plural = match kind.strip_suffix('y') {
         Some(stem) if !kind.ends_with("ey") && !kind.ends_with("ay") => format!("{stem}ies"),

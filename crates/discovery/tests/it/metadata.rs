@@ -303,8 +303,10 @@ async fn no_answer_of_an_instance_does_harm() {
 #[tokio::test]
 async fn the_number_of_concurrent_fetches_is_limited() {
     const ALL: usize = 100;
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (asked, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let now = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let asked = Arc::clone(&now);
+    let peak = Arc::clone(&most);
     let slow = move || async move {
         peak.fetch_max(asked.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -343,7 +345,8 @@ async fn a_reader_that_sleeps_through_more_than_is_queued_is_reconciled() {
     play.send(BackendEvent::Reset(vec![bare("keeps", 1), bare("goes", 2)]))
         .unwrap();
     let mut events = discovery.watch("n", "c").unwrap();
-    let (a, b) = (next(&mut events).await, next(&mut events).await);
+    let a = next(&mut events).await;
+    let b = next(&mut events).await;
     assert_eq!(
         [a, b].map(|e| e.split('@').next().unwrap().to_owned()),
         ["+goes", "+keeps"]

@@ -44,7 +44,8 @@ fn read<'b>(
     chunks: &mut dyn Iterator<Item = &'b [u8]>,
 ) -> (u32, bool, TokenUsage) {
     let mut reader = ResponseReader::new(api, streamed);
-    let (mut events, mut first) = (0, false);
+    let mut events = 0;
+    let mut first = false;
     for chunk in chunks {
         let progress = reader.chunk(chunk);
         events += progress.events;

@@ -25,7 +25,8 @@ fuzz_target!(|bytes: &[u8]| {
     else {
         return;
     };
-    let (start, version) = (std::str::from_utf8(&bytes[..55]).unwrap(), &bytes[..2]);
+    let start = std::str::from_utf8(&bytes[..55]).unwrap();
+    let version = &bytes[..2];
     assert_eq!(start[2..53], format!("-{trace_id:032x}-{parent:016x}-"));
     assert_eq!(
         u8::from_str_radix(&start[53..], 16).unwrap() & 1 == 1,

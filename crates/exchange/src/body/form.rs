@@ -245,7 +245,8 @@ fn is_model(head: &[u8]) -> Option<bool> {
 /// a backslash or a quote in it.
 #[inline(never)]
 fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
-    let (mut found, mut rest) = (None, text);
+    let mut found = None;
+    let mut rest = text;
     loop {
         let end = end_of_parameter(rest)?;
         let parameter = rest.get(..end)?.trim_ascii();
@@ -282,7 +283,8 @@ fn one_parameter<'t>(text: &'t [u8], wanted: &[u8]) -> Option<&'t [u8]> {
 /// The position of the semicolon that ends the first parameter, or of the end; `None` if a quoted
 /// string is open there.
 fn end_of_parameter(text: &[u8]) -> Option<usize> {
-    let (mut is_quoted, mut is_escaped) = (false, false);
+    let mut is_quoted = false;
+    let mut is_escaped = false;
     for (at, &byte) in text.iter().enumerate() {
         match byte {
             _ if is_escaped => is_escaped = false,

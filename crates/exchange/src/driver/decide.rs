@@ -55,7 +55,8 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = &self.pool else {
             return RequestFlow::Go;
         };
-        let (exchange, settings) = (&mut self.exchange, host.settings());
+        let exchange = &mut self.exchange;
+        let settings = host.settings();
         let resolved = host.with_pool(pool, PoolUse::Resolve, now, |pool| {
             read.fits(pool)
                 .then(|| exchange.resolve(settings, pool, read, now))
@@ -63,7 +64,8 @@ impl<H: RequestHost> RequestDriver<H> {
         let resolved = resolved.unwrap_or_else(|| {
             // The pool's settings changed while the body came.
             let whole = body.get_or_insert_with(|| host.take_body(self.body_bytes));
-            let (exchange, settings) = (&mut self.exchange, host.settings());
+            let exchange = &mut self.exchange;
+            let settings = host.settings();
             host.with_pool(pool, PoolUse::Capture, now, |pool| {
                 let read = exchange.read(whole.as_ref(), HashSettings::of(pool));
                 exchange.resolve(settings, pool, read, now)
@@ -73,7 +75,8 @@ impl<H: RequestHost> RequestDriver<H> {
         let settings = host.settings();
         let step = match resolved {
             Ok(pending) => {
-                let (pending, hint) = (pending.with_hashes(), host.subset_hint());
+                let pending = pending.with_hashes();
+                let hint = host.subset_hint();
                 let (step, due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
                     (
                         exchange.pick(settings, pool, hint.as_deref(), pending, now),
@@ -113,7 +116,8 @@ impl<H: RequestHost> RequestDriver<H> {
         let Some(pool) = &self.pool else {
             return RequestFlow::Go;
         };
-        let (exchange, settings) = (&mut self.exchange, host.settings());
+        let exchange = &mut self.exchange;
+        let settings = host.settings();
         let held = exchange.held();
         let (attempt, mut due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
             (exchange.claim_held(settings, pool, now), pool.has_due())

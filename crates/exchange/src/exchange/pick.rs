@@ -191,7 +191,9 @@ impl Exchange {
     /// Holds the request. A pick without room is neither explained nor recorded.
     fn queue(&mut self, request: Box<QueuedRequest>) {
         self.phase = ExchangePhase::Queued(request);
-        (self.why.reasons, self.why.record, self.why.candidates) = (None, None, None);
+        self.why.reasons = None;
+        self.why.record = None;
+        self.why.candidates = None;
     }
 
     fn pick_refused(

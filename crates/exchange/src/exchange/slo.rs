@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn the_current_name_beats_the_older_one_in_whatever_order_and_the_first_value_the_second() {
-        let (current, older) = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms");
+        let current = "x-llm-d-slo-ttft-ms";
+        let older = "x-slo-ttft-ms";
         assert_eq!(ttft(&[]), Ok(None));
         assert_eq!(ttft(&[(older, "1"), (current, "2")]), Ok(Some(2_000)));
         assert_eq!(ttft(&[(current, "2"), (older, "1")]), Ok(Some(2_000)));

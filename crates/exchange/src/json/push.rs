@@ -334,9 +334,11 @@ impl JsonPush {
             }
             let wanted = visitor.begin(kind, first);
             if wanted != Wanted::Inside {
-                (self.unseen, self.numbers) = (Some(self.depth), 0);
+                self.unseen = Some(self.depth);
+                self.numbers = 0;
                 if wanted == Wanted::Raw {
-                    (self.is_raw, piece.raw_from) = (true, start);
+                    self.is_raw = true;
+                    piece.raw_from = start;
                 }
             }
         }
@@ -382,7 +384,8 @@ impl JsonPush {
         usage: StringUse,
     ) -> Result<bool> {
         piece.at += 1;
-        let (at, start) = (piece.at, self.read + piece.at);
+        let at = piece.at;
+        let start = self.read + piece.at;
         let scanned = scan::string(piece.bytes, at);
         if let Ok(found) = scanned {
             let raw = piece.bytes.get(at..found.end).unwrap_or_default();
@@ -404,7 +407,8 @@ impl JsonPush {
             return Ok(true);
         }
         if usage == StringUse::Raw {
-            (self.is_raw, piece.raw_from) = (true, at);
+            self.is_raw = true;
+            piece.raw_from = at;
         }
         let string = OpenString {
             start,

@@ -25,7 +25,8 @@ impl Utf8Check {
         while let (false, true, Some((&byte, rest))) =
             (self.is_bad, self.cut_bytes > 0, bytes.split_first())
         {
-            (bytes, offset) = (rest, offset + 1);
+            bytes = rest;
+            offset += 1;
             self.join(byte);
         }
         if self.is_bad || bytes.is_empty() {
@@ -36,7 +37,8 @@ impl Utf8Check {
             let valid = std::str::from_utf8(whole)
                 .err()
                 .map_or(0, |error| error.valid_up_to());
-            (self.bad, self.is_bad) = (Some(offset + valid), true);
+            self.bad = Some(offset + valid);
+            self.is_bad = true;
         } else if !cut.is_empty() {
             self.bad = Some(offset + whole.len());
             cut.iter().for_each(|&byte| self.join(byte));

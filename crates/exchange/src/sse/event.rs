@@ -88,7 +88,8 @@ pub(super) fn read_json(
         JsonKind::Array => {
             let usage = seen.usage;
             reader.elements(|reader| read_object(api, reader, seen, &mut content))?;
-            (seen.usage, seen.unclear) = (usage, !seen.explained);
+            seen.usage = usage;
+            seen.unclear = !seen.explained;
         }
         _ => {
             seen.unclear = true;
@@ -107,9 +108,11 @@ fn read_object(
     seen: &mut ResponseFacts,
     content: &mut bool,
 ) -> Result<(), JsonError> {
-    let (mut is_error, mut code) = (false, None);
+    let mut is_error = false;
+    let mut code = None;
     reader.members(|reader, key| {
-        let (name, known) = (key.name(), seen.explained);
+        let name = key.name();
+        let known = seen.explained;
         seen.explained = true;
         match (name.as_ref(), api) {
             (b"usage", _) => usage::read(&mut seen.usage, reader),

@@ -177,7 +177,9 @@ impl EnginesHost {
             self.plan(self.now + at, HostEvent::Send { client });
         }
         let mut left: usize = clients.iter().map(|client| client.prompts.len()).sum();
-        (self.clients, self.flights, self.picked) = (clients, Vec::new(), Vec::new());
+        self.clients = clients;
+        self.flights = Vec::new();
+        self.picked = Vec::new();
         self.plan(self.now + LEARN_EVERY, HostEvent::Learn);
         self.plan(self.now, HostEvent::Scrape);
         while left > 0 {
@@ -212,11 +214,9 @@ impl EnginesHost {
     fn send(&mut self, client: usize) {
         let prompt = self.clients[client].prompts.pop_front().unwrap();
         let worker = self.rng.below(self.workers.len());
-        let (settings, now, api) = (
-            ExchangeSettings::default(),
-            Timestamp(self.now),
-            self.engine.api,
-        );
+        let settings = ExchangeSettings::default();
+        let now = Timestamp(self.now);
+        let api = self.engine.api;
         let mut exchange = Exchange::new(now);
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", api.path())];
         let pool = &mut self.workers[worker].pool;
@@ -274,7 +274,8 @@ impl EnginesHost {
         let Some(mut flight) = self.flights[at].take() else {
             return false;
         };
-        let (pool, now) = (&mut self.workers[flight.worker].pool, Timestamp(self.now));
+        let pool = &mut self.workers[flight.worker].pool;
+        let now = Timestamp(self.now);
         let streamed = self.engine.api == EngineApi::Chat;
         if flight.tokens == 0 {
             let address = address(flight.server);

@@ -146,7 +146,8 @@ fn returned(host: &mut EnginesHost, seed: u64) -> (f64, usize) {
         pause: 20 * MS,
         prompts,
     }]);
-    let (mut first, mut back) = (BTreeMap::new(), 0);
+    let mut first = BTreeMap::new();
+    let mut back = 0;
     for (&(prefix, turn), picked) in order.iter().zip(&picked) {
         let home = *first.entry(prefix).or_insert(picked.server);
         back += usize::from(turn > 0 && home == picked.server);
@@ -216,7 +217,8 @@ fn check(workers: usize, seeds: u64) {
             busiest_over_mean,
             new_after,
         } = worst;
-        let (name, new_ms) = (engine.name, new_after / MS);
+        let name = engine.name;
+        let new_ms = new_after / MS;
         println!(
             "{name:<22} {worst_burst:>6} {returned:>9.3} {servers_used:>8} {busiest_over_mean:>8.2} {new_ms:>8}"
         );

@@ -270,13 +270,16 @@ impl BlameWorld {
     /// Runs to the end. `number` of the clients send requests, one after another.
     fn run(mut self, number: usize) -> BlameFindings {
         (0..number).for_each(|client| self.converse(client));
-        let (mut told_ms, mut bad_ms, mut bad_sent) = (0, BAD_FROM_MS, 0);
+        let mut told_ms = 0;
+        let mut bad_ms = BAD_FROM_MS;
+        let mut bad_sent = 0;
         while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS)
         {
             if self.bad.is_some() && bad_ms <= due_ms {
                 self.now_ms = bad_ms;
                 self.misbehave(bad_sent);
-                (bad_ms, bad_sent) = (bad_ms + BAD_EVERY_MS, bad_sent + 1);
+                bad_ms += BAD_EVERY_MS;
+                bad_sent += 1;
                 continue;
             }
             self.ends.pop();
@@ -345,11 +348,9 @@ impl BlameWorld {
 
     fn send(&mut self, client: Option<usize>, body: &str, key: &str) -> usize {
         let worker = client.unwrap_or(self.flights.len()) % WORKERS;
-        let (settings, now, pool) = (
-            ExchangeSettings::default(),
-            at(self.now_ms),
-            &mut self.workers[worker].pool,
-        );
+        let settings = ExchangeSettings::default();
+        let now = at(self.now_ms);
+        let pool = &mut self.workers[worker].pool;
         let mut exchange = Exchange::new(now);
         let pairs: [(&[u8], &[u8]); 3] = [
             (b":method", b"POST"),
@@ -410,7 +411,9 @@ impl BlameWorld {
             fails,
         } = self.flights[flight].take()?;
         let batches = self.batches;
-        let (pool, now, address) = (&mut self.workers[worker].pool, at(self.now_ms), address(to));
+        let pool = &mut self.workers[worker].pool;
+        let now = at(self.now_ms);
+        let address = address(to);
         let status = match (client, self.fault) {
             _ if !fails => 200,
             (None, _) => self.bad.map_or(200, |bad| bad.status),
@@ -523,8 +526,10 @@ fn an_engine_that_answers_200_without_work_gets_next_to_no_requests() {
     for api in APIS {
         for (seed, clients, keys) in [(1, 16, false), (2, 32, true)] {
             let mut world = BlameWorld::new(seed, 4);
-            (world.api, world.fault, world.keys, world.reply_ms) =
-                (api, BlameFault::NoWork, keys, REPLY_MS / 2);
+            world.api = api;
+            world.fault = BlameFault::NoWork;
+            world.keys = keys;
+            world.reply_ms = REPLY_MS / 2;
             let share = world.run(clients).to_first();
             assert!(
                 share <= 0.02,
@@ -541,8 +546,9 @@ fn an_engine_that_refuses_what_others_accept_gets_next_to_no_requests() {
         for (seed, clients, keys) in [(1, 16, false), (2, 32, false), (3, 16, true), (4, 2, false)]
         {
             let mut world = BlameWorld::new(seed, 4);
-            (world.fault, world.keys, world.reply_ms) =
-                (BlameFault::Refuses(status), keys, REPLY_MS / 2);
+            world.fault = BlameFault::Refuses(status);
+            world.keys = keys;
+            world.reply_ms = REPLY_MS / 2;
             let share = world.run(clients).to_first();
             assert!(
                 share <= 0.02 || clients < 16,
@@ -575,7 +581,8 @@ fn the_failures_of_one_client_eject_no_engine() {
         for (key, keys) in [(true, false), (true, true), (false, false)] {
             let quiet = || {
                 let mut world = BlameWorld::new(1, 8);
-                (world.keys, world.reply_ms) = (keys, reply_ms);
+                world.keys = keys;
+                world.reply_ms = reply_ms;
                 world
             };
             let returned = quiet().run(clients).returned();
@@ -607,13 +614,11 @@ fn the_failures_of_one_client_eject_no_engine() {
 #[test]
 fn a_client_of_batches_keeps_the_engines_that_have_its_prompts() {
     let mut world = BlameWorld::new(1, 4);
-    (world.api, world.batches) = (
-        BlameApi {
-            path: "/generate",
-            streamed: false,
-        },
-        true,
-    );
+    world.api = BlameApi {
+        path: "/generate",
+        streamed: false,
+    };
+    world.batches = true;
     let found = world.run(16);
     assert!(
         found.ejected() == 0.0 && found.returned() > 0.97,

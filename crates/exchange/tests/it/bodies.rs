@@ -404,7 +404,8 @@ proptest! {
         let body = |messages: &[String]| format!(r#"{{"model":"m","messages":[{}]}}"#, messages.join(","));
         let short = body(&messages);
         let long = body(&[messages, vec![more]].concat());
-        let (short, long) = (chat(&short).unwrap(), chat(&long).unwrap());
+        let short = chat(&short).unwrap();
+        let long = chat(&long).unwrap();
         // A list of bare token ids is one piece, so a longer list changes the piece.
         if long.prompt_token_ids == 0 {
             prop_assert!(long.prompt.iter().take(short.prompt.iter().count()).eq(short.prompt.iter()));

@@ -173,7 +173,8 @@ impl BrokenEnginesWorld {
             mut exchange,
             to,
         } = self.flights[flight].take().unwrap();
-        let (pool, now) = (&mut self.workers[worker].pool, at(self.now_ms));
+        let pool = &mut self.workers[worker].pool;
+        let now = at(self.now_ms);
         match self.fault.filter(|_| to == BROKEN) {
             None => answer_well(&mut exchange, pool, &to, now),
             Some(fault) => answer_badly(&mut exchange, pool, &to, fault, now),
@@ -246,7 +247,8 @@ fn request_of(
     streamed: bool,
     now: Timestamp,
 ) -> (Exchange, Result<String, (u16, String)>) {
-    let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(now));
+    let settings = ExchangeSettings::default();
+    let mut exchange = Exchange::new(now);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);
     exchange.capture_headers(pool, pairs);
@@ -560,7 +562,8 @@ fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
         .remove(0)
         .pool;
     let retries = |pool: &mut ManagedPool, path: &str, body: &str, ms: u64| {
-        let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(at(ms)));
+        let settings = ExchangeSettings::default();
+        let mut exchange = Exchange::new(at(ms));
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path.as_bytes())];
         exchange.request_headers(&settings, pairs, false);
         exchange.capture_headers(pool, pairs);
@@ -576,7 +579,8 @@ fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
             header(&forward, "x-envoy-retry-on")
         )
     };
-    let (chat, other) = ("/v1/chat/completions", "/v1/load_lora_adapter");
+    let chat = "/v1/chat/completions";
+    let other = "/v1/load_lora_adapter";
     let asking = |more: &str| {
         format!(r#"{{"model":"m",{more}"messages":[{{"role":"user","content":"hi"}}]}}"#)
     };

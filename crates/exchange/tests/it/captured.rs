@@ -58,7 +58,9 @@ fn showing(headers: &str) -> ExchangeSettings {
 /// Returns the request headers that the decision saw, from the member `headers` of its record.
 fn seen(before_state: bool, headers: &[(&str, &str)]) -> Vec<(String, usize)> {
     let shown = showing("x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b");
-    let (settings, mut exchange, mut pool) = (shown, Exchange::new(Timestamp(0)), pool());
+    let settings = shown;
+    let mut exchange = Exchange::new(Timestamp(0));
+    let mut pool = pool();
     exchange.request_headers(&settings, PAIRS, false);
     let bytes = headers
         .iter()
@@ -106,7 +108,8 @@ fn headers_are_kept_that_a_plugin_reads_and_no_others() {
 /// Returns the log of a decision about a request with these headers. `early`: the headers were
 /// captured before there was state.
 fn logged(early: bool, headers: &[(&str, &str)], settings: &ExchangeSettings) -> String {
-    let (mut pool, mut exchange) = (pool(), Exchange::new(Timestamp(0)));
+    let mut pool = pool();
+    let mut exchange = Exchange::new(Timestamp(0));
     exchange.request_headers(settings, PAIRS, false);
     let bytes = headers
         .iter()
@@ -155,7 +158,9 @@ fn no_header_reaches_the_log_that_is_not_listed() {
 fn the_name_of_a_model_is_cut_in_the_log() {
     let name = format!("é{}", "m".repeat(100_000));
     let body = format!(r#"{{"model":"{name}","prompt":"x"}}"#);
-    let (settings, mut pool, mut exchange) = (recording(), pool(), Exchange::new(Timestamp(0)));
+    let settings = recording();
+    let mut pool = pool();
+    let mut exchange = Exchange::new(Timestamp(0));
     exchange.request_headers(&settings, PAIRS, false);
     assert!(matches!(
         exchange.decide(&settings, &mut pool, None, body.as_bytes(), Timestamp(0)),
@@ -168,7 +173,8 @@ fn the_name_of_a_model_is_cut_in_the_log() {
 #[test]
 fn there_is_room_for_16_kib_of_names_and_values() {
     let value = |bytes: usize| "v".repeat(bytes);
-    let (most, more) = (value(16_384 - 12), value(16_384 - 11));
+    let most = value(16_384 - 12);
+    let more = value(16_384 - 11);
     assert_eq!(
         seen(false, &[("x-session-id", &most)]),
         [sized("x-session-id", 16_372)]
@@ -177,7 +183,8 @@ fn there_is_room_for_16_kib_of_names_and_values() {
         seen(false, &[("x-session-id", &more)]).is_empty(),
         "one too many"
     );
-    let (half, rest) = (value(8_000), value(16_384 - 8_003 - 3));
+    let half = value(8_000);
+    let rest = value(16_384 - 8_003 - 3);
     assert_eq!(
         seen(true, &[("x-a", &half), ("x-b", &rest)]).len(),
         2,
@@ -197,7 +204,8 @@ fn there_is_room_for_16_kib_of_names_and_values() {
 
 #[test]
 fn a_body_that_the_host_cannot_show_is_not_asked_for() {
-    let (settings, mut pool) = (ExchangeSettings::default(), pool());
+    let settings = ExchangeSettings::default();
+    let mut pool = pool();
     for (unseen, routed) in [(true, true), (false, false)] {
         let mut exchange = Exchange::new(Timestamp(0));
         assert_eq!(
@@ -219,7 +227,8 @@ fn a_body_that_the_host_cannot_show_is_not_asked_for() {
 
 #[test]
 fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
-    let (settings, mut pool) = (ExchangeSettings::default(), pool());
+    let settings = ExchangeSettings::default();
+    let mut pool = pool();
     let mut silent = Exchange::new(Timestamp(0));
     silent.request_headers(&settings, PAIRS, false);
     silent.decide(&settings, &mut pool, None, BODY, Timestamp(0));
@@ -238,7 +247,8 @@ fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
 #[test]
 fn one_decision_in_so_many_is_recorded_and_none_for_0() {
     let recorded = |one_in: u32| {
-        let (mut settings, mut pool) = (ExchangeSettings::default(), pool());
+        let mut settings = ExchangeSettings::default();
+        let mut pool = pool();
         settings.decision_log.one_in = one_in;
         let decide = |_| {
             let mut exchange = Exchange::new(Timestamp(0));

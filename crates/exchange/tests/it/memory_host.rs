@@ -39,7 +39,8 @@ pub(crate) struct MemoryHost {
 impl MemoryHost {
     pub(crate) fn new(pool: &Rc<RefCell<ManagedPool>>, request: &[u8]) -> Self {
         let settings = ExchangeSettings::default();
-        let (request, response) = (request.to_vec(), REPLY.to_vec());
+        let request = request.to_vec();
+        let response = REPLY.to_vec();
         Self {
             pool: Rc::clone(pool),
             settings,

@@ -32,7 +32,8 @@ fn sent(pool: &mut ManagedPool, at: Timestamp) -> Exchange {
 }
 
 fn sent_prompt(pool: &mut ManagedPool, word: &str, at: Timestamp) -> Exchange {
-    let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(at));
+    let settings = ExchangeSettings::default();
+    let mut exchange = Exchange::new(at);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&settings, pairs, false);
     // 400 bytes are 100 tokens.
@@ -318,7 +319,8 @@ fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedO
             .find(|endpoint| endpoint.slot.0 % 3 == stage)
             .unwrap()
     };
-    let (prefill, picked) = (of_stage(1), of_stage(0));
+    let prefill = of_stage(1);
+    let picked = of_stage(0);
     let is_server = |endpoint: EndpointRef| {
         endpoint.slot.0.is_multiple_of(3) && (endpoint != picked) == retried
     };
@@ -447,11 +449,9 @@ fn another_tokenizer_is_learned_of_what_replies_tell_and_prompts_count_by_it() {
 
 #[test]
 fn a_request_without_a_prompt_is_no_measure() {
-    let (settings, mut pool, mut exchange) = (
-        ExchangeSettings::default(),
-        pool(1),
-        Exchange::new(at_ms(0)),
-    );
+    let settings = ExchangeSettings::default();
+    let mut pool = pool(1);
+    let mut exchange = Exchange::new(at_ms(0));
     exchange.request_headers(
         &settings,
         [(&b":method"[..], &b"GET"[..]), (b":path", b"/v1/models")],
@@ -498,7 +498,8 @@ fn an_answer_in_one_piece_tells_its_tokens() {
 fn the_second_of_two_prefills_is_measured_from_the_first_token_before_it() {
     let mut pool = pool(1);
     let server = ("10.0.0.0:8000", 1);
-    let (mut one, mut two) = (sent(&mut pool, at_ms(0)), sent(&mut pool, at_ms(10)));
+    let mut one = sent(&mut pool, at_ms(0));
+    let mut two = sent(&mut pool, at_ms(10));
     for (exchange, ms) in [(&mut one, 50), (&mut two, 80)] {
         answered(exchange, &mut pool, server, 200, at_ms(ms));
         exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(ms));

@@ -28,7 +28,8 @@ impl PolicyWorld {
 
     /// Sends a request that stays in flight, and returns its endpoint.
     fn send(&mut self, prompt: &str) -> String {
-        let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(Timestamp(0)));
+        let settings = ExchangeSettings::default();
+        let mut exchange = Exchange::new(Timestamp(0));
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
         exchange.request_headers(&settings, pairs, false);
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);

@@ -71,10 +71,8 @@ fn pool_of_adapters(scorer: &str, lora: LoraMetrics, seed: u64) -> ManagedPool {
 
 #[test]
 fn an_adapter_stays_where_it_was_given_and_other_workers_know() {
-    let (mut one, mut two) = (
-        pool_of_scorer("lora-affinity-scorer", 1),
-        pool_of_scorer("lora-affinity-scorer", 2),
-    );
+    let mut one = pool_of_scorer("lora-affinity-scorer", 1);
+    let mut two = pool_of_scorer("lora-affinity-scorer", 2);
     let homes: Vec<String> = ["sql", "ocr", "law"]
         .iter()
         .map(|model| picked_of(&mut one, model, "hi"))
@@ -191,7 +189,8 @@ fn who_was_given_what_is_remembered_when_endpoints_change_places() {
     let prompt = |n: usize| format!("{n} ").repeat(200);
     let order: Vec<String> = (0..4).map(|n| picked(&mut pool, &prompt(n))).collect();
     let before = pool.snapshot().unwrap();
-    let (mut endpoints, metrics) = (before.endpoints().to_vec(), before.metrics().to_vec());
+    let mut endpoints = before.endpoints().to_vec();
+    let metrics = before.metrics().to_vec();
     endpoints.reverse();
     let pipeline = Pipeline::build(&PipelineSpec::of_one_profile(
         "test",

@@ -175,10 +175,8 @@ fn no_hash_of_a_prompt_is_in_the_record() {
         &format!(r#"{{"model":"m","prompt":"{}"}}"#, "guessed ".repeat(200)),
         None,
     );
-    let (record, blocks) = (
-        record.unwrap(),
-        pool.take_placements().pop_front().unwrap().blocks,
-    );
+    let record = record.unwrap();
+    let blocks = pool.take_placements().pop_front().unwrap().blocks;
     assert!(
         blocks.len() > 4
             && blocks

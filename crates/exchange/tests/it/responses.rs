@@ -99,11 +99,9 @@ fn responses_read_as_the_goldens_say() {
             estimated,
         } = seen.usage;
         let estimated = if estimated { " (estimated)" } else { "" };
-        let (prompt, completion, cached) = (
-            show(prompt_tokens),
-            show(completion_tokens),
-            show(cached_tokens),
-        );
+        let prompt = show(prompt_tokens);
+        let completion = show(completion_tokens);
+        let cached = show(cached_tokens);
         out + &format!(
             "tokens: prompt {prompt}, of them cached {cached}; completion {completion}{estimated}"
         )

@@ -65,7 +65,8 @@ fn cuts_and_line_ends_change_nothing() {
                     .replace('\n', line_end)
                     .into_bytes()
             };
-            let (body, expected) = (ends(body), ends(&restore(api, streamed, &names, [body])));
+            let expected = ends(&restore(api, streamed, &names, [body]));
+            let body = ends(body);
             for cut in 0..=body.len() {
                 let got = restore(api, streamed, &names, [&body[..cut], &body[cut..]]);
                 assert_eq!(
@@ -100,7 +101,8 @@ fn no_more_than_the_name_is_ever_held_back() {
             "data: {{\"id\":\"a long enough id\",\"model\":\"{model}\",\"choices\":[]}}\n\n"
         );
         let mut restorer = ModelNameRestorer::new(names.clone(), RequestApi::ChatCompletions, true);
-        let (mut taken, mut given) = (0, 0);
+        let mut taken = 0;
+        let mut given = 0;
         for byte in event.as_bytes().chunks(1) {
             taken += 1;
             given += restorer.chunk(byte, false).len();
@@ -204,7 +206,8 @@ proptest! {
         streamed in any::<bool>(),
         path in proptest::sample::select(vec!["/v1/chat/completions", "/v1/responses", "/v1/messages"]),
     ) {
-        let (api, names) = (RequestApi::of(b"POST", path.as_bytes()), names("llama", "\"gpt\""));
+        let api = RequestApi::of(b"POST", path.as_bytes());
+        let names = names("llama", "\"gpt\"");
         let whole = restore(api, streamed, &names, [&bytes[..]]);
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
@@ -215,7 +218,8 @@ proptest! {
 
     #[test]
     fn putting_back_what_was_asked_undoes_it(bytes in soup(), streamed in any::<bool>()) {
-        let (to, from) = (names("llama", "\"gpt\""), names("gpt", "\"llama\""));
+        let to = names("llama", "\"gpt\"");
+        let from = names("gpt", "\"llama\"");
         let there = restore(RequestApi::ChatCompletions, streamed, &to, [&bytes[..]]);
         let back = restore(RequestApi::ChatCompletions, streamed, &from, [&there[..]]);
         let plain = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace("lla\\u006da", "llama");

@@ -267,7 +267,8 @@ fn what_cannot_be_is_told_by_its_header_and_only_while_it_matters() {
 
 #[test]
 fn flag_slo_and_header_decide_cell_by_cell() {
-    let (some, wrong) = (Some("80"), Some("-1"));
+    let some = Some("80");
+    let wrong = Some("-1");
     for header in [None, Some("false"), Some("true"), Some("perhaps")] {
         for slo in [None, some, wrong] {
             assert_eq!(
@@ -497,8 +498,10 @@ fn a_retry_takes_its_slo_along_and_what_it_saw_is_appended() {
 
 #[test]
 fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
-    let (mut one, mut two) = (pool([40.0, 40.0]), pool([40.0, 40.0]));
-    let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
+    let mut one = pool([40.0, 40.0]);
+    let mut two = pool([40.0, 40.0]);
+    let mut row = OwnLoadReport::default();
+    let mut peer = PeerLoadReport::default();
     let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "41")];
     let held: Vec<Exchange> = (0..2).map(|_| sent(&mut one, &strict).0).collect();
     let tell = |one: &mut ManagedPool,
@@ -561,11 +564,9 @@ fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
     let mut pool = pool([20.0, 20.0]);
     let (mut exchange, to) = sent(&mut pool, &[("x-slo-tpot-ms", "50")]);
     let slot = u16::from(to.unwrap() != "10.0.0.0:8000");
-    let (mut ours, mut theirs, mut peer) = (
-        LoadReportSum::default(),
-        LoadReportSum::default(),
-        PeerLoadReport::default(),
-    );
+    let mut ours = LoadReportSum::default();
+    let mut theirs = LoadReportSum::default();
+    let mut peer = PeerLoadReport::default();
     ours.reset(vec![at(0), at(1)], []);
     pool.in_flight()
         .rows()
@@ -637,7 +638,8 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
     let reasons: serde_json::Value = serde_json::from_str(exchange.reasons().unwrap()).unwrap();
     assert_eq!(reasons["profile"], "slo");
     let candidate = |slot: usize| reasons["candidates"][slot]["predicted"].clone();
-    let (kept, late) = (candidate(0), candidate(1));
+    let kept = candidate(0);
+    let late = candidate(1);
     let near = |value: &serde_json::Value, expected: f64| {
         (value.as_f64().unwrap() - expected).abs() < 0.01
     };
@@ -712,7 +714,8 @@ fn requests_that_met_missed_or_were_refused_their_slo_are_counted_by_model() {
         exchange.response_chunk(pool, body, last, Timestamp(0).plus_ms(first_ms));
         exchange.end(pool, Timestamp(0).plus_ms(first_ms));
     };
-    let (asked, good) = ([("x-slo-ttft-ms", "200")], (200, WHOLE));
+    let asked = [("x-slo-ttft-ms", "200")];
+    let good = (200, WHOLE);
     play(&mut pool, &asked, good, 150, true);
     play(&mut pool, &asked, good, 250, true);
     play(&mut pool, &asked, (500, b"{}"), 10, true);

@@ -79,7 +79,8 @@ fn send(
     content_type: &str,
     body: &[u8],
 ) -> Sent {
-    let (mut exchange, settings) = (Exchange::new(now()), ExchangeSettings::default());
+    let mut exchange = Exchange::new(now());
+    let settings = ExchangeSettings::default();
     let length = body.len().to_string();
     let pairs = [
         (":method", method),
@@ -484,7 +485,8 @@ fn an_endpoint_that_is_gone_ejected_or_not_allowed_is_not_waited_for() {
     respond(&mut pool, "10.0.0.1:8000", "application/json", &reply);
     let body = br#"{"model":"m","previous_response_id":"resp_1"}"#;
     let hinted = |pool: &mut ManagedPool, hint: &str| {
-        let (mut exchange, settings) = (Exchange::new(now()), ExchangeSettings::default());
+        let mut exchange = Exchange::new(now());
+        let settings = ExchangeSettings::default();
         let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/responses")];
         exchange.request_headers(&settings, pairs, false);
         let step = exchange.decide(&settings, pool, Some(hint.as_bytes()), body, now());
@@ -530,7 +532,8 @@ fn an_endpoint_that_is_gone_ejected_or_not_allowed_is_not_waited_for() {
 
 #[test]
 fn others_learn_where_a_response_was_made() {
-    let (mut one, mut other) = (plain(3), plain(3));
+    let mut one = plain(3);
+    let mut other = plain(3);
     one.set_placement_publishing(true);
     respond(
         &mut one,

@@ -18,11 +18,9 @@ const DONE: &str = "data: [DONE]";
 /// Returns the histogram after one streamed reply with these events, each at its time in ms after
 /// the request.
 fn tpot_ms(events: &[(u64, &str)]) -> CountHistogram {
-    let (settings, mut pool, mut exchange) = (
-        ExchangeSettings::default(),
-        ManagedPool::new(1, 1024),
-        Exchange::new(Timestamp(0)),
-    );
+    let settings = ExchangeSettings::default();
+    let mut pool = ManagedPool::new(1, 1024);
+    let mut exchange = Exchange::new(Timestamp(0));
     pool.install(pool_update(1, 1), 7, 1000);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);

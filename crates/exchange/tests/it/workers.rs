@@ -59,7 +59,8 @@ fn ms(ms: u64) -> Timestamp {
 
 /// Sends a request, and returns it with the endpoint that it goes to. It runs until it is ended.
 fn send(pool: &mut ManagedPool, prompt: &str, now: Timestamp) -> (Exchange, String) {
-    let (settings, mut exchange) = (ExchangeSettings::default(), Exchange::new(now));
+    let settings = ExchangeSettings::default();
+    let mut exchange = Exchange::new(now);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&settings, pairs, false);
     exchange.capture_headers(pool, pairs);
@@ -101,11 +102,10 @@ const ADDRESS: [&str; 4] = [
 
 #[test]
 fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
-    let (mut one, mut two) = (
-        pool_by("active-request-scorer", 4, 1),
-        pool_by("active-request-scorer", 4, 2),
-    );
-    let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
+    let mut one = pool_by("active-request-scorer", 4, 1);
+    let mut two = pool_by("active-request-scorer", 4, 2);
+    let mut row = OwnLoadReport::default();
+    let mut peer = PeerLoadReport::default();
     let head = LoadReportHead {
         vm: 9,
         written: ms(3),
@@ -196,7 +196,8 @@ fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
         );
         bytes
     };
-    let (mut strict, mut lax) = (PeerLoadReport::default(), PeerLoadReport::default());
+    let mut strict = PeerLoadReport::default();
+    let mut lax = PeerLoadReport::default();
     assert!(
         pool.read_load_report(&mut strict, row(200_000, 20_000), true),
         "SLOs are to be put together"
@@ -304,11 +305,9 @@ fn what_is_news_to_others_is_counted() {
     assert_eq!(grew(&pool), 0, "a further token is no change");
     exchange.end(&mut pool, ms(4));
 
-    let (mut row, mut peer, mut two) = (
-        OwnLoadReport::default(),
-        PeerLoadReport::default(),
-        ManagedPool::new(4, 1024),
-    );
+    let mut row = OwnLoadReport::default();
+    let mut peer = PeerLoadReport::default();
+    let mut two = ManagedPool::new(4, 1024);
     two.install(pool_update(4, 1), 7, 1_000);
     let bytes = pool
         .write_load_report(&mut row, LoadReportHead::default())
@@ -359,7 +358,8 @@ fn what_is_news_to_others_is_counted() {
         answered(pool, exchange, &first, 1, now);
         pool.changes() - before
     };
-    let (cleared, again) = (forget(&mut two, ms(2_000)), forget(&mut two, ms(2_001)));
+    let cleared = forget(&mut two, ms(2_000));
+    let again = forget(&mut two, ms(2_001));
     assert_eq!(cleared, again + 1);
     two.tick(ms(2_100));
     assert_eq!(
@@ -438,7 +438,8 @@ fn who_is_asked_first_is_known_from_the_pick_on() {
 }
 
 fn failures_told(pool: &mut ManagedPool) -> usize {
-    let (mut row, mut peer) = (OwnLoadReport::default(), PeerLoadReport::default());
+    let mut row = OwnLoadReport::default();
+    let mut peer = PeerLoadReport::default();
     let bytes = pool
         .write_load_report(&mut row, LoadReportHead::default())
         .to_vec();
@@ -547,7 +548,9 @@ fn hashes_are_keyed_by_the_secret_of_the_deployment() {
         exchange.end(&mut pool, ms(1));
         pool.take_placements().pop_front().unwrap().blocks
     };
-    let (one, two, three) = (blocks(1), blocks(0), blocks(1 << 64 | 1));
+    let one = blocks(1);
+    let two = blocks(0);
+    let three = blocks(1 << 64 | 1);
     assert_eq!(blocks(1), one);
     assert!(
         one.len() > 1

@@ -47,7 +47,8 @@ impl CachePlaces {
         } else {
             MissCause::WrongBelief
         };
-        let (mut missed, mut from) = (MissedTokens::default(), hit);
+        let mut missed = MissedTokens::default();
+        let mut from = hit;
         for (until, cause) in [
             (tokens(self.cached), of_cached),
             (tokens(self.elsewhere), MissCause::Moved),
@@ -123,7 +124,8 @@ mod tests {
                 given: below(200),
                 lost: below(200),
             };
-            let (prompt, blocks) = (below(100_000), 1 + below(150));
+            let prompt = below(100_000);
+            let blocks = 1 + below(150);
             let hit = below(100_000).min(prompt);
             let missed: u64 = places
                 .attribute(prompt, hit, blocks)

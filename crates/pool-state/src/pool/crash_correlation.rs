@@ -89,10 +89,8 @@ impl CrashCorrelator {
         if self.lost.is_empty() {
             return false;
         }
-        let (mark, since) = (
-            mark(prompt),
-            Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(REMEMBERED_MS).0)),
-        );
+        let mark = mark(prompt);
+        let since = Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(REMEMBERED_MS).0));
         let recent = || self.lost.iter().filter(|lost| lost.at >= since);
         let alone = |lost: &LostConnection| {
             let together = |other: &LostConnection| {
@@ -142,7 +140,8 @@ mod tests {
 
     #[test]
     fn two_engines_that_do_well_with_other_prompts_are_enough() {
-        let (mut crashing, health) = (CrashCorrelator::default(), fine(&[0, 1]));
+        let mut crashing = CrashCorrelator::default();
+        let health = fine(&[0, 1]);
         crashing.record(mark(POISON), id(0), at(1));
         crashing.record(mark(POISON), id(0), at(2));
         assert!(

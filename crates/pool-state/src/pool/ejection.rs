@@ -428,7 +428,8 @@ mod tests {
 
     #[test]
     fn each_failed_probe_ejects_for_twice_as_long_up_to_a_limit() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         eject(&mut ejections, 1, 0);
         let mut now = 0;
         for expected in [1_000, 2_000, 4_000, 5_000, 5_000] {
@@ -458,7 +459,8 @@ mod tests {
 
     #[test]
     fn one_probe_at_a_time_keeps_all_others_away() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         assert!(
             !ejections.is_probe(id(1), at(0)),
             "nothing is known against it"
@@ -483,7 +485,8 @@ mod tests {
 
     #[test]
     fn requests_already_under_way_say_nothing_new() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         for ms in 0..100 {
             eject(&mut ejections, 1, ms);
         }
@@ -501,7 +504,8 @@ mod tests {
 
     #[test]
     fn bad_answers_are_cleared_by_good_ones_only() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         eject(&mut ejections, 1, 0);
         ejections.eject(id(2), false, LONGEST, at(0));
         assert!(
@@ -558,7 +562,9 @@ mod tests {
 
     #[test]
     fn what_one_worker_saw_another_knows_and_a_success_anywhere_clears_it() {
-        let (mut one, mut two, pool) = (Ejections::default(), Ejections::default(), pool(4));
+        let mut one = Ejections::default();
+        let mut two = Ejections::default();
+        let pool = pool(4);
         assert!(eject(&mut one, 1, 0));
         assert_eq!(
             (tell(&one, &mut two, at(1)), tell(&one, &mut two, at(1))),
@@ -598,7 +604,8 @@ mod tests {
 
     #[test]
     fn what_comes_from_outside_is_news_once_however_its_moment_wavers() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         let told = |ms: u64, failures: u32| Ejection {
             at: at(ms),
             failures,
@@ -645,7 +652,8 @@ mod tests {
     /// A hostile peer repeats its record, for half of the pool and for the longest time that fits.
     #[test]
     fn another_proxys_record_ejects_for_seconds_and_not_again_at_once() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         let lie = |slot, ms: u64| Ejection {
             at: at(ms),
             failures: u32::MAX,
@@ -654,7 +662,9 @@ mod tests {
             outside: true,
             by_answers: true,
         };
-        let (mut out, mut longest, mut free) = ([0_u64; 4], 0, 0);
+        let mut out = [0_u64; 4];
+        let mut longest = 0;
+        let mut free = 0;
         for ms in (0..200_000).step_by(100) {
             for slot in 0..2 {
                 ejections.learn(lie(slot, ms), at(ms));
@@ -687,7 +697,8 @@ mod tests {
 
     #[test]
     fn what_was_seen_here_is_left_out_before_what_another_proxy_says() {
-        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut ejections = Ejections::default();
+        let pool = pool(4);
         for slot in 0..2 {
             let told = Ejection {
                 at: at(0),
@@ -706,7 +717,8 @@ mod tests {
 
     #[test]
     fn that_it_did_well_is_forgotten_in_the_end() {
-        let (mut one, mut two) = (Ejections::default(), Ejections::default());
+        let mut one = Ejections::default();
+        let mut two = Ejections::default();
         eject(&mut one, 1, 0);
         succeed(&mut one, 1, 10);
         one.forget_expired(at(10 + CLEARED_MS - 1));

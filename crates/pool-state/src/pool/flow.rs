@@ -154,7 +154,9 @@ impl ManagedPool {
         }
         // A request that needs a claim is held first, if only for a moment.
         let is_shared = self.queues.is_shared();
-        let (mut full_at, mut lacks_room, mut is_full) = (None, false, false);
+        let mut full_at = None;
+        let mut lacks_room = false;
+        let mut is_full = false;
         if is_shared || self.queues.may_pass(request.priority, now) {
             match self.pick_with_room(
                 request,
@@ -166,10 +168,13 @@ impl ManagedPool {
                 observer,
             ) {
                 Err(PickRefusal::Full(endpoint)) => {
-                    (full_at, lacks_room, is_full) = (Some(endpoint), true, true);
+                    full_at = Some(endpoint);
+                    lacks_room = true;
+                    is_full = true;
                 }
                 Err(PickRefusal::TooLarge(endpoint)) => {
-                    (full_at, lacks_room) = (Some(endpoint), true);
+                    full_at = Some(endpoint);
+                    lacks_room = true;
                 }
                 Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
                 Err(refusal) if refusal.is_without_endpoints() && self.waits_for_first() => {}

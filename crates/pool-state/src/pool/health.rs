@@ -217,7 +217,9 @@ impl EndpointHealthTable {
     /// Forgets the endpoint's answers: it was ejected and works again.
     pub(super) fn reset(&mut self, endpoint: EndpointRef) {
         if let Some(row) = self.row(endpoint) {
-            (row.streak, row.lost, row.window) = (0.0, 0, AnswerWindow::default());
+            row.streak = 0.0;
+            row.lost = 0;
+            row.window = AnswerWindow::default();
         }
     }
 
@@ -289,10 +291,8 @@ impl EndpointHealthTable {
 
     /// Whether the endpoint fails more than the others, and too much to be used.
     fn fails_more(&self, endpoint: EndpointRef, streak: f32, now: Timestamp) -> bool {
-        let (own, rest) = (
-            self.answers(endpoint, now),
-            self.others_answers(endpoint, now),
-        );
+        let own = self.answers(endpoint, now);
+        let rest = self.others_answers(endpoint, now);
         (streak >= STREAK || own.failure_rate() >= 0.5)
             && rest.good > 0.0
             && own.excess_over(rest) >= STREAK
@@ -313,7 +313,8 @@ impl EndpointHealthTable {
             .rows
             .iter()
             .filter(|row| row.endpoint.is_some_and(|other| other != endpoint));
-        let (mut seen, mut failing) = (0, 0);
+        let mut seen = 0;
+        let mut failing = 0;
         for row in others.filter(|row| row.window.answers(now).count() > 0.0) {
             seen += 1;
             failing += usize::from(row.streak > 0.0);

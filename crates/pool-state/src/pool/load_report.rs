@@ -218,7 +218,8 @@ impl PeerLoadReport {
 
     /// Subtracts each load that `next` lacks, and adds each load that only `next` has.
     fn apply_difference(&self, next: &Self, others: &mut PeerLoads) {
-        let (old, new) = (self.load_bytes(), next.load_bytes());
+        let old = self.load_bytes();
+        let new = next.load_bytes();
         let common = old.len().min(new.len());
         // Reading reports takes most of its time here, and most entries have not changed.
         for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)) {
@@ -251,7 +252,8 @@ impl PeerLoadReport {
         is: Option<&[u8; LOAD_BYTES]>,
         others: &mut PeerLoads,
     ) {
-        let (was, is) = (was.and_then(decode_load), is.and_then(decode_load));
+        let was = was.and_then(decode_load);
+        let is = is.and_then(decode_load);
         let (endpoint, before, load) = match (was, is) {
             (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
                 others.replace(endpoint, &was, &is);
@@ -454,12 +456,10 @@ mod tests {
 
     #[test]
     fn a_report_has_outstanding_load_and_failures() {
-        let (mut ledger, mut own, mut peer, mut others) = (
-            InFlight::default(),
-            OwnLoadReport::default(),
-            PeerLoadReport::default(),
-            started(),
-        );
+        let mut ledger = InFlight::default();
+        let mut own = OwnLoadReport::default();
+        let mut peer = PeerLoadReport::default();
+        let mut others = started();
         let mut ticket = ledger.admit(at(3, 1), 500);
         let _other = ledger.admit(at(5, u32::MAX), 1);
         ledger.decoded(&mut ticket, 20);
@@ -506,11 +506,9 @@ mod tests {
 
     #[test]
     fn the_lowest_slos_of_counted_reports_are_reported() {
-        let (mut others, mut one, mut two) = (
-            started(),
-            PeerLoadReport::default(),
-            PeerLoadReport::default(),
-        );
+        let mut others = started();
+        let mut one = PeerLoadReport::default();
+        let mut two = PeerLoadReport::default();
         let row = |ttft, tpot| {
             let mut own = OwnLoadReport::default();
             own.set(
@@ -546,7 +544,8 @@ mod tests {
 
     #[test]
     fn slos_are_computed_again_when_they_change_or_the_report_starts_or_stops_to_count() {
-        let (mut others, mut peer) = (started(), PeerLoadReport::default());
+        let mut others = started();
+        let mut peer = PeerLoadReport::default();
         let row = |requests, ttft_slo_us, failures: &[Ejection]| {
             let mut own = OwnLoadReport::default();
             own.set(
@@ -625,7 +624,8 @@ mod tests {
             )
             .to_vec()
         };
-        let (mut others, mut peer) = (started(), PeerLoadReport::default());
+        let mut others = started();
+        let mut peer = PeerLoadReport::default();
         let load = |others: &PeerLoads, slot| {
             (
                 others.load(at(slot, 1)).requests,
@@ -686,12 +686,10 @@ mod tests {
             );
             own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
         };
-        let (mut sum, mut one, mut two, mut others) = (
-            LoadReportSum::default(),
-            PeerLoadReport::default(),
-            PeerLoadReport::default(),
-            started(),
-        );
+        let mut sum = LoadReportSum::default();
+        let mut one = PeerLoadReport::default();
+        let mut two = PeerLoadReport::default();
+        let mut others = started();
         sum.reset((0..8).map(|slot| at(slot, 1)).collect(), []);
         sum.read(&mut one, row(2, 3, Some(40)));
         sum.read(&mut two, row(2, 4, Some(30)));
@@ -752,11 +750,9 @@ mod tests {
             outside,
             by_answers: false,
         };
-        let (mut one, mut two, mut others) = (
-            PeerLoadReport::default(),
-            PeerLoadReport::default(),
-            started(),
-        );
+        let mut one = PeerLoadReport::default();
+        let mut two = PeerLoadReport::default();
+        let mut others = started();
         let row = |failures: &[Ejection]| {
             OwnLoadReport::default()
                 .write(HEAD_OF_7, &mut InFlight::default(), failures)
@@ -892,7 +888,8 @@ mod tests {
         .append(&mut row);
         row.extend_from_slice(&encode_load(at(2, 1), &load));
         assert!(head.receive(&mut row));
-        let (mut read, mut others) = (PeerLoadReport::default(), started());
+        let mut read = PeerLoadReport::default();
+        let mut others = started();
         read.replace(row, true, &mut others);
         assert_eq!(others.load(at(2, 1)).prefills.prompts, PROMPTS_MAX);
         assert!(
@@ -903,7 +900,8 @@ mod tests {
 
     #[test]
     fn endpoints_that_are_idle_for_good_leave_the_row() {
-        let (mut ledger, mut own) = (InFlight::default(), OwnLoadReport::default());
+        let mut ledger = InFlight::default();
+        let mut own = OwnLoadReport::default();
         let kept = ledger.admit(at(900, 1), 5);
         for slot in 0..=EMPTY_LOADS_MAX as u16 {
             let ticket = ledger.admit(at(slot, 1), 5);

@@ -394,8 +394,8 @@ impl ManagedPool {
         let serving = serving(route);
         let prompting = route.prefill.unwrap_or(serving);
         let matched = self.matched_tokens(request, prompting);
-        let (serving_ref, prompting_ref) =
-            (state.endpoint(serving)?.0, state.endpoint(prompting)?.0);
+        let serving_ref = state.endpoint(serving)?.0;
+        let prompting_ref = state.endpoint(prompting)?.0;
         let mut picked = state.endpoint_addresses(route);
         let stages: Vec<EndpointRef> = route
             .encode
@@ -597,7 +597,8 @@ impl ManagedPool {
 
     /// Takes back a pick, because another VM gave the room away first.
     pub(super) fn take_back(&mut self, mut held: LedgerHold, blocks: &[u64]) {
-        let (endpoint, prefills) = (held.serving.endpoint(), held.load().prefills);
+        let endpoint = held.serving.endpoint();
+        let prefills = held.load().prefills;
         self.counters.uncount_pick(
             endpoint,
             prefills.prompt_tokens,

@@ -257,11 +257,9 @@ impl ManagedPool {
                 clippy::cast_precision_loss,
                 reason = "requests and tokens of one endpoint"
             )]
-            let (batch, context_tokens, count) = (
-                load.requests as f32,
-                load.decode_tokens as f32,
-                (watch.tokens - from) as f32,
-            );
+            let batch = load.requests as f32;
+            let context_tokens = load.decode_tokens as f32;
+            let count = (watch.tokens - from) as f32;
             let gap = TokenGap {
                 batch,
                 context_tokens,

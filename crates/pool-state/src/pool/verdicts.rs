@@ -126,7 +126,8 @@ impl ManagedPool {
         sent: &SentRequest,
         now: Timestamp,
     ) -> Option<Witness> {
-        let (accepted, client) = (&self.failures.accepted, sent.client());
+        let accepted = &self.failures.accepted;
+        let client = sent.client();
         let is_credentials = matches!(sent.status, 401 | 403);
         let is_possible = match verdict {
             Verdict::Success | Verdict::Unknown => false,
@@ -177,7 +178,8 @@ impl ManagedPool {
         failure: RequestFailure,
         now: Timestamp,
     ) {
-        let (health, ejections) = (&mut self.failures.health, &mut self.failures.ejections);
+        let health = &mut self.failures.health;
+        let ejections = &mut self.failures.ejections;
         let by_answers = matches!(failure, RequestFailure::Answer(_));
         if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
             // A probe whose failure is no reason stays: its end makes room for the next.

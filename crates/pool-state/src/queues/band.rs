@@ -200,7 +200,8 @@ impl BandQueue {
         let Some(flow) = self.flows.get_mut(flow) else {
             return;
         };
-        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
+        self.held += 1;
+        self.bytes = self.bytes.saturating_add(entry.bytes);
         let at = flow
             .held
             .partition_point(|other| (other.key, other.number) < (entry.key, entry.number));
@@ -216,10 +217,8 @@ impl BandQueue {
 
     fn take_at(&mut self, flow: usize, at: usize) -> Option<HeldEntry> {
         let entry = self.flows.get_mut(flow)?.held.remove(at)?;
-        (self.held, self.bytes) = (
-            self.held.saturating_sub(1),
-            self.bytes.saturating_sub(entry.bytes),
-        );
+        self.held = self.held.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.show();
         Some(entry)
     }
@@ -335,7 +334,8 @@ impl BandQueue {
     }
 
     fn show(&mut self) {
-        (self.counters.held, self.counters.bytes) = (self.held as u64, self.bytes);
+        self.counters.held = self.held as u64;
+        self.counters.bytes = self.bytes;
         if self.held == 0 {
             self.counters.oldest = None;
         }

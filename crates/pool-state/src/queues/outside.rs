@@ -40,7 +40,8 @@ pub(super) struct OutsideQueues {
 impl OutsideQueues {
     /// Sets what the others hold. Returns whether that has changed.
     pub(super) fn set(&mut self, bands: &[BandHeld], (running, delay_us): (u64, u64)) -> bool {
-        (self.running, self.delay_us) = (running, delay_us);
+        self.running = running;
+        self.delay_us = delay_us;
         let is_changed = self.bands != bands;
         if is_changed {
             self.bands = bands.to_vec();

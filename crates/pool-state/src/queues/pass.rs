@@ -208,7 +208,9 @@ impl ReleasePass {
         let rules = control.band(band.priority)?;
         let mut account = band.account;
         let mut walks: Vec<FlowWalk<'_>> = band.flows().iter().filter_map(FlowWalk::of).collect();
-        let (mut tries, mut scanned, is_only_flow) = (0, 0, walks.len() == 1);
+        let mut tries = 0;
+        let mut scanned = 0;
+        let is_only_flow = walks.len() == 1;
         while tries < LOOK_AHEAD && scanned < SCAN_MAX {
             let rank = |walk: &FlowWalk<'_>| {
                 let entry = walk.entry()?;

@@ -175,7 +175,8 @@ impl FlowQueues {
         (endpoint, is_full): (Option<EndpointRef>, bool),
         now: Timestamp,
     ) {
-        let (priority, number) = (ticket.flow.priority, ticket.number);
+        let priority = ticket.flow.priority;
+        let number = ticket.number;
         let band = self.band_mut(priority);
         let own = band
             .entry_mut(ticket.flow.at, ticket.key, number)

@@ -142,7 +142,8 @@ impl SharedQueues {
             return false;
         };
         let bytes = band.bytes / band.requests;
-        (band.requests, band.bytes) = (band.requests - 1, band.bytes - bytes);
+        band.requests -= 1;
+        band.bytes -= bytes;
         self.evict += 1;
         true
     }
@@ -195,7 +196,8 @@ impl FlowQueues {
         // Another VM may have begun to wait when room was made here. A later one has read of it.
         self.shared.event |=
             std::mem::take(&mut self.shared.unheard) && others_hold && !self.shared.others_hold;
-        (self.shared.has_peers, self.shared.others_hold) = (has_peers, others_hold);
+        self.shared.has_peers = has_peers;
+        self.shared.others_hold = others_hold;
         if !others_hold {
             self.shared.bands.clear();
         }
@@ -375,7 +377,9 @@ impl FlowQueues {
 
     /// Nothing is due until the next tick or event.
     pub(crate) fn rest(&mut self) {
-        (self.shared.event, self.shared.begun, self.shared.look) = (false, false, false);
+        self.shared.event = false;
+        self.shared.begun = false;
+        self.shared.look = false;
     }
 
     /// The order was written. If not (another VM wrote first), it is read again.
@@ -384,9 +388,12 @@ impl FlowQueues {
             self.shared.look = true;
             return;
         }
-        (self.shared.begun, self.shared.evict) = (false, 0);
+        self.shared.begun = false;
+        self.shared.evict = 0;
         for flow in self.bands.iter_mut().flat_map(|band| band.flows_mut()) {
-            (flow.passed, flow.joins_at, flow.settled) = (false, None, 0.0);
+            flow.passed = false;
+            flow.joins_at = None;
+            flow.settled = 0.0;
         }
     }
 
@@ -395,10 +402,8 @@ impl FlowQueues {
         let entry =
             self.band_mut(ticket.flow.priority)
                 .take(ticket.flow.at, ticket.key, ticket.number)?;
-        (self.held, self.bytes) = (
-            self.held.saturating_sub(1),
-            self.bytes.saturating_sub(entry.bytes),
-        );
+        self.held = self.held.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(entry.bytes);
         let accounts = self.band_mut(ticket.flow.priority).accounts(ticket.flow.at);
         Some(ClaimedEntry {
             entry,
@@ -423,7 +428,8 @@ impl FlowQueues {
             accounts,
             sent,
         } = claimed;
-        (self.held, self.bytes) = (self.held + 1, self.bytes.saturating_add(entry.bytes));
+        self.held += 1;
+        self.bytes = self.bytes.saturating_add(entry.bytes);
         self.sent = sent;
         let band = self.band_mut(ticket.flow.priority);
         band.set_accounts(ticket.flow.at, accounts);
@@ -482,7 +488,8 @@ impl FlowQueues {
     ) -> Option<super::pass::Candidate> {
         if self.shared.event && !self.shared.begun {
             order.begin_round(now);
-            (self.shared.event, self.shared.begun) = (false, true);
+            self.shared.event = false;
+            self.shared.begun = true;
         }
         self.pass.follow(order);
         self.pass.peek(&self.bands, control, now)
@@ -595,7 +602,8 @@ impl FlowQueues {
                 }
                 service.set_flow(flow.id, flow.account);
             }
-            (service.account, service.credit) = (band.account, band.credit);
+            service.account = band.account;
+            service.credit = band.credit;
             service.trim();
         }
     }

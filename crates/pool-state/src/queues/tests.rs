@@ -386,10 +386,8 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
         pool
     });
     let [mut plain, mut with_queues] = pools;
-    let (mut now, mut running) = (
-        Timestamp(0).plus_ms(1_000),
-        std::collections::VecDeque::new(),
-    );
+    let mut now = Timestamp(0).plus_ms(1_000);
+    let mut running = std::collections::VecDeque::new();
     for number in 0..300_u32 {
         now = now.plus_ms(u64::from(number % 7));
         let request = Drill::request(i32::try_from(number % 3).unwrap() - 1, number * 37 % 4_000);
@@ -492,7 +490,9 @@ proptest! {
     #[test]
     fn every_request_leaves_once_and_the_counters_end_at_zero(events in prop::collection::vec(event(), 1..150)) {
         let section = vec![number("maxRequests", 12.0), number("maxBytes", 20_000.0), number("ttlMs", 4_000.0)];
-        let (on, mut is_on, mut endpoints) = (pipeline(2.0, section), true, 2);
+        let on = pipeline(2.0, section);
+        let mut is_on = true;
+        let mut endpoints = 2;
         let mut drill = Drill::new(endpoints, &on);
         for event in &events {
             match *event {

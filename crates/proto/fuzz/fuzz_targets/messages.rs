@@ -11,7 +11,8 @@ fuzz_target!(|data: &[u8]| {
     let (first, second) = data.split_at(data.len() / 2);
     let mut snapshot = None;
     // The body of a call: what is taken from it is put back the same.
-    let (mut rest, mut again) = (data, Vec::new());
+    let mut rest = data;
+    let mut again = Vec::new();
     while let Some((message, after)) = proto::frames::take(rest) {
         proto::frames::push(&mut again, message);
         rest = after;

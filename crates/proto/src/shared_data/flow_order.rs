@@ -117,7 +117,9 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
             ..OrderRow::default()
         };
         let (evict, kinds) = unpair(words.next()?);
-        (row.evict, row.first, row.next) = (evict.into(), words.tag()?, words.tag()?);
+        row.evict = evict.into();
+        row.first = words.tag()?;
+        row.next = words.tag()?;
         for _ in 0..kinds {
             let priority = unpair(words.next()?).0.cast_signed();
             row.bands.push(BandHeld {
@@ -127,7 +129,8 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
             });
         }
         for _ in 0..words.next()? {
-            let (endpoint, priority) = (words::endpoint(words.next()?)?.0, unpair(words.next()?).0);
+            let endpoint = words::endpoint(words.next()?)?.0;
+            let priority = unpair(words.next()?).0;
             row.endpoints.push((endpoint, priority.cast_signed()));
         }
         order.rows.push(row);
@@ -144,8 +147,11 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
             turn: words.next()?,
         };
         for _ in 0..flows {
-            let (id, start, turn) = (words.next()?, words.float()?, words.next()?);
-            let (attained, attained_at) = (words.float()?, Timestamp(words.next()?));
+            let id = words.next()?;
+            let start = words.float()?;
+            let turn = words.next()?;
+            let attained = words.float()?;
+            let attained_at = Timestamp(words.next()?);
             band.flows.push((
                 id,
                 FlowAccount {

@@ -182,7 +182,8 @@ fn kinds(root: &MessageDescriptor) -> usize {
 
 #[test]
 fn messages_of_the_next_release_are_read_without_what_it_added() {
-    let (now, next) = (changed(&|_| {}), changed(&add_next_field));
+    let now = changed(&|_| {});
+    let next = changed(&add_next_field);
     let mut seen = BTreeSet::new();
     for root in ROOTS {
         for alternative in 0..kinds(&message(&now, root)) {
@@ -223,7 +224,8 @@ fn messages_of_the_next_release_are_read_without_what_it_added() {
 
 #[test]
 fn messages_of_the_last_release_are_read_and_it_reads_ours() {
-    let (now, last) = (changed(&|_| {}), changed(&remove_newest_field));
+    let now = changed(&|_| {});
+    let last = changed(&remove_newest_field);
     let mut seen = BTreeSet::new();
     for root in ROOTS {
         for alternative in 0..kinds(&message(&now, root)) {
@@ -313,10 +315,8 @@ fn no_field_of_a_release_is_renumbered_or_changes_its_type() {
         let [field, number, _] = line.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{line}")
         };
-        let (of, number) = (
-            field.rsplit_once('.').unwrap().0,
-            number.parse::<u32>().unwrap(),
-        );
+        let of = field.rsplit_once('.').unwrap().0;
+        let number = number.parse::<u32>().unwrap();
         let reserved = pool
             .get_message_by_name(&format!("{PACKAGE}.{of}"))
             .is_some_and(|of| of.reserved_ranges().any(|range| range.contains(&number)));

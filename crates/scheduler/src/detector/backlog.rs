@@ -259,11 +259,10 @@ mod tests {
     /// How many requests with prompts of so many tokens go to the endpoint, each at its first
     /// token when the next one comes.
     fn admitted(tokens: u32, (critical, share): (bool, f64)) -> usize {
-        let (snapshot, mut ledger) = (snapshot(), InFlight::default());
-        let (at, index) = (
-            snapshot.endpoints()[0].id,
-            snapshot.indices().next().unwrap(),
-        );
+        let snapshot = snapshot();
+        let mut ledger = InFlight::default();
+        let at = snapshot.endpoints()[0].id;
+        let index = snapshot.indices().next().unwrap();
         let limits = RoomLimits {
             critical,
             share,

@@ -77,7 +77,8 @@ impl ConcurrencyDetector {
     /// The load of these endpoints together, as a share of their capacity.
     #[expect(clippy::cast_precision_loss, reason = "loads stay far below 2^52")]
     fn share(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
-        let (mut requests, mut tokens) = ((0_u64, 0.0), (0_u64, 0.0));
+        let mut requests = (0_u64, 0.0);
+        let mut tokens = (0_u64, 0.0);
         for &endpoint in endpoints {
             let load = context.load(endpoint);
             requests = (
@@ -163,7 +164,8 @@ mod tests {
 
     /// Whether a pool of these roles is full with two requests at its last endpoint.
     fn is_full_with_two_at_the_last(roles: &[&str]) -> bool {
-        let (snapshot, mut ledger) = (snapshot(roles), InFlight::default());
+        let snapshot = snapshot(roles);
+        let mut ledger = InFlight::default();
         let last = snapshot.endpoints().last().unwrap().id;
         let running = [(); 2].map(|()| ledger.admit(last, 0));
         let index = snapshot.indices().next().unwrap();

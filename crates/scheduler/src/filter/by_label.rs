@@ -38,10 +38,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     let label = parameters.text("label")?;
-    let (values, unlabelled) = (
-        parameters.texts("validValues")?,
-        parameters.flag("allowsNoLabel")?,
-    );
+    let values = parameters.texts("validValues")?;
+    let unlabelled = parameters.flag("allowsNoLabel")?;
     if values.is_empty() && !unlabelled {
         return Err(parameters.out_of_range("validValues"));
     }

@@ -17,7 +17,8 @@ pub(crate) struct ServesModelFilter;
 impl Filter for ServesModelFilter {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if context.table.names_models() {
-            let (table, model) = (context.table, context.request.model);
+            let table = context.table;
+            let model = context.request.model;
             let anywhere = table.serves_anywhere(model);
             candidates.retain(|index| anywhere || table.serves(index, model));
         }

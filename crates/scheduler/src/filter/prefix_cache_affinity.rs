@@ -115,7 +115,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl PrefixCacheAffinityFilter {
     fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex) -> bool {
-        let (matched, blocks) = (context.affinity_blocks(endpoint), context.request.blocks());
+        let matched = context.affinity_blocks(endpoint);
+        let blocks = context.request.blocks();
         f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 
@@ -185,10 +186,8 @@ mod tests {
 
     #[test]
     fn no_throughput_needs_no_penalty() {
-        let (idle, any) = (
-            idle_throughput(),
-            ("maxTTFTPenaltyMs", ParameterValue::Number(0.0)),
-        );
+        let idle = idle_throughput();
+        let any = ("maxTTFTPenaltyMs", ParameterValue::Number(0.0));
         assert!(
             refusal(std::slice::from_ref(&idle))
                 .starts_with("parameter `peakPrefillThroughput` is out of range")

@@ -241,11 +241,9 @@ mod tests {
 
     /// Serves `turns` requests to flows that always wait. Returns the tokens that each received.
     fn served(policy: &dyn FairnessPolicy, costs: &[f64], turns: usize) -> Vec<f64> {
-        let (mut flows, mut band, mut tokens) = (
-            vec![FlowAccount::default(); costs.len()],
-            BandAccount::default(),
-            vec![0.0; costs.len()],
-        );
+        let mut flows = vec![FlowAccount::default(); costs.len()];
+        let mut band = BandAccount::default();
+        let mut tokens = vec![0.0; costs.len()];
         for _ in 0..turns {
             let now = Timestamp::default();
             let ranks: Vec<f64> = flows
@@ -284,18 +282,14 @@ mod tests {
     #[test]
     fn a_flow_that_was_idle_saves_nothing() {
         let policy = policy(&TOKENS);
-        let (mut busy, mut idle, mut band) = (
-            FlowAccount::default(),
-            FlowAccount::default(),
-            BandAccount::default(),
-        );
-        let (cost, now) = (
-            FlowCost {
-                prompt: 100.0,
-                output: 0.0,
-            },
-            Timestamp::default(),
-        );
+        let mut busy = FlowAccount::default();
+        let mut idle = FlowAccount::default();
+        let mut band = BandAccount::default();
+        let cost = FlowCost {
+            prompt: 100.0,
+            output: 0.0,
+        };
+        let now = Timestamp::default();
         for _ in 0..1_000 {
             policy.advance(
                 &mut band,
@@ -315,7 +309,8 @@ mod tests {
     #[test]
     fn service_is_forgotten_with_its_half_life_and_waiting_counts() {
         let policy = policy(&LEAST_SERVICE);
-        let (mut flow, mut band) = (FlowAccount::default(), BandAccount::default());
+        let mut flow = FlowAccount::default();
+        let mut band = BandAccount::default();
         policy.charge(
             &mut flow,
             &mut band,

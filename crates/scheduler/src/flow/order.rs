@@ -242,7 +242,8 @@ impl SharedOrder {
     /// Decides on the next step of the VM of this row. `begun`: it has begun a round that is not
     /// written yet.
     pub fn step(&mut self, own: OrderRow, begun: bool) -> OrderStep {
-        let (vm, now) = (own.vm, own.written);
+        let vm = own.vm;
+        let now = own.written;
         if own.next.is_some_and(|tag| self.is_turn(vm, &tag, now)) {
             return OrderStep::Try;
         }
@@ -258,7 +259,8 @@ impl SharedOrder {
     /// Puts the row of a VM that writes in any case. [`OrderStep::Try`]: after the write, the turn
     /// is still its own.
     pub fn put(&mut self, own: OrderRow) -> OrderStep {
-        let (vm, now) = (own.vm, own.written);
+        let vm = own.vm;
+        let now = own.written;
         let is_turn = own.next.is_some_and(|tag| self.is_turn(vm, &tag, now));
         self.set_row(own);
         if is_turn {

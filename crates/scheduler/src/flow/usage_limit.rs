@@ -170,11 +170,9 @@ mod tests {
         let Ok(Plugin::UsageLimit(policy)) = plugin.build(&given) else {
             panic!("{}", plugin.name)
         };
-        let (highest, lowest, bands) = (
-            priorities[0],
-            priorities[priorities.len() - 1],
-            priorities.len(),
-        );
+        let highest = priorities[0];
+        let lowest = priorities[priorities.len() - 1];
+        let bands = priorities.len();
         let ceiling = |(higher, &own)| {
             policy.ceiling(
                 BandRank {

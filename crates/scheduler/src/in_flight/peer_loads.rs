@@ -85,7 +85,9 @@ impl PeerLoads {
             sum.requests = short(sum.requests, was.requests, is.requests);
             sum.prefill_tokens = of(sum.prefill_tokens, was.prefill_tokens, is.prefill_tokens);
             sum.decode_tokens = of(sum.decode_tokens, was.decode_tokens, is.decode_tokens);
-            let (sum, was, is) = (&mut sum.prefills, &was.prefills, &is.prefills);
+            let sum = &mut sum.prefills;
+            let was = &was.prefills;
+            let is = &is.prefills;
             sum.prompts = short(sum.prompts, was.prompts, is.prompts);
             sum.prompt_tokens = of(sum.prompt_tokens, was.prompt_tokens, is.prompt_tokens);
             sum.uncached_tokens = of(sum.uncached_tokens, was.uncached_tokens, is.uncached_tokens);
@@ -96,7 +98,8 @@ impl PeerLoads {
     /// Clears all SLOs, before they are added again.
     pub fn forget_slos(&mut self) {
         for (_, load) in self.rows.iter_mut().flatten() {
-            (load.ttft_slo_us, load.tpot_slo_us) = (None, None);
+            load.ttft_slo_us = None;
+            load.tpot_slo_us = None;
         }
     }
 
@@ -104,7 +107,8 @@ impl PeerLoads {
     /// `delay_us` old. Stops counting picks that are older at `now_us`, on the clock of
     /// [`Self::picked`].
     pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now_us: u64) {
-        (self.stands_for, self.delay_us) = (proxies, delay_us);
+        self.stands_for = proxies;
+        self.delay_us = delay_us;
         while let Some(&(at, endpoint, load)) = self.young.front()
             && (proxies == 0
                 || now_us.saturating_sub(at) >= delay_us
@@ -177,7 +181,9 @@ mod tests {
 
     #[test]
     fn rows_add_up_for_current_generations_only() {
-        let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), PeerLoads::default());
+        let a = endpoint(3, 1);
+        let b = endpoint(9, 2);
+        let mut others = PeerLoads::default();
         others.add(a, load(1, 1));
         assert_eq!(
             others.load(a),
@@ -205,7 +211,9 @@ mod tests {
 
     #[test]
     fn a_young_pick_stands_for_one_of_each_other_proxy_until_their_reports_arrive() {
-        let (a, b, mut others) = (endpoint(3, 1), endpoint(4, 1), PeerLoads::default());
+        let a = endpoint(3, 1);
+        let b = endpoint(4, 1);
+        let mut others = PeerLoads::default();
         others.start(&[a, b]);
         others.picked(a, load(1, 50), 1_000);
         assert_eq!(
@@ -258,7 +266,8 @@ mod tests {
             tpot_slo_us: tpot,
             ..EndpointLoad::default()
         };
-        let (a, mut others) = (endpoint(0, 1), PeerLoads::default());
+        let a = endpoint(0, 1);
+        let mut others = PeerLoads::default();
         others.start(&[a]);
         others.add(a, slo(Some(5_000), None));
         others.add(a, slo(Some(9_000), Some(20)));

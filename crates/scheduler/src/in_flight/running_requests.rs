@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn the_strictest_comes_first_and_each_is_shown_with_all_that_is_known_of_it() {
-        let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
+        let a = endpoint(3, 1);
+        let mut ledger = InFlight::default();
         let loose = tracked(&mut ledger, a, slo(9_000, 80_000));
         let strict = tracked(&mut ledger, a, slo(0, 20_000));
         let mut middle = ledger.admit(a, 5);
@@ -270,7 +271,9 @@ mod tests {
 
     #[test]
     fn the_lowest_slo_is_that_of_requests_that_still_wait_for_it() {
-        let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
+        let a = endpoint(3, 1);
+        let b = endpoint(4, 1);
+        let mut ledger = InFlight::default();
         let mut strict = tracked(&mut ledger, a, slo(100, 20));
         let loose = tracked(&mut ledger, a, slo(900, 50));
         assert_eq!(lowest(&ledger, a), slo(100, 20));
@@ -296,7 +299,8 @@ mod tests {
 
     #[test]
     fn an_slo_that_no_endpoint_can_meet_does_not_count() {
-        let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
+        let a = endpoint(3, 1);
+        let mut ledger = InFlight::default();
         let mut greedy = ledger.admit(a, 10);
         ledger.track(
             &mut greedy,
@@ -316,7 +320,9 @@ mod tests {
 
     #[test]
     fn a_crashed_endpoint_has_no_slos_to_keep() {
-        let (old, new, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
+        let old = endpoint(3, 1);
+        let new = endpoint(3, 2);
+        let mut ledger = InFlight::default();
         let mut before = tracked(&mut ledger, old, slo(100, 20));
         let after = tracked(&mut ledger, new, slo(900, 50));
         assert_eq!(

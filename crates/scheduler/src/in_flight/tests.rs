@@ -35,7 +35,9 @@ fn rows(ledger: &InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
 
 #[test]
 fn a_request_to_a_former_generation_is_in_no_queue() {
-    let (before, after, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
+    let before = endpoint(3, 1);
+    let after = endpoint(3, 2);
+    let mut ledger = InFlight::default();
     let mut ticket = ledger.admit(before, 5);
     let _other = ledger.admit(after, 5);
     let slo = Slo {
@@ -60,7 +62,9 @@ fn a_request_to_a_former_generation_is_in_no_queue() {
 
 #[test]
 fn prompts_are_summed_up_until_their_first_token() {
-    let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
+    let a = endpoint(3, 1);
+    let b = endpoint(4, 1);
+    let mut ledger = InFlight::default();
     let mut long = ledger.admit_prompt(a, 10_240, 2_048);
     let mut cached = ledger.admit_prompt(a, 600, 0);
     let expected = PendingPrefills {
@@ -102,7 +106,8 @@ fn prompts_are_summed_up_until_their_first_token() {
 
 #[test]
 fn the_load_of_others_is_seen_by_a_pick_but_is_not_ours() {
-    let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
+    let a = endpoint(3, 1);
+    let mut ledger = InFlight::default();
     let ticket = ledger.admit(a, 100);
     ledger.others_mut().start(&[a]);
     ledger.others_mut().add(a, load(2, 30, 4));
@@ -127,8 +132,11 @@ fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, EndpointLoad)> {
 
 #[test]
 fn changed_rows_are_reported_once_with_their_current_load() {
-    let (a, b, mut ledger) = (endpoint(3, 1), endpoint(9, 4), InFlight::default());
-    let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
+    let a = endpoint(3, 1);
+    let b = endpoint(9, 4);
+    let mut ledger = InFlight::default();
+    let mut one = ledger.admit(a, 10);
+    let two = ledger.admit(a, 20);
     assert_eq!(changed(&mut ledger), [(a, load(2, 30, 0))]);
     assert_eq!(changed(&mut ledger), []);
     ledger.transfer(&mut one, b);
@@ -162,7 +170,8 @@ fn changed_rows_are_reported_once_with_their_current_load() {
 
 #[test]
 fn a_request_from_pick_to_end() {
-    let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
+    let a = endpoint(3, 1);
+    let mut ledger = InFlight::default();
     let mut ticket = ledger.admit(a, 900);
     assert_eq!(plain(ledger.load(a)), load(1, 900, 0));
     ledger.first_token(&mut ticket, 1000);
@@ -179,7 +188,9 @@ fn a_request_from_pick_to_end() {
 
 #[test]
 fn expected_output_counts_to_the_end() {
-    let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
+    let a = endpoint(3, 1);
+    let b = endpoint(4, 1);
+    let mut ledger = InFlight::default();
     let mut ticket = ledger.admit(a, 900);
     ledger.expect_output(&mut ticket, 50);
     assert_eq!(plain(ledger.load(a)), load(1, 950, 0));
@@ -196,8 +207,11 @@ fn expected_output_counts_to_the_end() {
 
 #[test]
 fn a_retry_takes_all_of_it_along() {
-    let (a, b, mut ledger) = (endpoint(0, 1), endpoint(9, 4), InFlight::default());
-    let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
+    let a = endpoint(0, 1);
+    let b = endpoint(9, 4);
+    let mut ledger = InFlight::default();
+    let mut one = ledger.admit(a, 10);
+    let two = ledger.admit(a, 20);
     ledger.transfer(&mut one, b);
     assert_eq!(
         (plain(ledger.load(a)), plain(ledger.load(b))),
@@ -222,7 +236,9 @@ fn a_retry_takes_all_of_it_along() {
 
 #[test]
 fn a_new_generation_starts_clean() {
-    let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
+    let old = endpoint(5, 1);
+    let new = endpoint(5, 2);
+    let mut ledger = InFlight::default();
     let mut before = ledger.admit(old, 100);
     let after = ledger.admit(new, 1);
     assert_eq!(
@@ -243,7 +259,9 @@ fn a_new_generation_starts_clean() {
 
 #[test]
 fn a_generation_that_comes_back_does_not_get_its_tickets_back() {
-    let (one, two, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
+    let one = endpoint(5, 1);
+    let two = endpoint(5, 2);
+    let mut ledger = InFlight::default();
     let first = ledger.admit(one, 100);
     let second = ledger.admit(two, 10);
     let third = ledger.admit(one, 1);
@@ -256,12 +274,10 @@ fn a_generation_that_comes_back_does_not_get_its_tickets_back() {
 
 #[test]
 fn a_transfer_to_a_former_generation_does_not_reset_the_current_one() {
-    let (old, new, other, mut ledger) = (
-        endpoint(5, 1),
-        endpoint(5, 2),
-        endpoint(0, 1),
-        InFlight::default(),
-    );
+    let old = endpoint(5, 1);
+    let new = endpoint(5, 2);
+    let other = endpoint(0, 1);
+    let mut ledger = InFlight::default();
     let present = ledger.admit(new, 10);
     let mut late = ledger.admit(other, 7);
     ledger.transfer(&mut late, old);
@@ -290,7 +306,8 @@ fn a_transfer_to_a_former_generation_does_not_reset_the_current_one() {
 
 #[test]
 fn a_slot_out_of_range_is_counted_nowhere() {
-    let (far, mut ledger) = (endpoint(u16::MAX, 1), InFlight::default());
+    let far = endpoint(u16::MAX, 1);
+    let mut ledger = InFlight::default();
     let mut ticket = ledger.admit(far, 10);
     ledger.first_token(&mut ticket, 10);
     assert_eq!(plain(ledger.load(far)), EndpointLoad::default());

@@ -187,10 +187,8 @@ mod tests {
             uncached_tokens: 12_288.0,
         };
         let x = features(&conditions, &step);
-        let (own, decode) = (
-            step.prefill_ms(12_288.0, 13_000.0),
-            step.decode_ms(41.0, 13_011.0),
-        );
+        let own = step.prefill_ms(12_288.0, 13_000.0);
+        let decode = step.decode_ms(41.0, 13_011.0);
         assert_eq!(
             x,
             [

@@ -346,13 +346,12 @@ impl LatencyLearner {
     /// The model in force; `None` before there is one.
     #[must_use]
     pub fn model(&self) -> Option<LatencyModel> {
-        let (ttft, tpot) = (self.ttft.head()?, self.tpot.head()?);
+        let ttft = self.ttft.head()?;
+        let tpot = self.tpot.head()?;
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
-            let (ttft, tpot) = (
-                self.ttft.offsets.published(slot),
-                self.tpot.offsets.published(slot),
-            );
+            let ttft = self.ttft.offsets.published(slot);
+            let tpot = self.tpot.offsets.published(slot);
             let generation = ttft
                 .or(tpot)
                 .map_or(Generation(0), |(generation, _)| generation);
@@ -437,7 +436,8 @@ impl LatencyLearner {
             self.window.refresh(&samples);
             self.changed = true;
         }
-        (self.ttft.fresh, self.tpot.fresh) = (0, 0);
+        self.ttft.fresh = 0;
+        self.tpot.fresh = 0;
         true
     }
 }
@@ -469,7 +469,8 @@ impl TargetModel {
         let Some(log) = sample.log(which) else {
             return false;
         };
-        (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
+        self.samples = self.samples.saturating_add(1);
+        self.fresh += 1;
         let Some(shape) = &self.shape else {
             return false;
         };

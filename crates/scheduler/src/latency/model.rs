@@ -303,7 +303,8 @@ impl LatencyModel {
                 spread: P90Spread::read(&mut words)?,
             })
         };
-        let (ttft, tpot) = (head()?, head()?);
+        let ttft = head()?;
+        let tpot = head()?;
         let mut offsets = Vec::new();
         while !words.ended() {
             if offsets.len() >= ENDPOINTS_MAX {
@@ -415,7 +416,8 @@ mod tests {
             model.predict(endpoint(0), &with(7.0, 5.0)),
             Err(NoPrediction::OutsideRange("queued"))
         );
-        (model.ttft.samples, model.tpot.samples) = (SAMPLES_MIN, SAMPLES_MIN);
+        model.ttft.samples = SAMPLES_MIN;
+        model.tpot.samples = SAMPLES_MIN;
         assert!(model.predict(endpoint(0), &Conditions::default()).is_ok());
         model.tpot.samples -= 1;
         assert_eq!(

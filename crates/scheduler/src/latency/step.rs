@@ -100,7 +100,8 @@ impl StepModel {
             speeds.resize(slot + 1, AVERAGE);
         }
         if let Some(speed) = speeds.get_mut(slot) {
-            let (prefill, decode) = (nearest(prefill, &SPEEDS), nearest(decode, &SPEEDS));
+            let prefill = nearest(prefill, &SPEEDS);
+            let decode = nearest(decode, &SPEEDS);
             *speed = EndpointSpeed {
                 generation: endpoint.generation,
                 prefill,
@@ -257,7 +258,8 @@ impl StepModel {
 
     /// Reads what [`Self::put_costs`] wrote.
     pub(super) fn read_costs(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
-        let (prefill, decode) = (words.numbers(&COEFFICIENTS)?, words.numbers(&COEFFICIENTS)?);
+        let prefill = words.numbers(&COEFFICIENTS)?;
+        let decode = words.numbers(&COEFFICIENTS)?;
         Ok(Self {
             prefill,
             decode,

@@ -87,7 +87,8 @@ mod tests {
             ..EndpointMetrics::default()
         };
         let snapshot = snapshot(metrics);
-        let (at, mut ledger) = (snapshot.endpoints()[0].id, InFlight::default());
+        let at = snapshot.endpoints()[0].id;
+        let mut ledger = InFlight::default();
         ledger.scraped(&[at]);
         let mut decoding = ledger.admit_prompt(at, 100, 100);
         ledger.first_token(&mut decoding, 100);

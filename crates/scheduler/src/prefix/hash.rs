@@ -135,10 +135,8 @@ pub fn block_hashes(
             .sum::<usize>()
             + 1,
     );
-    let (mut blocks, last) = (
-        0,
-        sections.iter().rposition(|section| section.text.len() > 0),
-    );
+    let mut blocks = 0;
+    let last = sections.iter().rposition(|section| section.text.len() > 0);
     for (at, section) in sections
         .iter()
         .enumerate()
@@ -215,7 +213,8 @@ impl SectionSums {
     /// Forgets the text so far.
     pub fn clear(&mut self) {
         self.sums.clear();
-        (self.blocks, self.bytes_left) = (0, self.block_bytes);
+        self.blocks = 0;
+        self.bytes_left = self.block_bytes;
         self.text = self.empty.clone();
     }
 
@@ -489,7 +488,8 @@ mod tests {
         );
 
         let dictionary: Vec<String> = (0..2_000).map(|n| format!("prompt {n}")).collect();
-        let (secret, mut sent) = (0x0123_4567_89ab_cdef_u128 << 64 | 0xfeed, Vec::new());
+        let secret = 0x0123_4567_89ab_cdef_u128 << 64 | 0xfeed;
+        let mut sent = Vec::new();
         for text in [&"hi".to_owned(), &dictionary[1_234]] {
             let mut sums = SectionSums::new(secret, BLOCK, BLOCKS_MAX);
             sums.update(text.as_bytes());
@@ -611,7 +611,9 @@ mod tests {
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
             cuts.sort_unstable();
             let section = || SectionSums::new(7, BLOCK_BYTES_MIN, BLOCKS_MAX);
-            let (mut whole, mut parts, mut from) = (section(), section(), 0);
+            let mut whole = section();
+            let mut parts = section();
+            let mut from = 0;
             whole.update(&text);
             for cut in cuts {
                 parts.update(&text[from..cut]);
@@ -634,7 +636,8 @@ mod tests {
                 sums.separator();
                 hashes(&[sums])
             };
-            let (chain_a, chain_b) = (chain(&a), chain(&b));
+            let chain_a = chain(&a);
+            let chain_b = chain(&b);
             let agree = chain_a.iter().zip(&chain_b).take_while(|(x, y)| x == y).count();
             if a == b {
                 prop_assert_eq!(chain_a, chain_b);

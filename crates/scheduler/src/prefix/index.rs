@@ -406,7 +406,8 @@ impl PrefixIndex {
     }
 
     fn look_at(&mut self, budget_buckets: usize) {
-        let (buckets, epoch) = (self.table.buckets() as u64, self.epoch);
+        let buckets = self.table.buckets() as u64;
+        let epoch = self.epoch;
         let until = self.swept + buckets.min(budget_buckets as u64);
         for turn in self.swept..until {
             let owners = &mut self.owners;

@@ -262,7 +262,9 @@ impl OwnerTable {
             .get_mut(usize::from(id))
             .filter(|row| row.nominal != nominal)
         {
-            (row.nominal, row.capacity, row.oldest_stale) = (nominal, nominal, 0);
+            row.nominal = nominal;
+            row.capacity = nominal;
+            row.oldest_stale = 0;
             row.settle();
         }
     }
@@ -438,7 +440,8 @@ impl Owner {
         let stage = |start| u32::from(start >= self.oldest_stale) + u32::from(start >= self.oldest);
         let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
         let costs = pairs.map(|(at, (older, newer))| {
-            let (of_older, of_newer) = (stage(older.start), stage(newer.start));
+            let of_older = stage(older.start);
+            let of_newer = stage(newer.start);
             let sum = older.blocks.saturating_add(newer.blocks);
             (
                 if of_older == of_newer {
@@ -474,7 +477,8 @@ impl Owner {
 
     /// The first epoch of the newest age bands that together have `blocks` blocks, or of all bands.
     fn newest_of(&self, blocks: u32) -> u64 {
-        let (mut sum, mut oldest) = (0_u32, u64::MAX);
+        let mut sum = 0_u32;
+        let mut oldest = u64::MAX;
         for age_band in self.live().iter().rev() {
             if sum >= blocks {
                 break;

@@ -20,7 +20,8 @@ pub(super) struct SipHash {
 impl SipHash {
     pub(super) fn new(key: u128) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
-        let (low, high) = (key as u64, (key >> 64) as u64);
+        let low = key as u64;
+        let high = (key >> 64) as u64;
         Self {
             v: [
                 low ^ 0x736f_6d65_7073_6575,

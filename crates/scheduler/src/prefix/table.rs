@@ -461,7 +461,8 @@ mod tests {
     /// look-ups of absent blocks compare.
     #[test]
     fn false_positives_are_as_rare_as_theory_says() {
-        let (mut table, mut rng) = (BlockTable::new(100_000), Rng::seeded(1));
+        let mut table = BlockTable::new(100_000);
+        let mut rng = Rng::seeded(1);
         for _ in 0..60_000 {
             let key = table.key(rng.next_u64(), 0);
             let (place, _) = table.choose(key, |_| 0).unwrap();
@@ -476,7 +477,9 @@ mod tests {
                 },
             );
         }
-        let (mut compared, mut agree, mut all_bits) = (0_u32, 0_u32, 0);
+        let mut compared = 0_u32;
+        let mut agree = 0_u32;
+        let mut all_bits = 0;
         for _ in 0..1_000_000 {
             let key = table.key(rng.next_u64(), 1);
             for have in table

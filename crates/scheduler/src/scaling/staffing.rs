@@ -23,7 +23,8 @@ pub fn staffed(busy: f64, wait_s: f64, request_s: f64) -> f64 {
     /// Bisections of the range: the digits of a float.
     const BISECTIONS: usize = 50;
     let least = busy / UTILIZATION_MAX;
-    let (mut low, mut high) = (busy, busy + DEVIATIONS_MAX * busy.sqrt());
+    let mut low = busy;
+    let mut high = busy + DEVIATIONS_MAX * busy.sqrt();
     if high <= least || request_s <= 0.0 {
         return least;
     }

@@ -104,7 +104,8 @@ fn the_figures_of_an_example() {
 fn requests_that_proxies_hold_are_backlog() {
     let step = StepModel::of(STEP.0, STEP.1, 100.0);
     let found = |held, endpoint: OutstandingWork| {
-        let (role, seats) = (ScalingRole::Both, EngineSeats::default());
+        let role = ScalingRole::Both;
+        let seats = EngineSeats::default();
         signal(
             &ScalingGroup {
                 role,
@@ -125,7 +126,8 @@ fn requests_that_proxies_hold_are_backlog() {
         uncached_tokens: 2e5,
         ..IDLE
     };
-    let (held, at_engine) = (found(200.0, IDLE), found(0.0, queued));
+    let held = found(200.0, IDLE);
+    let at_engine = found(0.0, queued);
     assert_near(held.backlog_s.unwrap(), at_engine.backlog_s.unwrap());
     assert_near(held.desired, at_engine.desired);
     assert_eq!(found(f64::NAN, IDLE), found(0.0, IDLE));
@@ -357,15 +359,14 @@ fn a_limit_of_requests_needs_more_replicas() {
         [4.0, 64.0, 64.0]
     );
     assert_eq!(EngineSeats::default().at_most(Some(1.0)).batch(0.0), 1.0);
-    let (step, mix) = (
-        StepModel::of(STEP.0, STEP.1, 100.0),
-        RequestMix {
-            per_second: 20.0,
-            ..MIX
-        },
-    );
+    let step = StepModel::of(STEP.0, STEP.1, 100.0);
+    let mix = RequestMix {
+        per_second: 20.0,
+        ..MIX
+    };
     let desired = |limit| {
-        let (role, seats) = (ScalingRole::Both, seats.at_most(limit));
+        let role = ScalingRole::Both;
+        let seats = seats.at_most(limit);
         let endpoints = &[IDLE];
         signal(
             &ScalingGroup {
@@ -472,10 +473,11 @@ proptest! {
     #[test]
     fn a_pool_of_twice_the_size_needs_at_most_twice_the_replicas(endpoints in prop::collection::vec(any_work(), 1..6), per_second in 0.0..500.0) {
         let goal = ScalingGoal { replicas: (0, 1_000_000), startup_s: 60.0, ..GOAL };
-        let (one, two) = (of(RequestMix { per_second, ..MIX }, &endpoints, &goal), {
+        let one = of(RequestMix { per_second, ..MIX }, &endpoints, &goal);
+        let two = {
             let twice = [&endpoints[..], &endpoints].concat();
             of(RequestMix { per_second: 2.0 * per_second, ..MIX }, &twice, &goal)
-        });
+        };
         let twice = 2.0 * one.desired * (1.0 + 1e-6);
         prop_assert!((one.desired..=twice).contains(&two.desired), "{one:?} {two:?}");
         prop_assert!((two.backlog_s.unwrap_or(0.0) - one.backlog_s.unwrap_or(0.0)).abs() <= 1e-6, "{one:?} {two:?}");
@@ -495,7 +497,8 @@ proptest! {
         let goal = ScalingGoal { ttft_s: goal[0], drain_s: goal[1], startup_s: goal[2], spare: goal[3], replicas };
         let mix = RequestMix { per_second, prompt_tokens, uncached_tokens, output_tokens };
         let found = of(mix, &[endpoint], &goal);
-        let (least, most) = (f64::from(replicas.0), f64::from(replicas.1.max(replicas.0)));
+        let least = f64::from(replicas.0);
+        let most = f64::from(replicas.1.max(replicas.0));
         prop_assert!((least..=most).contains(&found.desired), "{found:?}");
         prop_assert!(found.backlog_s.is_none_or(|seconds| seconds >= 0.0), "{found:?}");
     }

@@ -112,7 +112,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 fn range(normalization: &Parameters<'_>) -> Result<Option<(f32, f32)>, InvalidParameter> {
     let adaptive = normalization.nested("adaptiveRange", &[], |_| Ok(()))?;
     let fixed = normalization.nested("fixedRange", FIXED_RANGE, |fixed| {
-        let (min, max) = (fixed.finite("min")?, fixed.finite("max")?);
+        let min = fixed.finite("min")?;
+        let max = fixed.finite("max")?;
         if min < max {
             Ok((min, max))
         } else {

@@ -244,10 +244,8 @@ impl LatencyScorer {
                 .flatten()
                 .filter(|predicted| tier(predicted) == best)
         };
-        let (ttft, tpot) = (
-            HeadroomRange::of(in_tier().map(|p| p.ttft)),
-            HeadroomRange::of(in_tier().map(|p| p.tpot)),
-        );
+        let ttft = HeadroomRange::of(in_tier().map(|p| p.ttft));
+        let tpot = HeadroomRange::of(in_tier().map(|p| p.tpot));
         let (alpha, beta) = self.weights(ttft, tpot);
         let most = best == HeadroomTier::Meets && self.strategy == HeadroomStrategy::Most;
         for (score, predicted) in scores.iter_mut().zip(known()) {

@@ -277,7 +277,8 @@ fn kv_memory(context: &Context<'_>, endpoint: EndpointIndex) -> Option<KvMemory>
 fn score_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
     sort_by(&mut equals, |(one, _), (other, _)| one < other);
     let count = float(equals.len() as u64);
-    let (mut rank, mut previous) = (0, None);
+    let mut rank = 0;
+    let mut previous = None;
     for (at, (key, score)) in (0_u64..).zip(equals) {
         if previous.replace(key) != Some(key) {
             rank = at;

@@ -123,9 +123,11 @@ fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
 /// per uncached token, and a fifth more for each other request; each further token takes 9 ms, plus
 /// 1 ms for each other request and for each thousand tokens of its prompt.
 fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
-    let (mut rng, mut learner) = (Rng::seeded(3), LatencyLearner::default());
+    let mut rng = Rng::seeded(3);
+    let mut learner = LatencyLearner::default();
     for at in 0..requests {
-        let (requests, tokens) = ((rng.open01() * 10.0).floor(), rng.open01() * 8_000.0);
+        let requests = (rng.open01() * 10.0).floor();
+        let tokens = rng.open01() * 8_000.0;
         let conditions = Conditions {
             queued: Some(0.0),
             running: Some(requests),
@@ -181,7 +183,8 @@ fn an_slo_that_an_idle_endpoint_could_not_keep_does_not_count() {
 #[test]
 fn without_a_prediction_the_step_model_decides_which_slos_count() {
     let snapshot = snapshot();
-    let (model, first) = (learned(&snapshot, 40), snapshot.indices().next().unwrap());
+    let model = learned(&snapshot, 40);
+    let first = snapshot.indices().next().unwrap();
     let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(
         snapshot.endpoints()[0].id,
         2.0,

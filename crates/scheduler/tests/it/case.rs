@@ -231,7 +231,8 @@ impl DecisionCase {
     /// Reads a case; the error says which line is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut case = Self::new(PipelineSpec::default(), Vec::new());
-        let (mut section, mut columns) = ("", Vec::new());
+        let mut section = "";
+        let mut columns = Vec::new();
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             let at = |error: String| format!("{error}, in line: {line}");
@@ -443,7 +444,8 @@ impl DecisionCase {
 
     /// Schedules the request.
     pub fn decide(&self) -> Result<CaseDecision, String> {
-        let (snapshot, in_flight) = (self.snapshot()?, self.in_flight());
+        let snapshot = self.snapshot()?;
+        let in_flight = self.in_flight();
         let mut explanation = Explanation::default();
         let decision = self.decide_with(&snapshot, &in_flight, Some(&mut explanation));
         let names = self

@@ -136,16 +136,19 @@ proptest! {
     ) {
         let mut permuted = case.clone();
         permuted.pool = order.iter().map(|&at| case.pool[at].clone()).collect();
-        let (a, b) = (case.decide().unwrap(), permuted.decide().unwrap());
+        let a = case.decide().unwrap();
+        let b = permuted.decide().unwrap();
         let close = |x: f32, y: f32| (x - y).abs() <= 1e-5 * x.abs().max(1.0);
         for name in &a.names {
-            let (x, y) = (scores_of(&a, name), scores_of(&b, name));
+            let x = scores_of(&a, name);
+            let y = scores_of(&b, name);
             prop_assert!(x.len() == y.len() && x.iter().zip(&y).all(|(x, y)| close(*x, *y)), "{name}: {x:?} and {y:?}");
         }
         let totals = |outcome: &CaseDecision| -> Vec<f32> {
             outcome.ranked().iter().filter_map(|&at| scores_of(outcome, &outcome.names[at]).last().copied()).collect()
         };
-        let (x, y) = (totals(&a), totals(&b));
+        let x = totals(&a);
+        let y = totals(&b);
         prop_assert!(x.len() == y.len() && x.iter().zip(&y).all(|(x, y)| close(*x, *y)), "{x:?} and {y:?}");
     }
 
@@ -163,7 +166,8 @@ proptest! {
         prop_assume!(!weighs_all || load < 2 || load == 4 && case.pool[at].in_flight > 0);
         let mut loaded = case.clone();
         prop_assume!(raise(&mut loaded.pool[at], load, more));
-        let (before, after) = (case.decide().unwrap(), loaded.decide().unwrap());
+        let before = case.decide().unwrap();
+        let after = loaded.decide().unwrap();
         let name = &before.names[at];
         for (before, after) in scores_of(&before, name).iter().zip(scores_of(&after, name)) {
             prop_assert!(after <= *before, "{name}: {before} rose to {after}");
@@ -228,7 +232,8 @@ proptest! {
 /// How often each pod comes first, over many seeds.
 fn firsts(case: &DecisionCase, seeds: u64) -> Vec<u32> {
     let mut firsts = vec![0; case.pool.len()];
-    let (snapshot, in_flight) = (case.snapshot().unwrap(), case.in_flight());
+    let snapshot = case.snapshot().unwrap();
+    let in_flight = case.in_flight();
     for seed in 0..seeds {
         let case = DecisionCase {
             seed,

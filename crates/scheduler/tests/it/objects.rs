@@ -56,7 +56,8 @@ fn every_case_is_resolved_as_it_says() {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/objects/cases.txt"),
     )
     .unwrap();
-    let (mut spec, mut said) = (ObjectsSpec::default(), String::new());
+    let mut spec = ObjectsSpec::default();
+    let mut said = String::new();
     for line in text.lines().filter(|line| !line.starts_with("=> ")) {
         said.push_str(line);
         said.push('\n');
@@ -136,7 +137,9 @@ fn target(text: &str) -> TargetSpec {
 fn outcome(spec: &ObjectsSpec, asked: ModelRequest<'_>) -> String {
     const DRAWS: u32 = 10_000;
     let objects = Objects::build(spec).unwrap();
-    let (mut shares, mut rng, mut last) = (BTreeMap::new(), Rng::seeded(7), 0);
+    let mut shares = BTreeMap::new();
+    let mut rng = Rng::seeded(7);
+    let mut last = 0;
     for _ in 0..DRAWS {
         match objects.resolve(asked, |_| false, &mut rng) {
             Err(UnknownModel(model)) => return format!("unknown model {model}"),
@@ -299,7 +302,8 @@ proptest! {
     fn a_header_reaches_no_model_that_the_body_could_not(spec in any_spec(), model in any_name(), header in any_name(), seed: u64) {
         let objects = Objects::build(&spec).unwrap();
         let asked = |model, rewrite| objects.resolve(ModelRequest { model, objective: None, rewrite }, |_| false, &mut Rng::seeded(seed));
-        let (with, without) = (asked(&model, Some(header.as_str())), asked(&model, None));
+        let with = asked(&model, Some(header.as_str()));
+        let without = asked(&model, None);
         prop_assert!(with.is_err() || without.is_ok());
         if let (Ok(with), Ok(without)) = (with, without) && with != without {
             prop_assert!(oracle::known(&spec, &header));
@@ -312,7 +316,9 @@ proptest! {
         prop_assume!(weights.iter().sum::<u32>() > 0);
         let targets = weights.iter().enumerate().map(|(i, w)| TargetSpec { model: format!("t{i}"), weight: Some(*w) }).collect();
         let spec = ObjectsSpec { rewrites: vec![RewriteSpec { models: vec![], targets }], ..ObjectsSpec::default() };
-        let (objects, mut rng, mut drawn) = (Objects::build(&spec).unwrap(), Rng::seeded(seed), vec![0_u32; weights.len()]);
+        let objects = Objects::build(&spec).unwrap();
+        let mut rng = Rng::seeded(seed);
+        let mut drawn = vec![0_u32; weights.len()];
         const DRAWS: u32 = 4_000;
         for _ in 0..DRAWS {
             let target = objects.resolve(ModelRequest { model: "m", ..ModelRequest::default() }, |_| false, &mut rng).unwrap().target_model.unwrap();
@@ -320,7 +326,8 @@ proptest! {
         }
         let total = f64::from(weights.iter().sum::<u32>());
         for (n, weight) in drawn.iter().zip(&weights) {
-            let (share, expected) = (f64::from(*n) / f64::from(DRAWS), f64::from(*weight) / total);
+            let share = f64::from(*n) / f64::from(DRAWS);
+            let expected = f64::from(*weight) / total;
             prop_assert!((share - expected).abs() < 0.05, "{share} for {expected}: six standard deviations and more");
             prop_assert!(*weight > 0 || *n == 0);
         }

@@ -275,7 +275,8 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let mean = |of: &dyn Fn(usize) -> f64| {
         allowed.iter().map(|&at| of(at)).sum::<f64>() / allowed.len().max(1) as f64
     };
-    let (mean_batch, mean_context) = (mean(&requests), mean(&waiting));
+    let mean_batch = mean(&requests);
+    let mean_context = mean(&waiting);
     let new = allowed
         .iter()
         .map(|&at| uncached(at))
@@ -296,8 +297,10 @@ fn marginal_cost(case: &DecisionCase, allowed: &[usize]) -> Vec<(usize, f64)> {
     let mean_memory =
         (!reported.is_empty()).then(|| (mean_of(|memory| memory.0), mean_of(|memory| memory.1)));
     let cost = |at: usize| {
-        let (row, batch, waiting, uncached) =
-            (&case.pool[at], requests(at), waiting(at), uncached(at));
+        let row = &case.pool[at];
+        let batch = requests(at);
+        let waiting = waiting(at);
+        let uncached = uncached(at);
         let memory = memory(case, row).or(mean_memory);
         // The ledger counts attention in units of 256 x 256 tokens. One queued prompt counts for
         // four fifths of its constant, and half of it is done.
@@ -458,7 +461,8 @@ fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
                 };
                 of.iter().map(tokens).min()
             };
-            let (here, elsewhere) = (only(&holds), only(&|row| !holds(row)));
+            let here = only(&holds);
+            let elsewhere = only(&|row| !holds(row));
             let slow = least(&here)
                 .zip(least(&elsewhere))
                 .is_some_and(|(here, elsewhere)| here > elsewhere + 1_800);
@@ -470,10 +474,8 @@ fn kept(case: &DecisionCase, left: &[usize], filter: &str) -> Vec<usize> {
 
 fn min_max(values: &[(usize, Option<f64>)]) -> Vec<(usize, Option<f64>)> {
     let known: Vec<f64> = values.iter().filter_map(|(_, value)| *value).collect();
-    let (min, max) = (
-        known.iter().copied().fold(f64::MAX, f64::min),
-        known.iter().copied().fold(0.0, f64::max),
-    );
+    let min = known.iter().copied().fold(f64::MAX, f64::min);
+    let max = known.iter().copied().fold(0.0, f64::max);
     values
         .iter()
         .map(|&(at, value)| {
@@ -522,10 +524,8 @@ fn adapter(case: &DecisionCase, allowed: &[usize], at: usize) -> Option<f64> {
     let lora = row.metrics.lora.as_ref().filter(|_| !case.metrics_stale);
     let has = |adapters: &[Box<str>]| adapters.contains(&case.request.model.as_str().into());
     let room = lora.is_none_or(|lora| lora.running.len() + lora.waiting.len() < lora.max as usize);
-    let (running, waiting) = (
-        lora.is_some_and(|lora| has(&lora.running)),
-        lora.is_some_and(|lora| has(&lora.waiting)),
-    );
+    let running = lora.is_some_and(|lora| has(&lora.running));
+    let waiting = lora.is_some_and(|lora| has(&lora.waiting));
     match row.adapter_room {
         _ if running => Some(1.0),
         AdapterRoom::Loaded => Some(1.0),
@@ -554,7 +554,8 @@ proptest! {
 
     #[test]
     fn the_same_are_allowed_and_refused(case in pools::case(pools::any_pipeline())) {
-        let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
+        let outcome = case.decide().unwrap();
+        let verdict = judge(&case);
         match &outcome.decision {
             Decision::Unavailable(why) => prop_assert_eq!(Some(*why), verdict.unavailable),
             Decision::Shed(_) | Decision::UnknownProfile(_) => prop_assert!(false, "nothing here sheds or is named"),
@@ -573,7 +574,8 @@ proptest! {
 
     #[test]
     fn filters_keep_the_same(case in pools::case(pools::filters())) {
-        let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
+        let outcome = case.decide().unwrap();
+        let verdict = judge(&case);
         let totals = outcome.explanation.profiles.iter().flat_map(|profile| &profile.totals);
         let mut left: Vec<usize> = totals.map(|(index, _)| index.get()).collect();
         left.sort_unstable();
@@ -584,7 +586,8 @@ proptest! {
 
     #[test]
     fn the_same_scores(case in pools::case(pools::any_pipeline())) {
-        let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
+        let outcome = case.decide().unwrap();
+        let verdict = judge(&case);
         for column in outcome.explanation.profiles.iter().flat_map(|profile| &profile.scores) {
             let expected = scores(&case, &verdict.allowed, scorer(&column.scorer));
             for (&(index, score), (at, twin)) in column.scores.iter().zip(expected) {
@@ -600,7 +603,8 @@ proptest! {
 
     #[test]
     fn the_best_first_and_a_settled_one_last(case in pools::case(pools::pipeline("max-score-picker"))) {
-        let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
+        let outcome = case.decide().unwrap();
+        let verdict = judge(&case);
         let ranked = outcome.ranked();
         let settled = |at: &usize| case.pool[*at].endpoint.age_ms >= SETTLED_MS;
         let total = |at: &usize| verdict.totals[*at];

@@ -235,7 +235,8 @@ proptest! {
     fn an_ejection_never_causes_a_refusal(case in any_case()) {
         let mut calm = case.clone();
         calm.pool.iter_mut().for_each(|row| row.ejected = false);
-        let (ejected, calm) = (case.decide().unwrap().decision, calm.decide().unwrap().decision);
+        let ejected = case.decide().unwrap().decision;
+        let calm = calm.decide().unwrap().decision;
         // The converse does not hold: a filter may prefer an endpoint that the next filter drops,
         // and then ejecting it helps.
         let refused = matches!(ejected, Decision::Unavailable(_)) && !matches!(calm, Decision::Unavailable(_));
@@ -448,10 +449,8 @@ fn the_headers_that_plugins_read_are_listed_once_in_lower_case() {
 #[test]
 fn session_headers_are_listed_once() {
     let token = |header: &str| format!("encodedEndpointHeaderConfig.header={header}");
-    let (filter, scorer) = (
-        format!("session-affinity-filter {}", token("x-a")),
-        format!("session-affinity-scorer {}", token("x-b")),
-    );
+    let filter = format!("session-affinity-filter {}", token("x-a"));
+    let scorer = format!("session-affinity-scorer {}", token("x-b"));
     let pipeline = built(
         "single-profile-handler",
         &[("f", &filter), ("s", &scorer), ("again", &scorer)],

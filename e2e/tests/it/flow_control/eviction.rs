@@ -103,9 +103,11 @@ async fn fill(stack: &Stack, engine: &GatedEngine, begun: bool) -> Result<Vec<Re
 /// Sends chats to a full engine. Each is answered at once, and one batch request is given up for
 /// it.
 async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result<()> {
-    let (folder, engine) = (tempfile::tempdir()?, GatedEngine::start().await?);
+    let folder = tempfile::tempdir()?;
+    let engine = GatedEngine::start().await?;
     let stack = stack(front, workers, &engine, folder.path(), true).await?;
-    let (mut batch, mut slowest) = (Vec::new(), Duration::ZERO);
+    let mut batch = Vec::new();
+    let mut slowest = Duration::ZERO;
     for round in 1..=rounds {
         batch.extend(fill(&stack, &engine, false).await?);
         // Workers that have just started may not know each other's requests for a tick: then a chat
@@ -126,7 +128,8 @@ async fn chats_take_room(front: PickerMode, workers: u32, rounds: u64) -> Result
         .await?;
     }
     engine.open();
-    let (mut served, mut given_up) = (0, 0);
+    let mut served = 0;
+    let mut given_up = 0;
     for reply in batch {
         let reply = reply.await??;
         match (reply.status, reply.header("x-llm-d-request-dropped-reason")) {
@@ -174,7 +177,8 @@ async fn chat_takes_the_room_of_a_batch_request_through_the_ext_proc_server() ->
 
 /// Chat waits until the gate opens, and then everything is served.
 async fn chat_waits(front: PickerMode, workers: u32, eviction: bool, begun: bool) -> Result<()> {
-    let (folder, engine) = (tempfile::tempdir()?, GatedEngine::start().await?);
+    let folder = tempfile::tempdir()?;
+    let engine = GatedEngine::start().await?;
     let stack = stack(front, workers, &engine, folder.path(), eviction).await?;
     let mut batch = fill(&stack, &engine, begun).await?;
     // As above, the first ones may go too far.

@@ -31,7 +31,8 @@ struct TwoProxies {
 
 impl TwoProxies {
     async fn start() -> Result<Self> {
-        let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
+        let folder = tempfile::tempdir()?;
+        let engine = SeatEngine::start(DELAY).await?;
         let builder = Stack::builder()
             .servers(0)
             .stranger(engine.address)

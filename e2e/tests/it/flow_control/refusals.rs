@@ -354,11 +354,9 @@ fn slo_builder(front: PickerMode, has_flow_control: bool, folder: &Path) -> Resu
         path("models.json"),
         json!({"schema": 1, "pools": {"default": models}}).to_string(),
     )?;
-    let (config, objects, models) = (
-        path("picker.yaml"),
-        path("objects.yaml"),
-        path("models.json"),
-    );
+    let config = path("picker.yaml");
+    let objects = path("objects.yaml");
+    let models = path("models.json");
     let arguments = [
         "--latency-prediction",
         "--config",
@@ -490,7 +488,8 @@ async fn check_leaving(front: PickerMode) -> Result<()> {
     waiting.iter().for_each(JoinHandle::abort);
     until_held(&stack, |held| held == 1).await?;
     let freed = || async {
-        let (envoy, daemon) = (held_by_envoy(&stack).await?, held_by_daemon(&stack).await?);
+        let envoy = held_by_envoy(&stack).await?;
+        let daemon = held_by_daemon(&stack).await?;
         (envoy - before < all / 4.0 && daemon < LONG_BODY as f64).then_some(())
     };
     testbed::wait_for(LIMIT, "the bodies to be freed", freed).await?;

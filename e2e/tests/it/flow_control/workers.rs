@@ -93,7 +93,8 @@ async fn stack(engine: &SeatEngine, folder: &std::path::Path) -> Result<Stack> {
 
 #[tokio::test]
 async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
-    let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
+    let folder = tempfile::tempdir()?;
+    let engine = SeatEngine::start(DELAY).await?;
     let stack = stack(&engine, folder.path()).await?;
     let started = Instant::now();
     let mut replies = fill(&stack, 40).await?;
@@ -110,7 +111,8 @@ async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
     }
     let sent = replies.len();
     all_served(replies).await?;
-    let (took, most) = (started.elapsed(), engine.most());
+    let took = started.elapsed();
+    let most = engine.most();
     let ideal = DELAY * u32::try_from(sent)? / SEATS;
     note(
         "four workers, one engine",
@@ -123,7 +125,8 @@ async fn no_room_is_given_twice_while_four_workers_hold() -> Result<()> {
 
 #[tokio::test]
 async fn chat_goes_before_the_batch_of_all_workers() -> Result<()> {
-    let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
+    let folder = tempfile::tempdir()?;
+    let engine = SeatEngine::start(DELAY).await?;
     let stack = stack(&engine, folder.path()).await?;
     engine.close();
     let mut replies = fill(&stack, 60).await?;
@@ -139,10 +142,8 @@ async fn chat_goes_before_the_batch_of_all_workers() -> Result<()> {
             .filter(|(_, (_, objective, _))| objective == "chat")
             .map(|(at, _)| at)
     };
-    let (first, last) = (
-        chats().next().ok_or("a chat")?,
-        chats().nth(11).ok_or("twelve chats")?,
-    );
+    let first = chats().next().ok_or("a chat")?;
+    let last = chats().nth(11).ok_or("twelve chats")?;
     let between = last + 1 - first - 12;
     note(
         "chat and the batch of four workers",
@@ -157,7 +158,8 @@ async fn chat_goes_before_the_batch_of_all_workers() -> Result<()> {
 
 #[tokio::test]
 async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
-    let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
+    let folder = tempfile::tempdir()?;
+    let engine = SeatEngine::start(DELAY).await?;
     let stack = stack(&engine, folder.path()).await?;
     engine.close();
     let mut replies = fill(&stack, 20).await?;
@@ -181,7 +183,8 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
         .iter()
         .rposition(|(.., tenant)| tenant == "small")
         .ok_or("a small one")?;
-    let (small, large) = (of("small", begin, last + 1), of("large", begin, last + 1));
+    let small = of("small", begin, last + 1);
+    let large = of("large", begin, last + 1);
     note(
         "two tenants, 120 and 40 requests over four workers",
         &format!("{large} of the larger while {small} of the smaller went"),
@@ -196,7 +199,8 @@ async fn tenants_of_four_workers_get_equal_shares() -> Result<()> {
 /// A VM that traps takes what it held along; what the others hold goes on.
 #[tokio::test]
 async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
-    let (folder, engine) = (tempfile::tempdir()?, SeatEngine::start(DELAY).await?);
+    let folder = tempfile::tempdir()?;
+    let engine = SeatEngine::start(DELAY).await?;
     let shorter = |config: &mut Value| {
         let manager = config
             .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config");
@@ -224,7 +228,8 @@ async fn a_trapped_worker_does_not_block_the_others() -> Result<()> {
         .header(drill::TRAP, "1")
         .body(client::full("{}"))?;
     assert_eq!(stack.send(poison).await?.status, 503);
-    let (mut served, mut lost) = (0, 0);
+    let mut served = 0;
+    let mut lost = 0;
     for reply in replies {
         match reply.await? {
             Ok(reply) if reply.status == 200 => served += 1,

@@ -48,8 +48,10 @@ async fn pass_on(near: SocketAddr, daemon: Port) -> Result<JoinHandle<()>> {
 
 #[tokio::test]
 async fn all_streams_are_retried_while_a_daemon_is_replaced() -> Result<()> {
-    let (near, daemon) = (ReservedPort::lease()?, Port::default());
-    let (address, port_of_daemon) = (near.address(), Port::clone(&daemon));
+    let near = ReservedPort::lease()?;
+    let daemon = Port::default();
+    let address = near.address();
+    let port_of_daemon = Port::clone(&daemon);
     let before = pass_on(address, Port::clone(&daemon)).await?;
     let stack = Stack::builder().servers(2).front(PickerMode::ExtProc).envoy_config(move |config| {
         let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");

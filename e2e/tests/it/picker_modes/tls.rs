@@ -57,7 +57,8 @@ async fn by_a_certificate_that_the_proxy_checks() -> Result<()> {
             "common_tls_context": {"alpn_protocols": ["h2"], "validation_context": {"trusted_ca": {"filename": file("cert.pem")}}},
         }})
     };
-    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let cert = file("cert.pem");
+    let key = file("key.pem");
     let arguments = ["--ext-proc-tls-cert", &cert, "--ext-proc-tls-key", &key];
     let stack = ext_proc()
         .daemon_arguments(&arguments)

@@ -124,7 +124,8 @@ async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result
     let mut outsider = SimulatedPeer::join(&mut stack).await?;
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let (began, mut said) = (Instant::now(), String::new());
+    let began = Instant::now();
+    let mut said = String::new();
     while outsider.placed().len() < 2 {
         assert!(
             began.elapsed() < LIMIT,

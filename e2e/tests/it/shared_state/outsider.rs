@@ -97,7 +97,8 @@ impl SimulatedPeer {
 
     /// Sends a load report with this many requests at a server.
     pub(super) async fn tell(&self, server: usize, requests: u32) -> Result<()> {
-        let (mut sum, endpoint) = (LoadReportSum::default(), self.endpoint(server)?);
+        let mut sum = LoadReportSum::default();
+        let endpoint = self.endpoint(server)?;
         sum.reset(vec![endpoint], []);
         sum.add(
             endpoint,
@@ -149,7 +150,8 @@ impl SimulatedPeer {
     /// Waits until the other proxies have this many requests, over all servers. Returns how long it
     /// took, and how many placements arrived meanwhile.
     pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
-        let (began, mut placed) = (Instant::now(), 0);
+        let began = Instant::now();
+        let mut placed = 0;
         loop {
             if let daemon_message::Message::PeerLoad(peers) = self.next().await? {
                 placed += proto::placements::each(&peers.placements).count();

@@ -137,7 +137,8 @@ async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     // From now on the proxy knows that it has a peer. It does not send earlier placements.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let (began, mut round) = (Instant::now(), 0);
+    let began = Instant::now();
+    let mut round = 0;
     while outsider.placed().len() < requests(0).len() {
         assert!(
             began.elapsed() < LIMIT,

@@ -66,7 +66,8 @@ impl Workers {
         let worker = |at: u32| {
             let mut vm = VmState::new(first.host.clone());
             vm.configure(1, Rc::clone(&first.config));
-            let (host, config) = (first.host.clone(), Rc::clone(&first.config));
+            let host = first.host.clone();
+            let config = Rc::clone(&first.config);
             HttpWorld {
                 host,
                 vm: Rc::new(RefCell::new(vm)),

@@ -169,7 +169,8 @@ fn table(phases: &[PhaseCalls]) -> String {
     );
     let is_shared = |call| matches!(call, FakeCall::Shared | FakeCall::Share);
     for phase in phases {
-        let (calls, shared) = (phase.count(|_| true), phase.count(is_shared));
+        let calls = phase.count(|_| true);
+        let shared = phase.count(is_shared);
         writeln!(
             page,
             "| {} | {calls} | {shared} | {} | {} |",
@@ -180,10 +181,8 @@ fn table(phases: &[PhaseCalls]) -> String {
         .unwrap();
     }
     let sum = |of: &dyn Fn(&PhaseCalls) -> usize| phases.iter().map(of).sum::<usize>();
-    let (calls, shared) = (
-        sum(&|phase| phase.count(|_| true)),
-        sum(&|phase| phase.count(is_shared)),
-    );
+    let calls = sum(&|phase| phase.count(|_| true));
+    let shared = sum(&|phase| phase.count(is_shared));
     writeln!(
         page,
         "| **all** | **{calls}** | **{shared}** | **{}** | **{}** |",

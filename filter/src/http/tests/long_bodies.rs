@@ -82,7 +82,8 @@ fn each_byte_is_read_once_and_the_pick_is_that_of_the_whole_body() {
 /// A decompressor may make a piece of any length of a few bytes.
 #[test]
 fn a_very_long_piece_is_read_in_parts() {
-    let (world, body) = (HttpWorld::ready(), chat("m", 1_000_000));
+    let world = HttpWorld::ready();
+    let body = chat("m", 1_000_000);
     let (mut stream, _) = world.post("/v1/chat/completions");
     let read = deliver(&world, &mut stream, &body, 900_000);
     assert_eq!(
@@ -102,7 +103,8 @@ fn a_body_with_a_very_long_name_is_read_when_it_is_whole() {
         (500_000, 500_100, vec![262_144, 237_956, 262_144]),
     ] {
         let (mut stream, _) = world.post("/v1/chat/completions");
-        let (text, name) = ("y".repeat(before), "k".repeat(900_000 - before));
+        let text = "y".repeat(before);
+        let name = "k".repeat(900_000 - before);
         let body = format!(r#"{{"model":"m","x":"{text}","{name}":1}}"#);
         let read = deliver(&world, &mut stream, &body, piece);
         assert_eq!(read, [&parts[..], &[body.len()]].concat());

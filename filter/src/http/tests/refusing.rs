@@ -128,10 +128,8 @@ impl RefusalProcess {
         let config = format!(
             r#"{{"pools": [{{"name": "default"}}], "explain": true, "decision_log_one_in": 1, "prefix_entries": 64, "state": {{"transport": "{transport}"}}}}"#
         );
-        let (host, config) = (
-            FakeHost::new(),
-            Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()),
-        );
+        let host = FakeHost::new();
+        let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
         let vm = |_| {
             let mut vm = VmState::new(host.clone());
             vm.configure(1, Rc::clone(&config));
@@ -407,7 +405,8 @@ proptest! {
         prop_assert_eq!(world.host.metric_value("switchpoint_state_connected"), 1);
         for vm in 0..2 {
             let replica = world.vms[vm].0.borrow().replica("default").unwrap();
-            let (version, newest) = (replica.borrow().version(), world.sequence);
+            let version = replica.borrow().version();
+            let newest = world.sequence;
             prop_assert!(version.sequence + 1 >= newest, "{:?} of {}", version, newest);
             prop_assert_eq!(world.in_flight(vm), 0);
             prop_assert_eq!(world.headers(vm, PATHS[0], false), Action::Pause);

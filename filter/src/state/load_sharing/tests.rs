@@ -148,7 +148,8 @@ impl SharingWorld {
     /// Returns a worker's estimate of the cached blocks of a prompt at the best endpoint.
     fn matched(&self, worker: usize, blocks: &[u64]) -> u32 {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
-        let (replica, mut out) = (replica.borrow(), Vec::new());
+        let replica = replica.borrow();
+        let mut out = Vec::new();
         let refs: Vec<EndpointRef> = replica
             .pool
             .snapshot()

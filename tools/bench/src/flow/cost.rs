@@ -153,7 +153,8 @@ pub(super) async fn bench(rounds: usize) -> Result<()> {
 
 impl CostStack {
     async fn start(workers: u32, module: Module) -> Result<Self> {
-        let (folder, servers) = (tempfile::tempdir()?, ReservedPort::lease()?);
+        let folder = tempfile::tempdir()?;
+        let servers = ReservedPort::lease()?;
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let arguments = super::write_files(folder.path(), &config(None))?;
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -243,11 +244,9 @@ impl CostStack {
 
     /// Replaces the scheduling configuration, and waits until it is in use.
     async fn configure(&mut self, seats: Option<usize>) -> Result<()> {
-        let (draft, file, text) = (
-            self.folder.path().join("draft"),
-            self.folder.path().join("picker.yaml"),
-            config(seats),
-        );
+        let draft = self.folder.path().join("draft");
+        let file = self.folder.path().join("picker.yaml");
+        let text = config(seats);
         if std::fs::read_to_string(&file)? == text {
             return Ok(());
         }

@@ -75,7 +75,8 @@ impl TrafficClass {
         } else {
             (WAVE_BEGINS, WAVE_BEGINS + wave)
         };
-        let (mut at, mut arrivals) = (begin, Vec::new());
+        let mut at = begin;
+        let mut arrivals = Vec::new();
         let kind = self
             .name
             .bytes()

@@ -191,10 +191,8 @@ pub(super) fn steps(measured: &BenchResults) -> Result<String> {
             iqr_p50_us,
         } = row;
         let kb = body_bytes / 1000;
-        let (cpu, p50) = (
-            format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"),
-            format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"),
-        );
+        let cpu = format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})");
+        let p50 = format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})");
         writeln!(text, "| {kb} | {connections} | {step} | {cpu} | {p50} |")?;
     }
     Ok(text)

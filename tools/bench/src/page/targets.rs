@@ -189,10 +189,8 @@ impl BenchResults {
     /// The filter's CPU over the shipped configuration, in units of the minimal Envoy's CPU.
     fn filter_alone(&self) -> Option<FoundFigure> {
         let case = OverheadCase::around(CENTRES[0]);
-        let (over, minimal) = (
-            self.request(Filter, Shipped, case)?,
-            self.request(Minimal, Minimal, case)?,
-        );
+        let over = self.request(Filter, Shipped, case)?;
+        let minimal = self.request(Minimal, Minimal, case)?;
         Some(FoundFigure {
             value: over.added_cpu_us / minimal.cpu_us,
             iqr: over.iqr_cpu_us / minimal.cpu_us,
@@ -212,7 +210,8 @@ impl BenchResults {
                 },
             )
         };
-        let (one, four) = (of(1)?, of(WORKERS)?);
+        let one = of(1)?;
+        let four = of(WORKERS)?;
         Some(FoundFigure {
             value: four.rps_ratio / one.rps_ratio,
             iqr: (four.iqr_rps_ratio + one.iqr_rps_ratio) / one.rps_ratio,
@@ -248,7 +247,8 @@ impl BenchResults {
                 },
             )
         };
-        let (few, many) = (of(10)?, of(1_000)?);
+        let few = of(10)?;
+        let many = of(1_000)?;
         Some(FoundFigure {
             value: many.added_p50_us - few.added_p50_us,
             iqr: few.iqr_us + many.iqr_us,

@@ -40,10 +40,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<()> {
-    let (mut interrupt, mut terminate) = (
-        signal(SignalKind::interrupt())?,
-        signal(SignalKind::terminate())?,
-    );
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
     println!(
         "Starting switchpointd and Envoy in front of {}. This takes some seconds ...",
         args.endpoints.join(", ")
@@ -66,7 +64,9 @@ async fn run(args: Args) -> Result<()> {
 }
 
 fn usage() -> String {
-    let (listener, envoy, daemon) = (front::LISTENER, front::ENVOY_ADMIN, front::DAEMON_ADMIN);
+    let listener = front::LISTENER;
+    let envoy = front::ENVOY_ADMIN;
+    let daemon = front::DAEMON_ADMIN;
     format!(
         r#"
 Ready. Send it requests (replace MODEL by the name of your model):

@@ -90,7 +90,8 @@ fn draw_rows(
         BLACK.stroke_width(1),
     ))?;
     for (index, (_, same, ratio)) in rows.iter().enumerate() {
-        let (at, colour) = (count - index as f64 - 0.5, if *same { SAME } else { RIVAL });
+        let at = count - index as f64 - 0.5;
+        let colour = if *same { SAME } else { RIVAL };
         let [ratio, low, high] = ratio.map(|value| value.clamp(RATIOS.start, RATIOS.end));
         chart.draw_series(LineSeries::new(
             [(low, at), (high, at)],

@@ -43,7 +43,8 @@ pub(super) fn earlier(folder: &Path) -> Result<Vec<EarlierResult>> {
 /// The comparison of ours with smg in a cell; `None` without runs of smg.
 fn compared(result: &CellResult) -> Option<EarlierResult> {
     let router = |name: &str| result.routers.iter().find(|router| router.router == name);
-    let (ours, smg) = (router(crate::results::OURS)?, router("smg")?);
+    let ours = router(crate::results::OURS)?;
+    let smg = router("smg")?;
     let ratios = smg
         .warm
         .iter()

@@ -66,7 +66,9 @@ impl TimingModel for AisimulateTimes {
         mean_isl: usize,
         mean_prefix: usize,
     ) -> anyhow::Result<f64> {
-        let (batch, to, from) = (batch_size as f64, mean_isl as f64, mean_prefix as f64);
+        let batch = batch_size as f64;
+        let to = mean_isl as f64;
+        let from = mean_prefix as f64;
         let batch = StepBatch {
             prefill: batch * (to - from),
             pairs: batch * (to.powi(2) - from.powi(2)),
@@ -282,7 +284,9 @@ mod tests {
     /// Plays a job on an idle engine. Returns its TTFT, its end and its cached tokens.
     fn play(engine: &mut AisimulateEngine, job: EngineJob<'_>, start: f64) -> (f64, f64, u32) {
         engine.submit(job, start).unwrap();
-        let (mut now, mut events, mut out) = (start, Vec::new(), (0.0, 0.0, 0));
+        let mut now = start;
+        let mut events = Vec::new();
+        let mut out = (0.0, 0.0, 0);
         while out.1 == 0.0 {
             now = engine
                 .start(now, &mut |_, cached| out.2 = cached)
@@ -313,10 +317,8 @@ mod tests {
             prefilled: false,
         };
         let times = LLAMA_8B_H100.times;
-        let (first, second) = (
-            play(&mut engine, job, 0.0),
-            play(&mut engine, EngineJob { request: 1, ..job }, 1e4),
-        );
+        let first = play(&mut engine, job, 0.0);
+        let second = play(&mut engine, EngineJob { request: 1, ..job }, 1e4);
         let decodes: f64 = (1..=10)
             .map(|i| times.mixed_ms((1.0, 6_400.0 + f64::from(i)), 0.0, 0.0))
             .sum();

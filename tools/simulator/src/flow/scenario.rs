@@ -179,7 +179,8 @@ impl FlowScenario {
             flow,
             prompt_error: 0.0,
         };
-        let (critical, batch) = (class("critical", 10, ""), class("batch", 0, ""));
+        let critical = class("critical", 10, "");
+        let batch = class("batch", 0, "");
         let rest = |taken: f64| (load - taken).max(0.0);
         let on = |kind: BatchKind, capacity: f64, dice: &mut Sampler| -> Result<_, String> {
             let kind = BatchKind {
@@ -282,7 +283,8 @@ impl FlowScenario {
 /// Chat for engines with this share of the capacity of eight fast ones.
 fn chat(capacity: f64, seconds: f64, dice: &mut Sampler) -> Result<Vec<TraceRequest>, String> {
     let chat = trace::azure("conv")?;
-    let (rate, mut at) = (CHAT_LOAD * WorkloadKind::Chat.capacity() * capacity, 0.0);
+    let rate = CHAT_LOAD * WorkloadKind::Chat.capacity() * capacity;
+    let mut at = 0.0;
     let mut lines = Vec::new();
     while at < seconds * 1e3 {
         let line = chat.get(dice.below(chat.len())).ok_or("an empty trace")?;
@@ -300,7 +302,8 @@ fn steady(
     seconds: f64,
     dice: &mut Sampler,
 ) -> Vec<TraceRequest> {
-    let (mut lines, mut busy) = (Vec::new(), 0.0);
+    let mut lines = Vec::new();
+    let mut busy = 0.0;
     loop {
         busy += dice.exponential() / rate.max(f64::MIN_POSITIVE);
         let at = (busy / on_s).floor() * period_s + busy % on_s;
@@ -331,7 +334,8 @@ impl BatchKind {
 
     fn requests(self, load: f64, on_s: f64, seconds: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
         let rate = load * self.capacity * WAVE_S / on_s;
-        let (mut lines, mut busy) = (Vec::new(), 0.0);
+        let mut lines = Vec::new();
+        let mut busy = 0.0;
         if rate <= 0.0 {
             return lines;
         }
@@ -434,10 +438,8 @@ mod tests {
 
     #[test]
     fn unknown_lengths_spread_around_the_known_ones() {
-        let (known, unknown) = (
-            lengths(&classes("prompts")[1].1),
-            lengths(&classes("unknown-lengths")[1].1),
-        );
+        let known = lengths(&classes("prompts")[1].1);
+        let unknown = lengths(&classes("unknown-lengths")[1].1);
         assert_eq!((known.3, known.4), (6_000, 6_000));
         assert!(
             (0.85..1.15).contains(&(unknown.1 / known.1))

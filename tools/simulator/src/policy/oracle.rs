@@ -125,12 +125,16 @@ impl<'e, 'w> Rollout<'e, 'w> {
         let mut budget = (self.engine.spec().budget as f64 - batch).max(1.0);
         let times = self.engine.spec().times;
         let alone = times.mixed_ms((batch, self.context + batch), 0.0, 0.0);
-        let (mut tokens, mut pairs, mut ended) = (0.0, 0.0, Vec::new());
+        let mut tokens = 0.0;
+        let mut pairs = 0.0;
+        let mut ended = Vec::new();
         while let Some(prompt) = queue.last_mut().filter(|_| budget > 0.0) {
             let chunk = prompt.left.min(budget);
             pairs += (prompt.done + chunk).powi(2) - prompt.done.powi(2);
-            (tokens, budget) = (tokens + chunk, budget - chunk);
-            (prompt.left, prompt.done) = (prompt.left - chunk, prompt.done + chunk);
+            tokens += chunk;
+            budget -= chunk;
+            prompt.left -= chunk;
+            prompt.done += chunk;
             if prompt.left <= 0.0 {
                 ended.extend(queue.pop());
             }

@@ -170,7 +170,8 @@ fn capacity(
 
 /// Prints a line for each workload.
 pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), String> {
-    let (policy, mut out) = (RoutingPolicy::named(policy)?, std::io::stdout().lock());
+    let policy = RoutingPolicy::named(policy)?;
+    let mut out = std::io::stdout().lock();
     let _ = writeln!(
         out,
         "{:<20}{:>12}{:>16}{:>18}{:>18}",

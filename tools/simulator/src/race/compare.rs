@@ -203,7 +203,8 @@ fn order(times: &BTreeMap<&str, f64>) -> String {
         .map(|(router, time)| (*router, *time))
         .collect();
     sorted.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let (mut text, mut before) = (String::new(), None);
+    let mut text = String::new();
+    let mut before = None;
     for (router, time) in sorted {
         let sign = before.map_or("", |before: f64| {
             if time <= before * (1.0 + EQUAL) {
@@ -252,8 +253,10 @@ fn line(cell: &str, race: &RaceRatios, played: &Value) -> Option<ComparedLine> {
             &runs.filter(|_| race.is_one_run).collect::<Vec<_>>(),
         )
     };
-    let (e2e, ttft) = (ratio("e2e_mean_ms"), ratio("ttft_mean_ms"));
-    let (of_e2e, of_ttft) = (verdict(e2e, race.e2e, 0), verdict(ttft, race.ttft, 1));
+    let e2e = ratio("e2e_mean_ms");
+    let ttft = ratio("ttft_mean_ms");
+    let of_e2e = verdict(e2e, race.e2e, 0);
+    let of_ttft = verdict(ttft, race.ttft, 1);
     let [ours_hits, other_hits] = race.hits;
     let both = |race: f64, simulated: f64| format!("{} | {}", shown(race), shown(simulated));
     let text = format!(
@@ -351,8 +354,8 @@ pub(super) fn text(race: &Value, played: &Value) -> Result<String, String> {
     );
     for cell in Cell::all().map(|cell| cell.name) {
         let ratios = RaceRatios::of(race, cell);
-        let (mut in_race, mut in_play) =
-            (BTreeMap::from([(OURS, 1.0)]), BTreeMap::from([(OURS, 1.0)]));
+        let mut in_race = BTreeMap::from([(OURS, 1.0)]);
+        let mut in_play = BTreeMap::from([(OURS, 1.0)]);
         let mut one_run: BTreeSet<&str> = BTreeSet::new();
         for ratios in &ratios {
             let Some(line) = line(cell, ratios, played) else {

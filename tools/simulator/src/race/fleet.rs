@@ -128,7 +128,8 @@ fn endless(workload: &Workload, outcomes: &[RequestOutcome]) -> f64 {
         .zip(0..)
         .collect();
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut cache, mut tokens) = (HashSet::<u64>::new(), 0);
+    let mut cache = HashSet::<u64>::new();
+    let mut tokens = 0;
     for job in order
         .into_iter()
         .filter_map(|(_, request)| workload.job(request))

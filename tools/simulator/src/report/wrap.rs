@@ -6,7 +6,8 @@ const COLUMNS_MAX: usize = 120;
 /// Breaks prose and list items at spaces, so that lines have at most [`COLUMNS_MAX`] characters.
 /// Tables, headings and code blocks stay as they are.
 pub(super) fn wrap(page: &str) -> String {
-    let (mut out, mut fenced) = (String::new(), false);
+    let mut out = String::new();
+    let mut fenced = false;
     for line in page.lines() {
         fenced ^= line.starts_with("```");
         if fenced || line.starts_with(['|', '#', '`', '!']) {

@@ -31,10 +31,8 @@ fn draw(results: &[ScalingResult], text: &mut String) -> Result<(), Box<dyn std:
     for (number, (area, (startup_s, shape))) in areas.iter().zip(kinds).enumerate() {
         let curves = ScalingRule::ALL.map(|rule| curve(results, shape, startup_s, rule));
         let hours = curves.iter().flatten().map(|point| point.0);
-        let (least, most) = (
-            hours.clone().fold(f64::INFINITY, f64::min),
-            hours.fold(0.0, f64::max),
-        );
+        let least = hours.clone().fold(f64::INFINITY, f64::min);
+        let most = hours.fold(0.0, f64::max);
         if least >= most {
             continue;
         }

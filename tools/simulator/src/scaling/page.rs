@@ -84,8 +84,10 @@ fn tables(results: &[ScalingResult]) -> String {
             ours,
         } in lost.1
         {
-            let (shape, rule, share, ours) =
-                (shape.name(), rule.name(), share * 100.0, ours * 100.0);
+            let shape = shape.name();
+            let rule = rule.name();
+            let share = share * 100.0;
+            let ours = ours * 100.0;
             let _ = writeln!(
                 text,
                 "| {shape} | {startup_s} s | {rule} | {hours:.1} | {share:.1} | {ours:.1} |"
@@ -170,7 +172,8 @@ fn share_at(curve: &[CurvePoint], hours: f64) -> f64 {
 fn losses(results: &[ScalingResult]) -> (usize, Vec<BetterPoint>) {
     /// Half a percentage point: less than what two seeds differ by.
     const EQUAL: f64 = 0.005;
-    let (mut count, mut above) = (0, Vec::new());
+    let mut count = 0;
+    let mut above = Vec::new();
     for shape in TrafficShape::ALL {
         for startup_s in STARTUPS_S {
             let ours = curve(results, shape, startup_s, ScalingRule::Ours);

@@ -58,7 +58,8 @@ impl ThroughputPlanner {
             .map(|engine| estimate(engine, &mix))
             .collect();
         let all = |holds: &dyn Fn(&(f64, f64)) -> bool| estimates.iter().all(holds);
-        let (ttft_s, itl_s) = (self.ttft_s, self.itl_s);
+        let ttft_s = self.ttft_s;
+        let itl_s = self.itl_s;
         if all(&|e| e.0 > ttft_s) || all(&|e| e.1 > itl_s) {
             ordered + 1
         } else if all(&|e| e.0 < ttft_s * DOWN_SENSITIVITY && e.1 < itl_s * DOWN_SENSITIVITY) {
@@ -70,7 +71,8 @@ impl ThroughputPlanner {
 
     /// The highest rate of an engine within the ITL, requests a second.
     fn engine_rate(&self, mix: &RequestMix) -> f64 {
-        let (mut low, mut high) = (0.0, 1e3);
+        let mut low = 0.0;
+        let mut high = 1e3;
         for _ in 0..40 {
             let rate = f64::midpoint(low, high);
             *if step_s(rate, mix).is_some_and(|step_s| step_s <= self.itl_s) {
@@ -90,10 +92,8 @@ fn step_s(rate: f64, mix: &RequestMix) -> Option<f64> {
     let times = QWEN_32B_H200.times;
     let mut step_s = 0.02;
     for _ in 0..60 {
-        let (batch, prefill) = (
-            rate * mix.output_tokens * step_s,
-            rate * mix.uncached_tokens * step_s,
-        );
+        let batch = rate * mix.output_tokens * step_s;
+        let prefill = rate * mix.uncached_tokens * step_s;
         let pairs = prefill * (2.0 * mix.prompt_tokens - mix.uncached_tokens);
         let too_much = batch > seats().sequences_max? || batch * context > seats().kv_tokens?;
         if too_much || prefill > QWEN_32B_H200.budget as f64 {

@@ -201,10 +201,8 @@ impl Autoscaler {
                 *bin += seconds(f64::from(request.prompt), f64::from(request.output));
             }
         }
-        let (window, planner) = (
-            TrafficWindow::default(),
-            ThroughputPlanner::new(setting.value),
-        );
+        let window = TrafficWindow::default();
+        let planner = ThroughputPlanner::new(setting.value);
         Self {
             rule,
             setting,

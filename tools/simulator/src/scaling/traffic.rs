@@ -81,7 +81,8 @@ impl TrafficShape {
         let mut dice = Sampler::seeded(seed ^ 0x5ca1e);
         let [prompts, outputs] = self.lengths();
         let each_s = seconds(prompts.mean, outputs.mean);
-        let (mut at_s, mut requests) = (0.0, Vec::new());
+        let mut at_s = 0.0;
+        let mut requests = Vec::new();
         loop {
             // The rate changes slowly against the time between two requests.
             at_s += dice.exponential() * each_s / self.busy(at_s);
@@ -139,15 +140,13 @@ pub(super) fn seats() -> EngineSeats {
 
 /// The time that a request of these tokens keeps a replica busy, s, by the exact costs.
 pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
-    let (step, mix) = (
-        exact_step(),
-        RequestMix {
-            per_second: 1.0,
-            prompt_tokens,
-            uncached_tokens: prompt_tokens,
-            output_tokens,
-        },
-    );
+    let step = exact_step();
+    let mix = RequestMix {
+        per_second: 1.0,
+        prompt_tokens,
+        uncached_tokens: prompt_tokens,
+        output_tokens,
+    };
     let goal = ScalingGoal {
         ttft_s: 1.0,
         drain_s: 1.0,

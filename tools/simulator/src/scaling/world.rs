@@ -157,7 +157,9 @@ impl<'w> ScalingWorld<'w> {
     }
 
     fn play(&mut self) -> Result<(), String> {
-        let (mut next, mut left, mut steps) = (0, self.requests.len(), Vec::new());
+        let mut next = 0;
+        let mut left = self.requests.len();
+        let mut steps = Vec::new();
         self.events.plan(0.0, ScalingEvent::Scrape);
         self.events.plan(0.0, ScalingEvent::Tick);
         while left > 0 {
@@ -282,7 +284,8 @@ impl<'w> ScalingWorld<'w> {
         replica.steps += 1;
         let publishes = replica.steps.is_multiple_of(PROGRESS_STEPS);
         if publishes {
-            let (pool, pending) = (&mut self.pool, &mut self.pending);
+            let pool = &mut self.pool;
+            let pending = &mut self.pending;
             replica.engine.progress(&mut |request, generated| {
                 if let Some(Some(request)) =
                     pending.get_mut(request as usize).filter(|_| generated > 0)
@@ -462,7 +465,8 @@ impl<'w> ScalingWorld<'w> {
             .enumerate()
             .find(|(_, replica)| replica.state == ReplicaState::Off);
         let Some((at, replica)) = free else { return };
-        (replica.state, replica.ordered_at) = (ReplicaState::Starting, now);
+        replica.state = ReplicaState::Starting;
+        replica.ordered_at = now;
         replica.generation += 1;
         self.events.plan(
             now + self.startup_ms,

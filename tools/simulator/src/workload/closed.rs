@@ -81,17 +81,18 @@ impl Workload {
     /// Closed sessions, in order of arrival. A later request of a session is sent its pause after
     /// the reply to the one before has ended.
     pub(crate) fn of_sessions(sessions: &[RaceSession]) -> Self {
-        let (mut requests, mut blocks, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut requests = Vec::new();
+        let mut blocks = Vec::new();
+        let mut hashes = Vec::new();
         for session in sessions {
-            let (mut text, first, first_block) = (
-                SessionText::of(&session.system),
-                requests.len(),
-                blocks.len(),
-            );
+            let mut text = SessionText::of(&session.system);
+            let first = requests.len();
+            let first_block = blocks.len();
             for (number, turn) in session.turns.iter().enumerate() {
                 text.say(Role::User, &turn.text);
                 text.ask();
-                let (prompt, of_prompt) = (text.tokens(), text.hashes());
+                let prompt = text.tokens();
+                let of_prompt = text.hashes();
                 text.reply(
                     turn.output_tokens,
                     mix(u64::from(session.id), number as u64),

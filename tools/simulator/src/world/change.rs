@@ -141,7 +141,9 @@ impl Simulation<'_> {
             .take(1)
             .for_each(|engine| engine.abort(request));
         if let Some(record) = self.records.get_mut(request as usize) {
-            (record.ttft, record.e2e, record.has_failed) = (FAILED_MS, FAILED_MS, true);
+            record.ttft = FAILED_MS;
+            record.e2e = FAILED_MS;
+            record.has_failed = true;
         }
         self.plan_next_turn(request, now);
         1

@@ -86,7 +86,8 @@ impl EngineState {
 
 impl Simulation<'_> {
     pub(super) fn scrape(&mut self, now: f64) {
-        let (states, before) = (self.states.iter_mut(), self.snapshot.metrics());
+        let states = self.states.iter_mut();
+        let before = self.snapshot.metrics();
         let metrics =
             self.engines
                 .iter()

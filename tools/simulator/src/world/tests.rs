@@ -129,13 +129,11 @@ fn all_requests_are_served_by_split_pools_and_with_adapters() {
 /// Where the requests are that this policy sends of the first 24, all at once: how many each engine
 /// computes the prompt of, or decodes. Four engines compute prompts for four others.
 fn sent(policy: &RoutingPolicy) -> Vec<usize> {
-    let (workload, setting) = (
-        workload(),
-        PoolSetting {
-            prefillers: 4,
-            ..PoolSetting::plain(LLAMA_8B_H100)
-        },
-    );
+    let workload = workload();
+    let setting = PoolSetting {
+        prefillers: 4,
+        ..PoolSetting::plain(LLAMA_8B_H100)
+    };
     let pipeline = Pipeline::build(&policy.pipeline(true).unwrap()).unwrap();
     let mut world = Simulation::new(&workload, policy, &setting, pipeline, 7).unwrap();
     (0..24).for_each(|request| world.pick(request, 0, 0.0).unwrap());
@@ -184,7 +182,8 @@ fn the_queues_of_others_look_at_each_stage() {
 #[test]
 fn prefixes_are_found_where_policies_look_for_them() {
     // Each of sixty prefixes comes ten times. Of three, all engines would soon have a copy.
-    let (workload, setting) = (workload_of(60), PoolSetting::plain(LLAMA_8B_H100));
+    let workload = workload_of(60);
+    let setting = PoolSetting::plain(LLAMA_8B_H100);
     let hits = |policy: &str| {
         play_of(&workload, policy, &setting)
             .iter()
@@ -272,10 +271,8 @@ fn a_changed_pool_has_its_change_from_the_first_request() {
         "a restart does not last"
     );
     let slow = of(SettingChange::Degrades(3.0));
-    let (middle, start) = (
-        play("round-robin", &slow),
-        play("round-robin", &slow.changed()),
-    );
+    let middle = play("round-robin", &slow);
+    let start = play("round-robin", &slow.changed());
     let mean = |records: &[RequestOutcome]| {
         records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64
     };

@@ -74,10 +74,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-    );
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let start = |&listen: &SocketAddr| {
         ModelServer::start(ModelServerOptions {
             listen,

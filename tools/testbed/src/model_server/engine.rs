@@ -131,7 +131,8 @@ impl TimedSequence {
     fn finished(&mut self, finish: FinishReason, generated: u32, now_ms: f64) -> SequenceEvent {
         // The prefill of an embedding ends with it, without a token.
         if generated == 0 && finish != FinishReason::Abort {
-            (self.timeline.first_token_ms, self.timeline.last_token_ms) = (now_ms, now_ms);
+            self.timeline.first_token_ms = now_ms;
+            self.timeline.last_token_ms = now_ms;
         }
         SequenceEvent::Finished {
             id: self.id,

@@ -182,7 +182,8 @@ proptest! {
         requests in proptest::collection::vec((0..3_u8, 1..300_u32, 0..120_u32, 0..500_u32, proptest::option::of(0..3_usize), any::<bool>()), 1..24),
     ) {
         let mut engine = ModelEngine::new(SimulatedEngineSpec { budget, sequences_max, ..spec(kv_blocks) });
-        let (mut now_ms, mut events) = (0.0, Vec::new());
+        let mut now_ms = 0.0;
+        let mut events = Vec::new();
         for (id, &(kind, prompt, output, gap_ms, adapter, aborted)) in requests.iter().enumerate() {
             let id = SequenceId(id as u64);
             engine.submit(now_ms, id, ModelSequence { adapter, ..sequence(kind, prompt, output) });

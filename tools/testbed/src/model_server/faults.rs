@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn a_fault_ends_by_count_by_time_and_by_order() {
-        let (mut faults, now) = (FaultTable::default(), Instant::now());
+        let mut faults = FaultTable::default();
+        let now = Instant::now();
         faults.order(
             ServerFault {
                 count: Some(2),

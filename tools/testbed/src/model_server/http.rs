@@ -460,7 +460,8 @@ impl ReplyEvents {
         if self.cut_after == Some(0) {
             return reset_after_flush(&self.connection).await;
         }
-        let (mut out, mut chunks) = (Vec::new(), 0);
+        let mut out = Vec::new();
+        let mut chunks = 0;
         let wanted = std::mem::replace(&mut self.chunks_wanted, self.chunks_per_write);
         while chunks < wanted {
             match self.generation.next().await {
@@ -566,7 +567,8 @@ impl ModelServerState {
             .and_then(|adapter| self.served.adapters.get(adapter));
         let salt = text::hash(0, adapter_name.map_or("", String::as_str).as_bytes());
         let salt = text::hash(salt, inference.cache_salt.as_bytes());
-        let (mut choices, mut sequences) = (Vec::new(), Vec::new());
+        let mut choices = Vec::new();
+        let mut sequences = Vec::new();
         for prompt in &inference.prompts {
             let prompt_tokens = text::token_count(prompt.len());
             let mut rng = TextRng(text::hash(self.options.seed, prompt));

@@ -206,7 +206,8 @@ impl ModelPage<'_> {
 fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {
     let model = escaped(&options.model);
     let labels = format!(r#"engine="0",model_name="{model}""#);
-    let (load, stats) = (&report.load, &report.stats);
+    let load = &report.load;
+    let stats = &report.stats;
     page.gauge(
         "vllm:num_requests_running",
         "Number of requests in model execution batches.",
@@ -328,7 +329,8 @@ fn vllm_info(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineRep
             );
         }
         for ([running, waiting], at) in &report.lora_series {
-            let (running, waiting) = (escaped(running), escaped(waiting));
+            let running = escaped(running);
+            let waiting = escaped(waiting);
             let max = options.max_lora;
             page.sample("", &format!(r#"max_lora="{max}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}""#), *at);
         }

@@ -144,7 +144,9 @@ impl ModelReply {
         } else {
             "text_completion"
         };
-        let (id, created, model) = (&self.id, self.created, Value::from(self.model.as_str()));
+        let id = &self.id;
+        let created = self.created;
+        let model = Value::from(self.model.as_str());
         format!(
             r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model},"choices":"#
         )
@@ -157,7 +159,8 @@ impl ModelReply {
         } else {
             "}".to_owned()
         };
-        let (index, choice) = (output.index, &self.choices[output.index]);
+        let index = output.index;
+        let choice = &self.choices[output.index];
         let chat = self.api == ModelApi::Chat;
         if first && chat {
             let line = format!(

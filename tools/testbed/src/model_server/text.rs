@@ -108,7 +108,8 @@ mod tests {
             head in proptest::collection::vec(any::<u8>(), 0..300), a in any::<u8>(), b in any::<u8>(), tail in 0..200_usize,
         ) {
             let text = |byte: u8| head.iter().copied().chain(std::iter::repeat_n(byte, tail)).collect::<Vec<u8>>();
-            let (one, other) = (block_hashes(0, &text(a)), block_hashes(0, &text(b)));
+            let one = block_hashes(0, &text(a));
+            let other = block_hashes(0, &text(b));
             let shared = if a == b { one.len() } else { (head.len() / BLOCK_BYTES).min(one.len()) };
             prop_assert_eq!(&one[..shared], &other[..shared]);
             prop_assert!(one[shared..].iter().zip(&other[shared..]).all(|(x, y)| x != y));

@@ -92,7 +92,8 @@ impl PlainRequest {
     }
 
     fn usage(&self) -> Value {
-        let (prompt, output) = (self.prompt_tokens, self.tokens);
+        let prompt = self.prompt_tokens;
+        let output = self.tokens;
         json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": u64::from(prompt) + u64::from(output)})
     }
 

@@ -335,10 +335,8 @@ async fn steps_take_as_long_as_ordered() {
             "vllm:inter_token_latency_seconds_sum",
             "vllm:inter_token_latency_seconds_count",
         ];
-        let (sum, count) = (
-            value(&server, names[0]).await,
-            value(&server, names[1]).await,
-        );
+        let sum = value(&server, names[0]).await;
+        let count = value(&server, names[1]).await;
         let _ = post(
             server.addr(),
             "/v1/chat/completions",
@@ -347,7 +345,8 @@ async fn steps_take_as_long_as_ordered() {
         .await;
         (value(&server, names[0]).await - sum) / (value(&server, names[1]).await - count)
     };
-    let (fast_s, slow_s) = (token_s(0.01).await, token_s(1.0).await);
+    let fast_s = token_s(0.01).await;
+    let slow_s = token_s(1.0).await;
     assert!(
         (50.0..200.0).contains(&(slow_s / fast_s)),
         "{fast_s} s, then {slow_s} s a token"

@@ -234,7 +234,8 @@ impl RequestHost for ExtProcHost {
 
     fn reply(&mut self, reply: LocalReply) {
         self.held = HeldBody::default();
-        (self.parking, self.hold) = (None, None);
+        self.parking = None;
+        self.hold = None;
         self.tag("refused", &reply.status.to_string());
         self.answer(wire::immediate(reply));
     }
@@ -403,7 +404,8 @@ impl ExtProcHost {
         self.held = HeldBody::default();
         self.end = RequestEndedBy::Headers;
         self.headers_answered = false;
-        (self.parking, self.hold) = (None, None);
+        self.parking = None;
+        self.hold = None;
         let settings = &self.settings;
         self.stripped = pairs
             .filter(|(name, _)| settings.removes(name))

@@ -412,7 +412,8 @@ fn mutation(changes: &HeaderMutation) -> String {
 
 /// Plays the proxy's lines and writes the answers behind each.
 fn play(transcript: &str) -> String {
-    let (mut script, mut played) = (StreamScript::default(), String::new());
+    let mut script = StreamScript::default();
+    let mut played = String::new();
     let server = server(&[SERVER, OTHER]);
     let mut stream = None;
     for line in transcript.lines() {
@@ -604,7 +605,8 @@ fn a_large_piece_goes_back_in_pieces_that_envoy_takes() {
     say(&mut stream, &["POST /v1/chat/completions"]);
     let mut script = StreamScript::default();
     let _ = stream.receive(script.says(&format!("last {body}")).unwrap());
-    let (mut whole, mut ends) = (Vec::new(), 0);
+    let mut whole = Vec::new();
+    let mut ends = 0;
     for answer in stream.answers().skip(1) {
         let Some(Response::RequestBody(answer)) = answer.response else {
             panic!("not a body")
@@ -734,7 +736,8 @@ fn the_destination_and_the_served_endpoint_are_in_the_namespace_that_the_operato
 /// endpoint.
 #[test]
 fn after_a_failover_the_pool_that_answered_counts_the_served_endpoint() {
-    let (first, second) = (server(&[SERVER]), server(&[OTHER]));
+    let first = server(&[SERVER]);
+    let second = server(&[OTHER]);
     let settings = || with_format(DestinationFormat::List);
     let mut given_up = stream(&first, settings());
     let mut goes_on = stream(&second, settings());

@@ -98,7 +98,8 @@ fn prompt() -> ProcessingRequest {
 
 /// The messages in the bytes for the proxy.
 fn messages_in(bytes: &[u8]) -> Vec<ProcessingResponse> {
-    let (mut messages, mut rest) = (Vec::new(), bytes);
+    let mut messages = Vec::new();
+    let mut rest = bytes;
     while let [0, a, b, c, d, more @ ..] = rest {
         let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
         messages.push(ProcessingResponse::decode(message).unwrap());
@@ -230,7 +231,8 @@ fn a_proxy_is_asked_once_to_wait_as_long_as_a_request_may_be_held() {
         [chat(mode), prompt()]
             .iter()
             .for_each(|message| second.receive(&framed(message)));
-        let (mut answers, mut waits) = (Vec::new(), 0);
+        let mut answers = Vec::new();
+        let mut waits = 0;
         let wakes = loop {
             match second.next() {
                 SessionAction::Send(bytes) => answers.extend(messages_in(&bytes)),
@@ -341,7 +343,8 @@ async fn a_request_that_was_sent_on_may_take_as_long_as_it_takes() {
 #[tokio::test(start_paused = true)]
 async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
     let server = server(&[SERVER]);
-    let (unread, silent) = (session(&server), session(&server));
+    let unread = session(&server);
+    let silent = session(&server);
     unread.receive(
         &[
             framed(&chat(DUPLEX)),
@@ -376,7 +379,9 @@ async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
     let server = server(&[SERVER]);
     let mut others = server.streams().memory().account();
     others.record(HELD_BYTES_MAX - (64 << 10));
-    let (small, large, envelope) = (session(&server), session(&server), session(&server));
+    let small = session(&server);
+    let large = session(&server);
+    let envelope = session(&server);
     small.receive(&[framed(&chat(DUPLEX)), framed(&prompt())].concat());
     let (answers, status) = play(&small);
     assert_eq!(
@@ -516,7 +521,8 @@ proptest! {
         let server = server(&[SERVER]);
         let memory = Arc::clone(server.streams().memory());
         let mut others = memory.account();
-        let (messages, mut ahead) = (messages(), 0);
+        let messages = messages();
+        let mut ahead = 0;
         let mut sessions: Vec<Option<Arc<StreamSession>>> = (0..4).map(|_| Some(session(&server))).collect();
         let mut short = 0;
         for (index, event) in events {

@@ -402,7 +402,8 @@ fn an_event_costs_its_slice_however_many_there_are() {
         };
         (0..50).map(|_| once(&mut index)).min().unwrap()
     };
-    let (few, many) = (event_cost(1), event_cost(100));
+    let few = event_cost(1);
+    let many = event_cost(100);
     assert!(
         many <= few * 3,
         "an event at 10,000 endpoints took {many:?}, one at 100 {few:?}"
@@ -439,19 +440,15 @@ fn ten_thousand_endpoints_fit_in_64_megabytes() {
         for (i, endpoint) in slice.endpoints.iter_mut().flatten().enumerate() {
             endpoint.addresses = vec![format!("10.{s}.0.{i}")];
             let target = endpoint.target_ref.as_mut().unwrap();
-            (target.name, target.uid) = (
-                Some(format!("decode-{s}-{i}-7d9f8b6c5-x2v4k")),
-                Some(format!("6f1f7c52-0d6a-4b47-{s:04}-{i:012}")),
-            );
+            target.name = Some(format!("decode-{s}-{i}-7d9f8b6c5-x2v4k"));
+            target.uid = Some(format!("6f1f7c52-0d6a-4b47-{s:04}-{i:012}"));
             endpoint.zone = Some("europe-west1-b".to_owned());
             endpoint.node_name = Some(format!("gke-gpu-pool-{s}-{i}"));
         }
         slice
     };
-    let (mut index, mut table) = (
-        SliceIndex::new(PortRule::default()),
-        InstanceTable::new(MetadataPolicy::Ignored),
-    );
+    let mut index = SliceIndex::new(PortRule::default());
+    let mut table = InstanceTable::new(MetadataPolicy::Ignored);
     let before = resident();
     for s in 0..100 {
         for event in index.apply(&full(s)) {

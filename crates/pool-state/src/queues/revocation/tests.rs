@@ -198,7 +198,9 @@ proptest! {
     #[test]
     fn room_is_freed_once_and_no_more_are_given_up_than_wait(events in prop::collection::vec(event(), 1..150)) {
         let mut drill = Drill::new(1, &evicting(3.0, &[number("maxRequests", 40.0)]));
-        let (mut begun, mut waited, began) = (BTreeSet::new(), 0, drill.now);
+        let mut begun = BTreeSet::new();
+        let mut waited = 0;
+        let began = drill.now;
         for event in &events {
             let given_up = drill.given_up.len();
             match *event {

@@ -206,7 +206,8 @@ impl Process {
     /// The steps of the stream of a request that arrives.
     fn comes(&mut self, at: usize, mut job: Job) {
         self.read(at);
-        let (now, number) = (self.now, self.jobs.len());
+        let now = self.now;
+        let number = self.jobs.len();
         let mut order = self.order.clone();
         let vm = &mut self.vms[at];
         if vm.pool.queues().is_shared() {
@@ -226,7 +227,8 @@ impl Process {
         {
             Ok(FlowAdmission::Picked(picked)) => {
                 self.sent.push(number);
-                (job.running, job.held_until) = (Some((at, picked.hold)), Some(now));
+                job.running = Some((at, picked.hold));
+                job.held_until = Some(now);
             }
             Ok(FlowAdmission::Held(ticket)) => {
                 vm.held.push((ticket, number));
@@ -293,7 +295,9 @@ impl Process {
         self.read(at);
         self.vms[at].pool.look_at_freed(self.now);
         while self.vms[at].pool.queues().is_shared() && self.vms[at].pool.has_due() {
-            let (mut order, id, now) = (self.order.clone(), self.vms[at].id, self.now);
+            let mut order = self.order.clone();
+            let id = self.vms[at].id;
+            let now = self.now;
             match self.vms[at].pool.flow_turn(&mut order, (id, false), now) {
                 FlowTurn::Write(wake) if !self.write(at, order, wake) => {}
                 _ => return,
@@ -370,7 +374,8 @@ impl Process {
     }
 
     fn records_marks(&mut self, at: usize, waits: usize) {
-        let (any_held, now) = (self.held() > 0, self.now);
+        let any_held = self.held() > 0;
+        let now = self.now;
         for number in self.vms[at].pool.queues().revocations.numbers() {
             let Some(job) = self.running_as(at, number) else {
                 panic!("nobody's number")
@@ -418,7 +423,9 @@ impl Process {
     fn callback(&mut self, at: usize) {
         self.vms[at].pool.look_at_freed(self.now);
         while self.vms[at].pool.queues().is_shared() {
-            let (mut order, id, now) = (self.order.clone(), self.vms[at].id, self.now);
+            let mut order = self.order.clone();
+            let id = self.vms[at].id;
+            let now = self.now;
             match self.vms[at].pool.flow_turn(&mut order, (id, true), now) {
                 FlowTurn::Rest | FlowTurn::WakeSelf => return,
                 FlowTurn::Write(wake) => {
@@ -437,7 +444,8 @@ impl Process {
     fn resume(&mut self, at: usize, number: u64, mut order: SharedOrder) {
         self.read(at);
         self.tries += 1;
-        let (id, now) = (self.vms[at].id, self.now);
+        let id = self.vms[at].id;
+        let now = self.now;
         let Some(place) = self.vms[at]
             .held
             .iter()
@@ -616,7 +624,8 @@ fn a_release_costs_one_try_and_an_event_without_room_none() {
     );
     for sent in 3..=20 {
         let oldest = process.sent[sent - 3];
-        (process.tries, process.wakes) = (0, 0);
+        process.tries = 0;
+        process.wakes = 0;
         process.has_first_token(oldest);
         assert_eq!((process.tries, process.wakes), (0, 0), "no request fits");
         process.end_oldest();

@@ -59,7 +59,8 @@ fn tag(key: u64) -> HeldTag {
 
 impl ModelVm {
     fn new(id: u64, held: &[u64]) -> Self {
-        let (held, tried) = (held.to_vec(), Vec::new());
+        let held = held.to_vec();
+        let tried = Vec::new();
         Self {
             id,
             held,
@@ -121,20 +122,23 @@ impl Model {
         let vm = &mut self.vms[at];
         vm.running -= 1;
         vm.published = vm.running;
-        (vm.event, vm.due) = (true, true);
+        vm.event = true;
+        vm.due = true;
     }
 
     fn write(&mut self, order: SharedOrder, seen: u64) -> bool {
         if self.writes != seen {
             return false;
         }
-        (self.order, self.writes) = (order, seen + 1);
+        self.order = order;
+        self.writes = seen + 1;
         true
     }
 
     /// The next step of a VM. False if it has none.
     fn step(&mut self, at: usize, lose_wakes: bool) -> bool {
-        let (now, mut vm) = (self.now, self.vms[at].clone());
+        let now = self.now;
+        let mut vm = self.vms[at].clone();
         match std::mem::replace(&mut vm.place, Place::Idle) {
             Place::Idle if !vm.due || vm.dead => return false,
             Place::Idle => {
@@ -146,7 +150,8 @@ impl Model {
                     order.begin_round(Timestamp(now));
                 }
                 if vm.round != order.round {
-                    (vm.round, vm.tried) = (order.round, Vec::new());
+                    vm.round = order.round;
+                    vm.tried = Vec::new();
                 }
                 match order.step(vm.row(&order, now), vm.event) {
                     OrderStep::Try => {

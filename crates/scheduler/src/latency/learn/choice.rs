@@ -42,7 +42,8 @@ pub(super) struct FittedShape {
 /// Chooses base and trees by the newest rows. The reported loss is that of the last `fresh` rows.
 pub(super) fn chosen(old: &[FitRow], newest: &[FitRow], fresh: usize) -> FittedShape {
     let loss_of = |shape: &LatencyShape| fit::loss(shape, newest, 0.0);
-    let (terms, constant) = (fit::base(old, None), fit::constant(old));
+    let terms = fit::base(old, None);
+    let constant = fit::constant(old);
     let (base, shape) = if loss_of(&terms) <= loss_of(&constant) {
         (LinearBase::Terms, terms)
     } else {

@@ -63,11 +63,9 @@ const APART: usize = 3;
 /// How many of the last outcomes of a stream are within the median and within p90, if `delay`
 /// outcomes come between a pick and its own.
 fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
-    let (mut rng, mut learner, mut model) = (
-        Rng::seeded(seed),
-        LatencyLearner::default(),
-        None::<LatencyModel>,
-    );
+    let mut rng = Rng::seeded(seed);
+    let mut learner = LatencyLearner::default();
+    let mut model = None::<LatencyModel>;
     let mut said: Vec<Option<Prediction>> = Vec::new();
     let mut within = [0; 2];
     for at in 0..OUTCOMES + delay {
@@ -90,8 +88,11 @@ fn within(stream: Stream, seed: u64, delay: usize) -> [usize; 2] {
             within[0] += usize::from(ms <= said.ttft_ms);
             within[1] += usize::from(ms <= said.ttft_p90_ms);
         }
-        let (output_tokens, first_token, gap) = (None, None, None);
-        let (ttft_ms, tpot_ms) = (Some(ms), Some(ms / 10.0));
+        let output_tokens = None;
+        let first_token = None;
+        let gap = None;
+        let ttft_ms = Some(ms);
+        let tpot_ms = Some(ms / 10.0);
         let seen = Observation {
             endpoint: POD,
             conditions,

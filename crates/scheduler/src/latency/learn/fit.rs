@@ -55,7 +55,8 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
         0
     }..REWEIGHTINGS
     {
-        let (mut normal, mut seen) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);
+        let mut normal = [[0.0; TERMS]; TERMS];
+        let mut seen = [0.0; TERMS];
         for row in rows {
             let ms = f64::from(libm::expf(row.log));
             let expected = if round == 0 {

@@ -196,7 +196,8 @@ impl GoldenPool {
         for (name, calibration) in ["ttft", "tpot"].iter().zip(&self.calibrations) {
             let of =
                 |number: Option<f64>| number.map_or("-".to_owned(), |number| digits(number as f32));
-            let (error, coverage) = (of(calibration.mape()), of(calibration.coverage90()));
+            let error = of(calibration.mape());
+            let coverage = of(calibration.coverage90());
             let _ = writeln!(
                 text,
                 "{name}: predicted {}, mean error {error}, within p90 {coverage}",
@@ -377,7 +378,8 @@ fn eventful() -> GoldenPool {
     );
     pool.run("a stall among them", 240, engine, |at, observation| {
         if at == 100 {
-            (observation.ttft_ms, observation.tpot_ms) = (Some(60_000.0), Some(4_000.0));
+            observation.ttft_ms = Some(60_000.0);
+            observation.tpot_ms = Some(4_000.0);
             observation
                 .first_token
                 .iter_mut()

@@ -198,7 +198,9 @@ impl EndpointOffsets {
         if self.rows.len() <= slot {
             self.rows.resize(slot + 1, NOTHING);
         }
-        let (mean, trust, share) = (self.mean(), self.trust(), self.persistence.share());
+        let mean = self.mean();
+        let trust = self.trust();
+        let share = self.persistence.share();
         let Some(row) = self.rows.get_mut(slot) else {
             return false;
         };
@@ -225,12 +227,14 @@ impl EndpointOffsets {
         row.slow += (error - row.slow) / (row.count + SHRINK).min((FAST * (1.0 + delay)).min(SLOW));
         let changed = row.count > FAST && (row.fast - row.slow).abs() > CHANGED * self.noise;
         if changed {
-            (row.slow, row.count) = (row.fast, FAST);
+            row.slow = row.fast;
+            row.count = FAST;
         }
         if delay < DELAY_FRESH {
             row.lead = row.newest - row.slow;
         } else {
-            (row.lead, row.middle) = (0.0, NOTHING.middle);
+            row.lead = 0.0;
+            row.middle = NOTHING.middle;
         }
         changed
     }

@@ -111,10 +111,8 @@ impl P90Tracker {
         self.losses
             .add(base + value, [base + self.slow.at, base + self.fast.at]);
         self.slow.outcome(value, SHARE, GAIN, SCALE_OUTCOMES);
-        let (gain, outcomes) = (
-            (GAIN_FAST / (1.0 + delay)).max(GAIN),
-            (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES),
-        );
+        let gain = (GAIN_FAST / (1.0 + delay)).max(GAIN);
+        let outcomes = (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES);
         self.fast.outcome(value, SHARE, gain, outcomes);
     }
 

@@ -122,7 +122,11 @@ impl LearnerWorld {
 }
 
 fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
-    let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
+    let ttft_ms = None;
+    let tpot_ms = None;
+    let output_tokens = None;
+    let first_token = None;
+    let gap = None;
     Observation {
         endpoint,
         conditions,
@@ -180,10 +184,8 @@ fn predictions_are_within_the_noise_and_nine_of_ten_outcomes_within_p90() {
         }
     }
     for calibration in calibration {
-        let (mape, coverage) = (
-            calibration.mape().unwrap(),
-            calibration.coverage90().unwrap(),
-        );
+        let mape = calibration.mape().unwrap();
+        let coverage = calibration.coverage90().unwrap();
         assert!(
             mape < 0.07 && (0.85..0.95).contains(&coverage),
             "{mape} {coverage}"
@@ -198,7 +200,8 @@ fn nine_of_ten_are_within_p90_while_the_whole_pool_slows_down() {
     let mut within = [0_u16; 2];
     for at in 0..600_u16 {
         world.factors = world.factors.map(|factor| factor * 1.002);
-        let (endpoint, conditions) = (endpoint(at % ENDPOINTS, 1), world.conditions());
+        let endpoint = endpoint(at % ENDPOINTS, 1);
+        let conditions = world.conditions();
         let said = world
             .model
             .as_ref()
@@ -225,7 +228,9 @@ fn nine_of_ten_are_within_p90_while_the_whole_pool_slows_down() {
 
 #[test]
 fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() {
-    let (mut before, mut after, mut others) = ([0.0; 2], [0.0; 2], [0.0; 2]);
+    let mut before = [0.0; 2];
+    let mut after = [0.0; 2];
+    let mut others = [0.0; 2];
     let add =
         |sums: &mut [f32; 2], errors: (f32, f32)| *sums = [sums[0] + errors.0, sums[1] + errors.1];
     for seed in 3..9 {
@@ -291,10 +296,8 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
 fn impossible_and_aborted_requests_teach_nothing() {
     let mut world = LearnerWorld::new(10);
     world.run(500, 1, 0);
-    let (before, words) = (
-        world.learner.standing(),
-        world.learner.model().unwrap().words(),
-    );
+    let before = world.learner.standing();
+    let words = world.learner.model().unwrap().words();
     let good = Observation {
         ttft_ms: Some(100.0),
         tpot_ms: Some(10.0),
@@ -587,12 +590,10 @@ fn outcomes_that_arrive_at_once_are_followed_at_once_and_late_ones_slowly() {
 fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) -> f32 {
     let mut offsets = EndpointOffsets::default();
     for at in 0..outcomes {
-        let (endpoint, said) = (
-            endpoint(0, 1),
-            offsets
-                .published(0)
-                .map_or(0.0, |(_, offset)| offset + offsets.mean()),
-        );
+        let endpoint = endpoint(0, 1);
+        let said = offsets
+            .published(0)
+            .map_or(0.0, |(_, offset)| offset + offsets.mean());
         offsets.confirm(endpoint, said, error(at));
         offsets.push(endpoint, error(at), delay);
     }
@@ -604,7 +605,8 @@ fn published_after(outcomes: usize, delay: f32, error: impl Fn(usize) -> f32) ->
 #[test]
 fn a_drift_is_extrapolated_if_outcomes_arrive_at_once_and_noise_is_not() {
     let falls = |at: usize| -0.01 * at as f32;
-    let (published, next) = (published_after(150, 0.0, falls), falls(150));
+    let published = published_after(150, 0.0, falls);
+    let next = falls(150);
     assert!((published - next).abs() < 0.03, "{published} {next}");
     assert!(
         published_after(150, 30.0, falls) > next + 0.09,
@@ -632,7 +634,8 @@ fn an_offset_that_once_proved_wrong_can_prove_true_again() {
 /// How many of the last 300 of 600 outcomes, each `step` lower than the one before, were within
 /// their p90.
 fn within_while_falling(step: f32, delay: f32) -> usize {
-    let (mut ninth, mut rng) = (P90Tracker::starting_at(0.0), Rng::seeded(7));
+    let mut ninth = P90Tracker::starting_at(0.0);
+    let mut rng = Rng::seeded(7);
     let outcome = |at: usize| {
         let value = 0.1 * rng.open01() - step * at as f32;
         let within = value <= ninth.at();

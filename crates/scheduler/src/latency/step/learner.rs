@@ -228,7 +228,8 @@ impl StepLearner {
         {
             return false;
         }
-        let (u, n) = (f64::from(uncached_tokens), f64::from(prompt_tokens));
+        let u = f64::from(uncached_tokens);
+        let n = f64::from(prompt_tokens);
         let pool = self.pool(|row| row.prefill);
         let Some(row) =
             row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms))
@@ -300,7 +301,8 @@ impl StepLearner {
     #[must_use]
     pub fn model(&self) -> StepModel {
         let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
-        let (prefill, decode) = (self.pool(|row| row.prefill), self.pool(|row| row.decode));
+        let prefill = self.pool(|row| row.prefill);
+        let decode = self.pool(|row| row.decode);
         let speed = |row: &EndpointEvidence| EndpointSpeed {
             generation: row.generation,
             prefill: nearest(narrow(self.prefill.speed(row.prefill, prefill)), &SPEEDS),
@@ -491,7 +493,8 @@ impl LeastSquaresFit {
 
     /// These sums and one more sample, weighed and clipped by the present fit.
     fn with(&self, mut sums: FitSums, sample: &FitSample) -> FitSums {
-        let (terms, keep) = (self.terms(&sample.inputs), self.keep);
+        let terms = self.terms(&sample.inputs);
+        let keep = self.keep;
         let expected_ms = self.expected_ms(&sample.inputs);
         let seen_ms = clip(sample.seen_ms, expected_ms);
         sums.count = keep * sums.count + 1.0;

@@ -60,12 +60,10 @@ fn count(index: &mut PrefixIndex) -> usize {
 #[test]
 fn each_endpoint_reaches_as_far_as_it_was_given() {
     let mut index = PrefixIndex::with_capacity(10_000);
-    let (a, b, c, never) = (
-        endpoint(0),
-        endpoint(700),
-        endpoint(ENDPOINTS_MAX as u16 - 1),
-        endpoint(4),
-    );
+    let a = endpoint(0);
+    let b = endpoint(700);
+    let c = endpoint(ENDPOINTS_MAX as u16 - 1);
+    let never = endpoint(4);
     let common = chain(1, 300);
     let branch = [&common[..120], &chain(2, 80)].concat();
     index.record(a, &common);
@@ -148,17 +146,16 @@ impl LruEngine {
 /// Sends requests from chains drawn with uneven frequency. Returns the mean error of the estimate
 /// in the last half of them, in blocks per request, and the final capacity.
 fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
-    let (mut index, a, mut rng) = (
-        PrefixIndex::with_capacity(100_000),
-        endpoint(0),
-        Rng::seeded(5),
-    );
+    let mut index = PrefixIndex::with_capacity(100_000);
+    let a = endpoint(0);
+    let mut rng = Rng::seeded(5);
     let mut engine = LruEngine {
         capacity: engine,
         used: Vec::new(),
     };
     let chains: Vec<Vec<u64>> = (0..60).map(|seed| chain(seed, 40)).collect();
-    let (mut off, mut counted) = (0, 0);
+    let mut off = 0;
+    let mut counted = 0;
     for request in 0..1_500 {
         let pick = rng.below(60).min(rng.below(60));
         let blocks = &chains[pick];
@@ -203,7 +200,8 @@ fn the_real_capacity_is_learned_from_both_sides() {
 
 #[test]
 fn what_cannot_have_been_evicted_teaches_nothing() {
-    let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+    let mut index = PrefixIndex::with_capacity(100_000);
+    let a = endpoint(0);
     index.set_capacity(a, 1_000);
     for seed in 0..30 {
         index.record(a, &chain(seed, 40));
@@ -259,7 +257,8 @@ fn what_cannot_have_been_evicted_teaches_nothing() {
 
 #[test]
 fn a_hit_beyond_the_estimated_capacity_raises_it_by_an_eighth() {
-    let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+    let mut index = PrefixIndex::with_capacity(100_000);
+    let a = endpoint(0);
     index.set_capacity(a, 800);
     let there = |index: &mut PrefixIndex, at_least| {
         index.learn(
@@ -284,10 +283,8 @@ fn a_hit_beyond_the_estimated_capacity_raises_it_by_an_eighth() {
 #[test]
 fn it_says_what_memory_it_holds() {
     assert_eq!(PrefixIndex::with_capacity(0).bytes(), 0);
-    let (small, large) = (
-        PrefixIndex::with_capacity(8_000).bytes(),
-        PrefixIndex::with_capacity(16_000).bytes(),
-    );
+    let small = PrefixIndex::with_capacity(8_000).bytes();
+    let large = PrefixIndex::with_capacity(16_000).bytes();
     assert_eq!(
         large - small,
         1_000 * 64,
@@ -315,7 +312,9 @@ fn a_slot_no_snapshot_has_is_not_remembered() {
 #[test]
 fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
     let mut index = PrefixIndex::with_capacity(8000);
-    let (a, b, blocks) = (endpoint(1), endpoint(2), chain(1, 100));
+    let a = endpoint(1);
+    let b = endpoint(2);
+    let blocks = chain(1, 100);
     index.record(a, &blocks);
     index.record(b, &blocks);
     index.forget(next_generation(a));
@@ -340,7 +339,8 @@ fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
 #[test]
 fn a_new_generation_starts_clean() {
     let mut index = PrefixIndex::with_capacity(8000);
-    let (old, blocks) = (endpoint(1), chain(1, 100));
+    let old = endpoint(1);
+    let blocks = chain(1, 100);
     let new = next_generation(old);
     index.record(old, &blocks);
     assert_eq!(matched(&index, &blocks, &[old, new]), [100, 0]);
@@ -357,7 +357,8 @@ fn a_new_generation_starts_clean() {
 #[test]
 fn generations_may_change_faster_than_sweeps() {
     let mut index = PrefixIndex::with_capacity(8000);
-    let (neighbour, blocks) = (endpoint(9), chain(1, 10));
+    let neighbour = endpoint(9);
+    let blocks = chain(1, 10);
     index.record(neighbour, &blocks);
     let mut life = endpoint(1);
     for _ in 0..3 * crate::prefix::owners::OWNERS_MAX {
@@ -372,7 +373,8 @@ fn generations_may_change_faster_than_sweeps() {
 
 #[test]
 fn a_hole_does_not_cut_the_match() {
-    let (a, blocks) = (endpoint(3), chain(1, 257));
+    let a = endpoint(3);
+    let blocks = chain(1, 257);
     for count in [2, 3, 10, 64, 257] {
         let blocks = &blocks[..count];
         for hole in 1..count - 1 {
@@ -399,7 +401,8 @@ fn a_hole_does_not_cut_the_match() {
 
 #[test]
 fn a_hole_in_maybe_cached_blocks_does_not_cut_them_either() {
-    let (a, common) = (endpoint(3), chain(1, 120));
+    let a = endpoint(3);
+    let common = chain(1, 120);
     for (shared, hole) in [(40, 20), (40, 39), (40, 40), (40, 80), (1, 60), (119, 60)] {
         let mut index = PrefixIndex::with_capacity(20_000);
         index.set_capacity(a, 1_000);
@@ -430,11 +433,9 @@ fn a_hole_in_maybe_cached_blocks_does_not_cut_them_either() {
 
 #[test]
 fn a_first_block_that_had_to_go_does_not_hide_the_others() {
-    let (mut index, a, blocks) = (
-        PrefixIndex::with_capacity(LANES),
-        endpoint(3),
-        chain(1, LANES),
-    );
+    let mut index = PrefixIndex::with_capacity(LANES);
+    let a = endpoint(3);
+    let blocks = chain(1, LANES);
     index.record(a, &blocks);
     let owner = index.owners.get(a).unwrap();
     let (place, _) = index
@@ -494,7 +495,8 @@ fn the_oldest_go_first() {
 #[test]
 fn beyond_its_capacity_an_endpoint_holds_the_most_recently_touched() {
     let mut index = PrefixIndex::with_capacity(100_000);
-    let (small, large) = (endpoint(0), endpoint(1));
+    let small = endpoint(0);
+    let large = endpoint(1);
     index.set_capacity(small, 1000);
     let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 100)).collect();
     for blocks in &chains {
@@ -533,7 +535,8 @@ fn beyond_its_capacity_an_endpoint_holds_the_most_recently_touched() {
 
 #[test]
 fn blocks_given_one_to_two_capacities_ago_count_half() {
-    let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+    let mut index = PrefixIndex::with_capacity(100_000);
+    let a = endpoint(0);
     index.set_capacity(a, 1_000);
     let chains: Vec<Vec<u64>> = (0..100).map(|seed| chain(seed, 100)).collect();
     for blocks in &chains {
@@ -591,7 +594,8 @@ fn blocks_given_one_to_two_capacities_ago_count_half() {
 fn maybe_cached_blocks_begin_where_cached_ones_end() {
     let common = chain(1, 300);
     for shared in [1, 2, 57, 150, 298, 299] {
-        let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+        let mut index = PrefixIndex::with_capacity(100_000);
+        let a = endpoint(0);
         index.set_capacity(a, 1_000);
         index.record(a, &common);
         (2..14).for_each(|seed| index.record(a, &chain(seed, 100)));
@@ -611,7 +615,8 @@ fn maybe_cached_blocks_begin_where_cached_ones_end() {
 
 #[test]
 fn a_table_far_larger_than_a_cache_still_knows_what_is_evicted() {
-    let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+    let mut index = PrefixIndex::with_capacity(100_000);
+    let a = endpoint(0);
     index.set_capacity(a, 1_000);
     let chains: Vec<Vec<u64>> = (0..400).map(|seed| chain(seed, 100)).collect();
     for blocks in &chains {
@@ -662,7 +667,8 @@ fn a_prefix_requested_once_has_the_longest_reuse_interval() {
 #[test]
 fn the_reuse_interval_follows_how_often_a_prefix_is_requested() {
     let mut index = PrefixIndex::with_capacity(131_072);
-    let (asked, mut others) = (chain(1, 16), (2..).map(|seed| chain(seed, 16)));
+    let asked = chain(1, 16);
+    let mut others = (2..).map(|seed| chain(seed, 16));
     let mut requested = |index: &mut PrefixIndex, prompts_between: usize| {
         others
             .by_ref()
@@ -695,11 +701,9 @@ fn the_reuse_interval_follows_how_often_a_prefix_is_requested() {
 
 #[test]
 fn what_stands_for_four_blocks_takes_the_room_of_four() {
-    let (mut index, few, many) = (
-        PrefixIndex::with_capacity(100_000),
-        endpoint(0),
-        endpoint(1),
-    );
+    let mut index = PrefixIndex::with_capacity(100_000);
+    let few = endpoint(0);
+    let many = endpoint(1);
     let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 100)).collect();
     let wide = |blocks: &[u64]| blocks.iter().map(|block| block | 1).collect::<Vec<_>>();
     index.set_capacity(few, 1000);
@@ -775,7 +779,8 @@ fn a_capacity_learnt_late_does_not_empty_the_endpoint() {
 fn an_old_entry_never_looks_young() {
     // As small as possible: every touch is an epoch, so stamps wrap after 65,536.
     let mut index = PrefixIndex::with_capacity(512);
-    let (idle, busy) = (chain(1, 20), chain(2, 50));
+    let idle = chain(1, 20);
+    let busy = chain(2, 50);
     index.record(endpoint(0), &idle);
     let mut held = 20;
     for _ in 0..5000 {
@@ -808,7 +813,8 @@ fn few_are_lost_at_the_load_it_is_made_for() {
 #[test]
 fn little_is_lost_where_all_endpoints_hold_the_same() {
     let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
-    let (blocks, all) = (chain(1, 6600), (0..100).map(endpoint).collect::<Vec<_>>());
+    let blocks = chain(1, 6600);
+    let all = (0..100).map(endpoint).collect::<Vec<_>>();
     for &endpoint in &all {
         index.record(endpoint, &blocks);
     }
@@ -887,7 +893,8 @@ impl NaiveIndex {
     fn apply(&mut self, index: &mut PrefixIndex, op: &IndexOp) {
         match *op {
             IndexOp::Record(slot, n, len) => {
-                let (at, blocks) = (self.present(slot), &self.trees[n][..len]);
+                let at = self.present(slot);
+                let blocks = &self.trees[n][..len];
                 index.record(at, blocks);
                 self.cached.entry(at).or_default().extend(blocks);
             }
@@ -951,7 +958,8 @@ proptest! {
     /// Without holes, the look-up without a walk finds what a walk finds.
     #[test]
     fn bisection_finds_what_a_walk_finds(ops in prop::collection::vec(op(), 0..120)) {
-        let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), NaiveIndex::new());
+        let mut index = PrefixIndex::with_capacity(60_000);
+        let mut twin = NaiveIndex::new();
         for op in &ops {
             twin.apply(&mut index, op);
         }
@@ -969,7 +977,8 @@ proptest! {
     /// With room for all entries and no holes, the index equals the naive twin.
     #[test]
     fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
-        let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), NaiveIndex::new());
+        let mut index = PrefixIndex::with_capacity(60_000);
+        let mut twin = NaiveIndex::new();
         for op in ops.iter().filter(|op| !matches!(op, IndexOp::Capacity(..))) {
             twin.apply(&mut index, op);
             let all = twin.everybody();
@@ -985,11 +994,14 @@ proptest! {
     /// its counts and its memory are consistent.
     #[test]
     fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
-        let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), NaiveIndex::new());
+        let mut index = PrefixIndex::with_capacity(entries);
+        let mut twin = NaiveIndex::new();
         let bytes = index.bytes();
         for (turn, op) in ops.iter().enumerate() {
             twin.apply(&mut index, op);
-            let (all, blocks, mut claimed) = (twin.everybody(), &twin.trees[turn % CHAINS], Vec::new());
+            let all = twin.everybody();
+            let blocks = &twin.trees[turn % CHAINS];
+            let mut claimed = Vec::new();
             index.matched(blocks, &all, &mut claimed);
             prop_assert!(claimed.iter().zip(&all).all(|(claimed, &at)| claimed.maybe_cached <= twin.reach(blocks, at)), "{claimed:?}");
             prop_assert!(claimed.iter().all(|claimed| claimed.cached <= claimed.maybe_cached), "{claimed:?}");

@@ -19,7 +19,8 @@ fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
 
 fn say(world: &SharingWorld, peers: state::PeerLoad) {
     let bytes = crate::fake::encode(daemon_message::Message::PeerLoad(peers));
-    let (size, stream) = (bytes.len(), world.host.grpc.streams.borrow().len() as u32);
+    let size = bytes.len();
+    let stream = world.host.grpc.streams.borrow().len() as u32;
     world
         .host
         .http
@@ -58,7 +59,8 @@ fn nothing_is_told_while_there_is_nobody_to_tell() {
 
 #[test]
 fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
-    let (one, two) = (SharingWorld::new(3, ""), SharingWorld::new(3, ""));
+    let one = SharingWorld::new(3, "");
+    let two = SharingWorld::new(3, "");
     say(&one, others(2));
     let prompt = "once upon a time ".repeat(100);
     let (mut first, _) = one.request(1, &prompt);
@@ -155,7 +157,8 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
 
 #[test]
 fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
-    let (one, two) = (SharingWorld::new(3, ""), SharingWorld::new(3, ""));
+    let one = SharingWorld::new(3, "");
+    let two = SharingWorld::new(3, "");
     // The second process has another clock.
     (0..10).for_each(|_| two.tick());
     say(&one, others(2));

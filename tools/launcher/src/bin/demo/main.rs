@@ -303,7 +303,9 @@ To see the picks move, open the console: http://localhost:{}/
 }
 
 fn invitation() -> String {
-    let (listener, admin, envoy) = (front::LISTENER, front::DAEMON_ADMIN, front::ENVOY_ADMIN);
+    let listener = front::LISTENER;
+    let admin = front::DAEMON_ADMIN;
+    let envoy = front::ENVOY_ADMIN;
     format!(
         r#"Everything keeps running until you press Ctrl-C. In another terminal, try:
 

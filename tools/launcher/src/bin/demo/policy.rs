@@ -83,7 +83,8 @@ impl DemoPolicy {
         reason = "token counts stay far below 2^52"
     )]
     pub(crate) fn figures(&self) -> PolicyFigures {
-        let (sent, results) = (self.progress.sent(), self.progress.results());
+        let sent = self.progress.sent();
+        let results = self.progress.results();
         let answered: Vec<_> = results
             .iter()
             .filter(|result| result.status == 200 && result.ttft.is_some())

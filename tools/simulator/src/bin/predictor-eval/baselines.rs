@@ -178,7 +178,8 @@ impl RidgeModel {
         for _ in 0..300 {
             for (at, weight) in ridge.weights.iter_mut().enumerate() {
                 let of = |row: &Vec<f64>| row.get(at).copied().unwrap_or(0.0);
-                let (mut own, mut seen) = (PENALTY, 0.0);
+                let mut own = PENALTY;
+                let mut seen = 0.0;
                 for (row, left) in standard.iter().zip(&left) {
                     own += of(row).powi(2);
                     seen += of(row) * (left + *weight * of(row));
@@ -224,7 +225,8 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let place = share * (sorted.len().saturating_sub(1)) as f64;
-    let (low, part) = (place.floor() as usize, place.fract());
+    let low = place.floor() as usize;
+    let part = place.fract();
     let at = |at: usize| sorted.get(at).or(sorted.last()).copied().unwrap_or(0.0);
     at(low) + part * (at(low + 1) - at(low))
 }

@@ -261,7 +261,9 @@ fn observation(row: &EvaluationRow) -> Observation {
         tpot_ms,
         ..
     } = *row;
-    let (output_tokens, first_token, gap) = (None, None, None);
+    let output_tokens = None;
+    let first_token = None;
+    let gap = None;
     Observation {
         endpoint: POD,
         conditions,
@@ -288,7 +290,8 @@ fn theirs(
             .collect()
     };
     let frozen = rival.fit(&known(split));
-    let (mut fitted, mut fitted_rows) = (None, 0);
+    let mut fitted = None;
+    let mut fitted_rows = 0;
     let mut said: Vec<Option<BaselinePrediction>> = vec![None; trace.rows.len()];
     let mut results = [(Calibration::default(), 0); VIEWS.len()];
     for event in trace.events() {
@@ -406,10 +409,8 @@ fn print_required(lines: &[EvaluationLine]) {
         .iter()
         .filter(|line| line.model == OURS && line.view == EvaluationView::InOrder)
     {
-        let (pinball, coverage) = (
-            line.calibration.pinball90_ms(),
-            line.calibration.coverage90(),
-        );
+        let pinball = line.calibration.pinball90_ms();
+        let coverage = line.calibration.coverage90();
         let rivals: Vec<&EvaluationLine> = others(line, lines)
             .filter(|other| ["constant", "ridge"].contains(&other.model.as_str()))
             .collect();
@@ -425,10 +426,8 @@ fn print_required(lines: &[EvaluationLine]) {
             said(rivals.iter().all(below))
         };
         let within = coverage.is_some_and(|coverage| COVERAGE.contains(&coverage));
-        let (name, percent) = (
-            format!("{} {}", line.trace, line.target.name()),
-            100.0 * coverage.unwrap_or(f64::NAN),
-        );
+        let name = format!("{} {}", line.trace, line.target.name());
+        let percent = 100.0 * coverage.unwrap_or(f64::NAN);
         let _ = writeln!(
             out,
             "  {name:<54}pinball loss {loss:<14}coverage {percent:5.1} % {}",
@@ -441,8 +440,10 @@ fn print_required(lines: &[EvaluationLine]) {
 /// interval). They are not quite, so the true interval is wider.
 fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
     const Z: f64 = 1.96;
-    let (share, count) = (calibration.coverage90()?, calibration.count() as f64);
-    let (middle, weight) = (share + Z * Z / (2.0 * count), 1.0 + Z * Z / count);
+    let share = calibration.coverage90()?;
+    let count = calibration.count() as f64;
+    let middle = share + Z * Z / (2.0 * count);
+    let weight = 1.0 + Z * Z / count;
     let half = Z * (share * (1.0 - share) / count + (Z / (2.0 * count)).powi(2)).sqrt();
     Some([(middle - half) / weight, (middle + half) / weight])
 }
@@ -471,7 +472,9 @@ fn others<'l>(
 fn write(lines: &[EvaluationLine], path: &Path) -> Result<(), String> {
     let row = |line: &EvaluationLine| {
         let c = &line.calibration;
-        let (mape, pinball90, coverage90) = (c.mape(), c.pinball90_ms(), c.coverage90());
+        let mape = c.mape();
+        let pinball90 = c.pinball90_ms();
+        let coverage90 = c.coverage90();
         json!({"trace": line.trace, "target": line.target.name(), "view": line.view.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "coverage90_interval95": interval95(c), "n": c.count(), "abstained": line.abstained})
     };
     let text = json!({"rows": lines.iter().map(row).collect::<Vec<_>>()});

@@ -143,8 +143,10 @@ fn serving_sim(name: &str) -> Result<EvaluationTrace, String> {
     let lines = lines(&format!("llmservingsim_vllm_{name}_requests.jsonl.gz"))?;
     let run = |line: &Value| {
         let number = |key: &str| line.get(key)?.as_f64();
-        let (queued, scheduled) = (number("queued_ts")?, number("scheduled_ts")?);
-        let (first, last) = (number("first_token_ts")?, number("last_token_ts")?);
+        let queued = number("queued_ts")?;
+        let scheduled = number("scheduled_ts")?;
+        let first = number("first_token_ts")?;
+        let last = number("last_token_ts")?;
         Some(RecordedRun {
             input: number("input_toks")?,
             output: number("output_toks")?,
@@ -166,7 +168,8 @@ fn serving_sim(name: &str) -> Result<EvaluationTrace, String> {
     let mut rows: Vec<EvaluationRow> = runs.iter().map(|run| observed(run, &runs, start)).collect();
     rows.sort_by_key(|row| row.picked_ms);
     for (clock_ms, row) in (1..).map(|at| TICK_MS * at).zip(&mut rows) {
-        (row.picked_ms, row.known_ms) = (clock_ms, clock_ms);
+        row.picked_ms = clock_ms;
+        row.known_ms = clock_ms;
     }
     Ok(EvaluationTrace {
         name: format!("llmservingsim-{name}"),

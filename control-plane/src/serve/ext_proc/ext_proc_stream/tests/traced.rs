@@ -66,10 +66,8 @@ fn a_sampled_request_has_a_span_with_its_decision_and_outcome() {
 
 #[test]
 fn the_parent_is_that_of_the_stream_and_without_a_sampled_one_there_is_no_span() {
-    let (sampled, not) = (
-        format!("GET /v1/models {TRACE}1"),
-        format!("GET /v1/models {TRACE}0"),
-    );
+    let sampled = format!("GET /v1/models {TRACE}1");
+    let not = format!("GET /v1/models {TRACE}0");
     let parent = TraceContext {
         trace_id: 5,
         parent: 6,

@@ -76,7 +76,8 @@ fn event() -> impl Strategy<Value = VmEvent> {
 
 impl Process {
     fn happens(&mut self, event: VmEvent) {
-        let (vms, jobs) = (self.vms.len(), self.jobs.len().max(1));
+        let vms = self.vms.len();
+        let jobs = self.jobs.len().max(1);
         match event {
             VmEvent::Arrives { vm, priority, slot } => self.comes(
                 vm % vms,
@@ -166,7 +167,8 @@ impl Process {
     /// higher priority that is held at the same endpoint.
     fn only_lower_work_is_given_up(&self) -> Result<(), TestCaseError> {
         for mark in &self.marks {
-            let (job, waits) = (&self.jobs[mark.job], &self.jobs[mark.waits]);
+            let job = &self.jobs[mark.job];
+            let waits = &self.jobs[mark.waits];
             prop_assert!(
                 job.priority < 0 && job.priority < waits.priority && job.slot == waits.slot,
                 "{:?}",
@@ -234,7 +236,8 @@ impl Process {
     /// Each request is in one place, and each is counted once.
     fn none_is_lost(&self) -> Result<(), TestCaseError> {
         let of = |is: fn(&Job) -> bool| self.jobs.iter().filter(|job| is(job)).count();
-        let (refused, left) = (of(|job| job.refused), of(|job| job.left));
+        let refused = of(|job| job.refused);
+        let left = of(|job| job.left);
         prop_assert_eq!(
             self.sent.len() + self.held() + refused + left,
             self.jobs.len()

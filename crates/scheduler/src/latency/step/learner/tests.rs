@@ -34,7 +34,8 @@ fn taught(
             },
             false
         ));
-        let (batch, context_tokens) = (1.0 + 60.0 * rng.open01(), 100_000.0 * rng.open01());
+        let batch = 1.0 + 60.0 * rng.open01();
+        let context_tokens = 100_000.0 * rng.open01();
         let gap_ms = noise * truth.decode_ms(batch, context_tokens);
         assert!(learner.gap(
             endpoint(slot, 1),
@@ -259,10 +260,8 @@ fn one_in_fifty_that_stalls_for_ten_seconds_does_not_spoil_it() {
         };
         assert!(learner.gap(endpoint(round % 4, 1), &gap));
     }
-    let (model, speeds) = (
-        learner.model(),
-        [0, 1, 2, 3].map(|slot| learner.model().speed(endpoint(slot, 1))),
-    );
+    let model = learner.model();
+    let speeds = [0, 1, 2, 3].map(|slot| learner.model().speed(endpoint(slot, 1)));
     assert!(off(&model, &h100()) < 0.2, "{model:?}");
     assert!(
         speeds
@@ -338,10 +337,8 @@ impl LearnedPool {
             },
             false
         ));
-        let (batch, context_tokens) = (
-            1.0 + (7.0 * self.rng.open01()).floor(),
-            20_000.0 * self.rng.open01(),
-        );
+        let batch = 1.0 + (7.0 * self.rng.open01()).floor();
+        let context_tokens = 20_000.0 * self.rng.open01();
         let gap_ms = self.factors[slot] * self.chance() * h100().decode_ms(batch, context_tokens);
         assert!(self.learner.gap(
             of,
@@ -443,7 +440,8 @@ fn an_endpoint_that_is_twice_as_slow_stays_known_under_traffic() {
 
 #[test]
 fn equal_endpoints_hardly_differ_by_chance() {
-    let (mut spreads, mut differing) = (Vec::new(), 0);
+    let mut spreads = Vec::new();
+    let mut differing = 0;
     for seed in 0..10 {
         let mut pool = LearnedPool::new(seed, 0.3);
         for second in 0..120 {
@@ -459,10 +457,8 @@ fn equal_endpoints_hardly_differ_by_chance() {
         }
     }
     spreads.sort_by(f32::total_cmp);
-    let (most, often) = (
-        spreads[spreads.len() - 1],
-        spreads[spreads.len() * 95 / 100],
-    );
+    let most = spreads[spreads.len() - 1];
+    let often = spreads[spreads.len() * 95 / 100];
     assert!(often < 1.12 && most < 1.5, "{often} {most} {differing}");
 }
 
@@ -470,7 +466,8 @@ fn equal_endpoints_hardly_differ_by_chance() {
 /// that got none for longest where speeds differ by at most 2 %, as the default policy does.
 #[test]
 fn engines_that_differ_by_chance_share_an_idle_pool() {
-    let (mut windows, mut uneven) = (0, 0);
+    let mut windows = 0;
+    let mut uneven = 0;
     for seed in 0..10 {
         let mut pool = LearnedPool::new(seed, 0.3);
         (0..10 + seed).for_each(|_| pool.second([2, 2, 2]));
@@ -522,7 +519,8 @@ fn an_endpoint_under_more_load_is_not_slower() {
     for _ in 0..60 {
         pool.second([3, 3, 0]);
         for _ in 0..3 {
-            let (batch, context_tokens) = (40.0 + 20.0 * pool.rng.open01(), 100_000.0);
+            let batch = 40.0 + 20.0 * pool.rng.open01();
+            let context_tokens = 100_000.0;
             let gap_ms = pool.chance() * h100().decode_ms(batch, context_tokens);
             assert!(pool.learner.gap(
                 endpoint(2, 1),
@@ -562,8 +560,9 @@ proptest! {
 fn the_first_samples_do_not_decide() {
     let truth = StepModel::of([12.0, 0.084, 4.2e-7], [20.0, 0.0248, 5.81e-5], 60.0);
     for seed in 0..500 {
-        let (mut rng, mut learner, mut first) =
-            (Rng::seeded(seed), StepLearner::default(), Vec::new());
+        let mut rng = Rng::seeded(seed);
+        let mut learner = StepLearner::default();
+        let mut first = Vec::new();
         for _ in 0..=rng.below(3) {
             let tokens = [5.0, 20.0, 250.0, 8_000.0][rng.below(4)];
             let ms = [0.02, 1.0, 20.0, 100.0, 1_000.0, 30_000.0, 600_000.0][rng.below(7)];
@@ -598,7 +597,8 @@ fn the_first_samples_do_not_decide() {
                 service_ms,
             };
             assert!(learner.first_token(endpoint(0, 1), &sample, false));
-            let (batch, context_tokens) = (1.0 + 3.0 * rng.open01(), 40_000.0 * rng.open01());
+            let batch = 1.0 + 3.0 * rng.open01();
+            let context_tokens = 40_000.0 * rng.open01();
             assert!(learner.gap(
                 endpoint(0, 1),
                 &TokenGap {

@@ -200,13 +200,11 @@ fn a_prompt_waits_for_missing_memory_but_never_for_more_than_it_needs() {
 
 #[test]
 fn an_endpoint_that_fails_at_once_is_not_the_cheapest() {
-    let (weights, step) = (
-        CostWeights {
-            failure_ms: 10_000.0,
-            ..WEIGHTS
-        },
-        StepModel::default(),
-    );
+    let weights = CostWeights {
+        failure_ms: 10_000.0,
+        ..WEIGHTS
+    };
+    let step = StepModel::default();
     let busy = endpoint(
         EndpointLoad {
             prefills: PendingPrefills {
