@@ -85,6 +85,8 @@ LIMITS = {
     "phrases": 0,
     "functions over 70 lines": 53,
     "test functions over 210 lines": 0,
+    "assignments of tuples": 7,
+    "tuples as parameters": 76,
     "comment lines over 100 columns": 0,
     "Markdown lines over 120 columns": 0,
     "structs over 12 fields without a reason": 0,
@@ -389,6 +391,16 @@ def is_test(name: str) -> bool:
     return bool(re.search(r"(^|/)(tests|benches|fuzz|examples)/|tests\.rs$", name))
 
 
+def modules_for_tests(tree: Tree) -> set[str]:
+    """Files of modules that a file declares under `#[cfg(test)]`, or under a condition with `test`."""
+    out = set()
+    for name in tree.rust():
+        folder = name.removesuffix("/lib.rs").removesuffix("/main.rs").removesuffix(".rs")
+        for match in re.finditer(r"#\[cfg\([^\]]*\btest\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?mod (\w+);", tree.text(name)):
+            out.add(f"{folder}/{match[1]}.rs")
+    return out
+
+
 def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
     """Length in lines and place of each function of the source, or of the tests."""
     out = []
@@ -404,6 +416,19 @@ def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:
                 continue
             end = block_end(code, opening.start())
             out.append((code.count("\n", match.start(), end) + 1, f"{name}:{code.count(chr(10), 0, match.start()) + 1} {match[2]}"))
+    return out
+
+
+TUPLE_ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:let )?\((?:mut )?[a-z_][\w.]*(?:,\s*(?:mut )?[a-z_][\w.]*)+,?\)\s*=\s*\(")
+TUPLE_PARAMETER = re.compile(r"\bfn \w+(?:<[^(]*>)?\((?:[^()]|\([^()]*\))*?(?<=[(,\s])\((?:mut )?\w+(?:,\s*(?:mut )?\w+)+,?\)\s*:")
+
+
+def tuples(tree: Tree, pattern: re.Pattern) -> list[str]:
+    """Places where a tuple joins what does not belong together."""
+    out = []
+    for name in tree.rust():
+        code = split(tree.text(name))[0]
+        out += [f"{name}:{code.count(chr(10), 0, match.start()) + 1}" for match in pattern.finditer(code)]
     return out
 
 
@@ -512,8 +537,9 @@ TOOLS = {"tools", "e2e", "bench", "engine-sim", "launcher", "race", "simulator",
 def tokens(tree: Tree) -> dict[str, int]:
     """Tokens of the source of the product and of the tools, without comments and tests. A string is one token."""
     counts = {"the product": 0, "the tools": 0}
+    only_tests = modules_for_tests(tree)
     for name in tree.rust():
-        if not is_test(name):
+        if not is_test(name) and name not in only_tests:
             group = "the tools" if name.split("/")[0] in TOOLS else "the product"
             counts[group] += len(RUST_TOKEN.findall(without_tests(split(tree.text(name))[0])))
     return counts
@@ -540,6 +566,8 @@ def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
         "phrases": phrase_places,
         "functions over 70 lines": [f"{place}: {lines} lines" for lines, place in lengths if lines > FUNCTION_LINES_MAX],
         "test functions over 210 lines": [f"{place}: {lines} lines" for lines, place in of_tests if lines > TEST_LINES_MAX],
+        "assignments of tuples": tuples(tree, TUPLE_ASSIGNMENT),
+        "tuples as parameters": tuples(tree, TUPLE_PARAMETER),
         "comment lines over 100 columns": wide_comments(tree),
         "Markdown lines over 120 columns": wide_markdown(tree),
         "structs over 12 fields without a reason": wide_structs(tree),
