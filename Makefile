@@ -32,7 +32,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm images test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench race sim demo run clean
+.PHONY: help setup build wasm images check fmt test lint docs fuzz e2e e2e-long e2e-observe e2e-cluster bench race sim demo run clean
 
 help: ## show this list of commands
 	@echo "Switchpoint picks LLM endpoints inside Envoy. To see it work:  make demo"
@@ -163,6 +163,12 @@ images: release $(VENV_READY) ## build and test the container images, with SBOMs
 	if [ -n "$(PUSH)" ]; then python3 deploy/images/build.py $(BUILD_ARGUMENTS) --built --push "$(PUSH)"; fi
 
 # --- Checks. `.ci/steps.py` runs the steps, times them and adds up the counts.
+
+check: $(RUST_READY) $(DENY_READY) ## while you work: format, structure, lints and unit tests of what changed (CHECK_BASE=origin/main: since then)
+	@python3 .ci/steps.py check
+
+fmt: $(RUST_READY) ## format all Rust code
+	@cargo fmt --all
 
 test: setup $(DENY_READY) $(BOOK_READY) ## run what CI runs: lint, and all tests but the slow ones
 	@python3 .ci/steps.py lint wasm tests

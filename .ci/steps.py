@@ -251,6 +251,40 @@ def fuzz_steps() -> list[Step]:
     return steps
 
 
+def changed_files() -> list[str]:
+    """Files that differ from CHECK_BASE: by default the upstream branch, or the last commit where there is none."""
+    upstream = subprocess.run(["git", "rev-parse", "--quiet", "--verify", "@{upstream}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    base = os.environ.get("CHECK_BASE") or upstream.stdout.strip() or "HEAD"
+    names = ["git diff --name-only --merge-base " + base, "git ls-files --others --exclude-standard"]
+    outputs = [subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, check=True).stdout for command in names]
+    return sorted(set("".join(outputs).splitlines()))
+
+
+def changed_crates(files: list[str]) -> list[str]:
+    """The members of the workspace that have one of the files."""
+    above = [[folder / "Cargo.toml" for folder in (ROOT / name).parents if ROOT in folder.parents] for name in files]
+    nearest = {next((manifest for manifest in manifests if manifest.is_file()), None) for manifests in above} - {None}
+    texts = [text for text in (manifest.read_text() for manifest in nearest) if "[workspace]" not in text]
+    return sorted(re.search(r'(?m)^name = "([\w-]+)"$', text)[1] for text in texts)
+
+
+def check_steps() -> list[Step]:
+    """Format, structure and documents of everything; lints and unit tests of the crates that have changed."""
+    files = changed_files()
+    packages = " ".join(f"-p {crate}" for crate in changed_crates(files))
+    steps = [
+        Step("check: rustfmt", "cargo fmt --all --check", one),
+        Step("check: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
+        Step("check: links of documents", "python3 .ci/links.py", one),
+    ]
+    if {"Cargo.toml", "Cargo.lock"} & set(files):
+        steps.append(Step("check: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one))
+    if packages:
+        steps.append(Step(f"check: clippy {packages}", f"cargo clippy --locked --all-targets {packages} -- -D warnings", one))
+        steps.append(Step(f"check: unit tests {packages}", f"cargo test --locked --lib --bins {packages}", cargo_test))
+    return steps
+
+
 def mutants_steps() -> list[Step]:
     """`MUTANTS_SHARD` is `all`, or a part as `7/80`: the eighth of 80."""
     shard = os.environ.get("MUTANTS_SHARD") or f"{date.today().toordinal() % MUTANTS_SHARDS}/{MUTANTS_SHARDS}"
@@ -285,6 +319,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
     ],
+    "check": check_steps,
     "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
     # All tests of all crates in one run, so that the dependencies are compiled once, with one set of features.
     "tests": lambda: [

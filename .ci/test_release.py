@@ -263,24 +263,23 @@ class Workflows(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stderr), (0, ""), f"{name}: {script}")
 
     def test_commands_of_release_py_are_known(self):
+        name, text = "release.yaml", self.texts["release.yaml"]
         usage = {words[0]: len(words) for words in (line.split("release.py ")[1].split("  ")[0].split() for line in release.__doc__.splitlines() if "release.py " in line)}
-        for name, text in self.texts.items():
-            found = re.findall(r"release\.py ((?:(?!\s*[>|]).)+)", "\n".join(scripts(text)))
-            self.assertGreaterEqual(len(found), 4, name)
-            for command in found:
-                words = shlex.split(command)
-                self.assertEqual(usage.get(words[0]), len(words), f"{name}: {command}")
+        found = re.findall(r"release\.py ((?:(?!\s*[>|]).)+)", "\n".join(scripts(text)))
+        self.assertGreaterEqual(len(found), 4, name)
+        for command in found:
+            words = shlex.split(command)
+            self.assertEqual(usage.get(words[0]), len(words), f"{name}: {command}")
 
     def test_artifacts_are_uploaded_before_they_are_downloaded(self):
-        for name, text in self.texts.items():
-            uploaded = set()
-            for job in jobs(text).values():
-                for action, artifact in re.findall(r"uses: actions/(upload|download)-artifact@.*\n\s+with:\s+\{?name: ([\w-]+)", job):
-                    if action == "upload":
-                        uploaded.add(artifact)
-                    else:
-                        self.assertIn(artifact, uploaded, name)
-            self.assertEqual(uploaded, {"release-files", "assets"}, name)
+        uploaded = set()
+        for job in jobs(self.texts["release.yaml"]).values():
+            for action, artifact in re.findall(r"uses: actions/(upload|download)-artifact@.*\n\s+with:\s+\{?name: ([\w-]+)", job):
+                if action == "upload":
+                    uploaded.add(artifact)
+                else:
+                    self.assertIn(artifact, uploaded)
+        self.assertEqual(uploaded, {"release-files", "assets"})
 
     def test_each_program_of_a_step_is_there(self):
         """A job installs or unpacks what its steps call and the runner lacks."""
@@ -293,6 +292,11 @@ class Workflows(unittest.TestCase):
                     self.assertIn("uses: actions/download-artifact@", job, name)
                 if "cluster_tools.py" in script or re.search(r"make (?:images|test)", script):
                     self.assertIn("uses: actions/setup-go@", job, name)
+
+    def test_the_address_of_the_repository_is_one(self):
+        wanted = tomllib.loads((release.ROOT / "Cargo.toml").read_text())["workspace"]["package"]["repository"]
+        for file in ("deploy/charts/switchpoint/Chart.yaml", "docs/how-to/install.md"):
+            self.assertIn(wanted, (release.ROOT / file).read_text(), file)
 
     def test_settings_are_described(self):
         for name, text in self.texts.items():

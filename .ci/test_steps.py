@@ -144,6 +144,16 @@ class Slow(unittest.TestCase):
             self.assertTrue(any(f"-p {crate} " in command and command.endswith(" slow::") for command in commands), crate)
 
 
+class Changed(unittest.TestCase):
+    def test_crates_of_files(self):
+        files = ["README.md", "crates/exchange/src/api.rs", "crates/exchange/fuzz/Cargo.toml", "tools/race/cells/src/lib.rs", "crates/none/src/lib.rs"]
+        self.assertEqual(steps.changed_crates(files), ["exchange", "race-cells"])
+
+    def test_documents_alone_compile_nothing(self):
+        with mock.patch.object(steps, "changed_files", return_value=["docs/README.md"]):
+            self.assertFalse([step for step in steps.check_steps() if "cargo test" in step.command])
+
+
 class Counted(unittest.TestCase):
     def test_a_run_that_ran_nothing_is_a_failure(self):
         self.assertEqual(steps.cargo_test(0, ""), steps.Counts(failed=1))
