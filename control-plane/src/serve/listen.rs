@@ -123,8 +123,8 @@ impl Acceptor {
     async fn run(self, mut shutdown: Shutdown) {
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut told = ClosedConnections::default();
-        let mut told_at = Instant::now();
+        let mut reported = ClosedConnections::default();
+        let mut reported_at = Instant::now();
         let mut refused = false;
         loop {
             tokio::select! {
@@ -142,9 +142,9 @@ impl Acceptor {
                 },
                 _ = sweep.tick() => {
                     lock(&self.rooms).sweep(Instant::now());
-                    if told_at.elapsed() >= REPORT_INTERVAL {
-                        told_at = Instant::now();
-                        self.report(&mut told);
+                    if reported_at.elapsed() >= REPORT_INTERVAL {
+                        reported_at = Instant::now();
+                        self.report(&mut reported);
                     }
                 }
                 () = shutdown.begun() => return,
@@ -186,21 +186,21 @@ impl Acceptor {
 
     /// Logs one line for everything since the last report, so that a flood of connections does not
     /// fill the log.
-    fn report(&self, told: &mut ClosedConnections) {
+    fn report(&self, reported: &mut ClosedConnections) {
         let closed = lock(&self.rooms).closed();
         let failed = self.failed.swap(0, Ordering::Relaxed);
         let not_shown = failed.saturating_sub(FAILURES_SHOWN_MAX);
-        if closed == *told && not_shown == 0 {
+        if closed == *reported && not_shown == 0 {
             return;
         }
         tracing::warn!(
             listener = self.listener.name(),
-            silent = closed.silent - told.silent,
-            too_many = closed.crowded - told.crowded,
+            silent = closed.silent - reported.silent,
+            too_many = closed.crowded - reported.crowded,
             handshakes_failed_not_shown = not_shown,
             "connections closed"
         );
-        *told = closed;
+        *reported = closed;
     }
 }
 

@@ -225,9 +225,9 @@ impl KubernetesFollower {
             }
         };
         tokio::select! {
-            told = self.services.next() => self.service(told),
-            told = slices => self.slice(told),
-            told = self.pods.next() => self.pod(told),
+            event = self.services.next() => self.service(event),
+            event = slices => self.slice(event),
+            event = self.pods.next() => self.pod(event),
             () = waited => self.labelled(),
             () = self.relist.notified() => {
                 self.services.restart();
@@ -242,10 +242,10 @@ impl KubernetesFollower {
 
     /// Updates the Services that select the component. When they change, the slices are listed
     /// again; until then the old set stays in force.
-    fn service(&mut self, told: ObjectWatchEvent<Service>) -> Vec<BackendEvent> {
+    fn service(&mut self, event: ObjectWatchEvent<Service>) -> Vec<BackendEvent> {
         let selects = |service: &Service| selects(service, &self.component);
         let mut names = self.names.clone();
-        match told {
+        match event {
             ObjectWatchEvent::All(services) => {
                 names = services
                     .iter()
@@ -289,8 +289,8 @@ impl KubernetesFollower {
         Vec::new()
     }
 
-    fn slice(&mut self, told: ObjectWatchEvent<EndpointSlice>) -> Vec<BackendEvent> {
-        let events = match told {
+    fn slice(&mut self, event: ObjectWatchEvent<EndpointSlice>) -> Vec<BackendEvent> {
+        let events = match event {
             ObjectWatchEvent::All(slices) => {
                 self.index.reset(&slices);
                 if !self.labelled {
@@ -315,8 +315,8 @@ impl KubernetesFollower {
         }
     }
 
-    fn pod(&mut self, told: ObjectWatchEvent<Pod>) -> Vec<BackendEvent> {
-        match told {
+    fn pod(&mut self, event: ObjectWatchEvent<Pod>) -> Vec<BackendEvent> {
+        match event {
             ObjectWatchEvent::All(pods) => {
                 let changed = self.labels.reset(&pods);
                 let mut events = vec![BackendEvent::Warns(None)];

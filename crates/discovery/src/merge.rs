@@ -118,11 +118,11 @@ mod tests {
     use super::*;
 
     fn part(label: &str) -> (mpsc::UnboundedSender<SetChange>, MergeSource) {
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded_channel();
         (
-            tell,
+            sender,
             MergeSource {
-                changes: UnboundedReceiverStream::new(told).boxed(),
+                changes: UnboundedReceiverStream::new(receiver).boxed(),
                 labels: vec![("role".to_owned(), label.to_owned())],
             },
         )

@@ -362,15 +362,15 @@ impl InstanceEvents {
     fn reconcile(&mut self) {
         let table = self.hub.shared.table();
         self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
-        let told: BTreeMap<&Arc<str>, &Arc<Instance>> = table.published_instances().collect();
+        let published: BTreeMap<&Arc<str>, &Arc<Instance>> = table.published_instances().collect();
         self.backlog.clear();
         self.backlog.extend(
             self.known
                 .keys()
-                .filter(|id| !told.contains_key(id))
+                .filter(|id| !published.contains_key(id))
                 .map(|id| InstanceEvent::Removed(Arc::clone(id))),
         );
-        let new = told
+        let new = published
             .iter()
             .filter(|(id, instance)| self.known.get(**id) != Some(*instance));
         self.backlog

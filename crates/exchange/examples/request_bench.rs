@@ -128,7 +128,7 @@ impl BenchWorld {
             self.answered(&mut exchange, b"application/json");
             exchange.response_chunk(&mut self.pool, REPLY, true, self.now);
             exchange.end(&mut self.pool, self.now);
-            self.told();
+            self.count_call();
             let all = start.elapsed();
             for (times, time) in times
                 .iter_mut()
@@ -170,7 +170,7 @@ impl BenchWorld {
             self.now,
         );
         assert!(matches!(step, ExchangeStep::Forward(_)), "{step:?}");
-        self.told();
+        self.count_call();
     }
 
     fn sent(&mut self, body: &str) -> Exchange {
@@ -190,7 +190,7 @@ impl BenchWorld {
         black_box(exchange.response_headers(&mut self.pool, &head, self.now));
     }
 
-    fn told(&mut self) {
+    fn count_call(&mut self) {
         black_box(self.pool.take_placements());
         black_box(
             self.pool

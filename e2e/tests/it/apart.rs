@@ -39,15 +39,15 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
     let load = LoadGenerator::start(one, 2);
     let their_load = LoadGenerator::start(two, 2);
-    load.goes_on(20, LIMIT).await?;
+    load.wait_for_more(20, LIMIT).await?;
     fleet.stack.daemon()?.process().kill()?;
     for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
         proxy
             .picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_500, LIMIT)
             .await?;
     }
-    load.goes_on(50, LIMIT).await?;
-    their_load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
+    their_load.wait_for_more(50, LIMIT).await?;
     their_load.stop().await?.check_all_served()?;
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
@@ -84,7 +84,7 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
             .await?;
     }
     let load = LoadGenerator::start(one, 2);
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     ledger_metrics::close(
         "two proxies, their daemon killed and started again",
         load,

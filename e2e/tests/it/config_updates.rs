@@ -99,13 +99,13 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
     stream.next().await?.ok_or("the stream begins")?;
 
     let load = LoadGenerator::start(stack.address(), 6);
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
     for round in 0..8 {
         let path = format!("/v1/models/ready-{round}");
         followed.set(&json!({"ready_path": path}))?;
         in_force(&stack, &path).await?;
-        load.goes_on(20, LIMIT).await?;
+        load.wait_for_more(20, LIMIT).await?;
     }
     let events = stream.rest().await?;
     assert_eq!(
@@ -153,7 +153,7 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
         .await?;
     }
     in_force(&stack, "/v1/models/ready-99").await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     ledger_metrics::close("ECDS configuration changed 100 times", load, &stack).await?;
     stack
         .envoy

@@ -93,7 +93,7 @@ async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> R
         .envoy
         .picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_000, LIMIT)
         .await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     let decision = ExplainedDecision::ask(stack.address(), &long_prompt()).await?;
     let again = ExplainedDecision::ask(stack.address(), &long_prompt()).await?;
     assert_eq!(
@@ -114,7 +114,7 @@ async fn picks_continue_without_a_killed_daemon_and_its_successor_is_used() -> R
         )
         .await?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     ledger_metrics::close(
         "daemon killed, one endpoint gone and one come meanwhile",
         load,
@@ -182,7 +182,7 @@ async fn a_paused_daemon_counts_as_gone_and_is_used_again() -> Result<()> {
             LIMIT,
         )
         .await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
 
     stack.set_pool(&[0, 2, 3])?;
     stack.daemon()?.process().signal(Signal::CONT)?;
@@ -195,7 +195,7 @@ async fn a_paused_daemon_counts_as_gone_and_is_used_again() -> Result<()> {
         )
         .await?;
     pool_is(&stack, &[0, 2, 3]).await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     ledger_metrics::close(
         "daemon stopped by SIGSTOP, one endpoint gone and one come meanwhile",
         load,

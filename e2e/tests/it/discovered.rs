@@ -579,7 +579,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
     })
     .await?;
     let load = LoadGenerator::start(stack.address(), 2);
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     match end {
         LeaderEnd::Stopped => stack.daemon()?.process().stop(LIMIT).await.map(drop)?,
         LeaderEnd::Killed => stack.daemon()?.process().kill().map(drop)?,
@@ -588,18 +588,18 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value, end: LeaderEnd) ->
         leads(&second).await?.then_some(())
     })
     .await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     heard(&second).await?;
     // The first daemon restarts and stands by until the second stops.
     stack.daemon()?.start_again()?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     second.process().stop(LIMIT).await?;
     wait_for(LIMIT, "the first to lead again", || async {
         leads(stack.daemon.as_ref()?).await?.then_some(())
     })
     .await?;
     heard(stack.daemon()?).await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     load.stop().await?.check_all_served()
 }
 

@@ -64,7 +64,7 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
     ];
     for (text, why) in drills {
         stack.daemon()?.settings().write_endpoints_file(text)?;
-        let told = || async {
+        let reported = || async {
             discovery_error(&stack)
                 .await?
                 .as_str()
@@ -74,7 +74,7 @@ async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> R
         wait_for(
             LIMIT,
             &format!("/debug/state to name {why:?} in {text:?}"),
-            told,
+            reported,
         )
         .await?;
         assert_eq!(
@@ -106,7 +106,7 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
         discovery_error(&stack).await?.is_string().then_some(())
     })
     .await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
     // Even after a restart: the daemon has its last state on disk.
     stack.daemon()?.process().kill()?;
@@ -115,7 +115,7 @@ async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
         (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(())
     };
     wait_for(LIMIT, "the daemon to be ready by its snapshot", again).await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
@@ -131,7 +131,7 @@ async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
         let rest: Vec<usize> = (0..4).filter(|index| *index != gone).collect();
         stack.set_pool(&rest)?;
         pool_is(&stack, &rest).await?;
-        load.goes_on(30, LIMIT).await?;
+        load.wait_for_more(30, LIMIT).await?;
         stack.set_pool(&[0, 1, 2, 3])?;
         pool_is(&stack, &[0, 1, 2, 3]).await?;
     }
@@ -152,7 +152,7 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
         stack.set_pool(&indices)?;
         pool_is(&stack, &indices).await?;
     }
-    load.goes_on(300, LIMIT).await?;
+    load.wait_for_more(300, LIMIT).await?;
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
     assert!(

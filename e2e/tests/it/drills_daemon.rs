@@ -53,7 +53,7 @@ async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
         connected(&stack, 0).await?;
         let indices = [round, round + 1];
         stack.set_pool(&indices)?;
-        load.goes_on(30, LIMIT).await?;
+        load.wait_for_more(30, LIMIT).await?;
         stack.daemon()?.start_again()?;
         connected(&stack, 1).await?;
         pool_is(&stack, &indices).await?;
@@ -73,7 +73,7 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let load = LoadGenerator::start(stack.address(), 4);
-    load.goes_on(20, LIMIT).await?;
+    load.wait_for_more(20, LIMIT).await?;
     let before = stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64();
     stack.daemon()?.process().kill()?;
     std::fs::remove_file(stack.folder().join("snapshot"))?;
@@ -99,7 +99,7 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
             .then_some(())
     };
     wait_for(LIMIT, "a prompt to be found by its new hash", found).await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     ledger_metrics::close("daemon restarted with an empty memory", load, &stack).await?;
     Ok(())
 }
@@ -153,7 +153,7 @@ async fn a_daemon_of_another_version_in_its_place_is_not_obeyed() -> Result<()> 
             0,
             "{schema}"
         );
-        load.goes_on(50, LIMIT).await?;
+        load.wait_for_more(50, LIMIT).await?;
         let known = ExplainedDecision::ask(stack.address(), "who is there?")
             .await?
             .endpoints();
@@ -222,7 +222,7 @@ mod slow {
         let mut stack = builder.servers(3).concurrency(2).start().await?;
         let first = connection(&stack).await.ok_or("a connection")?;
         let load = LoadGenerator::start(stack.address(), 4);
-        load.goes_on(20, LIMIT).await?;
+        load.wait_for_more(20, LIMIT).await?;
         // The main thread's VM receives the message and stalls for four seconds, and Envoy's admin
         // port with it. A worker's VM leads meanwhile.
         let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
@@ -244,7 +244,7 @@ mod slow {
                 LIMIT,
             )
             .await?;
-        load.goes_on(100, LIMIT).await?;
+        load.wait_for_more(100, LIMIT).await?;
         pool_is(&stack, &[0, 1]).await?;
         assert!(
             stack

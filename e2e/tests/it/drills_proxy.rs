@@ -82,8 +82,8 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     let ours = streams::open(stack.address(), STREAMS, 60).await?;
     let load = LoadGenerator::start(stack.address(), 4);
     let their_load = LoadGenerator::start(second.envoy.listener(), 2);
-    load.goes_on(30, LIMIT).await?;
-    their_load.goes_on(10, LIMIT).await?;
+    load.wait_for_more(30, LIMIT).await?;
+    their_load.wait_for_more(10, LIMIT).await?;
     second.envoy.process().kill()?;
     let (whole, broken) = streams::ends(theirs.into_iter().chain(more).collect()).await;
     assert_eq!(
@@ -97,7 +97,7 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
         (STREAMS, 0),
         "no stream of the other proxy breaks"
     );
-    load.goes_on(60, LIMIT).await?;
+    load.wait_for_more(60, LIMIT).await?;
     ledger_metrics::close("SIGKILL of one of two proxies", load, &stack).await?;
     ledger_metrics::note(
         "SIGKILL of one of two proxies",
@@ -136,7 +136,7 @@ mod slow {
         assert_eq!(held.values().sum::<i64>(), STREAMS as i64, "{held:?}");
 
         let load = LoadGenerator::start(stack.address(), CLIENTS);
-        load.goes_on(10, LIMIT).await?;
+        load.wait_for_more(10, LIMIT).await?;
         let reply = stack
             .send(echo::post(
                 "/v1/chat/completions",
@@ -145,7 +145,7 @@ mod slow {
             )?)
             .await?;
         assert_eq!(reply.status, 503);
-        load.goes_on(60, LIMIT).await?;
+        load.wait_for_more(60, LIMIT).await?;
         // All streams of the worker that trapped have ended.
         let lost = || async {
             let open = connections(&stack, "active").await.ok()?;

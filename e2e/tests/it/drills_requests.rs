@@ -55,7 +55,7 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
         .start()
         .await?;
     let load = LoadGenerator::start(stack.address(), 4);
-    load.goes_on(20, LIMIT).await?;
+    load.wait_for_more(20, LIMIT).await?;
     let body = echo::chat("a client that leaves").to_string();
     let head = post_head(body.len());
     let whole = post_head(body.len()) + &body;
@@ -131,7 +131,7 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
         .await?;
     parked.into_iter().try_for_each(RawConnection::reset)?;
     stack.start_daemon()?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     assert_eq!(
         stack
             .envoy
@@ -182,12 +182,12 @@ async fn an_engine_that_fails_before_it_answers_fails_no_request() -> Result<()>
                 LIMIT,
             )
             .await?;
-        load.goes_on(60, LIMIT).await?;
+        load.wait_for_more(60, LIMIT).await?;
         cut_off = cut_off.or(Some(load.so_far().failures.len()));
         stack.servers[1]
             .fault(ServerFault::new(FaultMode::None))
             .await;
-        load.goes_on(20, LIMIT).await?;
+        load.wait_for_more(20, LIMIT).await?;
     }
     let name = "engine refuses, hangs, resets before and in the headers, answers 503";
     let outcome = ledger_metrics::close_but(name, load, &stack, client::is_broken_off).await?;
@@ -210,7 +210,7 @@ async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<(
         .start()
         .await?;
     let load = LoadGenerator::of_streams(stack.address(), 6);
-    load.goes_on(20, LIMIT).await?;
+    load.wait_for_more(20, LIMIT).await?;
     stack.servers[0]
         .fault(ServerFault {
             after_chunks: Some(2),
@@ -220,7 +220,7 @@ async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<(
         .await;
     let broken = || async { (load.so_far().failures.len() == BROKEN as usize).then_some(()) };
     wait_for(LIMIT, "seven streams to break", broken).await?;
-    load.goes_on(60, LIMIT).await?;
+    load.wait_for_more(60, LIMIT).await?;
     let outcome = ledger_metrics::close_but(
         "engine resets in the stream, seven times",
         load,
@@ -293,7 +293,7 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
         .into());
     }
     let load = LoadGenerator::start(stack.address(), 4);
-    load.goes_on(60, LIMIT).await?;
+    load.wait_for_more(60, LIMIT).await?;
     drop(running);
     ledger_metrics::close("a retry moves a request", load, &stack).await?;
     Ok(())
@@ -315,7 +315,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
     assert!(served > 0, "the leaving endpoint serves some streams");
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
-    load.goes_on(60, LIMIT).await?;
+    load.wait_for_more(60, LIMIT).await?;
     assert_eq!(streams::ends(running).await, (STREAMS, 0));
     ledger_metrics::close(
         &format!("endpoint removed while it serves {served} streams"),
@@ -392,7 +392,7 @@ mod slow {
                 .is_some_and(|last| last.is_none_or(|score| score == 0.0)),
             "the prefix index still has prompts of the old generation: {believed:?}"
         );
-        load.goes_on(60, LIMIT).await?;
+        load.wait_for_more(60, LIMIT).await?;
         // Responses that had started when the engine died broke; requests without a response were
         // retried.
         let outcome = ledger_metrics::close_but(

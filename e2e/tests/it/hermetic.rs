@@ -127,12 +127,12 @@ impl EndpointLoadRow {
         } else {
             String::new()
         };
-        let told = [
+        let numbers = [
             ("num_requests_waiting", self.queue().to_string()),
             ("kv_cache_usage_perc", self.kv().to_string()),
             ("running_lora_adapters", adapters),
         ];
-        told.map(|(name, value)| (name.to_owned(), value)).into()
+        numbers.map(|(name, value)| (name.to_owned(), value)).into()
     }
 }
 

@@ -215,14 +215,14 @@ async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
     ];
     for (round, (text, why)) in drills.iter().enumerate() {
         mounted.write(WriteMethod::Rename, text)?;
-        let told = || async {
+        let reported = || async {
             let config = debug_config(&stack).await.ok()?;
             config["error"]["message"]
                 .to_string()
                 .contains(why)
                 .then_some(config)
         };
-        let config = wait_for(LIMIT, &format!("/debug/config to say {why}"), told).await?;
+        let config = wait_for(LIMIT, &format!("/debug/config to say {why}"), reported).await?;
         assert_eq!(
             (&config["pipeline"], &config["since"]),
             (&good["pipeline"], &good["since"]),

@@ -319,7 +319,7 @@ async fn clients_that_leave_are_censored_and_the_ext_proc_front_learns_too() -> 
 
 /// Sends observations that no filter would send to the daemon's state listener; returns after the
 /// daemon has read them.
-async fn told(stack: &Stack, observations: Vec<state::Observations>) -> Result<()> {
+async fn report(stack: &Stack, observations: Vec<state::Observations>) -> Result<()> {
     let address = stack
         .daemon
         .as_ref()
@@ -419,21 +419,21 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let predicted = |message: &proxy_message::Message| match message {
-        proxy_message::Message::Observations(told) => {
-            let told = pool_state::EncodedObservation::from_bytes(told.rows.first_chunk()?)?;
-            told.predicted.is_some().then_some(told)
+        proxy_message::Message::Observations(report) => {
+            let report = pool_state::EncodedObservation::from_bytes(report.rows.first_chunk()?)?;
+            report.predicted.is_some().then_some(report)
         }
         _ => None,
     };
-    let told = daemon
+    let report = daemon
         .hear("an observation of what was predicted", predicted)
         .await?;
     assert!(
-        (told.predicted.ok_or("a prediction")?.ttft_ms - 100.0).abs() < 1.0,
-        "{told:?}"
+        (report.predicted.ok_or("a prediction")?.ttft_ms - 100.0).abs() < 1.0,
+        "{report:?}"
     );
     assert_eq!(
-        (told.observation.output_tokens, told.estimated),
+        (report.observation.output_tokens, report.estimated),
         (Some(6), false)
     );
     Ok(())
@@ -564,7 +564,7 @@ mod slow {
             of(3, 0, &rows[1..]),
             of(4, 0, &[0; OBSERVATION_BYTES * 600]),
         ];
-        told(&stack, messages).await?;
+        report(&stack, messages).await?;
 
         // Six rows of each of the first two messages, and one incomplete row. The last message
         // exceeds the size limit and is refused on receipt.

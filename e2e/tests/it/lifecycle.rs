@@ -39,14 +39,14 @@ async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     stream.next().await?.ok_or("the stream begins")?;
 
     let load = LoadGenerator::start(stack.address(), 3);
-    load.goes_on(10, LIMIT).await?;
+    load.wait_for_more(10, LIMIT).await?;
     let asked = Instant::now();
     stack.envoy.process().signal(Signal::TERM)?;
     let envoy = stack.envoy.process();
     let draining =
         || std::future::ready(envoy.stderr().contains("start.sh: draining").then_some(()));
     wait_for(LIMIT, "the drain to begin", draining).await?;
-    load.goes_on(3, LIMIT).await?; // new requests are served while it drains
+    load.wait_for_more(3, LIMIT).await?; // new requests are served while it drains
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
     ledger_metrics::note(

@@ -496,14 +496,14 @@ async fn objects_change_while_requests_run() -> Result<()> {
         "second.yaml",
         "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceModle\n",
     )?;
-    let told = || async {
+    let reported = || async {
         let objects = debug().await.ok()?;
         objects["error"]["message"]
             .as_str()?
             .contains("second.yaml:2: kind: unknown kind \"InferenceModle\"; did you mean")
             .then_some(objects)
     };
-    let bad = wait_for(LIMIT, "a bad file to be reported", told).await?;
+    let bad = wait_for(LIMIT, "a bad file to be reported", reported).await?;
     assert_eq!(bad["models"], good["models"], "the last good objects stay");
     for _ in 0..8 {
         assert_eq!(status("second").await?, 200);

@@ -29,7 +29,7 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
     pool_is(&stack, &[0, 1, 2]).await?;
 
     let load = LoadGenerator::start(stack.address(), 4);
-    load.goes_on(20, LIMIT).await?;
+    load.wait_for_more(20, LIMIT).await?;
     cable.cut();
     stack
         .envoy
@@ -41,7 +41,7 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
         .await?;
     stack.set_pool(&[1, 2, 3])?;
     tokio::time::sleep(time).await; // the drill is about this length
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     let known = ExplainedDecision::ask(stack.address(), "who is there?")
         .await?
         .endpoints();
@@ -60,7 +60,7 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
         )
         .await?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
     ledger_metrics::close(
         &format!("daemon cut off for {time:?}, by {transport}"),
         load,

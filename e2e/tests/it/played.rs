@@ -162,7 +162,7 @@ impl StateService for PlayedService {
     ) -> Result<Response<Self::StreamStream>, Status> {
         let stage = self.0.clone();
         let mut inbound = request.into_inner();
-        let (lines, told) = mpsc::unbounded_channel();
+        let (lines, messages) = mpsc::unbounded_channel();
         let schema = stage.schema.load(Ordering::Relaxed);
         let welcome = state::Welcome {
             schema,
@@ -185,7 +185,9 @@ impl StateService for PlayedService {
                 lock(&stage.received).push(message);
             }
         });
-        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(told))))
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            messages,
+        ))))
     }
 }
 

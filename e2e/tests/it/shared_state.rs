@@ -313,16 +313,16 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
     assert!(delays[4] < Duration::from_millis(200), "{delays:?}");
     assert!(placed >= 10, "placements of ten prompts arrived: {placed}");
     let words: Vec<&[u8]> = secret.as_bytes().windows(6).collect();
-    let told = |bytes: &[u8]| {
+    let has_word = |bytes: &[u8]| {
         words
             .iter()
             .any(|word| memchr::memmem::find(bytes, word).is_some())
     };
     assert!(
-        told(format!("a {secret} is found").as_bytes()),
+        has_word(format!("a {secret} is found").as_bytes()),
         "the search must be able to find the secret"
     );
-    assert!(!outsider.received.iter().any(|bytes| told(bytes)));
+    assert!(!outsider.received.iter().any(|bytes| has_word(bytes)));
     Ok(())
 }
 

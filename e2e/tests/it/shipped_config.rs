@@ -271,11 +271,11 @@ async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
 #[tokio::test]
 async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     const UVICORN: Duration = Duration::from_secs(5);
-    let (told, mut tells) = mpsc::unbounded_channel();
+    let (ended, mut endings) = mpsc::unbounded_channel();
     // Answers on its connection as long as requests come. Sends the number of answers, and whether
     // Envoy closed the connection before the engine would have.
     let engine = RawEngine::start(move |mut stream| {
-        let told = told.clone();
+        let ended = ended.clone();
         async move {
             let mut answered = 0;
             let closed = loop {
@@ -289,7 +289,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
                     Err(_) => break false,
                 }
             };
-            let _ = told.send((answered, closed)); // the test may be over
+            let _ = ended.send((answered, closed)); // the test may be over
         }
     });
     let engine = engine.await?;
@@ -301,7 +301,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     for _ in 0..3 {
         assert_eq!(stack.get("/v1/models").await?.text(), "ok");
     }
-    let (answered, closed) = tells.recv().await.ok_or("the engine is gone")?;
+    let (answered, closed) = endings.recv().await.ok_or("the engine is gone")?;
     assert_eq!(answered, 3, "the connection was reused");
     assert!(
         closed,

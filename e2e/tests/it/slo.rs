@@ -202,7 +202,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
         client::send(other.envoy.listener(), chat("hello", 2, &headers)?).await
     };
     let open = busy(&stack, &[("x-slo-tpot-ms", "1234")], 2).await?;
-    let told = |of: &'static str, ms: f64| {
+    let reported = |of: &'static str, ms: f64| {
         let ask = &ask;
         let limit = &limit;
         wait_for(LIMIT, of, move || async move {
@@ -210,11 +210,11 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
             (tpot["limit_of"] == of && tpot["limit_ms"].as_f64() == Some(ms)).then_some(())
         })
     };
-    told("others there", 1234.0).await?;
+    reported("others there", 1234.0).await?;
     // Not even an idle server can meet a TPOT of 0.1 ms, so such an SLO does not limit others.
     let greedy = busy(&stack, &[("x-slo-tpot-ms", "0.1")], 1).await?;
     tokio::time::sleep(Duration::from_millis(200)).await;
-    told("others there", 1234.0).await?;
+    reported("others there", 1234.0).await?;
     // But a request with such an SLO is shed if it is not critical.
     let shed = asked(
         &stack,
@@ -228,7 +228,7 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
         shed.text()
     );
     drop(open);
-    told("the request", 5000.0).await?;
+    reported("the request", 5000.0).await?;
     drop(greedy);
     Ok(())
 }
@@ -379,7 +379,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
             );
         }
     }
-    let told = || async {
+    let reported = || async {
         let shed = [
             counted(&stack, "0", "shed").await?,
             counted(&stack, "-1", "shed").await?,
@@ -391,7 +391,7 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
         ];
         (shed == [ROUNDS, ROUNDS, 0] && missed == [ROUNDS, ROUNDS]).then_some(())
     };
-    wait_for(LIMIT, "the daemon to count each of them", told).await?;
+    wait_for(LIMIT, "the daemon to count each of them", reported).await?;
     drop(open);
     Ok(())
 }
@@ -437,7 +437,7 @@ impl PredictedTraffic {
         }
     }
 
-    async fn goes_on(&self, requests: u64) -> Result<()> {
+    async fn wait_for_more(&self, requests: u64) -> Result<()> {
         let enough = self.served.load(Ordering::Relaxed) + requests;
         wait_for(LIMIT, "further requests", || async {
             (self.served.load(Ordering::Relaxed) >= enough).then_some(())
@@ -500,7 +500,7 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
         .into_iter()
         .enumerate()
     {
-        traffic.goes_on(10).await?;
+        traffic.wait_for_more(10).await?;
         stack.daemon()?.process().kill()?;
         stack
             .envoy
@@ -513,7 +513,7 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
         if restarted == "another daemon" {
             std::fs::remove_file(stack.folder().join("snapshot"))?;
         }
-        traffic.goes_on(10).await?;
+        traffic.wait_for_more(10).await?;
         stack.daemon()?.start_again()?;
         let leads = || async {
             stack
@@ -560,7 +560,7 @@ async fn a_restart_and_another_leader_end_no_prediction() -> Result<()> {
                 .then_some(())
         })
         .await?;
-        traffic.goes_on(20).await?;
+        traffic.wait_for_more(20).await?;
     }
     assert_eq!(traffic.unpredicted(), [""; 0]);
     Ok(())

@@ -60,14 +60,14 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
     wait_for(LIMIT, "removals to be acknowledged", departed).await?;
     stack.servers[0]
         .override_metrics([("num_requests_waiting".to_owned(), "40".to_owned())].into());
-    let told = || async {
+    let arrived = || async {
         ExplainedDecision::ask(stack.address(), "who is busy?")
             .await
             .ok()?
             .distinguishes("queue-scorer")
             .then_some(())
     };
-    wait_for(LIMIT, "metrics to arrive", told).await?;
+    wait_for(LIMIT, "metrics to arrive", arrived).await?;
     let reported = || async {
         let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
         rows.iter()

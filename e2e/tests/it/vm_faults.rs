@@ -51,7 +51,7 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     const TRAPS: usize = 6;
     let stack = trappable()?.servers(3).concurrency(4).start().await?;
     let load = LoadGenerator::start(stack.address(), CLIENTS);
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // a worker that became ready a moment later may have parked some
     for _ in 0..TRAPS {
         let reply = trap(&stack).await?;
@@ -59,7 +59,7 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
             (reply.status, &reply.json()?["error"]["message"]),
             (503, &json!("the endpoint picker failed; retry"))
         );
-        load.goes_on(100, LIMIT).await?;
+        load.wait_for_more(100, LIMIT).await?;
     }
     let outcome =
         ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap)
@@ -71,7 +71,7 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
     ledger_metrics::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
 
     let calm = LoadGenerator::start(stack.address(), 8);
-    calm.goes_on(200, LIMIT).await?;
+    calm.wait_for_more(200, LIMIT).await?;
     calm.stop().await?.check_all_served()?;
     assert_eq!(
         stack.envoy.picker_stat("switchpoint_parked_total").await?,

@@ -65,7 +65,7 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     let mut stream = EventStream::new(client::start(stack.address(), request).await?);
     stream.next().await?.ok_or("the stream begins")?;
     let load = LoadGenerator::start(stack.address(), 6);
-    load.goes_on(50, LIMIT).await?;
+    load.wait_for_more(50, LIMIT).await?;
 
     let folder = tempfile::tempdir()?;
     let options = EnvoyOptions {
@@ -88,9 +88,9 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
             .filter(|ids| ids.len() == 2 && ids.contains(&old[0]))
     };
     wait_for(LIMIT, "both processes to be connected to the daemon", both).await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     stack.set_pool(&[0, 1])?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     let events = stream.rest().await?;
     assert_eq!(
         events.last().map(|event| event.data.as_str()),
@@ -109,7 +109,7 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
             .filter(|ids| ids.len() == 1 && !ids.contains(&old[0]))
     };
     wait_for(LIMIT, "the daemon to know only the new process", one).await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     stack.envoy = second; // the checks below read its statistics
     ledger_metrics::close("Envoy hot-restarted", load, &stack).await?;
     assert!(stack.envoy.process().check_running().is_ok());

@@ -70,7 +70,7 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
         )
         .await?;
     pool_is(&stack, &[0, 1, 2]).await?;
-    load.goes_on(200, LIMIT).await?;
+    load.wait_for_more(200, LIMIT).await?;
     assert_eq!(
         stack
             .envoy
@@ -141,7 +141,7 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     wait_for(LIMIT, "a leader to be lost and replaced", replaced).await?;
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     let outcome =
         ledger_metrics::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
     let failed = outcome.failures.len();
@@ -183,7 +183,7 @@ async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     pool_is(&stack, &[0, 1]).await?;
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
-    load.goes_on(100, LIMIT).await?;
+    load.wait_for_more(100, LIMIT).await?;
     ledger_metrics::close("Envoy stopped for 8 s by SIGSTOP", load, &stack).await?;
     stack
         .envoy

@@ -311,14 +311,14 @@ impl RelayProxy {
         let mut ticks = tokio::time::interval(Duration::from_millis(self.stage.args.every_ms));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = 0;
-        let mut told_us = self.stage.now_us();
+        let mut reported_us = self.stage.now_us();
         while !self.stage.over.load(Ordering::Relaxed) {
             tokio::select! {
                 _ = ticks.tick() => {
                     round += 1;
                     let now_us = self.stage.now_us();
-                    let picks = usize::try_from(now_us - told_us)? * self.stage.args.picks / 1_000_000;
-                    told_us += u64::try_from(picks * 1_000_000 / self.stage.args.picks)?;
+                    let picks = usize::try_from(now_us - reported_us)? * self.stage.args.picks / 1_000_000;
+                    reported_us += u64::try_from(picks * 1_000_000 / self.stage.args.picks)?;
                     let _ = out.send(proxy_message::Message::LoadReport(self.report(round, picks, now_us))).await;
                 }
                 message = stream.message() => match message?.and_then(|message| message.message) {

@@ -98,8 +98,8 @@ impl BenchStack {
     /// If a part does not start.
     pub(crate) async fn start(endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
         let servers = ReservedPort::lease()?;
-        let told = addresses(endpoints, servers.number());
-        Self::start_at(servers, &told, endpoints, workers, daemon).await
+        let listed = addresses(endpoints, servers.number());
+        Self::start_at(servers, &listed, endpoints, workers, daemon).await
     }
 
     /// Starts everything with servers at this port; the daemon's command line names the endpoints
@@ -109,7 +109,7 @@ impl BenchStack {
     /// If a part does not start.
     pub(crate) async fn start_at(
         servers: ReservedPort,
-        told: &[String],
+        listed: &[String],
         endpoints: usize,
         workers: u32,
         daemon: &[String],
@@ -120,13 +120,13 @@ impl BenchStack {
         // One socket serves all endpoints: every address of 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let addresses = addresses(endpoints, servers.number());
-        let asked = ExtProcDaemon::start(told, daemon, folder.path())?;
+        let asked = ExtProcDaemon::start(listed, daemon, folder.path())?;
         let concurrency = workers.to_string();
         let more = ExtraArgs {
             daemon,
             envoy: &["--concurrency", &concurrency],
         };
-        let front = DaemonAndEnvoy::start(told, more, |config| {
+        let front = DaemonAndEnvoy::start(listed, more, |config| {
             add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
             add_shipped(config, shipped.address(), &addresses, true)
         });

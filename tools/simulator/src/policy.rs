@@ -153,10 +153,10 @@ impl RoutingPolicy {
                     number("maxTTFTPenaltyMs", 14_000.0),
                     number("peakPrefillThroughput", peak.round()),
                 ];
-                let is_told = |name: &str| numbers.iter().any(|(told, _)| told == name);
+                let is_given = |name: &str| numbers.iter().any(|(given, _)| given == name);
                 let mut parameters: Vec<_> = defaults
                     .into_iter()
-                    .filter(|(name, _)| !is_told(name))
+                    .filter(|(name, _)| !is_given(name))
                     .collect();
                 parameters.append(&mut numbers);
                 let affinity = PluginSpec {

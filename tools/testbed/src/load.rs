@@ -75,7 +75,7 @@ impl LoadGenerator {
     ///
     /// # Errors
     /// If they are not within `limit`; the error has the failures since then.
-    pub async fn goes_on(&self, count: usize, limit: Duration) -> Result<()> {
+    pub async fn wait_for_more(&self, count: usize, limit: Duration) -> Result<()> {
         let before = self.shared.snapshot().total();
         let served = || async { (self.shared.snapshot().total() >= before + count).then_some(()) };
         let what = format!("{count} requests to be served");

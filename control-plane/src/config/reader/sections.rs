@@ -35,7 +35,7 @@ impl ConfigReader {
             (_, value) => self.problem(
                 path,
                 node.line,
-                format!("must be {}, not {}", expected(shape), told(value)),
+                format!("must be {}, not {}", expected(shape), shown(value)),
             ),
         }
     }
@@ -203,7 +203,7 @@ fn expected(shape: &SchemaShape) -> &'static str {
     }
 }
 
-fn told(value: &YamlValue) -> String {
+fn shown(value: &YamlValue) -> String {
     match value {
         YamlValue::Text(text) => format!("{text:?}"),
         YamlValue::Number(number) => number.to_string(),

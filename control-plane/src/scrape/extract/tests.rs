@@ -26,7 +26,7 @@ fn built_in(name: &str) -> Arc<EngineSpec> {
 }
 
 /// The reading as readable text; `?` is unknown.
-fn told(reading: &PageReading) -> String {
+fn shown(reading: &PageReading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())
     }
@@ -64,7 +64,7 @@ fn told(reading: &PageReading) -> String {
 
 #[track_caller]
 fn check(engine: &str, page: &str, expected: &str) {
-    assert_eq!(told(&read(&built_in(engine), page)), expected, "{page}");
+    assert_eq!(shown(&read(&built_in(engine), page)), expected, "{page}");
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn reading_ends_after_the_last_wanted_family() {
         "the line after the last wanted one shows that it was the last"
     );
     assert_eq!(
-        told(&extraction.finish()),
+        shown(&extraction.finish()),
         "queued 5 running 1 kv ? blocks ?x? started ?"
     );
 }

@@ -214,14 +214,14 @@ async fn proxies_share_by_whatever_way_they_are_connected() {
         }
     }
     filter.say(share(22)).await;
-    let told = |message| {
+    let with_placements = |message| {
         if let Message::PeerLoad(peers) = message {
             Some(peers).filter(|p| !p.placements.is_empty())
         } else {
             None
         }
     };
-    assert_eq!(blocks(&caller.next(told).await), [22]);
+    assert_eq!(blocks(&caller.next(with_placements).await), [22]);
 }
 
 #[tokio::test]

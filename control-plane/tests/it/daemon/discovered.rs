@@ -114,12 +114,12 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     let daemon = daemon(&["--pools", pools.to_str().unwrap()]).await;
     let is = |expected: &'static str| wait_for_members(&daemon, expected);
 
-    let (health, told) = watch::channel(StatusCode::SERVICE_UNAVAILABLE);
+    let (health, answer) = watch::channel(StatusCode::SERVICE_UNAVAILABLE);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let probe = format!("http://{}/health", listener.local_addr().unwrap());
     let router = Router::new().route(
         "/health",
-        routing::get(move || async move { *told.borrow() }),
+        routing::get(move || async move { *answer.borrow() }),
     );
     tokio::spawn(async move { axum::serve(listener, router).await });
     let metadata = root.path().join("metadata.json");

@@ -63,12 +63,12 @@ async fn a_bad_file_keeps_the_set_and_says_why() {
         ("", "endpoints.yaml"),
     ] {
         write(&file, bad);
-        let told = || async {
+        let reported = || async {
             pool_state(&daemon).await["discovery"]["error"]
                 .as_str()
                 .is_some_and(|e| e.contains(expected))
         };
-        until(expected, told).await;
+        until(expected, reported).await;
         assert_eq!(names_of(&daemon).await, ["e1", "e2"]);
         assert_eq!(
             get(daemon.admin_address, "/readyz").await.0,
@@ -77,12 +77,12 @@ async fn a_bad_file_keeps_the_set_and_says_why() {
         );
     }
     std::fs::remove_file(&file).unwrap();
-    let gone = || async {
+    let missed = || async {
         pool_state(&daemon).await["discovery"]["error"]
             .as_str()
             .is_some_and(|e| e.contains("No such file"))
     };
-    until("the file is missed", gone).await;
+    until("the file is missed", missed).await;
     assert_eq!(names_of(&daemon).await, ["e1", "e2"]);
     write(&file, &endpoints(&[2, 3]));
     until_names(&daemon, &["e2", "e3"]).await;
@@ -301,12 +301,12 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     };
     assert_eq!(scorer(filter.pool_update().await), "queue-scorer");
     write(&config, &with("queue-scoorer"));
-    let told = || async {
+    let reported = || async {
         pool_state(&daemon).await["config"]["error"]
             .as_str()
             .is_some_and(|e| e.contains("config.yaml:4") && e.contains("did you mean"))
     };
-    until("the mistake is visible", told).await;
+    until("the mistake is visible", reported).await;
     write(&config, &with("token-load-scorer"));
     assert_eq!(scorer(filter.pool_update().await), "token-load-scorer");
     assert!(pool_state(&daemon).await["config"]["error"].is_null());
@@ -343,13 +343,13 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
         &file,
         &objective("default", -1).replace("priority", "piority"),
     );
-    let told = || async {
+    let reported = || async {
         let error = &pool_state(&daemon).await["objects"]["error"];
         error.as_str().is_some_and(|e| {
             e.contains("objects.yaml:1: spec.piority") && e.contains("did you mean \"priority\"")
         })
     };
-    until("the mistake is visible", told).await;
+    until("the mistake is visible", reported).await;
     write(&file, &objective("default", -2));
     assert_eq!(
         priority(filter.pool_update().await),

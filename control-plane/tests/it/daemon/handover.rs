@@ -107,7 +107,7 @@ async fn hand_over(leader: &mut LoggedDaemon, standby: &LoggedDaemon, signal: &s
     }
     let elapsed = began.elapsed();
     assert_eq!(serving(&probe, LIVENESS).await, Ok(true));
-    gateway.goes_on().await;
+    gateway.wait_for_more().await;
     gateway.stop().await;
     elapsed
 }

@@ -70,8 +70,8 @@ async fn a_proxy_gets_additions_and_removals_in_time_and_nothing_else() {
     for round in 0..20 {
         fake.put("endpointslices", slice(&["stays"], round));
     }
-    let told = filter.pool_update_within(Duration::from_secs(1)).await;
-    assert!(told.is_none(), "sent again: {told:?}");
+    let update = filter.pool_update_within(Duration::from_secs(1)).await;
+    assert!(update.is_none(), "sent again: {update:?}");
     fake.put("endpointslices", slice(&["stays", "comes"], 21));
     assert_eq!(
         names(&filter.pool_update().await),

@@ -55,7 +55,7 @@ impl BusyGateway {
     }
 
     /// Waits until further requests have been answered.
-    pub(super) async fn goes_on(&self) {
+    pub(super) async fn wait_for_more(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         until("ten more answers", || async {
             self.task.is_finished() || self.answered.load(Ordering::Relaxed) >= before + 10
@@ -91,7 +91,7 @@ async fn a_standby_answers_ext_proc_and_a_lost_lease_interrupts_nothing() {
     .await
     .unwrap();
     let gateway = BusyGateway::start(standby.ext_proc_address.unwrap()).await;
-    gateway.goes_on().await;
+    gateway.wait_for_more().await;
     let health = plain(standby.monitoring.health_address.unwrap()).await;
     let says = async || {
         [
@@ -128,7 +128,7 @@ async fn a_standby_answers_ext_proc_and_a_lost_lease_interrupts_nothing() {
             get_json(standby.admin_address, "/debug/state").await["leads"],
             true
         );
-        gateway.goes_on().await;
+        gateway.wait_for_more().await;
 
         let state_address = leading.state_address;
         leading.lose().await;
@@ -141,7 +141,7 @@ async fn a_standby_answers_ext_proc_and_a_lost_lease_interrupts_nothing() {
             "no proxy can read the state of a standby"
         );
         assert_eq!(says().await, [Ok(true), Ok(false), Ok(true)]);
-        gateway.goes_on().await;
+        gateway.wait_for_more().await;
         before = Some(update);
     }
     let page = get(standby.admin_address, "/metrics").await.1;
@@ -220,7 +220,7 @@ async fn daemons_that_share_a_snapshot_file_keep_slots_generations_and_secret() 
         leading.end().await;
     }
     for gateway in gateways {
-        gateway.goes_on().await;
+        gateway.wait_for_more().await;
         gateway.stop().await;
     }
     a.stop().await;
@@ -296,7 +296,7 @@ async fn a_leader_whose_store_is_away_stands_by_and_leads_again() {
         TcpStream::connect(daemon.at("state")).await.is_err(),
         "it serves no state"
     );
-    gateway.goes_on().await;
+    gateway.wait_for_more().await;
     etcd.start();
     until("it leads again", || async {
         serving(&health, LEADING).await == Ok(true)
@@ -306,6 +306,6 @@ async fn a_leader_whose_store_is_away_stands_by_and_leads_again() {
         .as_u64()
         .unwrap();
     assert!(again > first, "{again} after {first}");
-    gateway.goes_on().await;
+    gateway.wait_for_more().await;
     gateway.stop().await;
 }

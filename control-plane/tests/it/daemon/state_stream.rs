@@ -243,14 +243,14 @@ async fn a_refused_pool_update_is_remembered_with_its_reason_and_acknowledges_no
     let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let pool_update = filter.pool_update_unanswered().await;
     filter.ack(&pool_update, "slot 7 twice").await;
-    let told = || async {
+    let refused = || async {
         rig.shared
             .proxies
             .borrow()
             .values()
             .any(|p| p.pools["default"].refused.as_deref() == Some("slot 7 twice"))
     };
-    until("the refusal is seen", told).await;
+    until("the refusal is seen", refused).await;
     assert_eq!(rig.shared.counters().pool_updates_refused, 1);
     assert!(!rig.shared.acknowledged("default", 1));
     // An acknowledgement of a version that was not sent changes nothing.
@@ -467,12 +467,12 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
     for _ in 0..TRIES_MAX {
         two.say(share()).await;
         while !matches!(one.next().await.unwrap(), Message::PeerLoad(_)) {}
-        let told = std::time::Instant::now();
+        let shared_at = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
         // One message wakes the daemon meanwhile; after it all is quiet.
         one.ack(&pool_update, "").await;
-        let early = told.elapsed() < SHARE_INTERVAL / 2;
+        let early = shared_at.elapsed() < SHARE_INTERVAL / 2;
         let waited = !matches!(one.next().await.unwrap(), Message::PeerLoad(_));
         rounds += u32::from(early);
         late += u32::from(early && waited);

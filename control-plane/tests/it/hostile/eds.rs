@@ -129,11 +129,11 @@ async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let both = vec![instance("a", 1), instance("b", 2)];
     b.reset(both.clone()).await;
     a.reset(both).await;
-    let told = tokio::time::Instant::now();
+    let removed_at = tokio::time::Instant::now();
     assert_eq!(envoy.ports().await, [1, 2]);
-    let envoy_knows = told.elapsed();
+    let envoy_knows = removed_at.elapsed();
     let pool_update = pool_update_of(&mut good, &["a", "b"]).await;
-    assert!(told.elapsed() >= envoy_knows);
+    assert!(removed_at.elapsed() >= envoy_knows);
     assert!(
         pool_update.endpoints[1].age_ms >= 300,
         "sent {} ms after it appeared",

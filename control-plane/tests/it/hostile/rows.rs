@@ -74,10 +74,10 @@ async fn a_failure_that_a_hostile_peer_reports_ejects_for_half_a_minute_at_most(
             }
         });
         let (now, heard) = heard.await.unwrap();
-        for told in heard {
-            let ms = told.until.ms_since(now);
+        for ejection in heard {
+            let ms = ejection.until.ms_since(now);
             assert!(
-                told.at <= now && ms <= PEER_EJECTION_MS_MAX,
+                ejection.at <= now && ms <= PEER_EJECTION_MS_MAX,
                 "ejected for {ms} ms more"
             );
         }
@@ -174,10 +174,10 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
         while bad.tell(share(Vec::new(), junk.clone())).await {}
     });
     let sent: Vec<u64> = (LEAST..LEAST + 50).collect();
-    let told = sent.clone();
+    let blocks = sent.clone();
     let tells = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        for block in told {
+        for block in blocks {
             let mut placements = Vec::new();
             proto::placements::push(&mut placements, at, &[block]);
             third.say(share(Vec::new(), placements)).await;
@@ -189,9 +189,9 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     let mut arrived = Vec::new();
     let hears = async {
         while arrived.len() < sent.len() {
-            let told = peers(&mut good).await;
+            let received = peers(&mut good).await;
             arrived.extend(
-                proto::placements::each(&told.placements)
+                proto::placements::each(&received.placements)
                     .flat_map(|(_, blocks)| blocks)
                     .filter(|block| *block >= LEAST),
             );

@@ -251,10 +251,11 @@ impl ReceivedState {
                 let mut row = PeerLoadReport::default();
                 LoadReportSum::default().read(&mut row, peers.row);
                 let written = row.head().written;
-                for told in row.ejections() {
+                for ejection in row.ejections() {
                     assert!(
-                        told.at <= written && told.until.ms_since(written) <= PEER_EJECTION_MS_MAX,
-                        "{told:?} at {written:?}"
+                        ejection.at <= written
+                            && ejection.until.ms_since(written) <= PEER_EJECTION_MS_MAX,
+                        "{ejection:?} at {written:?}"
                     );
                 }
                 None

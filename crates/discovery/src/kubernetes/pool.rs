@@ -129,8 +129,8 @@ impl PoolFollower {
             }
         };
         tokio::select! {
-            told = self.pool.next() => self.pool(told),
-            told = pods => match told {
+            event = self.pool.next() => self.pool(event),
+            event = pods => match event {
                 ObjectWatchEvent::All(pods) => vec![BackendEvent::Reset(self.index.reset(&pods))],
                 ObjectWatchEvent::Applied(pod) => self.index.apply(&pod),
                 ObjectWatchEvent::Deleted(pod) => self.index.delete(&pod.name_any()),
@@ -145,8 +145,8 @@ impl PoolFollower {
         }
     }
 
-    fn pool(&mut self, told: ObjectWatchEvent<DynamicObject>) -> Vec<BackendEvent> {
-        let pool = match told {
+    fn pool(&mut self, event: ObjectWatchEvent<DynamicObject>) -> Vec<BackendEvent> {
+        let pool = match event {
             ObjectWatchEvent::All(pools) => pools.into_iter().next(),
             ObjectWatchEvent::Applied(pool) => Some(pool),
             ObjectWatchEvent::Deleted(_) => None,

@@ -112,7 +112,7 @@ impl TableHarness {
         let (_, instance) = self
             .table
             .published_instances()
-            .find(|(told, _)| ***told == *id)?;
+            .find(|(published, _)| ***published == *id)?;
         instance.metadata().models().first().map(|m| m.name.clone())
     }
 }
@@ -501,9 +501,9 @@ proptest! {
                     InstanceEvent::Removed(id) => prop_assert!(replayed.remove(&*id).is_some(), "removed, but never published"),
                 }
             }
-            let told: BTreeMap<String, Arc<Instance>> = rig.table.published_instances().map(|(id, i)| (id.to_string(), Arc::clone(i))).collect();
-            prop_assert_eq!(&replayed, &told);
-            prop_assert_eq!(rig.table.published_count, told.len());
+            let published: BTreeMap<String, Arc<Instance>> = rig.table.published_instances().map(|(id, i)| (id.to_string(), Arc::clone(i))).collect();
+            prop_assert_eq!(&replayed, &published);
+            prop_assert_eq!(rig.table.published_count, published.len());
         }
     }
 }

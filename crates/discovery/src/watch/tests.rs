@@ -76,8 +76,8 @@ impl WatchHarness {
     }
 
     async fn nothing(&mut self) {
-        let told = tokio::time::timeout(Duration::from_secs(3600), self.feed.next()).await;
-        assert!(told.is_err(), "{told:?}, though nothing changed");
+        let change = tokio::time::timeout(Duration::from_secs(3600), self.feed.next()).await;
+        assert!(change.is_err(), "{change:?}, though nothing changed");
         self.began = Instant::now();
     }
 }

@@ -127,7 +127,7 @@ impl FakeApi {
     }
 
     /// Adds an object without an event for open watches, as if the event was lost.
-    pub(crate) fn put_untold(&self, plural: &str, object: Value) {
+    pub(crate) fn put_unannounced(&self, plural: &str, object: Value) {
         self.put_with_event_if(plural, object, false);
     }
 

@@ -266,7 +266,7 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
             fake.fault(fault);
         }
         fake.put("services", service("more", "dynamo", "decode"));
-        fake.put_untold(
+        fake.put_unannounced(
             "endpointslices",
             slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]),
         );
@@ -310,7 +310,7 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
         followed.status().borrow().error.is_some()
     })
     .await;
-    fake.put_untold(
+    fake.put_unannounced(
         "endpointslices",
         slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]),
     );
@@ -726,7 +726,7 @@ async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
             followed.status().borrow().error.is_some()
         })
         .await;
-        fake.put_untold("endpointslices", slice("s", "svc", 80, left));
+        fake.put_unannounced("endpointslices", slice("s", "svc", 80, left));
         fake.delete("services", "more");
         fake.set_down(false);
         until(None, || async { followed.status().borrow().error.clone() }).await;

@@ -270,7 +270,7 @@ impl BlameWorld {
     /// Runs to the end. `number` of the clients send requests, one after another.
     fn run(mut self, number: usize) -> BlameFindings {
         (0..number).for_each(|client| self.converse(client));
-        let mut told_ms = 0;
+        let mut reported_ms = 0;
         let mut bad_ms = BAD_FROM_MS;
         let mut bad_sent = 0;
         while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < END_MS)
@@ -284,8 +284,8 @@ impl BlameWorld {
             }
             self.ends.pop();
             self.now_ms = due_ms;
-            if due_ms >= told_ms + TELL_MS {
-                told_ms = due_ms;
+            if due_ms >= reported_ms + TELL_MS {
+                reported_ms = due_ms;
                 self.tell();
             }
             if let Some(client) = self.answer(flight) {
@@ -482,9 +482,10 @@ impl BlameWorld {
                     continue;
                 };
                 to.pool.read_load_report(peer, bytes.clone(), true);
-                let told: Vec<_> = peer.ejections().collect();
-                told.into_iter()
-                    .for_each(|told| to.pool.learn_ejection(told, now));
+                let ejections: Vec<_> = peer.ejections().collect();
+                ejections
+                    .into_iter()
+                    .for_each(|ejection| to.pool.learn_ejection(ejection, now));
             }
         }
         self.workers

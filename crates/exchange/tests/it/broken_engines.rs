@@ -115,13 +115,13 @@ impl BrokenEnginesWorld {
         if self.sent == 0 {
             (0..CLIENTS).for_each(|client| self.send(client));
         }
-        let mut told_ms = 0;
+        let mut reported_ms = 0;
         while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < end_ms)
         {
             self.ends.pop();
             self.now_ms = due_ms;
-            if due_ms >= told_ms + TELL_MS {
-                told_ms = due_ms;
+            if due_ms >= reported_ms + TELL_MS {
+                reported_ms = due_ms;
                 self.tell();
             }
             let client = self.answer(flight);
@@ -207,9 +207,10 @@ impl BrokenEnginesWorld {
                     continue;
                 };
                 to.pool.read_load_report(peer, bytes.clone(), true);
-                let told: Vec<_> = peer.ejections().collect();
-                told.into_iter()
-                    .for_each(|told| to.pool.learn_ejection(told, now));
+                let ejections: Vec<_> = peer.ejections().collect();
+                ejections
+                    .into_iter()
+                    .for_each(|ejection| to.pool.learn_ejection(ejection, now));
             }
         }
         self.workers

@@ -160,12 +160,12 @@ fn refused(headers: &[(&str, &str)], pipeline: &PipelineSpec) -> Option<(u16, St
 /// tracked requests before it ends.
 fn cell(prediction: bool, slo: Option<&str>, header: Option<&str>) -> (String, usize) {
     let mut pool = pool_of(&pipeline(prediction, "refuse", 1), [20.0, 20.0]);
-    let told = [
+    let limits = [
         ("x-slo-tpot-ms", slo),
         ("predictionbasedrouting", header),
         ("x-switchpoint-explain", Some("1")),
     ];
-    let headers: Vec<(&str, &str)> = told
+    let headers: Vec<(&str, &str)> = limits
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();

@@ -313,21 +313,22 @@ fn what_is_news_to_others_is_counted() {
         .write_load_report(&mut row, LoadReportHead::default())
         .to_vec();
     two.read_load_report(&mut peer, bytes, true);
-    let told: Vec<_> = peer.ejections().collect();
+    let ejections: Vec<_> = peer.ejections().collect();
     assert_eq!(
-        told.iter()
+        ejections
+            .iter()
             .map(|row| (row.endpoint, row.failures))
             .collect::<Vec<_>>(),
         [(failed, 1)]
     );
     let before = two.changes();
-    two.learn_ejection(told[0], ms(5));
+    two.learn_ejection(ejections[0], ms(5));
     assert_eq!(two.changes() - before, 1, "news");
-    two.learn_ejection(told[0], ms(6));
+    two.learn_ejection(ejections[0], ms(6));
     two.learn_ejection(
         pool_state::Ejection {
             endpoint: at(9),
-            ..told[0]
+            ..ejections[0]
         },
         ms(6),
     );
@@ -464,13 +465,13 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
         ExchangeStep::Forward(_)
     ));
     exchange.end(&mut pool, ms(1));
-    let told: Vec<usize> = pool
+    let reported: Vec<usize> = pool
         .take_placements()
         .iter()
         .map(|placement| placement.blocks.len())
         .collect();
     assert_eq!(
-        told,
+        reported,
         [0],
         "a request without a prompt is published as a pick without blocks"
     );

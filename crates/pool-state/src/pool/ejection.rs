@@ -257,25 +257,28 @@ impl Ejections {
     }
 
     /// Takes a record of another VM about an endpoint of the pool. Returns whether it is news.
-    pub fn learn(&mut self, told: Ejection, now: Timestamp) -> bool {
-        let told = if told.outside {
-            told.bounded(now)
+    pub fn learn(&mut self, received: Ejection, now: Timestamp) -> bool {
+        let received = if received.outside {
+            received.bounded(now)
         } else {
-            told
+            received
         };
-        let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
+        let known = self
+            .rows
+            .iter_mut()
+            .find(|r| r.endpoint == received.endpoint);
         match known {
-            Some(known) if told.outside && known.outweighs(told, now) => return false,
+            Some(known) if received.outside && known.outweighs(received, now) => return false,
             Some(known)
-                if *known >= told
-                    || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) =>
+                if *known >= received
+                    || (received.outside && received.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) =>
             {
                 return false;
             }
-            Some(known) => *known = told,
+            Some(known) => *known = received,
             // No failure is known, or the success was published long ago.
-            None if told.is_over(now) => return false,
-            None => self.rows.push(told),
+            None if received.is_over(now) => return false,
+            None => self.rows.push(received),
         }
         true
     }
@@ -340,8 +343,8 @@ impl Ejection {
     }
 
     /// Whether this record wins against any record of another proxy.
-    fn outweighs(&self, told: Self, now: Timestamp) -> bool {
-        match (self.failures > 0, told.failures > 0) {
+    fn outweighs(&self, received: Self, now: Timestamp) -> bool {
+        match (self.failures > 0, received.failures > 0) {
             // Only a local answer, or time, ends an ejection for a local failure.
             (true, false) => !self.outside && self.until > now,
             (true, true) => self.outside && now < self.until.plus_ms(OUTSIDE_REST_MS),
@@ -606,7 +609,7 @@ mod tests {
     fn what_comes_from_outside_is_news_once_however_its_moment_wavers() {
         let mut ejections = Ejections::default();
         let pool = pool(4);
-        let told = |ms: u64, failures: u32| Ejection {
+        let received = |ms: u64, failures: u32| Ejection {
             at: at(ms),
             failures,
             until: if failures > 0 {
@@ -618,27 +621,27 @@ mod tests {
             outside: true,
             by_answers: true,
         };
-        assert!(ejections.learn(told(1_000, 1), at(1_000)));
+        assert!(ejections.learn(received(1_000, 1), at(1_000)));
         for waver in [0, 3, 50, OUTSIDE_SLACK_MS] {
             assert!(
-                !ejections.learn(told(1_000 + waver, 1), at(1_110)),
+                !ejections.learn(received(1_000 + waver, 1), at(1_110)),
                 "{waver} ms later it is the same failure"
             );
         }
         assert!(succeed(&mut ejections, 1, 1_150));
         assert!(
-            !ejections.learn(told(1_005, 1), at(1_160)),
+            !ejections.learn(received(1_005, 1), at(1_160)),
             "told again, and known to be over"
         );
         assert!(ejected(&ejections, &pool, at(1_160)).is_empty());
         let later = 1_150 + OUTSIDE_REST_MS;
         assert!(
-            ejections.learn(told(later, 1), at(later)),
+            ejections.learn(received(later, 1), at(later)),
             "it failed again elsewhere"
         );
         assert_eq!(ejected(&ejections, &pool, at(later + 1)), [1]);
         assert!(
-            ejections.learn(told(later + 200, 0), at(later + 200)),
+            ejections.learn(received(later + 200, 0), at(later + 200)),
             "and did well there"
         );
         assert!(ejected(&ejections, &pool, at(later + 201)).is_empty());
@@ -700,7 +703,7 @@ mod tests {
         let mut ejections = Ejections::default();
         let pool = pool(4);
         for slot in 0..2 {
-            let told = Ejection {
+            let received = Ejection {
                 at: at(0),
                 failures: 9,
                 until: at(9_000),
@@ -708,7 +711,7 @@ mod tests {
                 outside: true,
                 by_answers: true,
             };
-            ejections.learn(told, at(0));
+            ejections.learn(received, at(0));
         }
         eject(&mut ejections, 2, 1);
         eject(&mut ejections, 3, 1);

@@ -113,12 +113,12 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     let servers = [server()?, server()?];
     let folder = tempfile::tempdir()?;
     let pools = folder.path().join("pools.yaml");
-    let told: Vec<Value> = POOLS
+    let listed: Vec<Value> = POOLS
         .iter()
         .zip(&servers)
         .map(|(pool, server)| json!({"name": pool, "endpoints": [server.addr()]}))
         .collect();
-    std::fs::write(&pools, json!({ "pools": told }).to_string())?;
+    std::fs::write(&pools, json!({ "pools": listed }).to_string())?;
     let listen = ReservedPort::lease()?;
     let entry = listen.address();
     let builder = Stack::builder()
@@ -173,7 +173,7 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
     let lines = stack.envoy.access_log();
     // Envoy writes the endpoint that it tried, whatever the result: for the pool that failed its
     // own server, never that of the other pool.
-    let told: Vec<(&Value, &Value)> = lines
+    let logged: Vec<(&Value, &Value)> = lines
         .iter()
         .filter(|line| line["request_id"] == "failed-over")
         .map(|line| {
@@ -185,7 +185,7 @@ async fn the_served_endpoint_is_reported(front: PickerMode) -> Result<()> {
         .collect();
     let [first, second] = servers.map(|server| json!(server.addr().to_string()));
     assert_eq!(
-        told,
+        logged,
         [(&json!("default"), &first), (&json!("second"), &second)],
         "{front:?}"
     );

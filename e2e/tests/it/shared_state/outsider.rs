@@ -138,13 +138,14 @@ impl SimulatedPeer {
                 Vec::new()
             }
         };
-        let told = self.received.iter().filter_map(message).map(placements);
-        told.flat_map(|told| {
-            proto::placements::each(&told)
-                .map(|(_, blocks)| blocks)
-                .collect::<Vec<_>>()
-        })
-        .collect()
+        let placements = self.received.iter().filter_map(message).map(placements);
+        placements
+            .flat_map(|placed| {
+                proto::placements::each(&placed)
+                    .map(|(_, blocks)| blocks)
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Waits until the other proxies have this many requests, over all servers. Returns how long it

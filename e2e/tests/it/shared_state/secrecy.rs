@@ -121,7 +121,7 @@ fn found(bytes: &[u8]) -> Vec<String> {
 
 /// Returns the bytes that a proxy sent to its daemon while it served all requests, and the hashes
 /// that another proxy received.
-async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
+async fn overheard_on(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     let cable = CuttableLink::lay().await?;
     let state = json!({"cluster": "switchpoint-state", "transport": transport});
     let mut stack = Stack::builder()
@@ -183,7 +183,7 @@ async fn the_daemon_gets_hashes_of_its_deployment_and_no_word_of_a_prompt() -> R
     }
     let mut deployments = Vec::new();
     for transport in ["grpc", "http"] {
-        let (said, hashes) = told(transport).await?;
+        let (said, hashes) = overheard_on(transport).await?;
         let tapped = hashes
             .iter()
             .filter(|hash| memmem::find(&said, &hash.to_le_bytes()).is_some())

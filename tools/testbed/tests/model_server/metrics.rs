@@ -280,13 +280,13 @@ async fn adapters_show_in_the_newest_series() {
 #[tokio::test]
 async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
     let server = instant();
-    let told = post(
+    let answer = post(
         server.addr(),
         "/admin/lie",
         &json!({"num_requests_waiting": 50, "kv_cache_usage_perc": "NaN"}),
     )
     .await;
-    assert_eq!(told.json()["num_requests_waiting"], "50");
+    assert_eq!(answer.json()["num_requests_waiting"], "50");
     assert_eq!(value(&server, "vllm:num_requests_waiting").await, 50.0);
     assert!(value(&server, "vllm:kv_cache_usage_perc").await.is_nan());
     let request = request(server.addr(), "POST", "/v1/chat/completions")
@@ -323,14 +323,14 @@ async fn steps_take_as_long_as_ordered() {
         ..ModelServerOptions::default()
     });
     let token_s = async |slowdown: f64| {
-        let told = post(
+        let answer = post(
             server.addr(),
             "/admin/pace",
             &json!({ "slowdown": slowdown }),
         )
         .await;
-        assert_eq!(told.status, 200);
-        assert_eq!(told.json()["slowdown"], json!(slowdown));
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.json()["slowdown"], json!(slowdown));
         let names = [
             "vllm:inter_token_latency_seconds_sum",
             "vllm:inter_token_latency_seconds_count",

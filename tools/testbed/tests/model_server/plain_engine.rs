@@ -66,12 +66,16 @@ async fn each_api_is_answered_in_its_shape_and_names_its_engine() {
 #[tokio::test]
 async fn a_stream_has_its_tokens_then_usage_if_reported_and_an_end() {
     let engine = start(PlainBehaviour::default()).await;
-    let told = events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap());
+    let received = events(&post(&engine, CHAT, &chat(true, 3)).await.unwrap());
     assert_eq!(
-        (told.len(), told.last().map(String::as_str)),
+        (received.len(), received.last().map(String::as_str)),
         (5, Some("[DONE]"))
     );
-    assert!(told[3].contains(r#""completion_tokens":3"#), "{}", told[3]);
+    assert!(
+        received[3].contains(r#""completion_tokens":3"#),
+        "{}",
+        received[3]
+    );
     engine.behave(PlainBehaviour {
         usage: UsageReporting::Untold,
         ..PlainBehaviour::default()

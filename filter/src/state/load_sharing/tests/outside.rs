@@ -5,7 +5,7 @@ use prost::Message as _;
 use proto::state::{daemon_message, proxy_message};
 
 /// Returns the load reports sent to the daemon since the last check.
-fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
+fn reports(world: &SharingWorld) -> Vec<state::LoadReport> {
     let sent = std::mem::take(&mut *world.host.grpc.sent.borrow_mut());
     let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice())
         .unwrap()
@@ -46,15 +46,15 @@ fn nothing_is_told_while_there_is_nobody_to_tell() {
     let _stream = world.request(1, "x");
     world.tick();
     assert!(
-        told(&world).is_empty(),
+        reports(&world).is_empty(),
         "the daemon has not said a word of others"
     );
     say(&world, others(1));
     world.tick();
-    assert!(told(&world).is_empty(), "there are none");
+    assert!(reports(&world).is_empty(), "there are none");
     say(&world, others(2));
     world.tick();
-    assert_eq!(told(&world).len(), 1);
+    assert_eq!(reports(&world).len(), 1);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     let (mut second, _) = one.request(2, "y");
     one.host.pass_ms(ROWS_MS);
     one.tick();
-    let [share] = &told(&one)[..] else {
+    let [share] = &reports(&one)[..] else {
         panic!("one message")
     };
     let long = placements::each(&share.placements)
@@ -89,11 +89,11 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     // A proxy does not publish the load that it received, only its own load.
     two.tick();
     assert!(
-        told(&two)
+        reports(&two)
             .iter()
             .all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()),
         "{:?}",
-        told(&two)
+        reports(&two)
     );
 
     two.host.pass_ms(proto::SHARE_EXPIRY_MS);
@@ -105,7 +105,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     second.on_done();
     one.tick();
     one.tick();
-    let last = told(&one).pop().unwrap();
+    let last = reports(&one).pop().unwrap();
     assert_eq!(last.row.len(), LoadReportHead::BYTES, "all has ended");
     say(
         &two,
@@ -132,11 +132,11 @@ fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
             .take_log()
             .contains(&"tick every 5 ms".to_owned())
     );
-    told(&world);
+    reports(&world);
     stream.on_done();
     world.host.pass_ms(5);
     world.workers[0].borrow_mut().tick(1);
-    assert_eq!(told(&world).len(), 1, "between two whole ticks");
+    assert_eq!(reports(&world).len(), 1, "between two whole ticks");
     world.host.pass_ms(2_000);
     world.tick();
     assert!(
@@ -168,7 +168,7 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     stream.on_done();
     one.host.pass_ms(ROWS_MS);
     one.tick();
-    let share = told(&one).pop().unwrap();
+    let share = reports(&one).pop().unwrap();
     assert!(
         share.row.len() > LoadReportHead::BYTES,
         "the ejection is published"
@@ -189,7 +189,7 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     two.tick();
     two.tick();
     assert!(
-        told(&two)
+        reports(&two)
             .iter()
             .all(|share| share.row.len() == LoadReportHead::BYTES),
         "a received report is not published again"
@@ -208,7 +208,7 @@ fn a_leader_that_serves_tells_its_own_placements() {
     let prompt = "once upon a time ".repeat(100);
     let _stream = world.request(0, &prompt);
     world.tick();
-    let placements: usize = told(&world)
+    let placements: usize = reports(&world)
         .iter()
         .map(|share| placements::each(&share.placements).count())
         .sum();
@@ -223,7 +223,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     let (mut first, _) = world.request(1, "x");
     world.host.pass_ms(ROWS_MS);
     world.tick();
-    let stamp = told(&world).pop().unwrap().stamp;
+    let stamp = reports(&world).pop().unwrap().stamp;
     // The report arrives after a delay in both directions.
     let peers = state::PeerLoad {
         row: vec![0; LoadReportHead::BYTES],
@@ -266,7 +266,7 @@ fn a_row_that_stands_is_told_again_before_it_expires() {
     let mut times = Vec::new();
     for ms in 0..2_000 / TICK_MS {
         world.tick();
-        times.extend(told(&world).iter().map(|_| ms * TICK_MS));
+        times.extend(reports(&world).iter().map(|_| ms * TICK_MS));
     }
     assert!((4..8).contains(&times.len()), "{times:?}");
 }
