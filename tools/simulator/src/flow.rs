@@ -7,12 +7,10 @@
 //! holds by its queue.
 
 mod overshoot;
-mod page;
 mod scenario;
-mod wave;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
 use scheduler::PluginSpec;
 use scheduler::plugin::ParameterValue;
@@ -20,39 +18,19 @@ use serde_json::{Value, json};
 
 use scenario::FlowScenario;
 
-use crate::grid::parallel;
 use crate::hardware::LLAMA_8B_H100;
-use crate::measure::{quantile, sorted};
+use crate::parallel::parallel;
 use crate::policy::{EXACT, GateFairness, GateRule, OURS, RoutingPolicy};
+use crate::quantile::{quantile, sorted};
+use crate::results;
 use crate::workload::{RequestClass, Sampler, Workload, mix};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
-
-/// The policies of the published tables.
-pub(crate) const POLICIES: [&str; 6] = [
-    NONE,
-    "ours",
-    "oracle",
-    "llm-d-default",
-    "llm-d-tuned",
-    "dynamo",
-];
 
 /// Without flow control.
 const NONE: &str = "none";
 
-/// The published means, and the page with their tables.
-const DATA: &str = "docs/data/flow-control.json";
-const PAGE: &str = "docs/reference/flow-control.md";
-
-/// The figures of a wave, and their picture.
-const WAVE_DATA: &str = "docs/data/flow-wave.json";
-const WAVE_FIGURE: &str = "docs/how-to/flow-control.svg";
-
 /// The first seconds, which do not count: the step model learns, and no queue has built up.
 const WARM_UP_S: f64 = 20.0;
-
-/// How long what a proxy shares takes to the others, ms, unless the caller says otherwise.
-pub(crate) const SHARING_MS: f64 = 10.0;
 
 /// The name of the figures of all classes together.
 const ALL: &str = "all";
@@ -70,18 +48,52 @@ const TUNED_REQUESTS: f64 = 132.0;
 const DYNAMO_THRESHOLD: f64 = 16.0;
 
 /// What to run.
-#[derive(Debug)]
+#[derive(clap::Args)]
 pub(crate) struct FlowCampaign {
-    pub(crate) scenarios: Vec<String>,
-    pub(crate) policies: Vec<String>,
-    pub(crate) loads: Vec<f64>,
-    pub(crate) seeds: Vec<u64>,
-    pub(crate) seconds: f64,
-    pub(crate) proxies: usize,
+    /// The scenarios: prompts, outputs, prefixes, unlike, pd, unknown-lengths, tenants, lengths,
+    /// bands, starvation, two-engines.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "prompts,outputs,prefixes"
+    )]
+    scenarios: Vec<String>,
+    /// The policies: none, ours, oracle, llm-d-default, llm-d-tuned, dynamo; separated by
+    /// semicolons. The last two take their limit after a colon: `llm-d-tuned:100`.
+    #[arg(
+        long,
+        value_delimiter = ';',
+        default_value = "none;ours;oracle;llm-d-default;llm-d-tuned;dynamo"
+    )]
+    policies: Vec<String>,
+    /// Loads, as shares of capacity; chat is 0.5 of it.
+    #[arg(long, value_delimiter = ',', default_value = "0.7,1,1.3,2")]
+    loads: Vec<f64>,
+    /// Seeds.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5")]
+    seeds: Vec<u64>,
+    #[command(flatten)]
+    proxies: FlowProxies,
+    /// The file of results.
+    #[arg(long, default_value = "target/bench/flow-control.json")]
+    file: PathBuf,
+}
+
+/// How long a run is, and the proxies in it.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct FlowProxies {
+    /// Seconds of arrivals.
+    #[arg(long, default_value_t = 300.0)]
+    seconds: f64,
+    /// Proxies.
+    #[arg(long, default_value_t = 1)]
+    proxies: usize,
     /// How long what a proxy shares takes to the others, ms.
-    pub(crate) sharing_ms: f64,
-    /// Whether proxies hear nothing of each other.
-    pub(crate) alone: bool,
+    #[arg(long, default_value_t = 10.0)]
+    sharing_ms: f64,
+    /// Let the proxies hear nothing of each other.
+    #[arg(long)]
+    alone: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,28 +102,17 @@ struct FlowRun<'c> {
     policy: &'c str,
     load: f64,
     seed: u64,
-    seconds: f64,
-    proxies: usize,
-    sharing_ms: f64,
-    alone: bool,
+    proxies: FlowProxies,
 }
 
 // === impl FlowCampaign ===
 
 impl FlowCampaign {
-    /// Runs every combination, prints the figures, and writes them to `file`.
-    pub(crate) fn run(&self, threads: usize, file: &Path) -> Result<(), String> {
-        let rows: Vec<Value> = parallel(threads, &self.runs(), FlowRun::rows)?
-            .into_iter()
-            .flatten()
-            .collect();
+    /// Runs every combination, prints the figures, and writes them to the file.
+    pub(crate) fn run(&self, threads: usize) -> Result<(), String> {
+        let rows = parallel(threads, &self.runs(), FlowRun::rows)?.concat();
         print(&rows);
-        if let Some(folder) = file.parent() {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| format!("{}: {error}", folder.display()))?;
-        }
-        std::fs::write(file, format!("{:#}\n", json!({ "rows": rows })))
-            .map_err(|error| format!("{}: {error}", file.display()))
+        results::write(&self.file, &json!({ "rows": rows }))
     }
 
     fn runs(&self) -> Vec<FlowRun<'_>> {
@@ -119,77 +120,18 @@ impl FlowCampaign {
         for scenario in &self.scenarios {
             for &load in &self.loads {
                 for &seed in &self.seeds {
-                    let &Self {
-                        seconds,
-                        proxies,
-                        sharing_ms,
-                        alone,
-                        ..
-                    } = self;
-                    let run = |policy| FlowRun {
+                    runs.extend(self.policies.iter().map(|policy| FlowRun {
                         scenario,
                         policy,
                         load,
                         seed,
-                        seconds,
-                        proxies,
-                        sharing_ms,
-                        alone,
-                    };
-                    runs.extend(self.policies.iter().map(|policy| run(policy.as_str())));
+                        proxies: self.proxies,
+                    }));
                 }
             }
         }
         runs
     }
-}
-
-/// Publishes the results in `files`: their means, and the tables of the page.
-///
-/// # Errors
-/// When a file cannot be read or written.
-pub(crate) fn publish(files: &[std::path::PathBuf]) -> Result<(), String> {
-    let read = |file: &Path| {
-        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
-    };
-    let write = |file: &str, text: String| {
-        std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))
-    };
-    let mut rows = Vec::new();
-    for file in files {
-        let results: Value = serde_json::from_str(&read(file)?)
-            .map_err(|error| format!("{}: {error}", file.display()))?;
-        rows.extend(
-            results
-                .get("rows")
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default(),
-        );
-    }
-    rows.retain(|row| {
-        row.get("policy")
-            .and_then(Value::as_str)
-            .is_some_and(|policy| POLICIES.contains(&policy))
-    });
-    let means = page::means(&rows);
-    write(DATA, format!("{:#}\n", json!({ "rows": means })))?;
-    write(PAGE, page::with_results(&read(Path::new(PAGE))?, &means)?)
-}
-
-/// Runs a wave with and without flow control, and writes the picture of the page.
-///
-/// # Errors
-/// When a run fails, or a file cannot be written.
-pub(crate) fn publish_wave(threads: usize) -> Result<(), String> {
-    let results = wave::run(threads)?;
-    for (file, text) in [
-        (WAVE_FIGURE, wave::svg(&results)?),
-        (WAVE_DATA, format!("{results:#}\n")),
-    ] {
-        std::fs::write(file, text).map_err(|error| format!("{file}: {error}"))?;
-    }
-    Ok(())
 }
 
 fn print(rows: &[Value]) {
@@ -247,25 +189,31 @@ impl FlowRun<'_> {
         let (routing, scrape_ms) = policy(self.policy)?;
         let scenario = FlowScenario::named(self.scenario)?;
         let plain = scenario.pool();
-        let sharing = if self.proxies > 1 && !self.alone {
-            SharingMode::After(self.sharing_ms)
+        let FlowProxies {
+            seconds,
+            proxies,
+            sharing_ms,
+            alone,
+        } = self.proxies;
+        let sharing = if proxies > 1 && !alone {
+            SharingMode::After(sharing_ms)
         } else {
             plain.sharing
         };
         let setting = PoolSetting {
             scrape_ms: scrape_ms.unwrap_or(plain.scrape_ms),
-            proxies: self.proxies,
+            proxies,
             sharing,
             ..plain
         };
         let classes = scenario.classes(
             self.load,
-            self.seconds,
+            seconds,
             &mut Sampler::seeded(mix(self.seed, 4_711)),
         )?;
         let names: Vec<RequestClass> = classes.iter().map(|(class, _)| *class).collect();
         let workload = Workload::of_classes(classes);
-        let outcomes = world::run(&workload, workload.rate, &routing, &setting, self.seed)?;
+        let outcomes = world::run(&workload, &routing, &setting, self.seed)?;
         Ok((workload, names, outcomes))
     }
 
@@ -280,8 +228,14 @@ impl FlowRun<'_> {
         workload: &Workload,
         outcomes: &[RequestOutcome],
     ) -> Value {
+        let FlowProxies {
+            seconds: arrivals_s,
+            proxies,
+            sharing_ms,
+            ..
+        } = self.proxies;
         let in_time = |o: &RequestOutcome| {
-            o.at + o.e2e >= WARM_UP_S * 1e3 && o.at + o.e2e <= self.seconds * 1e3
+            o.at + o.e2e >= WARM_UP_S * 1e3 && o.at + o.e2e <= arrivals_s * 1e3
         };
         let tokens = |o: &RequestOutcome| f64::from(o.prompt) + f64::from(o.output);
         let own: Vec<&RequestOutcome> = (0_u32..)
@@ -314,7 +268,7 @@ impl FlowRun<'_> {
             .filter(|o| o.output > 1)
             .map(|o| (o.e2e - o.ttft) / f64::from(o.output - 1))
             .collect();
-        let offered = own.iter().map(|o| tokens(o)).sum::<f64>() / self.seconds;
+        let offered = own.iter().map(|o| tokens(o)).sum::<f64>() / arrivals_s;
         let (prompts, cached) = counted.iter().fold((0.0, 0.0), |(p, c), o| {
             (p + f64::from(o.prompt), c + f64::from(o.cached))
         });
@@ -322,18 +276,18 @@ impl FlowRun<'_> {
         let sent: Vec<&RequestOutcome> = own
             .iter()
             .copied()
-            .filter(|o| (WARM_UP_S * 1e3..self.seconds * 1e3).contains(&o.sent))
+            .filter(|o| (WARM_UP_S * 1e3..arrivals_s * 1e3).contains(&o.sent))
             .collect();
-        let seconds = self.seconds - WARM_UP_S;
+        let seconds = arrivals_s - WARM_UP_S;
         json!({
-            "scenario": self.scenario, "load": self.load, "policy": self.policy, "proxies": self.proxies, "seed": self.seed,
-            "seconds": self.seconds, "class": class, "requests": counted.len(),
+            "scenario": self.scenario, "load": self.load, "policy": self.policy, "proxies": proxies, "seed": self.seed,
+            "seconds": arrivals_s, "class": class, "requests": counted.len(),
             "ttft_p50_ms": quantile(&ttft, 0.5), "ttft_p99_ms": quantile(&ttft, 0.99),
             "tpot_ms": tpot.iter().sum::<f64>() / tpot.len().max(1) as f64,
             "tokens_per_s": done / seconds, "computed_per_s": (done - reused) / seconds, "share": if total > 0.0 { done / total } else { 0.0 },
             "served": if offered > 0.0 { done / seconds / offered } else { 0.0 },
             "cached": if prompts > 0.0 { cached / prompts } else { 0.0 },
-            "overshoot": overshoot::most_at_once(&sent), "per_proxy": overshoot::most_of_one_proxy(self.sharing_ms, &sent),
+            "overshoot": overshoot::most_at_once(&sent), "per_proxy": overshoot::most_of_one_proxy(sharing_ms, &sent),
             "beyond": overshoot::share_beyond(&sent),
         })
     }
@@ -396,19 +350,22 @@ fn policy(name: &str) -> Result<(RoutingPolicy, Option<f64>), String> {
 mod tests {
     use super::*;
 
+    const ONE: FlowProxies = FlowProxies {
+        seconds: 30.0,
+        proxies: 1,
+        sharing_ms: 10.0,
+        alone: false,
+    };
+
     fn rows(scenario: &str, policy: &str, load: f64) -> Vec<Value> {
-        FlowRun {
+        let run = FlowRun {
             scenario,
             policy,
             load,
             seed: 101,
-            seconds: 30.0,
-            proxies: 1,
-            sharing_ms: SHARING_MS,
-            alone: false,
-        }
-        .rows()
-        .unwrap()
+            proxies: ONE,
+        };
+        run.rows().unwrap()
     }
 
     fn figure(rows: &[Value], class: &str, name: &str) -> f64 {
@@ -436,10 +393,20 @@ mod tests {
 
     /// `overshoot`, `per_proxy` and `beyond` of all requests, and whether they are within what
     /// `flow-control.md` says, with this share of requests beyond the room.
-    fn too_many(run: FlowRun<'_>, beyond: f64) -> ([f64; 3], bool) {
+    fn too_many(proxies: FlowProxies, beyond: f64) -> ([f64; 3], bool) {
+        let run = FlowRun {
+            scenario: "prompts",
+            policy: "ours",
+            load: 2.0,
+            seed: 1,
+            proxies: FlowProxies {
+                seconds: 40.0,
+                ..proxies
+            },
+        };
         let rows = run.rows().unwrap();
         let figures = ["overshoot", "per_proxy", "beyond"].map(|name| figure(&rows, ALL, name));
-        let few = [1.5 * run.proxies as f64, 2.0, beyond];
+        let few = [1.5 * proxies.proxies as f64, 2.0, beyond];
         (
             figures,
             figures.iter().zip(few).all(|(figure, few)| *figure <= few),
@@ -448,46 +415,29 @@ mod tests {
 
     #[test]
     fn proxies_that_share_send_few_requests_too_many() {
-        let plain = FlowRun {
-            scenario: "prompts",
-            policy: "ours",
-            load: 2.0,
-            seed: 1,
-            seconds: 40.0,
-            proxies: 1,
-            sharing_ms: SHARING_MS,
-            alone: false,
-        };
-        assert_eq!(too_many(plain, 0.0).0, [0.0; 3], "one proxy knows all");
+        assert_eq!(too_many(ONE, 0.0).0, [0.0; 3], "one proxy knows all");
         for (proxies, beyond) in [(2, 0.06), (4, 0.12)] {
-            let (figures, are_few) = too_many(FlowRun { proxies, ..plain }, beyond);
+            let (figures, are_few) = too_many(FlowProxies { proxies, ..ONE }, beyond);
             assert!(
                 are_few && figures[2] > 0.0,
                 "{proxies} proxies: {figures:?}"
             );
         }
-        let four = FlowRun {
-            proxies: 4,
-            ..plain
+        let four = FlowProxies { proxies: 4, ..ONE };
+        let late = FlowProxies {
+            sharing_ms: 100.0,
+            ..four
         };
-        let (figures, are_few) = too_many(
-            FlowRun {
-                sharing_ms: 10.0 * SHARING_MS,
-                ..four
-            },
-            0.12,
-        );
+        let (figures, are_few) = too_many(late, 0.12);
         assert!(
             !are_few,
             "sharing keeps them few: {figures:?} with a long delay"
         );
-        let (figures, are_few) = too_many(
-            FlowRun {
-                alone: true,
-                ..four
-            },
-            0.12,
-        );
+        let alone = FlowProxies {
+            alone: true,
+            ..four
+        };
+        let (figures, are_few) = too_many(alone, 0.12);
         assert!(
             are_few,
             "each that hears nothing keeps to its quarter: {figures:?}"
@@ -496,7 +446,14 @@ mod tests {
 
     #[test]
     fn every_policy_can_be_built() {
-        for name in POLICIES.iter().chain(&["llm-d-tuned:100", "dynamo:2"]) {
+        for name in [
+            NONE,
+            "ours",
+            "oracle",
+            "llm-d-default",
+            "llm-d-tuned:100",
+            "dynamo:2",
+        ] {
             let (policy, _) = policy(name).unwrap();
             scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }

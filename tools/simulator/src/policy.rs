@@ -35,141 +35,76 @@ pub(crate) enum RoutingPolicy {
     Gated(Box<RoutingPolicy>, GateRule),
 }
 
-/// Our policy, and our policy with parameters for goodput.
+/// Our policy.
 pub(crate) const OURS: &str = "ours";
-pub(crate) const GOODPUT: &str = "ours-goodput";
 
 /// Our policy with exact step times: the difference to [`OURS`] is the cost of learning them.
-pub(crate) const EXACT: &str = "ours-told";
+pub(crate) const EXACT: &str = "ours-exact";
 
 /// The policy that knows the arrivals: see [`crate::world::clairvoyant`].
 pub(crate) const CLAIRVOYANT: &str = "clairvoyant";
 
-/// The policies of the main table, ours first.
-pub(crate) const MAIN: [&str; 15] = [
-    OURS,
-    GOODPUT,
-    "2/2/3",
-    "2/2/3/2",
-    "2/2/3+active",
-    "affinity+token-load",
-    "session-affinity",
-    "lmetric",
-    "lmetric-new",
-    "dynamo",
-    "chwbl",
-    "least-request",
-    "p2c",
-    "round-robin",
-    "oracle",
-];
-
-/// The configurations that llm-d ships or recommends.
-pub(crate) const LLM_D: [&str; 3] = ["2/2/3", "2/2/3/2", "affinity+token-load"];
-pub(crate) const LMETRIC: [&str; 2] = ["lmetric", "lmetric-new"];
-
 // === impl RoutingPolicy ===
 
 impl RoutingPolicy {
-    /// The policy of this name. `ours` takes parameters: `ours:ttftWeight=3,failureMs=0`.
+    /// The policy of this name, and its parameters: `ours:ttftWeight=3,failureMs=0`.
     ///
     /// # Errors
     /// When there is no such policy.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, parameters) = name.split_once(':').unwrap_or((name, ""));
-        let numbers = parameters
-            .split(',')
-            .filter(|pair| !pair.is_empty())
-            .map(|pair| {
-                let (key, number) = pair
-                    .split_once('=')
-                    .ok_or_else(|| format!("`{pair}` is no key=number"))?;
-                Ok((
-                    key.to_owned(),
-                    ParameterValue::Number(
-                        number
-                            .parse()
-                            .map_err(|_| format!("`{number}` is no number"))?,
-                    ),
-                ))
-            });
-        let mut numbers: Vec<(String, ParameterValue)> = numbers.collect::<Result<_, String>>()?;
-        let scorer = |plugin_type: &str, weight| (PluginSpec::of_type(plugin_type), weight);
-        let weighted = |more: &[(&str, f64)]| {
-            let base = [
-                ("queue-scorer", 2.0),
-                ("kv-cache-utilization-scorer", 2.0),
-                ("prefix-cache-scorer", 3.0),
-            ];
-            profile(
-                base.iter()
-                    .chain(more)
-                    .map(|&(plugin_type, weight)| scorer(plugin_type, weight))
-                    .collect(),
-            )
+        let parameters = numbers(parameters)?;
+        let of_cost = |parameters| {
+            let plugin = PluginSpec {
+                parameters,
+                ..PluginSpec::of_type("marginal-cost-scorer")
+            };
+            PipelineSpec::of_one_profile("simulated", vec![(plugin, 1.0)], 1)
         };
         Ok(match name {
-            EXACT => {
-                let plugin = PluginSpec {
-                    parameters: numbers,
-                    ..PluginSpec::of_type("marginal-cost-scorer")
-                };
-                Self::Exact(of_one_profile(vec![(plugin, 1.0)]))
-            }
-            OURS | GOODPUT => {
-                if name == GOODPUT {
-                    let setting = [("ttftWeight", 2.0), ("queueExternality", 0.0)];
-                    numbers.splice(
-                        0..0,
-                        setting
-                            .map(|(key, number)| (key.to_owned(), ParameterValue::Number(number))),
-                    );
-                }
-                let plugin = PluginSpec {
-                    parameters: numbers,
-                    ..PluginSpec::of_type("marginal-cost-scorer")
-                };
-                profile(vec![(plugin, 1.0)])
-            }
-            "2/2/3" => weighted(&[]),
-            "2/2/3/2" => weighted(&[("no-hit-lru-scorer", 2.0)]),
-            "session-affinity" => profile(
-                [
-                    ("queue-scorer", 2.0),
-                    ("kv-cache-utilization-scorer", 2.0),
-                    ("session-affinity-scorer", 3.0),
-                ]
-                .map(|(plugin_type, weight)| scorer(plugin_type, weight))
-                .into(),
-            ),
-            "2/2/3+lora" => weighted(&[("lora-affinity-scorer", 3.0)]),
+            EXACT => Self::Exact(of_cost(parameters)),
+            OURS => Self::Config(of_cost(parameters)),
+            "2/2/3" => Self::beside_load("prefix-cache-scorer"),
+            "session-affinity" => Self::beside_load("session-affinity-scorer"),
+            "affinity+token-load" => Self::affinity(parameters),
             CLAIRVOYANT => Self::Clairvoyant,
-            "random" => profile(vec![scorer("random-picker", 1.0)]),
-            "2/2/3+active" => weighted(&[("active-request-scorer", 2.0)]),
-            "affinity+token-load" => {
-                let spec = LLAMA_8B_H100;
-                let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
-                let defaults = [
-                    number("maxTTFTPenaltyMs", 14_000.0),
-                    number("peakPrefillThroughput", peak.round()),
-                ];
-                let is_given = |name: &str| numbers.iter().any(|(given, _)| given == name);
-                let mut parameters: Vec<_> = defaults
-                    .into_iter()
-                    .filter(|(name, _)| !is_given(name))
-                    .collect();
-                parameters.append(&mut numbers);
-                let affinity = PluginSpec {
-                    parameters,
-                    ..PluginSpec::of_type("prefix-cache-affinity-filter")
-                };
-                profile(vec![(affinity, 1.0), scorer("token-load-scorer", 1.0)])
-            }
             _ => Self::Rival(
                 BaselinePolicy::named(name)
                     .ok_or_else(|| format!("no policy is called `{name}`"))?,
             ),
         })
+    }
+
+    /// llm-d's scorers of load, and this one, with the weights 2, 2 and 3.
+    fn beside_load(affinity: &str) -> Self {
+        let scorers = [
+            ("queue-scorer", 2.0),
+            ("kv-cache-utilization-scorer", 2.0),
+            (affinity, 3.0),
+        ];
+        let plugins = scorers.map(|(kind, weight)| (PluginSpec::of_type(kind), weight));
+        Self::Config(PipelineSpec::of_one_profile("simulated", plugins.into(), 1))
+    }
+
+    /// llm-d's recommendation, with these parameters of its filter beside the defaults.
+    fn affinity(mut parameters: Vec<(String, ParameterValue)>) -> Self {
+        let spec = LLAMA_8B_H100;
+        let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
+        for default in [
+            number("maxTTFTPenaltyMs", 14_000.0),
+            number("peakPrefillThroughput", peak.round()),
+        ] {
+            if parameters.iter().all(|(name, _)| *name != default.0) {
+                parameters.push(default);
+            }
+        }
+        let filter = PluginSpec {
+            parameters,
+            ..PluginSpec::of_type("prefix-cache-affinity-filter")
+        };
+        let scorer = PluginSpec::of_type("token-load-scorer");
+        let plugins = vec![(filter, 1.0), (scorer, 1.0)];
+        Self::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
     }
 
     /// The policy of this name behind llm-d's queue, with this detector. Requests wait without a
@@ -310,12 +245,17 @@ fn number(key: &str, number: f64) -> (String, ParameterValue) {
     (key.to_owned(), ParameterValue::Number(number))
 }
 
-fn profile(plugins: Vec<(PluginSpec, f64)>) -> RoutingPolicy {
-    RoutingPolicy::Config(of_one_profile(plugins))
-}
-
-fn of_one_profile(plugins: Vec<(PluginSpec, f64)>) -> PipelineSpec {
-    PipelineSpec::of_one_profile("simulated", plugins, 1)
+/// The parameters in `key=number,key=number`.
+fn numbers(text: &str) -> Result<Vec<(String, ParameterValue)>, String> {
+    let pairs = text.split(',').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let parsed = pair
+                .split_once('=')
+                .and_then(|(key, text)| Some(number(key, text.parse().ok()?)));
+            parsed.ok_or_else(|| format!("`{pair}` is no key=number"))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -324,7 +264,7 @@ mod tests {
 
     #[test]
     fn every_policy_can_be_built() {
-        for name in MAIN {
+        for name in ["ours", "ours-exact", "2/2/3", "affinity+token-load", "smg"] {
             let policy = RoutingPolicy::named(name).unwrap();
             scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use engine_sim::EngineProfile;
 use race_cells::{Cell, CellChange, CellEngines, EngineSpeed};
-use serde_json::Value;
 
 use crate::policy::{CLAIRVOYANT, OURS, RoutingPolicy};
+use crate::results;
 use crate::workload::SESSION_BLOCK_TOKENS;
 use crate::world::{Failover, PoolSetting, SettingChange, SharingMode};
 
@@ -138,14 +138,17 @@ impl RaceTask {
                 threads,
                 file,
             ),
-            Self::Table { file } => print(&table::text(&read(file)?)?),
-            Self::Compare { race, file } => print(&compare::text(&read(race)?, &read(file)?)?),
+            Self::Table { file } => print(&table::text(&results::read(file)?)?),
+            Self::Compare { race, file } => print(&compare::text(
+                &results::read(race)?,
+                &results::read(file)?,
+            )?),
             Self::Publish { race, file, page } => {
-                let played = read(file)?;
+                let played = results::read(file)?;
                 publish(
                     page,
                     &[
-                        ("compared", compare::text(&read(race)?, &played)?),
+                        ("compared", compare::text(&results::read(race)?, &played)?),
                         ("results", table::text(&played)?),
                     ],
                 )
@@ -187,12 +190,6 @@ fn setting(engines: CellEngines) -> PoolSetting {
         setting.half_slowdown = 2.0;
     }
     setting
-}
-
-fn read(file: &Path) -> Result<Value, String> {
-    let text =
-        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 fn print(text: &str) -> Result<(), String> {
@@ -252,7 +249,7 @@ fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
             }
         };
         setting.replicas += 1;
-        setting.change = Some(SettingChange::KillAddRestart {
+        setting.change = Some(SettingChange {
             arrivals_ms,
             failover,
         });
@@ -305,8 +302,7 @@ mod tests {
         let workload = Workload::of_sessions(&cell.sessions(1, ARRIVALS_MS / 1e3));
         for (router, returns) in [("ours", true), ("smg", false)] {
             let setting = cell_setting(&cell, router, ARRIVALS_MS);
-            let outcomes =
-                world::run(&workload, 1.0, &policy_of(router).unwrap(), &setting, 1).unwrap();
+            let outcomes = world::run(&workload, &policy_of(router).unwrap(), &setting, 1).unwrap();
             let sent = |engine: usize, [from, to]: [f64; 2]| {
                 let is_it = |outcome: &&RequestOutcome| {
                     outcome.engine == engine && (from..to).contains(&(outcome.sent / ARRIVALS_MS))

@@ -15,7 +15,7 @@ use scheduler::{
     UnavailableReason,
 };
 
-use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
+use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
 use crate::event_queue::virtual_time;
 use crate::policy::{GateRule, PolicyMemory, PolicyView, RequestGate, RoutingPolicy, has_roles};
 use crate::workload::RequestClass;
@@ -75,14 +75,7 @@ pub(crate) struct ProxyUpdate {
 /// How often a proxy with held requests looks at what it knows of the others, ms.
 const HOLDING_TICK_MS: f64 = 10.0;
 
-/// The model name of a LoRA adapter; 0 is the base model.
-pub(crate) fn adapter_name(adapter: u16) -> String {
-    if adapter == 0 {
-        "m".to_owned()
-    } else {
-        format!("adapter-{adapter}")
-    }
-}
+const MODEL: &str = "m";
 
 /// The decision for the endpoint at this position, by a policy that picks without the scheduler.
 /// The one at `prefill` computes the prompt, if that is another one.
@@ -103,14 +96,9 @@ pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<u
 }
 
 /// A request as the policy sees it.
-fn asked<'r>(
-    policy: &RoutingPolicy,
-    job: &EngineJob<'r>,
-    class: RequestClass,
-    model: &'r str,
-) -> Request<'r> {
+fn asked<'r>(policy: &RoutingPolicy, job: &EngineJob<'r>, class: RequestClass) -> Request<'r> {
     Request {
-        model,
+        model: MODEL,
         priority: class.priority,
         prompt_tokens: policy.prompt_tokens(job, class),
         prefix_blocks: job.hashes,
@@ -219,15 +207,14 @@ impl PolicyRouter {
         &mut self,
         policy: &RoutingPolicy,
         (job, session, class): (&EngineJob<'w>, Option<&SessionHeader>, RequestClass),
-        engines: &[Box<dyn EngineSimulator<'w> + 'w>],
+        engines: &[SimulatedEngine<'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
         self.estimate_peer_picks(now);
-        let model = adapter_name(job.adapter);
         let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
         let request = Request {
             headers: header.as_slice(),
-            ..asked(policy, job, class, &model)
+            ..asked(policy, job, class)
         };
         let time = virtual_time(now);
         let picked = match policy {
@@ -241,7 +228,7 @@ impl PolicyRouter {
                 };
                 match self
                     .pool
-                    .pick_or_hold(&request, &model, &arrival, time, &mut ())
+                    .pick_or_hold(&request, MODEL, &arrival, time, &mut ())
                 {
                     Ok(FlowAdmission::Held(ticket)) => {
                         self.held.push((job.request, ticket));
@@ -256,7 +243,7 @@ impl PolicyRouter {
                 let turn = self.turn;
                 let memory = &mut self.memory;
                 self.pool
-                    .pick_with(&request, &model, time, |snapshot, _, local, rng| {
+                    .pick_with(&request, MODEL, time, |snapshot, _, local, rng| {
                         let view = PolicyView {
                             snapshot,
                             local,
@@ -275,7 +262,7 @@ impl PolicyRouter {
             RoutingPolicy::Planned(engines) => {
                 let at = engines.get(job.request as usize).copied();
                 self.pool
-                    .pick_with(&request, &model, time, |snapshot, _, _, _| {
+                    .pick_with(&request, MODEL, time, |snapshot, _, _, _| {
                         decision(snapshot, at, None)
                     })
             }
@@ -331,7 +318,7 @@ impl PolicyRouter {
         &mut self,
         policy: &RoutingPolicy,
         (job, class): (&EngineJob<'w>, RequestClass),
-        engines: &[Box<dyn EngineSimulator<'w> + 'w>],
+        engines: &[SimulatedEngine<'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
         if let RoutingPolicy::Gated(picks, _) = policy {
@@ -346,11 +333,10 @@ impl PolicyRouter {
         };
         self.estimate_peer_picks(now);
         let (_, ticket) = self.held.swap_remove(at);
-        let model = adapter_name(job.adapter);
         match self.pool.pick_held(
             &ticket,
-            &asked(policy, job, class, &model),
-            &model,
+            &asked(policy, job, class),
+            MODEL,
             virtual_time(now),
             &mut (),
         ) {

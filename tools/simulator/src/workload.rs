@@ -1,13 +1,10 @@
-//! Workloads: real traces, rotated and jittered by the seed, and synthetic ones. Times are at the
-//! trace's own rate; a run compresses them.
-
-use std::collections::BTreeMap;
+//! Workloads: the requests of a run.
 
 use scheduler::Rng;
 use scheduler::prefix::{BLOCK_BYTES_MIN, BLOCKS_MAX, SectionSums, block_hashes};
 
 use crate::engine::{BLOCK_TOKENS, EngineJob};
-use crate::trace::{self, ID_TOKENS, ServeGenClient, TraceRequest};
+use crate::trace::{ID_TOKENS, TraceRequest};
 
 mod closed;
 pub(crate) use closed::SESSION_BLOCK_TOKENS;
@@ -18,8 +15,6 @@ pub(crate) struct Workload {
     requests: Vec<WorkloadRequest>,
     blocks: Vec<u64>,
     hashes: Vec<u64>,
-    /// Requests a second at its own rate.
-    pub(crate) rate: f64,
     /// The class of each request; empty if there is only the default.
     classes: Vec<RequestClass>,
     /// The highest priority of a request.
@@ -42,14 +37,13 @@ pub(crate) struct RequestClass {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkloadRequest {
-    /// Arrival at the workload's own rate, ms. Of no meaning where `pause_ms` is set.
+    /// Arrival, ms. Of no meaning where `pause_ms` is set.
     pub(crate) at: f64,
     /// The time from the end of the request before it, which is of the same session, until it is
     /// sent, ms. `None` if it is sent at `at`, whatever happened to others.
     pub(crate) pause_ms: Option<f64>,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    pub(crate) adapter: u16,
     /// The first request of its session.
     pub(crate) session: u32,
     /// The place of its blocks and of its hashes: the first of them, and how many there are.
@@ -57,66 +51,8 @@ pub(crate) struct WorkloadRequest {
     hashes: (usize, usize),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WorkloadKind {
-    /// Mooncake's conversations: long prompts, a third of them seen before.
-    Conversation,
-    /// Mooncake's synthetic mix: long prompts, two thirds of them seen before.
-    PrefixHeavy,
-    /// Azure's code completion: bursts of short requests, nothing shared.
-    Code,
-    /// Azure's conversations: steady, nothing shared.
-    Chat,
-    /// 150 tenants, each with a system prompt of 5,632 tokens; every question is new.
-    Tenants,
-    /// Like `Tenants`, with five questions for each tenant, which repeat.
-    TenantsRepeated,
-    /// Like `Tenants`, with a few large tenants and many small ones.
-    TenantsZipf,
-    /// Agents: 3 to 30 turns, about a second apart. Each prompt has all earlier turns and a tool's
-    /// answer.
-    Agents,
-    /// The clients of ServeGen, each with its own bursts and lengths; nothing shared.
-    Clients,
-    /// 64 LoRA adapters, each with a system prompt of 512 tokens; a few of them get most requests.
-    Adapters,
-    /// Four assistants, each with a system prompt of 1,024 tokens: conversations of eight turns, a
-    /// second or two apart, with short replies.
-    Assistants,
-}
-
-/// Finds the sessions of a trace. Traces do not have them: a prompt that begins with all of an
-/// earlier one (except its last, incomplete id) belongs to the same session.
-#[derive(Default)]
-struct SessionCounts(BTreeMap<u64, u32>);
-
 /// Draws random numbers with the scheduler's generator.
 pub(crate) struct Sampler(Rng);
-
-// === impl SessionCounts ===
-
-impl SessionCounts {
-    /// More ids than a system prompt has.
-    const IDS_MIN: usize = 2;
-
-    /// The session of the next line: the line's own number if it continues none.
-    fn of(&mut self, line: &TraceRequest, number: u32) -> u32 {
-        let whole = line
-            .ids
-            .get(..line.prompt as usize / ID_TOKENS)
-            .unwrap_or(&line.ids);
-        let longest = whole
-            .iter()
-            .skip(Self::IDS_MIN - 1)
-            .rev()
-            .find_map(|id| self.0.get(id));
-        let session = longest.copied().unwrap_or(number);
-        if let Some(last) = whole.last().filter(|_| whole.len() >= Self::IDS_MIN) {
-            self.0.insert(*last, session);
-        }
-        session
-    }
-}
 
 // === impl RequestClass ===
 
@@ -161,123 +97,10 @@ impl Sampler {
         (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// Gamma with this shape and mean 1 (Marsaglia and Tsang).
-    fn gamma(&mut self, shape: f64) -> f64 {
-        let raised = if shape < 1.0 {
-            (1.0 - self.unit()).powf(1.0 / shape)
-        } else {
-            1.0
-        };
-        let d = if shape < 1.0 { shape + 1.0 } else { shape } - 1.0 / 3.0;
-        loop {
-            let normal = self.normal();
-            let cube = (1.0 + normal / (9.0 * d).sqrt()).powi(3);
-            if cube > 0.0
-                && (1.0 - self.unit()).ln() < 0.5 * normal * normal + d - d * cube + d * cube.ln()
-            {
-                return d * cube * raised / shape;
-            }
-        }
-    }
-
-    /// A position, drawn with probabilities in proportion to these shares.
-    fn among(&mut self, shares: &[f64]) -> usize {
-        let mut left = self.unit() * shares.iter().sum::<f64>();
-        let drawn = shares.iter().position(|share| {
-            left -= share;
-            left <= 0.0
-        });
-        drawn.unwrap_or(shares.len().saturating_sub(1))
-    }
-
     /// A whole number, log-normal with this mean and spread, within the bounds.
     pub(crate) fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1)
             as u32
-    }
-}
-
-// === impl WorkloadKind ===
-
-impl WorkloadKind {
-    pub(crate) const MAIN: [Self; 5] = [
-        Self::Conversation,
-        Self::PrefixHeavy,
-        Self::Code,
-        Self::Chat,
-        Self::Tenants,
-    ];
-    pub(crate) const FURTHER: [Self; 5] = [
-        Self::TenantsRepeated,
-        Self::TenantsZipf,
-        Self::Agents,
-        Self::Assistants,
-        Self::Clients,
-    ];
-
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
-        Self::MAIN
-            .into_iter()
-            .chain(Self::FURTHER)
-            .chain([Self::Adapters])
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Conversation => "conversation",
-            Self::PrefixHeavy => "prefix-heavy",
-            Self::Code => "code",
-            Self::Chat => "chat",
-            Self::Tenants => "tenants",
-            Self::TenantsRepeated => "tenants-repeated",
-            Self::TenantsZipf => "tenants-zipf",
-            Self::Agents => "agents",
-            Self::Assistants => "assistants",
-            Self::Clients => "clients",
-            Self::Adapters => "adapters",
-        }
-    }
-
-    /// The highest rate that eight Llama 8B engines on H100 sustain under any policy, requests a
-    /// second. Loads are shares of it. A rate is sustained if the median TTFT of the last 30 % of
-    /// arrivals stays under 5 s.
-    pub(crate) fn capacity(self) -> f64 {
-        match self {
-            Self::Conversation => 12.6,
-            Self::PrefixHeavy => 18.0,
-            Self::Code => 182.0,
-            Self::Chat => 209.0,
-            Self::Tenants | Self::TenantsRepeated | Self::TenantsZipf => 18.7,
-            Self::Agents => 60.0,
-            Self::Assistants => 570.0,
-            Self::Clients => 1_900.0,
-            Self::Adapters => 200.0,
-        }
-    }
-
-    pub(crate) fn load(self, seed: u64) -> Result<Workload, String> {
-        let dice = &mut Sampler::seeded(mix(seed, self as u64 + 1));
-        let lines = match self {
-            Self::Conversation => {
-                let mut lines = trace::mooncake("conversation")?;
-                // The trace's clock ticks every 3 s.
-                lines
-                    .iter_mut()
-                    .for_each(|line| line.at += dice.unit() * 3_000.0);
-                rotated(lines, dice)
-            }
-            Self::PrefixHeavy => rotated(trace::mooncake("synthetic")?, dice),
-            Self::Code => copies(&trace::azure("code")?, 6, dice),
-            Self::Chat => copies(&trace::azure("conv")?, 2, dice),
-            Self::Tenants => tenants(None, 0.0, dice),
-            Self::TenantsRepeated => tenants(Some(5), 0.0, dice),
-            Self::TenantsZipf => tenants(None, 1.0, dice),
-            Self::Agents => agents(dice),
-            Self::Assistants => assistants(dice),
-            Self::Clients => clients(&trace::servegen()?, dice),
-            Self::Adapters => adapters(dice),
-        };
-        Ok(Workload::of(&lines))
     }
 }
 
@@ -288,7 +111,6 @@ impl Workload {
         let mut requests = Vec::with_capacity(lines.len());
         let mut blocks = Vec::new();
         let mut hashes = Vec::new();
-        let mut sessions = SessionCounts::default();
         let start = lines.first().map_or(0.0, |line| line.at);
         for (number, line) in lines.iter().enumerate() {
             let first_block = blocks.len();
@@ -300,34 +122,25 @@ impl Workload {
             blocks.extend((0..line.prompt as usize / BLOCK_TOKENS).map(content));
             hash(line.prompt as usize, content, &mut hashes);
             let TraceRequest {
-                at,
-                prompt,
-                output,
-                adapter,
-                ..
+                at, prompt, output, ..
             } = *line;
             let blocks = (first_block, blocks.len() - first_block);
             let hashes = (first_hash, hashes.len() - first_hash);
-            let session = sessions.of(line, number as u32);
             requests.push(WorkloadRequest {
                 at: at - start,
                 pause_ms: None,
                 prompt,
                 output,
-                adapter,
-                session,
+                session: number as u32,
                 blocks,
                 hashes,
             });
         }
-        let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
-        let rate = requests.len().saturating_sub(1) as f64 / span_s;
         let highest_priority = RequestClass::default().priority;
         Self {
             requests,
             blocks,
             hashes,
-            rate,
             classes: Vec::new(),
             highest_priority,
             is_closed: false,
@@ -370,7 +183,6 @@ impl Workload {
         let WorkloadRequest {
             prompt,
             output,
-            adapter,
             blocks,
             hashes,
             ..
@@ -383,7 +195,6 @@ impl Workload {
             output,
             blocks,
             hashes,
-            adapter,
             prefilled: false,
         })
     }
@@ -411,216 +222,9 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
     rng.next_u64() | 1
 }
 
-fn in_order(mut lines: Vec<TraceRequest>) -> Vec<TraceRequest> {
-    lines.sort_by(|a, b| a.at.total_cmp(&b.at));
-    lines
-}
-
-/// The trace from a random place on; the part before that place follows its end.
-fn rotated(mut lines: Vec<TraceRequest>, dice: &mut Sampler) -> Vec<TraceRequest> {
-    let (first, last) = lines
-        .iter()
-        .fold((f64::INFINITY, 0.0_f64), |(first, last), line| {
-            (first.min(line.at), last.max(line.at))
-        });
-    let span = last - first + 1_000.0;
-    let shift = dice.unit() * span;
-    lines
-        .iter_mut()
-        .for_each(|line| line.at = (line.at - first + shift) % span);
-    in_order(lines)
-}
-
-/// Several copies of a trace, each from another place on. They share no prompt.
-fn copies(lines: &[TraceRequest], count: usize, dice: &mut Sampler) -> Vec<TraceRequest> {
-    in_order(
-        (0..count)
-            .flat_map(|_| rotated(lines.to_vec(), dice))
-            .collect(),
-    )
-}
-
-/// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output,
-/// Poisson arrivals. `questions` is the number of different questions of a tenant.
-fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
-    const TENANTS: usize = 150;
-    const REQUESTS: u64 = 12_000;
-    let shares = zipf_shares(TENANTS, zipf);
-    let mut at = 0.0;
-    let line = |number: u64| {
-        at += dice.exponential() * 1e3;
-        let tenant = dice.among(&shares) as u64;
-        let question = questions.map_or(1_000_000 + number, |count| {
-            tenant * 1_000 + dice.below(count) as u64
-        });
-        let output = dice.tokens(1_000.0, 0.3, (50.0, 4_000.0));
-        let system = (0..11).map(|id| 10_000_000 + tenant * 64 + id);
-        TraceRequest {
-            at,
-            prompt: 7_200,
-            output,
-            ids: system
-                .chain((0..4).map(|id| 1_000_000_000 + question * 64 + id))
-                .collect(),
-            adapter: 0,
-        }
-    };
-    (0..REQUESTS).map(line).collect()
-}
-
-/// The weight of each of `count`, in falling order; equal weights if `zipf` is 0.
-fn zipf_shares(count: usize, zipf: f64) -> Vec<f64> {
-    (1..=count).map(|rank| (rank as f64).powf(-zipf)).collect()
-}
-
-/// Poisson arrivals; the adapter of each by Zipf's law. Prompts of about 1,500 tokens; a third of
-/// them are the adapter's system prompt.
-fn adapters(dice: &mut Sampler) -> Vec<TraceRequest> {
-    const REQUESTS: u64 = 12_000;
-    let shares = zipf_shares(64, 1.0);
-    let mut at = 0.0;
-    let line = |number: u64| {
-        at += dice.exponential() * 1e3;
-        let adapter = dice.among(&shares) as u64 + 1;
-        let prompt = ID_TOKENS as u32 + dice.tokens(1_000.0, 0.8, (20.0, 8_000.0));
-        let own =
-            (1..u64::from(prompt).div_ceil(ID_TOKENS as u64)).map(|id| (number + 1) << 20 | id);
-        let ids = std::iter::once(adapter).chain(own).collect();
-        TraceRequest {
-            at,
-            prompt,
-            output: dice.tokens(200.0, 0.6, (10.0, 1_000.0)),
-            ids,
-            adapter: adapter as u16,
-        }
-    };
-    (0..REQUESTS).map(line).collect()
-}
-
-/// The requests of every client: in each window as many as its rate says, with Gamma-distributed
-/// gaps. They are thinned to about 60,000 in all.
-fn clients(clients: &[ServeGenClient], dice: &mut Sampler) -> Vec<TraceRequest> {
-    const REQUESTS: f64 = 60_000.0;
-    const WINDOW_MS: f64 = 600_000.0;
-    let all: f64 = clients
-        .iter()
-        .flat_map(|client| &client.windows)
-        .map(|[rate, _]| rate * WINDOW_MS / 1e3)
-        .sum();
-    let mut lines = Vec::new();
-    for client in clients {
-        let drawn = |quantiles: &[u32], dice: &mut Sampler| {
-            quantiles
-                .get(dice.below(quantiles.len()))
-                .copied()
-                .unwrap_or(1)
-                .max(1)
-        };
-        // The time from the window's beginning to the next request, in units of the mean gap.
-        let mut ahead = dice.unit();
-        for (number, &[rate, spread]) in client.windows.iter().enumerate() {
-            let count = rate * WINDOW_MS / 1e3 / all * REQUESTS;
-            while ahead < count {
-                let at = (number as f64 + ahead / count) * WINDOW_MS;
-                let prompt = drawn(&client.prompt, dice);
-                let output = drawn(&client.output, dice);
-                lines.push(TraceRequest {
-                    at,
-                    prompt,
-                    output,
-                    ..TraceRequest::default()
-                });
-                ahead += dice.gamma(1.0 / spread.clamp(0.1, 10.0).powi(2));
-            }
-            ahead -= count;
-        }
-    }
-    in_order(lines)
-}
-
-/// Sessions with random arrivals. The prompt of a turn has all earlier turns; the next turn comes
-/// when a tool has run.
-fn agents(dice: &mut Sampler) -> Vec<TraceRequest> {
-    const SESSIONS: u64 = 1_200;
-    let mut lines = Vec::new();
-    let mut begins = 0.0;
-    for session in 0..SESSIONS {
-        begins += dice.exponential() * 4_000.0;
-        let mut at = begins;
-        let mut prompt = f64::from(dice.tokens(6_000.0, 0.8, (1_000.0, 40_000.0)));
-        for _ in 0..3 + dice.below(28) {
-            let output = dice.tokens(250.0, 0.7, (20.0, 2_000.0));
-            let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64))
-                .map(|id| (session + 1) << 20 | id)
-                .collect();
-            lines.push(TraceRequest {
-                at,
-                prompt: prompt as u32,
-                output,
-                ids,
-                adapter: 0,
-            });
-            prompt =
-                (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0))))
-                    .min(120_000.0);
-            at += 2_000.0 + f64::from(output) * 12.0 + dice.exponential() * 3_000.0;
-        }
-    }
-    in_order(lines)
-}
-
-/// The prompt of each turn has all earlier turns and 512 tokens more. Conversations begin so often
-/// that 120 are in progress at a time.
-fn assistants(dice: &mut Sampler) -> Vec<TraceRequest> {
-    const CONVERSATIONS: u64 = 2_000;
-    const TURNS: u64 = 8;
-    const APART_MS: f64 = 1_500.0;
-    let mut lines = Vec::new();
-    let mut begins = 0.0;
-    for conversation in 0..CONVERSATIONS {
-        begins += dice.exponential() * TURNS as f64 * APART_MS / 120.0;
-        let mut at = begins;
-        let assistant = dice.below(4) as u64;
-        for turn in 1..=TURNS {
-            let said = (0..turn).map(|turn| (conversation + 1) << 20 | turn);
-            let ids: Vec<u64> = [2 * assistant, 2 * assistant + 1]
-                .into_iter()
-                .chain(said)
-                .collect();
-            let output = 16 + dice.below(32) as u32;
-            lines.push(TraceRequest {
-                at,
-                prompt: (ids.len() * ID_TOKENS) as u32,
-                output,
-                ids,
-                adapter: 0,
-            });
-            at += APART_MS * (2.0 / 3.0 + dice.unit() * 2.0 / 3.0);
-        }
-    }
-    in_order(lines)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_seed_is_a_workload_and_another_is_another() {
-        for kind in WorkloadKind::all() {
-            let times = |seed| {
-                kind.load(seed)
-                    .unwrap()
-                    .requests()
-                    .iter()
-                    .map(|request| request.at)
-                    .collect::<Vec<_>>()
-            };
-            let once = times(1);
-            assert!(once == times(1) && once != times(2), "{}", kind.name());
-            assert!(once.is_sorted() && once[0] == 0.0);
-        }
-    }
 
     #[test]
     fn blocks_share_what_ids_share() {
@@ -643,30 +247,6 @@ mod tests {
             (blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)),
             (15, 8, 0, 0)
         );
-    }
-
-    #[test]
-    fn a_prompt_that_repeats_all_of_an_earlier_one_continues_its_session() {
-        let of = |prompt, ids: &[u64]| TraceRequest {
-            prompt,
-            output: 1,
-            ids: ids.to_vec(),
-            ..TraceRequest::default()
-        };
-        let lines = [
-            of(1_600, &[1, 2, 3, 4]),
-            of(1_600, &[1, 2, 5, 6]),
-            of(2_700, &[1, 2, 3, 7, 8, 9]),
-            of(3_000, &[1, 2, 3, 7, 8, 10]),
-            of(600, &[1, 11]),
-            of(1_100, &[1, 12, 13]),
-        ];
-        let sessions: Vec<u32> = Workload::of(&lines)
-            .requests()
-            .iter()
-            .map(|request| request.session)
-            .collect();
-        assert_eq!(sessions, [0, 1, 0, 0, 4, 5]);
     }
 
     #[test]
@@ -699,22 +279,5 @@ mod tests {
                 .all(|(a, b)| *a != b),
             "once apart, apart for ever"
         );
-    }
-
-    #[test]
-    fn gamma_draws_have_mean_one_and_the_requested_spread() {
-        for spread in [0.3, 1.0, 2.0] {
-            let dice = &mut Sampler::seeded(3);
-            let drawn: Vec<f64> = (0..40_000)
-                .map(|_| dice.gamma(1.0 / (spread * spread)))
-                .collect();
-            let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
-            let variance =
-                drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
-            assert!(
-                (mean - 1.0).abs() < 0.05 && (variance.sqrt() / spread - 1.0).abs() < 0.08,
-                "{spread}: {mean} {variance}"
-            );
-        }
     }
 }

@@ -16,17 +16,19 @@ mod held;
 mod room;
 mod scrape;
 mod setting;
+mod sharing;
+mod steps;
 #[cfg(test)]
 mod tests;
 use change::PoolChange;
 use endpoints::endpoint;
 use scrape::{EngineState, idle_states};
-pub(crate) use setting::{EngineModel, Failover, PoolSetting, SettingChange, SharingMode};
+pub(crate) use setting::{Failover, PoolSetting, SettingChange, SharingMode};
 
 use pool_state::LedgerHold;
 use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Pipeline, Snapshot, Version};
 
-use crate::engine::{EngineJob, EngineSimulator, StepEvent};
+use crate::engine::{EngineJob, SimulatedEngine};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
@@ -118,7 +120,7 @@ struct Simulation<'w> {
     setting: &'w PoolSetting,
     workload: &'w Workload,
     policy: &'w RoutingPolicy,
-    engines: Vec<Box<dyn EngineSimulator<'w> + 'w>>,
+    engines: Vec<SimulatedEngine<'w>>,
     states: Vec<EngineState>,
     routers: Vec<PolicyRouter>,
     snapshot: Snapshot,
@@ -131,19 +133,10 @@ struct Simulation<'w> {
     events: EventQueue<WorldEvent>,
 }
 
-/// Steps of an engine between two updates of the ledgers with its output: about a tenth of a
-/// second.
-const PROGRESS_STEPS: u64 = 16;
-
-/// The time to transfer a prompt's KV to another engine, ms, and for each token of it: 128 KiB at
-/// 50 GB/s.
-const TRANSFER_MS: f64 = 1.0;
-const TRANSFER_TOKEN_MS: f64 = 0.0026;
-
 /// How long clients of closed sessions wait, ms; the times of a request that failed.
 pub(crate) const FAILED_MS: f64 = 60_000.0;
 
-/// Runs a workload at `rate` requests a second to its end. Returns the outcome of each request, in
+/// Runs a workload to its end. Returns the outcome of each request, in
 /// the order of the workload.
 ///
 /// # Errors
@@ -151,19 +144,18 @@ pub(crate) const FAILED_MS: f64 = 60_000.0;
 /// setting requires.
 pub(crate) fn run(
     workload: &Workload,
-    rate: f64,
     policy: &RoutingPolicy,
     setting: &PoolSetting,
     seed: u64,
 ) -> Result<Vec<RequestOutcome>, String> {
     if let RoutingPolicy::Clairvoyant = policy {
-        let plan = clairvoyant::plan(workload, rate, setting, seed)?;
-        return run(workload, rate, &RoutingPolicy::Planned(plan), setting, seed);
+        let plan = clairvoyant::plan(workload, setting, seed)?;
+        return run(workload, &RoutingPolicy::Planned(plan), setting, seed);
     }
     let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?)
         .map_err(|error| error.to_string())?;
     let mut world = Simulation::new(workload, policy, setting, pipeline, seed)?;
-    world.play(workload.rate / rate, &mut Sampler::seeded(seed ^ 0x5eed))?;
+    world.play(&mut Sampler::seeded(seed ^ 0x5eed))?;
     Ok(world.records)
 }
 
@@ -196,10 +188,7 @@ impl<'w> Simulation<'w> {
             setting,
             workload,
             policy,
-            engines: setting
-                .specs()
-                .map(|spec| setting.model.engine(spec))
-                .collect::<Result<_, _>>()?,
+            engines: setting.specs().map(SimulatedEngine::new).collect(),
             states: vec![EngineState::default(); count],
             routers: (0..setting.proxies).map(router).collect(),
             snapshot,
@@ -216,12 +205,12 @@ impl<'w> Simulation<'w> {
         Ok(world)
     }
 
-    fn play(&mut self, stretch: f64, dice: &mut Sampler) -> Result<(), String> {
-        let arrivals = self.arrivals(stretch);
+    fn play(&mut self, dice: &mut Sampler) -> Result<(), String> {
+        let arrivals = self.arrivals();
         if self.setting.scrape_ms > 0.0 {
             self.events.plan(0.0, WorldEvent::Scrape);
         }
-        self.plan_changes(&arrivals);
+        self.plan_changes();
         let mut next = 0;
         let mut left = self.workload.requests().len();
         let mut events = Vec::new();
@@ -238,11 +227,11 @@ impl<'w> Simulation<'w> {
             }
             let now = match self.events.next()? {
                 (now, WorldEvent::StepEnds { engine }) => {
-                    left -= self.step_ends(engine, now, &mut events)?;
+                    left -= self.step_ends(engine, now, &mut events);
                     now
                 }
                 (now, other) => {
-                    left -= self.happens(other, now)?;
+                    left -= self.handle(other, now)?;
                     now
                 }
             };
@@ -252,14 +241,14 @@ impl<'w> Simulation<'w> {
         Ok(())
     }
 
-    /// Returns how many requests ended with it.
-    fn happens(&mut self, what: WorldEvent, now: f64) -> Result<usize, String> {
-        match what {
+    /// Returns how many requests ended with the event.
+    fn handle(&mut self, event: WorldEvent, now: f64) -> Result<usize, String> {
+        match event {
             WorldEvent::Arrives { request, engine } => {
                 let job = self.job_at(request, engine).filter(|_| self.is_up(engine));
                 if let (Some(job), Some(at)) = (job, self.engines.get_mut(engine)) {
-                    at.submit(job, now)?;
-                    self.start_step(engine, now)?;
+                    at.submit(job);
+                    self.start_step(engine, now);
                 }
             }
             WorldEvent::StepEnds { .. } => {}
@@ -342,7 +331,7 @@ impl<'w> Simulation<'w> {
             };
         }
         match picked {
-            Some(picked) => self.goes(job, proxy, picked, now),
+            Some(picked) => self.dispatch(job, proxy, picked, now),
             None if self.policy.gate().is_some() => self.release(now),
             None => {
                 self.publish(proxy, now);
@@ -352,7 +341,7 @@ impl<'w> Simulation<'w> {
     }
 
     /// Sends a request to the engine that was picked.
-    fn goes(
+    fn dispatch(
         &mut self,
         job: EngineJob<'w>,
         proxy: usize,
@@ -424,231 +413,6 @@ impl<'w> Simulation<'w> {
             },
         );
         Ok(())
-    }
-
-    /// Publishes the changes of `proxy` to the other proxies. With flow control, the end of a
-    /// request and the next one in its room are one change: a proxy sends what changed in 5 ms.
-    fn publish(&mut self, proxy: usize, now: f64) {
-        match self.routers.get_mut(proxy).filter(|_| self.policy.holds()) {
-            Some(router) => router.publishes = true,
-            None => self.publish_now(proxy, now),
-        }
-    }
-
-    /// Publishes what waits for the end of this moment.
-    fn publish_all(&mut self, now: f64) {
-        for proxy in 0..self.routers.len() {
-            if self
-                .routers
-                .get_mut(proxy)
-                .is_some_and(|router| std::mem::take(&mut router.publishes))
-            {
-                self.publish_now(proxy, now);
-            }
-        }
-    }
-
-    fn publish_now(&mut self, proxy: usize, now: f64) {
-        let (SharingMode::After(delay), Some(router)) =
-            (self.setting.sharing, self.routers.get_mut(proxy))
-        else {
-            return;
-        };
-        let update = router.publish(now);
-        self.events.plan(
-            now + delay,
-            WorldEvent::Published {
-                from: proxy,
-                update,
-            },
-        );
-    }
-
-    fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
-        let Some(engine) = self
-            .engines
-            .get_mut(at)
-            .filter(|engine| engine.busy_until().is_none())
-        else {
-            return Ok(());
-        };
-        let records = &mut self.records;
-        let ends = engine.start(now, &mut |request, cached| {
-            if let Some(record) = records.get_mut(request as usize) {
-                record.cached = record.cached.max(cached);
-            }
-        })?;
-        if let Some(state) = self.states.get_mut(at) {
-            state.left_waiting = engine.counts().0;
-        }
-        if let Some(ends) = ends {
-            self.events.plan(ends, WorldEvent::StepEnds { engine: at });
-        }
-        Ok(())
-    }
-
-    /// Ends an engine's step. Returns how many requests ended with it.
-    fn step_ends(
-        &mut self,
-        at: usize,
-        now: f64,
-        events: &mut Vec<StepEvent>,
-    ) -> Result<usize, String> {
-        let Some(engine) = self.engines.get_mut(at) else {
-            return Ok(0);
-        };
-        engine.end(events)?;
-        let mut ended = 0;
-        for event in events.drain(..) {
-            match event {
-                StepEvent::First(request) if self.prefills(request, at) => {}
-                StepEvent::Done(request) if self.prefills(request, at) => {
-                    self.prefilled(request, now);
-                }
-                StepEvent::First(request) => self.first_token(at, request, now),
-                StepEvent::Done(request) => {
-                    self.done(request, now);
-                    ended += 1;
-                }
-            }
-        }
-        let steps = self.states.get_mut(at).map_or(0, |state| {
-            state.steps_made += 1;
-            state.steps_made
-        });
-        if steps.is_multiple_of(PROGRESS_STEPS) {
-            self.progress(at, now);
-        }
-        self.start_step(at, now)?;
-        if steps.is_multiple_of(PROGRESS_STEPS) {
-            self.gap(at, now);
-        }
-        Ok(ended)
-    }
-
-    /// Whether this engine computes only the request's prompt.
-    fn prefills(&self, request: u32, engine: usize) -> bool {
-        let flight = self
-            .in_flight
-            .get(request as usize)
-            .and_then(Option::as_ref);
-        flight
-            .is_some_and(|flight| matches!(flight.prompt, PrefillLocation::At(at) if at == engine))
-    }
-
-    /// The prompt was computed by another engine; its KV goes to the engine that decodes.
-    fn prefilled(&mut self, request: u32, now: f64) {
-        let (Some(job), Some(Some(flight))) = (
-            self.workload.job(request),
-            self.in_flight.get_mut(request as usize),
-        ) else {
-            return;
-        };
-        let proxy = flight.proxy;
-        let at = flight.at;
-        if let PrefillLocation::At(prefiller) = flight.prompt {
-            flight.prompt = PrefillLocation::Transferred(prefiller);
-        }
-        if let Some(router) = self.routers.get_mut(proxy) {
-            router.prefill_done(&mut flight.hold);
-        }
-        let arrives = now + TRANSFER_MS + TRANSFER_TOKEN_MS * f64::from(job.prompt);
-        self.events.plan(
-            arrives,
-            WorldEvent::Arrives {
-                request,
-                engine: at,
-            },
-        );
-        self.publish(proxy, now);
-    }
-
-    fn first_token(&mut self, at: usize, request: u32, now: f64) {
-        let Some(record) = self.records.get_mut(request as usize) else {
-            return;
-        };
-        record.ttft = now - record.at;
-        let prompt = self.workload.job(request).map_or(record.prompt, |job| {
-            self.policy
-                .prompt_tokens(&job, self.workload.class(request))
-        });
-        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
-            return;
-        };
-        flight.published = 1;
-        let proxy = flight.proxy;
-        let prefiller = if let PrefillLocation::Transferred(from) = flight.prompt {
-            from
-        } else {
-            at
-        };
-        // As in a proxy: the first token shows when the engine that computes the prompt is done.
-        self.learning
-            .first_token(prefiller, self.endpoint(prefiller), request, now);
-        let Some(Some(flight)) = self.in_flight.get_mut(request as usize) else {
-            return;
-        };
-        if let Some(router) = self.routers.get_mut(proxy) {
-            router.first_token(&mut flight.hold, prompt, now);
-        }
-        self.publish(proxy, now);
-    }
-
-    fn done(&mut self, request: u32, now: f64) {
-        if let Some(record) = self.records.get_mut(request as usize) {
-            record.e2e = now - record.at;
-            self.learning.output(record.output);
-        }
-        let Some(SimulatedRequest { hold, proxy, .. }) = self
-            .in_flight
-            .get_mut(request as usize)
-            .and_then(Option::take)
-        else {
-            return;
-        };
-        let job = self.workload.job(request);
-        let record = self.records.get(request as usize);
-        if let (Some(router), Some(job), Some(record)) = (self.routers.get_mut(proxy), job, record)
-        {
-            router.done(hold, &job, record.cached, now);
-        }
-        self.publish(proxy, now);
-        self.plan_next_turn(request, now);
-    }
-
-    /// Updates the ledgers with the output of an engine's streams. (A proxy counts every token at
-    /// once; others learn of them with the next load report.)
-    fn progress(&mut self, at: usize, now: f64) {
-        let Some(engine) = self.engines.get(at) else {
-            return;
-        };
-        let in_flight = &mut self.in_flight;
-        let routers = &mut self.routers;
-        engine.progress(&mut |request, generated| {
-            if let Some(Some(flight)) = in_flight.get_mut(request as usize)
-                && let Some(router) = routers.get_mut(flight.proxy)
-                && flight.at == at
-                && generated > flight.published
-            {
-                router.output(&mut flight.hold, generated - flight.published, now);
-                flight.published = generated;
-            }
-        });
-    }
-
-    /// Learns from the next gap between tokens of an engine's streams, with the engine's load as
-    /// the proxy that has most requests there knows it.
-    fn gap(&mut self, at: usize, now: f64) {
-        let (Some(engine), Some(endpoint)) = (self.engines.get(at), self.endpoint(at)) else {
-            return;
-        };
-        let Some(ends) = engine.busy_until() else {
-            return;
-        };
-        let loads = self.routers.iter().map(|router| router.load(endpoint));
-        if let Some(load) = loads.max_by_key(|load| load.requests) {
-            self.learning.gap(at, endpoint, load, ends - now);
-        }
     }
 
     fn endpoint(&self, at: usize) -> Option<EndpointRef> {

@@ -1,13 +1,17 @@
 //! The scenarios of the campaign: their requests and engines.
 
 use crate::hardware::LLAMA_8B_H100;
-use crate::trace::{self, ID_TOKENS, TraceRequest};
-use crate::workload::{RequestClass, Sampler, WorkloadKind};
+use crate::trace::{ID_TOKENS, TraceRequest, azure_conversations};
+use crate::workload::{RequestClass, Sampler};
 use crate::world::PoolSetting;
 
 /// A batch wave lasts for 8 of every 20 s.
-pub(super) const WAVE_S: f64 = 20.0;
-pub(super) const WAVE_ON_S: f64 = 8.0;
+const WAVE_S: f64 = 20.0;
+const WAVE_ON_S: f64 = 8.0;
+
+/// The rate of chat that eight engines sustain, requests a second. A rate is sustained if the
+/// median TTFT of the last 30 % of arrivals stays under 5 s.
+const CHAT_CAPACITY: f64 = 209.0;
 
 /// The share of capacity that chat takes, and a tenant below its share.
 const CHAT_LOAD: f64 = 0.5;
@@ -282,8 +286,8 @@ impl FlowScenario {
 
 /// Chat for engines with this share of the capacity of eight fast ones.
 fn chat(capacity: f64, seconds: f64, dice: &mut Sampler) -> Result<Vec<TraceRequest>, String> {
-    let chat = trace::azure("conv")?;
-    let rate = CHAT_LOAD * WorkloadKind::Chat.capacity() * capacity;
+    let chat = azure_conversations()?;
+    let rate = CHAT_LOAD * CHAT_CAPACITY * capacity;
     let mut at = 0.0;
     let mut lines = Vec::new();
     while at < seconds * 1e3 {

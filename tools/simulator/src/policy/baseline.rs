@@ -6,27 +6,17 @@ use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot}
 
 use super::gateway::{self, PolicyMemory};
 use super::greedy_cost;
-use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
-use crate::workload::mix;
+use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
 
 /// A policy that picks without the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BaselinePolicy {
     RoundRobin,
-    /// The fewest requests in flight.
-    LeastRequest,
-    /// The endpoint with fewer requests in flight of two random ones.
-    TwoChoices,
     /// (Uncached tokens waiting + those of the request) x (requests in flight + 1): OSDI'26.
     LMetric,
-    /// Uncached tokens of the request x (requests in flight + 1): the same paper's first form.
-    LMetricNew,
     /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0. Where engines
     /// have roles, blocks to prefill among those that prefill, and blocks in use among the others.
     Dynamo,
-    /// Consistent hashing with bounded loads (factor 1.25, 128 places a replica) on the first 1,024
-    /// tokens.
-    Chwbl,
     /// SGLang's gateway 1.13, policy `cache_aware`: see [`gateway`].
     Smg,
     /// vllm-router 0.1.17, policy `cache_aware`: see [`gateway`].
@@ -41,16 +31,12 @@ pub(crate) struct PolicyView<'a, 'w> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) local: LocalState<'a>,
     pub(crate) job: &'a EngineJob<'w>,
-    pub(crate) engines: &'a [Box<dyn EngineSimulator<'w> + 'w>],
+    pub(crate) engines: &'a [SimulatedEngine<'w>],
     /// Virtual time, ms.
     pub(crate) now: f64,
     /// The number of the pick.
     pub(crate) turn: usize,
 }
-
-const CHWBL_HEAD_BLOCKS: usize = 16;
-const CHWBL_FACTOR: f64 = 1.25;
-const CHWBL_PLACES: u64 = 128;
 
 // === impl BaselinePolicy ===
 
@@ -58,12 +44,8 @@ impl BaselinePolicy {
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "round-robin" => Self::RoundRobin,
-            "least-request" => Self::LeastRequest,
-            "p2c" => Self::TwoChoices,
             "lmetric" => Self::LMetric,
-            "lmetric-new" => Self::LMetricNew,
             "dynamo" => Self::Dynamo,
-            "chwbl" => Self::Chwbl,
             "smg" => Self::Smg,
             "vllm-router" => Self::VllmRouter,
             "oracle" => Self::Oracle,
@@ -94,20 +76,10 @@ impl BaselinePolicy {
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
             Self::RoundRobin => ready.get(view.turn % ready.len().max(1)).copied(),
-            Self::LeastRequest => lowest(&|at| view.requests(at), rng),
-            Self::TwoChoices => {
-                let one = rng.below(ready.len());
-                let other =
-                    (one + 1 + rng.below(ready.len().saturating_sub(1))) % ready.len().max(1);
-                let pair = [ready.get(one).copied()?, ready.get(other).copied()?];
-                pair.into_iter()
-                    .min_by(|a, b| view.requests(*a).total_cmp(&view.requests(*b)))
-            }
             Self::LMetric => lowest(
                 &|at| (view.waiting(at) + view.uncached(at)) * (view.requests(at) + 1.0),
                 rng,
             ),
-            Self::LMetricNew => lowest(&|at| view.uncached(at) * (view.requests(at) + 1.0), rng),
             // Prefixes cached where others prefill save nothing.
             Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
             Self::Dynamo => lowest(
@@ -119,7 +91,6 @@ impl BaselinePolicy {
                 },
                 rng,
             ),
-            Self::Chwbl => chwbl(view, &ready),
             Self::Smg => memory.pick_smg(view, &ready, rng),
             Self::VllmRouter => gateway::pick_vllm_router(view, &ready),
             Self::Oracle => lowest(&|at| view.greedy_cost(at), rng),
@@ -181,7 +152,7 @@ impl PolicyView<'_, '_> {
     }
 
     fn greedy_cost(&self, at: usize) -> f64 {
-        let engine = self.engines.get(at).map(AsRef::as_ref);
+        let engine = self.engines.get(at);
         engine.map_or(f64::INFINITY, |engine| {
             greedy_cost(engine, self.job, self.requests(at), self.now)
         })
@@ -211,23 +182,4 @@ pub(super) fn lowest(
     costs
         .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
         .map(|(_, _, at)| at)
-}
-
-/// Walks a ring of places clockwise from the hash of the prompt's head to the first replica whose
-/// load is below the bound.
-fn chwbl(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
-    let hashes = view.job.hashes;
-    let head = hashes
-        .get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1))
-        .copied();
-    let hash = head.unwrap_or_else(|| mix(u64::from(view.job.request), 5));
-    let all: f64 = ready.iter().map(|&at| view.requests(at)).sum::<f64>() + 1.0;
-    let bound = (all / ready.len() as f64 * CHWBL_FACTOR).ceil();
-    let places = ready
-        .iter()
-        .filter(|&&at| view.requests(at) < bound)
-        .flat_map(|&at| (0..CHWBL_PLACES).map(move |place| (at, place)));
-    places
-        .min_by_key(|&(at, place)| mix(at as u64 + 1, place).wrapping_sub(hash))
-        .map(|(at, _)| at)
 }

@@ -4,7 +4,7 @@
 //! soonest. It does not know later arrivals, so it is no bound: a policy that leaves room for them
 //! can beat it. The policy that knows them is [`crate::world::clairvoyant`].
 
-use crate::engine::{EngineInternals, EngineJob, EngineSimulator};
+use crate::engine::{EngineInternals, EngineJob, SimulatedEngine};
 
 /// The times of first tokens and of ends, which count alike, in ms: those of the request and those
 /// of the others.
@@ -32,7 +32,7 @@ struct DecodingSequence {
 }
 
 struct Rollout<'e, 'w> {
-    engine: &'e dyn EngineSimulator<'w>,
+    engine: &'e SimulatedEngine<'w>,
     now: f64,
     step: f64,
     /// In falling order of the end.
@@ -46,7 +46,7 @@ const BATCH_WEIGHT: f64 = 0.5;
 
 /// The greedy cost of a request at `now` at an engine with so many requests, ms.
 pub(crate) fn greedy_cost<'w>(
-    engine: &dyn EngineSimulator<'w>,
+    engine: &SimulatedEngine<'w>,
     job: &EngineJob<'w>,
     requests: f64,
     now: f64,
@@ -69,7 +69,7 @@ pub(crate) fn greedy_cost<'w>(
 }
 
 impl<'e, 'w> Rollout<'e, 'w> {
-    fn start(engine: &'e dyn EngineSimulator<'w>, now: f64, inside: &EngineInternals) -> Self {
+    fn start(engine: &'e SimulatedEngine<'w>, now: f64, inside: &EngineInternals) -> Self {
         let mut decoding: Vec<DecodingSequence> = inside
             .decodes
             .iter()

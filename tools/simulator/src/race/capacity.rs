@@ -12,7 +12,7 @@ use std::io::Write;
 use race_cells::{CellEngines, RaceWorkload};
 
 use super::setting;
-use crate::grid::parallel;
+use crate::parallel::parallel;
 use crate::policy::RoutingPolicy;
 use crate::workload::{SESSION_BLOCK_TOKENS, Workload};
 use crate::world::{self, RequestOutcome};
@@ -91,7 +91,7 @@ impl RateOutcome {
         seed: u64,
     ) -> Result<Self, String> {
         let played = Workload::of_sessions(&workload.sessions(seed, per_s, ARRIVALS_S));
-        let outcomes = world::run(&played, played.rate, policy, &setting(ENGINES), seed)?;
+        let outcomes = world::run(&played, policy, &setting(ENGINES), seed)?;
         let spans = SessionSpan::all(&played, &outcomes);
         let mean = |window: [f64; 2]| {
             spans.iter().map(|span| span.live_s(window)).sum::<f64>() / (window[1] - window[0])

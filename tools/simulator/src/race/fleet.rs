@@ -9,7 +9,7 @@ use race_cells::{CellEngines, RaceWorkload};
 
 use super::row::by_engine;
 use super::{SHARING_MS, policy_of, setting};
-use crate::grid::parallel;
+use crate::parallel::parallel;
 use crate::workload::{SESSION_BLOCK_TOKENS, Workload};
 use crate::world::{self, PoolSetting, RequestOutcome, SharingMode};
 
@@ -75,7 +75,7 @@ impl RaceFleet {
             sharing,
             ..setting(engines)
         };
-        let outcomes = world::run(workload, workload.rate, &policy_of(router)?, &setting, seed)?;
+        let outcomes = world::run(workload, &policy_of(router)?, &setting, seed)?;
         Ok(FleetFigures::of(workload, &outcomes, self.engines))
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::row::{RaceRow, split};
 use super::{cell_setting, policy_of};
-use crate::grid::parallel;
+use crate::parallel::parallel;
+use crate::results;
 use crate::workload::{Workload, mix};
 use crate::world::{self, RequestOutcome};
 
@@ -95,22 +96,10 @@ pub(super) fn run(plan: &RacePlan<'_>, threads: usize, file: &Path) -> Result<()
             }
         }
     }
-    write(
+    results::write(
         file,
         &json!({ "seeds": plan.seeds, "repeats": plan.repeats, "arrivals_s": plan.seconds, "rows": rows }),
     )
-}
-
-/// Writes a file of results, and its folder.
-///
-/// # Errors
-/// When it cannot be written.
-pub(super) fn write(file: &Path, value: &Value) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", file.display());
-    file.parent()
-        .map_or(Ok(()), std::fs::create_dir_all)
-        .map_err(failed)?;
-    std::fs::write(file, format!("{value:#}\n")).map_err(failed)
 }
 
 // === impl RacePlan ===
@@ -145,7 +134,7 @@ impl RacePlan<'_> {
     ) -> Result<SplitOutcomes, String> {
         let arrivals_ms = self.seconds * 1e3;
         let setting = cell_setting(cell, router, arrivals_ms);
-        let outcomes = world::run(workload, workload.rate, &policy_of(router)?, &setting, seed)?;
+        let outcomes = world::run(workload, &policy_of(router)?, &setting, seed)?;
         Ok(split(workload, &outcomes, arrivals_ms))
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::measure::{quantile, sorted};
+use crate::quantile::{quantile, sorted};
 use crate::workload::Workload;
 use crate::world::RequestOutcome;
 

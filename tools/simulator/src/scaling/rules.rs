@@ -14,11 +14,11 @@ use scheduler::scaling::{
 
 use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
 use super::planner::ThroughputPlanner;
-use super::traffic::{ArrivingRequest, LASTING_S, seats, seconds};
+use super::traffic::{ArrivingRequest, LASTING_S, TrafficShape, seats, seconds};
 use crate::hardware::QWEN_32B_H200;
 
 /// A signal to scale by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ScalingRule {
     /// `switchpoint_desired_replicas`. The value of a setting is the replicas to spare. A negative one
     /// has none, and raises the HPA's target of 1, which orders fewer than desired.
@@ -26,13 +26,17 @@ pub(crate) enum ScalingRule {
     /// Requests waiting in the engines, for each replica.
     QueueLength,
     /// llm-d's `flow_control_pool_saturation` (utilization-detector).
+    #[value(name = "llm-d-saturation")]
     Saturation,
     /// llm-d's token backlog: seconds of prefill for each replica, and KV usage of 0.8.
+    #[value(name = "llm-d-token-backlog")]
     TokenBacklog,
     /// llm-d's `request_running`, for each replica.
+    #[value(name = "llm-d-running-requests")]
     RunningRequests,
     /// Dynamo's planner for aggregated engines. The setting is the part of the SLOs that is planned
     /// for.
+    #[value(name = "dynamo-planner")]
     Planner,
     /// Knows all future requests. The setting is the utilization.
     Oracle,
@@ -45,6 +49,17 @@ pub(crate) struct ScalingSetting {
     pub(crate) value: f64,
     /// The HPA's stabilization window of scaling down, seconds; 0 without an HPA.
     pub(crate) window_s: f64,
+}
+
+/// A run: its traffic, and a point of a signal's curve.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScalingRun {
+    pub(super) shape: TrafficShape,
+    /// How long a replica takes to start, s.
+    pub(super) startup_s: f64,
+    pub(super) rule: ScalingRule,
+    pub(super) setting: ScalingSetting,
+    pub(super) seed: u64,
 }
 
 /// One ready engine, as the signals see it.
@@ -91,30 +106,14 @@ enum HpaMetric {
 // === impl ScalingRule ===
 
 impl ScalingRule {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Ours,
-        Self::QueueLength,
-        Self::Saturation,
-        Self::TokenBacklog,
-        Self::RunningRequests,
-        Self::Planner,
-        Self::Oracle,
-    ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::QueueLength => "queue-length",
-            Self::Saturation => "llm-d-saturation",
-            Self::TokenBacklog => "llm-d-token-backlog",
-            Self::RunningRequests => "llm-d-running-requests",
-            Self::Planner => "dynamo-planner",
-            Self::Oracle => "oracle",
-        }
-    }
-
     /// The settings of the curve, from cheap to safe.
     pub(crate) fn settings(self) -> Vec<ScalingSetting> {
+        let with = |values: &[f64], window_s| {
+            values
+                .iter()
+                .map(move |&value| ScalingSetting { value, window_s })
+                .collect::<Vec<_>>()
+        };
         let (usual, short): (&[f64], &[f64]) = match self {
             Self::Ours => (
                 &[-1.0, -0.6, -0.4, -0.2, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0],
@@ -124,28 +123,8 @@ impl ScalingRule {
             Self::Saturation => (&[0.8, 0.6, 0.4, 0.2], &[0.8, 0.6, 0.4, 0.2]),
             Self::TokenBacklog => (&[1.5, 0.75, 0.4, 0.15], &[1.5, 0.75, 0.4, 0.15]),
             Self::RunningRequests => (&[64.0, 48.0, 32.0, 16.0], &[64.0, 48.0, 32.0, 16.0]),
-            Self::Planner => {
-                return [1.0, 0.75, 0.6, 0.45]
-                    .map(|value| ScalingSetting {
-                        value,
-                        window_s: 0.0,
-                    })
-                    .to_vec();
-            }
-            Self::Oracle => {
-                return [1.1, 0.95, 0.8, 0.65]
-                    .map(|value| ScalingSetting {
-                        value,
-                        window_s: 0.0,
-                    })
-                    .to_vec();
-            }
-        };
-        let with = |values: &[f64], window_s| {
-            values
-                .iter()
-                .map(move |&value| ScalingSetting { value, window_s })
-                .collect::<Vec<_>>()
+            Self::Planner => return with(&[1.0, 0.75, 0.6, 0.45], 0.0),
+            Self::Oracle => return with(&[1.1, 0.95, 0.8, 0.65], 0.0),
         };
         [
             with(short, ScalingSetting::SHORT_WINDOW_S),
@@ -189,12 +168,13 @@ impl Autoscaler {
     /// The time over which the oracle averages work, in ticks.
     const AHEAD_TICKS: usize = 6;
 
-    pub(super) fn new(
-        rule: ScalingRule,
-        setting: ScalingSetting,
-        startup_s: f64,
-        requests: &[ArrivingRequest],
-    ) -> Self {
+    pub(super) fn new(run: &ScalingRun, requests: &[ArrivingRequest]) -> Self {
+        let ScalingRun {
+            rule,
+            setting,
+            startup_s,
+            ..
+        } = *run;
         let mut future = vec![0.0; (LASTING_S / Self::TICK_S) as usize + 1];
         for request in requests.iter().filter(|_| rule == ScalingRule::Oracle) {
             if let Some(bin) = future.get_mut((request.at / 1e3 / Self::TICK_S) as usize) {
@@ -357,6 +337,19 @@ impl HpaMetric {
 mod tests {
     use super::*;
 
+    fn run(rule: ScalingRule, window_s: f64, startup_s: f64) -> ScalingRun {
+        ScalingRun {
+            shape: TrafficShape::Day,
+            startup_s,
+            rule,
+            setting: ScalingSetting {
+                value: 1.0,
+                window_s,
+            },
+            seed: 1,
+        }
+    }
+
     #[test]
     fn the_autoscaler_follows_the_formula_of_kubernetes() {
         for (metric, ready, ordered, expected) in [
@@ -369,15 +362,7 @@ mod tests {
         ] {
             assert_eq!(metric.replicas(ready, ordered), expected, "{metric:?}");
         }
-        let mut scaler = Autoscaler::new(
-            ScalingRule::QueueLength,
-            ScalingSetting {
-                value: 1.0,
-                window_s: 300.0,
-            },
-            30.0,
-            &[],
-        );
+        let mut scaler = Autoscaler::new(&run(ScalingRule::QueueLength, 300.0, 30.0), &[]);
         assert_eq!(scaler.stabilized(0.0, 2, 30), 6);
         assert_eq!(
             scaler.stabilized(15.0, 10, 3),
@@ -398,15 +383,7 @@ mod tests {
         let requests: Vec<ArrivingRequest> = (0..600)
             .map(|n| burst(600_000.0 + f64::from(n) * 100.0))
             .collect();
-        let scaler = Autoscaler::new(
-            ScalingRule::Oracle,
-            ScalingSetting {
-                value: 1.0,
-                window_s: 0.0,
-            },
-            60.0,
-            &requests,
-        );
+        let scaler = Autoscaler::new(&run(ScalingRule::Oracle, 0.0, 60.0), &requests);
         assert_eq!(scaler.foreseen(300.0), 0);
         assert!(scaler.foreseen(545.0) >= 4 && scaler.foreseen(700.0) == 0);
     }

@@ -11,7 +11,7 @@ use crate::workload::Sampler;
 /// The time in which requests arrive, s.
 pub(super) const LASTING_S: f64 = 3_600.0;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TrafficShape {
     /// A day in an hour: up and down once, prompts as long as those of chats.
     Day,
@@ -40,16 +40,6 @@ struct Lengths {
 // === impl TrafficShape ===
 
 impl TrafficShape {
-    pub(crate) const ALL: [Self; 3] = [Self::Day, Self::Bursts, Self::Step];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Bursts => "bursts",
-            Self::Step => "step",
-        }
-    }
-
     /// The replicas that the requests keep busy at this time.
     fn busy(self, at_s: f64) -> f64 {
         match self {
@@ -173,11 +163,13 @@ pub(super) fn seconds(prompt_tokens: f64, output_tokens: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]
     fn requests_keep_as_many_replicas_busy_as_the_shape_says() {
-        for shape in TrafficShape::ALL {
+        for shape in TrafficShape::value_variants().iter().copied() {
             let requests = shape.requests(1);
             let wanted: f64 = (0..LASTING_S as u32)
                 .map(|at| shape.busy(f64::from(at)))
@@ -189,8 +181,7 @@ mod tests {
             // The shape counts mean requests. Long ones cost more than their share of tokens.
             assert!(
                 (found / wanted - 1.0).abs() < 0.2,
-                "{}: {found} of {wanted}",
-                shape.name()
+                "{shape:?}: {found} of {wanted}"
             );
             assert!(requests.is_sorted_by(|a, b| a.at <= b.at) && requests != shape.requests(2));
         }

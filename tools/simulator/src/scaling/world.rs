@@ -7,18 +7,18 @@
 
 use pool_state::{LedgerHold, ManagedPool};
 use scheduler::scaling::TrafficTotals;
-use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Request,
-    Slot, Snapshot, Version,
-};
+use scheduler::{EndpointMetrics, EndpointRef, Pipeline, PipelineSpec, Request, Snapshot, Version};
 
-use super::limits::{REPLICAS_FIRST, REPLICAS_MAX, TPOT_SLO_S, TTFT_SLO_S};
-use super::rules::{Autoscaler, EngineSample, PoolSample, ScalingRule, ScalingSetting};
-use super::traffic::{ArrivingRequest, LASTING_S, TrafficShape};
-use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, SimulatedEngine, StepEvent};
+use super::limits::{TPOT_SLO_S, TTFT_SLO_S};
+use super::rules::{Autoscaler, EngineSample, PoolSample, ScalingRun};
+use super::traffic::{ArrivingRequest, LASTING_S};
+use crate::engine::{BLOCK_TOKENS, EngineJob, StepEvent};
 use crate::event_queue::{EventQueue, virtual_time};
 use crate::hardware::QWEN_32B_H200;
 use crate::learning::SimulatedLearner;
+
+mod replicas;
+use replicas::{Replica, ReplicaState};
 
 /// The time between two scrapes of the metrics, ms.
 const SCRAPE_MS: f64 = 1_000.0;
@@ -44,25 +44,6 @@ enum ScalingEvent {
     Started { at: usize, generation: u32 },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReplicaState {
-    Off,
-    Starting,
-    Ready,
-    /// Gets no more requests and ends with the last one.
-    Draining,
-}
-
-struct Replica<'w> {
-    engine: SimulatedEngine<'w>,
-    state: ReplicaState,
-    generation: u32,
-    /// When it was ordered, ms.
-    ordered_at: f64,
-    steps: u64,
-    in_flight: usize,
-}
-
 /// A request in flight.
 struct AwaitedRequest {
     hold: LedgerHold,
@@ -85,68 +66,42 @@ struct ScalingWorld<'w> {
     good: usize,
 }
 
-/// Plays a run.
-///
-/// # Errors
-/// When an engine or the pool refuses a request.
-pub(crate) fn run(
-    shape: TrafficShape,
-    startup_s: f64,
-    (rule, setting): (ScalingRule, ScalingSetting),
-    seed: u64,
-) -> Result<ScalingOutcome, String> {
-    let requests = shape.requests(seed);
-    let mut world = ScalingWorld::new(&requests, startup_s, (rule, setting), seed)?;
-    world.play()?;
-    let attainment = world.good as f64 / requests.len().max(1) as f64;
-    Ok(ScalingOutcome {
-        attainment,
-        gpu_hours: world.replica_ms / 3.6e6,
-    })
+// === impl ScalingRun ===
+
+impl ScalingRun {
+    /// # Errors
+    /// When an engine or the pool refuses a request.
+    pub(super) fn play(&self) -> Result<ScalingOutcome, String> {
+        let requests = self.shape.requests(self.seed);
+        let mut world = ScalingWorld::new(self, &requests)?;
+        world.play()?;
+        Ok(ScalingOutcome {
+            attainment: world.good as f64 / requests.len().max(1) as f64,
+            gpu_hours: world.replica_ms / 3.6e6,
+        })
+    }
 }
 
 // === impl ScalingWorld ===
 
 impl<'w> ScalingWorld<'w> {
-    fn new(
-        requests: &'w [ArrivingRequest],
-        startup_s: f64,
-        (rule, setting): (ScalingRule, ScalingSetting),
-        seed: u64,
-    ) -> Result<Self, String> {
+    fn new(run: &ScalingRun, requests: &'w [ArrivingRequest]) -> Result<Self, String> {
         let pipeline =
             Pipeline::build(&PipelineSpec::default()).map_err(|error| error.to_string())?;
-        let replicas: Vec<Replica<'w>> = (0..REPLICAS_MAX)
-            .map(|at| Replica {
-                engine: SimulatedEngine::new(QWEN_32B_H200),
-                state: if at < REPLICAS_FIRST {
-                    ReplicaState::Ready
-                } else {
-                    ReplicaState::Off
-                },
-                generation: 1,
-                ordered_at: 0.0,
-                steps: 0,
-                in_flight: 0,
-            })
-            .collect();
-        let endpoints = replicas
-            .iter()
-            .enumerate()
-            .map(|(at, replica)| endpoint(at, replica))
-            .collect();
+        let replicas = replicas::at_start();
+        let endpoints = replicas::endpoints(&replicas);
         let metrics = vec![EndpointMetrics::default(); replicas.len()];
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline)
             .map_err(|error| error.to_string())?;
-        let mut pool = ManagedPool::new(seed ^ 0x5eed, 0);
+        let mut pool = ManagedPool::new(run.seed ^ 0x5eed, 0);
         pool.install(snapshot, 0, u32::MAX);
         Ok(Self {
             requests,
             learner: SimulatedLearner::new(replicas.len()),
             replicas,
             pool,
-            autoscaler: Autoscaler::new(rule, setting, startup_s, requests),
-            startup_ms: startup_s * 1e3,
+            autoscaler: Autoscaler::new(run, requests),
+            startup_ms: run.startup_s * 1e3,
             pending: requests.iter().map(|_| None).collect(),
             events: EventQueue::default(),
             totals: TrafficTotals::default(),
@@ -179,11 +134,11 @@ impl<'w> ScalingWorld<'w> {
                         .get_mut(at)
                         .ok_or("no such replica")?
                         .engine
-                        .submit(job, now)?;
-                    self.start_step(at, now)?;
+                        .submit(job);
+                    self.start_step(at, now);
                 }
                 (now, ScalingEvent::StepEnds { at }) => {
-                    left -= self.step_ends(at, now, &mut steps)?;
+                    left -= self.step_ends(at, now, &mut steps);
                 }
                 (now, ScalingEvent::Scrape) => self.scrape(now),
                 (now, ScalingEvent::Tick) => self.tick(now),
@@ -203,7 +158,6 @@ impl<'w> ScalingWorld<'w> {
             output,
             blocks: &[],
             hashes: &[],
-            adapter: 0,
             prefilled: false,
         })
     }
@@ -256,37 +210,31 @@ impl<'w> ScalingWorld<'w> {
         Ok(())
     }
 
-    fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
+    fn start_step(&mut self, at: usize, now: f64) {
         let Some(replica) = self
             .replicas
             .get_mut(at)
             .filter(|replica| replica.engine.busy_until().is_none())
         else {
-            return Ok(());
+            return;
         };
-        if let Some(ends) = replica.engine.start(now, &mut |_, _| {})? {
+        if let Some(ends) = replica.engine.start(now, |_, _| ()) {
             self.events.plan(ends, ScalingEvent::StepEnds { at });
         }
-        Ok(())
     }
 
     /// Ends a replica's step. Returns how many requests ended with it.
-    fn step_ends(
-        &mut self,
-        at: usize,
-        now: f64,
-        steps: &mut Vec<StepEvent>,
-    ) -> Result<usize, String> {
+    fn step_ends(&mut self, at: usize, now: f64, steps: &mut Vec<StepEvent>) -> usize {
         let Some(replica) = self.replicas.get_mut(at) else {
-            return Ok(0);
+            return 0;
         };
-        replica.engine.end(steps)?;
+        replica.engine.end(steps);
         replica.steps += 1;
         let publishes = replica.steps.is_multiple_of(PROGRESS_STEPS);
         if publishes {
             let pool = &mut self.pool;
             let pending = &mut self.pending;
-            replica.engine.progress(&mut |request, generated| {
+            replica.engine.progress(|request, generated| {
                 if let Some(Some(request)) =
                     pending.get_mut(request as usize).filter(|_| generated > 0)
                 {
@@ -309,7 +257,7 @@ impl<'w> ScalingWorld<'w> {
                 }
             }
         }
-        self.start_step(at, now)?;
+        self.start_step(at, now);
         let ends = self
             .replicas
             .get(at)
@@ -323,7 +271,7 @@ impl<'w> ScalingWorld<'w> {
                 ends - now,
             );
         }
-        Ok(ended)
+        ended
     }
 
     fn endpoint(&self, at: usize) -> Option<EndpointRef> {
@@ -365,19 +313,6 @@ impl<'w> ScalingWorld<'w> {
         if replica.state == ReplicaState::Draining && replica.in_flight == 0 {
             self.end(at, now);
         }
-    }
-
-    /// Ends a replica and adds its hours. Replicas cost nothing after the last arrival.
-    fn end(&mut self, at: usize, now: f64) {
-        let Some(replica) = self
-            .replicas
-            .get_mut(at)
-            .filter(|replica| replica.state != ReplicaState::Off)
-        else {
-            return;
-        };
-        self.replica_ms += (now.min(LASTING_S * 1e3) - replica.ordered_at).max(0.0);
-        replica.state = ReplicaState::Off;
     }
 
     fn scrape(&mut self, now: f64) {
@@ -456,99 +391,5 @@ impl<'w> ScalingWorld<'w> {
             kv: engine.kv_utilization(),
             load,
         })
-    }
-
-    fn order(&mut self, now: f64) {
-        let free = self
-            .replicas
-            .iter_mut()
-            .enumerate()
-            .find(|(_, replica)| replica.state == ReplicaState::Off);
-        let Some((at, replica)) = free else { return };
-        replica.state = ReplicaState::Starting;
-        replica.ordered_at = now;
-        replica.generation += 1;
-        self.events.plan(
-            now + self.startup_ms,
-            ScalingEvent::Started {
-                at,
-                generation: replica.generation,
-            },
-        );
-    }
-
-    /// Removes a replica as Kubernetes does: first one that is not ready yet, then the youngest.
-    fn remove(&mut self, now: f64) {
-        let rank = |state| match state {
-            ReplicaState::Starting => Some(1),
-            ReplicaState::Ready => Some(0),
-            ReplicaState::Off | ReplicaState::Draining => None,
-        };
-        let candidates = self
-            .replicas
-            .iter()
-            .enumerate()
-            .filter_map(|(at, r)| Some((rank(r.state)?, r.ordered_at, at)));
-        let Some((_, _, at)) = candidates.max_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
-        else {
-            return;
-        };
-        let Some(replica) = self.replicas.get_mut(at) else {
-            return;
-        };
-        if replica.in_flight == 0 {
-            self.end(at, now);
-        } else {
-            replica.state = ReplicaState::Draining;
-        }
-    }
-
-    fn started(&mut self, at: usize, generation: u32) {
-        let Some(replica) = self.replicas.get_mut(at) else {
-            return;
-        };
-        if replica.state == ReplicaState::Starting && replica.generation == generation {
-            replica.state = ReplicaState::Ready;
-            replica.engine.forget();
-            self.install();
-        }
-    }
-
-    /// Sends the proxy a pool update.
-    fn install(&mut self) {
-        let endpoints = self
-            .replicas
-            .iter()
-            .enumerate()
-            .map(|(at, replica)| endpoint(at, replica))
-            .collect();
-        let updated = self.pool.snapshot().and_then(|snapshot| {
-            let metrics = snapshot.metrics().to_vec();
-            snapshot
-                .with_endpoints(Version::default(), endpoints, metrics)
-                .ok()
-        });
-        updated
-            .into_iter()
-            .for_each(|snapshot| self.pool.install(snapshot, 0, u32::MAX));
-    }
-}
-
-fn endpoint(at: usize, replica: &Replica<'_>) -> Endpoint {
-    Endpoint {
-        id: EndpointRef {
-            slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)),
-            generation: Generation(replica.generation),
-        },
-        name: format!("engine-{at}").into(),
-        address: format!("10.0.0.{}:8000", at + 1).into(),
-        readiness: if replica.state == ReplicaState::Ready {
-            Readiness::Ready
-        } else {
-            Readiness::NotReady
-        },
-        labels: Box::default(),
-        models: Default::default(),
-        age_ms: 60_000,
     }
 }

@@ -1,4 +1,4 @@
-//! The pool changes during a run: engines slow down, leave, die, return and are added.
+//! The pool changes during a run: engines die, return and are added.
 
 use scheduler::{Endpoint, Readiness, Version};
 
@@ -6,12 +6,6 @@ use super::{FAILED_MS, SettingChange, SimulatedRequest, Simulation, WorldEvent};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum PoolChange {
-    /// The steps of the first engine take this many times as long.
-    Slows(f64),
-    /// The first engine gets no more requests, and ends those that it has.
-    Leaves,
-    /// Every engine that was not ready becomes ready.
-    Joins,
     /// An engine dies with its requests and its cache. Proxies notice at once, by the streams that
     /// break.
     Dies { engine: usize },
@@ -19,62 +13,35 @@ pub(super) enum PoolChange {
     Returns { engine: usize },
 }
 
-/// How long an engine that restarts is away, ms: one that ended its requests first, and one that
-/// died.
-const RESTART_MS: f64 = 30_000.0;
+/// How long an engine that died is away, ms.
 const REVIVAL_MS: f64 = 5_000.0;
 
 impl Simulation<'_> {
-    /// Plans the changes of the setting, for these arrivals.
-    pub(super) fn plan_changes(&mut self, arrivals: &[(f64, u32)]) {
-        let at = self
-            .setting
-            .change_at(arrivals.len())
-            .and_then(|at| arrivals.get(at))
-            .map_or(0.0, |arrival| arrival.0);
+    /// Plans the changes of the setting.
+    pub(super) fn plan_changes(&mut self) {
+        let Some(SettingChange {
+            arrivals_ms,
+            failover,
+        }) = self.setting.change
+        else {
+            return;
+        };
         let mut plan = |at: f64, change| self.events.plan(at, WorldEvent::Changes(change));
-        match self.setting.change {
-            Some(SettingChange::Degrades(times)) => plan(at, PoolChange::Slows(times)),
-            Some(SettingChange::Restarts) => {
-                plan(at, PoolChange::Leaves);
-                plan(at + RESTART_MS, PoolChange::Returns { engine: 0 });
-            }
-            Some(SettingChange::Grows) => plan(at, PoolChange::Joins),
-            Some(SettingChange::KillAddRestart {
-                arrivals_ms,
-                failover,
-            }) => {
-                plan(0.25 * arrivals_ms, PoolChange::Dies { engine: 0 });
-                plan(
-                    0.5 * arrivals_ms,
-                    PoolChange::Returns {
-                        engine: self.setting.replicas - 1,
-                    },
-                );
-                plan(0.75 * arrivals_ms, PoolChange::Dies { engine: 1 });
-                if failover.readmits {
-                    plan(
-                        0.75 * arrivals_ms + REVIVAL_MS,
-                        PoolChange::Returns { engine: 1 },
-                    );
-                }
-            }
-            None => {}
+        let last = self.setting.replicas - 1;
+        plan(0.25 * arrivals_ms, PoolChange::Dies { engine: 0 });
+        plan(0.5 * arrivals_ms, PoolChange::Returns { engine: last });
+        plan(0.75 * arrivals_ms, PoolChange::Dies { engine: 1 });
+        if failover.readmits {
+            plan(
+                0.75 * arrivals_ms + REVIVAL_MS,
+                PoolChange::Returns { engine: 1 },
+            );
         }
     }
 
     /// Returns how many requests ended with the change.
     pub(super) fn changes(&mut self, change: PoolChange, now: f64) -> Result<usize, String> {
         match change {
-            PoolChange::Slows(times) => self
-                .engines
-                .iter_mut()
-                .take(1)
-                .for_each(|engine| engine.slow_down(times)),
-            PoolChange::Leaves => self.set_ready(0, false),
-            PoolChange::Joins => {
-                (0..self.setting.replicas).for_each(|engine| self.set_ready(engine, true));
-            }
             PoolChange::Dies { engine } => return self.dies(engine, now),
             PoolChange::Returns { engine } => {
                 self.engines
@@ -93,14 +60,14 @@ impl Simulation<'_> {
 
     /// A request that has its first token fails; another one is sent to another engine.
     fn dies(&mut self, engine: usize, now: f64) -> Result<usize, String> {
-        let Some(SettingChange::KillAddRestart { failover, .. }) = self.setting.change else {
+        let Some(SettingChange { failover, .. }) = self.setting.change else {
             return Ok(0);
         };
         self.engines
             .get_mut(engine)
             .ok_or("no such engine can die")?
-            .fail()?;
-        self.set_ready(engine, false);
+            .fail();
+        self.change_endpoint(engine, |endpoint| endpoint.readiness = Readiness::NotReady);
         let mut failed = 0;
         for request in 0..u32::try_from(self.in_flight.len()).unwrap_or(u32::MAX) {
             let flight = self
@@ -161,26 +128,12 @@ impl Simulation<'_> {
 
     /// Whether the engine takes connections.
     pub(super) fn is_up(&self, engine: usize) -> bool {
-        let can_die = matches!(
-            self.setting.change,
-            Some(SettingChange::KillAddRestart { .. })
-        );
-        !can_die
+        self.setting.change.is_none()
             || self
                 .snapshot
                 .endpoints()
                 .get(engine)
                 .is_some_and(|endpoint| endpoint.readiness == Readiness::Ready)
-    }
-
-    fn set_ready(&mut self, engine: usize, is_ready: bool) {
-        self.change_endpoint(engine, |endpoint| {
-            endpoint.readiness = if is_ready {
-                Readiness::Ready
-            } else {
-                Readiness::NotReady
-            }
-        });
     }
 
     /// Changes an endpoint, and sends the proxies a pool update.

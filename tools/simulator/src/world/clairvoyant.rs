@@ -8,12 +8,12 @@
 //! than what those policies do, in the sum over all requests of TTFT and time to the end. It is no
 //! bound: the search moves one session at a time, and stops after a few rounds.
 
-use crate::engine::{EngineSimulator, SimulatedEngine, StepEvent};
+use crate::engine::{SimulatedEngine, StepEvent};
 use crate::event_queue::EventQueue;
 use crate::policy::{OURS, RoutingPolicy, greedy_cost};
 use crate::workload::Workload;
 
-use super::{EngineModel, PoolSetting};
+use super::PoolSetting;
 
 /// The policies that make first plans, and how many of these are improved, each by itself: where
 /// caches are small, the better plan may grow from the worse one.
@@ -63,26 +63,18 @@ struct PlannedRun<'w> {
 /// The best plan that was found: the engine of each request.
 ///
 /// # Errors
-/// When the pool changes during the run, some engines only compute prompts, or they are of a model
-/// that cannot be copied.
+/// When the pool changes during the run, or some engines only compute prompts.
 pub(super) fn plan(
     workload: &Workload,
-    rate: f64,
     setting: &PoolSetting,
     seed: u64,
 ) -> Result<Vec<usize>, String> {
-    if setting.change.is_some() || setting.prefillers > 0 || setting.model != EngineModel::Own {
-        return Err("the clairvoyant has no changes of the pool, no prefill engines and only our own model of an engine".to_owned());
+    if setting.change.is_some() || setting.prefillers > 0 {
+        return Err("the clairvoyant has no changes of the pool and no prefill engines".to_owned());
     }
-    let start = PlannedRun::new(workload, workload.rate / rate, setting);
+    let start = PlannedRun::new(workload, setting);
     let first = |policy: &str| {
-        let outcomes = super::run(
-            workload,
-            rate,
-            &RoutingPolicy::named(policy)?,
-            setting,
-            seed,
-        )?;
+        let outcomes = super::run(workload, &RoutingPolicy::named(policy)?, setting, seed)?;
         EnginePlan::played(
             outcomes.iter().map(|outcome| outcome.engine).collect(),
             &start,
@@ -150,7 +142,7 @@ impl EnginePlan {
 // === impl PlannedRun ===
 
 impl<'w> PlannedRun<'w> {
-    fn new(workload: &'w Workload, stretch: f64, setting: &PoolSetting) -> Self {
+    fn new(workload: &'w Workload, setting: &PoolSetting) -> Self {
         let mut events = EventQueue::default();
         for (request, number) in workload
             .requests()
@@ -158,10 +150,7 @@ impl<'w> PlannedRun<'w> {
             .zip(0..)
             .filter(|(request, _)| request.pause_ms.is_none())
         {
-            events.plan(
-                request.at * stretch,
-                PlannedEvent::Sends { request: number },
-            );
+            events.plan(request.at, PlannedEvent::Sends { request: number });
         }
         let engines = setting.specs().map(SimulatedEngine::new).collect();
         Self {
@@ -184,11 +173,11 @@ impl<'w> PlannedRun<'w> {
                     if let (Some(job), Some(at)) =
                         (self.workload.job(request), self.engines.get_mut(engine))
                     {
-                        at.submit(job, now)?;
-                        self.start_step(engine, now)?;
+                        at.submit(job);
+                        self.start_step(engine, now);
                     }
                 }
-                PlannedEvent::StepEnds { engine } => self.step_ends(engine, now)?,
+                PlannedEvent::StepEnds { engine } => self.step_ends(engine, now),
             }
         }
         Ok(None)
@@ -235,26 +224,26 @@ impl<'w> PlannedRun<'w> {
         ended.is_some_and(|(least, cost)| *cost > least + (HOPELESS * best.cost()).max(HOPELESS_MS))
     }
 
-    fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
+    fn start_step(&mut self, at: usize, now: f64) {
         let Some(engine) = self
             .engines
             .get_mut(at)
             .filter(|engine| engine.busy_until().is_none())
         else {
-            return Ok(());
+            return;
         };
-        if let Some(ends) = engine.start(now, &mut |_, _| ())? {
+        if let Some(ends) = engine.start(now, |_, _| ()) {
             self.events
                 .plan(ends, PlannedEvent::StepEnds { engine: at });
         }
-        Ok(())
     }
 
-    fn step_ends(&mut self, at: usize, now: f64) -> Result<(), String> {
+    fn step_ends(&mut self, at: usize, now: f64) {
         let mut events = Vec::new();
         self.engines
             .get_mut(at)
-            .map_or(Ok(()), |engine| engine.end(&mut events))?;
+            .into_iter()
+            .for_each(|engine| engine.end(&mut events));
         for event in events {
             let (StepEvent::First(request) | StepEvent::Done(request)) = event;
             let ms = now - self.sent.get(request as usize).copied().unwrap_or_default();
@@ -277,7 +266,7 @@ impl<'w> PlannedRun<'w> {
                 );
             }
         }
-        self.start_step(at, now)
+        self.start_step(at, now);
     }
 
     /// Engines to try for a request instead of `planned`.
@@ -320,7 +309,7 @@ mod tests {
     use super::*;
     use crate::policy::CLAIRVOYANT;
     use crate::workload::SESSION_BLOCK_TOKENS;
-    use crate::world::{SettingChange, run};
+    use crate::world::{Failover, SettingChange, run};
 
     const SEED: u64 = 3;
 
@@ -339,7 +328,7 @@ mod tests {
     /// The engines that a policy picks, and the times to first tokens and to ends together.
     fn played(policy: &RoutingPolicy) -> (Vec<usize>, f64) {
         let (workload, setting) = small();
-        let outcomes = run(&workload, workload.rate, policy, &setting, SEED).unwrap();
+        let outcomes = run(&workload, policy, &setting, SEED).unwrap();
         let engines = outcomes.iter().map(|outcome| outcome.engine).collect();
         (
             engines,
@@ -355,8 +344,7 @@ mod tests {
         let (workload, setting) = small();
         for policy in FIRST {
             let (engines, ms) = played(&RoutingPolicy::named(policy).unwrap());
-            let plan =
-                EnginePlan::played(engines, &PlannedRun::new(&workload, 1.0, &setting)).unwrap();
+            let plan = EnginePlan::played(engines, &PlannedRun::new(&workload, &setting)).unwrap();
             assert!(
                 (plan.cost() - ms).abs() < 1e-3,
                 "{policy}: {} instead of {ms}",
@@ -388,9 +376,15 @@ mod tests {
     fn a_pool_that_changes_has_no_plan() {
         let (workload, setting) = small();
         let setting = PoolSetting {
-            change: Some(SettingChange::Restarts),
+            change: Some(SettingChange {
+                arrivals_ms: 8_000.0,
+                failover: Failover {
+                    retry_ms: 5.0,
+                    readmits: true,
+                },
+            }),
             ..setting
         };
-        assert!(plan(&workload, workload.rate, &setting, SEED).is_err());
+        assert!(plan(&workload, &setting, SEED).is_err());
     }
 }

@@ -6,11 +6,11 @@ use crate::workload::{Sampler, mix};
 impl Simulation<'_> {
     /// The requests that are sent whatever happened to others, with their times: all of an open
     /// workload, the first of each closed session.
-    pub(super) fn arrivals(&self, stretch: f64) -> Vec<(f64, u32)> {
+    pub(super) fn arrivals(&self) -> Vec<(f64, u32)> {
         let requests = self.workload.requests().iter().zip(0..);
         requests
             .filter(|(request, _)| request.pause_ms.is_none())
-            .map(|(request, number)| (request.at * stretch, number))
+            .map(|(request, number)| (request.at, number))
             .collect()
     }
 

@@ -1,40 +1,13 @@
-//! Engines as a pool has them: endpoints, and their LoRA metrics.
+//! Engines as a pool has them.
 
 use std::sync::Arc;
 
-use scheduler::{Endpoint, EndpointRef, Generation, LoraMetrics, ROLE_LABEL, Readiness, Slot};
+use scheduler::{Endpoint, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot};
 
-use super::setting::{PoolSetting, SettingChange};
-use crate::engine::EngineSimulator;
-use crate::router::adapter_name;
-
-/// The LoRA metrics of an engine with places for adapters.
-pub(super) fn lora(engine: &dyn EngineSimulator<'_>) -> Option<LoraMetrics> {
-    let max = u32::try_from(engine.spec().adapter_places)
-        .ok()
-        .filter(|&places| places > 0)?;
-    let names = |adapters: Vec<u16>| {
-        adapters
-            .into_iter()
-            .map(|adapter| adapter_name(adapter).into())
-            .collect()
-    };
-    let (running, waiting) = engine.adapters();
-    Some(LoraMetrics {
-        running: names(running),
-        waiting: names(waiting),
-        max,
-        base_models: [].into(),
-    })
-}
+use super::setting::PoolSetting;
 
 /// The endpoint of an engine, by its position.
 pub(super) fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
-    let added = match setting.change {
-        Some(SettingChange::Grows) => 2,
-        Some(SettingChange::KillAddRestart { .. }) => 1,
-        _ => 0,
-    };
     let role = (setting.prefillers > 0).then_some(if at < setting.prefillers {
         "prefill"
     } else {
@@ -47,7 +20,7 @@ pub(super) fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
         },
         name: format!("engine-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
-        readiness: if at + added >= setting.replicas {
+        readiness: if setting.change.is_some() && at + 1 == setting.replicas {
             Readiness::NotReady
         } else {
             Readiness::Ready

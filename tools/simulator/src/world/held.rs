@@ -19,7 +19,7 @@ impl Simulation<'_> {
                     continue;
                 };
                 let picked = router.pick_held(self.policy, (&job, class), &self.engines, now)?;
-                picked.map_or(Ok(()), |picked| self.goes(job, proxy, picked, now))?;
+                picked.map_or(Ok(()), |picked| self.dispatch(job, proxy, picked, now))?;
             }
         }
         for (proxy, router) in self.routers.iter_mut().enumerate() {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use scheduler::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE, Version};
 
 use super::Simulation;
-use super::endpoints::lora;
 use crate::policy::RoutingPolicy;
 use crate::workload::{Sampler, mix};
 
@@ -114,7 +113,7 @@ impl Simulation<'_> {
                         kv_cache_utilization: Some(engine.kv_utilization() as f32),
                         kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
                         kv_block_tokens: u32::try_from(engine.spec().block_tokens).ok(),
-                        lora: lora(engine.as_ref()),
+                        lora: None,
                         attributes: Box::new([(
                             SEQUENCES_MAX_ATTRIBUTE.into(),
                             engine.spec().sequences_max as f32,

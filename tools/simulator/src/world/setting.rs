@@ -1,12 +1,11 @@
 //! The setting of a run: everything but its workload and its policy.
 
-use crate::engine::{EngineSimulator, SimulatedEngine, SimulatedEngineSpec};
+use crate::engine::SimulatedEngineSpec;
 
 /// A pool and the proxies in front of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PoolSetting {
     pub(crate) engine: SimulatedEngineSpec,
-    pub(crate) model: EngineModel,
     pub(crate) replicas: usize,
     /// The first engines, this many, compute prompts for the others, which decode. With 0 every
     /// engine does both.
@@ -22,16 +21,6 @@ pub(crate) struct PoolSetting {
     /// The time between two scrapes of an engine without work, ms, if that is longer.
     pub(crate) idle_scrape_ms: f64,
     pub(crate) change: Option<SettingChange>,
-    /// The share of the requests that arrive before the change.
-    pub(crate) change_after: f64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EngineModel {
-    /// The one of this crate.
-    Own,
-    /// NVIDIA's. Only the binary of `tools/simulator/aisimulate` has it.
-    Aisimulate,
 }
 
 /// How proxies share state.
@@ -43,23 +32,14 @@ pub(crate) enum SharingMode {
     After(f64),
 }
 
-/// A change of the pool during a run.
+/// A change of the pool during a run: while requests arrive, after a quarter of the time the first
+/// engine dies for good, after half of it the last one, which was not ready before, becomes ready,
+/// and after three quarters of it the second one restarts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum SettingChange {
-    /// The steps of the first engine take this many times as long.
-    Degrades(f64),
-    /// The first engine gets no more requests, and comes back half a minute later with an empty
-    /// cache.
-    Restarts,
-    /// The last two engines, which were not ready before, become ready.
-    Grows,
-    /// While requests arrive for this many ms: after a quarter of it the first engine dies for
-    /// good, after half of it the last one, which was not ready before, becomes ready, and after
-    /// three quarters of it the second one restarts.
-    KillAddRestart {
-        arrivals_ms: f64,
-        failover: Failover,
-    },
+pub(crate) struct SettingChange {
+    /// How long requests arrive, ms.
+    pub(crate) arrivals_ms: f64,
+    pub(crate) failover: Failover,
 }
 
 /// What proxies do when an engine dies.
@@ -71,32 +51,6 @@ pub(crate) struct Failover {
     pub(crate) readmits: bool,
 }
 
-// === impl EngineModel ===
-
-impl EngineModel {
-    /// Whether this binary has the model.
-    pub(crate) fn is_there(self) -> bool {
-        self == Self::Own || cfg!(feature = "aisimulate")
-    }
-
-    /// # Errors
-    /// When this binary does not have it, or it does not support the spec.
-    pub(super) fn engine<'w>(
-        self,
-        spec: SimulatedEngineSpec,
-    ) -> Result<Box<dyn EngineSimulator<'w> + 'w>, String> {
-        match self {
-            Self::Own => Ok(Box::new(SimulatedEngine::new(spec))),
-            #[cfg(feature = "aisimulate")]
-            Self::Aisimulate => Ok(Box::new(crate::engine::AisimulateEngine::new(spec)?)),
-            #[cfg(not(feature = "aisimulate"))]
-            Self::Aisimulate => {
-                Err("this binary has no second engine: build tools/simulator/aisimulate".to_owned())
-            }
-        }
-    }
-}
-
 // === impl PoolSetting ===
 
 impl PoolSetting {
@@ -104,7 +58,6 @@ impl PoolSetting {
     pub(crate) fn plain(engine: SimulatedEngineSpec) -> Self {
         Self {
             engine,
-            model: EngineModel::Own,
             replicas: 8,
             prefillers: 0,
             odd_slowdown: 1.0,
@@ -114,28 +67,7 @@ impl PoolSetting {
             scrape_ms: 50.0,
             idle_scrape_ms: 0.0,
             change: None,
-            change_after: 1.0 / 3.0,
         }
-    }
-
-    /// The setting with the changed pool from the start.
-    pub(crate) fn changed(&self) -> Self {
-        let change = self
-            .change
-            .filter(|change| *change != SettingChange::Restarts);
-        Self {
-            change,
-            change_after: 0.0,
-            ..*self
-        }
-    }
-
-    /// The request at whose arrival the pool changes, in a run of this many requests.
-    pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
-        let at_arrival = self
-            .change
-            .filter(|change| !matches!(change, SettingChange::KillAddRestart { .. }));
-        at_arrival.map(|_| (requests as f64 * self.change_after) as usize)
     }
 
     pub(super) fn specs(&self) -> impl Iterator<Item = SimulatedEngineSpec> + '_ {

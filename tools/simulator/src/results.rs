@@ -1,0 +1,25 @@
+//! Files of results.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+/// # Errors
+/// When the file cannot be read, or is no JSON.
+pub(crate) fn read(file: &Path) -> Result<Value, String> {
+    let text =
+        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// Writes the file, and its folder.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn write(file: &Path, value: &Value) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", file.display());
+    file.parent()
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .map_err(failed)?;
+    std::fs::write(file, format!("{value:#}\n")).map_err(failed)
+}

@@ -1,0 +1,43 @@
+//! What proxies publish to each other.
+
+use super::{SharingMode, Simulation, WorldEvent};
+
+impl Simulation<'_> {
+    /// Publishes the changes of `proxy` to the other proxies. With flow control, the end of a
+    /// request and the next one in its room are one change: a proxy sends what changed in 5 ms.
+    pub(super) fn publish(&mut self, proxy: usize, now: f64) {
+        match self.routers.get_mut(proxy).filter(|_| self.policy.holds()) {
+            Some(router) => router.publishes = true,
+            None => self.publish_now(proxy, now),
+        }
+    }
+
+    /// Publishes what waits for the end of this moment.
+    pub(super) fn publish_all(&mut self, now: f64) {
+        for proxy in 0..self.routers.len() {
+            if self
+                .routers
+                .get_mut(proxy)
+                .is_some_and(|router| std::mem::take(&mut router.publishes))
+            {
+                self.publish_now(proxy, now);
+            }
+        }
+    }
+
+    fn publish_now(&mut self, proxy: usize, now: f64) {
+        let (SharingMode::After(delay), Some(router)) =
+            (self.setting.sharing, self.routers.get_mut(proxy))
+        else {
+            return;
+        };
+        let update = router.publish(now);
+        self.events.plan(
+            now + delay,
+            WorldEvent::Published {
+                from: proxy,
+                update,
+            },
+        );
+    }
+}
