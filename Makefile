@@ -200,8 +200,7 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## run every fuzz target 
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
 bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## measure added latency and CPU over plain Envoy, and sharing -> target/bench, docs/reference/performance.md
-	@cargo --config filter/module.toml rustc --quiet --locked --example steps -p filter --target wasm32-wasip1 --release -- -C strip=symbols
-	target/release/bench
+	@target/release/bench
 	target/release/bench sharing
 	target/release/bench relay
 	target/release/bench engines

@@ -144,11 +144,6 @@ impl LoadRun {
 // === impl LoadFigures ===
 
 impl LoadFigures {
-    /// CPU time of Envoy and of the daemon per request.
-    pub(crate) fn sum_us(&self) -> f64 {
-        self.cpu_us + self.daemon_us
-    }
-
     #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
     fn read(report: &[u8], [envoy_ns, daemon_ns]: [u64; 2]) -> Result<Self> {
         let report: Value = serde_json::from_slice(report)?;

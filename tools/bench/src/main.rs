@@ -4,18 +4,15 @@
 //! | part | measures | file in `target/bench` |
 //! |---|---|---|
 //! | `overhead` | a request through the filter and ext_proc, beside a minimal Envoy and the shipped one without a picker | `overhead.json` |
-//! | `traces` | what spans and their tags cost | `traces.json` |
-//! | `options` | what each filter and option of the shipped files costs by itself | `options.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, time to start, time until a change takes effect | `standing.json` |
-//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
 //! | `sharing` | what shared state between workers and proxies gains, and its cost per pick | `sharing.json` |
 //! | `relay` | what many proxies cost one daemon | `relay.json` |
 //! | `engines` | how traffic spreads over engines of every kind, and over pools with broken engines | `engines.json` |
 //! | `flow` | flow control over workers and proxies, and what it costs a request | `flow.json`, `flow-cost.json` |
-//! | `page` | copies the results of the first five and of `flow` to `docs/data` and prints `docs/reference/performance.md` from there | |
+//! | `page` | copies the results of the first three and of `flow` to `docs/data` and prints `docs/reference/performance.md` from there | |
 //!
-//! Without a part, `bench` runs the first five and writes the page. CPU is the kernel scheduler's
+//! Without a part, `bench` runs the first three and writes the page. CPU is the kernel scheduler's
 //! clock of the processes, in nanoseconds. The model servers answer at once, so that only the proxy
 //! is measured.
 #![allow(clippy::print_stdout, reason = "this program talks to a person")]
@@ -30,10 +27,8 @@ use testbed::{Result, root};
 
 mod engines;
 mod flow;
-mod go_on;
 mod load;
 mod minimal;
-mod options;
 mod overhead;
 mod page;
 mod predicting;
@@ -42,9 +37,7 @@ mod sharing;
 mod sink;
 mod standing;
 mod stats;
-mod steps;
 mod streams;
-mod svg;
 mod world;
 
 #[derive(Debug, Parser)]
@@ -60,7 +53,7 @@ struct BenchArgs {
 /// How much to measure.
 #[derive(Debug, clap::Args)]
 struct Args {
-    /// Measure only the cases of the targets in `overhead`, and one load in `options` and `traces`
+    /// Measure only the cases of the targets in `overhead`
     #[arg(long)]
     quick: bool,
     /// Rounds; each measures every variant once
@@ -78,16 +71,10 @@ struct Args {
 enum BenchPart {
     /// A request: latency, CPU, requests/s, tails, beside two bases (18 minutes; --quick: 6)
     Overhead(Args),
-    /// Each filter and option of the shipped files: its cost by itself (12 minutes; --quick: 5)
-    Options(Args),
-    /// Spans and the tags of the picker (5 minutes; --quick: 3)
-    Traces(Args),
     /// A streamed chunk
     Streams(Args),
     /// Scraping, memory, start, changes
     Standing(Args),
-    /// Where a request's CPU goes: listeners that each do one thing more than the one before
-    Steps(Args),
     /// Gain of shared state: one worker against several, of one proxy and of two ->
     /// target/bench/sharing.json
     Sharing(sharing::Args),
@@ -102,16 +89,6 @@ enum BenchPart {
     Flow(flow::Args),
     /// Copy the last results to docs/data and print docs/reference/performance.md from there
     Page,
-    /// Run the ext_proc server that decides nothing (the bench starts it)
-    #[command(hide = true)]
-    GoOn {
-        /// Address to listen on
-        #[arg(long)]
-        listen: SocketAddr,
-        /// Endpoint that gets every request
-        #[arg(long)]
-        endpoint: String,
-    },
     /// Run the model servers that answer at once (the bench starts them)
     #[command(hide = true)]
     Sink {
@@ -126,17 +103,13 @@ async fn main() -> ExitCode {
     let BenchArgs { part, args } = BenchArgs::parse();
     let outcome = match &part {
         Some(BenchPart::Overhead(args)) => overhead::bench(args).await,
-        Some(BenchPart::Options(args)) => options::bench(&options::SHIPPED, args).await,
-        Some(BenchPart::Traces(args)) => options::bench(&options::TRACES, args).await,
         Some(BenchPart::Streams(args)) => streams::bench(args).await,
         Some(BenchPart::Standing(args)) => standing::bench(args).await,
-        Some(BenchPart::Steps(args)) => steps::bench(args).await,
         Some(BenchPart::Sharing(args)) => sharing::bench(*args).await,
         Some(BenchPart::Relay(args)) => relay::bench(*args).await,
         Some(BenchPart::Engines(args)) => engines::bench(*args).await,
         Some(BenchPart::Flow(args)) => flow::bench(*args).await,
         Some(BenchPart::Page) => page::write(),
-        Some(BenchPart::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,
         Some(BenchPart::Sink { listen }) => sink::serve(listen).await,
         None => all(&args).await,
     };
@@ -151,11 +124,8 @@ async fn main() -> ExitCode {
 
 async fn all(args: &Args) -> Result<()> {
     overhead::bench(args).await?;
-    options::bench(&options::SHIPPED, args).await?;
-    options::bench(&options::TRACES, args).await?;
     streams::bench(args).await?;
     standing::bench(args).await?;
-    steps::bench(args).await?;
     page::write()
 }
 

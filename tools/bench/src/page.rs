@@ -8,27 +8,17 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use testbed::{Result, root};
 
-use crate::svg::{ChartSeries, chart};
 use crate::world::RequestPath;
-use crate::{flow, options, overhead, standing, steps, streams};
+use crate::{flow, overhead, standing, streams};
 
+mod chart;
 mod tables;
 mod targets;
 
 const TEMPLATE: &str = include_str!("performance.md");
 
 /// The results that the page shows.
-const PARTS: [&str; 9] = [
-    "overhead",
-    "options",
-    "traces",
-    "streams",
-    "standing",
-    "steps",
-    "chunk-steps",
-    "flow",
-    "flow-cost",
-];
+const PARTS: [&str; 5] = ["overhead", "streams", "standing", "flow", "flow-cost"];
 
 /// A load above this number of processes per core means that other programs used the machine: the
 /// bench itself runs Envoy, a client, the servers and a daemon on all cores.
@@ -37,24 +27,15 @@ const BUSY_PER_CORE: f64 = 2.0;
 /// Places of the template that figures replace.
 type PagePart = (&'static str, fn(&BenchResults) -> Result<String>);
 
-const MARKS: [PagePart; 20] = [
+const MARKS: [PagePart; 13] = [
     ("<!-- machine: overhead -->", |measured| {
         Ok(measured.overhead.machine())
-    }),
-    ("<!-- machine: options -->", |measured| {
-        Ok(measured.options.machine())
-    }),
-    ("<!-- machine: traces -->", |measured| {
-        Ok(measured.traces.machine())
     }),
     ("<!-- machine: streams -->", |measured| {
         Ok(measured.streams.machine())
     }),
     ("<!-- machine: standing -->", |measured| {
         Ok(measured.standing.machine())
-    }),
-    ("<!-- machine: steps -->", |measured| {
-        Ok(measured.steps.machine())
     }),
     ("<!-- machine: flow -->", |measured| {
         Ok(measured.flow.machine())
@@ -70,16 +51,8 @@ const MARKS: [PagePart; 20] = [
     ("<!-- requests shipped -->", |measured| {
         tables::requests(measured, RequestPath::Shipped)
     }),
-    ("<!-- options -->", |measured| {
-        tables::options(&measured.options.rows)
-    }),
-    ("<!-- traces -->", |measured| {
-        tables::options(&measured.traces.rows)
-    }),
     ("<!-- streams -->", tables::chunks),
     ("<!-- standing -->", tables::standing),
-    ("<!-- steps -->", tables::steps),
-    ("<!-- chunk steps -->", tables::chunk_steps),
     ("<!-- flow -->", |measured| {
         tables::flow(&measured.flow.rows)
     }),
@@ -101,12 +74,8 @@ struct ResultFile<T> {
 /// The results of all parts.
 struct BenchResults {
     overhead: ResultFile<overhead::OverheadRow>,
-    options: ResultFile<options::OptionRow>,
-    traces: ResultFile<options::OptionRow>,
     streams: ResultFile<streams::StreamsRow>,
     standing: ResultFile<standing::StandingRow>,
-    steps: ResultFile<steps::StepRow>,
-    chunk_steps: ResultFile<steps::ChunkRow>,
     flow: ResultFile<flow::FlowRow>,
     flow_cost: ResultFile<flow::cost::FlowCostRow>,
 }
@@ -146,12 +115,8 @@ impl BenchResults {
     fn read() -> Result<Self> {
         Ok(Self {
             overhead: file("overhead")?,
-            options: file("options")?,
-            traces: file("traces")?,
             streams: file("streams")?,
             standing: file("standing")?,
-            steps: file("steps")?,
-            chunk_steps: file("chunk-steps")?,
             flow: file("flow")?,
             flow_cost: file("flow-cost")?,
         })
@@ -220,46 +185,38 @@ fn file<T: DeserializeOwned>(part: &str) -> Result<ResultFile<T>> {
 
 fn plots(measured: &BenchResults, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
-    let series =
-        |connections: usize, figure: fn(&overhead::OverheadRow) -> f64| -> Vec<ChartSeries> {
-            let line = |path: RequestPath, colour| {
-                let case = |row: &overhead::OverheadRow| overhead::OverheadCase {
+    let draw = |file: &str, title: &str, connections, figure: fn(&overhead::OverheadRow) -> f64| {
+        let line = |path: RequestPath| {
+            let is_drawn = |row: &&overhead::OverheadRow| {
+                let case = overhead::OverheadCase {
                     connections,
                     ..overhead::OverheadCase::around(row.case.body_bytes)
                 };
-                let of = measured.overhead.rows.iter().filter(|row| {
-                    row.case == case(row) && row.base == RequestPath::Minimal.base_name()
-                });
-                #[expect(clippy::cast_precision_loss, reason = "a size to draw")]
-                let points = of
-                    .filter(|row| row.front == path.name())
-                    .map(|row| (row.case.body_bytes as f64, figure(row)));
-                ChartSeries {
-                    name: path.name().to_owned(),
-                    colour,
-                    points: points.filter(|(_, y)| *y > 0.0).collect(),
-                }
+                row.case == case
+                    && row.base == RequestPath::Minimal.base_name()
+                    && row.front == path.name()
+                    && figure(row) > 0.0
             };
-            vec![
-                line(RequestPath::Filter, "#0a6"),
-                line(RequestPath::ExtProc, "#c40"),
-            ]
+            let rows = measured.overhead.rows.iter().filter(is_drawn);
+            #[expect(clippy::cast_precision_loss, reason = "a size to draw")]
+            let points = rows.map(|row| (row.case.body_bytes as f64, figure(row)));
+            (path.name(), points.collect())
         };
-    let latency = chart(
+        let lines = RequestPath::PICKERS.map(line);
+        chart::draw(&folder.join(file), title, &lines)
+    };
+    draw(
+        "latency.svg",
         "Added p50 over a minimal Envoy, one connection, 100 endpoints",
-        "body, bytes",
-        "µs",
-        &series(1, |row| row.added_p50_us),
-    );
-    let cpu = chart(
+        1,
+        |row| row.added_p50_us,
+    )?;
+    draw(
+        "cpu.svg",
         "Added CPU over a minimal Envoy, 16 connections, 100 endpoints",
-        "body, bytes",
-        "µs",
-        &series(16, |row| row.added_cpu_us),
-    );
-    std::fs::write(folder.join("latency.svg"), latency)?;
-    std::fs::write(folder.join("cpu.svg"), cpu)?;
-    Ok(())
+        16,
+        |row| row.added_cpu_us,
+    )
 }
 
 #[cfg(test)]

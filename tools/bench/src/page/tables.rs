@@ -9,7 +9,6 @@ use crate::flow::FlowRow;
 use crate::flow::cost::{AddedCost, FlowCostRow};
 use crate::overhead::{CONNECTIONS, OverheadCase, OverheadRow};
 use crate::world::RequestPath;
-use crate::{options, steps};
 
 /// Body sizes of the table that has both bases side by side.
 const SIZES: [usize; 6] = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000];
@@ -97,53 +96,6 @@ pub(super) fn requests(measured: &BenchResults, base: RequestPath) -> Result<Str
     Ok(text)
 }
 
-/// Each option of the shipped files, one line for each value that it is compared with.
-pub(super) fn options(rows: &[options::OptionRow]) -> Result<String> {
-    let mut cases: Vec<(usize, usize)> = Vec::new();
-    for row in rows {
-        if !cases.contains(&(row.body_bytes, row.connections)) {
-            cases.push((row.body_bytes, row.connections));
-        }
-    }
-    let head =
-        |(bytes, connections): &(usize, usize)| format!(" {} KB, c={connections} |", bytes / 1_000);
-    let mut text = format!(
-        "| option | instead |{}\n",
-        cases.iter().map(head).collect::<String>()
-    );
-    writeln!(text, "|---|---|{}", "---|".repeat(cases.len()))?;
-    let mut printed: Vec<(&str, &str)> = Vec::new();
-    for options::OptionRow {
-        option, instead, ..
-    } in rows
-    {
-        if printed.contains(&(option.as_str(), instead.as_str())) {
-            continue;
-        }
-        printed.push((option, instead));
-        let same = |row: &&options::OptionRow| row.option == *option && row.instead == *instead;
-        let cell = |case: &(usize, usize)| {
-            let row = rows
-                .iter()
-                .filter(same)
-                .find(|row| (row.body_bytes, row.connections) == *case);
-            format!(
-                " {} |",
-                row.map_or_else(
-                    || "-".to_owned(),
-                    |row| spread(row.cost_cpu_us, row.iqr_cpu_us)
-                )
-            )
-        };
-        writeln!(
-            text,
-            "| {option} | {instead} |{}",
-            cases.iter().map(cell).collect::<String>()
-        )?;
-    }
-    Ok(text)
-}
-
 pub(super) fn chunks(measured: &BenchResults) -> Result<String> {
     let mut text =
         String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
@@ -168,51 +120,6 @@ pub(super) fn standing(measured: &BenchResults) -> Result<String> {
             text,
             "| {} | {:.3} {} | {worst} |",
             row.what, row.value, row.unit
-        )?;
-    }
-    Ok(text)
-}
-
-pub(super) fn steps(measured: &BenchResults) -> Result<String> {
-    let mut text = String::from(
-        "| body, KB | connections | step | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
-         |---|---|---|---|---|---|---|\n",
-    );
-    for row in &measured.steps.rows {
-        let steps::StepRow {
-            step,
-            body_bytes,
-            connections,
-            cpu_us,
-            added_cpu_us,
-            iqr_us,
-            p50_us,
-            added_p50_us,
-            iqr_p50_us,
-        } = row;
-        let kb = body_bytes / 1000;
-        let cpu = format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})");
-        let p50 = format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})");
-        writeln!(text, "| {kb} | {connections} | {step} | {cpu} | {p50} |")?;
-    }
-    Ok(text)
-}
-
-pub(super) fn chunk_steps(measured: &BenchResults) -> Result<String> {
-    let mut text = String::from(
-        "| step | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
-         |---|---|---|---|---|\n",
-    );
-    for steps::ChunkRow {
-        step,
-        cpu_us: [workers, rest, daemon],
-        added_us,
-        iqr_us,
-    } in &measured.chunk_steps.rows
-    {
-        writeln!(
-            text,
-            "| {step} | {workers:.1} | {added_us:.1} ({iqr_us:.1}) | {rest:.1} | {daemon:.1} |"
         )?;
     }
     Ok(text)

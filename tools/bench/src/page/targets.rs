@@ -277,13 +277,12 @@ impl BenchResults {
 
     #[expect(clippy::cast_precision_loss, reason = "a count of errors")]
     fn errors(&self) -> Option<FoundFigure> {
-        if self.overhead.rows.is_empty() || self.options.rows.is_empty() {
+        if self.overhead.rows.is_empty() {
             return None;
         }
         let requests: u64 = self.overhead.rows.iter().map(|row| row.errors).sum();
-        let options: u64 = self.options.rows.iter().map(|row| row.errors).sum();
         Some(FoundFigure {
-            value: (requests + options) as f64,
+            value: requests as f64,
             iqr: 0.0,
         })
     }
