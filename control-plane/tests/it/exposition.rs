@@ -81,7 +81,8 @@ fn ours(page: &str) -> Vec<SampleReading> {
     all.0
 }
 
-fn theirs((name, labels, value, timestamp): &ReferenceSample) -> SampleReading {
+fn theirs(sample: &ReferenceSample) -> SampleReading {
+    let (name, labels, value, timestamp) = sample;
     let number = |text: &String| text.parse::<f64>().unwrap();
     SampleReading {
         name: name.clone(),

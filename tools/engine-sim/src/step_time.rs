@@ -74,15 +74,21 @@ impl StepTimeModel {
         self.slowdown * (self.overhead + decode + prefill) + batch.loading_ms
     }
 
-    /// Duration of a step that decodes `sequences` with `context` tokens together, and prefills
-    /// `tokens` of one prompt after the `done` ones, ms.
-    pub fn mixed_ms(&self, (sequences, context): (f64, f64), tokens: f64, done: f64) -> f64 {
+    /// Duration of a step that decodes `sequences` with `context` tokens together, ms.
+    pub fn decode_ms(&self, sequences: f64, context: f64) -> f64 {
         self.step_ms(StepBatch {
             sequences,
             context,
+            ..StepBatch::default()
+        })
+    }
+
+    /// Duration of a step that prefills `tokens` of one prompt after the `done` ones, ms.
+    pub fn prefill_ms(&self, tokens: f64, done: f64) -> f64 {
+        self.step_ms(StepBatch {
             prefill: tokens,
             pairs: (done + tokens).powi(2) - done.powi(2),
-            loading_ms: 0.0,
+            ..StepBatch::default()
         })
     }
 
@@ -93,7 +99,7 @@ impl StepTimeModel {
         let mut total = 0.0;
         while done < f64::from(tokens) {
             let chunk = (f64::from(tokens) - done).min(budget as f64);
-            total += self.mixed_ms((0.0, 0.0), chunk, done);
+            total += self.prefill_ms(chunk, done);
             done += chunk;
         }
         total
@@ -116,7 +122,7 @@ mod tests {
     #[test]
     fn a_cached_prefix_still_costs_its_attention() {
         let times = EngineProfile::Llama8bH100.times();
-        let step_ms = |cached: f64| times.mixed_ms((0.0, 0.0), 2048.0, cached);
+        let step_ms = |cached: f64| times.prefill_ms(2048.0, cached);
         let attention_ms = times.prefill[2] * 2.0 * 8192.0 * 2048.0;
         assert!((step_ms(8192.0) - step_ms(0.0) - attention_ms).abs() < 1e-9);
     }

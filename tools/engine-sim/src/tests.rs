@@ -128,9 +128,9 @@ fn request(prompt: u32, output: u32) -> TestRequest {
 fn a_lone_request_takes_the_time_of_the_formula() {
     let run = TestRun::of(H100, &[(0.0, request(8192, 11))]);
     let times = H100.times;
-    let first_ms = times.mixed_ms((0.0, 0.0), 8192.0, 0.0);
+    let first_ms = times.prefill_ms(8192.0, 0.0);
     let decodes_ms: f64 = (1..=10)
-        .map(|i| times.mixed_ms((1.0, 8192.0 + f64::from(i)), 0.0, 0.0))
+        .map(|i| times.decode_ms(1.0, 8192.0 + f64::from(i)))
         .sum();
     let [outcome] = &run.outcomes[..] else {
         panic!("{:?}", run.outcomes)
@@ -156,7 +156,7 @@ fn a_slowed_engine_takes_longer_from_the_next_step_on() {
     engine.end(|_, _| ());
     let start = plain_ms;
     let ends_ms = engine.start(plain_ms, |_, _| ()).unwrap().ends_ms;
-    assert!((ends_ms - start - 3.0 * H100.times.mixed_ms((1.0, 1025.0), 0.0, 0.0)).abs() < 1e-9);
+    assert!((ends_ms - start - 3.0 * H100.times.decode_ms(1.0, 1025.0)).abs() < 1e-9);
 }
 
 #[test]

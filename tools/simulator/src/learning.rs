@@ -41,13 +41,7 @@ impl SimulatedLearner {
         }
     }
 
-    pub(crate) fn picked(
-        &mut self,
-        at: usize,
-        request: u32,
-        now: f64,
-        (uncached, prompt): (u32, u32),
-    ) {
+    pub(crate) fn picked(&mut self, at: usize, request: u32, now: f64, uncached: u32, prompt: u32) {
         if let Some(place) = self.places.get_mut(at) {
             place.waiting.push_back(WaitingRequest {
                 request,
@@ -185,10 +179,10 @@ mod tests {
         for (endpoint, times) in refs.into_iter().zip(times) {
             let (prefill, decode) = model.speed(endpoint);
             let expected = f64::from(prefill * model.prefill_ms(1_000.0, 3_000.0));
-            let taken = times.mixed_ms((0.0, 0.0), 1_000.0, 2_000.0);
+            let taken = times.prefill_ms(1_000.0, 2_000.0);
             assert!((expected / taken - 1.0).abs() < 1e-4, "{expected} {taken}");
             let expected = f64::from(decode * model.decode_ms(8.0, 9_000.0));
-            let taken = times.mixed_ms((8.0, 9_000.0), 0.0, 0.0);
+            let taken = times.decode_ms(8.0, 9_000.0);
             assert!((expected / taken - 1.0).abs() < 1e-4, "{expected} {taken}");
         }
         let mean: f64 = refs

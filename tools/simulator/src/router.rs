@@ -62,6 +62,15 @@ pub(crate) struct SimulatedPick {
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHeader(Box<str>, String);
 
+/// A request as a proxy gets it.
+#[derive(Clone, Copy)]
+pub(crate) struct ProxyRequest<'r, 'w> {
+    pub(crate) job: &'r EngineJob<'w>,
+    pub(crate) class: RequestClass,
+    /// The header that its client sends.
+    pub(crate) session: Option<&'r SessionHeader>,
+}
+
 /// The data that a proxy publishes to the others after a change.
 #[derive(Debug)]
 pub(crate) struct ProxyUpdate {
@@ -92,18 +101,6 @@ pub(crate) fn decision(snapshot: &Snapshot, at: Option<usize>, prefill: Option<u
             })
         }
         None => Decision::Unavailable(UnavailableReason::NoReadyEndpoint),
-    }
-}
-
-/// A request as the policy sees it.
-fn asked<'r>(policy: &RoutingPolicy, job: &EngineJob<'r>, class: RequestClass) -> Request<'r> {
-    Request {
-        model: MODEL,
-        priority: class.priority,
-        prompt_tokens: policy.prompt_tokens(job, class),
-        prefix_blocks: job.hashes,
-        prefix_block_tokens: BLOCK_TOKENS as u32,
-        ..Request::default()
     }
 }
 
@@ -139,13 +136,29 @@ fn copy(snapshot: &Snapshot) -> Option<Snapshot> {
         .ok()
 }
 
+// === impl ProxyRequest ===
+
+impl<'w> ProxyRequest<'_, 'w> {
+    fn seen_by(self, policy: &RoutingPolicy) -> Request<'w> {
+        Request {
+            model: MODEL,
+            priority: self.class.priority,
+            prompt_tokens: policy.prompt_tokens(self.job, self.class),
+            prefix_blocks: self.job.hashes,
+            prefix_block_tokens: BLOCK_TOKENS as u32,
+            ..Request::default()
+        }
+    }
+}
+
 // === impl PolicyRouter ===
 
 impl PolicyRouter {
     /// Proxy `number` of `proxies`, which publishes its picks if it `shares`.
     pub(crate) fn new(
         seed: u64,
-        (number, proxies): (usize, usize),
+        number: usize,
+        proxies: usize,
         shares: bool,
         gate: Option<GateRule>,
     ) -> Self {
@@ -198,23 +211,27 @@ impl PolicyRouter {
         self.pool.in_flight().own(endpoint)
     }
 
-    /// Picks by the policy and records the pick, for a client that sends this session header;
-    /// `None` if the request is held.
+    /// Picks by the policy and records the pick; `None` if the request is held.
     ///
     /// # Errors
     /// When the policy picks no endpoint.
     pub(crate) fn pick<'w>(
         &mut self,
         policy: &RoutingPolicy,
-        (job, session, class): (&EngineJob<'w>, Option<&SessionHeader>, RequestClass),
+        from: ProxyRequest<'_, 'w>,
         engines: &[SimulatedEngine<'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
+        let ProxyRequest {
+            job,
+            class,
+            session,
+        } = from;
         self.estimate_peer_picks(now);
         let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
         let request = Request {
             headers: header.as_slice(),
-            ..asked(policy, job, class)
+            ..from.seen_by(policy)
         };
         let time = virtual_time(now);
         let picked = match policy {
@@ -226,10 +243,10 @@ impl PolicyRouter {
                     arrived: time,
                     ttl_ms: None,
                 };
-                match self
+                let admission = self
                     .pool
-                    .pick_or_hold(&request, MODEL, &arrival, time, &mut ())
-                {
+                    .pick_or_hold(&request, MODEL, &arrival, time, &mut ());
+                match admission {
                     Ok(FlowAdmission::Held(ticket)) => {
                         self.held.push((job.request, ticket));
                         return Ok(None);
@@ -252,11 +269,8 @@ impl PolicyRouter {
                             now,
                             turn,
                         };
-                        decision(
-                            snapshot,
-                            rival.pick(&view, memory, rng),
-                            rival.pick_prefill(&view, rng),
-                        )
+                        let at = rival.pick(&view, memory, rng);
+                        decision(snapshot, at, rival.pick_prefill(&view, rng))
                     })
             }
             RoutingPolicy::Planned(engines) => {
@@ -268,9 +282,8 @@ impl PolicyRouter {
             }
             RoutingPolicy::Clairvoyant => return Err("the plan was not made".to_owned()),
             RoutingPolicy::Gated(..) => {
-                self.gate
-                    .iter_mut()
-                    .for_each(|gate| gate.hold(job.request, class));
+                let gate = self.gate.iter_mut();
+                gate.for_each(|gate| gate.hold(job.request, class));
                 return Ok(None);
             }
         };
@@ -317,17 +330,17 @@ impl PolicyRouter {
     pub(crate) fn pick_held<'w>(
         &mut self,
         policy: &RoutingPolicy,
-        (job, class): (&EngineJob<'w>, RequestClass),
+        from: ProxyRequest<'_, 'w>,
         engines: &[SimulatedEngine<'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
         if let RoutingPolicy::Gated(picks, _) = policy {
-            return self.pick(picks, (job, None, class), engines, now);
+            return self.pick(picks, from, engines, now);
         }
         let Some(at) = self
             .held
             .iter()
-            .position(|(request, _)| *request == job.request)
+            .position(|(request, _)| *request == from.job.request)
         else {
             return Ok(None);
         };
@@ -335,14 +348,14 @@ impl PolicyRouter {
         let (_, ticket) = self.held.swap_remove(at);
         match self.pool.pick_held(
             &ticket,
-            &asked(policy, job, class),
+            &from.seen_by(policy),
             MODEL,
             virtual_time(now),
             &mut (),
         ) {
             Ok(Some(picked)) => self.simulated(picked).map(Some),
             Ok(None) => {
-                self.held.push((job.request, ticket));
+                self.held.push((from.job.request, ticket));
                 Ok(None)
             }
             Err(refusal) => Err(format!("a held request was given up: {refusal:?}")),

@@ -32,7 +32,7 @@ use crate::engine::{EngineJob, SimulatedEngine};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
-use crate::router::{PolicyRouter, ProxyUpdate, SessionHeader, SimulatedPick};
+use crate::router::{PolicyRouter, ProxyRequest, ProxyUpdate, SessionHeader, SimulatedPick};
 use crate::workload::{Sampler, Workload};
 
 /// The outcome of a request. Times in ms, counts in tokens.
@@ -178,7 +178,8 @@ impl<'w> Simulation<'w> {
         let router = |number| {
             PolicyRouter::new(
                 seed * 1_000 + number as u64,
-                (number, setting.proxies),
+                number,
+                setting.proxies,
                 shares,
                 policy.gate(),
             )
@@ -311,7 +312,11 @@ impl<'w> Simulation<'w> {
         let header = session.and_then(Option::as_ref);
         let picked = router.pick(
             self.policy,
-            (&job, header, self.workload.class(request)),
+            ProxyRequest {
+                job: &job,
+                class: self.workload.class(request),
+                session: header,
+            },
             &self.engines,
             now,
         )?;
@@ -367,12 +372,9 @@ impl<'w> Simulation<'w> {
         let prompt_tokens = self
             .policy
             .prompt_tokens(&job, self.workload.class(request));
-        self.learning.picked(
-            prefill.unwrap_or(at),
-            request,
-            now,
-            (uncached, prompt_tokens),
-        );
+        let prefiller = prefill.unwrap_or(at);
+        self.learning
+            .picked(prefiller, request, now, uncached, prompt_tokens);
         let prompt = prefill.map_or(PrefillLocation::Decoder, PrefillLocation::At);
         let is_beyond = prefill.is_none() && !self.has_room(&job, at, &hold);
         if let Some(record) = self.records.get_mut(request as usize) {

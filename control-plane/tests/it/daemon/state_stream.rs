@@ -454,7 +454,8 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let (mut one, _) = FilterStream::connect(rig.address, "one", 1, &["default"]).await;
     let (mut two, _) = FilterStream::connect(rig.address, "two", 2, &["default"]).await;
-    let (pool_update, _) = (one.pool_update().await, two.pool_update().await);
+    let pool_update = one.pool_update().await;
+    two.pool_update().await;
     let share = || {
         proxy_message::Message::LoadReport(state::LoadReport {
             pool: "default".to_owned(),

@@ -48,19 +48,20 @@ fn ask_served_by(pool: &mut ManagedPool, number: usize, cached_percent: u32, ser
     ask_prompt(
         pool,
         &format!("{number:07} is so ").repeat(850),
-        (5_000 * cached_percent / 100, 5_000),
+        5_000 * cached_percent / 100,
+        5_000,
         server,
     );
 }
 
-/// Sends a prompt. `reported` is what the engine reports: cached tokens and all prompt tokens, by
-/// its own count.
-fn ask_prompt(pool: &mut ManagedPool, prompt: &str, reported: (u32, u32), server: &[u8]) {
+/// Sends a prompt. The engine reports `cached` tokens of `tokens`, by its own count.
+fn ask_prompt(pool: &mut ManagedPool, prompt: &str, cached: u32, tokens: u32, server: &[u8]) {
     ask_body(
         pool,
         b"/v1/completions",
         &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#),
-        reported,
+        cached,
+        tokens,
         server,
     );
 }
@@ -69,7 +70,8 @@ fn ask_body(
     pool: &mut ManagedPool,
     path: &[u8],
     body: &str,
-    (cached, tokens): (u32, u32),
+    cached: u32,
+    tokens: u32,
     server: &[u8],
 ) {
     let mut exchange = Exchange::new(Timestamp(0));
@@ -142,7 +144,8 @@ fn what_an_image_is_in_tokens_is_not_known_so_the_reply_proves_nothing() {
                 &mut pool,
                 b"/v1/chat/completions",
                 &chat(number),
-                (0, 14_000),
+                0,
+                14_000,
                 b"10.0.0.0:8000",
             );
         }
@@ -207,14 +210,15 @@ fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wron
     let capacity_after = |believed: usize, cached: u32| {
         let (mut pool, endpoint) = pool();
         (0..8).for_each(|number| ask(&mut pool, number, 0));
-        ask_prompt(&mut pool, &blocks("a", believed), (0, 48), server);
+        ask_prompt(&mut pool, &blocks("a", believed), 0, 48, server);
         (8..20).for_each(|number| ask(&mut pool, number, 0));
         assert_eq!(capacity(&pool, endpoint), BLOCKS);
         // One token of the engine's count is one block here.
         ask_prompt(
             &mut pool,
             &(blocks("a", believed) + &blocks("b", 48 - believed)),
-            (cached, 49),
+            cached,
+            49,
             server,
         );
         capacity(&pool, endpoint).cmp(&BLOCKS)

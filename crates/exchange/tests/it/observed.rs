@@ -51,7 +51,8 @@ fn sent_prompt(pool: &mut ManagedPool, word: &str, at: Timestamp) -> Exchange {
 fn answered(
     exchange: &mut Exchange,
     pool: &mut ManagedPool,
-    (server, attempts): (&str, u32),
+    server: &str,
+    attempts: u32,
     status: u16,
     at: Timestamp,
 ) {
@@ -71,7 +72,7 @@ fn answered(
 fn streamed(pool: &mut ManagedPool, events: &[(u64, &str)], whole: bool) -> EncodedObservation {
     let mut exchange = sent(pool, at_ms(0));
     let server = pool.snapshot().unwrap().endpoints()[0].address.to_string();
-    answered(&mut exchange, pool, (&server, 1), 200, at_ms(1));
+    answered(&mut exchange, pool, &server, 1, 200, at_ms(1));
     let last = events.last().unwrap().0;
     for (ms, event) in events {
         exchange.response_chunk(pool, event.as_bytes(), false, at_ms(*ms));
@@ -94,13 +95,7 @@ fn nothing_is_observed_until_somebody_learns() {
     let mut pool = ManagedPool::new(1, 1024);
     pool.install(pool_update(1, 1), 7, 10_000);
     let mut exchange = sent(&mut pool, at_ms(0));
-    answered(
-        &mut exchange,
-        &mut pool,
-        ("10.0.0.0:8000", 1),
-        200,
-        at_ms(1),
-    );
+    answered(&mut exchange, &mut pool, "10.0.0.0:8000", 1, 200, at_ms(1));
     exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(9));
     exchange.end(&mut pool, at_ms(9));
     assert_eq!(pool.take_observations().1.len(), 0);
@@ -128,7 +123,7 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
     pool.refresh(measured, at_ms(0));
     // Another request runs there, past its first token.
     let mut other = sent(&mut pool, at_ms(0));
-    answered(&mut other, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(0));
+    answered(&mut other, &mut pool, "10.0.0.0:8000", 1, 200, at_ms(0));
     other.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(0));
 
     let observed = streamed(
@@ -230,13 +225,7 @@ fn one_that_left_is_censored_and_one_that_failed_says_so() {
         "before any answer"
     );
     let mut exchange = sent(&mut pool, at_ms(0));
-    answered(
-        &mut exchange,
-        &mut pool,
-        ("10.0.0.0:8000", 1),
-        500,
-        at_ms(1),
-    );
+    answered(&mut exchange, &mut pool, "10.0.0.0:8000", 1, 500, at_ms(1));
     exchange.end(&mut pool, at_ms(5));
     assert_eq!(only(&mut pool).observation.ended, RequestEnd::Failed);
 }
@@ -255,13 +244,7 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
         .find(|e| e.id != picked)
         .unwrap()
         .clone();
-    answered(
-        &mut exchange,
-        &mut pool,
-        (&second.address, 2),
-        200,
-        at_ms(30),
-    );
+    answered(&mut exchange, &mut pool, &second.address, 2, 200, at_ms(30));
     exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40));
     exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(50));
     exchange.end(&mut pool, at_ms(50));
@@ -335,7 +318,8 @@ fn prefilled_elsewhere(retried: bool) -> (EndpointRef, EndpointRef, Vec<EncodedO
     answered(
         &mut exchange,
         &mut pool,
-        (&server.address, 1 + u32::from(retried)),
+        &server.address,
+        1 + u32::from(retried),
         200,
         at_ms(39),
     );
@@ -427,13 +411,7 @@ fn another_tokenizer_is_learned_of_what_replies_tell_and_prompts_count_by_it() {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1200,\"completion_tokens\":5}}\n\n";
     let mut prompt_tokens = || {
         let mut exchange = sent_prompt(&mut pool, "words ", at_ms(0));
-        answered(
-            &mut exchange,
-            &mut pool,
-            ("10.0.0.0:8000", 1),
-            200,
-            at_ms(1),
-        );
+        answered(&mut exchange, &mut pool, "10.0.0.0:8000", 1, 200, at_ms(1));
         exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40));
         exchange.response_chunk(&mut pool, usage.as_bytes(), true, at_ms(50));
         exchange.end(&mut pool, at_ms(50));
@@ -497,11 +475,10 @@ fn an_answer_in_one_piece_tells_its_tokens() {
 #[test]
 fn the_second_of_two_prefills_is_measured_from_the_first_token_before_it() {
     let mut pool = pool(1);
-    let server = ("10.0.0.0:8000", 1);
     let mut one = sent(&mut pool, at_ms(0));
     let mut two = sent(&mut pool, at_ms(10));
     for (exchange, ms) in [(&mut one, 50), (&mut two, 80)] {
-        answered(exchange, &mut pool, server, 200, at_ms(ms));
+        answered(exchange, &mut pool, "10.0.0.0:8000", 1, 200, at_ms(ms));
         exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(ms));
     }
     one.end(&mut pool, at_ms(100));

@@ -318,10 +318,9 @@ fn what_the_stream_ends_in_is_an_event_too() {
         format!("{stream}\n\n"),
         format!("{stream}\n\n{stream}\n\n"),
     ] {
-        let (whole, more) = (
-            read(RequestApi::Completions, true, [whole.as_bytes()]),
-            read(RequestApi::Completions, true, [(whole + stream).as_bytes()]),
-        );
+        let longer = format!("{whole}{stream}");
+        let [whole, more] =
+            [whole, longer].map(|text| read(RequestApi::Completions, true, [text.as_bytes()]));
         assert_eq!(
             more.events, whole.events,
             "the last event is seen only at the end"

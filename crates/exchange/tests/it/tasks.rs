@@ -73,12 +73,8 @@ struct Sent {
     step: ExchangeStep,
 }
 
-fn send(
-    pool: &mut ManagedPool,
-    (method, path): (&str, &str),
-    content_type: &str,
-    body: &[u8],
-) -> Sent {
+fn send(pool: &mut ManagedPool, request_line: &str, content_type: &str, body: &[u8]) -> Sent {
+    let (method, path) = request_line.split_once(' ').unwrap();
     let mut exchange = Exchange::new(now());
     let settings = ExchangeSettings::default();
     let length = body.len().to_string();
@@ -145,7 +141,8 @@ impl Sent {
     fn answer(
         mut self,
         pool: &mut ManagedPool,
-        (content_type, by): (&str, &str),
+        content_type: &str,
+        by: &str,
         chunks: &[&str],
     ) -> String {
         let head = ResponseHead {
@@ -209,8 +206,14 @@ fn a_task_goes_where_its_model_is_served_and_an_alias_is_renamed_and_back() {
                 _ => format!(r#"{{"input":"x","nested":{{"model":"b"}},"model":"{model}"}}"#)
                     .into_bytes(),
             };
-            let mut post =
-                |model: &str| send(&mut pool, ("POST", path), content_type, &body(model));
+            let mut post = |model: &str| {
+                send(
+                    &mut pool,
+                    &format!("POST {path}"),
+                    content_type,
+                    &body(model),
+                )
+            };
             assert_eq!(post("c").status(), 404, "{path} {content_type}");
             for _ in 0..4 {
                 assert_eq!(post("a").first(), "10.0.0.0:8000", "{path} {content_type}");
@@ -231,7 +234,8 @@ fn a_task_goes_where_its_model_is_served_and_an_alias_is_renamed_and_back() {
             assert_eq!(length.1, body("b").len().to_string());
             let reply = renamed.answer(
                 &mut pool,
-                ("application/json", "10.0.0.1:8000"),
+                "application/json",
+                "10.0.0.1:8000",
                 &[r#"{"model":"b","text":"b"}"#],
             );
             assert_eq!(
@@ -247,7 +251,7 @@ fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
     let mut pool = two_models();
     let sent = send(
         &mut pool,
-        ("POST", "/v1/audio/transcriptions"),
+        "POST /v1/audio/transcriptions",
         FORM,
         &form(&[("model", "alias")]),
     );
@@ -255,7 +259,8 @@ fn a_task_counts_for_its_model_and_priority_and_in_the_ledger() {
     assert_eq!(pool.in_flight().own(second).requests, 1);
     sent.answer(
         &mut pool,
-        ("text/plain", "10.0.0.1:8000"),
+        "text/plain",
+        "10.0.0.1:8000",
         &["\"model\":\"b\""],
     );
     assert_eq!(pool.in_flight().own(second).requests, 0);
@@ -276,7 +281,7 @@ fn a_task_without_a_model_passes_and_one_that_is_not_read_is_refused() {
         (FORM, b"--x--"),
         ("", br#"{"model":7}"#),
     ] {
-        let sent = send(&mut pool, ("POST", "/tokenize"), content_type, body);
+        let sent = send(&mut pool, "POST /tokenize", content_type, body);
         assert_eq!(
             (sent.status(), sent.body(body)),
             (200, body.to_vec()),
@@ -285,7 +290,7 @@ fn a_task_without_a_model_passes_and_one_that_is_not_read_is_refused() {
     }
     for path in ["/v1/responses/resp_1/cancel", "/v1/audio/speech"] {
         assert_eq!(
-            send(&mut pool, ("POST", path), "application/json", b"").status(),
+            send(&mut pool, &format!("POST {path}"), "application/json", b"").status(),
             200,
             "{path}: no body at all"
         );
@@ -298,7 +303,7 @@ fn a_task_without_a_model_passes_and_one_that_is_not_read_is_refused() {
         (FORM, b"--x\r\n"),
     ] {
         assert_eq!(
-            send(&mut pool, ("POST", "/tokenize"), content_type, body).status(),
+            send(&mut pool, "POST /tokenize", content_type, body).status(),
             400,
             "{content_type}"
         );
@@ -358,7 +363,7 @@ fn a_large_form_is_read_piece_by_piece() {
     );
 }
 
-const RESPONSES: (&str, &str) = ("POST", "/v1/responses");
+const RESPONSES: &str = "POST /v1/responses";
 
 /// A response is made at this endpoint, whichever was picked.
 fn respond(pool: &mut ManagedPool, by: &str, content_type: &str, chunks: &[&str]) {
@@ -369,7 +374,7 @@ fn respond(pool: &mut ManagedPool, by: &str, content_type: &str, chunks: &[&str]
         "application/json",
         br#"{"model":"m","input":"x"}"#,
     )
-    .answer(pool, (content_type, by), chunks);
+    .answer(pool, content_type, by, chunks);
 }
 
 fn follow_up(pool: &mut ManagedPool, id: &str) -> Vec<String> {
@@ -387,13 +392,13 @@ fn follow_up(pool: &mut ManagedPool, id: &str) -> Vec<String> {
         format!("/v1/responses/{id}?stream=true"),
         format!("/app/v1/conversations/{id}/items"),
     ] {
-        firsts.push(send(pool, ("GET", &path), "", b"").first());
+        firsts.push(send(pool, &format!("GET {path}"), "", b"").first());
     }
-    firsts.push(send(pool, ("DELETE", &format!("/v1/responses/{id}")), "", b"").first());
+    firsts.push(send(pool, &format!("DELETE /v1/responses/{id}"), "", b"").first());
     firsts.push(
         send(
             pool,
-            ("POST", &format!("/v1/responses/{id}/cancel")),
+            &format!("POST /v1/responses/{id}/cancel"),
             "application/json",
             b"",
         )
@@ -402,7 +407,7 @@ fn follow_up(pool: &mut ManagedPool, id: &str) -> Vec<String> {
     firsts.push(
         send(
             pool,
-            ("POST", &format!("/v1/conversations/{id}/items")),
+            &format!("POST /v1/conversations/{id}/items"),
             "application/json",
             br#"{"items":[]}"#,
         )
@@ -469,7 +474,7 @@ fn an_id_is_known_while_its_stream_still_runs_and_unknown_ids_go_anywhere() {
         now(),
     );
     assert_eq!(
-        send(&mut pool, ("POST", "/v1/responses/resp_1/cancel"), "", b"").first(),
+        send(&mut pool, "POST /v1/responses/resp_1/cancel", "", b"").first(),
         by
     );
     let firsts: std::collections::BTreeSet<String> = (0..30)

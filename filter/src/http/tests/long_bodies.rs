@@ -180,10 +180,8 @@ fn an_invalid_body_is_refused_at_its_end() {
 
 #[test]
 fn state_that_comes_after_the_first_pieces_counts() {
-    let (world, body) = (
-        HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#),
-        chat("m", 100_000),
-    );
+    let world = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
+    let body = chat("m", 100_000);
     let (mut stream, _) = world.post("/v1/chat/completions");
     world
         .host

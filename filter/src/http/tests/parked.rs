@@ -70,10 +70,8 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
 
 #[test]
 fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
-    let (lost, mut healed) = (
-        HttpWorld::ready(),
-        HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#),
-    );
+    let lost = HttpWorld::ready();
+    let mut healed = HttpWorld::new(r#"{"pools": [{"name": "default"}]}"#);
     healed.host = lost.host.clone();
     healed.vm = Rc::new(RefCell::new(VmState::new(lost.host)));
     healed

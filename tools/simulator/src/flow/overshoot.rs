@@ -61,7 +61,7 @@ fn most_open(
 mod tests {
     use super::*;
 
-    fn outcome(sent: f64, (engine, proxy): (usize, usize), is_beyond: bool) -> RequestOutcome {
+    fn outcome(sent: f64, engine: usize, proxy: usize, is_beyond: bool) -> RequestOutcome {
         RequestOutcome {
             at: sent,
             sent,
@@ -76,13 +76,13 @@ mod tests {
     #[test]
     fn requests_too_many_count_until_their_first_token() {
         let all = [
-            outcome(0.0, (0, 0), true),
-            outcome(4.0, (0, 0), true),
-            outcome(5.0, (1, 0), true),
-            outcome(30.0, (0, 0), false),
-            outcome(40.0, (0, 1), true),
-            outcome(41.0, (0, 0), true),
-            outcome(60.0, (0, 0), true),
+            outcome(0.0, 0, 0, true),
+            outcome(4.0, 0, 0, true),
+            outcome(5.0, 1, 0, true),
+            outcome(30.0, 0, 0, false),
+            outcome(40.0, 0, 1, true),
+            outcome(41.0, 0, 0, true),
+            outcome(60.0, 0, 0, true),
         ];
         let all: Vec<&RequestOutcome> = all.iter().collect();
         assert_eq!((most_at_once(&all), most_of_one_proxy(10.0, &all)), (4, 2));

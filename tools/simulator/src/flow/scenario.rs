@@ -5,9 +5,17 @@ use crate::trace::{ID_TOKENS, TraceRequest, azure_conversations};
 use crate::workload::{RequestClass, Sampler};
 use crate::world::PoolSetting;
 
-/// A batch wave lasts for 8 of every 20 s.
-const WAVE_S: f64 = 20.0;
-const WAVE_ON_S: f64 = 8.0;
+/// Requests come in the first part of every period.
+#[derive(Clone, Copy)]
+struct BatchWave {
+    on_s: f64,
+    period_s: f64,
+}
+
+const WAVE: BatchWave = BatchWave {
+    on_s: 8.0,
+    period_s: 20.0,
+};
 
 /// The rate of chat that eight engines sustain, requests a second. A rate is sustained if the
 /// median TTFT of the last 30 % of arrivals stays under 5 s.
@@ -39,8 +47,10 @@ const PROMPT_ERROR: f64 = 0.3;
 /// How much longer the engines of `two-engines` take, the waves there, and the load of the rates
 /// that [`FlowScenario::classes`] has for them.
 const TWO_SLOWDOWN: f64 = 5.0;
-const TWO_WAVE_S: f64 = 40.0;
-const TWO_ON_S: f64 = 24.0;
+const TWO_WAVE: BatchWave = BatchWave {
+    on_s: 24.0,
+    period_s: 40.0,
+};
 const TWO_LOAD: f64 = 1.3;
 
 /// Batch requests of one kind.
@@ -48,8 +58,9 @@ const TWO_LOAD: f64 = 1.3;
 pub(super) struct BatchKind {
     prompt: u32,
     output: f64,
-    /// The spreads of the lengths of prompts and of outputs, log-normal.
-    spreads: (f64, f64),
+    /// The spreads of the lengths, log-normal.
+    prompt_spread: f64,
+    output_spread: f64,
     /// Tokens of the prompt that all requests of one of 150 tenants share.
     shared: u32,
     /// The rate that eight engines sustain without other requests, requests a second: what `none`
@@ -60,7 +71,8 @@ pub(super) struct BatchKind {
 const PROMPTS: BatchKind = BatchKind {
     prompt: 6_000,
     output: 200.0,
-    spreads: (0.0, 0.3),
+    prompt_spread: 0.0,
+    output_spread: 0.3,
     shared: 0,
     capacity: 42.0,
 };
@@ -94,9 +106,16 @@ const HUGE_PROMPTS: BatchKind = BatchKind {
 
 /// As [`PROMPTS`] on average.
 const SPREAD: BatchKind = BatchKind {
-    spreads: (0.8, 1.2),
+    prompt_spread: 0.8,
+    output_spread: 1.2,
     ..PROMPTS
 };
+
+/// Draws the requests of a run.
+struct FlowArrivals<'d> {
+    seconds: f64,
+    dice: &'d mut Sampler,
+}
 
 /// The requests of a run, and its pool.
 #[derive(Clone, Copy, Debug)]
@@ -177,185 +196,158 @@ impl FlowScenario {
         seconds: f64,
         dice: &mut Sampler,
     ) -> Result<Vec<(RequestClass, Vec<TraceRequest>)>, String> {
-        let class = |name, priority, flow| RequestClass {
-            name,
-            priority,
-            flow,
-            prompt_error: 0.0,
-        };
-        let critical = class("critical", 10, "");
-        let batch = class("batch", 0, "");
         let rest = |taken: f64| (load - taken).max(0.0);
-        let on = |kind: BatchKind, capacity: f64, dice: &mut Sampler| -> Result<_, String> {
-            let kind = BatchKind {
-                capacity: kind.capacity * capacity,
-                ..kind
-            };
-            Ok(vec![
-                (critical, chat(capacity, seconds, dice)?),
-                (batch, kind.waves(rest(CHAT_LOAD), seconds, dice)),
-            ])
-        };
+        let mut arrivals = FlowArrivals { seconds, dice };
         Ok(match self {
-            Self::Waves(kind) => on(kind, 1.0, dice)?,
-            Self::Unlike(kind) => on(kind, UNLIKE_CAPACITY, dice)?,
-            Self::Split(kind) => on(kind, SPLIT_CAPACITY, dice)?,
+            Self::Waves(kind) => arrivals.beside_chat(kind, 1.0, rest(CHAT_LOAD))?,
+            Self::Unlike(kind) => arrivals.beside_chat(kind, UNLIKE_CAPACITY, rest(CHAT_LOAD))?,
+            Self::Split(kind) => arrivals.beside_chat(kind, SPLIT_CAPACITY, rest(CHAT_LOAD))?,
             Self::Unknown(kind) => {
-                let unknown = |(class, lines)| {
-                    (
-                        RequestClass {
-                            prompt_error: PROMPT_ERROR,
-                            ..class
-                        },
-                        lines,
-                    )
-                };
-                on(kind, 1.0, dice)?.into_iter().map(unknown).collect()
+                let mut classes = arrivals.beside_chat(kind, 1.0, rest(CHAT_LOAD))?;
+                for (class, _) in &mut classes {
+                    class.prompt_error = PROMPT_ERROR;
+                }
+                classes
             }
             Self::Tenants => vec![
-                (
-                    class("small", 0, "small"),
-                    PROMPTS.steady(SMALL_LOAD, seconds, dice),
-                ),
-                (
-                    class("large", 0, "large"),
-                    PROMPTS.steady(rest(SMALL_LOAD), seconds, dice),
-                ),
+                (tenant("small"), arrivals.steady(PROMPTS, SMALL_LOAD)),
+                (tenant("large"), arrivals.steady(PROMPTS, rest(SMALL_LOAD))),
             ],
             Self::Lengths => vec![
-                (
-                    class("short", 0, "short"),
-                    SHORT_PROMPTS.steady(load / 2.0, seconds, dice),
-                ),
-                (
-                    class("long", 0, "long"),
-                    PROMPTS.steady(load / 2.0, seconds, dice),
-                ),
+                (tenant("short"), arrivals.steady(SHORT_PROMPTS, load / 2.0)),
+                (tenant("long"), arrivals.steady(PROMPTS, load / 2.0)),
             ],
             Self::Bands => vec![
                 // Without flow control, a negative priority would be refused.
-                (class("critical", 20, ""), chat(1.0, seconds, dice)?),
+                (band("critical", 20), arrivals.chat(1.0)?),
                 (
-                    class("standard", 10, ""),
-                    PROMPTS.steady(rest(CHAT_LOAD), seconds, dice),
+                    band("standard", 10),
+                    arrivals.steady(PROMPTS, rest(CHAT_LOAD)),
                 ),
-                (class("low", 0, ""), PROMPTS.steady(LOW_LOAD, seconds, dice)),
+                (band("low", 0), arrivals.steady(PROMPTS, LOW_LOAD)),
             ],
             Self::Starvation => vec![
-                (
-                    class("short", 0, ""),
-                    PROMPTS.steady(rest(HUGE_LOAD), seconds, dice),
-                ),
-                (
-                    class("huge", 0, ""),
-                    HUGE_PROMPTS.steady(HUGE_LOAD, seconds, dice),
-                ),
+                (band("short", 0), arrivals.steady(PROMPTS, rest(HUGE_LOAD))),
+                (band("huge", 0), arrivals.steady(HUGE_PROMPTS, HUGE_LOAD)),
             ],
-            Self::TwoEngines => {
-                let more = rest(CHAT_LOAD) / (TWO_LOAD - CHAT_LOAD);
-                vec![
-                    (
-                        critical,
-                        steady(12.0, (512, 16), (TWO_WAVE_S, TWO_WAVE_S), seconds, dice),
-                    ),
-                    (
-                        class("large", -10, "large"),
-                        steady(
-                            3.4 * more,
-                            (2_048, 64),
-                            (TWO_ON_S, TWO_WAVE_S),
-                            seconds,
-                            dice,
-                        ),
-                    ),
-                    (
-                        class("small", -10, "small"),
-                        steady(
-                            4.6 * more,
-                            (1_024, 32),
-                            (TWO_ON_S, TWO_WAVE_S),
-                            seconds,
-                            dice,
-                        ),
-                    ),
-                ]
-            }
+            Self::TwoEngines => arrivals.of_two_engines(rest(CHAT_LOAD) / (TWO_LOAD - CHAT_LOAD)),
         })
     }
 }
 
-/// Chat for engines with this share of the capacity of eight fast ones.
-fn chat(capacity: f64, seconds: f64, dice: &mut Sampler) -> Result<Vec<TraceRequest>, String> {
-    let chat = azure_conversations()?;
-    let rate = CHAT_LOAD * CHAT_CAPACITY * capacity;
-    let mut at = 0.0;
-    let mut lines = Vec::new();
-    while at < seconds * 1e3 {
-        let line = chat.get(dice.below(chat.len())).ok_or("an empty trace")?;
-        lines.push(TraceRequest { at, ..line.clone() });
-        at += dice.exponential() * 1e3 / rate;
+/// A class of this priority.
+fn band(name: &'static str, priority: i32) -> RequestClass {
+    RequestClass {
+        name,
+        priority,
+        ..RequestClass::default()
     }
-    Ok(lines)
 }
 
-/// Requests of one length at this rate, in the first part of every period.
-fn steady(
-    rate: f64,
-    (prompt, output): (u32, u32),
-    (on_s, period_s): (f64, f64),
-    seconds: f64,
-    dice: &mut Sampler,
-) -> Vec<TraceRequest> {
-    let mut lines = Vec::new();
-    let mut busy = 0.0;
-    loop {
-        busy += dice.exponential() / rate.max(f64::MIN_POSITIVE);
-        let at = (busy / on_s).floor() * period_s + busy % on_s;
-        if at >= seconds {
-            return lines;
+/// A class that is a flow by itself.
+fn tenant(name: &'static str) -> RequestClass {
+    RequestClass {
+        flow: name,
+        ..band(name, 0)
+    }
+}
+
+// === impl FlowArrivals ===
+
+impl FlowArrivals<'_> {
+    /// Chat, and waves of one kind, on engines with this share of the capacity of eight fast ones.
+    fn beside_chat(
+        &mut self,
+        kind: BatchKind,
+        capacity: f64,
+        load: f64,
+    ) -> Result<Vec<(RequestClass, Vec<TraceRequest>)>, String> {
+        let chat = self.chat(capacity)?;
+        let batch = self.requests(kind, load * capacity, WAVE);
+        Ok(vec![
+            (band("critical", 10), chat),
+            (band("batch", 0), batch),
+        ])
+    }
+
+    /// Chat for engines with this share of the capacity of eight fast ones.
+    fn chat(&mut self, capacity: f64) -> Result<Vec<TraceRequest>, String> {
+        let chat = azure_conversations()?;
+        let rate = CHAT_LOAD * CHAT_CAPACITY * capacity;
+        let mut at = 0.0;
+        let mut lines = Vec::new();
+        while at < self.seconds * 1e3 {
+            let line = chat
+                .get(self.dice.below(chat.len()))
+                .ok_or("an empty trace")?;
+            lines.push(TraceRequest { at, ..line.clone() });
+            at += self.dice.exponential() * 1e3 / rate;
         }
-        lines.push(TraceRequest {
-            at: at * 1e3,
-            prompt,
-            output,
-            ..TraceRequest::default()
-        });
+        Ok(lines)
     }
-}
 
-// === impl BatchKind ===
-
-impl BatchKind {
-    /// Requests that take this share of capacity on average, all in the first part of every wave.
-    fn waves(self, load: f64, seconds: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
-        self.requests(load, WAVE_ON_S, seconds, dice)
+    /// Chat, and waves of two tenants with so many times their usual rate.
+    fn of_two_engines(&mut self, times: f64) -> Vec<(RequestClass, Vec<TraceRequest>)> {
+        let share = TWO_WAVE.on_s / TWO_WAVE.period_s;
+        let mut of_flow = |name: &'static str, kind: BatchKind| {
+            let class = RequestClass {
+                priority: -10,
+                ..tenant(name)
+            };
+            (class, self.requests(kind, share * times, TWO_WAVE))
+        };
+        let large = of_flow("large", of_length(2_048, 64, 3.4));
+        let small = of_flow("small", of_length(1_024, 32, 4.6));
+        let chat = self.steady(of_length(512, 16, 12.0), 1.0);
+        vec![(band("critical", 10), chat), large, small]
     }
 
     /// Requests that take this share of capacity all the time.
-    fn steady(self, load: f64, seconds: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
-        self.requests(load, WAVE_S, seconds, dice)
+    fn steady(&mut self, kind: BatchKind, load: f64) -> Vec<TraceRequest> {
+        let always = BatchWave {
+            on_s: WAVE.period_s,
+            ..WAVE
+        };
+        self.requests(kind, load, always)
     }
 
-    fn requests(self, load: f64, on_s: f64, seconds: f64, dice: &mut Sampler) -> Vec<TraceRequest> {
-        let rate = load * self.capacity * WAVE_S / on_s;
+    /// Requests that take this share of capacity on average, all in the first part of every wave.
+    fn requests(&mut self, kind: BatchKind, load: f64, wave: BatchWave) -> Vec<TraceRequest> {
+        let BatchWave { on_s, period_s } = wave;
+        let rate = load * kind.capacity * period_s / on_s;
         let mut lines = Vec::new();
         let mut busy = 0.0;
         if rate <= 0.0 {
             return lines;
         }
         loop {
-            busy += dice.exponential() / rate;
-            let at = (busy / on_s).floor() * WAVE_S + busy % on_s;
-            if at >= seconds {
+            busy += self.dice.exponential() / rate;
+            let at = (busy / on_s).floor() * period_s + busy % on_s;
+            if at >= self.seconds {
                 return lines;
             }
             lines.push(TraceRequest {
                 at: at * 1e3,
-                ..self.request(lines.len() as u64, dice)
+                ..kind.request(lines.len() as u64, self.dice)
             });
         }
     }
+}
 
+// === impl BatchKind ===
+
+/// Requests of one length, which come at this rate, requests a second.
+fn of_length(prompt: u32, output: u32, rate: f64) -> BatchKind {
+    BatchKind {
+        prompt,
+        output: f64::from(output),
+        output_spread: 0.0,
+        capacity: rate,
+        ..PROMPTS
+    }
+}
+
+impl BatchKind {
     fn request(self, number: u64, dice: &mut Sampler) -> TraceRequest {
         /// Tenants with a prefix of their own.
         const TENANTS: usize = 150;
@@ -369,18 +361,17 @@ impl BatchKind {
         } else {
             Vec::new()
         };
-        let (of_prompt, of_output) = self.spreads;
         let mean = f64::from(self.prompt);
-        let prompt = if of_prompt > 0.0 {
-            dice.tokens(mean, of_prompt, (mean / 20.0, mean * 5.0))
+        let prompt = if self.prompt_spread > 0.0 {
+            dice.tokens(mean, self.prompt_spread, (mean / 20.0, mean * 5.0))
         } else {
             self.prompt
         };
         // The tails of a wide spread are long.
-        let reach = if of_output > 1.0 { 20.0 } else { 5.0 };
+        let reach = if self.output_spread > 1.0 { 20.0 } else { 5.0 };
         let output = dice.tokens(
             self.output,
-            of_output,
+            self.output_spread,
             (self.output / reach / 2.0, self.output * reach),
         );
         TraceRequest {

@@ -63,8 +63,7 @@ pub(crate) fn greedy_cost<'w>(
     let without = Rollout::start(engine, now, &inside).run(&inside, None);
     let with = Rollout::start(engine, now, &inside).run(&inside, Some(own));
     let times = engine.spec().times;
-    let service =
-        times.mixed_ms((0.0, 0.0), own.left, found) - times.mixed_ms((0.0, 0.0), 0.0, 0.0);
+    let service = times.prefill_ms(own.left, found) - times.prefill_ms(0.0, 0.0);
     with.own + (with.others - without.others) + BATCH_WEIGHT * requests * service
 }
 
@@ -124,7 +123,7 @@ impl<'e, 'w> Rollout<'e, 'w> {
         let batch = self.decoding.len() as f64;
         let mut budget = (self.engine.spec().budget as f64 - batch).max(1.0);
         let times = self.engine.spec().times;
-        let alone = times.mixed_ms((batch, self.context + batch), 0.0, 0.0);
+        let alone = times.decode_ms(batch, self.context + batch);
         let mut tokens = 0.0;
         let mut pairs = 0.0;
         let mut ended = Vec::new();

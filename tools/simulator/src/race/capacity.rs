@@ -117,7 +117,8 @@ impl RateOutcome {
 
     /// The mean over the seeds.
     fn of_seeds(
-        (policy, workload): (&RoutingPolicy, RaceWorkload),
+        policy: &RoutingPolicy,
+        workload: RaceWorkload,
         per_s: f64,
         seeds: &[u64],
         threads: usize,
@@ -144,12 +145,13 @@ impl RateOutcome {
 
 /// Sessions a second that the policy sustains.
 fn capacity(
-    of: (&RoutingPolicy, RaceWorkload),
+    policy: &RoutingPolicy,
+    workload: RaceWorkload,
     seeds: &[u64],
     threads: usize,
 ) -> Result<f64, String> {
     let sustained = |per_s| {
-        RateOutcome::of_seeds(of, per_s, seeds, threads)
+        RateOutcome::of_seeds(policy, workload, per_s, seeds, threads)
             .map(|outcome| outcome.is_sustained(seeds.len()))
     };
     let mut high = FIRST_PER_S;
@@ -178,8 +180,8 @@ pub(super) fn print(policy: &str, seeds: &[u64], threads: usize) -> Result<(), S
         "workload", "sessions/s", "live at half", "their KV blocks", "largest request"
     );
     for workload in RaceWorkload::ALL {
-        let per_s = capacity((&policy, workload), seeds, threads)?;
-        let half = RateOutcome::of_seeds((&policy, workload), per_s / 2.0, seeds, threads)?;
+        let per_s = capacity(&policy, workload, seeds, threads)?;
+        let half = RateOutcome::of_seeds(&policy, workload, per_s / 2.0, seeds, threads)?;
         let RateOutcome {
             live,
             blocks,

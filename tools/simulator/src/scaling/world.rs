@@ -188,7 +188,7 @@ impl<'w> ScalingWorld<'w> {
                 .0,
         );
         self.totals.picked += 1.0;
-        self.learner.picked(at, number, now, (prompt, prompt));
+        self.learner.picked(at, number, now, prompt, prompt);
         if let Some(pending) = self.pending.get_mut(number as usize) {
             *pending = Some(AwaitedRequest {
                 hold: picked.hold,

@@ -1,6 +1,7 @@
 //! Requests that are held: by our flow control, or by the queue of another router.
 
 use super::{Simulation, WorldEvent};
+use crate::router::ProxyRequest;
 
 impl Simulation<'_> {
     /// Sends the requests that were held and that have room now.
@@ -11,14 +12,18 @@ impl Simulation<'_> {
                 .get_mut(proxy)
                 .and_then(|router| router.next_held(now))
             {
-                let (Some(job), class) = (self.workload.job(request), self.workload.class(request))
-                else {
+                let Some(job) = self.workload.job(request) else {
                     continue;
+                };
+                let from = ProxyRequest {
+                    job: &job,
+                    class: self.workload.class(request),
+                    session: None,
                 };
                 let Some(router) = self.routers.get_mut(proxy) else {
                     continue;
                 };
-                let picked = router.pick_held(self.policy, (&job, class), &self.engines, now)?;
+                let picked = router.pick_held(self.policy, from, &self.engines, now)?;
                 picked.map_or(Ok(()), |picked| self.dispatch(job, proxy, picked, now))?;
             }
         }
