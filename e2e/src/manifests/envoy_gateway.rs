@@ -81,102 +81,96 @@ pub fn patched(local: &LocalPorts) -> Result<AssembledConfig> {
 /// # Errors
 /// If the translator refuses the manifest, or its result is not as expected.
 pub fn translated(translator: &Path, local: &LocalPorts) -> Result<AssembledConfig> {
-    let words = [
-        "experimental",
-        "translate",
-        "--from",
-        "gateway-api",
-        "--to",
-        "xds",
-        "--type",
-        "all",
-        "--add-missing-resources",
-        "-o",
-        "json",
-    ];
-    let output = Command::new(translator)
-        .args(words)
-        .arg("-f")
-        .arg(for_the_translator(&local.folder)?)
-        .output()?;
-    if !output.status.success() {
-        return Err(format!("egctl: {}", String::from_utf8_lossy(&output.stderr)).into());
-    }
-    let dump: Value = serde_json::from_slice(&output.stdout)?;
-    let configs = dump["xds"]["default/inference"]["configs"]
-        .as_array()
-        .ok_or("no configuration of the gateway")?;
-    let all = |list: &str, item: &str| -> Vec<Value> {
-        let lists = configs
-            .iter()
-            .filter_map(|config| config[list].as_array())
-            .flatten();
-        lists
-            .filter_map(|entry| entry.get(item).or_else(|| entry["activeState"].get(item)))
-            .cloned()
-            .map(untyped)
-            .collect()
-    };
-    let mut listeners = all("dynamicListeners", "listener");
-    let routes = all("dynamicRouteConfigs", "routeConfig");
-    let mut clusters = all("dynamicActiveClusters", "cluster");
+    let configs = translate(translator, &local.folder)?;
+    let mut listeners = resources(&configs, "dynamicListeners", "listener");
+    let routes = resources(&configs, "dynamicRouteConfigs", "routeConfig");
+    let mut clusters = resources(&configs, "dynamicActiveClusters", "cluster");
     // Drops Envoy Gateway's own readiness listener, whose port may be in use here.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
     let ([listener], [route]) = (&mut listeners[..], &routes[..]) else {
         return Err(format!("listeners {listeners:?}").into());
     };
-    let probed = probed_port()?;
-    if listener["address"]["socketAddress"]["portValue"] != probed {
-        return Err(format!(
-            "the readiness probe uses port {probed}, but the listener is at {}",
-            listener["address"]
-        )
-        .into());
-    }
-    listener["address"] =
-        json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
-    let manager = listener
-        .pointer_mut("/defaultFilterChain/filters/0/typedConfig")
-        .and_then(Value::as_object_mut)
-        .ok_or("no HTTP")?;
+    let manager = localized(listener, local)?;
     manager.remove("rds").ok_or("routes are not discovered")?;
     manager.insert("routeConfig".to_owned(), route.clone());
     // The Service's own cluster would need discovery; no request goes to it.
     clusters.retain(|cluster| cluster["name"] == "inference-pool");
-    let mut made = AssembledConfig {
-        config: bare(local),
-        placed: Vec::new(),
-    };
-    let starts_with = configs
+    let mut own: Vec<Value> = configs
         .iter()
         .find_map(|config| config.pointer("/bootstrap/staticResources/clusters"))
-        .and_then(Value::as_array);
-    let mut own: Vec<Value> = starts_with
+        .and_then(Value::as_array)
         .into_iter()
         .flatten()
         .filter(|cluster| cluster["name"] == "switchpoint-state")
         .cloned()
         .collect();
-    own.iter_mut()
-        .try_for_each(|cluster| here(cluster, local))?;
-    made.config["bootstrap"]["static_resources"]["clusters"] = Value::Array(own);
-    for item in manager
-        .get_mut("httpFilters")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-        .chain(&mut clusters)
-    {
+    let filters = manager.get_mut("httpFilters").and_then(Value::as_array_mut);
+    let placed = filters.into_iter().flatten().chain(&mut clusters);
+    for item in placed.chain(&mut own) {
         here(item, local)?;
     }
+    let mut config = bare(local);
+    config["bootstrap"]["static_resources"]["clusters"] = Value::Array(own);
     for (list, resources) in [
         ("listeners", listeners),
         ("routes", routes),
         ("clusters", clusters),
     ] {
-        made.config[list] = Value::Array(resources);
+        config[list] = Value::Array(resources);
     }
-    Ok(made)
+    Ok(AssembledConfig {
+        config,
+        placed: Vec::new(),
+    })
+}
+
+/// The parts of the translator's output.
+fn translate(translator: &Path, folder: &Path) -> Result<Vec<Value>> {
+    const ARGUMENTS: &str = "experimental translate --from gateway-api --to xds --type all \
+                             --add-missing-resources -o json";
+    let output = Command::new(translator)
+        .args(ARGUMENTS.split_whitespace())
+        .arg("-f")
+        .arg(for_the_translator(folder)?)
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("egctl: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let dump: Value = serde_json::from_slice(&output.stdout)?;
+    let configs = dump["xds"]["default/inference"]["configs"].as_array();
+    Ok(configs.ok_or("no configuration of the gateway")?.clone())
+}
+
+/// The resources of a kind, in a list of the translator's output.
+fn resources(configs: &[Value], list: &str, kind: &str) -> Vec<Value> {
+    configs
+        .iter()
+        .filter_map(|config| config[list].as_array())
+        .flatten()
+        .filter_map(|entry| entry.get(kind).or_else(|| entry["activeState"].get(kind)))
+        .cloned()
+        .map(untyped)
+        .collect()
+}
+
+/// Makes the listener listen here. Returns its HTTP connection manager.
+fn localized<'l>(
+    listener: &'l mut Value,
+    local: &LocalPorts,
+) -> Result<&'l mut serde_json::Map<String, Value>> {
+    let probed = probed_port()?;
+    let address = &mut listener["address"];
+    if address["socketAddress"]["portValue"] != probed {
+        return Err(format!(
+            "the readiness probe uses port {probed}, but the listener is at {address}"
+        )
+        .into());
+    }
+    *address = json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
+    let manager = listener
+        .pointer_mut("/defaultFilterChain/filters/0/typedConfig")
+        .and_then(Value::as_object_mut);
+    Ok(manager.ok_or("no HTTP")?)
 }
 
 /// The manifest with its EnvoyProxy named by the GatewayClass instead of by the Gateway. The

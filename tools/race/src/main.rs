@@ -27,6 +27,7 @@ mod record;
 mod recording;
 mod results;
 mod router;
+mod serving;
 
 use campaign::{Campaign, RacePart, RouterGroup};
 

@@ -17,7 +17,7 @@ use testbed::process::ChildProcess;
 use testbed::{Result, client, root};
 
 use crate::record::EngineRecord;
-use crate::router::{MODEL, THREADS, answers};
+use crate::serving::{MODEL, THREADS, answers};
 
 /// The folder of Dynamo's virtual environment in `.tools/race`.
 pub const TOOL: &str = "ai-dynamo";

@@ -16,7 +16,8 @@ use crate::mocker::{MockerEngines, MockerFront};
 use crate::player::{SessionPlan, SessionPlayer};
 use crate::record::{EngineRecord, RunRecord};
 use crate::recording;
-use crate::router::{MODEL, RouterEngines, RouterKind, RunningRouter};
+use crate::router::{RouterEngines, RouterKind, RunningRouter};
+use crate::serving::MODEL;
 
 /// Tokens that an engine sends in one write.
 const TOKENS_PER_WRITE: u32 = 4;

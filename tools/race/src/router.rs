@@ -3,31 +3,25 @@
 //! Every router has two threads: two workers of Envoy, two threads of a rival's runtime.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
-use testbed::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
+use testbed::envoy::EnvoyProcess;
 use testbed::ports::ReservedPort;
 use testbed::process::ChildProcess;
 use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
-use testbed::{Result, client, root, wait_for};
+use testbed::{Result, client, root};
+
+mod picker_config;
+mod start;
+
+use picker_config::{parameters_of, write_plugins};
+use start::{start_dynamo, start_envoy, start_ours};
 
 use crate::mocker::{self, MockerEngines};
-
-/// Threads of each router process: the cores of the machine that the race is made for.
-pub const THREADS: u32 = 2;
-/// Longest start of a router, while others start on the same machine.
-const START_LIMIT: Duration = Duration::from_secs(90);
-/// Parameters of llm-d's recommended policy: its default, and the tokens that an engine
-/// `qwen3-32b-h200` computes in a second in steps of 8,192 ([`testbed::model_server`]'s profile).
-const TTFT_PENALTY_MS: u32 = 14_000;
-const PREFILL_TOKENS_PER_S: u32 = 11_800;
-/// The model that the engines serve.
-pub const MODEL: &str = "demo";
 
 /// A router of the race.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -284,86 +278,6 @@ impl RouterKind {
             }
         }
     }
-
-    async fn start_rival(
-        &self,
-        arguments: &[&str],
-        urls: &[String],
-        gateways: usize,
-        adds_by: AddWorker,
-        folder: TempDir,
-    ) -> Result<RunningRouter> {
-        let program = self.program().ok_or("this router is no rival")?;
-        let mut ports = Vec::new();
-        let mut addresses = Vec::new();
-        let mut processes = Vec::new();
-        for gateway in 0..gateways {
-            let [port, metrics] = [ReservedPort::lease()?, ReservedPort::lease()?];
-            let own = folder.path().join(gateway.to_string());
-            std::fs::create_dir(&own)?;
-            let mut command = Command::new(&program);
-            command.args(arguments).args([
-                "--host",
-                "127.0.0.1",
-                "--port",
-                &port.number().to_string(),
-            ]);
-            command
-                .args([
-                    "--prometheus-port",
-                    &metrics.number().to_string(),
-                    "--worker-urls",
-                ])
-                .args(urls);
-            command.env("TOKIO_WORKER_THREADS", THREADS.to_string());
-            processes.push(ChildProcess::spawn("rival", &mut command, &own)?);
-            addresses.push(port.address());
-            ports.extend([port, metrics]);
-        }
-        for (address, process) in addresses.iter().zip(&mut processes) {
-            if let Err(error) = answers(*address).await {
-                return Err(format!("{error}\n{}", process.log_tail(20)).into());
-            }
-        }
-        Ok(RunningRouter {
-            addresses,
-            parts: RouterParts::Rival {
-                processes,
-                adds_by: Some(adds_by),
-            },
-            _ports: ports,
-            _folder: folder,
-        })
-    }
-}
-
-// === impl LlmDProfile ===
-
-impl LlmDProfile {
-    /// The plugins with weights and parameters; the filter has a weight too, which counts for
-    /// nothing.
-    fn plugins(self) -> Vec<(&'static str, u32, Value)> {
-        match self {
-            Self::Default => {
-                let scorers = [
-                    ("queue-scorer", 2),
-                    ("kv-cache-utilization-scorer", 2),
-                    ("prefix-cache-scorer", 3),
-                ];
-                scorers
-                    .into_iter()
-                    .map(|(scorer, weight)| (scorer, weight, json!({})))
-                    .collect()
-            }
-            Self::Recommended => {
-                let affinity = json!({"maxTTFTPenaltyMs": TTFT_PENALTY_MS, "peakPrefillThroughput": PREFILL_TOKENS_PER_S});
-                vec![
-                    ("prefix-cache-affinity-filter", 1, affinity),
-                    ("token-load-scorer", 1, json!({})),
-                ]
-            }
-        }
-    }
 }
 
 // === impl RunningRouter ===
@@ -438,148 +352,6 @@ impl RunningRouter {
     }
 }
 
-async fn start_ours(
-    engines: &[SocketAddr],
-    gateways: usize,
-    config: Option<String>,
-    folder: TempDir,
-) -> Result<RunningRouter> {
-    let arguments: Vec<&str> = config.iter().flat_map(|path| ["--config", path]).collect();
-    let builder = Stack::builder()
-        .servers(0)
-        .concurrency(THREADS)
-        .daemon_threads(THREADS)
-        .daemon_arguments(&arguments)
-        .quiet();
-    let stack = engines
-        .iter()
-        .fold(builder, |builder, engine| builder.stranger(*engine))
-        .start()
-        .await?;
-    let second = if gateways > 1 {
-        Some(SecondEnvoy::start(&stack, "second", THREADS).await?)
-    } else {
-        None
-    };
-    let addresses = std::iter::once(stack.address())
-        .chain(second.as_ref().map(|second| second.envoy.listener()))
-        .collect();
-    let parts = RouterParts::Ours {
-        stack: Box::new(stack),
-        _second: second,
-    };
-    Ok(RunningRouter {
-        addresses,
-        parts,
-        _ports: Vec::new(),
-        _folder: folder,
-    })
-}
-
-async fn start_envoy(
-    engines: &[SocketAddr],
-    gateways: usize,
-    fault: EnvoyFault,
-    folder: TempDir,
-) -> Result<RunningRouter> {
-    let mut ports = Vec::new();
-    let mut addresses = Vec::new();
-    let mut processes = Vec::new();
-    for gateway in 0..gateways {
-        let port = ReservedPort::lease()?;
-        let own = folder.path().join(gateway.to_string());
-        std::fs::create_dir(&own)?;
-        let mut config = EnvoyConfig::shipped("standalone.yaml")?;
-        if let Some(filter) = fault.filter() {
-            config.insert_before_picker(filter)?;
-        }
-        config.make_round_robin(&engines.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-        config.replace_port(8080, port.number())?;
-        let options = EnvoyOptions {
-            concurrency: THREADS,
-            ..EnvoyOptions::default()
-        };
-        processes.push(EnvoyProcess::start(
-            &config,
-            port.address(),
-            port.address(),
-            &options,
-            &own,
-        )?);
-        addresses.push(port.address());
-        ports.push(port);
-    }
-    for address in &addresses {
-        answers(*address).await?;
-    }
-    Ok(RunningRouter {
-        addresses,
-        parts: RouterParts::Envoy(processes),
-        _ports: ports,
-        _folder: folder,
-    })
-}
-
-async fn start_dynamo(
-    engines: &MockerEngines,
-    mode: DynamoMode,
-    folder: TempDir,
-) -> Result<RunningRouter> {
-    let port = ReservedPort::lease()?;
-    let mode = if mode == DynamoMode::Kv {
-        "kv"
-    } else {
-        "round-robin"
-    };
-    let mut process = engines.start_router(mode, port.address(), folder.path())?;
-    if let Err(error) = answers(port.address()).await {
-        return Err(format!("{error}\n{}", process.log_tail(20)).into());
-    }
-    process.check_running()?;
-    let parts = RouterParts::Rival {
-        processes: vec![process],
-        adds_by: None,
-    };
-    Ok(RunningRouter {
-        addresses: vec![port.address()],
-        parts,
-        _ports: vec![port],
-        _folder: folder,
-    })
-}
-
-// === impl EnvoyFault ===
-
-impl EnvoyFault {
-    /// Envoy's fault filter with this fault.
-    fn filter(self) -> Option<Value> {
-        let share = |percent: u32| json!({"numerator": percent, "denominator": "HUNDRED"});
-        let mut fault = match self {
-            Self::None => return None,
-            Self::Delay => json!({"delay": {"fixed_delay": "0.020s", "percentage": share(100)}}),
-            Self::Drop => json!({"abort": {"http_status": 503, "percentage": share(2)}}),
-        };
-        fault["@type"] =
-            json!("type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault");
-        Some(json!({"name": "fault", "typed_config": fault}))
-    }
-}
-
-/// Waits until a chat request is answered.
-///
-/// # Errors
-/// If none is in time.
-pub async fn answers(address: SocketAddr) -> Result<()> {
-    let body = json!({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).to_string();
-    let served = || async {
-        client::post(address, "/v1/chat/completions", body.clone())
-            .await
-            .is_ok_and(|reply| reply.status == 200)
-            .then_some(())
-    };
-    wait_for(START_LIMIT, "the first answer", served).await
-}
-
 /// The engines as entries of an endpoints file, named as a stack names them.
 fn named(engines: &[SocketAddr]) -> Vec<(String, SocketAddr)> {
     engines
@@ -587,53 +359,6 @@ fn named(engines: &[SocketAddr]) -> Vec<(String, SocketAddr)> {
         .enumerate()
         .map(|(index, engine)| (format!("stranger-{index}"), *engine))
         .collect()
-}
-
-/// The parameters of `key=number,key=number`.
-fn parameters_of(text: &str) -> Result<Value> {
-    let pair = |pair: &str| {
-        let (key, number) = pair
-            .split_once('=')
-            .ok_or_else(|| format!("`{pair}` is no key=number"))?;
-        Ok::<_, testbed::Error>((key.to_owned(), json!(number.parse::<f64>()?)))
-    };
-    Ok(Value::Object(
-        text.split(',')
-            .filter(|text| !text.is_empty())
-            .map(pair)
-            .collect::<Result<_>>()?,
-    ))
-}
-
-/// Writes a picker configuration of one profile with these plugins, weights and parameters, or of
-/// the default policy if there are none, for engines whose metrics are at `metrics_port`. Returns
-/// its path; `None` if there is nothing to configure.
-fn write_plugins(
-    plugins: &[(&str, u32, Value)],
-    metrics_port: Option<u16>,
-    folder: &Path,
-) -> Result<Option<String>> {
-    let source = metrics_port
-        .map(|port| json!({"type": "metrics-data-source", "parameters": {"port": port}}));
-    let declared = plugins
-        .iter()
-        .map(|(plugin, _, parameters)| json!({"type": plugin, "parameters": parameters}))
-        .chain(source);
-    let declared: Vec<Value> = declared.collect();
-    if declared.is_empty() {
-        return Ok(None);
-    }
-    let weighed: Vec<Value> = plugins
-        .iter()
-        .map(|(plugin, weight, _)| json!({"pluginRef": plugin, "weight": weight}))
-        .collect();
-    let mut config = json!({"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": declared});
-    if !weighed.is_empty() {
-        config["schedulingProfiles"] = json!([{"name": "default", "plugins": weighed}]);
-    }
-    let path = folder.join("picker.yaml");
-    std::fs::write(&path, config.to_string())?; // JSON is YAML
-    Ok(Some(path.display().to_string()))
 }
 
 #[cfg(test)]
@@ -648,33 +373,5 @@ mod tests {
             RouterKind::OursWith("ttftWeight=3".into())
         );
         assert!(RouterKind::named("nginx").is_err());
-    }
-
-    #[test]
-    fn the_default_policy_is_kept_where_metrics_have_a_port_of_their_own() {
-        let folder = tempfile::tempdir().expect("a folder");
-        assert_eq!(
-            write_plugins(&[], None, folder.path()).expect("nothing to write"),
-            None
-        );
-        let path = write_plugins(&[], Some(9100), folder.path())
-            .expect("a file")
-            .expect("a path");
-        let config: Value =
-            serde_json::from_str(&std::fs::read_to_string(path).expect("the file")).expect("JSON");
-        assert_eq!(
-            config["plugins"],
-            json!([{"type": "metrics-data-source", "parameters": {"port": 9100}}])
-        );
-        assert_eq!(config["schedulingProfiles"], Value::Null);
-    }
-
-    #[test]
-    fn parameters_are_numbers_by_name() {
-        assert_eq!(
-            parameters_of("a=1,b=2.5").expect("parameters"),
-            json!({"a": 1.0, "b": 2.5})
-        );
-        assert!(parameters_of("a").is_err() && parameters_of("a=x").is_err());
     }
 }

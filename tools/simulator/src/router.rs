@@ -149,6 +149,16 @@ impl<'w> ProxyRequest<'_, 'w> {
             ..Request::default()
         }
     }
+
+    fn arrival(self, now: f64) -> FlowArrival<'static> {
+        FlowArrival {
+            flow: self.class.flow,
+            request_id: "",
+            bytes: 0,
+            arrived: virtual_time(now),
+            ttl_ms: None,
+        }
+    }
 }
 
 // === impl PolicyRouter ===
@@ -236,13 +246,7 @@ impl PolicyRouter {
         let time = virtual_time(now);
         let picked = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
-                let arrival = FlowArrival {
-                    flow: class.flow,
-                    request_id: "",
-                    bytes: 0,
-                    arrived: time,
-                    ttl_ms: None,
-                };
+                let arrival = from.arrival(now);
                 let admission = self
                     .pool
                     .pick_or_hold(&request, MODEL, &arrival, time, &mut ());

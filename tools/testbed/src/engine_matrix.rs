@@ -11,12 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::sleep;
 
+mod bounds;
+mod engines;
+pub use bounds::{BOUNDS, BUSIEST_MAX, MatrixBounds, MatrixResult};
+pub use engines::{MatrixEngine, engines};
+
+use engines::MatrixApi;
+
 use crate::client::ClientReply;
-use crate::plain_engine::{AnswerDelay, PlainBehaviour, PlainMetrics, UsageReporting};
 use crate::plain_pools::{PlainPool, PlainPools};
 use crate::stack::Stack;
 use crate::{Result, wait_for};
@@ -49,139 +54,12 @@ const LONG_TOKENS: usize = 1_500;
 const SHORT_TOKENS: usize = 300;
 /// Tokens that a turn adds.
 const TURN_TOKENS: usize = 60;
-/// Tokens of a reply.
-const OUTPUT_TOKENS: u64 = 6;
-
 /// A new endpoint must be picked within a second. The test waits ten times that.
 const NEW_LIMIT: Duration = Duration::from_secs(10);
 
 /// Pools of slow engines that may be under load at the same time: their servers only wait, so the
 /// machine is idle. All other workloads run alone.
 const SHARES: u32 = 6;
-
-/// The behaviour of an engine, and the API of its requests.
-#[derive(Clone, Debug)]
-pub struct MatrixEngine {
-    /// The name of the engine in tables, also the name of its pool.
-    pub name: &'static str,
-    behaviour: PlainBehaviour,
-    api: MatrixApi,
-    /// True if requests take so long that 32 at a time are little work for the machine.
-    slow: bool,
-}
-
-/// The APIs of the requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MatrixApi {
-    Chat,
-    Embeddings,
-    Rerank,
-}
-
-/// The measurements of one engine.
-#[derive(Clone, Debug)]
-pub struct MatrixResult {
-    pub engine: &'static str,
-    /// The most requests of one burst at one server.
-    pub worst_burst: u64,
-    /// Servers that got the first turn of a conversation. `None` if prompts are not read.
-    pub servers_used: Option<usize>,
-    /// Share of later turns that went to the server of the first turn, 0 to 1. `None` if prompts
-    /// are not read.
-    pub returned: Option<f64>,
-    /// Requests of the steady load at the busiest server, divided by the mean.
-    pub busiest_over_mean: f64,
-    /// From the change of the endpoints file to the first request at the new server; `None` if
-    /// there was none within 10 s.
-    pub new_after: Option<Duration>,
-}
-
-/// The bounds of an engine. The steady load has one bound for all engines, [`BUSIEST_MAX`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MatrixBounds {
-    /// The most requests of a burst at one server.
-    pub burst_max: u64,
-    /// The fewest servers that conversations use.
-    pub servers_used_min: usize,
-    /// The smallest share of later turns that go to the server of the first turn.
-    pub returned_min: f64,
-}
-
-/// The bounds on a quiet machine, for docs/reference/engines.md.
-pub const BOUNDS: MatrixBounds = MatrixBounds {
-    burst_max: 5,
-    servers_used_min: 6,
-    returned_min: 0.97,
-};
-
-/// The bounds of most engines in tests. They are wide, because tests run beside others on a busy
-/// machine, where workers learn of each other's picks late. A random choice of servers still breaks
-/// them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has tight
-/// bounds, in virtual time.
-const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
-    burst_max: 7,
-    servers_used_min: 4,
-    returned_min: 0.9,
-};
-
-/// The most requests of the steady load at the busiest server, divided by the mean.
-pub const BUSIEST_MAX: f64 = 1.3;
-
-/// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
-/// conversations are spread. An engine that answers at once is a known fault: it is never seen
-/// busy, so only the order of past picks distinguishes its servers.
-const OPEN: [(&str, MatrixBounds); 5] = [
-    (
-        "constant-per-token",
-        MatrixBounds {
-            servers_used_min: 2,
-            ..BUSY_BOUNDS
-        },
-    ),
-    (
-        "no-metrics",
-        MatrixBounds {
-            servers_used_min: 2,
-            ..BUSY_BOUNDS
-        },
-    ),
-    (
-        "frozen-metrics",
-        MatrixBounds {
-            servers_used_min: 2,
-            ..BUSY_BOUNDS
-        },
-    ),
-    (
-        "no-usage",
-        MatrixBounds {
-            servers_used_min: 2,
-            ..BUSY_BOUNDS
-        },
-    ),
-    (
-        AT_ONCE,
-        MatrixBounds {
-            burst_max: 8,
-            ..BUSY_BOUNDS
-        },
-    ),
-];
-
-/// The engine that answers at once. Its conversations need not return: a cached prompt saves less
-/// than a millisecond there, and costs that differ by no more are equal, so they are spread by
-/// turns.
-const AT_ONCE: &str = "at-once";
-
-/// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
-/// learn of each other's requests through the daemon, later than the workers of one proxy do. So a
-/// turn 20 ms after the previous one may reach a proxy that does not know of it yet. On a quiet
-/// machine all turns return.
-const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
-    burst_max: 7,
-    servers_used_min: 2,
-    returned_min: 0.75,
-};
 
 /// The pools of all engines behind one proxy.
 #[derive(Debug)]
@@ -201,127 +79,6 @@ struct MatrixBench<'a> {
     burst_pool: &'a Arc<PlainPool>,
     pool: &'a Arc<PlainPool>,
     proxies: &'a [SocketAddr],
-}
-
-/// The engines under test.
-#[must_use]
-pub fn engines() -> Vec<MatrixEngine> {
-    let ms = Duration::from_millis;
-    let per_token = PlainBehaviour::with_delay(AnswerDelay::PerToken {
-        first: ms(150),
-        next: ms(20),
-    });
-    let chat = |name, behaviour, slow| MatrixEngine {
-        name,
-        behaviour,
-        api: MatrixApi::Chat,
-        slow,
-    };
-    let of = |name, api| MatrixEngine {
-        name,
-        behaviour: PlainBehaviour::with_delay(AnswerDelay::Constant(ms(20))),
-        api,
-        slow: false,
-    };
-    vec![
-        chat(
-            "constant-0.3-s",
-            PlainBehaviour::with_delay(AnswerDelay::Constant(ms(300))),
-            true,
-        ),
-        chat("constant-per-token", per_token.clone(), true),
-        chat(
-            "no-metrics",
-            PlainBehaviour {
-                metrics: PlainMetrics::Missing,
-                ..per_token.clone()
-            },
-            true,
-        ),
-        chat(
-            "frozen-metrics",
-            PlainBehaviour {
-                metrics: PlainMetrics::Frozen,
-                ..per_token.clone()
-            },
-            true,
-        ),
-        chat(
-            "no-usage",
-            PlainBehaviour {
-                usage: UsageReporting::Untold,
-                ..per_token
-            },
-            true,
-        ),
-        chat(
-            "four-at-once",
-            PlainBehaviour::with_delay(AnswerDelay::Slots {
-                slots: 4,
-                each: ms(200),
-            }),
-            true,
-        ),
-        chat(
-            "grows-with-prompt",
-            PlainBehaviour::with_delay(AnswerDelay::PerPromptToken(Duration::from_micros(100))),
-            false,
-        ),
-        chat(AT_ONCE, PlainBehaviour::default(), false),
-        of("embeddings", MatrixApi::Embeddings),
-        of("rerank", MatrixApi::Rerank),
-    ]
-}
-
-// === impl MatrixResult ===
-
-impl MatrixResult {
-    /// True if the result is within the bounds of the engine, behind `proxies` proxies. A new
-    /// server has ten times its normal limit.
-    #[must_use]
-    pub fn is_good(&self, proxies: u32) -> bool {
-        let of_one = OPEN
-            .iter()
-            .find(|(open, _)| *open == self.engine)
-            .map_or(BUSY_BOUNDS, |(_, bounds)| *bounds);
-        let bounds = if proxies > 1 {
-            OPEN_OF_TWO_PROXIES
-        } else {
-            of_one
-        };
-        let returns = self
-            .returned
-            .is_none_or(|returned| returned >= bounds.returned_min)
-            && self
-                .servers_used
-                .is_none_or(|used| used >= bounds.servers_used_min);
-        self.worst_burst <= bounds.burst_max
-            && (returns || self.engine == AT_ONCE)
-            && self.busiest_over_mean <= BUSIEST_MAX
-            && self.new_after.is_some()
-    }
-}
-
-// === impl MatrixApi ===
-
-impl MatrixApi {
-    fn path(self) -> &'static str {
-        match self {
-            Self::Chat => "/v1/chat/completions",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Rerank => "/v1/rerank",
-        }
-    }
-
-    fn body(self, prompt: &str) -> Value {
-        match self {
-            Self::Chat => json!({
-                "model": "demo", "stream": true, "max_tokens": OUTPUT_TOKENS, "messages": [{"role": "user", "content": prompt}],
-            }),
-            Self::Embeddings => json!({"model": "demo", "input": prompt}),
-            Self::Rerank => json!({"model": "demo", "query": "q", "documents": [prompt]}),
-        }
-    }
 }
 
 // === impl EngineMatrix ===

@@ -20,6 +20,7 @@ mod http;
 mod metrics;
 mod reply;
 mod request;
+mod response;
 mod roles;
 mod socket;
 mod stats;

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::ModelServerState;
 use super::faults::{FaultMode, ServerFault};
-use super::http::{header_pairs, json_reply};
 use super::metrics::MetricOverrides;
+use super::response::{header_pairs, json_reply};
 use super::socket::SocketCommand;
 
 #[derive(Debug, Default, Deserialize)]

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::Write as _;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::extract::Query;
-use futures::{StreamExt as _, stream};
+use futures::stream;
 use http::request::Parts;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
@@ -18,11 +18,17 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::driver::{GenerationHandle, OutputKind, SequenceOutput};
+mod failing;
+mod streaming;
+use failing::fail;
+use streaming::reset_after_flush;
+
+use super::driver::{OutputKind, SequenceOutput};
 use super::engine::{FinishReason, ModelSequence};
-use super::faults::{FaultMode, ServerFault};
+use super::faults::FaultMode;
 use super::reply::{ModelReply, ReplyChoice};
-use super::request::{ApiError, InferenceRequest, ModelApi};
+use super::request::{InferenceRequest, ModelApi};
+use super::response::{EVENT_STREAM, header_pairs, json_reply, status_reply, typed, with_status};
 use super::socket::ServedConnection;
 use super::stats::RequestParameters;
 use super::text::{self, TextRng};
@@ -35,19 +41,6 @@ const BODY_BYTES_MAX: usize = 128 << 20;
 const ECHO_BYTES_MAX: usize = 64 << 10;
 /// Requests kept for `/admin/state`, enough for one test.
 const RECORDS_MAX: usize = 256;
-/// Time for written bytes to reach the socket before a reset discards them.
-const FLUSH: Duration = Duration::from_millis(10);
-
-const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
-
-/// Time between the pieces of a split stream, long enough for a reader to see each alone.
-const PIECE_DELAY: Duration = Duration::from_millis(1);
-
-/// Half of the head of an HTTP/1 response.
-const PARTIAL_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-str";
-/// A HEADERS frame on stream 1 that announces 64 bytes and has three.
-const PARTIAL_FRAME: &[u8] = &[0, 0, 64, 1, 4, 0, 0, 0, 1, 0x88, 0x5f, 0x8b];
-
 /// A request that reached the engine.
 #[derive(Clone, Debug)]
 pub(super) struct LoggedRequest {
@@ -138,43 +131,6 @@ pub(super) async fn handle(
     )
 }
 
-/// Acts as the fault says. Returns the answer, or `None` if the mode does not apply to requests.
-async fn fail(
-    fault: &ServerFault,
-    connection: &ServedConnection,
-    version: Version,
-) -> Option<Response<Body>> {
-    match fault.mode {
-        FaultMode::None | FaultMode::Refuse | FaultMode::ResetMidStream => return None,
-        FaultMode::Hang => {}
-        FaultMode::ResetBeforeHeaders => connection.reset(b""),
-        FaultMode::ResetMidHeaders => connection.reset(if version == Version::HTTP_2 {
-            PARTIAL_FRAME
-        } else {
-            PARTIAL_HEAD
-        }),
-        FaultMode::Status => return Some(fault_reply(fault)),
-    }
-    std::future::pending().await
-}
-
-fn fault_reply(fault: &ServerFault) -> Response<Body> {
-    let status = fault
-        .status
-        .and_then(|status| StatusCode::from_u16(status).ok())
-        .unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
-    let mut reply = match &fault.body {
-        Some(body) => with_status(status, Response::new(Body::from(body.clone()))),
-        None => status_reply(status, "A fault was ordered."),
-    };
-    if let Some(retry_after) = fault.retry_after {
-        reply
-            .headers_mut()
-            .insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
-    }
-    reply
-}
-
 /// Compresses the reply, whatever the client accepts, to test replies that the picker cannot read.
 async fn gzipped(reply: Response<Body>) -> Response<Body> {
     let (mut parts, body) = reply.into_parts();
@@ -200,32 +156,6 @@ fn served_by(server: &ModelServerState, mut reply: Response<Body>) -> Response<B
             .headers_mut()
             .insert(HeaderName::from_static("x-served-by"), address);
     }
-    reply
-}
-
-fn with_status(status: StatusCode, mut reply: Response<Body>) -> Response<Body> {
-    *reply.status_mut() = status;
-    reply
-}
-
-pub(super) fn status_reply(status: StatusCode, message: &str) -> Response<Body> {
-    let error = ApiError {
-        status,
-        message: message.to_owned(),
-        param: None,
-    };
-    with_status(status, json_reply(&error.body(ModelApi::Chat)))
-}
-
-pub(super) fn json_reply(value: &Value) -> Response<Body> {
-    typed("application/json", value.to_string().into())
-}
-
-fn typed(content_type: &'static str, body: Body) -> Response<Body> {
-    let mut reply = Response::new(body);
-    reply
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     reply
 }
 
@@ -388,98 +318,6 @@ impl ServerExchange {
         reply.headers_mut().extend(headers);
         reply
     }
-
-    fn streamed(
-        self,
-        reply: ModelReply,
-        generation: GenerationHandle,
-        headers: HeaderMap,
-    ) -> Response<Body> {
-        let events = ReplyEvents {
-            reply,
-            generation,
-            connection: self.connection,
-            cut_after: self.cut_after,
-            // The first token does not wait for more: engines that bundle tokens send it at once.
-            chunks_wanted: 1,
-            chunks_per_write: self.server.options.chunks_per_write.max(1),
-            chunk_delay: Duration::from_millis(self.server.options.chunk_delay_ms),
-            closed: false,
-        };
-        let chunks = stream::unfold(events, |mut events| async move {
-            Some((events.next().await?, events))
-        });
-        let body = match self.server.options.bytes_per_write {
-            0 => Body::from_stream(chunks.map(Ok::<_, Infallible>)),
-            bytes => Body::from_stream(
-                chunks
-                    .flat_map(move |chunk| stream::iter(pieces(&chunk, bytes)))
-                    .then(async |piece| {
-                        tokio::time::sleep(PIECE_DELAY).await;
-                        Ok::<_, Infallible>(piece)
-                    }),
-            ),
-        };
-        let mut reply = typed(EVENT_STREAM, body);
-        reply.headers_mut().extend(headers);
-        reply
-    }
-}
-
-fn pieces(chunk: &Bytes, bytes: usize) -> Vec<Bytes> {
-    (0..chunk.len())
-        .step_by(bytes)
-        .map(|start| chunk.slice(start..chunk.len().min(start + bytes)))
-        .collect()
-}
-
-async fn reset_after_flush<T>(connection: &ServedConnection) -> T {
-    tokio::time::sleep(FLUSH).await;
-    connection.reset(b"");
-    std::future::pending().await
-}
-
-/// The body of a streamed reply.
-struct ReplyEvents {
-    reply: ModelReply,
-    generation: GenerationHandle,
-    connection: Arc<ServedConnection>,
-    cut_after: Option<u32>,
-    /// Chunks of the next write.
-    chunks_wanted: u32,
-    chunks_per_write: u32,
-    chunk_delay: Duration,
-    closed: bool,
-}
-
-impl ReplyEvents {
-    async fn next(&mut self) -> Option<Bytes> {
-        if self.closed {
-            return None;
-        }
-        if self.cut_after == Some(0) {
-            return reset_after_flush(&self.connection).await;
-        }
-        let mut out = Vec::new();
-        let mut chunks = 0;
-        let wanted = std::mem::replace(&mut self.chunks_wanted, self.chunks_per_write);
-        while chunks < wanted {
-            match self.generation.next().await {
-                Some(output) => chunks += u32::from(self.reply.stream(output, &mut out)),
-                None if self.generation.is_over() => {
-                    self.reply.close(&mut out);
-                    self.closed = true;
-                    break;
-                }
-                None => return reset_after_flush(&self.connection).await, // the engine restarted
-            }
-        }
-        if !self.chunk_delay.is_zero() {
-            tokio::time::sleep(self.chunk_delay).await;
-        }
-        self.cut_after = self.cut_after.map(|left| left - 1);
-        Some(out.into())
-    }
 }
 
 /// The names of `?name[]=a&name[]=b`.
@@ -502,14 +340,6 @@ fn wants_stream(body: &[u8]) -> bool {
         rest.strip_prefix(b":")
             .is_some_and(|rest| rest.trim_ascii_start().starts_with(b"true"))
     })
-}
-
-/// Headers as pairs in order of arrival, with every value of a name.
-pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
-    headers
-        .iter()
-        .map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())]))
-        .collect()
 }
 
 impl ModelServerState {

@@ -207,7 +207,6 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
     let model = escaped(&options.model);
     let labels = format!(r#"engine="0",model_name="{model}""#);
     let load = &report.load;
-    let stats = &report.stats;
     page.gauge(
         "vllm:num_requests_running",
         "Number of requests in model execution batches.",
@@ -226,22 +225,28 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
         &format!(r#"{labels},sleep_state="awake""#),
         1.0,
     );
-    if options.old_names {
-        page.gauge(
+    let (kv_usage, help) = if options.old_names {
+        (
             "vllm:gpu_cache_usage_perc",
             "GPU KV-cache usage. 1 means 100 percent usage.",
-            &labels,
-            load.kv_usage,
-        );
+        )
     } else {
-        page.gauge(
+        (
             "vllm:kv_cache_usage_perc",
             "KV-cache usage. 1 means 100 percent usage.",
-            &labels,
-            load.kv_usage,
-        );
+        )
+    };
+    page.gauge(kv_usage, help, &labels, load.kv_usage);
+    vllm_counters(page, report, &labels);
+    vllm_finished(page, report, &model);
+    for ((name, _, help), histogram) in HISTOGRAMS.iter().zip(&report.stats.histograms) {
+        page.histogram(name, help, &model, histogram);
     }
-    let at = stats.started_at;
+    vllm_info(page, options, report);
+}
+
+fn vllm_counters(page: &mut ModelPage<'_>, report: &EngineReport, labels: &str) {
+    let stats = &report.stats;
     let counters = [
         (
             "vllm:prefix_cache_queries_total",
@@ -275,9 +280,14 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
         ),
     ];
     for (name, created, help, value) in counters {
-        page.counter(name, help, &[(&labels, value as f64)]);
-        page.created(created, help, &[&labels], at);
+        page.counter(name, help, &[(labels, value as f64)]);
+        page.created(created, help, &[labels], stats.started_at);
     }
+}
+
+/// The ended requests by reason.
+fn vllm_finished(page: &mut ModelPage<'_>, report: &EngineReport, model: &str) {
+    let stats = &report.stats;
     let reasons = ["stop", "length", "abort"]
         .map(|reason| format!(r#"engine="0",finished_reason="{reason}",model_name="{model}""#));
     let [stop, length, abort] =
@@ -288,12 +298,8 @@ fn vllm(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) 
         "vllm:request_success_created",
         help,
         &[stop.0, length.0, abort.0],
-        at,
+        stats.started_at,
     );
-    for ((name, _, help), histogram) in HISTOGRAMS.iter().zip(&stats.histograms) {
-        page.histogram(name, help, &model, histogram);
-    }
-    vllm_info(page, options, report);
 }
 
 fn vllm_info(page: &mut ModelPage<'_>, options: &PageOptions, report: &EngineReport) {

@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::ModelServerState;
-use super::http::status_reply;
+use super::response::status_reply;
 use crate::client;
 
 /// The stages of a request that a server serves.

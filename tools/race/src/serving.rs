@@ -1,0 +1,29 @@
+//! The model and the threads of every router, and its first answer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::json;
+use testbed::{Result, client, wait_for};
+
+/// Threads of each router process: the cores of the machine that the race is made for.
+pub const THREADS: u32 = 2;
+/// Longest start of a router, while others start on the same machine.
+const START_LIMIT: Duration = Duration::from_secs(90);
+/// The model that the engines serve.
+pub const MODEL: &str = "demo";
+
+/// Waits until a chat request is answered.
+///
+/// # Errors
+/// If none is in time.
+pub async fn answers(address: SocketAddr) -> Result<()> {
+    let body = json!({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).to_string();
+    let served = || async {
+        client::post(address, "/v1/chat/completions", body.clone())
+            .await
+            .is_ok_and(|reply| reply.status == 200)
+            .then_some(())
+    };
+    wait_for(START_LIMIT, "the first answer", served).await
+}

@@ -1,0 +1,137 @@
+//! What is measured of an engine, and its bounds.
+
+use std::time::Duration;
+
+/// The measurements of one engine.
+#[derive(Clone, Debug)]
+pub struct MatrixResult {
+    pub engine: &'static str,
+    /// The most requests of one burst at one server.
+    pub worst_burst: u64,
+    /// Servers that got the first turn of a conversation. `None` if prompts are not read.
+    pub servers_used: Option<usize>,
+    /// Share of later turns that went to the server of the first turn, 0 to 1. `None` if prompts
+    /// are not read.
+    pub returned: Option<f64>,
+    /// Requests of the steady load at the busiest server, divided by the mean.
+    pub busiest_over_mean: f64,
+    /// From the change of the endpoints file to the first request at the new server; `None` if
+    /// there was none within 10 s.
+    pub new_after: Option<Duration>,
+}
+
+/// The bounds of an engine. The steady load has one bound for all engines, [`BUSIEST_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatrixBounds {
+    /// The most requests of a burst at one server.
+    pub burst_max: u64,
+    /// The fewest servers that conversations use.
+    pub servers_used_min: usize,
+    /// The smallest share of later turns that go to the server of the first turn.
+    pub returned_min: f64,
+}
+
+/// The bounds on a quiet machine, for docs/reference/engines.md.
+pub const BOUNDS: MatrixBounds = MatrixBounds {
+    burst_max: 5,
+    servers_used_min: 6,
+    returned_min: 0.97,
+};
+
+/// The bounds of most engines in tests. They are wide, because tests run beside others on a busy
+/// machine, where workers learn of each other's picks late. A random choice of servers still breaks
+/// them: of 64 requests it gives one of 16 servers 9. `crates/exchange/tests/engines` has tight
+/// bounds, in virtual time.
+const BUSY_BOUNDS: MatrixBounds = MatrixBounds {
+    burst_max: 7,
+    servers_used_min: 4,
+    returned_min: 0.9,
+};
+
+/// The most requests of the steady load at the busiest server, divided by the mean.
+pub const BUSIEST_MAX: f64 = 1.3;
+
+/// Engines with wider bounds in tests. On a quiet machine (docs/reference/engines.md) all
+/// conversations are spread. An engine that answers at once is a known fault: it is never seen
+/// busy, so only the order of past picks distinguishes its servers.
+const OPEN: [(&str, MatrixBounds); 5] = [
+    (
+        "constant-per-token",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        "no-metrics",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        "frozen-metrics",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        "no-usage",
+        MatrixBounds {
+            servers_used_min: 2,
+            ..BUSY_BOUNDS
+        },
+    ),
+    (
+        AT_ONCE,
+        MatrixBounds {
+            burst_max: 8,
+            ..BUSY_BOUNDS
+        },
+    ),
+];
+
+/// The engine that answers at once. Its conversations need not return: a cached prompt saves less
+/// than a millisecond there, and costs that differ by no more are equal, so they are spread by
+/// turns.
+pub(super) const AT_ONCE: &str = "at-once";
+
+/// Bounds for all engines if requests alternate between two proxies, on a busy machine. Proxies
+/// learn of each other's requests through the daemon, later than the workers of one proxy do. So a
+/// turn 20 ms after the previous one may reach a proxy that does not know of it yet. On a quiet
+/// machine all turns return.
+const OPEN_OF_TWO_PROXIES: MatrixBounds = MatrixBounds {
+    burst_max: 7,
+    servers_used_min: 2,
+    returned_min: 0.75,
+};
+
+// === impl MatrixResult ===
+
+impl MatrixResult {
+    /// True if the result is within the bounds of the engine, behind `proxies` proxies. A new
+    /// server has ten times its normal limit.
+    #[must_use]
+    pub fn is_good(&self, proxies: u32) -> bool {
+        let of_one = OPEN
+            .iter()
+            .find(|(open, _)| *open == self.engine)
+            .map_or(BUSY_BOUNDS, |(_, bounds)| *bounds);
+        let bounds = if proxies > 1 {
+            OPEN_OF_TWO_PROXIES
+        } else {
+            of_one
+        };
+        let returns = self
+            .returned
+            .is_none_or(|returned| returned >= bounds.returned_min)
+            && self
+                .servers_used
+                .is_none_or(|used| used >= bounds.servers_used_min);
+        self.worst_burst <= bounds.burst_max
+            && (returns || self.engine == AT_ONCE)
+            && self.busiest_over_mean <= BUSIEST_MAX
+            && self.new_after.is_some()
+    }
+}
