@@ -104,15 +104,15 @@ endef
 
 # --- Build.
 
-build: wasm ## build switchpointd and switchpoint.wasm for production
-	@cargo build --locked --release -p control-plane
-	ls -l target/release/switchpointd | awk '{print "target/release/switchpointd: " $$5 " bytes"}'
+build: wasm ## build switchpointd, switchpoint-migrate and switchpoint.wasm for production
+	@cargo build --locked --release -p control-plane -p migrate --bins
+	ls -l target/release/switchpointd target/release/switchpoint-migrate | awk '{print $$9 ": " $$5 " bytes"}'
 
-# The daemon and the programs of `make bench`, at full optimisation. One command builds all, so that dependencies compile once.
+# What `make build` makes and the programs of `make bench`, at full optimisation. One command builds all, so that dependencies compile once.
 .PHONY: release
 release: wasm
 	@echo "building switchpointd and the benchmarks (the first time takes some minutes)"
-	cargo build --locked --release -p control-plane -p testbed -p bench --bins
+	cargo build --locked --release -p control-plane -p migrate -p testbed -p bench --bins
 
 # What `make demo` and `make run` need. The profile `demo` compiles in a third of the time of `release`, and the module is not
 # optimised further, which saves a download. Envoy is downloaded while the compiler runs. Prints the seconds of each step.

@@ -145,7 +145,7 @@ def collect(folder: pathlib.Path, registry: str) -> None:
             shutil.copy(IMAGES / f"{manifest['name']}.spdx.json", folder)
     (folder / "images.json").write_text(json.dumps(images, indent=1) + "\n")
     shutil.copy(ROOT / "target/wasm32-wasip1/release/switchpoint.wasm", folder / f"switchpoint-{version()}.wasm")
-    for name, file in daemons(images).items():
+    for name, file in programs(images).items():
         shutil.copy(file, folder / name)
     package_chart(folder, registry)
     files = sorted(path for path in folder.iterdir() if path.is_file())
@@ -154,13 +154,14 @@ def collect(folder: pathlib.Path, registry: str) -> None:
     print("".join(sums), end="")
 
 
-def daemons(images: list[dict]) -> dict[str, pathlib.Path]:
-    """The names under which users download the daemon, one for each platform of the images, and the files."""
+def programs(images: list[dict]) -> dict[str, pathlib.Path]:
+    """The names under which users download the programs, one for each platform of the images, and the files."""
     found = {}
     for platform in sorted({manifest["platform"] for image in images for manifest in image["manifests"]} - {""}):
         name = platform.removeprefix("linux/")
         built = "release" if name == cross.host() else f"{ARCHITECTURES[name].rust}/release"
-        found[f"switchpointd-{version()}-linux-{name}"] = ROOT / "target" / built / "switchpointd"
+        for program in ("switchpointd", "switchpoint-migrate"):
+            found[f"{program}-{version()}-linux-{name}"] = ROOT / "target" / built / program
     return found
 
 

@@ -340,7 +340,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("charts: build", "cargo build --locked --workspace --bins --tests", one),
         # It runs the daemon, and the module of the group `wasm`.
         Step("charts: the chart, with its goldens", "python3 -m unittest discover deploy/charts/tests", unit_tests),
-        Step("charts: llm-d's values", "cargo test --locked -p control-plane --test it -- slow::", cargo_test),
+        Step("charts: llm-d's values", "cargo test --locked -p migrate --test it -- slow::", cargo_test),
         Step("charts: discovery with Kubernetes' controllers, an etcd that is paused", "cargo test --locked -p discovery --features all --test it -- slow::", cargo_test),
     ],
     "e2e": lambda: [

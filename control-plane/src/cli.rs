@@ -6,5 +6,5 @@ pub mod check;
 pub mod etcd_access;
 pub mod explain;
 pub mod logging;
-pub mod migrate;
+pub mod migrate_alias;
 pub mod register;

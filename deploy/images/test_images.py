@@ -431,6 +431,7 @@ class Programs:
     def test_every_binary_finds_its_libraries(self):
         version = image_named("switchpointd").tag if not OPTIONS.tag else build.source_of("").version
         self.assertIn(f"switchpointd {version}", self.version("switchpointd", "switchpointd"))
+        self.assertIn(f"switchpoint-migrate {version}", self.version("switchpointd", "switchpoint-migrate"))
         self.assertIn(f"switchpointd {version}", self.version("switchpoint-worker", "switchpointd"))
         sbom = IMAGES / f"{self.manifest('switchpoint-gateway').name}.spdx.json"
         envoy = next(row for row in json.loads(sbom.read_bytes())["packages"] if row["name"] == "envoy")

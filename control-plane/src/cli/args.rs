@@ -17,16 +17,16 @@ pub use scaling::ScalingArgs;
 pub(crate) use scaling::spare;
 pub(crate) use values::duration;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::examples::{EXAMPLES, EXPLAIN_EXAMPLES, MIGRATE_EXAMPLES};
+use self::examples::{EXAMPLES, EXPLAIN_EXAMPLES};
 use self::values::listen;
 use crate::cli::build::VERSION;
 use crate::cli::logging::LogArgs;
-use crate::cli::migrate::MigrateArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
 use crate::daemon::lease::LeaseArgs;
@@ -56,15 +56,13 @@ pub enum CliCommand {
     /// that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
-    /// Turn the values of llm-d's charts, or a running endpoint picker, into values of our chart.
-    ///
-    /// Each item is kept, changed, or has no equivalent; the report has the reason. Nothing is
-    /// installed and no object is changed.
-    ///
-    /// Exit code: 0 all kept or changed, 1 the input cannot be read, 2 an invalid command line, 3
-    /// something has no equivalent or is unknown.
-    #[command(after_help = MIGRATE_EXAMPLES)]
-    Migrate(Box<MigrateArgs>),
+    /// The former name of `switchpoint-migrate`, which it runs. The next version drops it.
+    #[command(disable_help_flag = true)]
+    Migrate {
+        /// Arguments of `switchpoint-migrate`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Register a process of any language; the registration ends with this process.
     Register(Box<RegisterArgs>),
     /// List the instances that may get traffic, or watch them come and go.

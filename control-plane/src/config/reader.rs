@@ -77,7 +77,7 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 impl ConfigReader {
     fn file(&mut self, root: &YamlNode) -> Option<CompiledConfig> {
         if let Some((path, line)) = embedded(root, "") {
-            let advice = "is the configuration: write it into a file of its own; `switchpointd migrate` takes it out of values and objects";
+            let advice = "is the configuration: write it into a file of its own; `switchpoint-migrate` takes it out of values and objects";
             self.problem(&path, line, advice);
             return None;
         }
@@ -412,7 +412,7 @@ pub(crate) fn below(path: &str, name: &str) -> String {
 }
 
 /// The message for an unknown name.
-pub(crate) fn unknown<'a>(
+pub fn unknown<'a>(
     what: &str,
     name: &str,
     known: impl IntoIterator<Item = &'a str> + Clone,

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use control_plane::cli::migrate::table_markdown;
 use control_plane::config::reference_page;
 
 #[test]
@@ -16,31 +15,5 @@ fn docs_of_plugins_are_fresh() {
     assert!(
         written == page,
         "docs/reference/plugins.md is stale; the first lines of the page say how to print it again"
-    );
-}
-
-/// The tables between these lines of `docs/how-to/migrate.md` are printed; the rest is written by
-/// hand.
-const TABLES: [&str; 2] = ["<!-- tables: begin -->\n", "<!-- tables: end -->\n"];
-
-#[test]
-fn docs_of_migration_are_fresh() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/migrate.md");
-    let written = std::fs::read_to_string(&file).unwrap();
-    let (before, rest) = written.split_once(TABLES[0]).unwrap();
-    let (_, after) = rest.split_once(TABLES[1]).unwrap();
-    let page = format!(
-        "{before}{}\n{}\n{}{after}",
-        TABLES[0],
-        table_markdown(),
-        TABLES[1]
-    );
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&file, &page).unwrap();
-    }
-    let written = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        written == page,
-        "docs/how-to/migrate.md is stale: UPDATE_DOCS=1 cargo test -p control-plane --test it docs"
     );
 }

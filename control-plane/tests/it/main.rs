@@ -13,6 +13,5 @@ mod hostile;
 mod hostile_ext_proc;
 mod json_schema;
 mod manifests;
-mod migrate;
 mod others;
 mod scrape;

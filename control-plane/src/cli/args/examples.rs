@@ -22,27 +22,6 @@ Examples:
 Every option is also an environment variable: --listen-admin is SWITCHPOINT_LISTEN_ADMIN.
 ";
 
-pub(super) const MIGRATE_EXAMPLES: &str = "\
-Examples:
-  The values with which llm-d's release `llama` was installed:
-    helm get values llama -n prod > llama.values.yaml
-    switchpointd migrate -f llama.values.yaml --pool llama --namespace prod > values.yaml
-
-  A running picker:
-    kubectl get configmap,deployment,inferencepool,service -n prod -o yaml | switchpointd migrate -
-    switchpointd migrate --cluster --namespace prod --pool llama --output-dir switchpoint/
-
-  One configuration file:
-    switchpointd migrate picker.yaml
-
-stdout has the values of our chart, with the configuration of each pool; stderr has the report:
-
-    - `router.epp.replicas` = `3` -> `daemon.replicas`: two daemons: one leads, one stands by; ...
-    - `router.tracing.enabled` = `true`: spans have settings of their own here: ...
-
-docs/how-to/migrate.md has the steps of a migration and a table of all items.
-";
-
 pub(super) const EXPLAIN_EXAMPLES: &str = "\
 Examples:
     switchpointd explain --request body.json

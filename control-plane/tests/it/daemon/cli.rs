@@ -447,3 +447,48 @@ async fn it_scrapes_plain_http_on_a_system_without_ca_certificates() {
         "{log}"
     );
 }
+
+/// A `sh` under the name of the program shows which arguments it gets.
+#[test]
+fn migrate_runs_the_program_of_its_own_and_says_so() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("path");
+    std::fs::create_dir(&path).unwrap();
+    let daemon = folder.path().join("switchpointd");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_switchpointd"), &daemon).unwrap();
+    let run = || {
+        Command::new(&daemon)
+            .args([
+                "migrate",
+                "-c",
+                "echo $0 $@; exit 3",
+                "-f",
+                "--pool",
+                "a",
+                "--help",
+            ])
+            .env("PATH", &path)
+            .output()
+            .unwrap()
+    };
+    let missing = run();
+    let message = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert_eq!(missing.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("switchpoint-migrate is missing: put it beside"),
+        "{message}"
+    );
+
+    for place in [path.as_path(), folder.path()] {
+        std::os::unix::fs::symlink("/bin/sh", place.join("switchpoint-migrate")).unwrap();
+        let output = run();
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{message}");
+        assert_eq!(output.stdout, b"-f --pool a --help\n");
+        assert!(
+            message.lines().count() == 1 && message.contains("switchpoint-migrate"),
+            "{message}"
+        );
+        std::fs::remove_file(place.join("switchpoint-migrate")).unwrap();
+    }
+}

@@ -3,8 +3,8 @@
 
 use super::items::{GivenItem, GivenItems, plain};
 use super::values::variable;
-use super::{LlmdPicker, text_of};
-use crate::config::yaml::{self, YamlNode, YamlValue};
+use crate::{LlmdPicker, text_of};
+use control_plane::config::yaml::{self, YamlNode, YamlValue};
 
 /// The most objects read, so that the search among them stays short.
 const OBJECTS_MAX: usize = 10_000;

@@ -1,14 +1,14 @@
 //! The values of our chart (`deploy/charts/switchpoint`).
 
-use super::LlmdPicker;
 use super::items::{GivenItems, plain};
 use super::picker::MigratedConfig;
 use super::printer::short;
 use super::report::ReportEntry;
 use super::table::MigrationVerdict;
 use super::tree::{list, map};
-use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
-use crate::config::{LatencyOptions, STRATEGY_VARIABLE};
+use crate::LlmdPicker;
+use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
+use control_plane::config::{LatencyOptions, STRATEGY_VARIABLE};
 
 /// The argument of the daemon that turns on latency prediction.
 const LATENCY_PREDICTION: &str = "--latency-prediction";

@@ -13,8 +13,8 @@ use super::report::ReportEntry;
 use super::table::MigrationVerdict;
 use super::text_of;
 use super::tree::{self, PathStep};
-use crate::config::yaml::{self, YamlNode, YamlValue};
-use crate::config::{self, ConfigItem, ConfigProblem, ItemStatus, older};
+use control_plane::config::yaml::{self, YamlNode, YamlValue};
+use control_plane::config::{self, ConfigItem, ConfigProblem, ItemStatus, older};
 
 /// The most rounds of changes. Each round takes out what the reader names; a change may make
 /// another item wrong, such as a reference to a plugin that is gone.
@@ -544,7 +544,7 @@ impl ConfigEditor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ItemSupport, foreign_plugins};
+    use control_plane::config::{ItemSupport, foreign_plugins};
 
     #[test]
     fn every_refused_type_leaves_a_file_that_loads() {

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::printer::short;
 use super::report::ReportEntry;
 use super::table::{MigrationRow, MigrationVerdict, row_of, rows};
-use crate::config::unknown;
-use crate::config::yaml::YamlValue;
+use control_plane::config::unknown;
+use control_plane::config::yaml::YamlValue;
 
 #[derive(Clone, Debug)]
 pub struct GivenItem {

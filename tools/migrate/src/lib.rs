@@ -1,4 +1,4 @@
-//! `switchpointd migrate`: reads the values of llm-d's charts, or the objects of a running endpoint
+//! `switchpoint-migrate`: reads the values of llm-d's charts, or the objects of a running endpoint
 //! picker, and prints the values of our chart with a report on each item.
 //!
 //! ```text
@@ -6,6 +6,8 @@
 //!                          ├─▶ items, by table ─┼─▶ picker ─▶ EndpointPickerConfig
 //!  objects ─▶ objects ─────┘                    └─▶ report
 //! ```
+
+#![forbid(unsafe_code)]
 
 mod chart;
 mod command;
@@ -23,7 +25,7 @@ mod values;
 pub use command::{MigrateArgs, Migrated, run};
 pub use page::table_markdown;
 
-use crate::config::yaml::{YamlNode, YamlValue};
+use control_plane::config::yaml::{YamlNode, YamlValue};
 use items::GivenItems;
 
 /// One endpoint picker of llm-d.

@@ -6,8 +6,8 @@ use super::items::{GivenItems, plain};
 use super::picker::PluginParameters;
 use super::report::ReportEntry;
 use super::table::MigrationVerdict;
-use super::{LlmdPicker, tree};
-use crate::config::yaml::YamlValue;
+use crate::{LlmdPicker, tree};
+use control_plane::config::yaml::YamlValue;
 
 /// The configuration of charts that name no other.
 const DEFAULT_FILE: &str = "default-plugins.yaml";

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Parser, ValueEnum};
 
 use super::chart::{self, ChartValues};
 use super::defaults;
@@ -12,8 +12,9 @@ use super::objects::{self, FoundPickers};
 use super::picker::{self, MigratedConfig};
 use super::report::{self, PoolReport, ReportEntry};
 use super::table::MigrationVerdict;
-use super::{LlmdPicker, printer, tree, values};
-use crate::config::yaml::YamlValue;
+use crate::{LlmdPicker, printer, tree, values};
+use control_plane::cli::build::VERSION;
+use control_plane::config::yaml::YamlValue;
 use discovery::kubernetes;
 
 /// The largest input, in bytes. The objects of a namespace with a thousand pods are smaller.
@@ -28,7 +29,28 @@ const EXIT_UNREADABLE: u8 = 1;
 const EXIT_LOSS: u8 = 3;
 
 const HEAD: &str =
-    "# Values of the Switchpoint chart, made from llm-d's by `switchpointd migrate`.\n";
+    "# Values of the Switchpoint chart, made from llm-d's by `switchpoint-migrate`.\n";
+
+const EXAMPLES: &str = "\
+Examples:
+  The values with which llm-d's release `llama` was installed:
+    helm get values llama -n prod > llama.values.yaml
+    switchpoint-migrate -f llama.values.yaml --pool llama --namespace prod > values.yaml
+
+  A running picker:
+    kubectl get configmap,deployment,inferencepool,service -n prod -o yaml | switchpoint-migrate -
+    switchpoint-migrate --cluster --namespace prod --pool llama --output-dir switchpoint/
+
+  One configuration file:
+    switchpoint-migrate picker.yaml
+
+stdout has the values of our chart, with the configuration of each pool; stderr has the report:
+
+    - `router.epp.replicas` = `3` -> `daemon.replicas`: two daemons: one leads, one stands by; ...
+    - `router.tracing.enabled` = `true`: spans have settings of their own here: ...
+
+docs/how-to/migrate.md has the steps of a migration and a table of all items.
+";
 
 /// The resources of a namespace that describe endpoint pickers; the latter half may not exist.
 const RESOURCES: [&str; 6] = [
@@ -40,9 +62,15 @@ const RESOURCES: [&str; 6] = [
     "/apis/llm-d.ai/v1alpha2/namespaces/{}/inferenceobjectives",
 ];
 
-/// Options of `migrate`.
-#[derive(Debug, Args)]
-#[group(skip)]
+/// Turns the values of llm-d's charts, or a running endpoint picker, into values of our chart.
+///
+/// Each item is kept, changed, or has no equivalent; the report has the reason. Nothing is
+/// installed and no object is changed.
+///
+/// Exit code: 0 all kept or changed, 1 the input cannot be read, 2 an invalid command line, 3
+/// something has no equivalent or is unknown.
+#[derive(Debug, Parser)]
+#[command(name = "switchpoint-migrate", version = VERSION, after_help = EXAMPLES)]
 pub struct MigrateArgs {
     /// Values of llm-d's chart, as for helm: repeat it in the same order; needs --pool.
     #[arg(short = 'f', long = "values", value_name = "FILE", requires = "pool", conflicts_with_all = ["objects", "cluster"])]
@@ -111,7 +139,7 @@ pub async fn run(
         Ok(true) => EXIT_LOSS,
         Ok(false) => 0,
         Err(why) => {
-            let _ = writeln!(err, "switchpointd: {why}"); // nothing can be done about a closed stderr
+            let _ = writeln!(err, "switchpoint-migrate: {why}"); // nothing can be done about a closed stderr
             EXIT_UNREADABLE
         }
     }
@@ -230,7 +258,7 @@ async fn from_cluster(namespace: &str) -> Result<Vec<(String, String)>, String> 
         match client.request_text(request).await {
             Ok(text) if u64::try_from(text.len()).unwrap_or(u64::MAX) > INPUT_BYTES_MAX => {
                 return Err(format!(
-                    "{path}: larger than {INPUT_BYTES_MAX} bytes: use kubectl with a label selector and migrate -"
+                    "{path}: larger than {INPUT_BYTES_MAX} bytes: use kubectl with a label selector and switchpoint-migrate -"
                 ));
             }
             Ok(text) => lists.push((path, text)),
@@ -386,7 +414,7 @@ fn with_parsers(picker: &LlmdPicker, text: &str) -> String {
     let Some(parsers) = defaults::parsers(picker) else {
         return text.to_owned();
     };
-    let Ok(mut root) = crate::config::yaml::parse(text) else {
+    let Ok(mut root) = control_plane::config::yaml::parse(text) else {
         return text.to_owned();
     };
     let parser = |name: &String| tree::map(vec![("pluginRef", YamlValue::Text(name.clone()))]);

@@ -3,7 +3,7 @@
 use super::items::{GivenItem, GivenItems};
 use super::printer::short;
 use super::table::{has_rows_below, row_of};
-use crate::config::yaml::{self, YamlNode, YamlValue};
+use control_plane::config::yaml::{self, YamlNode, YamlValue};
 
 /// Where charts have the picker's flags.
 const FLAGS: [&str; 2] = ["router.epp.flags", "inferenceExtension.flags"];

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
+use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
 
 /// A step of a path such as `plugins[2].type`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

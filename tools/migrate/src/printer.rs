@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
+use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
 
 /// Words that some version of YAML reads as something else than text.
 const WORDS: [&str; 16] = [
@@ -152,7 +152,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::yaml;
+    use control_plane::config::yaml;
 
     fn same(a: &YamlValue, b: &YamlValue) -> bool {
         match (a, b) {

@@ -1,19 +1,21 @@
-//! `switchpointd migrate` with installations in the shape of llm-d's guides: `tests/migrate/*.yaml`.
+//! `switchpoint-migrate` with installations in the shape of llm-d's guides: `tests/installations/*.yaml`.
 //! The first line of each file has its arguments. Beside each file are the values (`.values`) and
 //! the report (`.report`, Markdown) that the command prints.
 //!
 //! `UPDATE_GOLDENS=1` writes the current output into the files; read the diff before you commit it.
 
-use crate::configs::golden;
+#![cfg(test)] // so that lints treat helpers outside #[test] functions as test code
+
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use control_plane::cli::args::{Cli, CliCommand};
-use control_plane::cli::migrate;
 use control_plane::config;
+use migrate::MigrateArgs;
 use proptest::prelude::*;
 
-const FOLDER: &str = "tests/migrate"; // tests run in the folder of their crate
+mod docs;
+
+const FOLDER: &str = "tests/installations"; // tests run in the folder of their crate
 
 fn files() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(FOLDER).unwrap();
@@ -26,15 +28,27 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
+/// Compares the output with the golden file beside the input, or writes it with `UPDATE_GOLDENS`.
+fn golden(file: &Path, extension: &str, printed: &str) {
+    let golden = file.with_extension(extension);
+    if std::env::var_os("UPDATE_GOLDENS").is_some() {
+        std::fs::write(&golden, printed).unwrap();
+    }
+    let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+    assert!(
+        expected == printed,
+        "{} has:\n{expected}\nbut the output is:\n{printed}",
+        golden.display()
+    );
+}
+
 /// The exit code, stdout and stderr.
 async fn run(arguments: &[&str]) -> (u8, String, String) {
-    let cli = Cli::try_parse_from(["switchpointd", "migrate"].iter().chain(arguments)).unwrap();
-    let CliCommand::Migrate(args) = cli.command else {
-        panic!("another command")
-    };
+    let args =
+        MigrateArgs::try_parse_from(["switchpoint-migrate"].iter().chain(arguments)).unwrap();
     let mut out = Vec::new();
     let mut err = Vec::new();
-    let code = migrate::run(*args, &mut out, &mut err).await;
+    let code = migrate::run(args, &mut out, &mut err).await;
     (
         code,
         String::from_utf8(out).unwrap(),
@@ -183,8 +197,8 @@ fn wrong_usage_is_an_error_of_the_command_line() {
         &["-f", "a", "--pool", "b", "c"],
         &["-", "--cluster", "--namespace", "a"],
     ] {
-        let error =
-            Cli::try_parse_from(["switchpointd", "migrate"].iter().chain(arguments)).unwrap_err();
+        let error = MigrateArgs::try_parse_from(["switchpoint-migrate"].iter().chain(arguments))
+            .unwrap_err();
         assert_eq!(error.exit_code(), 2, "{arguments:?}");
     }
 }
@@ -231,16 +245,9 @@ async fn a_cluster_gives_the_same_as_its_objects_in_a_file() {
     });
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
     let command = |pool: &str| {
-        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"));
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpoint-migrate"));
         command
-            .args([
-                "migrate",
-                "--cluster",
-                "--namespace",
-                "default",
-                "--pool",
-                pool,
-            ])
+            .args(["--cluster", "--namespace", "default", "--pool", pool])
             .env("KUBECONFIG", &kubeconfig);
         command
     };
@@ -370,7 +377,7 @@ mod slow {
 
     #[tokio::test]
     async fn our_chart_takes_the_values() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let helm = root.join(".tools/bin/helm");
         let chart = root.join("deploy/charts/switchpoint");
         if !helm.exists() {
@@ -379,7 +386,7 @@ mod slow {
                 "there is no helm; `.ci/cluster_tools.py helm` builds it where Go is installed";
             writeln!(
                 std::io::stdout(),
-                "SKIPPED migrate::slow::our_chart_takes_the_values: {why}"
+                "SKIPPED slow::our_chart_takes_the_values: {why}"
             )
             .unwrap();
             return;
