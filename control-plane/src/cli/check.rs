@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::cli::args::{CheckArgs, CheckTarget, OutputFormat};
 use crate::config::{self, ConfigReport, ItemStatus, ResolvedConfig, gateway};
-use crate::pool::endpoint_source;
 use crate::pool::objects;
+use crate::pool::sources;
 use crate::scrape::engine::{EngineSpec, EngineTable, MetricMeaning};
 use crate::scrape::exposition::ExpositionParser;
 use crate::scrape::extract::{Extraction, PageReading};
@@ -247,9 +247,7 @@ async fn check_endpoint(
     engine: Option<&str>,
     format: OutputFormat,
 ) -> Result<(String, CheckVerdict), String> {
-    let address = endpoint_source::resolve(given)
-        .await
-        .map_err(|e| e.to_string())?;
+    let address = sources::resolve(given).await.map_err(|e| e.to_string())?;
     let engines = EngineTable::try_new(&[], "", "").map_err(|e| e.to_string())?;
     let known = || {
         engines

@@ -15,11 +15,11 @@ use crate::cli::args::{
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency::{self, ModelFile};
-use crate::pool::backends;
-use crate::pool::endpoint_source;
+use crate::pool::discovery_source;
 use crate::pool::event_loop::AdoptionSender;
 use crate::pool::objects::{ObjectsSource, PoolName};
 use crate::pool::pools_file::PoolSource;
+use crate::pool::sources;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
 use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::scaling::{self, ScalingSignals};
@@ -110,7 +110,7 @@ impl StandbyDaemon {
         );
         let shared = DaemonState::new(term, secret, scrapers);
         let _ = shared.discovery.components.set(Arc::clone(&components)); // a daemon is started once
-        backends::compare_protocols(&shared, &components, model_servers_speak);
+        discovery_source::compare_protocols(&shared, &components, model_servers_speak);
 
         let listener = ExtProcListener::open(ext_proc, &group.shutdown).await?;
         let ext_proc_address = listener.as_ref().map(ExtProcListener::address);
@@ -234,10 +234,8 @@ async fn follow_sources(args: &ServeArgs) -> Result<Vec<(PoolSource, EndpointSou
     let pool = args.pool.clone();
     let config = args.config.clone();
     let mut sources = Vec::new();
-    for pool in
-        endpoint_source::pools(endpoints, pool, config, objects_of(args.objects.clone())).await?
-    {
-        let source = endpoint_source::open(pool.endpoints.clone()).await?;
+    for pool in sources::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
+        let source = sources::open(pool.endpoints.clone()).await?;
         sources.push((pool, source));
     }
     Ok(sources)

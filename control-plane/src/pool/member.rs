@@ -7,8 +7,8 @@ use discovery::Instance;
 use scheduler::{Endpoint, EndpointRef, Readiness};
 use tokio::time::Instant;
 
-use super::capabilities::InstanceMetadata;
 use super::clock::WallAndMonotonic;
+use super::instance_metadata::InstanceMetadata;
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]

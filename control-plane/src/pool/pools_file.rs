@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::pool::backends::{
+use crate::pool::discovery_source::{
     DirectorySource, DiscoverySource, EtcdSource, InferencePoolSource, KubernetesSource,
 };
 use crate::pool::objects::{ObjectsSource, PoolName};

@@ -14,6 +14,10 @@
 //! metrics: a failed scrape does not show that requests fail, and proxies see failing requests
 //! themselves.
 
+mod adoption;
+mod eds_hosts;
+mod unconfirmed;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,15 +26,14 @@ use std::time::{Duration, SystemTime};
 use discovery::Instance;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
 
-use super::adoption;
-use super::capabilities::ModelNameBudget;
-pub use super::capabilities::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
+use self::eds_hosts::HostSelection;
+pub use self::unconfirmed::UNCONFIRMED_MAX;
+use self::unconfirmed::UnconfirmedEndpoints;
 pub use super::clock::WallAndMonotonic;
-use super::eds_hosts::{self, HostSelection};
+use super::instance_metadata::ModelNameBudget;
+pub use super::instance_metadata::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
 use super::member::member;
 pub use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
-pub use super::unconfirmed::UNCONFIRMED_MAX;
-use super::unconfirmed::{self, UnconfirmedEndpoints};
 pub use super::view::{EdsSet, PoolView, SourceStatus};
 use crate::config::ConfigStatus;
 use crate::pool::objects::PoolObjects;

@@ -21,7 +21,7 @@ use crate::cli::build::COMMIT;
 use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
 use crate::config::{ConfigStatus, ResolvedConfig};
 use crate::learn::directory::LearnerDirectory;
-use crate::pool::backends;
+use crate::pool::discovery_source;
 use crate::pool::watched::WatchedComponents;
 use crate::pool::writer::{
     Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX,
@@ -192,7 +192,7 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
     };
     let rows = all().flat_map(|(pool, name, followed)| {
         followed.seen().into_iter().map(move |seen| {
-            let (state, reason) = backends::said(&seen.state);
+            let (state, reason) = discovery_source::said(&seen.state);
             json!({
                 "name": &*seen.id,
                 "address": seen.address.to_string(),
@@ -212,11 +212,11 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
             .and_then(|at| at.elapsed().ok())
             .map(|age| age.as_secs_f64());
         let asked = status.requirements.as_ref();
-        let failure_mode = asked.map(|asked| backends::failure_mode(asked.failure_mode));
-        let app_protocol = asked.map(|asked| backends::app_protocol(asked.protocol));
+        let failure_mode = asked.map(|asked| discovery_source::failure_mode(asked.failure_mode));
+        let app_protocol = asked.map(|asked| discovery_source::app_protocol(asked.protocol));
         let picker = asked
             .and_then(|asked| asked.picker.as_ref())
-            .map(backends::picker);
+            .map(discovery_source::picker);
         json!({
             "pool": &**pool,
             "component": name,

@@ -24,8 +24,8 @@ use std::time::{Duration, SystemTime};
 use discovery::Instance;
 use tokio::time::Instant;
 
-use super::clock::WallAndMonotonic;
-use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
+use crate::pool::clock::WallAndMonotonic;
+use crate::pool::member::{Absence, Absentee, MetricsStatus, PoolMember};
 
 /// How long an unconfirmed endpoint may stay. On a real node pods were ready again 75 s after an
 /// outage of the API server. After 300 s (the default toleration of an unreachable node) Kubernetes
@@ -173,8 +173,8 @@ mod tests {
     use proptest::prelude::*;
     use scheduler::{EndpointRef, Generation, Slot};
 
-    use super::super::member::member;
     use super::*;
+    use crate::pool::member::member;
 
     fn instance(name: u16, unconfirmed: bool) -> Instance {
         let instance = Instance::new(

@@ -12,7 +12,7 @@ use discovery::Instance;
 use scheduler::{Pipeline, PipelineSpec, ROLE_LABEL, decodes};
 use tokio::time::Instant;
 
-use super::writer::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
+use super::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 
 /// Decides which endpoints are hosts.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use discovery::Instance;
 
 use crate::cli::args::EndpointsArgs;
 use crate::error::FatalError;
-use crate::pool::backends;
+use crate::pool::discovery_source;
 use crate::pool::objects::ObjectsSource;
 use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
 use crate::pool::watched::EndpointSource;
@@ -54,7 +54,9 @@ pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError>
             return Ok(EndpointSource::plain(discovery::file::follow(path)));
         }
         EndpointsSource::Discovered(discovered) => {
-            return backends::open(discovered).await.map_err(FatalError::Usage);
+            return discovery_source::open(discovered)
+                .await
+                .map_err(FatalError::Usage);
         }
         EndpointsSource::List(given) => given,
     };

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use discovery::Instance;
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Slot};
 
-use super::member::PoolMember;
 use super::unconfirmed::key;
+use crate::pool::member::PoolMember;
 
 /// Gives each of `members` the slot and generation that it has in `saved`. One that `saved` does
 /// not name keeps its own. Returns the positions of those whose slot another member has now: they
