@@ -11,5 +11,4 @@ pub mod pools_file;
 pub mod sources;
 pub mod startup;
 mod view;
-pub mod watched;
 pub mod writer;

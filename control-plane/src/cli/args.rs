@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use discovery::backend::AppProtocol;
 
 use self::examples::{EXAMPLES, EXPLAIN_EXAMPLES};
 use self::values::listen;
@@ -202,3 +203,12 @@ pub enum UpstreamProtocol {
 /// An address to listen on, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionalAddress(pub Option<SocketAddr>);
+
+impl From<UpstreamProtocol> for AppProtocol {
+    fn from(protocol: UpstreamProtocol) -> Self {
+        match protocol {
+            UpstreamProtocol::Http1 => Self::Http,
+            UpstreamProtocol::H2c => Self::H2c,
+        }
+    }
+}

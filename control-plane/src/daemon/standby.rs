@@ -9,21 +9,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use discovery::backend::AppProtocol;
+
 use crate::cli::args::{
     EndpointTlsArgs, ObjectsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls,
 };
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency::{self, ModelFile};
-use crate::pool::discovery_source;
+use crate::pool::discovery_source::{self, FollowedEndpoints, WatchedComponents};
 use crate::pool::event_loop::AdoptionSender;
 use crate::pool::objects::{ObjectsSource, PoolName};
 use crate::pool::pools_file::PoolSource;
 use crate::pool::sources;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
-use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::scaling::{self, ScalingSignals};
-use crate::scrape::{EndpointTls, ScrapeIntervals};
+use crate::scrape::{EndpointTls, ScrapeConfig, ScrapeIntervals};
 use crate::serve::admin::AdminServer;
 use crate::serve::explanations::ExplanationDesk;
 use crate::serve::exposure;
@@ -98,7 +99,7 @@ impl StandbyDaemon {
             latency.headroom_selection_strategy,
         )
         .map_err(FatalError::Usage)?;
-        let pools = prepare(sources, saved.as_ref(), (&scraping(scrape), &options)).await?;
+        let pools = prepare(sources, saved.as_ref(), &scraping(scrape), &options).await?;
 
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> =
             pools.iter().map(PoolTask::scraper).collect();
@@ -110,7 +111,9 @@ impl StandbyDaemon {
         );
         let shared = DaemonState::new(term, secret, scrapers);
         let _ = shared.discovery.components.set(Arc::clone(&components)); // a daemon is started once
-        discovery_source::compare_protocols(&shared, &components, model_servers_speak);
+        let cluster = AppProtocol::from(model_servers_speak);
+        let _ = shared.discovery.cluster_protocol.set(cluster);
+        discovery_source::compare_protocols(&components, cluster);
 
         let listener = ExtProcListener::open(ext_proc, &group.shutdown).await?;
         let ext_proc_address = listener.as_ref().map(ExtProcListener::address);
@@ -229,7 +232,9 @@ impl StandbyDaemon {
 }
 
 /// The configured pools, and their sources, which are followed from now on.
-async fn follow_sources(args: &ServeArgs) -> Result<Vec<(PoolSource, EndpointSource)>, FatalError> {
+async fn follow_sources(
+    args: &ServeArgs,
+) -> Result<Vec<(PoolSource, FollowedEndpoints)>, FatalError> {
     let endpoints = args.endpoints.clone();
     let pool = args.pool.clone();
     let config = args.config.clone();
@@ -242,15 +247,16 @@ async fn follow_sources(args: &ServeArgs) -> Result<Vec<(PoolSource, EndpointSou
 }
 
 async fn prepare(
-    sources: Vec<(PoolSource, EndpointSource)>,
+    sources: Vec<(PoolSource, FollowedEndpoints)>,
     saved: Option<&SavedState>,
-    settings: (&ScrapeSettings, &LatencyOptions),
+    scrape: &ScrapeSettings,
+    latency: &LatencyOptions,
 ) -> Result<Vec<PoolTask>, FatalError> {
     let served: Arc<[PoolName]> = sources.iter().map(|(pool, _)| pool.named()).collect();
     let mut pools = Vec::new();
-    for source in sources {
-        let saved = saved.and_then(|saved| saved.pools.get(&source.0.name));
-        pools.push(PoolTask::prepare(source, saved, settings, &served).await?);
+    for (source, endpoints) in sources {
+        let saved = saved.and_then(|saved| saved.pools.get(&source.name));
+        pools.push(PoolTask::prepare(source, endpoints, saved, scrape, latency, &served).await?);
     }
     Ok(pools)
 }
@@ -301,11 +307,14 @@ fn scraping(args: ScrapeArgs) -> ScrapeSettings {
         insecure_skip_verify: endpoint_tls_insecure,
     };
     ScrapeSettings {
-        intervals: ScrapeIntervals {
-            idle: scrape_interval,
-            busy: scrape_interval_busy,
+        scraper: ScrapeConfig {
+            intervals: ScrapeIntervals {
+                idle: scrape_interval,
+                busy: scrape_interval_busy,
+            },
+            tls,
+            ..ScrapeConfig::default()
         },
-        tls,
         staleness_max,
     }
 }

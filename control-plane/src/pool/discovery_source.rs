@@ -20,15 +20,14 @@ use discovery::directory::DirectoryBackend;
 use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
 use discovery::merge::{MergeSource, merge};
-use discovery::{BackendStatus, Discovery, InstanceState, MetadataPolicy};
+use discovery::{
+    BackendStatus, Discovery, InstanceState, MetadataPolicy, SetChanges, WatchedComponent,
+};
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use crate::cli::args::UpstreamProtocol;
 use crate::cli::etcd_access::EtcdAccess;
 use crate::pool::objects::PoolName;
-use crate::pool::watched::{EndpointSource, WatchedComponents};
-use crate::state::shared::DaemonState;
 
 /// The label with the stages that an endpoint serves, as in llm-d.
 const ROLE_LABEL: &str = "llm-d.ai/role";
@@ -91,6 +90,17 @@ pub struct EtcdSource {
     components: Vec<ComponentRow>,
 }
 
+/// The endpoints of a pool, followed.
+pub struct FollowedEndpoints {
+    /// Complete sets of instances, one for each change.
+    pub changes: SetChanges,
+    /// The discovered components; empty for a file or a fixed list.
+    pub components: WatchedComponents,
+}
+
+/// The components of a pool, by name.
+pub type WatchedComponents = Vec<(String, WatchedComponent)>;
+
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ComponentRow {
@@ -118,69 +128,52 @@ enum ApiVersion {
 ///
 /// # Errors
 /// Says which setting is invalid.
-pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
+pub async fn open(source: DiscoverySource) -> Result<FollowedEndpoints, String> {
+    let kube_namespace = source.kube_namespace().unwrap_or_default().to_owned();
     match source {
-        DiscoverySource::Kubernetes(KubernetesSource {
-            kube_namespace,
-            namespace,
-            components,
-            port_name,
-            port,
-            metadata,
-        }) => {
-            let kube_namespace =
-                kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
+        DiscoverySource::Kubernetes(source) => {
             let backend = Kubernetes::new(kubernetes::connect().await?, kube_namespace);
             let backend = backend.with_ports(PortRule {
-                name: port_name,
-                fallback: port,
+                name: source.port_name,
+                fallback: source.port,
             });
+            let policy = policy(source.metadata, MetadataPolicy::Preferred);
             follow(
-                &backend.discovery(policy(metadata, MetadataMode::Preferred)),
-                &namespace,
-                components,
+                &backend.discovery(policy),
+                &source.namespace,
+                source.components,
             )
         }
-        DiscoverySource::InferencePool(InferencePoolSource {
-            kube_namespace,
-            name,
-            api_version,
-            metadata,
-        }) => {
-            let group = match api_version {
+        DiscoverySource::InferencePool(source) => {
+            let group = match source.api_version {
                 None | Some(ApiVersion::V1) => PoolGroup::V1,
                 Some(ApiVersion::V1Alpha2) => PoolGroup::V1Alpha2,
             };
             let backend = InferencePools::new(kubernetes::connect().await?, group);
-            let discovery = backend.discovery(policy(metadata, MetadataMode::Ignored));
-            let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
-            let source = follow(
-                &discovery,
-                &namespace,
-                vec![ComponentRow { name, role: None }],
-            )?;
-            for (name, followed) in &source.components {
-                tokio::spawn(log_failure_mode(name.clone(), followed.status()));
+            let discovery = backend.discovery(policy(source.metadata, MetadataPolicy::Ignored));
+            let pool = ComponentRow {
+                name: source.name,
+                role: None,
+            };
+            let endpoints = follow(&discovery, &kube_namespace, vec![pool])?;
+            for (name, followed) in &endpoints.components {
+                log_failure_mode(name.clone(), followed.status());
             }
-            Ok(source)
+            Ok(endpoints)
         }
-        DiscoverySource::Directory(DirectorySource {
-            path,
-            namespace,
-            components,
-        }) => follow(
-            &DirectoryBackend::new(path).discovery(),
-            &namespace,
-            components,
+        DiscoverySource::Directory(source) => follow(
+            &DirectoryBackend::new(source.path).discovery(),
+            &source.namespace,
+            source.components,
         ),
-        DiscoverySource::Etcd(EtcdSource {
-            endpoints,
-            access,
-            namespace,
-            components,
-        }) => {
-            let config = access.unwrap_or_default().config(endpoints).await?;
-            follow(&Etcd::new(config)?.discovery(), &namespace, components)
+        DiscoverySource::Etcd(source) => {
+            let access = source.access.unwrap_or_default();
+            let config = access.config(source.endpoints).await?;
+            follow(
+                &Etcd::new(config)?.discovery(),
+                &source.namespace,
+                source.components,
+            )
         }
     }
 }
@@ -216,7 +209,7 @@ fn follow<B: Backend>(
     discovery: &Discovery<B>,
     namespace: &str,
     components: Vec<ComponentRow>,
-) -> Result<EndpointSource, String> {
+) -> Result<FollowedEndpoints, String> {
     if components.is_empty() || components.len() > COMPONENTS_MAX {
         return Err(format!(
             "{} components; 1 to {COMPONENTS_MAX} are allowed",
@@ -239,37 +232,39 @@ fn follow<B: Backend>(
         let follows = discovery
             .follow(namespace, &name)
             .map_err(|e| e.to_string())?;
-        tokio::spawn(log_warnings(name.clone(), follows.status()));
+        let component = name.clone();
+        tokio::spawn(each_change(
+            follows.status(),
+            |status| status.warning.clone(),
+            move |warning| {
+                if let Some(why) = warning {
+                    tracing::warn!(component, why, "discovery continues with a limitation");
+                }
+            },
+        ));
         followed.push((name, follows));
     }
-    Ok(EndpointSource {
+    Ok(FollowedEndpoints {
         changes: merge(parts),
         components: followed,
     })
 }
 
-fn policy(given: Option<MetadataMode>, default: MetadataMode) -> MetadataPolicy {
-    match given.unwrap_or(default) {
-        MetadataMode::Preferred => MetadataPolicy::Preferred,
-        MetadataMode::Required => MetadataPolicy::Required,
-        MetadataMode::Ignored => MetadataPolicy::Ignored,
+fn policy(given: Option<MetadataMode>, default: MetadataPolicy) -> MetadataPolicy {
+    match given {
+        None => default,
+        Some(MetadataMode::Preferred) => MetadataPolicy::Preferred,
+        Some(MetadataMode::Required) => MetadataPolicy::Required,
+        Some(MetadataMode::Ignored) => MetadataPolicy::Ignored,
     }
 }
 
-/// Logs the failure mode that an InferencePool sets for its gateway, at each change. Ends with the
-/// source.
-async fn log_failure_mode(inference_pool: String, mut status: watch::Receiver<BackendStatus>) {
-    let mut told = None;
-    let mode =
-        |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.failure_mode);
-    while let Ok(asks) = status
-        .wait_for(|status| mode(status) != told)
-        .await
-        .map(|status| mode(&status))
-    {
-        told = asks;
-        let failure_mode = asks.map(failure_mode);
-        match asks {
+/// Logs the failure mode that an InferencePool sets for its gateway, at each change.
+fn log_failure_mode(inference_pool: String, status: watch::Receiver<BackendStatus>) {
+    let mode = |status: &BackendStatus| Some(status.requirements.as_ref()?.failure_mode);
+    tokio::spawn(each_change(status, mode, move |mode| {
+        let failure_mode = mode.map(failure_mode);
+        match mode {
             Some(PickerFailureMode::Open) => tracing::warn!(
                 inference_pool,
                 failure_mode,
@@ -281,55 +276,47 @@ async fn log_failure_mode(inference_pool: String, mut status: watch::Receiver<Ba
                 "the gateway refuses requests without a pick, unless it is configured otherwise"
             ),
         }
-    }
+    }));
 }
 
-/// Starts to warn about each InferencePool whose `appProtocol` differs from `speak`, the protocol
+/// Starts to warn about each InferencePool whose `appProtocol` differs from `cluster`, the protocol
 /// of Envoy's clusters. The clusters belong to the gateway, so only the operator knows their
 /// protocol.
-pub fn compare_protocols(
-    shared: &DaemonState,
-    components: &BTreeMap<Arc<str>, WatchedComponents>,
-    speak: UpstreamProtocol,
-) {
-    let cluster = match speak {
-        UpstreamProtocol::Http1 => AppProtocol::Http,
-        UpstreamProtocol::H2c => AppProtocol::H2c,
-    };
-    let _ = shared.discovery.cluster_protocol.set(cluster); // a daemon is started once
+pub fn compare_protocols(components: &BTreeMap<Arc<str>, WatchedComponents>, cluster: AppProtocol) {
+    let protocol = |status: &BackendStatus| Some(status.requirements.as_ref()?.protocol);
     for (pool, components) in components {
         for (name, followed) in components {
-            tokio::spawn(log_protocol(
-                (pool.to_string(), name.clone()),
-                followed.status(),
-                cluster,
-            ));
+            let pool = Arc::clone(pool);
+            let inference_pool = name.clone();
+            tokio::spawn(each_change(followed.status(), protocol, move |protocol| {
+                if let Some(protocol) = protocol.filter(|protocol| *protocol != cluster) {
+                    tracing::warn!(
+                        pool = &*pool,
+                        inference_pool,
+                        app_protocol = app_protocol(protocol),
+                        cluster = app_protocol(cluster),
+                        "the InferencePool's servers use another protocol than its cluster: see h2c.yaml and --model-servers-speak"
+                    );
+                }
+            }));
         }
     }
 }
 
-async fn log_protocol(
-    (pool, inference_pool): (String, String),
+/// Calls `log` at each change of a part of the status. Ends with the source.
+async fn each_change<T: Clone + PartialEq>(
     mut status: watch::Receiver<BackendStatus>,
-    cluster: AppProtocol,
+    part: impl Fn(&BackendStatus) -> Option<T>,
+    log: impl Fn(Option<T>),
 ) {
-    let mut told = None;
-    let asked = |status: &BackendStatus| status.requirements.as_ref().map(|asked| asked.protocol);
-    while let Ok(asks) = status
-        .wait_for(|status| asked(status) != told)
+    let mut last = None;
+    while let Ok(next) = status
+        .wait_for(|status| part(status) != last)
         .await
-        .map(|status| asked(&status))
+        .map(|status| part(&status))
     {
-        told = asks;
-        if let Some(asks) = asks.filter(|asks| *asks != cluster) {
-            tracing::warn!(
-                pool,
-                inference_pool,
-                app_protocol = app_protocol(asks),
-                cluster = app_protocol(cluster),
-                "the InferencePool's servers use another protocol than its cluster: see h2c.yaml and --model-servers-speak"
-            );
-        }
+        log(next.clone());
+        last = next;
     }
 }
 
@@ -339,21 +326,6 @@ pub fn app_protocol(protocol: AppProtocol) -> &'static str {
     match protocol {
         AppProtocol::Http => "http",
         AppProtocol::H2c => "kubernetes.io/h2c",
-    }
-}
-
-/// Logs the warnings of a component. Ends with the source.
-async fn log_warnings(component: String, mut status: watch::Receiver<BackendStatus>) {
-    let mut told = None;
-    while let Ok(warning) = status
-        .wait_for(|status| status.warning != told)
-        .await
-        .map(|status| status.warning.clone())
-    {
-        if let Some(why) = &warning {
-            tracing::warn!(component, why, "discovery continues with a limitation");
-        }
-        told = warning;
     }
 }
 

@@ -8,6 +8,7 @@ use discovery::{
     Instance, InstanceMetricsLocation as Located, MetricsScheme, SetChange, SetChanges,
 };
 use futures::StreamExt;
+use futures::future::OptionFuture;
 use scheduler::EndpointRef;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -109,8 +110,12 @@ impl PoolFeed {
                     }
                 }
                 () = tokio::time::sleep_until(published.metrics_after), if !published.metrics_due() => {}
-                config = changed(self.config.as_mut()) => self.apply_config(config, &mut published),
-                objects = objects_changed(self.objects.as_mut()) => self.apply_objects(objects),
+                Some(config) = OptionFuture::from(self.config.as_mut().map(ConfigFile::changed)) => {
+                    self.apply_config(config, &mut published);
+                }
+                Some(objects) = OptionFuture::from(self.objects.as_mut().map(ObjectsFile::changed)) => {
+                    self.apply_objects(objects);
+                }
                 Some(Adoption { endpoints, done }) = self.adoptions.recv() => {
                     self.pool.adopt(endpoints, WallAndMonotonic::read());
                     self.publish(&mut published);
@@ -182,21 +187,14 @@ impl PoolFeed {
     }
 
     fn apply_objects(&mut self, objects: Result<PoolObjects, String>) {
-        let name = Arc::clone(self.pool.name());
-        match objects {
-            Ok(objects) => {
-                objects.log(&name);
-                self.pool.set_objects(Ok(objects), WallAndMonotonic::read());
-            }
+        let pool = &**self.pool.name();
+        match &objects {
+            Ok(objects) => objects.log(pool),
             Err(why) => {
-                tracing::error!(
-                    pool = &*name,
-                    why,
-                    "objects cannot be used; the last good ones stay"
-                );
-                self.pool.set_objects(Err(why), WallAndMonotonic::read());
+                tracing::error!(pool, why, "objects cannot be used; the last good ones stay")
             }
         }
+        self.pool.set_objects(objects, WallAndMonotonic::read());
     }
 
     fn settle(&mut self) {
@@ -271,20 +269,6 @@ impl LastPublished {
             }
             _ => {}
         }
-    }
-}
-
-async fn changed(config: Option<&mut ConfigFile>) -> Result<CompiledConfig, String> {
-    match config {
-        Some(config) => config.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn objects_changed(objects: Option<&mut ObjectsFile>) -> Result<PoolObjects, String> {
-    match objects {
-        Some(objects) => objects.changed().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -117,73 +117,64 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     }
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
-    for row in file.pools {
-        let PoolEntry {
-            name,
-            endpoints_file,
-            endpoints,
-            kubernetes,
-            inference_pool,
-            directory,
-            etcd,
-            config,
-            objects,
-            objects_kubernetes,
-            strict_models,
-        } = row;
+    for entry in file.pools {
+        if !names.insert(entry.name.clone()) {
+            return Err(format!("two pools are named {:?}", entry.name));
+        }
+        sources.push(entry.source(given)?);
+    }
+    Ok(sources)
+}
+
+// === impl PoolEntry ===
+
+impl PoolEntry {
+    fn source(self, given: &ObjectsSource) -> Result<PoolSource, String> {
+        use DiscoverySource::{Directory, Etcd, InferencePool, Kubernetes};
+        use EndpointsSource::{Discovered, File, List};
+        let name = self.name;
         if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
             return Err(format!(
                 "pool name {name:?}: 1 to {} bytes are allowed",
                 discovery::NAME_BYTES_MAX
             ));
         }
-        if !names.insert(name.clone()) {
-            return Err(format!("two pools are named {name:?}"));
-        }
-        let mut given_sources = [
-            endpoints_file.map(EndpointsSource::File),
-            endpoints.map(EndpointsSource::List),
-            kubernetes.map(|k| EndpointsSource::Discovered(DiscoverySource::Kubernetes(k))),
-            inference_pool.map(|p| EndpointsSource::Discovered(DiscoverySource::InferencePool(p))),
-            directory.map(|d| EndpointsSource::Discovered(DiscoverySource::Directory(d))),
-            etcd.map(|e| EndpointsSource::Discovered(DiscoverySource::Etcd(e))),
+        let mut sources = [
+            self.endpoints_file.map(File),
+            self.endpoints.map(List),
+            self.kubernetes.map(|k| Discovered(Kubernetes(k))),
+            self.inference_pool.map(|p| Discovered(InferencePool(p))),
+            self.directory.map(|d| Discovered(Directory(d))),
+            self.etcd.map(|e| Discovered(Etcd(e))),
         ]
         .into_iter()
         .flatten();
-        let (Some(endpoints), None) = (given_sources.next(), given_sources.next()) else {
+        let (Some(endpoints), None) = (sources.next(), sources.next()) else {
             return Err(format!(
                 "pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"
             ));
         };
-        if objects.is_some() && objects_kubernetes.is_some() {
-            return Err(format!(
-                "pool {name:?}: give one of objects and objectsKubernetes"
-            ));
-        }
-        let strict_models = strict_models.unwrap_or(given.strict_models);
-        let objects = match (objects, objects_kubernetes) {
-            (None, None) => ObjectsSource {
-                strict_models,
-                ..given.clone()
-            },
-            (path, kubernetes) => {
-                let kubernetes =
-                    kubernetes.map_or(Ok(None), |asked| asked.namespace(&name, &endpoints))?;
-                ObjectsSource {
-                    path,
-                    kubernetes,
-                    strict_models,
+        let mut objects = given.clone();
+        objects.strict_models = self.strict_models.unwrap_or(given.strict_models);
+        if self.objects.is_some() || self.objects_kubernetes.is_some() {
+            objects.kubernetes = match self.objects_kubernetes {
+                None => None,
+                Some(_) if self.objects.is_some() => {
+                    return Err(format!(
+                        "pool {name:?}: give one of objects and objectsKubernetes"
+                    ));
                 }
-            }
-        };
-        sources.push(PoolSource {
+                Some(given) => given.namespace(&name, &endpoints)?,
+            };
+            objects.path = self.objects;
+        }
+        Ok(PoolSource {
             name,
             endpoints,
-            config,
+            config: self.config,
             objects,
-        });
+        })
     }
-    Ok(sources)
 }
 
 // === impl ObjectsKubernetes ===

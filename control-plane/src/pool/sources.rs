@@ -5,14 +5,13 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use discovery::Instance;
+use discovery::{Instance, SetChanges};
 
 use crate::cli::args::EndpointsArgs;
 use crate::error::FatalError;
-use crate::pool::discovery_source;
+use crate::pool::discovery_source::{self, FollowedEndpoints};
 use crate::pool::objects::ObjectsSource;
 use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
-use crate::pool::watched::EndpointSource;
 
 /// The configured pools.
 ///
@@ -48,10 +47,10 @@ pub async fn pools(
 /// # Errors
 /// [`FatalError::Usage`] when a host name cannot be resolved, the list is invalid, or a discovery
 /// source cannot be set up. A file may be invalid now and a cluster unreachable: both are followed.
-pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError> {
+pub async fn open(source: EndpointsSource) -> Result<FollowedEndpoints, FatalError> {
     let given = match source {
         EndpointsSource::File(path) => {
-            return Ok(EndpointSource::plain(discovery::file::follow(path)));
+            return Ok(without_components(discovery::file::follow(path)));
         }
         EndpointsSource::Discovered(discovered) => {
             return discovery_source::open(discovered)
@@ -66,7 +65,14 @@ pub async fn open(source: EndpointsSource) -> Result<EndpointSource, FatalError>
         instances.push(Instance::new(name, address));
     }
     discovery::validate(&instances).map_err(FatalError::Usage)?;
-    Ok(EndpointSource::plain(discovery::fixed(instances)))
+    Ok(without_components(discovery::fixed(instances)))
+}
+
+fn without_components(changes: SetChanges) -> FollowedEndpoints {
+    FollowedEndpoints {
+        changes,
+        components: Vec::new(),
+    }
 }
 
 /// Resolves `HOST:PORT`. Envoy gets addresses, never names, so that header and host are the same
@@ -88,15 +94,11 @@ pub async fn resolve(given: &str) -> Result<SocketAddr, FatalError> {
         .map_err(|e| unusable(e.to_string()))?;
     let all: BTreeSet<SocketAddr> = found.collect();
     // The IPv4 and IPv6 loopback addresses are the same server, so IPv6 counts only without IPv4.
-    let wanted: Vec<SocketAddr> = match all
-        .iter()
-        .filter(|a| a.is_ipv4())
-        .copied()
-        .collect::<Vec<_>>()
-    {
-        v4 if v4.is_empty() => all.into_iter().collect(),
-        v4 => v4,
-    };
+    let has_ipv4 = all.iter().any(SocketAddr::is_ipv4);
+    let wanted: Vec<SocketAddr> = all
+        .into_iter()
+        .filter(|address| address.is_ipv4() == has_ipv4)
+        .collect();
     match wanted.as_slice() {
         [] => Err(unusable("the name has no address".to_owned())),
         [one] => Ok(*one),

@@ -9,13 +9,13 @@ use tokio::task::JoinSet;
 
 use crate::config::{CompiledConfig, ConfigFile, LatencyOptions};
 use crate::error::FatalError;
+use crate::pool::discovery_source::{FollowedEndpoints, WatchedComponents};
 use crate::pool::event_loop::{Adoption, AdoptionSender, PoolFeed, SCRAPE_EVENTS_MAX};
 use crate::pool::objects::{ObjectSelection, ObjectsFile, ObjectsSource, PoolName, PoolObjects};
 use crate::pool::pools_file::PoolSource;
-use crate::pool::watched::{EndpointSource, WatchedComponents};
 use crate::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 use crate::scrape::MetricsDiscovery;
-use crate::scrape::{EndpointTls, ScrapeConfig, ScrapeIntervals, Scraper};
+use crate::scrape::{ScrapeConfig, Scraper};
 use crate::shutdown::Shutdown;
 use crate::state::shared::{DaemonState, ScraperHandle};
 use crate::state::snapshot_file::SavedPool;
@@ -27,9 +27,7 @@ const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
 /// The scrape settings of all pools.
 #[derive(Clone, Debug)]
 pub struct ScrapeSettings {
-    pub intervals: ScrapeIntervals,
-    /// TLS towards endpoints.
-    pub tls: EndpointTls,
+    pub scraper: ScrapeConfig,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
 }
@@ -37,7 +35,7 @@ pub struct ScrapeSettings {
 /// A pool that is ready to start.
 pub struct PoolTask {
     pool: Pool,
-    source: EndpointSource,
+    endpoints: FollowedEndpoints,
     scraping: MetricsDiscovery,
     config: Option<ConfigFile>,
     objects: Option<ObjectsFile>,
@@ -54,49 +52,41 @@ impl PoolTask {
     /// # Errors
     /// [`FatalError::Usage`] says what is invalid.
     pub async fn prepare(
-        (pool, source): (PoolSource, EndpointSource),
+        source: PoolSource,
+        endpoints: FollowedEndpoints,
         saved: Option<&SavedPool>,
-        (scrape, latency): (&ScrapeSettings, &LatencyOptions),
+        scrape: &ScrapeSettings,
+        latency: &LatencyOptions,
         served: &Arc<[PoolName]>,
     ) -> Result<Self, FatalError> {
         let selection = ObjectSelection {
-            pool: pool.named(),
+            pool: source.named(),
             served: Arc::clone(served),
-            strict_models: pool.objects.strict_models,
+            strict_models: source.objects.strict_models,
         };
-        let PoolSource {
-            name,
-            config,
-            objects,
-            ..
-        } = pool;
-        let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
-        let CompiledConfig {
-            pipeline,
-            scraping,
-            text,
-        } = match &mut config {
+        let mut config = source
+            .config
+            .map(|path| ConfigFile::new(path, latency.clone()));
+        let compiled = match &mut config {
             Some(file) => file.changed().await,
             None => CompiledConfig::default_config(latency),
         }
         .map_err(FatalError::Usage)?;
-        let (objects, found) = first_objects(objects, &name, selection).await?;
-        let config_file = config
-            .as_ref()
-            .map(|file| file.path().display().to_string().into());
-        // Random, so that no two starts, and no two daemons of one lease, give the same slot and
-        // generation to different endpoints: they give out thousands of 2^32.
-        let generation_first = rand::random();
-        let settings = PoolSettings {
-            name: name.into(),
-            pipeline,
-            config_file,
+        let (objects, found) = first_objects(source.objects, &source.name, selection).await?;
+        let mut pool = Pool::new(PoolSettings {
+            name: source.name.into(),
+            pipeline: compiled.pipeline,
+            config_file: config
+                .as_ref()
+                .map(|file| file.path().display().to_string().into()),
+            objects: found,
+            objects_file: objects.as_ref().map(|file| file.described().into()),
             staleness_max: scrape.staleness_max,
-            generation_first,
-        };
-        let objects_file = objects.as_ref().map(|file| file.described().into());
-        let mut pool = Pool::new(settings).with_objects(objects_file, found);
-        pool.set_config_text(text);
+            // Random, so that no two starts, and no two daemons of one lease, give the same slot
+            // and generation to different endpoints: they give out thousands of 2^32.
+            generation_first: rand::random(),
+        });
+        pool.set_config_text(compiled.text);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
             tracing::info!(
@@ -104,26 +94,19 @@ impl PoolTask {
                 endpoints = endpoints.len(),
                 "restored from the snapshot file"
             );
-            pool.restore(endpoints, WallAndMonotonic::read());
+            pool.adopt(endpoints, WallAndMonotonic::read());
         }
-        let config_of_scraper = ScrapeConfig {
-            intervals: scrape.intervals,
-            tls: scrape.tls.clone(),
-            ..ScrapeConfig::default()
-        };
         let (scraper, busy, stats) =
-            Scraper::try_new(&config_of_scraper).map_err(|e| FatalError::Usage(e.to_string()))?;
-        let handle = ScraperHandle { busy, stats };
-        let adoptions = AdoptionSender::channel();
+            Scraper::try_new(&scrape.scraper).map_err(|e| FatalError::Usage(e.to_string()))?;
         Ok(Self {
             pool,
-            source,
-            scraping,
+            endpoints,
+            scraping: compiled.scraping,
             config,
             objects,
             scraper,
-            handle,
-            adoptions,
+            handle: ScraperHandle { busy, stats },
+            adoptions: AdoptionSender::channel(),
         })
     }
 
@@ -136,7 +119,10 @@ impl PoolTask {
     /// The pool's name and its discovered components.
     #[must_use]
     pub fn components(&self) -> (Arc<str>, WatchedComponents) {
-        (Arc::clone(self.pool.name()), self.source.components.clone())
+        (
+            Arc::clone(self.pool.name()),
+            self.endpoints.components.clone(),
+        )
     }
 
     /// The pool's name, and the way to give its endpoints the slots of another leader.
@@ -152,30 +138,22 @@ impl PoolTask {
         shared: &Arc<DaemonState>,
         shutdown: &Shutdown,
     ) {
-        let Self {
-            pool,
-            source,
-            scraping,
-            config,
-            objects,
-            scraper,
-            handle: _,
-            adoptions: (_, adoptions),
-        } = self;
         let (targets, targets_seen) = watch::channel(Arc::from([]));
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
         let feed = PoolFeed {
-            pool,
+            pool: self.pool,
             shared: Arc::clone(shared),
             targets,
-            scraping,
-            config,
-            objects,
-            adoptions,
+            scraping: self.scraping,
+            config: self.config,
+            objects: self.objects,
+            adoptions: self.adoptions.1,
         };
+        let changes = self.endpoints.changes;
+        let scraper = self.scraper;
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            feed.run(source.changes, scrapes, stop).await;
+            feed.run(changes, scrapes, stop).await;
             "a pool"
         });
         tasks.spawn(async move {
@@ -191,40 +169,37 @@ async fn first_objects(
     pool: &str,
     selection: ObjectSelection,
 ) -> Result<(Option<ObjectsFile>, PoolObjects), FatalError> {
-    let ObjectsSource {
-        path,
-        kubernetes,
-        strict_models,
-    } = source;
     let none = || PoolObjects {
         spec: ObjectsSpec {
-            strict_models,
+            strict_models: source.strict_models,
             ..ObjectsSpec::default()
         },
         ..PoolObjects::default()
     };
-    if let Some(namespace) = kubernetes {
+    let (objects, found) = if let Some(namespace) = source.kubernetes {
         let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection)
             .await
             .map_err(FatalError::Usage)?;
         // Start without objects if the cluster does not answer: requests must not wait for it.
         let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
-        let found = found.unwrap_or_else(|_| Err("no answer yet".to_owned()));
-        let found = found.inspect_err(|why| {
-            tracing::error!(
-                pool,
-                why,
-                "objects are not available yet; starting without them"
-            );
-        });
-        let found = found.inspect(|found| found.log(pool));
-        return Ok((Some(objects), found.unwrap_or_else(|_| none())));
-    }
-    let Some(path) = path else {
+        match found.unwrap_or_else(|_| Err("no answer yet".to_owned())) {
+            Ok(found) => (objects, found),
+            Err(why) => {
+                tracing::error!(
+                    pool,
+                    why,
+                    "objects are not available yet; starting without them"
+                );
+                return Ok((Some(objects), none()));
+            }
+        }
+    } else if let Some(path) = source.path {
+        let mut files = ObjectsFile::new(path, pool.into(), selection);
+        let found = files.changed().await.map_err(FatalError::Usage)?;
+        (files, found)
+    } else {
         return Ok((None, none()));
     };
-    let mut files = ObjectsFile::new(path, pool.into(), selection);
-    let found = files.changed().await.map_err(FatalError::Usage)?;
     found.log(pool);
-    Ok((Some(files), found))
+    Ok((Some(objects), found))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use scheduler::objects::ObjectsSpec;
-use scheduler::{EndpointMetrics, PipelineSpec};
+use scheduler::{EndpointMetrics, Generation, PipelineSpec};
 
 use super::member::{Absentee, PoolMember};
 use crate::config::ConfigStatus;
@@ -66,4 +66,15 @@ pub struct SourceStatus {
     pub objects_without_pool: Arc<BTreeMap<String, usize>>,
     /// How often an error of discovery, configuration or objects occurred.
     pub errors: u64,
+}
+
+// === impl PoolView ===
+
+impl PoolView {
+    /// Gives out the next generation.
+    pub(super) fn next_generation(&mut self) -> Generation {
+        let next = self.generation_next;
+        self.generation_next = next.wrapping_add(1);
+        Generation(next)
+    }
 }

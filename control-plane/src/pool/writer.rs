@@ -16,23 +16,21 @@
 
 mod adoption;
 mod eds_hosts;
+mod membership;
 mod unconfirmed;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
-use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
+use scheduler::{EndpointMetrics, EndpointRef, PipelineSpec};
 
 use self::eds_hosts::HostSelection;
+use self::membership::fit_adapters;
 pub use self::unconfirmed::UNCONFIRMED_MAX;
 use self::unconfirmed::UnconfirmedEndpoints;
 pub use super::clock::WallAndMonotonic;
-use super::instance_metadata::ModelNameBudget;
 pub use super::instance_metadata::{InstanceMetadata, MODEL_NAMES_BYTES_MAX};
-use super::member::member;
 pub use super::member::{Absence, Absentee, MetricsStatus, PoolMember};
 pub use super::view::{EdsSet, PoolView, SourceStatus};
 use crate::config::ConfigStatus;
@@ -74,13 +72,17 @@ struct DepartingHost {
 }
 
 /// The initial settings of a pool.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PoolSettings {
     pub name: Arc<str>,
     /// The pipeline until another one is configured.
     pub pipeline: PipelineSpec,
     /// The configuration file, if any.
     pub config_file: Option<Arc<str>>,
+    /// The objects until others are read.
+    pub objects: PoolObjects,
+    /// The source of the objects, if any.
+    pub objects_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
     /// The first generation to use.
@@ -97,6 +99,8 @@ impl Pool {
             name,
             pipeline,
             config_file,
+            objects,
+            objects_file,
             staleness_max,
             generation_first,
         } = settings;
@@ -108,7 +112,7 @@ impl Pool {
             metrics: Arc::from([]),
             metrics_revision: 1,
             pipeline: Arc::new(pipeline),
-            objects: Arc::default(),
+            objects: Arc::new(objects.spec),
             staleness_max,
             eds: EdsSet {
                 revision: 1,
@@ -121,8 +125,8 @@ impl Pool {
                 synced: false,
                 discovery_error: None,
                 config: ConfigStatus::new(config_file, now),
-                objects: ConfigStatus::new(None, now),
-                objects_without_pool: Arc::default(),
+                objects: ConfigStatus::new(objects_file, now),
+                objects_without_pool: Arc::new(objects.without_pool),
                 errors: 0,
             },
         };
@@ -143,113 +147,6 @@ impl Pool {
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
         &self.view.name
-    }
-
-    /// Sets the first objects, which come from `file` if given. Call it before any other method.
-    #[must_use]
-    pub fn with_objects(mut self, file: Option<Arc<str>>, objects: PoolObjects) -> Self {
-        self.view.sources.objects = ConfigStatus::new(file, SystemTime::now());
-        self.view.sources.objects_without_pool = Arc::new(objects.without_pool);
-        self.view.objects = Arc::new(objects.spec);
-        self
-    }
-
-    /// Restores the endpoints of the snapshot file with their slots and generations. Call it before
-    /// any other method.
-    pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
-        let members: Vec<PoolMember> = saved
-            .into_iter()
-            .map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now))
-            .collect();
-        self.view.sources.complete = true;
-        self.replace_members(members);
-    }
-
-    /// Gives the endpoints the slots and generations that another daemon gave them, which the
-    /// proxies know. An endpoint that the other daemon did not know keeps its own, unless its slot
-    /// is taken now. Without a set of its own the pool takes the other daemon's.
-    pub fn adopt(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
-        if !self.view.sources.complete {
-            return self.restore(saved, now);
-        }
-        // The metrics follow their member: `replace_members` finds them by the new id.
-        let moved = adoption::adopt(
-            &mut self.members,
-            &saved,
-            self.departing.iter().map(|d| d.id.slot),
-        );
-        let mut members = self.members.clone();
-        for position in moved.into_iter().rev() {
-            let PoolMember { instance, .. } = members.remove(position);
-            self.waiting.push(Absentee {
-                instance,
-                absence: Absence::NoFreeSlot,
-                since: now.wall,
-            });
-        }
-        self.admit_waiting(&mut members, now);
-        self.replace_members(members);
-    }
-
-    /// Applies a complete set of discovery.
-    pub fn replace_instances(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
-        if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
-            self.view.sources.synced = true;
-            self.view.sources.complete = true;
-            self.view.sources.discovery_error = None;
-            self.touched = true;
-        }
-        self.apply_set(instances, now);
-    }
-
-    fn apply_set(&mut self, instances: Vec<Instance>, now: WallAndMonotonic) {
-        let (instances, dropped) = self.unconfirmed.select(instances, &self.members, now);
-        self.touched |= self.dropped != dropped;
-        self.dropped = dropped;
-        // A new process at the same address is a new generation and gets its own slot.
-        let mut wanted: BTreeMap<_, Instance> = instances
-            .into_iter()
-            .map(|i| (unconfirmed::key(&i), i))
-            .collect();
-        let mut members = Vec::with_capacity(wanted.len());
-        let mut changed = false;
-        for old in &self.members {
-            match wanted.remove(&unconfirmed::key(&old.instance)) {
-                Some(new) if new == *old.instance => members.push(old.clone()),
-                Some(new) => {
-                    changed = true;
-                    members.push(PoolMember {
-                        metadata: InstanceMetadata::from_instance(&new),
-                        instance: Arc::new(new),
-                        ..old.clone()
-                    });
-                }
-                None => {
-                    changed = true;
-                    let revision = self.view.revision + 1;
-                    self.departing.push(DepartingHost {
-                        id: old.id,
-                        instance: Arc::clone(&old.instance),
-                        at: now,
-                        revision,
-                    });
-                }
-            }
-        }
-        self.waiting.clear();
-        let waiting = |i| Absentee {
-            instance: Arc::new(i),
-            absence: Absence::NoFreeSlot,
-            since: now.wall,
-        };
-        self.waiting.extend(wanted.into_values().map(waiting));
-        changed |= self.make_room(&mut members, now);
-        let kept = members.len();
-        self.admit_waiting(&mut members, now);
-        self.touched |= !self.waiting.is_empty();
-        if changed || members.len() > kept {
-            self.replace_members(members);
-        }
     }
 
     /// Records that discovery cannot read its source; the current set stays.
@@ -357,9 +254,7 @@ impl Pool {
                 self.touched |= member.set_status(status, now.wall);
             }
             ScrapeEvent::Restarted(_) => {
-                let generation = Generation(self.view.generation_next);
-                self.view.generation_next = self.view.generation_next.wrapping_add(1);
-                member.id.generation = generation;
+                member.id.generation = self.view.next_generation();
                 member.observed_at = None;
                 member.set_status(MetricsStatus::Awaited, now.wall);
                 *metrics = EndpointMetrics::default();
@@ -468,157 +363,15 @@ impl Pool {
             .collect();
         Some(self.view.clone())
     }
-
-    fn admit_waiting(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) {
-        let mut taken = [false; ENDPOINTS_MAX];
-        for id in members
-            .iter()
-            .map(|m| m.id)
-            .chain(self.departing.iter().map(|d| d.id))
-        {
-            if let Some(slot) = taken.get_mut(usize::from(id.slot.0)) {
-                *slot = true;
-            }
-        }
-        let mut free = (0u16..)
-            .zip(taken)
-            .filter(|(_, taken)| !taken)
-            .map(|(slot, _)| Slot(slot));
-        let mut room = ModelNameBudget::default();
-        for member in &*members {
-            room.reserve(&member.metadata.models);
-        }
-        for waiting in std::mem::take(&mut self.waiting) {
-            if !room.reserve(&InstanceMetadata::from_instance(&waiting.instance).models) {
-                self.waiting.push(Absentee {
-                    absence: Absence::TooManyModels,
-                    ..waiting
-                });
-                continue;
-            }
-            let Some(slot) = free.next() else {
-                self.waiting.push(Absentee {
-                    absence: Absence::NoFreeSlot,
-                    ..waiting
-                });
-                continue;
-            };
-            let id = EndpointRef {
-                slot,
-                generation: self.next_revision(),
-            };
-            members.push(member(id, waiting.instance, self.view.eds.revision, now));
-        }
-    }
-
-    /// Removes members whose model names exceed the limit, so that the others can be sent. Returns
-    /// whether any was removed.
-    fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
-        let mut room = ModelNameBudget::default();
-        let revision = self.view.revision + 1;
-        let before = members.len();
-        members.retain(|m| {
-            let fits = room.reserve(&m.metadata.models);
-            if !fits {
-                self.departing.push(DepartingHost {
-                    id: m.id,
-                    instance: Arc::clone(&m.instance),
-                    at: now,
-                    revision,
-                });
-                self.waiting.push(Absentee {
-                    instance: Arc::clone(&m.instance),
-                    absence: Absence::TooManyModels,
-                    since: now.wall,
-                });
-            }
-            fits
-        });
-        members.len() < before
-    }
-
-    fn next_revision(&mut self) -> Generation {
-        let next = self.view.generation_next;
-        self.view.generation_next = next.wrapping_add(1);
-        Generation(next)
-    }
-
-    /// Replaces the members; metrics stay with their slot and generation.
-    fn replace_members(&mut self, mut members: Vec<PoolMember>) {
-        members.sort_by_key(|m| m.id.slot);
-        fit_adapters(&mut members);
-        let mut known: BTreeMap<EndpointRef, EndpointMetrics> = self
-            .members
-            .iter()
-            .map(|m| m.id)
-            .zip(std::mem::take(&mut self.metrics))
-            .collect();
-        self.metrics = members
-            .iter()
-            .map(|m| known.remove(&m.id).unwrap_or_default())
-            .collect();
-        self.members = members;
-        self.view.revision += 1;
-        self.view.metrics_revision += 1;
-        self.touched = true;
-        self.refresh_eds();
-    }
-
-    fn refresh_eds(&mut self) {
-        let instances = self
-            .members
-            .iter()
-            .map(|m| &m.instance)
-            .chain(self.departing.iter().map(|d| &d.instance));
-        let hosts = instances.filter(|instance| self.hosts.admits(instance));
-        let mut addresses: Vec<SocketAddr> = hosts.map(|instance| instance.address).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        if *addresses == *self.view.eds.addresses {
-            return;
-        }
-        let revision = self.view.eds.revision + 1;
-        for member in &mut self.members {
-            // An address that was in EDS before is known to Envoy; an endpoint that is no host does
-            // not wait for EDS.
-            let address = member.instance.address;
-            let eds = &self.view.eds.addresses;
-            if addresses.binary_search(&address).is_ok() && eds.binary_search(&address).is_err() {
-                member.eds_since = revision;
-            }
-        }
-        self.view.eds = EdsSet {
-            revision,
-            addresses: addresses.into(),
-        };
-    }
-}
-
-/// Decides whose adapters are sent to proxies, so that the names of all models are not too long.
-/// The models of the metadata go first. Other adapters are served only where they are in use.
-fn fit_adapters(members: &mut [PoolMember]) {
-    let mut room = ModelNameBudget::default();
-    for member in &*members {
-        room.reserve(&member.metadata.models);
-    }
-    for member in members {
-        let fits = room.reserve(&member.metadata.served(&member.adapters));
-        if !fits && member.adapters_fit {
-            tracing::warn!(
-                endpoint = member.instance.name,
-                "the names of this engine's adapters are too many for the pool"
-            );
-        }
-        member.adapters_fit = fits;
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::net::SocketAddr;
 
     use proptest::prelude::*;
-    use scheduler::{PluginSpec, ROLE_LABEL};
+    use scheduler::{ENDPOINTS_MAX, Generation, PluginSpec, ROLE_LABEL, Slot};
     use tokio::time::Instant;
 
     use super::*;
@@ -631,9 +384,9 @@ mod tests {
         Pool::new(PoolSettings {
             name: "p".into(),
             pipeline,
-            config_file: None,
             staleness_max: STALENESS_MAX,
             generation_first: 1,
+            ..PoolSettings::default()
         })
     }
 
@@ -1024,9 +777,9 @@ mod tests {
         let settings = PoolSettings {
             name: "p".into(),
             pipeline: by_role(),
-            config_file: None,
             staleness_max: STALENESS_MAX,
             generation_first: 1,
+            ..PoolSettings::default()
         };
         let mut pool = Pool::new(settings);
         let all = vec![

@@ -22,7 +22,7 @@ use crate::cli::explain::{self, ExplainRequest, QUESTION_BYTES_MAX};
 use crate::config::{ConfigStatus, ResolvedConfig};
 use crate::learn::directory::LearnerDirectory;
 use crate::pool::discovery_source;
-use crate::pool::watched::WatchedComponents;
+use crate::pool::discovery_source::WatchedComponents;
 use crate::pool::writer::{
     Absence, Absentee, MetricsStatus, PoolMember, PoolView, UNCONFIRMED_MAX,
 };

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::learn::directory::LearnerDirectory;
-use crate::pool::watched::WatchedComponents;
+use crate::pool::discovery_source::WatchedComponents;
 use crate::pool::writer::PoolView;
 use crate::scaling::ScalingSignals;
 use crate::scrape::{BusyHint, ScrapeStats};

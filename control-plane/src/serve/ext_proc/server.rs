@@ -30,7 +30,7 @@ use super::counts::StreamCounts;
 use super::open_streams::OpenStreams;
 use super::span::SpanQueue;
 use super::wire;
-use crate::pool::watched::WatchedComponents;
+use crate::pool::discovery_source::WatchedComponents;
 use crate::serve::health::HealthChecks;
 use crate::serve::state_stream::StateSession;
 use crate::shutdown::Shutdown;

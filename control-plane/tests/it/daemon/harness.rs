@@ -202,9 +202,9 @@ impl DaemonHarness {
         let settings = PoolSettings {
             name: "default".into(),
             pipeline,
-            config_file: None,
             staleness_max: Duration::from_secs(5),
             generation_first: 1,
+            ..PoolSettings::default()
         };
         let (targets, _) = watch::channel(Arc::from([]));
         let feed = PoolFeed {

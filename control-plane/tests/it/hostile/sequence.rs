@@ -71,9 +71,9 @@ impl SequenceDaemon {
         let pool = Pool::new(PoolSettings {
             name: "p".into(),
             pipeline,
-            config_file: None,
             staleness_max,
             generation_first: 1,
+            ..PoolSettings::default()
         });
         let now = Instant::now();
         let good = begin(&shared, 0, 0, now);
