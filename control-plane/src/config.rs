@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use discovery::file_watcher::FileWatcher;
 use scheduler::PipelineSpec;
-use serde::Serialize;
 
 use crate::scrape::MetricsDiscovery;
 use crate::scrape::MetricsLocation;
@@ -22,6 +21,7 @@ mod page;
 mod pasted;
 mod reader;
 mod reference_items;
+mod report;
 mod resolved;
 mod schema;
 mod status;
@@ -29,9 +29,9 @@ pub mod yaml;
 
 pub use latency::{LatencyOptions, STRATEGY_VARIABLE};
 pub use page::reference_page;
-pub(crate) use reader::below;
-pub use reader::unknown;
 pub use reference_items::{FOREIGN as foreign_plugins, ItemSupport};
+pub(crate) use report::LocatedNode;
+pub use report::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus, unknown};
 pub use resolved::ResolvedConfig;
 pub use status::{ConfigError, ConfigStatus};
 
@@ -44,54 +44,6 @@ pub struct CompiledConfig {
     pub scraping: MetricsDiscovery,
     /// The text of the file, if it comes from one.
     pub text: Option<Arc<str>>,
-}
-
-/// The output of `check`; the daemon also uses it to decide whether a file can be used.
-#[derive(Debug, Default, Serialize)]
-pub struct ConfigReport {
-    /// The answer for each item, in the order of the file.
-    pub items: Vec<ConfigItem>,
-    /// The errors that make the file invalid.
-    pub errors: Vec<ConfigProblem>,
-}
-
-/// One item of a file.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct ConfigItem {
-    /// The path of the item: `plugins[2].parameters.threshold`.
-    pub path: String,
-    /// Line, from 1.
-    pub line: u64,
-    /// The answer.
-    pub status: ItemStatus,
-    pub reason: String,
-    /// A substitute, when refused.
-    pub substitute: Option<String>,
-}
-
-/// The answer for an item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ItemStatus {
-    /// The item does what its documentation says.
-    Implemented,
-    /// The item changes nothing here.
-    NoEffect,
-    /// The item would change decisions and is not available.
-    Refused,
-    /// The item, or its absence, is likely to do harm.
-    Warning,
-}
-
-/// Something that makes a file invalid.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct ConfigProblem {
-    /// The path of the item.
-    pub path: String,
-    /// Line, from 1; 0 when the error concerns the whole file.
-    pub line: u64,
-    /// The error, with the nearest known name.
-    pub message: String,
 }
 
 /// A configuration file that is followed.
@@ -129,51 +81,6 @@ impl CompiledConfig {
             scraping,
             text: None,
         })
-    }
-}
-
-// === impl ConfigReport ===
-
-impl ConfigReport {
-    /// Whether any item is refused.
-    #[must_use]
-    pub fn refuses(&self) -> bool {
-        self.items
-            .iter()
-            .any(|item| item.status == ItemStatus::Refused)
-    }
-
-    /// Everything that prevents the use of the file, one line each, starting with the file's name.
-    #[must_use]
-    pub fn complaints(&self, file: &str) -> String {
-        let errors = self
-            .errors
-            .iter()
-            .map(|p| format!("{file}:{}: {}", p.line, at(&p.path, &p.message)));
-        let refused = self
-            .items
-            .iter()
-            .filter(|item| item.status == ItemStatus::Refused)
-            .map(|item| {
-                let instead = item
-                    .substitute
-                    .as_deref()
-                    .map(|s| format!("; instead: {s}"))
-                    .unwrap_or_default();
-                format!(
-                    "{file}:{}: {}: refused: {}{instead}",
-                    item.line, item.path, item.reason
-                )
-            });
-        errors.chain(refused).collect::<Vec<_>>().join("\n")
-    }
-}
-
-fn at(path: &str, message: &str) -> String {
-    if path.is_empty() {
-        message.to_owned()
-    } else {
-        format!("{path}: {message}")
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::schema::SchemaShape;
 use super::yaml::{self, YamlNode, YamlValue};
-use super::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus};
+use super::{ConfigReport, ItemStatus};
 
 /// The type of Envoy's filter, and the kind of Envoy Gateway's object.
 const FILTER: &str = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor";
@@ -29,11 +29,7 @@ pub fn report(text: &str) -> ConfigReport {
         Ok(documents) => documents
             .iter()
             .for_each(|document| look(document, &mut report)),
-        Err((line, message)) => report.errors.push(ConfigProblem {
-            path: String::new(),
-            line,
-            message,
-        }),
+        Err((line, message)) => report.problem("", line, message),
     }
     report
 }
@@ -85,8 +81,8 @@ fn look_at_filter(filter: &YamlNode, report: &mut ConfigReport) {
         ),
         Some(_) => return,
     };
-    let line = filter.get(path).map_or(filter.line, |node| node.line);
-    note(report, path, line, reason);
+    let line = filter.get(path).unwrap_or(filter).line;
+    report.item(path, line, ItemStatus::Warning, reason);
 }
 
 /// Envoy Gateway has no field for the longest wait that a server may ask for.
@@ -102,37 +98,17 @@ fn look_at_policy(processor: &YamlNode, report: &mut ConfigReport) {
              defaultRequestTTL",
             wait_ms / 1_000.0
         );
-        note(
-            report,
-            "messageTimeout",
-            given.map_or(processor.line, |node| node.line),
-            reason,
-        );
+        let line = given.unwrap_or(processor).line;
+        report.item("messageTimeout", line, ItemStatus::Warning, reason);
     }
-}
-
-fn note(report: &mut ConfigReport, path: &str, line: u64, reason: String) {
-    report.items.push(ConfigItem {
-        path: path.to_owned(),
-        line,
-        status: ItemStatus::Warning,
-        reason,
-        substitute: None,
-    });
 }
 
 fn text<'n>(node: &'n YamlNode, way: &[&str]) -> Option<&'n str> {
-    match &node.at(way)?.value {
-        YamlValue::Text(text) => Some(text),
-        _ => None,
-    }
+    node.at(way)?.text()
 }
 
 fn duration_ms(node: &YamlNode) -> Option<f64> {
-    match &node.value {
-        YamlValue::Text(text) => SchemaShape::duration_ms(text),
-        _ => None,
-    }
+    SchemaShape::duration_ms(node.text()?)
 }
 
 #[cfg(test)]

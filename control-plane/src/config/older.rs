@@ -92,10 +92,10 @@ pub fn move_parameters(root: &mut YamlNode) -> Vec<MovedParameter> {
         return moved;
     };
     for (at, plugin) in plugins.iter_mut().enumerate() {
-        let plugin_type = match plugin.get("type").map(|node| &node.value) {
-            Some(YamlValue::Text(plugin_type)) => plugin_type.clone(),
-            _ => continue,
+        let Some(plugin_type) = plugin.get("type").and_then(YamlNode::text) else {
+            continue;
         };
+        let plugin_type = plugin_type.to_owned();
         let Some(parameters @ YamlValue::Map(_)) = plugin.value_mut("parameters") else {
             continue;
         };

@@ -14,8 +14,8 @@ use super::reference_items::{
     FEATURE_GATES, FLOW_CONTROL_GATE, ItemSupport, PluginRole, plugin_types,
 };
 use super::schema::{API_VERSIONS, ConfigDialect, FILE, KIND, SchemaShape};
-use super::yaml::{self, YamlKey, YamlNode, YamlValue};
-use super::{CompiledConfig, ConfigItem, ConfigProblem, ConfigReport, ItemStatus};
+use super::yaml::{self, YamlValue};
+use super::{CompiledConfig, ConfigItem, ConfigReport, ItemStatus, LocatedNode, unknown};
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
 
@@ -29,11 +29,8 @@ mod sections;
 /// [`scheduler`] allows fits a message beside a full pool update.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// The most names listed for an unknown name without a near match.
-const NAMES_LISTED_MAX: usize = 12;
-
 /// Reads one file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ConfigReader {
     report: ConfigReport,
     dialect: ConfigDialect,
@@ -48,22 +45,14 @@ struct ConfigReader {
 
 /// Reads a file's text. Returns the report, and the configuration as far as it is valid.
 pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
-    let mut reader = ConfigReader {
-        report: ConfigReport::default(),
-        dialect: ConfigDialect::V1Alpha1,
-        plugins: Vec::new(),
-        referred: BTreeSet::new(),
-        flow_control: false,
-        engines: None,
-        location: MetricsLocation::default(),
-    };
+    let mut reader = ConfigReader::default();
     let config = match yaml::parse(text) {
         Ok(mut root) => {
             reader.moved(older::move_parameters(&mut root));
-            reader.file(&root)
+            reader.file(&LocatedNode::root(&root))
         }
         Err((line, message)) => {
-            reader.problem("", line, message);
+            reader.report.problem("", line, message);
             None
         }
     };
@@ -75,21 +64,21 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
 // === impl ConfigReader ===
 
 impl ConfigReader {
-    fn file(&mut self, root: &YamlNode) -> Option<CompiledConfig> {
-        if let Some((path, line)) = embedded(root, "") {
+    fn file(&mut self, root: &LocatedNode<'_>) -> Option<CompiledConfig> {
+        if let Some((path, line)) = embedded(root) {
             let advice = "is the configuration: write it into a file of its own; `switchpoint-migrate` takes it out of values and objects";
-            self.problem(&path, line, advice);
+            self.report.problem(&path, line, advice);
             return None;
         }
         self.api_version(root);
         self.constant(root, "kind", &[KIND]);
         if let Some(gates) = root.get("featureGates") {
-            self.feature_gates(gates);
+            self.feature_gates(&gates);
         }
         if let Some(plugins) = root.get("plugins") {
-            self.plugins(plugins);
+            self.plugins(&plugins);
         }
-        self.shaped(root, "", &SchemaShape::Map(FILE));
+        self.shaped(root, &SchemaShape::Map(FILE));
         let pipeline = self.pipeline(root);
         self.unused();
         Some(CompiledConfig {
@@ -108,20 +97,16 @@ impl ConfigReader {
             counts,
         } in moved
         {
-            if counts {
-                self.item(
-                    &path,
-                    line,
-                    ItemStatus::Implemented,
-                    format!("the older name of {now}"),
-                );
+            let (status, reason) = if counts {
+                (ItemStatus::Implemented, format!("the older name of {now}"))
             } else {
-                self.item(&path, line, ItemStatus::NoEffect, format!("{now} counts"));
-            }
+                (ItemStatus::NoEffect, format!("{now} counts"))
+            };
+            self.report.item(&path, line, status, reason);
         }
     }
 
-    fn api_version(&mut self, root: &YamlNode) {
+    fn api_version(&mut self, root: &LocatedNode<'_>) {
         let versions = API_VERSIONS.map(|(version, _)| version);
         let given = self.constant(root, "apiVersion", &versions);
         if let Some((_, dialect)) = API_VERSIONS
@@ -134,48 +119,32 @@ impl ConfigReader {
 
     fn constant<'n>(
         &mut self,
-        root: &'n YamlNode,
+        root: &LocatedNode<'n>,
         name: &str,
         allowed: &[&str],
     ) -> Option<&'n str> {
-        match root.get(name) {
-            Some(YamlNode {
-                value: YamlValue::Text(text),
-                ..
-            }) if allowed.contains(&text.as_str()) => return Some(text),
-            Some(
-                node @ YamlNode {
-                    value: YamlValue::Text(text),
-                    ..
-                },
-            ) => {
-                let near = closest(text, allowed.iter().copied())
-                    .map(|near| format!("; did you mean {near:?}?"))
-                    .unwrap_or_default();
-                self.problem(
-                    name,
-                    node.line,
-                    format!("must be {}, not {text:?}{near}", allowed.join(" or ")),
-                );
-            }
-            Some(node) => self.problem(
-                name,
-                node.line,
-                format!(
-                    "must be {}, not {}",
-                    allowed.join(" or "),
-                    node.value.kind()
-                ),
-            ),
-            None => self.problem(name, 0, format!("is missing: {}", allowed.join(" or "))),
-        }
+        let wanted = allowed.join(" or ");
+        let Some(given) = root.get(name) else {
+            self.report
+                .problem(name, 0, format!("is missing: {wanted}"));
+            return None;
+        };
+        let found = match given.node.text() {
+            Some(text) if allowed.contains(&text) => return Some(text),
+            Some(text) => match closest(text, allowed.iter().copied()) {
+                Some(near) => format!("{text:?}; did you mean {near:?}?"),
+                None => format!("{text:?}"),
+            },
+            None => given.node.value.kind().to_owned(),
+        };
+        self.report
+            .wrong(&given, format!("must be {wanted}, not {found}"));
         None
     }
 
-    fn feature_gates(&mut self, gates: &YamlNode) {
-        for (i, gate) in self.list(gates, "featureGates").iter().enumerate() {
-            let path = format!("featureGates[{i}]");
-            let Some(text) = self.text(gate, &path) else {
+    fn feature_gates(&mut self, gates: &LocatedNode<'_>) {
+        for gate in self.report.list(Some(gates)) {
+            let Some(text) = self.text(&gate) else {
                 continue;
             };
             let (name, value) = text.split_once('=').unwrap_or((&text, "true"));
@@ -183,177 +152,79 @@ impl ConfigReader {
                 "true" | "t" | "1" => true,
                 "false" | "f" | "0" => false,
                 _ => {
-                    self.problem(
-                        &path,
-                        gate.line,
-                        format!("{value:?} is neither true nor false"),
-                    );
+                    self.report
+                        .wrong(&gate, format!("{value:?} is neither true nor false"));
                     continue;
                 }
             };
+            let line = gate.node.line;
             match FEATURE_GATES.iter().find(|(known, _)| *known == name) {
                 Some(_) if !on => {
-                    self.item(&path, gate.line, ItemStatus::NoEffect, "the gate is off");
+                    let off = "the gate is off";
+                    self.report
+                        .item(&gate.path, line, ItemStatus::NoEffect, off);
                 }
                 Some((known, fate)) => {
                     self.flow_control |= *known == FLOW_CONTROL_GATE;
-                    self.fate(&path, gate.line, *fate);
+                    self.fate(&gate.path, line, *fate);
                 }
-                None => self.problem(
-                    &path,
-                    gate.line,
-                    unknown("feature gate", name, FEATURE_GATES.iter().map(|(n, _)| *n)),
-                ),
+                None => {
+                    let known = FEATURE_GATES.iter().map(|(known, _)| *known);
+                    self.report
+                        .wrong(&gate, unknown("feature gate", name, known));
+                }
             }
         }
     }
 
-    // --- the report
-
-    fn problem(&mut self, path: &str, line: u64, message: impl Into<String>) {
-        self.report.errors.push(ConfigProblem {
-            path: path.to_owned(),
-            line,
-            message: message.into(),
-        });
-    }
-
-    fn item(&mut self, path: &str, line: u64, status: ItemStatus, reason: impl Into<String>) {
+    fn fate(&mut self, path: &str, line: u64, fate: ItemSupport) {
+        let (status, reason, substitute) = match fate {
+            ItemSupport::FlowControl(_) if !self.flow_control => {
+                (ItemStatus::NoEffect, flow_control::GATE_IS_OFF, None)
+            }
+            ItemSupport::Implemented(reason) | ItemSupport::FlowControl(reason) => {
+                (ItemStatus::Implemented, reason, None)
+            }
+            ItemSupport::NoEffect(reason) => (ItemStatus::NoEffect, reason, None),
+            ItemSupport::Refused(reason, instead) => (ItemStatus::Refused, reason, Some(instead)),
+        };
         self.report.items.push(ConfigItem {
             path: path.to_owned(),
             line,
             status,
-            reason: reason.into(),
-            substitute: None,
+            reason: reason.to_owned(),
+            substitute: substitute.map(str::to_owned),
         });
     }
 
-    fn fate(&mut self, path: &str, line: u64, fate: ItemSupport) {
-        match fate {
-            ItemSupport::Implemented(reason) => {
-                self.item(path, line, ItemStatus::Implemented, reason);
-            }
-            ItemSupport::FlowControl(reason) if self.flow_control => {
-                self.item(path, line, ItemStatus::Implemented, reason);
-            }
-            ItemSupport::FlowControl(_) => {
-                self.item(path, line, ItemStatus::NoEffect, flow_control::GATE_IS_OFF);
-            }
-            ItemSupport::NoEffect(reason) => self.item(path, line, ItemStatus::NoEffect, reason),
-            ItemSupport::Refused(reason, instead) => self.report.items.push(ConfigItem {
-                path: path.to_owned(),
-                line,
-                status: ItemStatus::Refused,
-                reason: reason.to_owned(),
-                substitute: Some(instead.to_owned()),
-            }),
-        }
+    /// Reports the answer for a node.
+    fn answer(&mut self, at: &LocatedNode<'_>, status: ItemStatus, reason: impl Into<String>) {
+        self.report.item(&at.path, at.node.line, status, reason);
     }
 
-    // --- nodes as what they must be
-
-    fn map<'n>(
-        &mut self,
-        node: &'n YamlNode,
-        path: &str,
-        allowed: &[&str],
-    ) -> Option<&'n [(YamlKey, YamlNode)]> {
-        let YamlValue::Map(entries) = &node.value else {
-            self.problem(
-                path,
-                node.line,
-                format!("must be a map, not {}", node.value.kind()),
-            );
-            return None;
-        };
-        for (key, _) in entries
-            .iter()
-            .filter(|(key, _)| !allowed.contains(&key.name.as_str()))
-        {
-            self.problem(
-                &below(path, &key.name),
-                key.line,
-                unknown("field", &key.name, allowed.iter().copied()),
-            );
+    fn text(&mut self, at: &LocatedNode<'_>) -> Option<String> {
+        let text = self.report.text(at)?;
+        if text.len() <= TEXT_BYTES_MAX {
+            return Some(text);
         }
-        Some(entries)
-    }
-
-    fn list<'n>(&mut self, node: &'n YamlNode, path: &str) -> &'n [YamlNode] {
-        match &node.value {
-            YamlValue::List(list) => list,
-            YamlValue::Null => &[],
-            other => {
-                self.problem(
-                    path,
-                    node.line,
-                    format!("must be a list, not {}", other.kind()),
-                );
-                &[]
-            }
-        }
-    }
-
-    fn text(&mut self, node: &YamlNode, path: &str) -> Option<String> {
-        match &node.value {
-            YamlValue::Text(text) if text.len() <= TEXT_BYTES_MAX => Some(text.clone()),
-            YamlValue::Text(text) => {
-                self.problem(
-                    path,
-                    node.line,
-                    format!("{} bytes; at most {TEXT_BYTES_MAX} are allowed", text.len()),
-                );
-                None
-            }
-            other => {
-                self.problem(
-                    path,
-                    node.line,
-                    format!("must be text, not {}", other.kind()),
-                );
-                None
-            }
-        }
+        let message = format!("{} bytes; at most {TEXT_BYTES_MAX} are allowed", text.len());
+        self.report.wrong(at, message);
+        None
     }
 
     /// Reads a reference to a declared plugin. `allowed` are the roles that the plugin may have.
-    fn reference(&mut self, node: &YamlNode, path: &str, allowed: &[PluginRole]) -> Option<String> {
-        let name = self.text(node, path)?;
+    fn reference(&mut self, at: &LocatedNode<'_>, allowed: &[PluginRole]) -> Option<String> {
+        let name = self.text(at)?;
         let Some(declared) = self.plugins.iter().find(|p| p.name == name) else {
             if allowed.iter().any(|role| role.made_on_demand(&name)) {
                 return Some(name);
             }
-            let fits = |plugin_type: &str| {
-                PluginRole::of(plugin_type).is_some_and(|role| allowed.contains(&role))
-            };
-            let names: Vec<&str> = self
-                .plugins
-                .iter()
-                .filter(|p| fits(&p.plugin_type))
-                .map(|p| p.name.as_str())
-                .collect();
-            // If a plugin type is nearer than any declared name, suggest the type: the plugin is
-            // not declared, or the name is misspelt.
-            let near_type = closest(
-                &name,
-                plugin_types().filter(|plugin_type| fits(plugin_type)),
-            );
-            let message = match (closest(&name, names.iter().copied()), near_type) {
-                (None, Some(near)) if near == name => {
-                    format!(
-                        "{name:?} is a plugin type, but no plugin of that name is declared under plugins"
-                    )
-                }
-                (None, Some(near)) => {
-                    format!("unknown plugin name {name:?}; did you mean the type {near:?}?")
-                }
-                _ => unknown("plugin name", &name, names),
-            };
-            self.problem(path, node.line, message);
+            let message = self.undeclared(&name, allowed);
+            self.report.wrong(at, message);
             return None;
         };
         self.referred.insert(name.clone());
-        match PluginRole::of(&declared.plugin_type) {
+        match declared.role() {
             _ if declared.is_refused() => None, // reported already; the substitute may be of another kind
             Some(role) if !allowed.contains(&role) => {
                 let wanted = allowed
@@ -365,68 +236,51 @@ impl ConfigReader {
                     "{name:?} (line {}) is {role} ({}), not {wanted}",
                     declared.line, declared.plugin_type
                 );
-                self.problem(path, node.line, message);
+                self.report.wrong(at, message);
                 None
             }
             _ => Some(name),
+        }
+    }
+
+    /// The message for a reference to a name that no plugin has.
+    fn undeclared(&self, name: &str, allowed: &[PluginRole]) -> String {
+        let fits = |role: Option<PluginRole>| role.is_some_and(|role| allowed.contains(&role));
+        let names: Vec<&str> = self
+            .plugins
+            .iter()
+            .filter(|declared| fits(declared.role()))
+            .map(|declared| declared.name.as_str())
+            .collect();
+        if closest(name, names.iter().copied()).is_some() {
+            return unknown("plugin name", name, names);
+        }
+        // A near plugin type: the plugin is not declared, or the name is misspelt.
+        let types = plugin_types().filter(|plugin_type| fits(PluginRole::of(plugin_type)));
+        match closest(name, types) {
+            Some(near) if near == name => format!(
+                "{name:?} is a plugin type, but no plugin of that name is declared under plugins"
+            ),
+            Some(near) => format!("unknown plugin name {name:?}; did you mean the type {near:?}?"),
+            None => unknown("plugin name", name, names),
         }
     }
 }
 
 /// The path and line of a configuration inside another file: a text, as in chart values and
 /// ConfigMaps, or a map, as in an LLMInferenceService.
-fn embedded(node: &YamlNode, path: &str) -> Option<(String, u64)> {
-    let is_kind = |node: &YamlNode| matches!(&node.value, YamlValue::Text(text) if text == KIND);
-    match &node.value {
-        YamlValue::Text(text) => text
-            .contains(&format!("kind: {KIND}"))
-            .then(|| (path.to_owned(), node.line)),
-        YamlValue::Map(_) if !path.is_empty() && node.get("kind").is_some_and(is_kind) => {
-            Some((path.to_owned(), node.line))
-        }
-        YamlValue::List(list) => list
-            .iter()
-            .enumerate()
-            .find_map(|(i, node)| embedded(node, &format!("{path}[{i}]"))),
-        YamlValue::Map(entries) => entries.iter().find_map(|(key, node)| {
-            let here = below(path, &key.name);
-            embedded(node, &here).map(|(found, line)| {
-                if found == here {
-                    (found, key.line)
-                } else {
-                    (found, line)
-                }
-            })
+fn embedded(at: &LocatedNode<'_>) -> Option<(String, u64)> {
+    let here = || Some((at.path.clone(), at.node.line));
+    let is_kind = |kind: LocatedNode<'_>| kind.node.text() == Some(KIND);
+    match &at.node.value {
+        YamlValue::Text(text) if text.contains(&format!("kind: {KIND}")) => here(),
+        YamlValue::Map(_) if !at.path.is_empty() && at.get("kind").is_some_and(is_kind) => here(),
+        YamlValue::List(_) => at.items().find_map(|item| embedded(&item)),
+        YamlValue::Map(_) => at.entries().find_map(|(key, entry)| {
+            let (path, line) = embedded(&entry)?;
+            let line = if path == entry.path { key.line } else { line };
+            Some((path, line))
         }),
         _ => None,
-    }
-}
-
-/// The path of the field `name` in `path`.
-pub(crate) fn below(path: &str, name: &str) -> String {
-    if path.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{path}.{name}")
-    }
-}
-
-/// The message for an unknown name.
-pub fn unknown<'a>(
-    what: &str,
-    name: &str,
-    known: impl IntoIterator<Item = &'a str> + Clone,
-) -> String {
-    match closest(name, known.clone()) {
-        Some(near) => format!("unknown {what} {name:?}; did you mean {near:?}?"),
-        None => {
-            let known: Vec<&str> = known.into_iter().take(NAMES_LISTED_MAX).collect();
-            let known = if known.is_empty() {
-                "none".to_owned()
-            } else {
-                known.join(", ")
-            };
-            format!("unknown {what} {name:?}; known are {known}")
-        }
     }
 }

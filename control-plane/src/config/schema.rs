@@ -9,11 +9,12 @@ use scheduler::registry::PluginKind;
 use super::reference_items::{ItemSupport, PluginRole};
 
 /// A dialect of the file, by `apiVersion`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConfigDialect {
     /// `llm-d.ai/v1`.
     V1,
     /// `llm-d.ai/v1alpha1`, and its older name `inference.networking.x-k8s.io/v1alpha1`.
+    #[default]
     V1Alpha1,
 }
 

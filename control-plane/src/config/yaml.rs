@@ -117,6 +117,15 @@ impl YamlNode {
         }
     }
 
+    /// The text, if the value is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            YamlValue::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// The value of a key. An empty value counts as absent, as usual for configuration files.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
@@ -221,80 +230,77 @@ impl YamlValue {
 
 impl<'de> Deserialize<'de> for YamlValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct YamlVisitor;
-
-        impl<'de> Visitor<'de> for YamlVisitor {
-            type Value = YamlValue;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("any YAML value")
-            }
-
-            fn visit_unit<E: Error>(self) -> Result<YamlValue, E> {
-                Ok(YamlValue::Null)
-            }
-
-            fn visit_none<E: Error>(self) -> Result<YamlValue, E> {
-                Ok(YamlValue::Null)
-            }
-
-            fn visit_some<D: Deserializer<'de>>(
-                self,
-                deserializer: D,
-            ) -> Result<YamlValue, D::Error> {
-                deserializer.deserialize_any(self)
-            }
-
-            fn visit_bool<E: Error>(self, value: bool) -> Result<YamlValue, E> {
-                Ok(YamlValue::Flag(value))
-            }
-
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "no setting is a whole number beyond 2^53"
-            )]
-            fn visit_i64<E: Error>(self, value: i64) -> Result<YamlValue, E> {
-                Ok(YamlValue::Number(value as f64))
-            }
-
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "no setting is a whole number beyond 2^53"
-            )]
-            fn visit_u64<E: Error>(self, value: u64) -> Result<YamlValue, E> {
-                Ok(YamlValue::Number(value as f64))
-            }
-
-            fn visit_f64<E: Error>(self, value: f64) -> Result<YamlValue, E> {
-                Ok(YamlValue::Number(value))
-            }
-
-            fn visit_str<E: Error>(self, value: &str) -> Result<YamlValue, E> {
-                Ok(YamlValue::Text(value.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<YamlValue, A::Error> {
-                let mut list = Vec::new();
-                while let Some(item) = seq.next_element::<Spanned<YamlValue>>()? {
-                    list.push(node(item));
-                }
-                Ok(YamlValue::List(list))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlValue, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(key) = map.next_key::<Spanned<String>>()? {
-                    let key = YamlKey {
-                        line: key.referenced.line(),
-                        name: key.value,
-                    };
-                    entries.push((key, node(map.next_value::<Spanned<YamlValue>>()?)));
-                }
-                Ok(YamlValue::Map(entries))
-            }
-        }
-
         deserializer.deserialize_any(YamlVisitor)
+    }
+}
+
+struct YamlVisitor;
+
+impl<'de> Visitor<'de> for YamlVisitor {
+    type Value = YamlValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any YAML value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
+    }
+
+    fn visit_none<E: Error>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<YamlValue, E> {
+        Ok(YamlValue::Flag(value))
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "no setting is a whole number beyond 2^53"
+    )]
+    fn visit_i64<E: Error>(self, value: i64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value as f64))
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "no setting is a whole number beyond 2^53"
+    )]
+    fn visit_u64<E: Error>(self, value: u64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value as f64))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<YamlValue, E> {
+        Ok(YamlValue::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<YamlValue, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = seq.next_element::<Spanned<YamlValue>>()? {
+            list.push(node(item));
+        }
+        Ok(YamlValue::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlValue, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(key) = map.next_key::<Spanned<String>>()? {
+            let key = YamlKey {
+                line: key.referenced.line(),
+                name: key.value,
+            };
+            entries.push((key, node(map.next_value::<Spanned<YamlValue>>()?)));
+        }
+        Ok(YamlValue::Map(entries))
     }
 }
 

@@ -7,9 +7,9 @@ use scheduler::registry;
 
 use super::ConfigReader;
 use super::plugins::GivenParameters;
-use crate::config::ItemStatus;
 use crate::config::schema::SchemaShape;
 use crate::config::yaml::{YamlNode, YamlValue};
+use crate::config::{ItemStatus, LocatedNode};
 
 /// Why items of the section have no effect. In llm-d they have none without the gate either.
 pub(super) const GATE_IS_OFF: &str = "it counts only with the feature gate flowControl";
@@ -52,78 +52,60 @@ const BAND: [(&str, &str); 6] = [
 
 impl ConfigReader {
     /// Returns the section as a plugin, if the feature gate is on.
-    pub(super) fn flow_control(&mut self, root: &YamlNode) -> Option<PluginSpec> {
+    pub(super) fn flow_control(&mut self, root: &LocatedNode<'_>) -> Option<PluginSpec> {
         let section = root.get("flowControl");
-        if let Some(eviction) = section.and_then(|section| section.get("enableEviction")) {
-            let (status, reason) = match eviction.value {
+        if let Some(eviction) = section.as_ref().and_then(|s| s.get("enableEviction")) {
+            let (status, reason) = match eviction.node.value {
                 _ if !self.flow_control => (ItemStatus::NoEffect, GATE_IS_OFF),
                 YamlValue::Flag(true) => (ItemStatus::Implemented, EVICTION),
                 _ => (ItemStatus::Implemented, NO_EVICTION),
             };
-            self.item("flowControl.enableEviction", eviction.line, status, reason);
+            self.answer(&eviction, status, reason);
         }
         if !self.flow_control {
             return None;
         }
-        let mut parameters = section
-            .map(|section| given(section, &SECTION))
-            .unwrap_or_default();
+        let mut parameters = GivenParameters::new();
+        if let Some(section) = &section {
+            parameters = given(section.node, &SECTION);
+        }
         if self.is_foreign() {
             parameters.push(("minimumShare".to_owned(), ParameterValue::Number(0.0)));
         }
-        let line = section.map_or(root.line, |section| section.line);
-        self.wait_notes(line, &parameters);
-        match parameters
-            .iter_mut()
-            .find(|(name, _)| name == "noEndpointTtlMs")
-        {
-            None => self.item(
-                "flowControl.noEndpointRequestTTL",
-                line,
-                ItemStatus::Implemented,
-                NO_ENDPOINT,
-            ),
-            // As in llm-d, 0s is no limit.
-            Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => {
-                *ttl = ParameterValue::Number(UNLIMITED_MS);
-            }
-            Some(_) => {}
-        }
-        let band = |name: &str, parameter: &str| {
-            let node = section?.get(name)?;
-            Some((
-                parameter.to_owned(),
-                ParameterValue::Map(given(node, &BAND)),
-            ))
-        };
-        parameters.extend(band("defaultPriorityBand", "defaultBand"));
-        parameters.extend(band("defaultNegativePriorityBand", "defaultNegativeBand"));
-        if let Some(YamlNode {
-            value: YamlValue::List(bands),
-            ..
-        }) = section.and_then(|section| section.get("priorityBands"))
-        {
-            for (at, band) in bands
-                .iter()
-                .enumerate()
-                .filter(|(_, band)| band.get("priority").is_none())
-            {
-                self.problem(
-                    &format!("flowControl.priorityBands[{at}]"),
-                    band.line,
-                    "has no priority",
-                );
-            }
-            let bands = bands
-                .iter()
-                .map(|band| ParameterValue::Map(given(band, &BAND)))
-                .collect();
-            parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
+        self.waits(section.as_ref().unwrap_or(root).node.line, &mut parameters);
+        if let Some(section) = &section {
+            self.bands(section, &mut parameters);
         }
         Some(PluginSpec {
             parameters,
             ..PluginSpec::of_type(FLOW_CONTROL)
         })
+    }
+
+    /// Adds the rules of bands.
+    fn bands(&mut self, section: &LocatedNode<'_>, parameters: &mut GivenParameters) {
+        let band = |band: &YamlNode| ParameterValue::Map(given(band, &BAND));
+        for (name, parameter) in [
+            ("defaultPriorityBand", "defaultBand"),
+            ("defaultNegativePriorityBand", "defaultNegativeBand"),
+        ] {
+            let node = section.node.get(name);
+            parameters.extend(node.map(|node| (parameter.to_owned(), band(node))));
+        }
+        let Some(listed) = section.get("priorityBands") else {
+            return;
+        };
+        if !matches!(listed.node.value, YamlValue::List(_)) {
+            return; // reported by its shape
+        }
+        let mut bands = Vec::new();
+        for at in listed.items() {
+            if at.get("priority").is_none() {
+                self.report.wrong(&at, "has no priority");
+            }
+            bands.push(band(at.node));
+        }
+        parameters.push(("bands".to_owned(), ParameterValue::List(bands)));
     }
 
     /// Whether the file declares no plugin of ours, and so means what it means in llm-d.
@@ -138,27 +120,37 @@ impl ConfigReader {
     }
 
     /// Reports a longest wait that is missing, or that a proxy's timeout is likely to cut short.
-    fn wait_notes(&mut self, line: u64, parameters: &GivenParameters) {
-        let ttl = parameters
-            .iter()
-            .find(|(name, _)| name == "ttlMs")
-            .map(|(_, value)| value);
-        let note = match ttl {
-            None => "not given: requests wait at most 60 s".to_owned(),
-            Some(ParameterValue::Number(ms)) if *ms == 0.0 => {
-                format!("no limit: a proxy's timeout ends the wait, {TIMEOUT}")
-            }
+    fn waits(&mut self, line: u64, parameters: &mut GivenParameters) {
+        let ttl = parameters.iter().find(|(name, _)| name == "ttlMs");
+        let note = match ttl.map(|(_, ttl)| ttl) {
+            None => Some("not given: requests wait at most 60 s".to_owned()),
+            Some(ParameterValue::Number(ms)) if *ms == 0.0 => Some(format!(
+                "no limit: a proxy's timeout ends the wait, {TIMEOUT}"
+            )),
             Some(ParameterValue::Number(ms)) if *ms > WAIT_MS_MAX => {
-                format!("longer than a proxy's timeout may be, {TIMEOUT}")
+                Some(format!("longer than a proxy's timeout may be, {TIMEOUT}"))
             }
-            Some(_) => return,
+            Some(_) => None,
         };
-        self.item(
-            "flowControl.defaultRequestTTL",
-            line,
-            ItemStatus::Implemented,
-            note,
-        );
+        if let Some(note) = note {
+            let path = "flowControl.defaultRequestTTL";
+            self.report.item(path, line, ItemStatus::Implemented, note);
+        }
+        match parameters
+            .iter_mut()
+            .find(|(name, _)| name == "noEndpointTtlMs")
+        {
+            None => {
+                let path = "flowControl.noEndpointRequestTTL";
+                self.report
+                    .item(path, line, ItemStatus::Implemented, NO_ENDPOINT);
+            }
+            // As in llm-d, 0s is no limit.
+            Some((_, ttl)) if *ttl == ParameterValue::Number(0.0) => {
+                *ttl = ParameterValue::Number(UNLIMITED_MS);
+            }
+            Some(_) => {}
+        }
     }
 }
 

@@ -4,13 +4,13 @@ use scheduler::PLUGINS_MAX;
 use scheduler::plugin::{self, InvalidParameter};
 use scheduler::registry::{self, PluginType};
 
-use super::{ConfigReader, TEXT_BYTES_MAX, below, unknown};
-use crate::config::ItemStatus;
+use super::{ConfigReader, TEXT_BYTES_MAX};
 use crate::config::reference_items::{
     ItemSupport, NO_EFFECT, PARAMETERS, ParameterReference, PluginRole, REFERENCES,
     ReferencePlugin, foreign, plugin_types,
 };
-use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
+use crate::config::yaml::{YamlNode, YamlValue};
+use crate::config::{ItemStatus, LocatedNode, unknown};
 
 #[derive(Debug)]
 pub(super) struct DeclaredPlugin {
@@ -31,20 +31,29 @@ pub(super) type GivenParameters = Vec<(String, plugin::ParameterValue)>;
 // === impl DeclaredPlugin ===
 
 impl DeclaredPlugin {
-    /// The parameters with their keys.
-    pub(super) fn entries(&self) -> &[(YamlKey, YamlNode)] {
-        self.parameters.entries()
+    /// The parameters with their paths.
+    pub(super) fn located(&self) -> LocatedNode<'_> {
+        LocatedNode {
+            path: format!("{}.parameters", self.path),
+            node: &self.parameters,
+        }
     }
 
     /// The path of a parameter.
-    pub(super) fn parameter(&self, name: &str) -> String {
+    fn parameter(&self, name: &str) -> String {
         format!("{}.parameters.{name}", self.path)
+    }
+
+    /// The role of the plugin's type; `None` if the type is unknown.
+    pub(super) fn role(&self) -> Option<PluginRole> {
+        PluginRole::of(&self.plugin_type)
     }
 
     /// The parameters for the scheduler, without values that it cannot take. A name of an extractor
     /// is replaced by its type, because the scheduler finds extractors by type.
     pub(super) fn given(&self, all: &[Self]) -> GivenParameters {
         let entries = self
+            .parameters
             .entries()
             .iter()
             .filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
@@ -65,6 +74,10 @@ impl DeclaredPlugin {
         given
     }
 
+    pub(super) fn is(&self, kind: registry::PluginKind) -> bool {
+        self.role() == Some(PluginRole::Scheduling(kind))
+    }
+
     /// Whether the plugin's type is refused.
     pub(super) fn is_refused(&self) -> bool {
         registry::lookup(&self.plugin_type).is_none()
@@ -81,18 +94,14 @@ impl DeclaredPlugin {
 // === impl ConfigReader ===
 
 impl ConfigReader {
-    pub(super) fn plugins(&mut self, plugins: &YamlNode) {
-        let list = self.list(plugins, "plugins");
+    pub(super) fn plugins(&mut self, plugins: &LocatedNode<'_>) {
+        let list = self.report.list(Some(plugins));
         if list.len() > PLUGINS_MAX {
-            self.problem(
-                "plugins",
-                plugins.line,
-                format!("{} plugins, at most {PLUGINS_MAX} are allowed", list.len()),
-            );
+            let message = format!("{} plugins, at most {PLUGINS_MAX} are allowed", list.len());
+            self.report.wrong(plugins, message);
         }
-        for (i, plugin) in list.iter().take(PLUGINS_MAX).enumerate() {
-            let path = format!("plugins[{i}]");
-            let Some(declared) = self.declared(plugin, path) else {
+        for plugin in list.into_iter().take(PLUGINS_MAX) {
+            let Some(declared) = self.declared(plugin) else {
                 continue;
             };
             if let Some(other) = self.plugins.iter().find(|p| p.name == declared.name) {
@@ -100,7 +109,7 @@ impl ConfigReader {
                     "the name {:?} is taken by {} (line {})",
                     declared.name, other.path, other.line
                 );
-                self.problem(&declared.path, declared.line, message);
+                self.report.problem(&declared.path, declared.line, message);
             }
             self.plugins.push(declared);
         }
@@ -112,15 +121,12 @@ impl ConfigReader {
         self.plugins = all;
     }
 
-    fn declared(&mut self, plugin: &YamlNode, path: String) -> Option<DeclaredPlugin> {
-        self.map(plugin, &path, &["name", "type", "parameters"])?;
-        let Some(plugin_type) = plugin.get("type") else {
-            self.problem(&path, plugin.line, "has no type");
-            return None;
-        };
-        let plugin_type = self.text(plugin_type, &below(&path, "type"))?;
+    fn declared(&mut self, plugin: LocatedNode<'_>) -> Option<DeclaredPlugin> {
+        self.report.map(&plugin, &["name", "type", "parameters"])?;
+        let plugin_type = self.report.required(&plugin, "type")?;
+        let plugin_type = self.text(&plugin_type)?;
         let name = match plugin.get("name") {
-            Some(name) => self.text(name, &below(&path, "name"))?,
+            Some(name) => self.text(&name)?,
             None => String::new(),
         };
         let name = if name.is_empty() {
@@ -128,17 +134,17 @@ impl ConfigReader {
         } else {
             name
         };
-        let mut parameters = plugin.get("parameters").cloned().unwrap_or(YamlNode {
-            line: plugin.line,
+        let line = plugin.node.line;
+        let mut parameters = YamlNode {
+            line,
             value: YamlValue::Map(Vec::new()),
-        });
-        if !matches!(parameters.value, YamlValue::Map(_)) {
-            self.problem(
-                &below(&path, "parameters"),
-                parameters.line,
-                format!("must be a map, not {}", parameters.value.kind()),
-            );
-            return None;
+        };
+        if let Some(given) = plugin.get("parameters") {
+            if !matches!(given.node.value, YamlValue::Map(_)) {
+                self.report.wrong_type(&given, "a map");
+                return None;
+            }
+            parameters = given.node.clone();
         }
         let mut answered = Vec::new();
         for row in PARAMETERS
@@ -155,8 +161,8 @@ impl ConfigReader {
             plugin_type,
             parameters,
             answered,
-            path,
-            line: plugin.line,
+            path: plugin.path,
+            line,
         })
     }
 
@@ -170,7 +176,8 @@ impl ConfigReader {
         } = declared;
         match (registry::lookup(plugin_type), foreign(plugin_type)) {
             (Some(row), _) if row.kind != registry::PluginKind::FlowControl => {
-                self.item(path, *line, ItemStatus::Implemented, row.doc);
+                self.report
+                    .item(path, *line, ItemStatus::Implemented, row.doc);
                 self.parameters(declared, row, all);
             }
             (_, Some(ReferencePlugin { support: fate, .. })) => {
@@ -178,20 +185,20 @@ impl ConfigReader {
                 match (plugin_type.as_str(), fate) {
                     ("core-metrics-extractor", _) => self.extractor(declared),
                     ("metrics-data-source", _) => self.data_source(declared),
-                    (_, ItemSupport::NoEffect(_)) => self.ignored_parameters(declared),
-                    (
-                        _,
-                        ItemSupport::Implemented(_)
-                        | ItemSupport::FlowControl(_)
-                        | ItemSupport::Refused(..),
-                    ) => {}
+                    (_, ItemSupport::NoEffect(_)) => {
+                        for (key, entry) in declared.located().entries() {
+                            let reason = format!("{plugin_type} has no effect here");
+                            self.report
+                                .item(&entry.path, key.line, ItemStatus::NoEffect, reason);
+                        }
+                    }
+                    _ => {}
                 }
             }
-            (_, None) => self.problem(
-                &below(path, "type"),
-                *line,
-                unknown("plugin type", plugin_type, plugin_types()),
-            ),
+            (_, None) => {
+                let message = unknown("plugin type", plugin_type, plugin_types());
+                self.report.problem(&format!("{path}.type"), *line, message);
+            }
         }
     }
 
@@ -209,7 +216,8 @@ impl ConfigReader {
                 .any(|p| p.is_refused() && value == Some(&YamlValue::Text(p.name.clone())));
             if !wrong.contains(&top) && !names_refused {
                 let line = declared.parameters.line_of(&at).unwrap_or(declared.line);
-                self.problem(&declared.parameter(&at), line, error.to_string());
+                self.report
+                    .problem(&declared.parameter(&at), line, error.to_string());
             }
             let before = given.len();
             given.retain(|(name, _)| *name != top);
@@ -218,22 +226,19 @@ impl ConfigReader {
                 break;
             }
         }
-        for (key, _) in declared
-            .entries()
-            .iter()
-            .filter(|(key, _)| !wrong.contains(&key.name))
-        {
-            let path = declared.parameter(&key.name);
-            let doc = row
+        for (key, entry) in declared.located().entries() {
+            let parameter = row
                 .parameters
                 .iter()
-                .find(|parameter| parameter.name == key.name)
-                .map(|parameter| parameter.doc);
-            match doc.map(|doc| (doc, doc.strip_prefix(NO_EFFECT))) {
-                Some((_, Some(reason))) => self.item(&path, key.line, ItemStatus::NoEffect, reason),
-                Some((doc, None)) => self.item(&path, key.line, ItemStatus::Implemented, doc),
-                None => {}
-            }
+                .find(|parameter| parameter.name == key.name && !wrong.contains(&key.name));
+            let Some(doc) = parameter.map(|parameter| parameter.doc) else {
+                continue;
+            };
+            let (status, doc) = match doc.strip_prefix(NO_EFFECT) {
+                Some(reason) => (ItemStatus::NoEffect, reason),
+                None => (ItemStatus::Implemented, doc),
+            };
+            self.report.item(&entry.path, key.line, status, doc);
         }
         for (name, line, support) in &declared.answered {
             self.fate(&declared.parameter(name), *line, *support);
@@ -243,66 +248,43 @@ impl ConfigReader {
     /// Reports the parameters whose values the scheduler cannot take, and returns their names.
     fn unusable(&mut self, declared: &DeclaredPlugin) -> Vec<String> {
         let mut wrong = Vec::new();
-        for (key, node) in declared.entries() {
-            if value(node).is_none() && node.value != YamlValue::Null {
+        for (key, entry) in declared.located().entries() {
+            if value(entry.node).is_none() && entry.node.value != YamlValue::Null {
                 let message =
                     format!("has an empty value, or a text of more than {TEXT_BYTES_MAX} bytes");
-                self.problem(&declared.parameter(&key.name), key.line, message);
+                self.report.problem(&entry.path, key.line, message);
                 wrong.push(key.name.clone());
             }
         }
         wrong
     }
 
-    fn ignored_parameters(&mut self, declared: &DeclaredPlugin) {
-        for (key, _) in declared.entries() {
-            let reason = format!("{} has no effect here", declared.plugin_type);
-            self.item(
-                &declared.parameter(&key.name),
-                key.line,
-                ItemStatus::NoEffect,
-                reason,
-            );
-        }
-    }
-
     /// Checks that every item to which parameters refer exists and has the right kind.
     pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
         let plugins = std::mem::take(&mut self.plugins);
-        let wanted = |declared: &DeclaredPlugin| {
-            REFERENCES
-                .iter()
-                .filter(|(t, ..)| t.is_empty() || *t == declared.plugin_type)
-                .collect::<Vec<_>>()
-        };
-        let mut found: Vec<(String, YamlNode, ParameterReference)> = Vec::new();
+        let mut found = Vec::new();
         for declared in &plugins {
-            for (_, way, target) in wanted(declared) {
-                found.extend(
-                    declared
-                        .parameters
-                        .at(way)
-                        .map(|node| (declared.parameter(&way.join(".")), node.clone(), *target)),
-                );
+            for (plugin_type, way, target) in REFERENCES {
+                if plugin_type.is_empty() || *plugin_type == declared.plugin_type {
+                    let at = declared.located().at(way);
+                    found.extend(at.map(|at| (at.path, at.node.clone(), *target)));
+                }
             }
         }
         self.plugins = plugins;
         for (path, node, target) in found {
-            match (&node.value, target) {
-                (YamlValue::Text(name), _) if name.is_empty() => {}
-                (YamlValue::Text(_), ParameterReference::Plugin(role)) => {
-                    drop(self.reference(&node, &path, &[role]));
+            let at = LocatedNode { path, node: &node };
+            match (node.text(), target) {
+                (None | Some(""), _) => {} // a value of another type is reported where parameters are read
+                (Some(_), ParameterReference::Plugin(role)) => {
+                    drop(self.reference(&at, &[role]));
                 }
-                (YamlValue::Text(name), ParameterReference::Profile)
-                    if !profiles.contains(&name.as_str()) =>
-                {
-                    self.problem(
-                        &path,
-                        node.line,
-                        unknown("profile", name, profiles.iter().copied()),
-                    );
+                (Some(name), ParameterReference::Profile) => {
+                    if !profiles.contains(&name) {
+                        let message = unknown("profile", name, profiles.iter().copied());
+                        self.report.wrong(&at, message);
+                    }
                 }
-                _ => {} // a value of another type is reported where parameters are read
             }
         }
     }
@@ -313,54 +295,35 @@ impl ConfigReader {
         use registry::PluginKind::{
             Decider, Detector, Fairness, Filter, Ordering, Parser, Picker, Scorer, UsageLimit,
         };
-        let unused = self.plugins.iter().filter(|p| {
-            let referred = matches!(
-                PluginRole::of(&p.plugin_type),
-                Some(PluginRole::Scheduling(
-                    Filter
-                        | Scorer
-                        | Picker
-                        | Decider
-                        | Detector
-                        | Parser
-                        | Fairness
-                        | Ordering
-                        | UsageLimit
-                ))
-            );
-            referred
-                && registry::lookup(&p.plugin_type).is_some()
-                && !self.referred.contains(&p.name)
-        });
-        let unused: Vec<(String, String)> =
-            unused.map(|p| (p.path.clone(), p.name.clone())).collect();
-        for item in &mut self.report.items {
-            if let Some((_, name)) = unused.iter().find(|(path, _)| *path == item.path) {
-                item.status = ItemStatus::NoEffect;
-                item.reason = format!("nothing refers to {name:?}");
-            }
-        }
-        if !self.flow_control {
-            let policy = |p: &&DeclaredPlugin| {
-                matches!(
-                    PluginRole::of(&p.plugin_type),
-                    Some(PluginRole::Scheduling(Fairness | Ordering | UsageLimit))
-                )
+        for declared in &self.plugins {
+            let Some(PluginRole::Scheduling(kind)) = declared.role() else {
+                continue;
             };
-            let policies: Vec<&str> = self
-                .plugins
-                .iter()
-                .filter(policy)
-                .map(|p| p.path.as_str())
-                .collect();
-            for item in self
-                .report
-                .items
-                .iter_mut()
-                .filter(|item| policies.contains(&item.path.as_str()))
+            let reason = if !self.flow_control && matches!(kind, Fairness | Ordering | UsageLimit) {
+                super::flow_control::GATE_IS_OFF.to_owned()
+            } else if matches!(
+                kind,
+                Filter
+                    | Scorer
+                    | Picker
+                    | Decider
+                    | Detector
+                    | Parser
+                    | Fairness
+                    | Ordering
+                    | UsageLimit
+            ) && registry::lookup(&declared.plugin_type).is_some()
+                && !self.referred.contains(&declared.name)
             {
-                item.status = ItemStatus::NoEffect;
-                item.reason = super::flow_control::GATE_IS_OFF.to_owned();
+                format!("nothing refers to {:?}", declared.name)
+            } else {
+                continue;
+            };
+            for item in &mut self.report.items {
+                if item.path == declared.path {
+                    item.status = ItemStatus::NoEffect;
+                    item.reason.clone_from(&reason);
+                }
             }
         }
     }

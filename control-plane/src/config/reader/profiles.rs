@@ -5,11 +5,10 @@
 use scheduler::registry::{self, PluginKind};
 use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
+use super::ConfigReader;
 use super::plugins::DeclaredPlugin;
-use super::{ConfigReader, below};
-use crate::config::ItemStatus;
 use crate::config::reference_items::PluginRole;
-use crate::config::yaml::{YamlNode, YamlValue};
+use crate::config::{ItemStatus, LocatedNode};
 
 /// The roles of plugins that a profile may contain.
 const IN_PROFILES: [PluginRole; 4] = [
@@ -33,13 +32,13 @@ const DETECTORS_DEFAULT: [&str; 2] = ["utilization-detector", "backlog-detector"
 
 impl ConfigReader {
     /// Builds the pipeline and checks it.
-    pub(super) fn pipeline(&mut self, root: &YamlNode) -> Option<PipelineSpec> {
-        let given = root
-            .get("schedulingProfiles")
-            .map(|node| (node.line, self.list(node, "schedulingProfiles")));
-        let profiles = match given {
-            Some((_, nodes)) if !nodes.is_empty() => self.profiles(nodes),
-            _ => self.implied_profile().into_iter().collect(),
+    pub(super) fn pipeline(&mut self, root: &LocatedNode<'_>) -> Option<PipelineSpec> {
+        let given = root.get("schedulingProfiles");
+        let nodes = self.report.list(given.as_ref());
+        let profiles = if nodes.is_empty() {
+            self.implied_profile().into_iter().collect()
+        } else {
+            self.profiles(&nodes)
         };
         let mut names: Vec<&str> = profiles
             .iter()
@@ -54,7 +53,7 @@ impl ConfigReader {
         };
         self.referred.insert(saturation_detector.clone());
         let profile_handler =
-            self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
+            self.profile_handler(profiles.len(), given.map_or(0, |given| given.node.line));
         let parsers = self.parsers(root);
         let in_force =
             |p: &&DeclaredPlugin| match registry::lookup(&p.plugin_type).map(|row| row.kind) {
@@ -107,13 +106,13 @@ impl ConfigReader {
         let names = DETECTORS_DEFAULT
             .iter()
             .take(if self.flow_control { 2 } else { 1 });
-        let found = names
+        names
             .filter_map(|name| {
                 self.declared_of(PluginKind::Detector)
                     .find(|p| p.name == *name)
             })
-            .next();
-        found.map(|declared| declared.name.clone())
+            .map(|declared| declared.name.clone())
+            .next()
     }
 
     fn spec(&self, declared: &DeclaredPlugin) -> PluginSpec {
@@ -125,66 +124,49 @@ impl ConfigReader {
     }
 
     fn declared_of(&self, kind: PluginKind) -> impl Iterator<Item = &DeclaredPlugin> {
-        self.plugins
-            .iter()
-            .filter(move |p| PluginRole::of(&p.plugin_type) == Some(PluginRole::Scheduling(kind)))
+        self.plugins.iter().filter(move |p| p.is(kind))
     }
 
-    fn profiles(&mut self, nodes: &[YamlNode]) -> Vec<ProfileSpec> {
+    fn profiles(&mut self, nodes: &[LocatedNode<'_>]) -> Vec<ProfileSpec> {
         let mut profiles: Vec<ProfileSpec> = Vec::new();
-        for (i, node) in nodes.iter().enumerate() {
-            let path = format!("schedulingProfiles[{i}]");
-            if self.map(node, &path, &["name", "plugins"]).is_none() {
+        for node in nodes {
+            if self.report.map(node, &["name", "plugins"]).is_none() {
                 continue;
             }
-            let name = match node.get("name") {
-                Some(name) => self.text(name, &below(&path, "name")).unwrap_or_default(),
-                None => {
-                    self.problem(&path, node.line, "has no name");
-                    String::new()
-                }
-            };
+            let name = self.report.required(node, "name");
+            let name = name.and_then(|name| self.text(&name)).unwrap_or_default();
             if profiles
                 .iter()
                 .any(|other| other.name == name && !name.is_empty())
             {
-                self.problem(
-                    &below(&path, "name"),
-                    node.line,
-                    format!("the name {name:?} is taken by another profile"),
-                );
+                let message = format!("the name {name:?} is taken by another profile");
+                self.report
+                    .problem(&format!("{}.name", node.path), node.node.line, message);
             }
-            self.item(&path, node.line, ItemStatus::Implemented, "a profile");
-            let plugins = self.profile_plugins(node, &path);
+            self.answer(node, ItemStatus::Implemented, "a profile");
+            let plugins = self.profile_plugins(node);
             profiles.push(ProfileSpec { name, plugins });
         }
         profiles
     }
 
-    fn profile_plugins(&mut self, profile: &YamlNode, path: &str) -> Vec<ProfilePlugin> {
+    fn profile_plugins(&mut self, profile: &LocatedNode<'_>) -> Vec<ProfilePlugin> {
         let mut plugins = Vec::new();
         let mut picker: Option<String> = None;
-        let references = profile
-            .get("plugins")
-            .map(|node| self.list(node, &below(path, "plugins")))
-            .unwrap_or_default();
-        for (i, reference) in references.iter().enumerate() {
-            let path = format!("{path}.plugins[{i}]");
-            let Some((kind, plugin)) = self.profile_plugin(reference, &path) else {
+        for reference in self.report.list(profile.get("plugins").as_ref()) {
+            let Some((kind, plugin)) = self.profile_plugin(&reference) else {
                 continue;
             };
             if kind == PluginKind::Picker {
-                match &picker {
-                    Some(first) => {
-                        let message = format!(
-                            "{:?} is a second picker; a profile has one, and this one already has {first:?}",
-                            plugin.name
-                        );
-                        self.problem(&path, reference.line, message);
-                        continue;
-                    }
-                    None => picker = Some(plugin.name.clone()),
+                if let Some(first) = &picker {
+                    let message = format!(
+                        "{:?} is a second picker; a profile has one, and this one already has {first:?}",
+                        plugin.name
+                    );
+                    self.report.wrong(&reference, message);
+                    continue;
                 }
+                picker = Some(plugin.name.clone());
             }
             plugins.push(plugin);
         }
@@ -205,105 +187,57 @@ impl ConfigReader {
         })
     }
 
-    fn profile_plugin(
-        &mut self,
-        node: &YamlNode,
-        path: &str,
-    ) -> Option<(PluginKind, ProfilePlugin)> {
-        self.map(node, path, &["pluginRef", "weight"])?;
-        let Some(reference) = node.get("pluginRef") else {
-            self.problem(path, node.line, "has no pluginRef");
-            return None;
-        };
-        if let Some(why) = self.not_in_profiles(reference) {
-            self.item(path, node.line, ItemStatus::NoEffect, why);
+    fn profile_plugin(&mut self, at: &LocatedNode<'_>) -> Option<(PluginKind, ProfilePlugin)> {
+        self.report.map(at, &["pluginRef", "weight"])?;
+        let reference = self.report.required(at, "pluginRef")?;
+        if let Some(why) = self.not_in_profiles(&reference) {
+            self.answer(at, ItemStatus::NoEffect, why);
             return None;
         }
-        let name = self.reference(reference, &below(path, "pluginRef"), &IN_PROFILES);
-        let weight = match node.get("weight") {
+        let name = self.reference(&reference, &IN_PROFILES);
+        let given = at.get("weight");
+        let weight = match &given {
             None => WEIGHT_DEFAULT,
-            Some(YamlNode {
-                value: YamlValue::Number(weight),
-                ..
-            }) => *weight,
-            Some(other) => {
-                self.problem(
-                    &below(path, "weight"),
-                    other.line,
-                    format!("must be a number, not {}", other.value.kind()),
-                );
-                return None;
-            }
+            Some(given) => self.weight(given)?,
         };
-        let weight_line = node.get("weight").map(|node| node.line);
-        if weight_line.is_some() && !(0.0..=f64::from(scheduler::WEIGHT_MAX)).contains(&weight) {
-            let message = format!("a weight is a number from 0 to {}", scheduler::WEIGHT_MAX);
-            self.problem(
-                &below(path, "weight"),
-                weight_line.unwrap_or(node.line),
-                message,
-            );
-        }
-        if !(0.0..=f64::from(scheduler::WEIGHT_MAX)).contains(&weight) {
-            return None;
-        }
         let name = name?;
         let declared = self.plugins.iter().find(|p| p.name == name)?;
-        let row = registry::lookup(&declared.plugin_type)?; // refused and unknown types are reported already
-        match (weight_line, row.kind) {
-            (Some(line), kind) if kind != PluginKind::Scorer => {
-                self.item(
-                    &below(path, "weight"),
-                    line,
-                    ItemStatus::NoEffect,
-                    format!(
-                        "{name:?} is {}; only scorers are weighted",
-                        PluginRole::Scheduling(kind)
-                    ),
-                );
-                self.item(
-                    path,
-                    node.line,
-                    ItemStatus::Implemented,
-                    "takes part in the profile",
-                );
-            }
-            (_, PluginKind::Scorer) if weight == 0.0 => {
-                self.item(
-                    path,
-                    node.line,
-                    ItemStatus::NoEffect,
-                    "a weight of 0 adds nothing to a total",
-                );
-            }
-            (_, PluginKind::Scorer) => self.item(
-                path,
-                node.line,
-                ItemStatus::Implemented,
-                format!("weight {weight}"),
-            ),
-            _ => self.item(
-                path,
-                node.line,
-                ItemStatus::Implemented,
-                "takes part in the profile",
-            ),
+        let kind = registry::lookup(&declared.plugin_type)?.kind; // refused and unknown types are reported already
+        if let Some(given) = given.filter(|_| kind != PluginKind::Scorer) {
+            let role = PluginRole::Scheduling(kind);
+            let reason = format!("{name:?} is {role}; only scorers are weighted");
+            self.answer(&given, ItemStatus::NoEffect, reason);
         }
-        Some((row.kind, ProfilePlugin { name, weight }))
+        if kind != PluginKind::Scorer {
+            self.answer(at, ItemStatus::Implemented, "takes part in the profile");
+        } else if weight == 0.0 {
+            let reason = "a weight of 0 adds nothing to a total";
+            self.answer(at, ItemStatus::NoEffect, reason);
+        } else {
+            self.answer(at, ItemStatus::Implemented, format!("weight {weight}"));
+        }
+        Some((kind, ProfilePlugin { name, weight }))
+    }
+
+    fn weight(&mut self, given: &LocatedNode<'_>) -> Option<f64> {
+        let weight = self.report.number(given)?;
+        if (0.0..=f64::from(scheduler::WEIGHT_MAX)).contains(&weight) {
+            return Some(weight);
+        }
+        let message = format!("a weight is a number from 0 to {}", scheduler::WEIGHT_MAX);
+        self.report.wrong(given, message);
+        None
     }
 
     /// Why the plugin that a profile names changes nothing in it. llm-d takes any plugin there, and
     /// files name producers, parsers and handlers.
-    fn not_in_profiles(&self, reference: &YamlNode) -> Option<String> {
-        let YamlValue::Text(name) = &reference.value else {
-            return None;
-        };
+    fn not_in_profiles(&self, reference: &LocatedNode<'_>) -> Option<String> {
+        let name = reference.node.text()?;
         let declared = self
             .plugins
             .iter()
-            .find(|p| p.name == *name && !p.is_refused())?;
-        let role =
-            PluginRole::of(&declared.plugin_type).filter(|role| !IN_PROFILES.contains(role))?;
+            .find(|p| p.name == name && !p.is_refused())?;
+        let role = declared.role().filter(|role| !IN_PROFILES.contains(role))?;
         Some(match role {
             PluginRole::Scheduling(PluginKind::Producer) => {
                 format!("{name:?} is {role}: it applies in every profile")
@@ -326,7 +260,7 @@ impl ConfigReader {
             .map(|p| p.name.clone())
             .collect();
         if names.is_empty() {
-            self.item(
+            self.report.item(
                 "schedulingProfiles",
                 0,
                 ItemStatus::NoEffect,
@@ -334,17 +268,11 @@ impl ConfigReader {
             );
             return None;
         }
-        let pickers: Vec<(String, String, u64)> = self
-            .declared_of(PluginKind::Picker)
-            .map(|p| (p.name.clone(), p.path.clone(), p.line))
-            .collect();
-        for (name, path, line) in pickers.iter().skip(1) {
-            let first = &pickers[0].0;
-            let message = format!(
+        self.only(PluginKind::Picker, |name, first| {
+            format!(
                 "{name:?} is a second picker: all declared plugins form one profile, which has {first:?}"
-            );
-            self.problem(path, *line, message);
-        }
+            )
+        });
         self.referred.extend(names.iter().cloned());
         let plugins = names
             .into_iter()
@@ -361,31 +289,29 @@ impl ConfigReader {
 
     /// Returns the declared profile handler; no other item refers to it. Reports a second one.
     fn profile_handler(&mut self, profiles: usize, line: u64) -> String {
-        let handlers: Vec<(String, String, u64)> = self
-            .declared_of(PluginKind::ProfileHandler)
-            .map(|p| (p.name.clone(), p.path.clone(), p.line))
-            .collect();
-        for (name, path, line) in handlers.iter().skip(1) {
-            self.problem(
-                path,
-                *line,
-                format!(
-                    "{name:?} is a second profile handler; there is one, and {:?} is declared too",
-                    handlers[0].0
-                ),
-            );
-        }
-        if handlers.is_empty() && profiles > 1 {
+        let handler = self.only(PluginKind::ProfileHandler, |name, first| {
+            format!(
+                "{name:?} is a second profile handler; there is one, and {first:?} is declared too"
+            )
+        });
+        if handler.is_none() && profiles > 1 {
             let message = format!(
                 "{profiles} profiles, and no profile handler is declared that chooses among them"
             );
-            self.problem("schedulingProfiles", line, message);
+            self.report.problem("schedulingProfiles", line, message);
         }
-        handlers
-            .into_iter()
-            .next()
-            .map(|(name, ..)| name)
-            .unwrap_or_default()
+        handler.unwrap_or_default()
+    }
+
+    /// Returns the name of the first declared plugin of a kind, and reports further ones.
+    fn only(&mut self, kind: PluginKind, message: impl Fn(&str, &str) -> String) -> Option<String> {
+        let mut declared = self.plugins.iter().filter(|p| p.is(kind));
+        let first = &declared.next()?.name;
+        for other in declared {
+            self.report
+                .problem(&other.path, other.line, message(&other.name, first));
+        }
+        Some(first.clone())
     }
 
     /// Checks the pipeline as a whole; its parts are checked where they are read.
@@ -399,7 +325,7 @@ impl ConfigReader {
                 || ("schedulingProfiles".to_owned(), 0),
                 |p| (p.path.clone(), p.line),
             );
-            self.problem(&path, line, error.to_string());
+            self.report.problem(&path, line, error.to_string());
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::ConfigReader;
 use super::plugins::DeclaredPlugin;
-use super::{ConfigReader, below, unknown};
-use crate::config::ItemStatus;
-use crate::config::yaml::{YamlNode, YamlValue};
+use crate::config::yaml::YamlValue;
+use crate::config::{ItemStatus, LocatedNode, unknown};
 use crate::scrape::MetricsDiscovery;
 use crate::scrape::engine::{CustomMetric, EngineConfig, EngineTable};
 
@@ -46,115 +46,88 @@ impl ConfigReader {
                 "the label that names an endpoint's engine",
             ),
         ];
-        let mut texts = [String::new(), String::new()];
-        for (name, text) in ["defaultEngine", "engineLabelKey"]
-            .into_iter()
-            .zip(&mut texts)
-        {
-            if let Some(node) = declared.parameters.get(name) {
-                *text = self
-                    .text(node, &declared.parameter(name))
-                    .unwrap_or_default();
-            }
-        }
-        let [default_engine, label] = texts;
+        let parameters = declared.located();
+        let [default_engine, label] = ["defaultEngine", "engineLabelKey"].map(|name| {
+            let given = parameters.get(name);
+            given
+                .and_then(|given| self.text(&given))
+                .unwrap_or_default()
+        });
         let mut configs = Vec::new();
-        if let Some(node) = declared.parameters.get("engineConfigs") {
-            let path = declared.parameter("engineConfigs");
-            for (i, engine) in self.list(node, &path).iter().enumerate() {
-                configs.extend(self.engine(engine, &format!("{path}[{i}]")));
-            }
+        for engine in self.report.list(parameters.get("engineConfigs").as_ref()) {
+            configs.extend(self.engine(&engine));
         }
         match EngineTable::try_new(&configs, &default_engine, &label) {
             Ok(engines) => self.engines = Some(engines),
-            Err(error) => self.problem(
-                &format!("{}.parameters", declared.path),
-                declared.line,
-                error.to_string(),
-            ),
+            Err(error) => {
+                self.report
+                    .problem(&parameters.path, declared.line, error.to_string());
+            }
         }
-        for (key, _) in declared.entries() {
-            let path = declared.parameter(&key.name);
-            match USED.iter().find(|(name, _)| *name == key.name) {
-                Some((_, meaning)) => self.item(&path, key.line, ItemStatus::Implemented, *meaning),
-                None => self.problem(
-                    &path,
-                    key.line,
-                    unknown("parameter", &key.name, USED.map(|(name, _)| name)),
-                ),
+        for (key, entry) in parameters.entries() {
+            if let Some((_, meaning)) = USED.iter().find(|(name, _)| *name == key.name) {
+                self.report
+                    .item(&entry.path, key.line, ItemStatus::Implemented, *meaning);
+            } else {
+                let message = unknown("parameter", &key.name, USED.map(|(name, _)| name));
+                self.report.problem(&entry.path, key.line, message);
             }
         }
     }
 
-    fn engine(&mut self, engine: &YamlNode, path: &str) -> Option<EngineConfig> {
+    fn engine(&mut self, engine: &LocatedNode<'_>) -> Option<EngineConfig> {
         let problems = self.report.errors.len();
-        self.map(engine, path, &EngineConfig::FIELDS)?;
-        if let Some(custom) = engine.get("customMetrics") {
-            for (i, metric) in self
-                .list(custom, &below(path, "customMetrics"))
-                .iter()
-                .enumerate()
-            {
-                self.map(
-                    metric,
-                    &format!("{path}.customMetrics[{i}]"),
-                    &CustomMetric::FIELDS,
-                );
-            }
+        self.report.map(engine, &EngineConfig::FIELDS)?;
+        for metric in self.report.list(engine.get("customMetrics").as_ref()) {
+            self.report.map(&metric, &CustomMetric::FIELDS);
         }
         if self.report.errors.len() > problems {
             return None;
         }
-        let read = serde_json::from_value(engine.value.to_json());
-        read.inspect_err(|error| self.problem(path, engine.line, error.to_string()))
+        serde_json::from_value(engine.node.value.to_json())
+            .inspect_err(|error| self.report.wrong(engine, error.to_string()))
             .ok()
     }
 
     /// Reads `metrics-data-source`: where the metrics of endpoints are.
     pub(super) fn data_source(&mut self, declared: &DeclaredPlugin) {
-        for (key, node) in declared.entries() {
-            let path = declared.parameter(&key.name);
-            match (key.name.as_str(), &node.value) {
+        for (key, entry) in declared.located().entries() {
+            let no_effect = match (key.name.as_str(), &entry.node.value) {
                 ("scheme", YamlValue::Text(scheme)) if scheme == "http" || scheme == "https" => {
                     self.location.https = scheme == "https";
+                    None
                 }
                 ("path", YamlValue::Text(text)) if text.starts_with('/') => {
                     self.location.path = Some(text.clone());
+                    None
                 }
-                ("port", value) if port(value).is_some() => self.location.port = port(value),
+                ("port", value) if port(value).is_some() => {
+                    self.location.port = port(value);
+                    None
+                }
                 ("scheme" | "path" | "port", _) => {
-                    self.problem(
-                        &path,
-                        key.line,
-                        "must be: scheme http or https, path with its leading '/', port 1 to 65535",
-                    );
+                    let message =
+                        "must be: scheme http or https, path with its leading '/', port 1 to 65535";
+                    self.report.problem(&entry.path, key.line, message);
                     continue;
                 }
-                ("interval", _) => {
-                    self.item(
-                        &path,
-                        key.line,
-                        ItemStatus::NoEffect,
-                        "set by --scrape-interval and --scrape-interval-busy",
-                    );
-                    continue;
-                }
+                ("interval", _) => Some("set by --scrape-interval and --scrape-interval-busy"),
                 ("insecureSkipVerify" | "caCertPath" | "clientCertPath" | "clientKeyPath", _) => {
-                    let flags = "set by --endpoint-tls-ca, --endpoint-tls-cert, --endpoint-tls-key, --endpoint-tls-insecure";
-                    self.item(&path, key.line, ItemStatus::NoEffect, flags);
-                    continue;
+                    Some(
+                        "set by --endpoint-tls-ca, --endpoint-tls-cert, --endpoint-tls-key, --endpoint-tls-insecure",
+                    )
                 }
                 (other, _) => {
-                    self.problem(&path, key.line, unknown("parameter", other, DATA_SOURCE));
+                    let message = unknown("parameter", other, DATA_SOURCE);
+                    self.report.problem(&entry.path, key.line, message);
                     continue;
                 }
-            }
-            self.item(
-                &path,
-                key.line,
-                ItemStatus::Implemented,
-                "where an endpoint's metrics are",
-            );
+            };
+            let (status, reason) = match no_effect {
+                Some(reason) => (ItemStatus::NoEffect, reason),
+                None => (ItemStatus::Implemented, "where an endpoint's metrics are"),
+            };
+            self.report.item(&entry.path, key.line, status, reason);
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The sections of the file except plugins and profiles, read by the table of the file's shape.
 
-use super::{ConfigReader, below, unknown};
-use crate::config::ItemStatus;
+use super::ConfigReader;
 use crate::config::schema::{API_VERSIONS, ConfigDialect, SchemaField, SchemaShape};
-use crate::config::yaml::{YamlKey, YamlNode, YamlValue};
+use crate::config::yaml::YamlValue;
+use crate::config::{ItemStatus, LocatedNode, unknown};
 
 impl ConfigReader {
     /// Checks a node against its shape, and reports the answer of every field that has one in the
     /// table.
-    pub(super) fn shaped(&mut self, node: &YamlNode, path: &str, shape: &SchemaShape) {
-        match (shape, &node.value) {
+    pub(super) fn shaped(&mut self, at: &LocatedNode<'_>, shape: &SchemaShape) {
+        match (shape, &at.node.value) {
             (SchemaShape::Own, _)
             | (_, YamlValue::Null)
             | (SchemaShape::Flag, YamlValue::Flag(_))
@@ -21,46 +21,29 @@ impl ConfigReader {
             (SchemaShape::Duration, YamlValue::Text(text))
                 if SchemaShape::duration_ms(text).is_some() => {}
             (SchemaShape::Reference(role), YamlValue::Text(_)) => {
-                drop(self.reference(node, path, &[*role]));
+                drop(self.reference(at, &[*role]));
             }
-            (SchemaShape::List(of), YamlValue::List(nodes)) => {
-                nodes
-                    .iter()
-                    .enumerate()
-                    .for_each(|(i, node)| self.shaped(node, &format!("{path}[{i}]"), of));
+            (SchemaShape::List(of), YamlValue::List(_)) => {
+                at.items().for_each(|item| self.shaped(&item, of));
             }
-            (SchemaShape::Map(fields), YamlValue::Map(entries)) => {
-                self.fields(node.line, entries, path, fields);
+            (SchemaShape::Map(fields), YamlValue::Map(_)) => self.fields(at, fields),
+            (_, value) => {
+                let message = format!("must be {}, not {}", expected(shape), described(value));
+                self.report.wrong(at, message);
             }
-            (_, value) => self.problem(
-                path,
-                node.line,
-                format!("must be {}, not {}", expected(shape), shown(value)),
-            ),
         }
     }
 
-    fn fields(
-        &mut self,
-        line: u64,
-        entries: &[(YamlKey, YamlNode)],
-        path: &str,
-        fields: &'static [SchemaField],
-    ) {
-        for (key, node) in entries {
-            let path = below(path, &key.name);
-            match fields.iter().find(|field| field.name == key.name) {
+    fn fields(&mut self, at: &LocatedNode<'_>, fields: &'static [SchemaField]) {
+        for (key, entry) in at.entries() {
+            let message = match fields.iter().find(|field| field.name == key.name) {
                 None => {
                     let ours = fields.iter().filter(|field| {
                         field
                             .only
                             .is_none_or(|(dialect, _)| dialect == self.dialect)
                     });
-                    self.problem(
-                        &path,
-                        key.line,
-                        unknown("field", &key.name, ours.map(|field| field.name)),
-                    );
+                    unknown("field", &key.name, ours.map(|field| field.name))
                 }
                 Some(SchemaField {
                     only: Some((dialect, elsewhere)),
@@ -71,115 +54,91 @@ impl ConfigReader {
                     } else {
                         format!("; instead: {elsewhere}")
                     };
-                    let message = format!(
+                    format!(
                         "is a field of {}, not of {}{instead}",
                         version(*dialect),
                         version(self.dialect)
-                    );
-                    self.problem(&path, key.line, message);
+                    )
                 }
                 Some(field) => {
-                    self.shaped(node, &path, &field.shape);
+                    self.shaped(&entry, &field.shape);
                     if let Some(fate) = field.fate {
-                        self.fate(&path, key.line, fate);
+                        self.fate(&entry.path, key.line, fate);
                     }
+                    continue;
                 }
-            }
+            };
+            self.report.problem(&entry.path, key.line, message);
         }
-        let given = |field: &&SchemaField| {
-            entries
-                .iter()
-                .any(|(key, node)| key.name == field.name && node.value != YamlValue::Null)
-        };
-        for missing in fields
-            .iter()
-            .filter(|field| field.required && !given(field))
-        {
-            self.problem(path, line, format!("has no {}", missing.name));
+        for field in fields.iter().filter(|field| field.required) {
+            self.report.required(at, field.name);
         }
     }
 
     /// Returns the name of the saturation detector; empty for the default. The newer of the two
     /// places wins, as in llm-d.
-    pub(super) fn saturation_detector(&mut self, root: &YamlNode) -> String {
-        let places = [
-            Some(&["flowControl", "saturationDetector"][..]),
-            (self.dialect == ConfigDialect::V1Alpha1).then_some(&["saturationDetector"]),
-        ];
-        let mut chosen: Option<(String, String)> = None;
-        for place in places.into_iter().flatten() {
-            let Some(section) = root.at(place) else {
-                continue;
-            };
-            let name = match section.get("pluginRef").map(|node| &node.value) {
-                Some(YamlValue::Text(name)) => name.clone(),
-                _ => String::new(),
-            };
-            let path = place.join(".");
-            match &chosen {
-                Some((first, _)) => {
-                    let reason = format!("{first} counts");
-                    self.item(&path, section.line, ItemStatus::NoEffect, reason);
-                }
-                None => {
-                    let decides = if self.flow_control {
-                        "decides when requests wait"
-                    } else {
-                        "decides when requests of negative priority are refused"
-                    };
-                    self.item(&path, section.line, ItemStatus::Implemented, decides);
-                    chosen = Some((path, name));
-                }
-            }
+    pub(super) fn saturation_detector(&mut self, root: &LocatedNode<'_>) -> String {
+        let older = self.older(root, "saturationDetector");
+        let mut places = root
+            .at(&["flowControl", "saturationDetector"])
+            .into_iter()
+            .chain(older);
+        let Some(section) = places.next() else {
+            return String::new();
+        };
+        let decides = if self.flow_control {
+            "decides when requests wait"
+        } else {
+            "decides when requests of negative priority are refused"
+        };
+        self.answer(&section, ItemStatus::Implemented, decides);
+        for other in places {
+            let reason = format!("{} counts", section.path);
+            self.answer(&other, ItemStatus::NoEffect, reason);
         }
         let is_used =
             |name: &String| self.flow_control || self.plugins.iter().any(|p| p.name == *name);
-        chosen
-            .map(|(_, name)| name)
-            .filter(is_used)
-            .unwrap_or_default()
+        plugin_ref(&section).filter(is_used).unwrap_or_default()
     }
-}
 
-impl ConfigReader {
     /// Returns the names of the parsers that apply; empty for all. The newer of the two places
     /// wins, as in llm-d.
-    pub(super) fn parsers(&mut self, root: &YamlNode) -> Vec<String> {
-        const PLACES: [&str; 2] = ["requestHandler.parsers", "parser"];
-        let listed = root
-            .at(&["requestHandler", "parsers"])
-            .map(|node| (node.line, self.list(node, PLACES[0])));
-        let single = root
-            .get("parser")
-            .filter(|_| self.dialect == ConfigDialect::V1Alpha1);
-        let (path, nodes) = match (listed, single) {
-            (Some((_, nodes)), older) if !nodes.is_empty() => {
-                if let Some(older) = older {
-                    self.item(
-                        PLACES[1],
-                        older.line,
-                        ItemStatus::NoEffect,
-                        format!("{} counts", PLACES[0]),
-                    );
-                }
-                (PLACES[0], nodes)
+    pub(super) fn parsers(&mut self, root: &LocatedNode<'_>) -> Vec<String> {
+        let section = root.at(&["requestHandler", "parsers"]);
+        let mut parsers = self.report.list(section.as_ref());
+        let older = self.older(root, "parser");
+        let place = match (section.filter(|_| !parsers.is_empty()), older) {
+            (None, None) => return Vec::new(),
+            (None, Some(older)) => {
+                parsers = vec![older.clone()];
+                older.path
             }
-            (_, Some(node)) => (PLACES[1], std::slice::from_ref(node)),
-            (_, None) => return Vec::new(),
+            (Some(section), older) => {
+                if let Some(older) = older {
+                    let reason = format!("{} counts", section.path);
+                    self.answer(&older, ItemStatus::NoEffect, reason);
+                }
+                section.path
+            }
         };
-        let line = nodes.first().map_or(0, |node| node.line);
-        self.item(
-            path,
-            line,
+        self.report.item(
+            &place,
+            parsers.first().map_or(0, |parser| parser.node.line),
             ItemStatus::Implemented,
             "requests of these APIs are parsed; others pass through unread",
         );
-        let name = |node: &YamlNode| match node.get("pluginRef").map(|name| &name.value) {
-            Some(YamlValue::Text(name)) => Some(name.clone()),
-            _ => None,
-        };
-        nodes.iter().filter_map(name).collect()
+        parsers.iter().filter_map(plugin_ref).collect()
     }
+
+    /// A section that only the older dialect has.
+    fn older<'n>(&self, root: &LocatedNode<'n>, name: &str) -> Option<LocatedNode<'n>> {
+        root.get(name)
+            .filter(|_| self.dialect == ConfigDialect::V1Alpha1)
+    }
+}
+
+fn plugin_ref(at: &LocatedNode<'_>) -> Option<String> {
+    Some(at.get("pluginRef")?.node.text()?.to_owned())
 }
 
 fn version(dialect: ConfigDialect) -> &'static str {
@@ -203,7 +162,7 @@ fn expected(shape: &SchemaShape) -> &'static str {
     }
 }
 
-fn shown(value: &YamlValue) -> String {
+fn described(value: &YamlValue) -> String {
     match value {
         YamlValue::Text(text) => format!("{text:?}"),
         YamlValue::Number(number) => number.to_string(),

@@ -14,7 +14,7 @@ use scheduler::plugin::closest;
 
 use super::{ObjectBody, PoolObject};
 use crate::config::yaml::{self, YamlNode, YamlValue};
-use crate::config::{ConfigItem, ConfigProblem, ConfigReport, ItemStatus, below, unknown};
+use crate::config::{ConfigReport, ItemStatus, LocatedNode, unknown};
 
 /// API groups of the kinds: the current one and earlier ones. Any version is accepted, because
 /// later versions only added fields.
@@ -70,6 +70,13 @@ const CRITICALITIES: [(&str, Criticality); 3] = [
     ("Sheddable", Criticality::Sheddable),
 ];
 
+/// What `metadata` has of an object.
+struct ObjectMeta {
+    name: String,
+    namespace: String,
+    created: Option<String>,
+}
+
 /// Reads one file.
 #[derive(Default)]
 struct ObjectReader {
@@ -85,18 +92,15 @@ pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
     match yaml::parse_all(text) {
         Ok(documents) => {
             let several = documents.len() > 1;
-            for (i, document) in documents.iter().enumerate() {
-                reader.document(
-                    document,
-                    &if several {
-                        format!("[{i}]")
-                    } else {
-                        String::new()
-                    },
-                );
+            for (i, node) in documents.iter().enumerate() {
+                let mut document = LocatedNode::root(node);
+                if several {
+                    document.path = format!("[{i}]");
+                }
+                reader.document(&document);
             }
         }
-        Err((line, message)) => reader.problem("", line, message),
+        Err((line, message)) => reader.report.problem("", line, message),
     }
     reader.report.errors.sort_by_key(|problem| problem.line);
     (reader.report, reader.objects)
@@ -106,66 +110,54 @@ pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
 
 impl ObjectReader {
     /// Reads an object, or a `List` of objects as `kubectl get -o yaml` prints it.
-    fn document(&mut self, node: &YamlNode, path: &str) {
-        if !matches!(node.get("kind"), Some(YamlNode { value: YamlValue::Text(kind), .. }) if kind == "List")
-        {
-            return self.object(node, path);
+    fn document(&mut self, at: &LocatedNode<'_>) {
+        if at.node.get("kind").and_then(YamlNode::text) != Some("List") {
+            return self.object(at);
         }
-        self.fields(node, path, &["apiVersion", "kind", "metadata", "items"]);
-        let at = below(path, "items");
-        for (i, item) in self.list(node.get("items"), &at).iter().enumerate() {
-            self.object(item, &format!("{at}[{i}]"));
+        self.report
+            .map(at, &["apiVersion", "kind", "metadata", "items"]);
+        for item in self.report.list(at.get("items").as_ref()) {
+            self.object(&item);
         }
     }
 
-    fn object(&mut self, node: &YamlNode, path: &str) {
+    fn object(&mut self, at: &LocatedNode<'_>) {
         let wrong = self.report.errors.len();
-        self.fields(
-            node,
-            path,
-            &["apiVersion", "kind", "metadata", "spec", "status"],
-        );
-        self.api_version(node, path);
-        let Some(kind) = self.choice(node, path, "kind", &KINDS) else {
+        self.report
+            .map(at, &["apiVersion", "kind", "metadata", "spec", "status"]);
+        self.api_version(at);
+        let Some(kind) = self.choice(at, "kind", &KINDS) else {
             return;
         };
-        let meta = self
-            .required(node, path, "metadata")
-            .and_then(|meta| self.metadata(meta, &below(path, "metadata")));
-        let at = below(path, "spec");
-        let Some(spec) = self.required(node, path, "spec") else {
+        let meta = self.report.required(at, "metadata");
+        let meta = meta.and_then(|meta| self.metadata(&meta));
+        let Some(spec) = self.report.required(at, "spec") else {
             return;
         };
         let body = match kind {
-            ObjectKind::InferenceObjective => self.objective(spec, &at),
-            ObjectKind::InferenceModel => self.model(spec, &at),
-            ObjectKind::InferenceModelRewrite => self.rewrite(spec, &at),
+            ObjectKind::InferenceObjective => self.objective(&spec),
+            ObjectKind::InferenceModel => self.model(&spec),
+            ObjectKind::InferenceModelRewrite => self.rewrite(&spec),
         };
-        let pool = self
-            .required(spec, &at, "poolRef")
-            .and_then(|pool| self.pool(pool, &below(&at, "poolRef")));
-        let (Some(body), Some(pool), Some((name, namespace, created))) = (body, pool, meta) else {
+        let pool = self.report.required(&spec, "poolRef");
+        let pool = pool.and_then(|pool| self.pool(&pool));
+        let (Some(body), Some(pool), Some(meta)) = (body, pool, meta) else {
             return;
         };
-        if let Some(line) = self
-            .lines
-            .insert((kind, namespace.clone(), name.clone()), node.line)
-        {
-            self.problem(
-                path,
-                node.line,
-                format!("there is an {kind} {name:?} already (line {line})"),
-            );
+        let ObjectMeta {
+            name,
+            namespace,
+            created,
+        } = meta;
+        let key = (kind, namespace.clone(), name.clone());
+        if let Some(line) = self.lines.insert(key, at.node.line) {
+            let message = format!("there is an {kind} {name:?} already (line {line})");
+            self.report.wrong(at, message);
         }
         if self.report.errors.len() == wrong {
             let reason = format!("{kind} {name:?} of pool {pool:?}: {body}");
-            self.report.items.push(ConfigItem {
-                path: path.to_owned(),
-                line: node.line,
-                status: ItemStatus::Implemented,
-                reason,
-                substitute: None,
-            });
+            self.report
+                .item(&at.path, at.node.line, ItemStatus::Implemented, reason);
             self.objects.push(PoolObject {
                 name,
                 namespace,
@@ -176,84 +168,65 @@ impl ObjectReader {
         }
     }
 
-    fn api_version(&mut self, node: &YamlNode, path: &str) {
-        let Some(given) = self.required(node, path, "apiVersion") else {
+    fn api_version(&mut self, at: &LocatedNode<'_>) {
+        let Some(given) = self.report.required(at, "apiVersion") else {
             return;
         };
-        let at = below(path, "apiVersion");
-        let Some(text) = self.text(given, &at) else {
+        let Some(text) = self.report.text(&given) else {
             return;
         };
         let (group, version) = text.split_once('/').unwrap_or((&text, ""));
+        let starts_with_digit = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
         if !GROUPS.contains(&group) {
-            self.problem(
-                &at,
-                given.line,
-                format!(
-                    "{} (followed by / and a version)",
-                    unknown("group", group, GROUPS)
-                ),
+            let message = format!(
+                "{} (followed by / and a version)",
+                unknown("group", group, GROUPS)
             );
-        } else if !version
-            .strip_prefix('v')
-            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        {
-            self.problem(
-                &at,
-                given.line,
-                format!("{version:?} is not a version such as v1alpha2"),
-            );
+            self.report.wrong(&given, message);
+        } else if !version.strip_prefix('v').is_some_and(starts_with_digit) {
+            let message = format!("{version:?} is not a version such as v1alpha2");
+            self.report.wrong(&given, message);
         }
     }
 
-    /// Reads name, namespace and creation time.
-    fn metadata(
-        &mut self,
-        node: &YamlNode,
-        path: &str,
-    ) -> Option<(String, String, Option<String>)> {
-        self.fields(node, path, &METADATA);
-        let name = self
-            .required(node, path, "name")
-            .and_then(|name| self.name(name, &below(path, "name")))?;
-        let namespace = match node.get("namespace") {
-            Some(namespace) => self.name(namespace, &below(path, "namespace"))?,
+    fn metadata(&mut self, at: &LocatedNode<'_>) -> Option<ObjectMeta> {
+        self.report.map(at, &METADATA);
+        let name = self.named(at, "name")?;
+        let namespace = match at.get("namespace") {
+            Some(namespace) => self.name(&namespace)?,
             None => String::new(),
         };
-        let created = match node.get("creationTimestamp") {
-            Some(created) => Some(self.timestamp(created, &below(path, "creationTimestamp"))?),
+        let created = match at.get("creationTimestamp") {
+            Some(created) => Some(self.timestamp(&created)?),
             None => None,
         };
-        Some((name, namespace, created))
+        Some(ObjectMeta {
+            name,
+            namespace,
+            created,
+        })
     }
 
-    fn pool(&mut self, node: &YamlNode, path: &str) -> Option<String> {
-        self.fields(node, path, &["group", "kind", "name"]);
+    fn pool(&mut self, at: &LocatedNode<'_>) -> Option<String> {
+        self.report.map(at, &["group", "kind", "name"]);
         for (field, allowed) in [("group", &POOL_GROUPS[..]), ("kind", &[POOL_KIND][..])] {
-            let Some(given) = node.get(field) else {
+            let Some(given) = at.get(field) else {
                 continue;
             };
-            let at = below(path, field);
-            if let Some(text) = self
-                .text(given, &at)
-                .filter(|text| !allowed.contains(&text.as_str()))
+            if let Some(text) = self.report.text(&given)
+                && !allowed.contains(&text.as_str())
             {
-                self.problem(
-                    &at,
-                    given.line,
-                    unknown(field, &text, allowed.iter().copied()),
-                );
+                let message = unknown(field, &text, allowed.iter().copied());
+                self.report.wrong(&given, message);
             }
         }
-        self.required(node, path, "name")
-            .and_then(|name| self.name(name, &below(path, "name")))
+        self.named(at, "name")
     }
 
-    fn objective(&mut self, spec: &YamlNode, path: &str) -> Option<ObjectBody> {
-        self.fields(spec, path, &["priority", "poolRef"]);
-        let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
+    fn objective(&mut self, spec: &LocatedNode<'_>) -> Option<ObjectBody> {
+        self.report.map(spec, &["priority", "poolRef"]);
         let priority = match spec.get("priority") {
-            Some(priority) => self.whole(priority, &below(path, "priority"), &range)?,
+            Some(priority) => self.whole(&priority, i64::from(i32::MIN)..=i64::from(i32::MAX))?,
             None => 0,
         };
         Some(ObjectBody::Objective {
@@ -261,275 +234,167 @@ impl ObjectReader {
         })
     }
 
-    fn model(&mut self, spec: &YamlNode, path: &str) -> Option<ObjectBody> {
-        self.fields(
+    fn model(&mut self, spec: &LocatedNode<'_>) -> Option<ObjectBody> {
+        self.report.map(
             spec,
-            path,
             &["modelName", "criticality", "targetModels", "poolRef"],
         );
-        let name = self
-            .required(spec, path, "modelName")
-            .and_then(|name| self.name(name, &below(path, "modelName")))?;
+        let name = self.named(spec, "modelName")?;
         let criticality = match spec.get("criticality") {
-            Some(_) => self.choice(spec, path, "criticality", &CRITICALITIES)?,
+            Some(_) => self.choice(spec, "criticality", &CRITICALITIES)?,
             None => Criticality::Standard,
         };
-        let targets = self.targets(
-            spec.get("targetModels"),
-            &below(path, "targetModels"),
-            "name",
-            0,
-        );
         Some(ObjectBody::Model(ModelSpec {
             name,
             priority: criticality.priority(),
-            targets,
+            targets: self.targets(spec.get("targetModels"), "name", 0),
         }))
     }
 
-    fn rewrite(&mut self, spec: &YamlNode, path: &str) -> Option<ObjectBody> {
-        self.fields(spec, path, &["rules", "poolRef"]);
-        let rules = self.required(spec, path, "rules")?;
-        let at = below(path, "rules");
+    fn rewrite(&mut self, spec: &LocatedNode<'_>) -> Option<ObjectBody> {
+        self.report.map(spec, &["rules", "poolRef"]);
+        let rules = self.report.required(spec, "rules")?;
         let mut read = Vec::new();
-        for (i, rule) in self.list(Some(rules), &at).iter().enumerate() {
-            let at = format!("{at}[{i}]");
-            self.fields(rule, &at, &["matches", "targets"]);
-            let matches = below(&at, "matches");
-            let targets = below(&at, "targets");
+        for rule in self.report.list(Some(&rules)) {
+            self.report.map(&rule, &["matches", "targets"]);
             let mut models = Vec::new();
-            for (i, given) in self
-                .at_most(rule.get("matches"), &matches)
-                .iter()
-                .enumerate()
-            {
-                models.extend(self.matched(given, &format!("{matches}[{i}]")));
+            for given in self.at_most(rule.get("matches").as_ref()) {
+                models.extend(self.matched(&given));
             }
-            let targets = self.targets(rule.get("targets"), &targets, "modelRewrite", 1);
+            let targets = self.targets(rule.get("targets"), "modelRewrite", 1);
             read.push(RewriteSpec { models, targets });
         }
         Some(ObjectBody::Rewrite(read))
     }
 
-    fn matched(&mut self, node: &YamlNode, path: &str) -> Option<String> {
-        self.fields(node, path, &["model"]);
-        let model = self.required(node, path, "model")?;
-        let at = below(path, "model");
-        self.fields(model, &at, &["type", "value"]);
+    fn matched(&mut self, at: &LocatedNode<'_>) -> Option<String> {
+        self.report.map(at, &["model"]);
+        let model = self.report.required(at, "model")?;
+        self.report.map(&model, &["type", "value"]);
         if model.get("type").is_some() {
-            self.choice(model, &at, "type", &[("Exact", ())]);
+            self.choice(&model, "type", &[("Exact", ())]);
         }
-        self.required(model, &at, "value")
-            .and_then(|value| self.name(value, &below(&at, "value")))
+        self.named(&model, "value")
     }
 
     /// Reads targets, with the model under `key` and weights of at least `weight_min`.
     fn targets(
         &mut self,
-        node: Option<&YamlNode>,
-        path: &str,
+        list: Option<LocatedNode<'_>>,
         key: &str,
         weight_min: i64,
     ) -> Vec<TargetSpec> {
         let mut targets = Vec::new();
-        for (i, target) in self.at_most(node, path).iter().enumerate() {
-            let path = format!("{path}[{i}]");
-            self.fields(target, &path, &[key, "weight"]);
-            let model = self
-                .required(target, &path, key)
-                .and_then(|model| self.name(model, &below(&path, key)));
-            let range = weight_min..=i64::from(TARGET_WEIGHT_MAX);
+        for target in self.at_most(list.as_ref()) {
+            self.report.map(&target, &[key, "weight"]);
+            let model = self.named(&target, key);
             let weight = target
                 .get("weight")
-                .and_then(|weight| self.whole(weight, &below(&path, "weight"), &range));
+                .and_then(|weight| self.whole(&weight, weight_min..=i64::from(TARGET_WEIGHT_MAX)));
             targets.extend(model.map(|model| TargetSpec {
                 model,
                 weight: weight.and_then(|w| u32::try_from(w).ok()),
             }));
         }
         let unweighted = targets.iter().filter(|t| t.weight.is_none()).count();
-        if unweighted > 0 && unweighted < targets.len() {
+        if let Some(list) = list
+            && unweighted > 0
+            && unweighted < targets.len()
+        {
             let reason = format!(
                 "{unweighted} of {} targets have no weight beside weighted ones: they are never picked",
                 targets.len()
             );
-            let line = node.map_or(0, |n| n.line);
-            self.report.items.push(ConfigItem {
-                path: path.to_owned(),
-                line,
-                status: ItemStatus::NoEffect,
-                reason,
-                substitute: None,
-            });
+            self.report
+                .item(&list.path, list.node.line, ItemStatus::NoEffect, reason);
         }
         targets
     }
 
     // --- nodes as what they must be
 
-    fn problem(&mut self, path: &str, line: u64, message: impl Into<String>) {
-        self.report.errors.push(ConfigProblem {
-            path: path.to_owned(),
-            line,
-            message: message.into(),
-        });
-    }
-
-    fn fields(&mut self, node: &YamlNode, path: &str, allowed: &[&str]) {
-        if !matches!(node.value, YamlValue::Map(_)) {
-            self.problem(
-                path,
-                node.line,
-                format!("must be a map, not {}", node.value.kind()),
-            );
-        }
-        for (key, _) in node
-            .entries()
-            .iter()
-            .filter(|(key, _)| !allowed.contains(&key.name.as_str()))
+    fn at_most<'n>(&mut self, at: Option<&LocatedNode<'n>>) -> Vec<LocatedNode<'n>> {
+        let list = self.report.list(at);
+        if let Some(at) = at
+            && list.len() > TARGETS_MAX
         {
-            self.problem(
-                &below(path, &key.name),
-                key.line,
-                unknown("field", &key.name, allowed.iter().copied()),
-            );
-        }
-    }
-
-    fn required<'n>(&mut self, node: &'n YamlNode, path: &str, name: &str) -> Option<&'n YamlNode> {
-        let found = node.get(name);
-        if found.is_none() && matches!(node.value, YamlValue::Map(_)) {
-            self.problem(path, node.line, format!("has no {name}"));
-        }
-        found
-    }
-
-    fn list<'n>(&mut self, node: Option<&'n YamlNode>, path: &str) -> &'n [YamlNode] {
-        match node.map(|n| (&n.value, n.line)) {
-            Some((YamlValue::List(list), _)) => list,
-            None => &[],
-            Some((other, line)) => {
-                self.problem(path, line, format!("must be a list, not {}", other.kind()));
-                &[]
-            }
-        }
-    }
-
-    fn at_most<'n>(&mut self, node: Option<&'n YamlNode>, path: &str) -> &'n [YamlNode] {
-        let list = self.list(node, path);
-        if list.len() > TARGETS_MAX {
-            self.problem(
-                path,
-                node.map_or(0, |n| n.line),
-                format!("has {}, at most {TARGETS_MAX} are allowed", list.len()),
-            );
+            let message = format!("has {}, at most {TARGETS_MAX} are allowed", list.len());
+            self.report.wrong(at, message);
         }
         list
     }
 
     fn choice<T: Copy>(
         &mut self,
-        node: &YamlNode,
-        path: &str,
+        at: &LocatedNode<'_>,
         name: &str,
         allowed: &[(&str, T)],
     ) -> Option<T> {
-        let given = self.required(node, path, name)?;
-        let at = below(path, name);
-        let text = self.text(given, &at)?;
-        let found = allowed
-            .iter()
-            .find(|(known, _)| *known == text)
-            .map(|(_, value)| *value);
+        let given = self.report.required(at, name)?;
+        let text = self.report.text(&given)?;
+        let found = allowed.iter().find(|(known, _)| *known == text);
         if found.is_none() {
-            self.problem(
-                &at,
-                given.line,
-                unknown(name, &text, allowed.iter().map(|(known, _)| *known)),
-            );
+            let message = unknown(name, &text, allowed.iter().map(|(known, _)| *known));
+            self.report.wrong(&given, message);
         }
-        found
+        found.map(|(_, value)| *value)
     }
 
-    fn text(&mut self, node: &YamlNode, path: &str) -> Option<String> {
-        match &node.value {
-            YamlValue::Text(text) => Some(text.clone()),
-            other => {
-                self.problem(
-                    path,
-                    node.line,
-                    format!("must be text, not {}", other.kind()),
-                );
-                None
-            }
-        }
+    /// Reads the name under a key that must be there.
+    fn named(&mut self, at: &LocatedNode<'_>, key: &str) -> Option<String> {
+        let name = self.report.required(at, key)?;
+        self.name(&name)
     }
 
-    fn name(&mut self, node: &YamlNode, path: &str) -> Option<String> {
-        let text = self.text(node, path)?;
+    fn name(&mut self, at: &LocatedNode<'_>) -> Option<String> {
+        let text = self.report.text(at)?;
         if (1..=NAME_BYTES_MAX).contains(&text.len()) {
             return Some(text);
         }
-        self.problem(
-            path,
-            node.line,
-            format!(
-                "has {} bytes, 1 to {NAME_BYTES_MAX} are allowed",
-                text.len()
-            ),
+        let message = format!(
+            "has {} bytes, 1 to {NAME_BYTES_MAX} are allowed",
+            text.len()
         );
+        self.report.wrong(at, message);
         None
     }
 
-    fn whole(&mut self, node: &YamlNode, path: &str, range: &RangeInclusive<i64>) -> Option<i64> {
-        let number = match &node.value {
+    fn whole(&mut self, at: &LocatedNode<'_>, range: RangeInclusive<i64>) -> Option<i64> {
+        if let YamlValue::Number(number) = at.node.value
+            && number.fract() == 0.0
+        {
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "saturates, and no allowed range reaches that far"
             )]
-            YamlValue::Number(number) if number.fract() == 0.0 => Some(*number as i64),
-            _ => None,
-        };
-        let found = number.filter(|number| range.contains(number));
-        if found.is_none() {
-            self.problem(
-                path,
-                node.line,
-                format!(
-                    "must be a whole number from {} to {}",
-                    range.start(),
-                    range.end()
-                ),
-            );
+            let number = number as i64;
+            if range.contains(&number) {
+                return Some(number);
+            }
         }
-        found
+        let message = format!(
+            "must be a whole number from {} to {}",
+            range.start(),
+            range.end()
+        );
+        self.report.wrong(at, message);
+        None
     }
 
     /// Reads a timestamp. Only the format of Kubernetes is accepted, so that timestamps sort as
     /// text.
-    fn timestamp(&mut self, node: &YamlNode, path: &str) -> Option<String> {
+    fn timestamp(&mut self, at: &LocatedNode<'_>) -> Option<String> {
         const SHAPE: &str = "0000-00-00T00:00:00Z";
-        let text = self.text(node, path)?;
-        let digit = |given: u8, shape: u8| {
-            if shape == b'0' {
-                given.is_ascii_digit()
-            } else {
-                given == shape
-            }
+        let text = self.report.text(at)?;
+        let fits = |(given, shape): (u8, u8)| match shape {
+            b'0' => given.is_ascii_digit(),
+            _ => given == shape,
         };
-        if text.len() == SHAPE.len()
-            && text
-                .bytes()
-                .zip(SHAPE.bytes())
-                .all(|(given, shape)| digit(given, shape))
-        {
+        if text.len() == SHAPE.len() && text.bytes().zip(SHAPE.bytes()).all(fits) {
             return Some(text);
         }
-        self.problem(
-            path,
-            node.line,
-            format!("{text:?} is not a time such as 2026-11-21T15:06:35Z"),
-        );
+        let message = format!("{text:?} is not a time such as 2026-11-21T15:06:35Z");
+        self.report.wrong(at, message);
         None
     }
 }
