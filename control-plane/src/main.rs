@@ -4,9 +4,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use control_plane::cli::args::{Cli, CliCommand, ExplainArgs};
-use control_plane::cli::explain::{self, ExplainCall, ExplainRequest};
-use control_plane::cli::{check, logging, migrate_alias, register};
+use control_plane::cli::args::{Cli, CliCommand};
+use control_plane::cli::{check, explain, logging, migrate_alias, register};
 use control_plane::daemon;
 use control_plane::daemon::signals::SignalWatch;
 
@@ -40,8 +39,7 @@ async fn main() -> ExitCode {
         CliCommand::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
         CliCommand::Check(args) => {
             let (printed, verdict) = check::check(args).await;
-            // A closed stdout is no failure: the exit code still gives the result.
-            let _ = std::io::stdout().write_all(printed.as_bytes());
+            print(&printed);
             ExitCode::from(verdict as u8)
         }
         CliCommand::Migrate { arguments } => {
@@ -51,48 +49,13 @@ async fn main() -> ExitCode {
             );
             ended(Err(migrate_alias::run(arguments)))
         }
-        CliCommand::Explain(args) => {
-            let ExplainArgs {
-                admin,
-                admin_token_file: token,
-                request,
-                pool,
-                path,
-                headers,
-                subset,
-                without,
-                config,
-                format,
-            } = args;
-            let question = ExplainRequest {
-                pool,
-                path,
-                headers,
-                subset,
-                without,
-                ..ExplainRequest::default()
-            };
-            match explain::ask(ExplainCall {
-                admin,
-                token,
-                file: request,
-                config,
-                question,
-                format,
-            })
-            .await
-            {
-                Ok(printed) => {
-                    let _ = std::io::stdout().write_all(printed.as_bytes());
-                    ExitCode::SUCCESS
-                }
-                Err(complaint) => {
-                    let _ = writeln!(std::io::stderr(), "switchpointd: {complaint}");
-                    ExitCode::from(EXIT_FAILED)
-                }
-            }
-        }
+        CliCommand::Explain(args) => ended(explain::ask(*args).await.map(|text| print(&text))),
     }
+}
+
+/// A closed stdout is no failure: the exit code still gives the result.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 fn ended(result: Result<(), String>) -> ExitCode {

@@ -35,7 +35,7 @@ pub use fetch::{FailReason, PAGE_BYTES_MAX};
 pub use metric_spec::{InvalidMetricSpec, MetricSpec, SPEC_BYTES_MAX};
 pub use pace::{SCRAPES_PER_SECOND_MAX, ScrapeIntervals};
 pub use stats::{DURATION_BUCKETS_MS, ScrapeCounts, ScrapeStats};
-pub use target::{InvalidMetricsUrl, MetricsDiscovery, MetricsLocation, MetricsUrl, ScrapeTarget};
+pub use target::{InvalidMetricsPath, MetricsDiscovery, MetricsLocation, MetricsUrl, ScrapeTarget};
 pub use tls::{EndpointTls, InvalidTls};
 
 pub(crate) use engine_models::BASE_MODELS_MAX;
@@ -159,22 +159,17 @@ impl Scraper {
     pub fn try_new(
         config: &ScrapeConfig,
     ) -> Result<(Self, BusyHint, Arc<ScrapeStats>), InvalidTls> {
-        let ScrapeConfig {
-            intervals,
-            deadline,
-            tls,
-        } = config;
         let (sender, hints) = mpsc::channel(HINTS_MAX);
         let stats = Arc::new(ScrapeStats::default());
         let fetcher = PageFetcher {
-            client: tls::client(tls, *deadline)?,
+            client: tls::client(&config.tls, config.deadline)?,
             stats: Arc::clone(&stats),
         };
         Ok((
             Self {
                 fetcher,
-                intervals: *intervals,
-                deadline: *deadline,
+                intervals: config.intervals,
+                deadline: config.deadline,
                 hints,
             },
             BusyHint(sender),
@@ -262,86 +257,80 @@ impl Scraper {
 
     /// Processes a finished scrape. Returns `None` if its endpoint has been removed meanwhile.
     fn finish(&self, rows: &mut ScrapeSchedule, done: FinishedScrape) -> Option<ScrapeEvent> {
-        let FinishedScrape {
-            id,
-            ticket,
-            took,
-            result,
-            mut models,
-        } = done;
-        let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
+        let row = rows
+            .by_id
+            .get_mut(&done.id)
+            .filter(|row| row.ticket == done.ticket)?;
         let now = Instant::now();
-        let event = match result {
-            Err(reason) => {
-                row.pace.record(
-                    if matches!(reason, FailReason::Connect(_)) {
-                        ScrapeOutcome::Away
-                    } else {
-                        ScrapeOutcome::Failed
-                    },
-                    took,
-                    now,
-                );
-                if row.pace.failures() == 1 {
-                    tracing::warn!(endpoint = &*row.target.name, %reason, "scrape failed");
-                }
-                ScrapeEvent::Failed(id, reason, row.pace.failures())
-            }
-            Ok(ScrapedPage {
-                reading,
-                observed_at,
-                habit,
-            }) => {
-                if row.pace.failures() > 0 {
-                    tracing::info!(
-                        endpoint = &*row.target.name,
-                        failures = row.pace.failures(),
-                        "scrape works again"
-                    );
-                }
-                row.pace.record(
-                    if reading.is_busy() {
-                        ScrapeOutcome::Busy
-                    } else {
-                        ScrapeOutcome::Idle
-                    },
-                    took,
-                    now,
-                );
-                row.habit = habit;
-                if row.restarts.observe(&reading) {
-                    row.habit = FetchHabit::default();
-                    row.models = EngineModels::default();
-                    self.fetcher.stats.restart();
-                    tracing::info!(endpoint = &*row.target.name, "engine restarted");
-                    ScrapeEvent::Restarted(id)
-                } else {
-                    let extract::PageReading {
-                        mut metrics,
-                        process_start,
-                        ..
-                    } = reading;
-                    if let Some(lora) = &mut metrics.lora {
-                        models.add_to(lora);
-                    }
-                    let adapters = models.adapters();
-                    row.models = models;
-                    ScrapeEvent::Metrics(
-                        id,
-                        ScrapedMetrics {
-                            metrics,
-                            process_start,
-                            adapters,
-                            observed_at,
-                        },
-                    )
-                }
-            }
+        let event = match done.result {
+            Err(reason) => row.fail(reason, done.took, now),
+            Ok(page) => row.succeed(page, done.models, done.took, now),
         };
-        let pause = row.pace;
-        let pause = pause.pause(self.intervals, rows.by_id.len(), now, chance());
-        rows.schedule(id, now + pause);
+        if let ScrapeEvent::Restarted(_) = &event {
+            self.fetcher.stats.restart();
+        }
+        let pace = row.pace;
+        let pause = pace.pause(self.intervals, rows.by_id.len(), now, chance());
+        rows.schedule(done.id, now + pause);
         Some(event)
+    }
+}
+
+impl ScrapeEntry {
+    fn fail(&mut self, reason: FailReason, took: Duration, now: Instant) -> ScrapeEvent {
+        let outcome = match reason {
+            FailReason::Connect(_) => ScrapeOutcome::Away,
+            _ => ScrapeOutcome::Failed,
+        };
+        self.pace.record(outcome, took, now);
+        let failures = self.pace.failures();
+        if failures == 1 {
+            tracing::warn!(endpoint = &*self.target.name, %reason, "scrape failed");
+        }
+        ScrapeEvent::Failed(self.target.id, reason, failures)
+    }
+
+    fn succeed(
+        &mut self,
+        page: ScrapedPage,
+        mut models: EngineModels,
+        took: Duration,
+        now: Instant,
+    ) -> ScrapeEvent {
+        let endpoint = &*self.target.name;
+        let id = self.target.id;
+        let failures = self.pace.failures();
+        if failures > 0 {
+            tracing::info!(endpoint, failures, "scrape works again");
+        }
+        let outcome = if page.reading.is_busy() {
+            ScrapeOutcome::Busy
+        } else {
+            ScrapeOutcome::Idle
+        };
+        self.pace.record(outcome, took, now);
+        if self.restarts.observe(&page.reading) {
+            tracing::info!(endpoint, "engine restarted");
+            self.habit = FetchHabit::default();
+            self.models = EngineModels::default();
+            return ScrapeEvent::Restarted(id);
+        }
+        self.habit = page.habit;
+        let mut metrics = page.reading.metrics;
+        if let Some(lora) = &mut metrics.lora {
+            models.add_to(lora);
+        }
+        let adapters = models.adapters();
+        self.models = models;
+        ScrapeEvent::Metrics(
+            id,
+            ScrapedMetrics {
+                metrics,
+                process_start: page.reading.process_start,
+                adapters,
+                observed_at: page.observed_at,
+            },
+        )
     }
 }
 

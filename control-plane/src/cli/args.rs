@@ -12,7 +12,7 @@ pub use ext_proc::{
     DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, ObjectiveHeaderArg,
 };
 pub use ports::{AdminTls, StateTls};
-pub use queries::{CheckArgs, CheckTarget, ExplainArgs, OutputFormat};
+pub use queries::{CheckArgs, CheckTarget, OutputFormat};
 pub use scaling::ScalingArgs;
 pub(crate) use scaling::spare;
 pub(crate) use values::duration;
@@ -27,6 +27,7 @@ use discovery::backend::AppProtocol;
 use self::examples::{EXAMPLES, EXPLAIN_EXAMPLES};
 use self::values::listen;
 use crate::cli::build::VERSION;
+use crate::cli::explain::ExplainArgs;
 use crate::cli::logging::LogArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
@@ -76,7 +77,7 @@ pub enum CliCommand {
     ///
     /// Exit code: 0 answered, 1 the file cannot be read or the daemon cannot be reached.
     #[command(after_help = EXPLAIN_EXAMPLES)]
-    Explain(ExplainArgs),
+    Explain(Box<ExplainArgs>),
 }
 
 /// Options of `serve`.

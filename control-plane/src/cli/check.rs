@@ -15,7 +15,7 @@ use crate::pool::sources;
 use crate::scrape::engine::{EngineSpec, EngineTable, MetricMeaning};
 use crate::scrape::exposition::ExpositionParser;
 use crate::scrape::extract::{Extraction, PageReading};
-use crate::scrape::http_client;
+use crate::scrape::http_client::{self, cause};
 use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
 
 /// How long a model server may take to answer. This is longer than in a scrape, because here an
@@ -73,45 +73,35 @@ struct NeededMetric {
 }
 
 /// The metrics that a check looks for, in the order printed.
-fn needed_metrics() -> Vec<NeededMetric> {
-    let number = |metric: &'static MetricDefinition| {
-        let (needed, consequence) = without(metric);
-        NeededMetric {
-            meaning: MetricMeaning::Number(metric),
-            label: metric.help,
-            needed,
-            consequence,
-        }
-    };
-    let other = |meaning, label, consequence| NeededMetric {
-        meaning,
-        label,
-        needed: false,
-        consequence,
-    };
+fn needed_metrics() -> impl Iterator<Item = NeededMetric> {
     let others = [
-        other(
+        (
             MetricMeaning::Lora,
             "LoRA adapters",
             "lora-affinity-scorer ranks this server like any other (fine without adapters)",
         ),
-        other(
+        (
             MetricMeaning::ProcessStart,
             "start of the process",
             "a restart is noticed only when a counter falls",
         ),
-        other(
+        (
             MetricMeaning::Counter,
             "a counter",
             "a restart is noticed only by the process start time",
         ),
     ];
-    METRICS.into_iter().map(number).chain(others).collect()
+    let others = others.map(|(meaning, label, consequence)| NeededMetric {
+        meaning,
+        label,
+        needed: false,
+        consequence,
+    });
+    METRICS.into_iter().map(needed_number).chain(others)
 }
 
-/// Returns whether picks depend on this number, and the features that do not work without it.
-fn without(metric: &MetricDefinition) -> (bool, &'static str) {
-    match metric.name {
+fn needed_number(metric: &'static MetricDefinition) -> NeededMetric {
+    let (needed, consequence) = match metric.name {
         "queue_depth" => (true, "queue-scorer ranks this server like any other"),
         "running_requests" => (
             true,
@@ -130,6 +120,12 @@ fn without(metric: &MetricDefinition) -> (bool, &'static str) {
             false,
             "plugins that read it rank this server like any other",
         ),
+    };
+    NeededMetric {
+        meaning: MetricMeaning::Number(metric),
+        label: metric.help,
+        needed,
+        consequence,
     }
 }
 
@@ -196,13 +192,7 @@ fn file_text(
 ) -> String {
     let mut text = String::new(); // writing to a String cannot fail
     for problem in &report.errors {
-        let _ = writeln!(
-            text,
-            "{file}:{}: error: {}{}",
-            problem.line,
-            path_prefix(&problem.path),
-            problem.message
-        );
+        let _ = writeln!(text, "{file}:{}: error: {problem}", problem.line);
     }
     for item in &report.items {
         let status = match item.status {
@@ -211,35 +201,27 @@ fn file_text(
             ItemStatus::Refused => "refused",
             ItemStatus::Warning => "warning",
         };
-        let _ = write!(
-            text,
-            "{file}:{}: {status}: {}{}",
-            item.line,
-            path_prefix(&item.path),
-            item.reason
-        );
-        let _ = match &item.substitute {
-            Some(substitute) => writeln!(text, "; instead: {substitute}"),
-            None => writeln!(text),
+        let path = match item.path.as_str() {
+            "" => String::new(),
+            path => format!("{path}: "),
         };
+        let _ = writeln!(
+            text,
+            "{file}:{}: {status}: {path}{}",
+            item.line,
+            item.advice()
+        );
     }
     if let Some(pipeline) = pipeline {
         let _ = writeln!(text, "\n{}", pipeline.to_text());
     }
-    let _ = match verdict {
-        CheckVerdict::Fine => writeln!(text, "{file}: fine"),
-        CheckVerdict::Invalid => writeln!(text, "{file}: invalid"),
-        CheckVerdict::Refused => writeln!(text, "{file}: uses something that is refused here"),
+    let end = match verdict {
+        CheckVerdict::Fine => "fine",
+        CheckVerdict::Invalid => "invalid",
+        CheckVerdict::Refused => "uses something that is refused here",
     };
+    let _ = writeln!(text, "{file}: {end}");
     text
-}
-
-fn path_prefix(path: &str) -> String {
-    if path.is_empty() {
-        String::new()
-    } else {
-        format!("{path}: ")
-    }
 }
 
 async fn check_endpoint(
@@ -270,7 +252,7 @@ async fn check_endpoint(
     let mut last_error = String::new();
     for spec in candidates {
         let url = MetricsLocation::default()
-            .url(&address.to_string(), spec)
+            .url(address, spec)
             .map_err(|e| e.to_string())?
             .to_string();
         match fetch(&url).await {
@@ -312,27 +294,14 @@ fn found(report: &EndpointReport) -> usize {
 async fn fetch(url: &str) -> Result<Vec<u8>, String> {
     let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(FETCH_MAX))
         .map_err(|e| e.to_string())?;
-    let mut response = client.get(url).send().await.map_err(|e| cause(&e))?;
+    let response = client.get(url).send().await.map_err(|e| cause(&e))?;
     if !response.status().is_success() {
         return Err(format!("answered {}", response.status()));
     }
-    let mut page = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|e| cause(&e))? {
-        page.extend_from_slice(&chunk);
-        if page.len() > PAGE_BYTES_MAX {
-            return Err(format!("page longer than {PAGE_BYTES_MAX} bytes"));
-        }
-    }
-    Ok(page)
-}
-
-/// The innermost cause of an error: the outer ones repeat the URL.
-pub(crate) fn cause(error: &reqwest::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
+    http_client::body(response, PAGE_BYTES_MAX)
+        .await
+        .map_err(|e| cause(&e))?
+        .ok_or_else(|| format!("page longer than {PAGE_BYTES_MAX} bytes"))
 }
 
 fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> EndpointReport {
@@ -341,33 +310,24 @@ fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> 
     parser.feed(page, &mut extraction);
     parser.finish(&mut extraction);
     let reading = extraction.finish();
-    let metrics = needed_metrics()
-        .into_iter()
-        .map(
-            |NeededMetric {
-                 meaning,
-                 label,
-                 consequence,
-                 ..
-             }| {
-                let name = engine
-                    .looked_for()
-                    .filter(|(m, _)| *m == meaning)
-                    .map(|(_, name)| name)
-                    .find(|name| on_page(page, name));
-                let value = name.and_then(|_| value(&reading, meaning));
-                let known =
-                    name.is_some() && (value.is_some() || meaning == MetricMeaning::Counter);
-                MetricCheck {
-                    meaning: label,
-                    status: if known { "found" } else { "missing" },
-                    name: name.map(str::to_owned),
-                    value,
-                    consequence: (!known).then_some(consequence),
-                }
-            },
-        )
-        .collect();
+    let metrics = needed_metrics().map(|needed| {
+        let meaning = needed.meaning;
+        let name = engine
+            .looked_for()
+            .filter(|(m, _)| *m == meaning)
+            .map(|(_, name)| name)
+            .find(|name| on_page(page, name));
+        let value = name.and_then(|_| value(&reading, meaning));
+        let known = name.is_some() && (value.is_some() || meaning == MetricMeaning::Counter);
+        MetricCheck {
+            meaning: needed.label,
+            status: if known { "found" } else { "missing" },
+            name: name.map(str::to_owned),
+            value,
+            consequence: (!known).then_some(needed.consequence),
+        }
+    });
+    let metrics = metrics.collect();
     EndpointReport {
         endpoint: endpoint.to_owned(),
         url: url.to_owned(),
@@ -404,44 +364,27 @@ fn endpoint_text(report: &EndpointReport, verdict: CheckVerdict) -> String {
         "{} as {} ({})",
         report.endpoint, report.engine, report.url
     );
-    for MetricCheck {
-        meaning,
-        name,
-        value,
-        consequence,
-        ..
-    } in &report.metrics
-    {
-        let _ = match (consequence, name) {
-            (None, Some(name)) => {
-                writeln!(
-                    text,
-                    "  found    {meaning}: {name}{}",
-                    value
-                        .as_ref()
-                        .map(|v| format!(" = {v}"))
-                        .unwrap_or_default()
-                )
+    for metric in &report.metrics {
+        let meaning = metric.meaning;
+        let name = metric.name.as_deref();
+        let _ = match metric.consequence {
+            None => {
+                let value = metric.value.as_ref().map(|value| format!(" = {value}"));
+                let value = value.unwrap_or_default();
+                let name = name.unwrap_or_default();
+                writeln!(text, "  found    {meaning}: {name}{value}")
             }
-            (consequence, name) => {
+            Some(consequence) => {
                 let why = name
-                    .as_ref()
                     .map(|n| format!(" ({n} is on the page, but its value cannot be used)"))
                     .unwrap_or_default();
-                writeln!(
-                    text,
-                    "  missing  {meaning}{why}: {}",
-                    consequence.unwrap_or_default()
-                )
+                writeln!(text, "  missing  {meaning}{why}: {consequence}")
             }
         };
     }
-    let _ = match verdict {
-        CheckVerdict::Fine => writeln!(text, "fine"),
-        _ => writeln!(
-            text,
-            "lacks load metrics: proxies pick this server by their own counts alone"
-        ),
-    };
+    text.push_str(match verdict {
+        CheckVerdict::Fine => "fine\n",
+        _ => "lacks load metrics: proxies pick this server by their own counts alone\n",
+    });
     text
 }

@@ -1,366 +1,120 @@
-//! Explains a pick: decides a request, or a recorded decision, with the live state of a pool or
-//! with a variation of it.
+//! Explains a pick: why a request goes to an endpoint.
 //!
 //! The daemon answers (`POST /debug/explain`) with the same exchange and scheduler as its proxies;
 //! the command sends the question and prints the answer. The daemon does not have the proxies'
 //! prefix index: it explains a fresh request as cached nowhere, and the answer says so. A decision
 //! record has its own matches.
 
-use std::fmt::Write;
+mod answer;
+mod table;
+
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use exchange::record::ParsedRecord;
-use exchange::{
-    Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp,
-};
-use pool_state::queues::HeldReason;
-use proto::LearnedModels;
-use scheduler::flow::FLOW_CONTROL;
-use scheduler::in_flight::EndpointLoad;
-use scheduler::objects::Objects;
-use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
+use clap::Args;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-use tokio::time::Instant;
 
+pub use self::answer::answer;
+use self::table::table;
 use crate::cli::args::OutputFormat;
-use crate::cli::check::cause;
-use crate::config;
-use crate::pool::writer::PoolView;
-use crate::scrape::http_client;
-use crate::state::counters::CounterTotals;
-use crate::state::shared::DaemonState;
+use crate::scrape::http_client::{self, cause};
 
 /// The largest question, in bytes: a request with the largest body that proxies take, escaped as
 /// JSON.
 pub const QUESTION_BYTES_MAX: usize = 64 << 20;
 
-/// The most addresses that a question may leave out: those of a whole pool.
-const WITHOUT_MAX: usize = scheduler::ENDPOINTS_MAX;
-
-/// The largest configuration in a question, in bytes: Kubernetes keeps no larger ConfigMap.
-const CONFIG_BYTES_MAX: usize = 1 << 20;
-
 /// How long the daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A question to the daemon: the body of `POST /debug/explain`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExplainRequest {
-    /// The pool; may be left out where there is one.
+    /// The pool; needed where there are several.
+    #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
+
     /// The body of a request, or a decision record.
+    #[arg(skip)]
     pub request: String,
-    /// The request's path.
+
+    /// Path of the request, which decides its API.
+    #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
     pub path: String,
-    /// The request's headers.
+
+    /// A header of the request; may be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     pub headers: Vec<(String, String)>,
-    /// The subset hint, as a proxy would give it.
+
+    /// The subset hint that a gateway would give: addresses, comma-separated.
+    #[arg(long, value_name = "IP:PORT,...")]
     pub subset: Option<String>,
-    /// Addresses of endpoints to leave out.
+
+    /// Explain as if this endpoint did not exist. May be repeated.
+    #[arg(long, value_name = "IP:PORT")]
     pub without: Vec<String>,
+
     /// Text of an EndpointPickerConfig to use instead of the one in force.
+    #[arg(skip)]
     pub config: Option<String>,
 }
 
-/// Answers a question from the current state.
-///
-/// # Errors
-/// A sentence for the caller: no such pool, no state yet, or an invalid question.
-pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
-    question.check()?;
-    let pools = shared.pools.borrow().clone();
-    let name = match (&question.pool, shared.pool_names.as_slice()) {
-        (Some(name), _) => name.as_str(),
-        (None, [only]) => only,
-        (None, names) => return Err(format!("which pool? There are {}", names.join(", "))),
-    };
-    let known = shared.pool_names.iter().any(|known| **known == *name);
-    let view = pools.get(name).ok_or_else(|| {
-        if known {
-            format!("pool {name} has no endpoints yet")
-        } else {
-            format!("no pool {name}")
-        }
-    })?;
-    let learned = shared
-        .learning
-        .models
-        .borrow()
-        .get(name)
-        .and_then(|learned| proto::learned((**learned).clone()).ok());
-    let live = |has_queues| {
-        live(view, question, has_queues).map(|live| with_models(live, learned.as_ref()))
-    };
-    let mut answer = match ParsedRecord::from_json(&question.request) {
-        Ok(record) => replay(&record, &live(true)?, question)?,
-        Err(_) => {
-            all_there(view, &question.without)?;
-            let totals = shared.counters().totals(name, Instant::now());
-            let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
-            if let Some(held) = fresh.held {
-                // A held request has no pick yet. The one that it would get shows why it waits.
-                fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
-                fresh
-                    .answer
-                    .insert("held".to_owned(), held_members(view, &held));
-            }
-            fresh.answer
-        }
-    };
-    answer.insert("pool".to_owned(), name.into());
-    Ok(Value::Object(answer))
-}
-
-/// The current pool with the changes of the question; without flow control unless `has_queues`.
-fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<Snapshot, String> {
-    let other = question.config.as_deref().map(other_pipeline).transpose()?;
-    let other = other.map(|other| PipelineSpec {
-        latency_prediction: view.pipeline.latency_prediction,
-        ..other
-    });
-    let mut spec = other.unwrap_or_else(|| (*view.pipeline).clone());
-    spec.plugins
-        .retain(|plugin| has_queues || plugin.plugin_type != FLOW_CONTROL);
-    let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
-    let now = Instant::now();
-    let present = view.members.iter().zip(view.metrics.iter());
-    let kept = present.filter(|(member, _)| {
-        !question
-            .without
-            .contains(&member.instance.address.to_string())
-    });
-    let (endpoints, metrics) = kept
-        .map(|(member, metrics)| (member.endpoint(now), metrics.clone()))
-        .unzip();
-    let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
-    let version = Version {
-        term: 0,
-        sequence: view.revision,
-    };
-    Snapshot::try_new(version, endpoints, metrics, pipeline)
-        .map(|s| s.with_objects(objects))
-        .map_err(|e| e.to_string())
-}
-
-/// The pool with the models that proxies use now.
-fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
-    match learned {
-        Some(learned) => live
-            .with_step(Arc::new(learned.step.clone()))
-            .with_latency(learned.latency.clone().map(Arc::new)),
-        None => live,
-    }
-}
-
-/// Refuses a question that leaves out an address that the pool does not have: the result would be
-/// the same as without it and would mislead.
-fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
-    let there = |address: &String| {
-        view.members
-            .iter()
-            .any(|member| member.instance.address.to_string() == *address)
-    };
-    addresses
-        .iter()
-        .find(|address| !there(address))
-        .map_or(Ok(()), |address| {
-            Err(format!("no endpoint {address} in pool {}", view.name))
-        })
-}
-
-fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
-    let (report, config) = config::read(text);
-    config
-        .map(|config| config.pipeline)
-        .ok_or_else(|| report.complaints("config"))
-}
-
-/// Decides a record again, with its own inputs.
-fn replay(
-    record: &ParsedRecord,
-    live: &Snapshot,
-    question: &ExplainRequest,
-) -> Result<Map<String, Value>, String> {
-    let replay = record
-        .replay(live, &question.without)
-        .map_err(|e| e.to_string())?;
-    let mut answer = members(&exchange::explain::reasons(
-        &replay.snapshot,
-        &replay.decision,
-        &replay.explanation,
-        None,
-        usize::MAX,
-    ));
-    answer.insert("was_picked".to_owned(), record.was_picked().into());
-    Ok(answer)
-}
-
-// === impl ExplainRequest ===
-
-impl ExplainRequest {
-    /// Refuses what would take long and cannot be meant.
-    fn check(&self) -> Result<(), String> {
-        if self.without.len() > WITHOUT_MAX {
-            return Err(format!(
-                "`without` has {} addresses; a pool has at most {WITHOUT_MAX}",
-                self.without.len()
-            ));
-        }
-        match &self.config {
-            Some(config) if config.len() > CONFIG_BYTES_MAX => Err(format!(
-                "`config` has {} bytes; at most {CONFIG_BYTES_MAX} are read",
-                config.len()
-            )),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A request that was decided as if it had just arrived.
-struct FreshRequest {
-    answer: Map<String, Value>,
-    /// Why flow control holds it, if it does.
-    held: Option<HeldReason>,
-}
-
-impl FreshRequest {
-    fn decide(
-        live: Snapshot,
-        learned: Option<LearnedModels>,
-        totals: &CounterTotals,
-        question: &ExplainRequest,
-    ) -> Result<Self, String> {
-        let now = Timestamp(0);
-        let mut pool = ManagedPool::new(rand::random(), 0);
-        let metrics = live.metrics().to_vec();
-        let refreshed = live
-            .with_metrics(live.version(), metrics)
-            .map_err(|e| e.to_string())?;
-        pool.install(live, 0, u32::MAX);
-        pool.refresh(refreshed, now);
-        if let Some(learned) = learned {
-            pool.install_models(learned.step, learned.latency);
-        }
-        pool.set_peer_loads(loads(totals));
-        let settings = ExchangeSettings {
-            objective_header: ObjectiveHeader::Trust,
-            ..ExchangeSettings::default()
-        };
-        let mut exchange = Exchange::new(now).with_explanation();
-        let pairs = || {
-            let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
-            let given = question
-                .headers
-                .iter()
-                .map(|(name, value)| (name.as_str(), value.as_str()));
-            pseudo
-                .chain(given)
-                .map(|(name, value)| (name.as_bytes(), value.as_bytes()))
-        };
-        if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
-            return Err(format!("{} asks whether the proxy is ready", question.path));
-        }
-        exchange.capture_headers(&pool, pairs());
-        let step = exchange.decide(
-            &settings,
-            &mut pool,
-            question.subset.as_deref().map(str::as_bytes),
-            question.request.as_bytes(),
-            now,
-        );
-        let held = exchange.held_reason(&pool, now);
-        let mut answer = exchange.reasons().map_or_else(undecided, members);
-        if let ExchangeStep::Reply(reply) = step {
-            let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
-            answer.insert(
-                "reply".to_owned(),
-                json!({"status": reply.status, "body": body}),
-            );
-        }
-        answer.insert(
-            "note".to_owned(),
-            "the daemon does not have the proxies' prefix index: explained as if no endpoint had cached a prefix of this prompt".into(),
-        );
-        Ok(Self { answer, held })
-    }
-}
-
-/// What proxies have outstanding at each endpoint.
-fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> {
-    totals.endpoints.iter().map(|(&(generation, slot), row)| {
-        let load = EndpointLoad {
-            requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
-            prefill_tokens: row.prefill_tokens,
-            decode_tokens: row.decode_tokens,
-            ..EndpointLoad::default()
-        };
-        (EndpointRef { slot, generation }, load)
-    })
-}
-
-/// Why a request is held, in the same form as in the reasons of a request that was held.
-fn held_members(view: &PoolView, held: &HeldReason) -> Value {
-    let full = held
-        .full_at
-        .and_then(|full| view.members.iter().find(|member| member.id == full));
-    json!({"ms": held.ms, "priority": held.priority, "full": full.map(|member| member.instance.address.to_string())})
-}
-
-/// The reasons of a request that is answered before any endpoint is compared.
-fn undecided() -> Map<String, Value> {
-    ["picked", "candidates"]
-        .map(|list| (list.to_owned(), json!([])))
-        .into_iter()
-        .collect()
-}
-
-fn members(json: &str) -> Map<String, Value> {
-    serde_json::from_str(json).unwrap_or_default()
-}
-
-/// The arguments of the command.
-#[derive(Debug)]
-pub struct ExplainCall {
-    /// Base address of the daemon's admin listener.
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The daemon's admin listener.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub admin: String,
-    /// A file with the token of that listener.
-    pub token: Option<PathBuf>,
-    /// The file with the request.
+
+    /// The token of that listener, where the daemon has --admin-token-file.
+    #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
+
+    /// The request's body, or a decision record.
+    #[arg(long = "request", value_name = "FILE")]
     pub file: PathBuf,
-    /// A file with a configuration to use instead.
-    pub config: Option<PathBuf>,
+
     /// The other parts of the question.
+    #[command(flatten)]
     pub question: ExplainRequest,
+
+    /// Explain with this EndpointPickerConfig instead of the current one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Readable text, or one JSON object.
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("a header is NAME: VALUE")?;
+    Ok((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
 }
 
 /// Sends the question and returns the text to print.
 ///
 /// # Errors
 /// A sentence that says which file cannot be read, or what the daemon answered.
-pub async fn ask(ask: ExplainCall) -> Result<String, String> {
+pub async fn ask(args: ExplainArgs) -> Result<String, String> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
     };
     let question = ExplainRequest {
-        request: read(&ask.file)?,
-        config: ask.config.as_ref().map(read).transpose()?,
-        ..ask.question
+        request: read(&args.file)?,
+        config: args.config.as_ref().map(read).transpose()?,
+        ..args.question
     };
-    let base = if ask.admin.contains("://") {
-        ask.admin.clone()
+    let base = if args.admin.contains("://") {
+        args.admin.clone()
     } else {
-        format!("http://{}", ask.admin)
+        format!("http://{}", args.admin)
     };
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
     let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX))
         .map_err(|e| e.to_string())?;
     let mut request = client.post(&url).json(&question);
-    if let Some(token) = &ask.token {
+    if let Some(token) = &args.admin_token_file {
         request = request.bearer_auth(read(token)?.trim());
     }
     let response = request
@@ -375,142 +129,10 @@ pub async fn ask(ask: ExplainCall) -> Result<String, String> {
     if !status.is_success() {
         return Err(format!("{url}: {}", text.trim()));
     }
-    match ask.format {
+    match args.format {
         OutputFormat::Json => Ok(text + "\n"),
         OutputFormat::Text => serde_json::from_str(&text)
             .map(|answer| table(&answer))
             .map_err(|e| format!("{url}: {e}")),
-    }
-}
-
-/// Readable text: the picked endpoints, and a table of candidates for each profile.
-fn table(answer: &Value) -> String {
-    let mut out = String::new();
-    // Writing to a String cannot fail.
-    let list = |name: &str| -> Vec<&str> {
-        answer[name]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect()
-    };
-    match list("picked").as_slice() {
-        [] => {}
-        picked => {
-            let _ = writeln!(out, "picked: {}", picked.join(", then "));
-        }
-    }
-    if answer["held"].is_object() {
-        let held = &answer["held"];
-        let cause = held["full"].as_str().map_or_else(
-            || "no endpoint can take it".to_owned(),
-            |full| format!("{full} has no room"),
-        );
-        let _ = writeln!(out, "held at priority {}: {cause}", held["priority"]);
-    }
-    for stage in ["prefill", "encode", "data_parallel", "was_picked"] {
-        let addresses = list(stage);
-        if !addresses.is_empty() {
-            let _ = writeln!(out, "{}: {}", stage.replace('_', " "), addresses.join(", "));
-        }
-    }
-    if let Some(reply) = answer.get("reply") {
-        let message = reply["body"]["error"]["message"]
-            .as_str()
-            .unwrap_or_default();
-        let _ = writeln!(out, "answered {}: {message}", reply["status"]);
-    }
-    if let Some(refused) = answer["refused"].as_str() {
-        let _ = writeln!(out, "refused: {refused}");
-    }
-    let none = Vec::new();
-    let profiles = answer["profiles"].as_array().unwrap_or(&none).iter();
-    let first = [(
-        answer["profile"].as_str().unwrap_or("default"),
-        &answer["candidates"],
-    )]
-    .into_iter();
-    for (name, candidates) in
-        first.chain(profiles.map(|p| (p["name"].as_str().unwrap_or_default(), &p["candidates"])))
-    {
-        let rows = candidates.as_array().unwrap_or(&none);
-        if !rows.is_empty() {
-            let _ = writeln!(out, "\nprofile {name}\n{}", candidates_table(rows));
-        }
-        if let Some(costs) = costs_table(rows) {
-            let _ = writeln!(out, "\ncost in ms, lowest is best\n{costs}");
-        }
-    }
-    if let Some(note) = answer["note"].as_str() {
-        let _ = writeln!(out, "\nnote: {note}");
-    }
-    out
-}
-
-/// A row for each candidate: its score by scorer, its total, and the plugin that dropped it.
-fn candidates_table(rows: &[Value]) -> comfy_table::Table {
-    let scorers = names_in(rows, "scores");
-    let mut table = empty_table();
-    table.set_header(
-        ["endpoint"]
-            .into_iter()
-            .chain(scorers.iter().copied())
-            .chain(["total", "dropped by"]),
-    );
-    for row in rows {
-        let scores = scorers.iter().map(|scorer| text(&row["scores"][*scorer]));
-        table.add_row(
-            [text(&row["endpoint"])]
-                .into_iter()
-                .chain(scores)
-                .chain([text(&row["total"]), text(&row["dropped_by"])]),
-        );
-    }
-    table
-}
-
-/// A row for each candidate with a cost: the terms of that cost. `None` if no scorer compared
-/// costs.
-fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
-    let terms = names_in(rows, "cost");
-    let mut table = empty_table();
-    table.set_header(["endpoint"].into_iter().chain(terms.iter().copied()));
-    for row in rows.iter().filter(|row| row["cost"].is_object()) {
-        table.add_row(
-            [text(&row["endpoint"])]
-                .into_iter()
-                .chain(terms.iter().map(|term| text(&row["cost"][*term]))),
-        );
-    }
-    (!terms.is_empty()).then_some(table)
-}
-
-/// The names in the object `member` of any row, in the order they first appear.
-fn names_in<'a>(rows: &'a [Value], member: &str) -> Vec<&'a str> {
-    let mut names: Vec<&str> = Vec::new();
-    for name in rows
-        .iter()
-        .filter_map(|row| row[member].as_object())
-        .flat_map(Map::keys)
-    {
-        if !names.contains(&name.as_str()) {
-            names.push(name);
-        }
-    }
-    names
-}
-
-fn empty_table() -> comfy_table::Table {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED);
-    table
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
     }
 }

@@ -57,9 +57,9 @@ pub struct RegistryArgs {
     pub kubernetes: Option<String>,
 }
 
-/// Options of `instances`.
+/// A component, and the registry that has its instances.
 #[derive(Debug, Args)]
-pub struct InstancesArgs {
+pub struct ComponentArgs {
     /// The registry.
     #[command(flatten)]
     pub registry: RegistryArgs,
@@ -75,6 +75,14 @@ pub struct InstancesArgs {
     /// Component in that namespace.
     #[arg(long, value_name = "NAME")]
     pub component: String,
+}
+
+/// Options of `instances`.
+#[derive(Debug, Args)]
+pub struct InstancesArgs {
+    /// The component and its registry.
+    #[command(flatten)]
+    pub component: ComponentArgs,
 
     /// Keep running and print one line for each change.
     #[arg(long)]
@@ -84,21 +92,9 @@ pub struct InstancesArgs {
 /// Options of `register`.
 #[derive(Debug, Args)]
 pub struct RegisterArgs {
-    /// The registry.
+    /// The component and its registry.
     #[command(flatten)]
-    pub registry: RegistryArgs,
-
-    /// Access to etcd.
-    #[command(flatten)]
-    pub access: EtcdAccess,
-
-    /// Namespace of the serving system.
-    #[arg(long, value_name = "NAME")]
-    pub namespace: String,
-
-    /// Component in that namespace.
-    #[arg(long, value_name = "NAME")]
-    pub component: String,
+    pub component: ComponentArgs,
 
     /// The address where the process takes requests; in Kubernetes the EndpointSlice has it.
     #[arg(long, value_name = "IP:PORT", required_unless_present = "kubernetes")]
@@ -137,16 +133,15 @@ pub struct RegisterArgs {
 /// # Errors
 /// Says what failed.
 pub async fn instances(args: InstancesArgs, mut out: impl Write) -> Result<(), String> {
-    let InstancesArgs {
+    let ComponentArgs {
         registry,
         access,
         namespace,
         component,
-        watch,
-    } = args;
+    } = args.component;
     let discovery = discovery_of(registry, access).await?;
     let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
-    if !watch {
+    if !args.watch {
         let all = discovery
             .list_instances(&namespace, &component)
             .await
@@ -205,18 +200,13 @@ async fn discovery_of(
     registry: RegistryArgs,
     access: EtcdAccess,
 ) -> Result<Box<dyn ServiceDiscovery>, String> {
-    let RegistryArgs {
-        directory,
-        etcd,
-        kubernetes,
-    } = registry;
-    Ok(match (directory, kubernetes) {
+    Ok(match (registry.directory, registry.kubernetes) {
         (Some(folder), _) => Box::new(DirectoryBackend::new(folder).discovery()),
         (_, Some(namespace)) => Box::new(
             Kubernetes::new(kubernetes::connect().await?, namespace)
                 .discovery(MetadataPolicy::Preferred),
         ),
-        (None, None) => Box::new(Etcd::new(access.config(etcd).await?)?.discovery()),
+        (None, None) => Box::new(Etcd::new(access.config(registry.etcd).await?)?.discovery()),
     })
 }
 
@@ -227,27 +217,20 @@ async fn discovery_of(
 /// # Errors
 /// Says what failed.
 pub async fn register(args: RegisterArgs) -> Result<(), String> {
-    let RegisterArgs {
+    let ComponentArgs {
         registry,
         access,
         namespace,
         component,
-        address,
-        name,
-        probe,
-        metadata_file,
-        metadata_url,
-        listen,
-        log: _,
-    } = args;
-    let registry = registry_of(registry, access, address, name).await?;
+    } = args.component;
+    let registry = registry_of(registry, access, args.address, args.name).await?;
     let handle = registry
         .register_instance(&namespace, &component)
         .await
         .map_err(|e| e.to_string())?;
     tracing::info!(id = handle.instance_id(), "registered");
     let routes = async {
-        match listen {
+        match args.listen {
             Some(address) => {
                 let listener = tokio::net::TcpListener::bind(address)
                     .await
@@ -261,7 +244,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
     };
     let client = probing_client()?;
     // Metadata first, so that no process is ready without its metadata.
-    let mut metadata = match (metadata_file, metadata_url) {
+    let mut metadata = match (args.metadata_file, args.metadata_url) {
         (Some(file), _) => MetadataChoice::File(FileWatcher::new(file)),
         (None, Some(url)) => MetadataChoice::Url(url, client.clone()),
         (None, None) => MetadataChoice::Never,
@@ -269,7 +252,7 @@ pub async fn register(args: RegisterArgs) -> Result<(), String> {
     metadata.first(&handle).await?;
     tokio::select! {
         ended = routes => ended,
-        () = keep_ready(&handle, probe, &client) => Ok(()),
+        () = keep_ready(&handle, args.probe, &client) => Ok(()),
         () = metadata.keep(&handle) => Ok(()),
     }
 }
@@ -358,19 +341,16 @@ impl MetadataChoice {
 }
 
 async fn ask(handle: &InstanceHandle, url: &str, client: &reqwest::Client) -> Result<(), String> {
-    let mut answer = client
+    let answer = client
         .get(url)
         .send()
         .await
         .and_then(reqwest::Response::error_for_status)
         .map_err(|e| e.to_string())?;
-    let mut body = Vec::new();
-    while let Some(piece) = answer.chunk().await.map_err(|e| e.to_string())? {
-        body.extend_from_slice(&piece);
-        if body.len() > METADATA_BYTES_MAX {
-            return Err(format!("metadata of more than {METADATA_BYTES_MAX} bytes"));
-        }
-    }
+    let body = http_client::body(answer, METADATA_BYTES_MAX)
+        .await
+        .map_err(|e| e.to_string())?
+        .ok_or_else(|| format!("metadata of more than {METADATA_BYTES_MAX} bytes"))?;
     take_metadata(handle, &String::from_utf8(body).map_err(|e| e.to_string())?)
 }
 
@@ -386,12 +366,7 @@ async fn registry_of(
     address: Option<SocketAddr>,
     name: Option<String>,
 ) -> Result<Box<dyn ServiceRegistry>, String> {
-    let RegistryArgs {
-        directory,
-        etcd,
-        kubernetes,
-    } = registry;
-    if let Some(namespace) = kubernetes {
+    if let Some(namespace) = registry.kubernetes {
         let pod = name.ok_or("--name, or POD_NAME, is needed in Kubernetes")?;
         return Ok(Box::new(KubernetesRegistry::new(
             kubernetes::connect().await?,
@@ -401,8 +376,11 @@ async fn registry_of(
     }
     let registrant = Registrant::from(address.ok_or("--address is needed")?);
     let registrant = name.into_iter().fold(registrant, Registrant::with_name);
-    Ok(match directory {
+    Ok(match registry.directory {
         Some(folder) => Box::new(DirectoryRegistry::new(folder, registrant)),
-        None => Box::new(EtcdRegistry::new(access.config(etcd).await?, registrant)?),
+        None => Box::new(EtcdRegistry::new(
+            access.config(registry.etcd).await?,
+            registrant,
+        )?),
     })
 }

@@ -293,7 +293,7 @@ fn target(member: &PoolMember, scraping: &MetricsDiscovery) -> Option<ScrapeTarg
         port: port.or(scraping.location.port),
         path: path.clone().or_else(|| scraping.location.path.clone()),
     };
-    let url = location.url(&instance.address.to_string(), &engine);
+    let url = location.url(instance.address, &engine);
     let url = url
         .inspect_err(
             |why| tracing::error!(endpoint = instance.name, %why, "endpoint cannot be scraped"),

@@ -14,7 +14,6 @@
 //! `Whole` is for those servers. Redirects are not followed and proxies of the environment are not
 //! used: the page comes from the endpoint itself.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use super::engine::FamilySet;
 use super::engine_models::{MODELS_BYTES_MAX, MODELS_DEADLINE};
 use super::exposition::{ExpositionParser, ParseProgress};
 use super::extract::{Extraction, PageReading};
+use super::http_client;
 use super::stats::ScrapeStats;
 use super::target::ScrapeTarget;
 
@@ -250,16 +250,9 @@ impl PageFetcher {
     }
 
     async fn whole_models_list(&self, target: &ScrapeTarget) -> Option<Vec<u8>> {
-        let mut response = self.client.get(target.url.models()).send().await.ok()?;
+        let response = self.client.get(target.url.models()).send().await.ok()?;
         check(&response).ok()?;
-        let mut list = Vec::new();
-        while let Some(chunk) = response.chunk().await.ok()? {
-            if list.len() + chunk.len() > MODELS_BYTES_MAX {
-                return None;
-            }
-            list.extend_from_slice(&chunk);
-        }
-        Some(list)
+        http_client::body(response, MODELS_BYTES_MAX).await.ok()?
     }
 
     async fn page(
@@ -335,11 +328,7 @@ fn failure(error: &reqwest::Error) -> FailReason {
     if error.is_timeout() {
         return FailReason::Timeout;
     }
-    let mut innermost: &dyn Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let mut detail = innermost.to_string();
+    let mut detail = http_client::cause(error);
     detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
     if error.is_connect() {
         FailReason::Connect(detail.into())

@@ -1,6 +1,8 @@
 //! HTTP clients for requests to other programs.
 
-use reqwest::{Client, ClientBuilder};
+use std::error::Error;
+
+use reqwest::{Client, ClientBuilder, Response};
 
 /// Builds the client that `described` describes. On a system without CA certificates, as in a
 /// minimal image, the client trusts no https server: reqwest loads the certificates when it builds
@@ -25,4 +27,32 @@ pub fn build(described: impl Fn() -> ClientBuilder) -> Result<Client, reqwest::E
         }
         Err(_) => Err(error),
     }
+}
+
+/// Reads a body; `None` if it has more than `bytes_max` bytes.
+///
+/// # Errors
+/// The error of reqwest, if the body is not complete.
+pub async fn body(
+    mut response: Response,
+    bytes_max: usize,
+) -> Result<Option<Vec<u8>>, reqwest::Error> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > bytes_max {
+            return Ok(None);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Some(body))
+}
+
+/// The innermost cause of an error: the outer ones repeat the URL.
+#[must_use]
+pub fn cause(error: &reqwest::Error) -> String {
+    let mut innermost: &dyn Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
 }

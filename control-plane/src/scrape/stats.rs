@@ -1,6 +1,6 @@
 //! The scraper's counters for the metrics page. They are cumulative; the scrape tasks write them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::fetch::FailReason;
@@ -10,19 +10,8 @@ use super::fetch::FailReason;
 pub const DURATION_BUCKETS_MS: [u64; 8] = [1, 2, 5, 10, 25, 100, 250, 1000];
 
 /// Counters of one scraper.
-#[derive(Debug, Default)]
-pub struct ScrapeStats {
-    polls: AtomicU64,
-    failures: [AtomicU64; FailReason::KINDS.len()],
-    pages_filtered: AtomicU64,
-    full_pages: AtomicU64,
-    bytes: AtomicU64,
-    lines: AtomicU64,
-    lines_skipped: AtomicU64,
-    restarts: AtomicU64,
-    duration_us: AtomicU64,
-    duration_buckets: [AtomicU64; DURATION_BUCKETS_MS.len() + 1],
-}
+#[derive(Debug)]
+pub struct ScrapeStats(Mutex<ScrapeCounts>);
 
 /// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,77 +38,59 @@ pub struct ScrapeCounts {
     pub duration_buckets: Vec<u64>,
 }
 
+impl Default for ScrapeStats {
+    fn default() -> Self {
+        Self(Mutex::new(ScrapeCounts {
+            failures: FailReason::KINDS.map(|kind| (kind, 0)).into(),
+            duration_buckets: vec![0; DURATION_BUCKETS_MS.len() + 1],
+            ..ScrapeCounts::default()
+        }))
+    }
+}
+
 impl ScrapeStats {
     #[must_use]
     pub fn counts(&self) -> ScrapeCounts {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ScrapeCounts {
-            polls: get(&self.polls),
-            failures: FailReason::KINDS
-                .into_iter()
-                .zip(self.failures.iter().map(get))
-                .collect(),
-            pages_filtered: get(&self.pages_filtered),
-            full_pages: get(&self.full_pages),
-            bytes: get(&self.bytes),
-            lines: get(&self.lines),
-            lines_skipped: get(&self.lines_skipped),
-            restarts: get(&self.restarts),
-            duration_us: get(&self.duration_us),
-            duration_buckets: self.duration_buckets.iter().map(get).collect(),
-        }
+        self.lock().clone()
     }
 
     pub(super) fn poll(&self, took: Duration, failure: Option<&FailReason>) {
-        add(&self.polls, 1);
-        add(
-            &self.duration_us,
-            u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-        );
-        let at = DURATION_BUCKETS_MS
+        let mut counts = self.lock();
+        counts.polls += 1;
+        counts.duration_us += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = DURATION_BUCKETS_MS
             .iter()
-            .position(|&bound| took <= Duration::from_millis(bound));
-        add_at(
-            &self.duration_buckets,
-            at.unwrap_or(DURATION_BUCKETS_MS.len()),
-        );
-        if let Some(at) = failure.and_then(|reason| {
-            FailReason::KINDS
-                .iter()
-                .position(|kind| *kind == reason.kind())
-        }) {
-            add_at(&self.failures, at);
+            .position(|&bound| took <= Duration::from_millis(bound))
+            .unwrap_or(DURATION_BUCKETS_MS.len());
+        if let Some(count) = counts.duration_buckets.get_mut(bucket) {
+            *count += 1;
+        }
+        for (kind, count) in &mut counts.failures {
+            *count += u64::from(failure.is_some_and(|reason| reason.kind() == *kind));
         }
     }
 
     pub(super) fn asked(&self, filtered: bool) {
-        add(
-            if filtered {
-                &self.pages_filtered
-            } else {
-                &self.full_pages
-            },
-            1,
-        );
+        let mut counts = self.lock();
+        if filtered {
+            counts.pages_filtered += 1;
+        } else {
+            counts.full_pages += 1;
+        }
     }
 
     pub(super) fn page(&self, bytes: usize, lines: super::exposition::LineCounts) {
-        add(&self.bytes, bytes as u64);
-        add(&self.lines, lines.read);
-        add(&self.lines_skipped, lines.skipped);
+        let mut counts = self.lock();
+        counts.bytes += bytes as u64;
+        counts.lines += lines.read;
+        counts.lines_skipped += lines.skipped;
     }
 
     pub(super) fn restart(&self) {
-        add(&self.restarts, 1);
+        self.lock().restarts += 1;
     }
-}
 
-fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
-}
-
-fn add_at(counters: &[AtomicU64], at: usize) {
-    if let Some(counter) = counters.get(at) {
-        add(counter, 1);
+    fn lock(&self) -> MutexGuard<'_, ScrapeCounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

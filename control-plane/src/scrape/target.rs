@@ -2,7 +2,7 @@
 //! discovery and metadata cannot send the scraper elsewhere.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use reqwest::Url;
@@ -52,40 +52,38 @@ pub struct MetricsUrl {
     models: Url,
 }
 
-/// An address or path that gives no valid metrics URL.
+/// A path that is not absolute, or has a query or fragment.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidMetricsUrl {
-    /// The address is not `host:port`.
-    #[error("{0:?} is not host:port")]
-    Address(String),
-    /// The path is not absolute, or has a query or fragment.
-    #[error("metrics path {0:?} must start with / and hold neither query nor fragment")]
-    Path(String),
-}
+#[error("metrics path {0:?} must start with / and hold neither query nor fragment")]
+pub struct InvalidMetricsPath(String);
 
 impl MetricsLocation {
-    /// The URL for an endpoint at `address` (`ip:port`, IPv6 in brackets, or `host:port`).
+    /// The URL for an endpoint at `address`.
     ///
     /// # Errors
-    /// [`InvalidMetricsUrl`] quotes the invalid part.
-    pub fn url(&self, address: &str, engine: &EngineSpec) -> Result<MetricsUrl, InvalidMetricsUrl> {
-        let invalid = || InvalidMetricsUrl::Address(address.into());
-        let (host, own_port) = host_and_port(address).ok_or_else(invalid)?;
-        let port = self.port.or(engine.metrics_port).unwrap_or(own_port);
+    /// [`InvalidMetricsPath`] quotes the path.
+    pub fn url(
+        &self,
+        address: SocketAddr,
+        engine: &EngineSpec,
+    ) -> Result<MetricsUrl, InvalidMetricsPath> {
+        let port = self.port.or(engine.metrics_port).unwrap_or(address.port());
         let path = self.path.as_deref().unwrap_or(engine.metrics_path);
+        let invalid = || InvalidMetricsPath(path.into());
         if !path.starts_with('/')
             || path.contains(['?', '#', '\\'])
             || path.chars().any(char::is_control)
         {
-            return Err(InvalidMetricsUrl::Path(path.into()));
+            return Err(invalid());
         }
         let scheme = if self.https { "https" } else { "http" };
         let url = |port: u16, path: &str| {
-            Url::parse(&format!("{scheme}://{host}:{port}{path}")).map_err(|_| invalid())
+            let host = SocketAddr::new(address.ip(), port);
+            Url::parse(&format!("{scheme}://{host}{path}")).map_err(|_| invalid())
         };
         Ok(MetricsUrl {
             page: url(port, path)?,
-            models: url(own_port, MODELS_PATH)?,
+            models: url(address.port(), MODELS_PATH)?,
         })
     }
 }
@@ -107,24 +105,6 @@ impl MetricsUrl {
             .extend_pairs(engine.names().into_iter().map(|name| ("name[]", name)));
         url
     }
-}
-
-/// The host in the form for a URL, and the port. Host names have letters, digits, dots, hyphens and
-/// underscores only.
-fn host_and_port(address: &str) -> Option<(String, u16)> {
-    if let Ok(socket) = address.parse::<SocketAddr>() {
-        let host = match socket.ip() {
-            IpAddr::V4(ip) => ip.to_string(),
-            IpAddr::V6(ip) => format!("[{ip}]"),
-        };
-        return Some((host, socket.port()));
-    }
-    let (host, port) = address.rsplit_once(':')?;
-    let legal = !host.is_empty()
-        && host
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
-    Some((host.to_owned(), port.parse().ok()?)).filter(|_| legal)
 }
 
 impl fmt::Display for MetricsUrl {

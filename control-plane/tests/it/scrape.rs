@@ -80,7 +80,7 @@ fn target_at(
     ScrapeTarget {
         id,
         name: address.into(),
-        url: location.url(address, &engine).unwrap(),
+        url: location.url(address.parse().unwrap(), &engine).unwrap(),
         engine,
     }
 }
@@ -537,32 +537,13 @@ async fn all_of_a_hundred_endpoints_are_scraped() {
 fn urls_lead_to_the_endpoint_and_nowhere_else() {
     let engines = EngineTable::try_new(&[], "", "").unwrap();
     let url = |address: &str, engine: &str, location: &MetricsLocation| {
-        location.url(address, engines.get(engine).unwrap()).is_ok()
+        location
+            .url(address.parse().unwrap(), engines.get(engine).unwrap())
+            .is_ok()
     };
     let here = MetricsLocation::default();
-    for good in [
-        "10.0.0.1:8000",
-        "[2001:db8::1]:8000",
-        "model-0.models.svc:8000",
-        "localhost:1",
-    ] {
+    for good in ["10.0.0.1:8000", "[2001:db8::1]:8000"] {
         assert!(url(good, "vllm", &here), "{good}");
-    }
-    for bad in [
-        "",
-        "10.0.0.1",
-        "a@b:80",
-        "a/b:80",
-        "a#b:80",
-        "a?b:80",
-        "a b:80",
-        "2001:db8::1:8000",
-        "host:99999",
-        ":80",
-        "a:b:80",
-        "a%2fb:80",
-    ] {
-        assert!(!url(bad, "vllm", &here), "{bad}");
     }
     for bad in ["metrics", "//evil\\", "/metrics?x", "/metrics#x", "/a\nb"] {
         assert!(
@@ -579,7 +560,10 @@ fn urls_lead_to_the_endpoint_and_nowhere_else() {
     }
     let shown = |engine: &str, location: &MetricsLocation| {
         location
-            .url("10.0.0.1:8000", engines.get(engine).unwrap())
+            .url(
+                "10.0.0.1:8000".parse().unwrap(),
+                engines.get(engine).unwrap(),
+            )
             .unwrap()
             .to_string()
     };

@@ -1,57 +1,8 @@
-//! Options of `check` and `explain`.
+//! Options of `check`, and the output format.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-
-/// Options of `explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// The daemon's admin listener.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
-    pub admin: String,
-
-    /// The token of that listener, where the daemon has --admin-token-file.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
-    pub admin_token_file: Option<PathBuf>,
-
-    /// The request's body, or a decision record.
-    #[arg(long, value_name = "FILE")]
-    pub request: PathBuf,
-
-    /// The pool; needed where there are several.
-    #[arg(long, value_name = "NAME")]
-    pub pool: Option<String>,
-
-    /// Path of the request, which decides its API.
-    #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
-    pub path: String,
-
-    /// A header of the request; may be repeated.
-    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
-    pub headers: Vec<(String, String)>,
-
-    /// The subset hint that a gateway would give: addresses, comma-separated.
-    #[arg(long, value_name = "IP:PORT,...")]
-    pub subset: Option<String>,
-
-    /// Explain as if this endpoint did not exist. May be repeated.
-    #[arg(long, value_name = "IP:PORT")]
-    pub without: Vec<String>,
-
-    /// Explain with this EndpointPickerConfig instead of the current one.
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-
-    /// Readable text, or one JSON object.
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    pub format: OutputFormat,
-}
-
-fn header(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once(':').ok_or("a header is NAME: VALUE")?;
-    Ok((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
-}
 
 /// Options of `check`.
 #[derive(Debug, Args)]

@@ -1,4 +1,6 @@
 use super::super::extract::tests::read;
+use scheduler::metrics::QUEUE_DEPTH;
+
 use super::*;
 use scheduler::metrics::METRICS;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use control_plane::cli::args::OutputFormat;
-use control_plane::cli::explain::{ExplainCall, ExplainRequest, ask};
+use control_plane::cli::explain::{ExplainArgs, ExplainRequest, ask};
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::json;
@@ -246,9 +246,9 @@ async fn a_question_that_cannot_be_explained_gets_an_error() {
             without,
             ..ExplainRequest::default()
         };
-        ask(ExplainCall {
+        ask(ExplainArgs {
             admin,
-            token: None,
+            admin_token_file: None,
             file: file.clone(),
             config: None,
             question,
@@ -285,9 +285,9 @@ async fn explain_shows_the_cost_of_each_endpoint_by_term() {
             path: "/v1/completions".to_owned(),
             ..ExplainRequest::default()
         };
-        ask(ExplainCall {
+        ask(ExplainArgs {
             admin: daemon.admin_address.to_string(),
-            token: None,
+            admin_token_file: None,
             file: file.clone(),
             config: None,
             question,

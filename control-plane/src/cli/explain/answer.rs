@@ -1,0 +1,285 @@
+//! The daemon's part: decides a request, or a recorded decision, with the live state of a pool or
+//! with a variation of it.
+
+use std::sync::Arc;
+
+use exchange::record::ParsedRecord;
+use exchange::{
+    Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool, ObjectiveHeader, Timestamp,
+};
+use pool_state::queues::HeldReason;
+use proto::LearnedModels;
+use scheduler::flow::FLOW_CONTROL;
+use scheduler::in_flight::EndpointLoad;
+use scheduler::objects::Objects;
+use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::ExplainRequest;
+use crate::config;
+use crate::pool::writer::PoolView;
+use crate::state::counters::CounterTotals;
+use crate::state::shared::DaemonState;
+
+/// The most addresses that a question may leave out: those of a whole pool.
+const WITHOUT_MAX: usize = scheduler::ENDPOINTS_MAX;
+
+/// The largest configuration in a question, in bytes: Kubernetes keeps no larger ConfigMap.
+const CONFIG_BYTES_MAX: usize = 1 << 20;
+
+/// Answers a question from the current state.
+///
+/// # Errors
+/// A sentence for the caller: no such pool, no state yet, or an invalid question.
+pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, String> {
+    question.check()?;
+    let pools = shared.pools.borrow().clone();
+    let name = match (&question.pool, shared.pool_names.as_slice()) {
+        (Some(name), _) => name.as_str(),
+        (None, [only]) => only,
+        (None, names) => return Err(format!("which pool? There are {}", names.join(", "))),
+    };
+    let known = shared.pool_names.iter().any(|known| **known == *name);
+    let view = pools.get(name).ok_or_else(|| {
+        if known {
+            format!("pool {name} has no endpoints yet")
+        } else {
+            format!("no pool {name}")
+        }
+    })?;
+    let learned = shared
+        .learning
+        .models
+        .borrow()
+        .get(name)
+        .and_then(|learned| proto::learned((**learned).clone()).ok());
+    let live = |has_queues| {
+        live(view, question, has_queues).map(|live| with_models(live, learned.as_ref()))
+    };
+    let mut answer = match ParsedRecord::from_json(&question.request) {
+        Ok(record) => replay(&record, &live(true)?, question)?,
+        Err(_) => {
+            all_there(view, &question.without)?;
+            let totals = shared.counters().totals(name, Instant::now());
+            let mut fresh = FreshRequest::decide(live(true)?, learned.clone(), &totals, question)?;
+            if let Some(held) = fresh.held {
+                // A held request has no pick yet. The one that it would get shows why it waits.
+                fresh = FreshRequest::decide(live(false)?, learned.clone(), &totals, question)?;
+                fresh
+                    .answer
+                    .insert("held".to_owned(), held_members(view, &held));
+            }
+            fresh.answer
+        }
+    };
+    answer.insert("pool".to_owned(), name.into());
+    Ok(Value::Object(answer))
+}
+
+/// The current pool with the changes of the question; without flow control unless `has_queues`.
+fn live(view: &PoolView, question: &ExplainRequest, has_queues: bool) -> Result<Snapshot, String> {
+    let other = question.config.as_deref().map(other_pipeline).transpose()?;
+    let other = other.map(|other| PipelineSpec {
+        latency_prediction: view.pipeline.latency_prediction,
+        ..other
+    });
+    let mut spec = other.unwrap_or_else(|| (*view.pipeline).clone());
+    spec.plugins
+        .retain(|plugin| has_queues || plugin.plugin_type != FLOW_CONTROL);
+    let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
+    let now = Instant::now();
+    let present = view.members.iter().zip(view.metrics.iter());
+    let kept = present.filter(|(member, _)| {
+        !question
+            .without
+            .contains(&member.instance.address.to_string())
+    });
+    let (endpoints, metrics) = kept
+        .map(|(member, metrics)| (member.endpoint(now), metrics.clone()))
+        .unzip();
+    let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
+    let version = Version {
+        term: 0,
+        sequence: view.revision,
+    };
+    Snapshot::try_new(version, endpoints, metrics, pipeline)
+        .map(|s| s.with_objects(objects))
+        .map_err(|e| e.to_string())
+}
+
+/// The pool with the models that proxies use now.
+fn with_models(live: Snapshot, learned: Option<&LearnedModels>) -> Snapshot {
+    match learned {
+        Some(learned) => live
+            .with_step(Arc::new(learned.step.clone()))
+            .with_latency(learned.latency.clone().map(Arc::new)),
+        None => live,
+    }
+}
+
+/// Refuses a question that leaves out an address that the pool does not have: the result would be
+/// the same as without it and would mislead.
+fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
+    let there = |address: &String| {
+        view.members
+            .iter()
+            .any(|member| member.instance.address.to_string() == *address)
+    };
+    addresses
+        .iter()
+        .find(|address| !there(address))
+        .map_or(Ok(()), |address| {
+            Err(format!("no endpoint {address} in pool {}", view.name))
+        })
+}
+
+fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
+    let (report, config) = config::read(text);
+    config
+        .map(|config| config.pipeline)
+        .ok_or_else(|| report.complaints("config"))
+}
+
+/// Decides a record again, with its own inputs.
+fn replay(
+    record: &ParsedRecord,
+    live: &Snapshot,
+    question: &ExplainRequest,
+) -> Result<Map<String, Value>, String> {
+    let replay = record
+        .replay(live, &question.without)
+        .map_err(|e| e.to_string())?;
+    let mut answer = members(&exchange::explain::reasons(
+        &replay.snapshot,
+        &replay.decision,
+        &replay.explanation,
+        None,
+        usize::MAX,
+    ));
+    answer.insert("was_picked".to_owned(), record.was_picked().into());
+    Ok(answer)
+}
+
+// === impl ExplainRequest ===
+
+impl ExplainRequest {
+    /// Refuses what would take long and cannot be meant.
+    fn check(&self) -> Result<(), String> {
+        if self.without.len() > WITHOUT_MAX {
+            return Err(format!(
+                "`without` has {} addresses; a pool has at most {WITHOUT_MAX}",
+                self.without.len()
+            ));
+        }
+        match &self.config {
+            Some(config) if config.len() > CONFIG_BYTES_MAX => Err(format!(
+                "`config` has {} bytes; at most {CONFIG_BYTES_MAX} are read",
+                config.len()
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A request that was decided as if it had just arrived.
+struct FreshRequest {
+    answer: Map<String, Value>,
+    /// Why flow control holds it, if it does.
+    held: Option<HeldReason>,
+}
+
+impl FreshRequest {
+    fn decide(
+        live: Snapshot,
+        learned: Option<LearnedModels>,
+        totals: &CounterTotals,
+        question: &ExplainRequest,
+    ) -> Result<Self, String> {
+        let now = Timestamp(0);
+        let mut pool = ManagedPool::new(rand::random(), 0);
+        let metrics = live.metrics().to_vec();
+        let refreshed = live
+            .with_metrics(live.version(), metrics)
+            .map_err(|e| e.to_string())?;
+        pool.install(live, 0, u32::MAX);
+        pool.refresh(refreshed, now);
+        if let Some(learned) = learned {
+            pool.install_models(learned.step, learned.latency);
+        }
+        pool.set_peer_loads(loads(totals));
+        let settings = ExchangeSettings {
+            objective_header: ObjectiveHeader::Trust,
+            ..ExchangeSettings::default()
+        };
+        let mut exchange = Exchange::new(now).with_explanation();
+        let pairs = || {
+            let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
+            let given = question
+                .headers
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()));
+            pseudo
+                .chain(given)
+                .map(|(name, value)| (name.as_bytes(), value.as_bytes()))
+        };
+        if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
+            return Err(format!("{} asks whether the proxy is ready", question.path));
+        }
+        exchange.capture_headers(&pool, pairs());
+        let step = exchange.decide(
+            &settings,
+            &mut pool,
+            question.subset.as_deref().map(str::as_bytes),
+            question.request.as_bytes(),
+            now,
+        );
+        let held = exchange.held_reason(&pool, now);
+        let mut answer = exchange.reasons().map_or_else(undecided, members);
+        if let ExchangeStep::Reply(reply) = step {
+            let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
+            answer.insert(
+                "reply".to_owned(),
+                json!({"status": reply.status, "body": body}),
+            );
+        }
+        answer.insert(
+            "note".to_owned(),
+            "the daemon does not have the proxies' prefix index: explained as if no endpoint had cached a prefix of this prompt".into(),
+        );
+        Ok(Self { answer, held })
+    }
+}
+
+/// What proxies have outstanding at each endpoint.
+fn loads(totals: &CounterTotals) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> {
+    totals.endpoints.iter().map(|(&(generation, slot), row)| {
+        let load = EndpointLoad {
+            requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
+            prefill_tokens: row.prefill_tokens,
+            decode_tokens: row.decode_tokens,
+            ..EndpointLoad::default()
+        };
+        (EndpointRef { slot, generation }, load)
+    })
+}
+
+/// Why a request is held, in the same form as in the reasons of a request that was held.
+fn held_members(view: &PoolView, held: &HeldReason) -> Value {
+    let full = held
+        .full_at
+        .and_then(|full| view.members.iter().find(|member| member.id == full));
+    json!({"ms": held.ms, "priority": held.priority, "full": full.map(|member| member.instance.address.to_string())})
+}
+
+/// The reasons of a request that is answered before any endpoint is compared.
+fn undecided() -> Map<String, Value> {
+    ["picked", "candidates"]
+        .map(|list| (list.to_owned(), json!([])))
+        .into_iter()
+        .collect()
+}
+
+fn members(json: &str) -> Map<String, Value> {
+    serde_json::from_str(json).unwrap_or_default()
+}

@@ -1,0 +1,204 @@
+//! The engines that the daemon knows.
+
+use scheduler::metrics::{
+    KV_BLOCK_TOKENS, KV_BLOCKS, KV_CACHE_UTILIZATION, MetricDefinition, QUEUE_DEPTH,
+    RUNNING_REQUESTS,
+};
+
+use super::{EngineSpec, EngineSpecBuilder, InvalidEngine, MetricMeaning, PROCESS_START};
+
+/// Where a built-in number comes from.
+pub(super) enum BuiltInSource {
+    /// The value of a series.
+    Value(&'static str),
+    /// A label of a series: series, label.
+    Label(&'static str, &'static str),
+}
+use BuiltInSource::{Label, Value};
+
+pub(super) struct BuiltInEngine {
+    pub(super) name: &'static str,
+    pub(super) metrics_path: &'static str,
+    pub(super) metrics_port: Option<u16>,
+    /// Series with equal values of these labels belong to the same scheduler (each tensor-parallel
+    /// rank reports it) and count once, by their largest value. Empty: each series counts by
+    /// itself.
+    pub(super) shard_labels: &'static [&'static str],
+    /// A series where this label is not empty is a part of the series where it is empty, and is not
+    /// counted again.
+    pub(super) part_label: Option<&'static str>,
+    /// The sources of each number, in order of preference. Numbers that are not listed are unknown.
+    pub(super) numbers: &'static [(&'static MetricDefinition, &'static [BuiltInSource])],
+    pub(super) lora: &'static [&'static str],
+    pub(super) counters: &'static [&'static str],
+}
+
+/// An engine with the usual location of metrics, and no metrics.
+const PLAIN: BuiltInEngine = BuiltInEngine {
+    name: "",
+    metrics_path: "/metrics",
+    metrics_port: None,
+    shard_labels: &[],
+    part_label: None,
+    numbers: &[],
+    lora: &[],
+    counters: &[],
+};
+
+/// The names were verified in the engines' sources: vLLM v1 `vllm/v1/metrics/loggers.py`
+/// (data-parallel ranks as label `engine`) and v0 `engine/metrics.py`; SGLang
+/// `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
+/// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics`
+/// is JSON there); Triton's documentation. All of them report KV-cache utilization from 0 to 1,
+/// also vLLM's `_perc`.
+pub(super) const TABLE: &[BuiltInEngine] = &[
+    BuiltInEngine {
+        name: "vllm",
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("vllm:num_requests_waiting")]),
+            (&RUNNING_REQUESTS, &[Value("vllm:num_requests_running")]),
+            (
+                &KV_CACHE_UTILIZATION,
+                &[
+                    Value("vllm:kv_cache_usage_perc"),
+                    Value("vllm:gpu_cache_usage_perc"),
+                ],
+            ), // renamed in 0.9
+            (
+                &KV_BLOCK_TOKENS,
+                &[Label("vllm:cache_config_info", "block_size")],
+            ),
+            (
+                &KV_BLOCKS,
+                &[Label("vllm:cache_config_info", "num_gpu_blocks")],
+            ),
+        ],
+        lora: &["vllm:lora_requests_info"],
+        counters: &["vllm:generation_tokens_total", "vllm:prompt_tokens_total"],
+        ..PLAIN
+    },
+    BuiltInEngine {
+        name: "sglang",
+        shard_labels: &["dp_rank", "dp"],
+        part_label: Some("priority"),
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("sglang:num_queue_reqs")]),
+            (&RUNNING_REQUESTS, &[Value("sglang:num_running_reqs")]),
+            (&KV_CACHE_UTILIZATION, &[Value("sglang:token_usage")]),
+            (
+                &KV_BLOCK_TOKENS,
+                &[
+                    Value("sglang:page_size"),
+                    Label("sglang:cache_config_info", "page_size"),
+                ],
+            ), // a gauge since 0.5.11
+            (
+                &KV_BLOCKS,
+                &[
+                    Value("sglang:num_pages"),
+                    Label("sglang:cache_config_info", "num_pages"),
+                ],
+            ),
+        ],
+        counters: &[
+            "sglang:generation_tokens_total",
+            "sglang:prompt_tokens_total",
+        ],
+        ..PLAIN
+    },
+    BuiltInEngine {
+        name: "trtllm-serve",
+        metrics_path: "/prometheus/metrics",
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("trtllm_num_requests_waiting")]),
+            (&RUNNING_REQUESTS, &[Value("trtllm_num_requests_running")]),
+            (
+                &KV_CACHE_UTILIZATION,
+                &[Value("trtllm_kv_cache_utilization")],
+            ),
+            (
+                &KV_BLOCK_TOKENS,
+                &[Value("trtllm_kv_cache_tokens_per_block")],
+            ),
+            (&KV_BLOCKS, &[Value("trtllm_kv_cache_max_blocks")]),
+        ],
+        counters: &[
+            "trtllm_generation_tokens_total",
+            "trtllm_num_requests_completed_total",
+        ],
+        ..PLAIN
+    },
+    BuiltInEngine {
+        name: "triton-tensorrt-llm",
+        metrics_port: Some(8002),
+        numbers: &[
+            (
+                &QUEUE_DEPTH,
+                &[Value("nv_trt_llm_request_metrics{request_type=waiting}")],
+            ),
+            (
+                &RUNNING_REQUESTS,
+                &[Value("nv_trt_llm_request_metrics{request_type=scheduled}")],
+            ),
+            (
+                &KV_CACHE_UTILIZATION,
+                &[Value(
+                    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+                )],
+            ),
+            (
+                &KV_BLOCK_TOKENS,
+                &[Value(
+                    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
+                )],
+            ),
+            (
+                &KV_BLOCKS,
+                &[Value(
+                    "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
+                )],
+            ),
+        ],
+        counters: &["nv_inference_request_success"],
+        ..PLAIN
+    },
+    BuiltInEngine {
+        name: "triton",
+        metrics_port: Some(8002),
+        numbers: &[
+            (&QUEUE_DEPTH, &[Value("nv_inference_pending_request_count")]),
+            // No running requests: llm-d reads nv_inference_exec_count, which counts all executions
+            // since the start and only grows.
+        ],
+        counters: &["nv_inference_exec_count", "nv_inference_request_success"],
+        ..PLAIN
+    },
+];
+
+// === impl BuiltInEngine ===
+
+impl BuiltInEngine {
+    pub(super) fn spec(&self) -> Result<EngineSpec, InvalidEngine> {
+        let mut builder = EngineSpecBuilder::new(self.name);
+        for &(metric, sources) in self.numbers {
+            for source in sources {
+                let (spec, label) = match source {
+                    Value(spec) => (spec, None),
+                    Label(spec, label) => (spec, Some(*label)),
+                };
+                builder.push("built-in", MetricMeaning::Number(metric), spec, label)?;
+            }
+        }
+        let columns = [
+            (MetricMeaning::Lora, self.lora),
+            (MetricMeaning::Counter, self.counters),
+            (MetricMeaning::ProcessStart, &[PROCESS_START]),
+        ];
+        for (meaning, specs) in columns {
+            for spec in specs {
+                builder.push("built-in", meaning, spec, None)?;
+            }
+        }
+        builder.build(Some(self), 1.0, Vec::new())
+    }
+}
