@@ -1,13 +1,17 @@
 //! The values of our chart (`deploy/charts/switchpoint`).
 
-use super::items::{GivenItems, plain};
+mod pool;
+mod shape;
+
+use self::shape::{ValueShape, client_port, text};
+use super::items::GivenItems;
 use super::picker::MigratedConfig;
 use super::printer::short;
 use super::report::ReportEntry;
 use super::table::MigrationVerdict;
 use super::tree::{list, map};
 use crate::LlmdPicker;
-use control_plane::config::yaml::{YamlKey, YamlNode, YamlValue};
+use control_plane::config::yaml::YamlValue;
 use control_plane::config::{LatencyOptions, STRATEGY_VARIABLE};
 
 /// The argument of the daemon that turns on latency prediction.
@@ -24,29 +28,6 @@ const DEBUG_VERBOSITY: f64 = 4.0;
 
 /// Annotations of pods that are about the picker's ports or one rollout.
 const ANNOTATIONS_LEFT: [&str; 2] = ["prometheus.io/", "kubectl.kubernetes.io/"];
-
-/// The longest name of a pool in our chart.
-const POOL_NAME_CHARACTERS_MAX: usize = 40;
-/// The longest name of an InferencePool in our chart.
-const POOL_CHARACTERS_MAX: usize = 63;
-/// The longest name of a namespace.
-const NAMESPACE_CHARACTERS_MAX: usize = 63;
-/// The most target ports of an InferencePool.
-const TARGET_PORTS_MAX: usize = 8;
-/// The port of model servers whose ports are not given.
-const PORT_DEFAULT: f64 = 8000.0;
-
-/// The shape that a value must have in our chart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ValueShape {
-    Map,
-    Maps,
-    Resources,
-    Labels,
-    Whole,
-    Interval,
-    Text,
-}
 
 /// The values of our chart.
 #[derive(Debug)]
@@ -123,135 +104,6 @@ fn fails_open(items: &GivenItems) -> bool {
 // === impl ValuesWriter ===
 
 impl ValuesWriter<'_> {
-    fn pool(&mut self, picker: &LlmdPicker, config: &MigratedConfig, shared: bool) -> YamlValue {
-        let name = pool_name(&picker.name);
-        let mut pool = vec![("name", text(&name))];
-        if name != picker.name {
-            self.note(
-                MigrationVerdict::Changed,
-                "the name of the pool",
-                Some(&text(&picker.name)),
-                "pools[].name",
-                "names of pools are short, of small letters, digits and -",
-            );
-        }
-        match &picker.namespace {
-            Some(namespace) if is_name(namespace, NAMESPACE_CHARACTERS_MAX) => {
-                pool.push(("namespace", text(namespace)));
-            }
-            Some(namespace) => {
-                self.note(
-                    MigrationVerdict::Unknown,
-                    "the namespace of the pool",
-                    Some(&text(namespace)),
-                    "",
-                    "is no name of a namespace",
-                );
-            }
-            None => {}
-        }
-        if shared {
-            pool.push(("hosts", list(vec![text(&name)])));
-            self.note(
-                MigrationVerdict::Changed,
-                "the Service of each picker",
-                None,
-                "pools[].hosts",
-                "several pools behind one gateway differ by host: write the hosts that clients use",
-            );
-        }
-        pool.push(if makes_pool(&picker.items) {
-            ("modelServers", self.model_servers(&picker.items))
-        } else {
-            ("inferencePool", self.reference(picker))
-        });
-        if picker
-            .items
-            .text("router.modelServers.protocol")
-            .is_some_and(|protocol| ["grpc", "h2c"].contains(&protocol.as_str()))
-        {
-            pool.push(("appProtocol", text("kubernetes.io/h2c")));
-        }
-        if let Some(tree) = &config.tree {
-            pool.push(("config", tree.value.clone()));
-        }
-        map(pool)
-    }
-
-    /// The InferencePool that exists.
-    fn reference(&mut self, picker: &LlmdPicker) -> YamlValue {
-        if !is_name(&picker.name, POOL_CHARACTERS_MAX) {
-            self.note(
-                MigrationVerdict::Unknown,
-                "the name of the InferencePool",
-                Some(&text(&picker.name)),
-                "",
-                "the chart takes names of small letters, digits and -",
-            );
-        }
-        let mut reference = vec![("name", text(&picker.name))];
-        let group = picker
-            .items
-            .text("inferencePool.apiVersion")
-            .or_else(|| picker.items.text("--pool-group"));
-        if group.is_some_and(|group| group.starts_with("inference.networking.x-k8s.io")) {
-            reference.push(("apiVersion", text("inference.networking.x-k8s.io/v1alpha2")));
-        }
-        map(reference)
-    }
-
-    /// The labels and ports of an InferencePool that the chart makes.
-    fn model_servers(&mut self, items: &GivenItems) -> YamlValue {
-        let selector = items
-            .get("--endpoint-selector")
-            .or_else(|| items.get("router.modelServers.matchLabels"));
-        let labels = match selector {
-            Some(YamlValue::Map(entries)) if !entries.is_empty() => labels(entries),
-            Some(YamlValue::Text(text)) => equalities(text),
-            _ => None,
-        };
-        let labels = labels.unwrap_or_else(|| {
-            let reason =
-                "must be a map, or equalities such as app=vllm: replace the label CHANGE-ME";
-            self.note(
-                MigrationVerdict::Unknown,
-                "the labels of the model servers",
-                selector,
-                "pools[].modelServers.matchLabels",
-                reason,
-            );
-            map(vec![("CHANGE-ME", text(""))])
-        });
-        let given = [
-            "--endpoint-target-ports",
-            "router.modelServers.targetPorts",
-            "router.modelServers.targetPortNumber",
-        ];
-        let given = given.iter().find_map(|path| items.get(path));
-        let ports = given.map_or_else(|| vec![PORT_DEFAULT], ports);
-        let mut servers = vec![("matchLabels", labels)];
-        if (1..=TARGET_PORTS_MAX).contains(&ports.len()) {
-            servers.push((
-                "targetPorts",
-                list(
-                    ports
-                        .into_iter()
-                        .map(|port| map(vec![("number", YamlValue::Number(port))]))
-                        .collect(),
-                ),
-            ));
-        } else {
-            self.note(
-                MigrationVerdict::Unknown,
-                "the ports of the model servers",
-                given,
-                "pools[].modelServers.targetPorts",
-                "must be 1 to 8 numbers from 1 to 65535",
-            );
-        }
-        map(servers)
-    }
-
     fn daemon(&mut self) -> Vec<(&'static str, YamlValue)> {
         let mut daemon = Vec::new();
         let of_any = |path: &str| {
@@ -511,82 +363,6 @@ impl ValuesWriter<'_> {
     }
 }
 
-// === impl ValueShape ===
-
-impl ValueShape {
-    /// The value in this shape, if it has it.
-    fn shaped(self, value: &YamlValue) -> Option<YamlValue> {
-        match (self, value) {
-            (Self::Map, YamlValue::Map(_)) => Some(value.clone()),
-            (Self::Maps, YamlValue::List(items)) => items
-                .iter()
-                .all(|item| matches!(item.value, YamlValue::Map(_)))
-                .then(|| value.clone()),
-            (Self::Resources, YamlValue::Map(entries)) => {
-                let known = |(key, node): &(YamlKey, YamlNode)| {
-                    ["requests", "limits"].contains(&key.name.as_str())
-                        && matches!(node.value, YamlValue::Map(_))
-                };
-                entries.iter().all(known).then(|| value.clone())
-            }
-            (Self::Labels, YamlValue::Map(entries)) => labels(entries),
-            (Self::Whole, YamlValue::Number(number)) => {
-                (number.fract() == 0.0 && (1.0..1e6).contains(number)).then(|| value.clone())
-            }
-            (Self::Interval, YamlValue::Text(text)) => is_interval(text).then(|| value.clone()),
-            (Self::Text, YamlValue::Text(text)) => (!text.is_empty()).then(|| value.clone()),
-            _ => None,
-        }
-    }
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Map => "a map",
-            Self::Maps => "a list of maps",
-            Self::Resources => "requests and limits",
-            Self::Labels => "a map of text",
-            Self::Whole => "a whole number from 1",
-            Self::Interval => "a time such as 10s",
-            Self::Text => "text",
-        }
-    }
-}
-
-fn text(text: &str) -> YamlValue {
-    YamlValue::Text(text.to_owned())
-}
-
-/// Whether the chart takes this name: small letters, digits and `-`.
-fn is_name(name: &str, characters_max: usize) -> bool {
-    let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !name.is_empty()
-        && name.len() <= characters_max
-        && name.chars().all(inside)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
-}
-
-/// The name of a pool in our chart.
-fn pool_name(name: &str) -> String {
-    let inside = name.chars().map(|c| {
-        if c.is_ascii_alphanumeric() {
-            c.to_ascii_lowercase()
-        } else {
-            '-'
-        }
-    });
-    let cut: String = inside
-        .skip_while(|c| *c == '-')
-        .take(POOL_NAME_CHARACTERS_MAX)
-        .collect();
-    let cut = cut.trim_end_matches('-');
-    if cut.is_empty() {
-        "pool".to_owned()
-    } else {
-        cut.to_owned()
-    }
-}
-
 /// Whether llm-d works without an InferencePool, so that the chart must make one.
 fn makes_pool(items: &GivenItems) -> bool {
     let unset = matches!(
@@ -594,72 +370,4 @@ fn makes_pool(items: &GivenItems) -> bool {
         Some(YamlValue::Flag(false))
     );
     unset || (items.get("--endpoint-selector").is_some() && items.get("--pool-name").is_none())
-}
-
-/// A map whose values are text, as labels and annotations must be.
-fn labels(entries: &[(YamlKey, YamlNode)]) -> Option<YamlValue> {
-    let scalar = |value: &YamlValue| !matches!(value, YamlValue::Map(_) | YamlValue::List(_));
-    let all = entries.iter().map(|(key, node)| {
-        scalar(&node.value).then(|| (key.name.as_str(), YamlValue::Text(plain(&node.value))))
-    });
-    Some(map(all.collect::<Option<Vec<_>>>()?))
-}
-
-/// `app=vllm,env=prod` as a map.
-fn equalities(text: &str) -> Option<YamlValue> {
-    let pair = |term: &str| {
-        let (name, value) = term.split_once('=')?;
-        let name = name.trim().to_owned();
-        let value = value.trim_start_matches('=').trim().to_owned();
-        (!name.is_empty() && !name.contains(['!', ' ', '(']) && !value.contains([' ', '(']))
-            .then_some((name, value))
-    };
-    let pairs: Vec<(String, String)> = text.split(',').map(pair).collect::<Option<_>>()?;
-    Some(map(pairs
-        .iter()
-        .map(|(name, value)| (name.as_str(), YamlValue::Text(value.clone())))
-        .collect()))
-}
-
-/// Ports in every form that the charts know: `8000`, `8000,8001`, `[{number: 8000}]`.
-fn ports(value: &YamlValue) -> Vec<f64> {
-    let port =
-        |number: f64| (number.fract() == 0.0 && (1.0..65536.0).contains(&number)).then_some(number);
-    match value {
-        YamlValue::Number(number) => port(*number).into_iter().collect(),
-        YamlValue::Text(text) => text
-            .split(',')
-            .filter_map(|part| port(part.trim().parse().ok()?))
-            .collect(),
-        YamlValue::List(items) => items
-            .iter()
-            .flat_map(|item| {
-                item.get("number")
-                    .map_or_else(|| ports(&item.value), |number| ports(&number.value))
-            })
-            .collect(),
-        YamlValue::Null | YamlValue::Flag(_) | YamlValue::Map(_) => Vec::new(),
-    }
-}
-
-/// The port for clients among further ports of llm-d's Service: the one named `http`, or the first.
-fn client_port(value: &YamlValue) -> Option<f64> {
-    let YamlValue::List(items) = value else {
-        return None;
-    };
-    let named = items.iter().find(|item| {
-        item.get("name")
-            .is_some_and(|name| plain(&name.value) == "http")
-    });
-    ports(&named.or_else(|| items.first())?.get("port")?.value)
-        .first()
-        .copied()
-}
-
-fn is_interval(text: &str) -> bool {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = &text[number.len()..];
-    !number.is_empty()
-        && number.chars().all(|c| c.is_ascii_digit())
-        && ["ms", "s", "m", "h"].contains(&unit)
 }

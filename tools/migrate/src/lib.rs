@@ -25,7 +25,6 @@ mod values;
 pub use command::{MigrateArgs, Migrated, run};
 pub use page::table_markdown;
 
-use control_plane::config::yaml::{YamlNode, YamlValue};
 use items::GivenItems;
 
 /// One endpoint picker of llm-d.
@@ -41,12 +40,4 @@ pub struct LlmdPicker {
     items: GivenItems,
     /// Whether it has a proxy of its own, instead of a gateway that reads InferencePools.
     standalone: bool,
-}
-
-/// The text of a node, if it is text.
-fn text_of(node: &YamlNode) -> Option<&str> {
-    match &node.value {
-        YamlValue::Text(text) => Some(text),
-        _ => None,
-    }
 }

@@ -1,28 +1,17 @@
 //! The objects of a running endpoint picker: its Deployment, the ConfigMap with its configuration,
 //! its InferencePool and its Service, as `kubectl get -o yaml` prints them.
 
-use super::items::{GivenItem, GivenItems, plain};
-use super::values::variable;
-use crate::{LlmdPicker, text_of};
+mod deployment;
+
+use self::deployment::{containers, deployment, is_picker};
+use super::items::GivenItems;
+use crate::LlmdPicker;
 use control_plane::config::yaml::{self, YamlNode, YamlValue};
 
 /// The most objects read, so that the search among them stays short.
 const OBJECTS_MAX: usize = 10_000;
 /// The most endpoint pickers of one run: as many as our chart, and a daemon, may have pools.
 const PICKERS_MAX: usize = 64;
-
-/// Containers beside the endpoint picker: how their names or images begin, and the value that makes
-/// llm-d's chart add them.
-const SIDECARS: [(&str, &str); 8] = [
-    ("envoy", "router.proxy.enabled"),
-    ("docker.io/envoyproxy", "router.proxy.enabled"),
-    ("agentgateway", "router.proxy.enabled"),
-    ("training-server", "router.latencyPredictor.enabled"),
-    ("prediction-server", "router.latencyPredictor.enabled"),
-    ("vllm-render", "router.tokenizer.enabled"),
-    ("tokenizer", "router.tokenizer.enabled"),
-    ("uds-tokenizer", "router.tokenizer.enabled"),
-];
 
 /// An object with what is needed to find it.
 #[derive(Debug)]
@@ -60,7 +49,7 @@ pub fn read(
         );
     }
     if let [(_, node, text)] = documents.as_slice()
-        && node.get("kind").and_then(text_of) == Some("EndpointPickerConfig")
+        && node.get("kind").and_then(YamlNode::text) == Some("EndpointPickerConfig")
     {
         let config = Some(("EndpointPickerConfig".to_owned(), (*text).to_owned()));
         let name = pool.unwrap_or("default").to_owned();
@@ -108,7 +97,7 @@ fn listed<'n>(
     node: &'n YamlNode,
     objects: &mut Vec<FoundObject<'n>>,
 ) -> Result<(), String> {
-    let Some(kind) = node.get("kind").and_then(text_of) else {
+    let Some(kind) = node.get("kind").and_then(YamlNode::text) else {
         return Err(format!(
             "{file}:{}: neither a Kubernetes object nor an EndpointPickerConfig: it has no kind; values belong after -f",
             node.line
@@ -137,7 +126,7 @@ fn listed<'n>(
 fn found<'n>(kind: &'n str, node: &'n YamlNode) -> FoundObject<'n> {
     let of = |name: &str| {
         node.at(&["metadata", name])
-            .and_then(text_of)
+            .and_then(YamlNode::text)
             .unwrap_or_default()
     };
     FoundObject {
@@ -253,7 +242,7 @@ fn with_pool<'n>(
         if object
             .node
             .at(&["spec", "poolRef", "name"])
-            .and_then(text_of)
+            .and_then(YamlNode::text)
             == Some(name)
         {
             used.push(object.node);
@@ -272,178 +261,6 @@ fn with_pool<'n>(
         config,
         items,
         standalone,
-    }
-}
-
-fn containers(object: &YamlNode) -> Vec<&YamlNode> {
-    match object
-        .at(&["spec", "template", "spec", "containers"])
-        .map(|node| &node.value)
-    {
-        Some(YamlValue::List(containers)) => containers.iter().collect(),
-        _ => Vec::new(),
-    }
-}
-
-/// Whether a container runs an endpoint picker.
-fn is_picker(container: &&&YamlNode) -> bool {
-    let arguments = arguments(container);
-    let flagged = |name: &str| {
-        arguments.iter().any(|argument| {
-            argument
-                .strip_prefix(name)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
-        })
-    };
-    ["--pool-name", "--endpoint-selector", "-pool-name"]
-        .into_iter()
-        .any(flagged)
-}
-
-fn arguments(container: &YamlNode) -> Vec<String> {
-    let of = |name: &str| match container.get(name).map(|node| &node.value) {
-        Some(YamlValue::List(list)) => list.iter().map(|node| plain(&node.value)).collect(),
-        _ => Vec::new(),
-    };
-    [of("command"), of("args")].concat()
-}
-
-fn deployment(
-    items: &mut GivenItems,
-    object: &FoundObject<'_>,
-    container: &YamlNode,
-    containers: &[&YamlNode],
-) {
-    let title = format!("{} {}", object.kind, object.name);
-    let mut copy = |path: &str, shown: &str, node: Option<&YamlNode>| {
-        if let Some(node) = node {
-            items.add(path, format!("{title}, {shown}"), node.value.clone());
-        }
-    };
-    copy(
-        "router.epp.replicas",
-        "replicas",
-        object.node.at(&["spec", "replicas"]),
-    );
-    let pod = object.node.at(&["spec", "template", "spec"]);
-    copy(
-        "router.epp.affinity",
-        "affinity",
-        pod.and_then(|pod| pod.get("affinity")),
-    );
-    copy(
-        "router.epp.tolerations",
-        "tolerations",
-        pod.and_then(|pod| pod.get("tolerations")),
-    );
-    copy(
-        "router.epp.podAnnotations",
-        "annotations of pods",
-        object
-            .node
-            .at(&["spec", "template", "metadata", "annotations"]),
-    );
-    copy("router.epp.image", "image", container.get("image"));
-    copy(
-        "router.epp.resources",
-        "resources",
-        container
-            .get("resources")
-            .filter(|node| !node.entries().is_empty()),
-    );
-    flags(items, &title, &arguments(container));
-    if let Some(YamlNode {
-        value: YamlValue::List(list),
-        ..
-    }) = container.get("env")
-    {
-        for (i, (name, _, value)) in list.iter().map(variable).enumerate() {
-            match name {
-                Some(name) => items.add(
-                    &format!("${name}"),
-                    format!("{title}, variable {name}"),
-                    value,
-                ),
-                None => items.unknown(&format!("{title}, env[{i}]"), value),
-            }
-        }
-    }
-    for other in containers
-        .iter()
-        .filter(|other| !std::ptr::eq(**other, container))
-    {
-        sidecar(items, &title, other);
-    }
-}
-
-fn sidecar(items: &mut GivenItems, title: &str, container: &YamlNode) {
-    let of = |name: &str| container.get(name).and_then(text_of).unwrap_or_default();
-    let name = of("name");
-    let image = of("image");
-    let shown = format!("{title}, container {name}");
-    let Some((_, switch)) = SIDECARS
-        .iter()
-        .find(|(start, _)| name.starts_with(start) || image.starts_with(start))
-    else {
-        return items.unknown(&shown, YamlValue::Text(image.to_owned()));
-    };
-    items.add(switch, shown.clone(), YamlValue::Flag(true));
-    if *switch == "router.proxy.enabled" {
-        if name.contains("agentgateway") || image.contains("agentgateway") {
-            items.add(
-                "router.proxy.proxyType",
-                shown.clone(),
-                YamlValue::Text("agentgateway".to_owned()),
-            );
-        }
-        if let Some(resources) = container
-            .get("resources")
-            .filter(|node| !node.entries().is_empty())
-        {
-            items.add(
-                "router.proxy.resources",
-                format!("{shown}, resources"),
-                resources.value.clone(),
-            );
-        }
-    }
-}
-
-/// Reads arguments as Go's flags: `--name=value`, `--name value`, `--name` alone for true; one dash
-/// or two.
-fn flags(items: &mut GivenItems, title: &str, arguments: &[String]) {
-    let mut rest = arguments.iter().peekable();
-    while let Some(argument) = rest.next() {
-        let Some(flag) = argument
-            .strip_prefix("--")
-            .or_else(|| argument.strip_prefix('-'))
-            .filter(|flag| !flag.is_empty())
-        else {
-            if argument.starts_with('/')
-                && items.all().iter().all(|item| !item.path.starts_with("--"))
-            {
-                continue; // the program
-            }
-            items.unknown(
-                &format!("{title}, argument {argument}"),
-                YamlValue::Text(argument.clone()),
-            );
-            continue;
-        };
-        let (name, value) = match flag.split_once('=') {
-            Some((name, value)) => (name, value.trim_matches('"').to_owned()),
-            None => (
-                flag,
-                rest.next_if(|next| !next.starts_with('-') || next.len() == 1)
-                    .cloned()
-                    .unwrap_or_else(|| "true".to_owned()),
-            ),
-        };
-        items.push(GivenItem {
-            path: format!("--{name}"),
-            shown: format!("{title}, --{name}"),
-            value: YamlValue::Text(value),
-        });
     }
 }
 
@@ -468,19 +285,19 @@ fn config_of<'n>(
     let mount = mounts.iter().find(|mount| {
         mount
             .get("mountPath")
-            .and_then(text_of)
+            .and_then(YamlNode::text)
             .is_some_and(|at| at.trim_end_matches('/') == folder)
     })?;
     let volumes = list(object.node.at(&["spec", "template", "spec", "volumes"]));
     let volume = volumes.iter().find(|volume| {
         volume.get("name").map(|name| &name.value) == mount.get("name").map(|name| &name.value)
     })?;
-    let map = volume.at(&["configMap", "name"]).and_then(text_of)?;
+    let map = volume.at(&["configMap", "name"]).and_then(YamlNode::text)?;
     let found = objects.iter().find(|other| {
         other.kind == "ConfigMap" && other.name == map && other.namespace == object.namespace
     })?;
     used.push(found.node);
-    let text = found.node.at(&["data", file]).and_then(text_of)?;
+    let text = found.node.at(&["data", file]).and_then(YamlNode::text)?;
     Some((format!("ConfigMap {map}, {file}"), text.to_owned()))
 }
 
@@ -514,7 +331,7 @@ fn service_of<'n>(pool: &FoundObject<'n>) -> &'n str {
         .node
         .at(&["spec", "endpointPickerRef", "name"])
         .or_else(|| pool.node.at(&["spec", "extensionRef", "name"]));
-    reference.and_then(text_of).unwrap_or_default()
+    reference.and_then(YamlNode::text).unwrap_or_default()
 }
 
 /// The file in a ConfigMap that is a configuration: the only one beside the chart's own files, or
@@ -525,7 +342,7 @@ fn likely_config(map: &FoundObject<'_>) -> Option<(String, String)> {
         .get("data")?
         .entries()
         .iter()
-        .filter_map(|(key, node)| Some((key.name.as_str(), text_of(node)?)));
+        .filter_map(|(key, node)| Some((key.name.as_str(), YamlNode::text(node)?)));
     let configs: Vec<(&str, &str)> = files
         .filter(|(_, text)| text.contains("kind: EndpointPickerConfig"))
         .collect();
@@ -577,7 +394,7 @@ fn inference_pool(items: &mut GivenItems, pool: &FoundObject<'_>) {
         "port of endpointPickerRef",
         spec(&["endpointPickerRef", "port", "number"]),
     );
-    if spec(&["appProtocol"]).and_then(text_of) == Some("kubernetes.io/h2c") {
+    if spec(&["appProtocol"]).and_then(YamlNode::text) == Some("kubernetes.io/h2c") {
         items.add(
             "router.modelServers.protocol",
             format!("{title}, appProtocol"),
@@ -587,7 +404,7 @@ fn inference_pool(items: &mut GivenItems, pool: &FoundObject<'_>) {
     if let Some(group) = pool
         .node
         .get("apiVersion")
-        .filter(|node| text_of(node) != Some("inference.networking.k8s.io/v1"))
+        .filter(|node| YamlNode::text(node) != Some("inference.networking.k8s.io/v1"))
     {
         items.add(
             "inferencePool.apiVersion",
