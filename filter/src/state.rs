@@ -208,9 +208,8 @@ impl<H: Host> VmState<H> {
             let lost = replica
                 .sharing
                 .receive(&self.host, me, &mut replica.pool, now, moment);
-            replica
-                .pool
-                .set_alone(replica.sharing.alone_of(replica.metrics_at(), now));
+            let proxies = replica.sharing.alone_of(replica.metrics_at(), now);
+            replica.pool.queues_mut().set_alone(proxies);
             replica.pool.set_peers_unreachable(
                 replica
                     .sharing
@@ -359,7 +358,7 @@ impl<H: Host> VmState<H> {
         let holding = (!holding.is_empty()).then_some(HOLDING_TICK_MS);
         self.replicas
             .iter()
-            .for_each(|replica| replica.borrow_mut().pool.retry_left_room());
+            .for_each(|replica| replica.borrow_mut().pool.queues_mut().retry_left_room());
         self.look_at_orders();
         let short = publishing
             .into_iter()
@@ -400,7 +399,7 @@ impl<H: Host> VmState<H> {
     fn look_at_orders(&self) {
         self.replicas
             .iter()
-            .for_each(|replica| replica.borrow_mut().pool.look_at_order());
+            .for_each(|replica| replica.borrow_mut().pool.queues_mut().look_at_order());
     }
 
     /// Handles a message on a stream.

@@ -235,7 +235,7 @@ impl<H: RequestHost> RequestDriver<H> {
         if self.is_revocable() && self.give_up(host, now) {
             return RequestFlow::Hold;
         }
-        if matches!(self.exchange.phase, ExchangePhase::Queued(_)) {
+        if matches!(self.exchange.phase, ExchangePhase::Queued(..)) {
             if self.decide_held(host, now) == RequestFlow::Hold {
                 return RequestFlow::Hold;
             }
@@ -359,7 +359,7 @@ impl<H: RequestHost> RequestDriver<H> {
     /// Whether flow control holds the request.
     #[must_use]
     pub fn is_queued(&self) -> bool {
-        matches!(self.exchange.phase, ExchangePhase::Queued(_))
+        matches!(self.exchange.phase, ExchangePhase::Queued(..))
     }
 
     /// Whether the request was sent, and the pool may still give it up.
@@ -379,7 +379,7 @@ impl<H: RequestHost> RequestDriver<H> {
     pub fn is_held(&self) -> bool {
         matches!(
             self.exchange.phase,
-            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(_)
+            ExchangePhase::Buffering | ExchangePhase::Parked | ExchangePhase::Queued(..)
         )
     }
 
@@ -423,7 +423,7 @@ impl<H: RequestHost> RequestDriver<H> {
             | ExchangePhase::Ended => RequestFlow::Go,
             ExchangePhase::Buffering
             | ExchangePhase::Parked
-            | ExchangePhase::Queued(_)
+            | ExchangePhase::Queued(..)
             | ExchangePhase::Answered { .. } => RequestFlow::Hold,
         }
     }

@@ -31,7 +31,7 @@ use pool_state::{ManagedPool, Timestamp};
 pub use forward::RequestChanges;
 pub use pending_request::{ParsedBody, PendingRequest};
 pub(crate) use phase::ExchangePhase;
-pub use pick::{HeldAttempt, HeldPick};
+pub use pick::{ClaimedRequest, QueuedAttempt};
 pub use response_head::{ResponseHead, ResponseOrigin};
 pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseStep};
 
@@ -98,7 +98,7 @@ pub enum ExchangeStep {
     /// Answer with this reply.
     Reply(LocalReply),
     /// Hold the request until the pool names this number ([`ManagedPool::next_due`]); then call
-    /// [`Exchange::claim_held`].
+    /// [`Exchange::try_queued`].
     Hold {
         /// The number of the request among those held.
         number: u64,
@@ -425,8 +425,8 @@ impl Exchange {
                     .for_each(|reason| pool.counters_mut().count_dropped(reason));
                 None
             }
-            ExchangePhase::Queued(held) => {
-                pool.drop_held(held.ticket, now);
+            ExchangePhase::Queued(ticket, _) => {
+                pool.drop_queued(ticket, now);
                 None
             }
             _ => None,

@@ -1,7 +1,7 @@
 //! The reasons of a decision as JSON: for the compact response header, for the daemon's answer, and
 //! as a record that can be replayed.
 
-use pool_state::DecisionObserver;
+use pool_state::DecisionMaker;
 use pool_state::queues::HeldReason;
 use scheduler::latency::NoPrediction;
 use scheduler::{
@@ -32,8 +32,6 @@ pub(crate) struct DecisionReason {
     pub(crate) record: Option<String>,
     /// The ranked endpoints with their costs.
     pub(crate) candidates: Option<String>,
-    /// The record of a decision that is being made.
-    pending: Option<DecisionRecord>,
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}`
@@ -116,34 +114,36 @@ fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
 
 // === impl DecisionReason ===
 
-impl DecisionObserver for DecisionReason {
-    fn before(
+impl DecisionMaker for DecisionReason {
+    fn decide(
         &mut self,
         snapshot: &Snapshot,
         request: &Request<'_>,
         local: LocalState<'_>,
-        rng: &Rng,
-    ) {
-        self.pending = self
+        rng: &mut Rng,
+    ) -> Decision {
+        let record = self
             .recorded
             .take()
             .and_then(|headers| DecisionRecord::of(snapshot, request, local, rng, &headers));
+        let explains = self.endpoints_max > 0 || self.traced;
+        let mut explanation = explains.then(Explanation::default);
+        let decision = scheduler::schedule(snapshot, request, local, rng, explanation.as_mut());
+        if explains || record.is_some() {
+            self.report(snapshot, &decision, explanation.as_ref(), record);
+        }
+        decision
     }
+}
 
-    fn explains(&self) -> bool {
-        self.endpoints_max > 0 || self.traced
-    }
-
-    fn after(
+impl DecisionReason {
+    fn report(
         &mut self,
         snapshot: &Snapshot,
         decision: &Decision,
         explanation: Option<&Explanation>,
+        record: Option<DecisionRecord>,
     ) {
-        let record = self.pending.take();
-        if explanation.is_none() && record.is_none() {
-            return;
-        }
         let picked: Vec<EndpointIndex> = match decision {
             Decision::Route(route) => route.ranked.iter().collect(),
             _ => Vec::new(),

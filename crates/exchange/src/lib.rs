@@ -8,9 +8,9 @@
 
 mod exchange;
 pub use exchange::{
-    Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep, HeldAttempt, HeldPick,
-    ParsedBody, PendingRequest, RequestChanges, ResponseBody, ResponseHead, ResponseOrigin,
-    ResponseStep,
+    ClaimedRequest, Exchange, ExchangeOutcome, ExchangeStep, HELD_BYTES_MAX, HeadersStep,
+    ParsedBody, PendingRequest, QueuedAttempt, RequestChanges, ResponseBody, ResponseHead,
+    ResponseOrigin, ResponseStep,
 };
 
 pub mod driver;

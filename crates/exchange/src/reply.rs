@@ -86,10 +86,6 @@ impl From<PickRefusal> for Refusal {
             PickRefusal::CrashingPrompt => Self::CrashingPrompt,
             PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
             PickRefusal::Held(why) => Self::Held(why),
-            // A request whose endpoint is full is held, not refused.
-            PickRefusal::Full(_) | PickRefusal::TooLarge(_) | PickRefusal::Left(_) => {
-                Self::Shed(ShedReason::Saturated)
-            }
             PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
         }
     }

@@ -13,52 +13,55 @@
 
 mod accepted_kinds;
 mod adapters;
+mod cache;
 mod cache_places;
+mod commit;
 mod conversations;
 mod counters;
 mod crash_correlation;
 mod ejection;
+mod endpoints;
 mod evictions;
 mod flow;
 mod health;
+mod ledger;
 mod load_report;
 mod lookups;
 mod miss_cause;
 mod missed;
 mod observation;
 mod pick;
+mod placements;
+mod plan;
 mod request_timing;
 mod sharing;
 mod stored_answers;
 mod token_rate;
 mod verdicts;
 
+pub use commit::Stale;
 pub use counters::CountedRequest;
 pub use counters::{
     CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel,
     PoolCounters, TokenCounters,
 };
 pub use ejection::{Ejection, Ejections};
-pub use flow::{FlowAdmission, HeldClaim};
+pub use flow::{Claim, FlowAdmission};
+pub use health::{RequestFailure, Witness};
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};
-pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
+pub use pick::{LedgerHold, RecordedPick, SessionTokenHeader};
+pub use placements::Placement;
+pub use plan::{DecideBy, DecisionMaker, Plan, Planner, PoolReader};
 pub use request_timing::{RequestEnding, ms_between};
-pub use sharing::Placement;
 pub use verdicts::SentRequest;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use accepted_kinds::AcceptedKinds;
-use adapters::AdapterTable;
-use conversations::ConversationShare;
-use crash_correlation::CrashCorrelator;
-use evictions::EvictionShare;
-use health::EndpointHealthTable;
-pub use health::{RequestFailure, Witness};
-use lookups::{ColdPicks, EndpointLookups};
-use observation::ObservationQueue;
+use cache::Cache;
+use endpoints::{Endpoints, LatencyModels};
+use ledger::Ledger;
 use proto::load_report::LoadReportHead;
 use proto::observation::EncodedObservation;
 use scheduler::in_flight::InFlight;
@@ -66,12 +69,7 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{ModelRequest, UnknownModel};
 use scheduler::prefix::PrefixIndex;
-use scheduler::{
-    ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings,
-};
-use sharing::PeerSharing;
-use stored_answers::StoredAnswers;
-use token_rate::TokenRate;
+use scheduler::{EndpointMetrics, EndpointRef, PrefixSettings, Snapshot, TokenSettings};
 
 use crate::queues::FlowQueues;
 use crate::refusal::PickRefusal;
@@ -85,28 +83,13 @@ const SWEEP_BUCKETS: usize = 16_384;
 /// endpoints and 50 KB, so one worker spends less than a ten-thousandth of its time on it.
 const SAMPLE_INTERVAL_MS: u64 = 5_000;
 
-/// One pool in one VM. It has many fields because one owner changes all state of a pool without
-/// locks.
+/// One pool in one VM.
 #[derive(Debug)]
 pub struct ManagedPool {
-    state: Option<PublishedState>,
-    in_flight: InFlight,
-    prefixes: PrefixIndex,
-    /// Since when the index remembers an endpoint that restarted or was removed.
-    remembered_since: Option<Timestamp>,
-    evictions: EvictionShare,
-    /// How many requests conversations have.
-    conversations: ConversationShare,
-    failures: EndpointFailures,
-    counters: PoolCounters,
-    rng: Rng,
-    lookups: EndpointLookups,
-    cold_picks: ColdPicks,
-    adapters: AdapterTable,
-    stored_answers: StoredAnswers,
-    token_rate: TokenRate,
-    sharing: PeerSharing,
-    learning: LatencyLearning,
+    endpoints: Endpoints,
+    ledger: Ledger,
+    cache: Cache,
+    planner: Planner,
     sample: DecisionSample,
     queues: FlowQueues,
 }
@@ -117,44 +100,6 @@ struct DecisionSample {
     /// From when the next decision is recorded.
     due: Timestamp,
     record: Option<String>,
-}
-
-/// The failures of endpoints, and the ejections that follow from them.
-#[derive(Debug, Default)]
-struct EndpointFailures {
-    ejections: Ejections,
-    health: EndpointHealthTable,
-    accepted: AcceptedKinds,
-    crashing: CrashCorrelator,
-}
-
-/// The latency models of the daemon, and the observations that it learns from.
-#[derive(Debug, Default)]
-struct LatencyLearning {
-    /// The models of the daemon; `None` until they arrive. Until then no request is observed.
-    models: Option<LatencyModels>,
-    observations: ObservationQueue,
-    /// When the last first token of each slot arrived.
-    first_tokens: Vec<Timestamp>,
-}
-
-/// The models that the daemon learned.
-#[derive(Clone, Debug)]
-struct LatencyModels {
-    step: Arc<StepModel>,
-    latency: Option<Arc<LatencyModel>>,
-    /// Whether they were learned from few requests, or from none.
-    provisional: bool,
-}
-
-/// The state that the daemon published.
-#[derive(Debug)]
-struct PublishedState {
-    snapshot: Snapshot,
-    refs: Vec<EndpointRef>,
-    hash_secret: u128,
-    staleness_max_ms: u64,
-    metrics_at: Option<Timestamp>,
 }
 
 /// The result of the pool's objects for a request.
@@ -174,25 +119,10 @@ impl ManagedPool {
     #[must_use]
     pub fn new(seed: u64, prefix_entries: usize) -> Self {
         Self {
-            state: None,
-            in_flight: InFlight::default(),
-            prefixes: PrefixIndex::with_capacity(prefix_entries),
-            remembered_since: None,
-            evictions: EvictionShare::default(),
-            conversations: ConversationShare::default(),
-            failures: EndpointFailures {
-                ejections: Ejections::with_stagger(seed),
-                ..EndpointFailures::default()
-            },
-            counters: PoolCounters::default(),
-            rng: Rng::seeded(seed),
-            lookups: EndpointLookups::default(),
-            cold_picks: ColdPicks::default(),
-            adapters: AdapterTable::default(),
-            stored_answers: StoredAnswers::default(),
-            token_rate: TokenRate::default(),
-            sharing: PeerSharing::default(),
-            learning: LatencyLearning::default(),
+            endpoints: Endpoints::new(seed),
+            ledger: Ledger::default(),
+            cache: Cache::new(prefix_entries),
+            planner: Planner::new(seed),
             queues: FlowQueues::default(),
             sample: DecisionSample::default(),
         }
@@ -202,31 +132,15 @@ impl ManagedPool {
     /// The data of endpoints that are gone, or have a new generation, is removed at once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
-        if let Some(old) = &self.state {
-            for gone in old.refs.iter().filter(|id| !refs.contains(id)) {
-                self.prefixes.forget(*gone);
-                self.failures.ejections.forget(*gone);
-                self.failures.health.forget(*gone);
-                self.counters.forget(*gone);
-            }
+        for removed in self.endpoints.refs().iter().filter(|id| !refs.contains(id)) {
+            self.cache.forget(*removed);
+            self.ledger.counters.forget(*removed);
         }
-        let snapshot = match &self.learning.models {
-            Some(models) => models.applied_to(snapshot),
-            None => snapshot,
-        };
-        self.counters.keep_endpoints(&refs);
-        self.remap_endpoints(&refs);
+        self.ledger.counters.keep_endpoints(&refs);
+        self.cache.remap(self.endpoints.refs(), &refs);
         let measured = self
-            .state
-            .as_ref()
-            .and_then(|old| old.metrics_at.zip(keep_metrics(&old.snapshot, &snapshot)));
-        self.state = Some(PublishedState {
-            snapshot,
-            refs,
-            hash_secret,
-            staleness_max_ms: u64::from(staleness_max_ms),
-            metrics_at: None,
-        });
+            .endpoints
+            .install(snapshot, refs, hash_secret, staleness_max_ms);
         if let Some((at, measured)) = measured {
             self.refresh(measured, at);
         }
@@ -234,20 +148,9 @@ impl ManagedPool {
         self.queues.check_all();
     }
 
-    /// Moves the rows that are kept by position to the new positions of the endpoints.
-    fn remap_endpoints(&mut self, refs: &[EndpointRef]) {
-        let before = self.state.as_ref().map_or(&[][..], |state| &state.refs);
-        let moved: Vec<Option<usize>> = refs
-            .iter()
-            .map(|id| before.iter().position(|other| other == id))
-            .collect();
-        self.cold_picks.remap(&moved);
-        self.adapters.remap(&moved);
-    }
-
     /// Installs the models that the daemon learned. From now on requests are observed.
     pub fn install_models(&mut self, step: StepModel, latency: Option<LatencyModel>) {
-        self.put_models(LatencyModels {
+        self.endpoints.put_models(LatencyModels {
             step: Arc::new(step),
             latency: latency.map(Arc::new),
             provisional: false,
@@ -262,7 +165,7 @@ impl ManagedPool {
             provisional,
             ..
         } = learned;
-        self.put_models(LatencyModels {
+        self.endpoints.put_models(LatencyModels {
             step: Arc::new(step),
             latency: latency.map(Arc::new),
             provisional,
@@ -273,7 +176,7 @@ impl ManagedPool {
     /// that has just started knows less than the proxies that it serves.
     #[must_use]
     pub fn keeps_models(&self, learned: &proto::LearnedModels) -> bool {
-        let Some(held) = &self.learning.models else {
+        let Some(held) = &self.endpoints.models else {
             return false;
         };
         let predicts = self
@@ -283,86 +186,73 @@ impl ManagedPool {
         ends_prediction || learned.provisional && !held.provisional
     }
 
-    fn put_models(&mut self, models: LatencyModels) {
-        self.state = self.state.take().map(|state| PublishedState {
-            snapshot: models.applied_to(state.snapshot),
-            ..state
-        });
-        self.learning.models = Some(models);
-    }
-
     /// The observations made since the last call, and the number of the first of them. Numbers
     /// start at 0.
     pub fn take_observations(&mut self) -> (u64, VecDeque<EncodedObservation>) {
-        self.learning.observations.take()
+        self.ledger.observations.take()
     }
 
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
     pub fn refresh(&mut self, snapshot: Snapshot, at: Timestamp) {
-        let Some(state) = &mut self.state else { return };
-        state.snapshot = snapshot;
-        state.metrics_at = Some(at);
-        self.in_flight.scraped(&state.refs);
-        self.queues.room_changed();
-        self.size_prefixes();
+        if self.endpoints.refresh(snapshot, at) {
+            self.ledger.in_flight.scraped(self.endpoints.refs());
+            self.queues.room_changed();
+            self.cache.set_sizes(&self.endpoints);
+        }
     }
 
     /// Creates the prefix index if the pool has none: at a tick, or at the first request if that
     /// comes sooner.
     pub fn reserve_prefixes(&mut self, entries: usize) {
-        if self.prefixes.bytes() == 0 && entries > 0 {
-            self.prefixes = PrefixIndex::with_capacity(entries);
-            self.size_prefixes();
-        }
-    }
-
-    /// Limits the index entries of each endpoint to the blocks that fit into its KV cache.
-    fn size_prefixes(&mut self) {
-        let Some(state) = &self.state else { return };
-        for (endpoint, blocks) in state.refs.iter().zip(pick::index_blocks(&state.snapshot)) {
-            self.prefixes.set_capacity(*endpoint, blocks);
+        if self.cache.reserve(entries) {
+            self.cache.set_sizes(&self.endpoints);
         }
     }
 
     /// The snapshot in force; `None` before the first.
     #[must_use]
     pub fn snapshot(&self) -> Option<&Snapshot> {
-        self.state.as_ref().map(|s| &s.snapshot)
+        self.endpoints.state.as_ref().map(|s| &s.snapshot)
     }
 
     #[must_use]
     pub fn counters(&self) -> &PoolCounters {
-        &self.counters
+        &self.ledger.counters
     }
 
     /// The ledger.
     #[must_use]
     pub fn in_flight(&self) -> &InFlight {
-        &self.in_flight
+        &self.ledger.in_flight
     }
 
     #[must_use]
     pub fn prefixes(&self) -> &PrefixIndex {
-        &self.prefixes
+        &self.cache.prefixes
     }
 
     /// Does a bounded slice of housekeeping. Hosts call it at every tick, never in a request.
     pub fn tick(&mut self, now: Timestamp) {
-        self.sweep_prefixes(SWEEP_BUCKETS, now);
-        self.failures.ejections.forget_expired(now);
+        self.cache.sweep(SWEEP_BUCKETS, now);
+        self.endpoints.failures.ejections.forget_expired(now);
         self.tick_queues(now);
     }
 
     /// The known failures of endpoints.
     #[must_use]
     pub fn ejections(&self) -> &[Ejection] {
-        self.failures.ejections.rows()
+        self.endpoints.failures.ejections.rows()
     }
 
     /// True for one call in `count` on average, at random; never for 0, which draws no random
     /// number.
     pub fn sample_one_in(&mut self, count: u32) -> bool {
-        count > 0 && self.rng.below(usize::try_from(count).unwrap_or(usize::MAX)) == 0
+        count > 0
+            && self
+                .planner
+                .rng
+                .below(usize::try_from(count).unwrap_or(usize::MAX))
+                == 0
     }
 
     /// Whether the next decision is recorded for the daemon's console: at most one in
@@ -387,17 +277,17 @@ impl ManagedPool {
 
     /// The counters, to count an event that the host sees.
     pub fn counters_mut(&mut self) -> &mut PoolCounters {
-        &mut self.counters
+        &mut self.ledger.counters
     }
 
     /// Estimates the tokens of this many bytes of prompt text from the usage that engines reported.
     pub fn text_tokens(&self, bytes: usize) -> u32 {
-        self.token_rate.tokens(bytes)
+        self.cache.token_rate.tokens(bytes)
     }
 
     /// Estimates the tokens of a full block of a prompt, like [`Self::text_tokens`].
     pub fn block_tokens(&self, settings: PrefixSettings) -> u32 {
-        self.token_rate.block_tokens(settings.block_tokens)
+        self.cache.token_rate.block_tokens(settings.block_tokens)
     }
 
     /// The settings for prompt blocks and token counting; `None` before the first state.
@@ -409,18 +299,18 @@ impl ManagedPool {
     /// The secret that keys the hashes of prompts; 0 without state.
     #[must_use]
     pub fn hash_secret(&self) -> u128 {
-        self.state.as_ref().map_or(0, |s| s.hash_secret)
+        self.endpoints.state.as_ref().map_or(0, |s| s.hash_secret)
     }
 
     /// Finds the model to request from the engine, and the priority of the request.
     pub fn resolve(&mut self, requested: ModelRequest<'_>) -> Result<PoolResolution, PickRefusal> {
-        let Some(snapshot) = self.state.as_ref().map(|state| &state.snapshot) else {
+        let Some(snapshot) = self.endpoints.state.as_ref().map(|state| &state.snapshot) else {
             return Ok(PoolResolution::default());
         };
         let is_served = |model: &str| snapshot.is_named(model);
         let resolved = snapshot
             .objects()
-            .resolve(requested, is_served, &mut self.rng)
+            .resolve(requested, is_served, &mut self.planner.rng)
             .map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;
         Ok(PoolResolution {
             target_model: resolved.target_model.map(Into::into),
@@ -443,49 +333,6 @@ impl ManagedPool {
 
     /// Applies the load that an engine reported with a reply: it is fresher than any scrape.
     pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
-        if let Some(state) = &mut self.state {
-            state.snapshot.observe(endpoint, update);
-        }
+        self.endpoints.observe(endpoint, update);
     }
-
-    fn knows(&self, endpoint: EndpointRef) -> bool {
-        self.state
-            .as_ref()
-            .is_some_and(|state| state.refs.contains(&endpoint))
-    }
-}
-
-// === impl LatencyModels ===
-
-impl LatencyModels {
-    fn applied_to(&self, snapshot: Snapshot) -> Snapshot {
-        snapshot
-            .with_step(Arc::clone(&self.step))
-            .with_latency(self.latency.clone())
-    }
-}
-
-// === impl PublishedState ===
-
-impl PublishedState {
-    fn metrics_stale(&self, now: Timestamp) -> bool {
-        self.metrics_at
-            .is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
-    }
-}
-
-/// `new` with the metrics of the endpoints that `old` has too; `None` if there are none.
-fn keep_metrics(old: &Snapshot, new: &Snapshot) -> Option<Snapshot> {
-    let mut by_slot: Vec<Option<(EndpointRef, &EndpointMetrics)>> = vec![None; ENDPOINTS_MAX];
-    for (id, metrics) in old.endpoints().iter().map(|e| e.id).zip(old.metrics()) {
-        if let Some(row) = by_slot.get_mut(usize::from(id.slot.0)) {
-            *row = Some((id, metrics));
-        }
-    }
-    let kept = |id: EndpointRef| match by_slot.get(usize::from(id.slot.0)) {
-        Some(Some((known, metrics))) if *known == id => (*metrics).clone(),
-        _ => EndpointMetrics::default(),
-    };
-    let metrics: Vec<EndpointMetrics> = new.endpoints().iter().map(|e| kept(e.id)).collect();
-    new.with_metrics(new.version(), metrics).ok()
 }

@@ -98,6 +98,27 @@ pub struct FlowCharge {
     owed: bool,
 }
 
+/// A request that is to be queued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) priority: i32,
+    pub(crate) ttft_slo_us: Option<u32>,
+    pub(crate) cost: FlowCost,
+    /// The endpoint that had no room for it.
+    pub(crate) full_at: Option<EndpointRef>,
+}
+
+/// A request that is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentFlow {
+    /// The hash of the fairness id.
+    pub(crate) flow: u64,
+    pub(crate) priority: i32,
+    pub(crate) was_queued: bool,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cost: FlowCost,
+}
+
 /// Why a request that was held, or would have to be, is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldRefusal {
@@ -220,18 +241,19 @@ impl FlowQueues {
         band.held == 0 && !higher_first
     }
 
-    /// Holds a request, for which `full_at` had no room. Returns its ticket, and whether it is near
-    /// enough to the head of its band to be tried at once.
+    /// Queues a request. Returns its ticket, and whether it is near enough to the head of its band
+    /// to be tried at once.
     ///
     /// # Errors
     /// The request itself is the one that the limits leave out.
     pub(crate) fn hold(
         &mut self,
         control: &FlowControl,
-        (arrival, priority, slo, cost): (&FlowArrival<'_>, i32, Option<u32>, FlowCost),
-        full_at: Option<EndpointRef>,
+        arrival: &FlowArrival<'_>,
+        waiting: Waiting,
         now: Timestamp,
     ) -> Result<(HeldTicket, bool), HeldRefusal> {
+        let priority = waiting.priority;
         let Some(rules) = control.band(priority) else {
             return Err(self.refusal(FlowOutcome::RejectedOther, priority));
         };
@@ -272,15 +294,15 @@ impl FlowQueues {
             key: rules.ordering.key(&HeldFacts {
                 arrived,
                 expires,
-                ttft_slo_us: slo,
+                ttft_slo_us: waiting.ttft_slo_us,
             }),
             number,
             since: now,
             expires,
             gives_up: arrived.plus_ms(ttl_ms(control.no_endpoint_ttl_ms())),
             bytes: arrival.bytes,
-            cost,
-            full_at,
+            cost: waiting.cost,
+            full_at: waiting.full_at,
             nowhere: false,
             asked: None,
             to_check: false,
@@ -509,14 +531,14 @@ impl FlowQueues {
             .found_full(ticket.number, endpoint, priority, waited_ms);
     }
 
-    /// Charges the flow of a request that is sent now; `passes`: without being held.
+    /// Charges the flow of a request that is sent now.
     pub(crate) fn charge(
         &mut self,
         control: &FlowControl,
-        (flow, priority, passes): (u64, i32, bool),
-        (prompt_tokens, cost): (u32, FlowCost),
+        sent: &SentFlow,
         now: Timestamp,
     ) -> Option<FlowCharge> {
+        let SentFlow { priority, cost, .. } = *sent;
         let rules = control.band(priority)?;
         let tokens = cost.tokens();
         let at = self.bands.partition_point(|band| band.priority > priority);
@@ -535,22 +557,22 @@ impl FlowQueues {
         let since_ms = now.us_since(self.sent.1) as f64 / 1_000.0;
         self.sent = (self.sent.0 * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0, now);
         let rival = self.shared.lowest_rank(priority);
-        if passes {
+        if !sent.was_queued {
             self.outside.took_room(priority);
         }
         let band = self.band_mut(priority);
         band.seen = now;
         let owed = band.tried_owed;
         band.credit = (band.credit - tokens).max(0.0);
-        let flow = band.flow_ref(flow);
-        if passes {
+        let flow = band.flow_ref(sent.flow);
+        if !sent.was_queued {
             band.counters.count(FlowOutcome::Dispatched, 0);
             band.pass(flow.at, rules.fairness);
         }
-        band.charge(flow.at, rules.fairness, (cost, rival), now);
+        band.charge(flow.at, rules.fairness, cost, rival, now);
         Some(FlowCharge {
             flow,
-            prompt_tokens,
+            prompt_tokens: sent.prompt_tokens,
             output: cost.output,
             owed,
         })

@@ -1,6 +1,6 @@
 //! Why a pool gives no endpoint for a request.
 
-use scheduler::{Decision, EndpointRef, UnavailableReason};
+use scheduler::{Decision, UnavailableReason};
 
 use crate::queues::HeldRefusal;
 
@@ -14,13 +14,6 @@ pub enum PickRefusal {
     CrashingPrompt,
     /// No object of the pool names this model.
     UnknownModel(Box<str>),
-    /// The picked endpoint has no room for any request of the band. This one is held, or stays
-    /// held.
-    Full(EndpointRef),
-    /// The picked endpoint has no room for the request, but may have for a smaller one.
-    TooLarge(EndpointRef),
-    /// The picked endpoint has room, which is left to others: an older request, or another proxy.
-    Left(EndpointRef),
     /// The request was held, or would have to be, and is given up.
     Held(HeldRefusal),
     /// The scheduler decided not to route the request.

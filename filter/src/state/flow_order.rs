@@ -84,14 +84,15 @@ impl FlowOrder {
         &mut self,
         host: &H,
         pool: &mut ManagedPool,
-        vm: (u64, bool),
+        vm: u64,
+        may_resume: bool,
         now: Timestamp,
     ) -> FlowTurn {
         if self.read(host) {
-            return pool.flow_turn(&mut self.order, vm, now);
+            return pool.flow_turn(&mut self.order, vm, may_resume, now);
         }
         // The next tick tries again.
-        pool.rest();
+        pool.queues_mut().rest();
         FlowTurn::Rest
     }
 
@@ -110,7 +111,7 @@ impl FlowOrder {
             .read
             .take()
             .is_some_and(|expect| write(expect) != Err(HostError::CONFLICT));
-        pool.order_written(is_first);
+        pool.queues_mut().order_written(is_first);
         is_first
     }
 }

@@ -64,7 +64,7 @@ impl<H: Host> VmState<H> {
             }
             match replica
                 .flow_order
-                .turn(&self.host, &mut replica.pool, (me.vm, true), now)
+                .turn(&self.host, &mut replica.pool, me.vm, true, now)
             {
                 FlowTurn::Rest | FlowTurn::WakeSelf => return None,
                 FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return None,
@@ -97,7 +97,7 @@ impl<H: Host> VmState<H> {
             }
             match replica
                 .flow_order
-                .turn(&self.host, &mut replica.pool, (me.vm, false), now)
+                .turn(&self.host, &mut replica.pool, me.vm, false, now)
             {
                 FlowTurn::Rest => return true,
                 FlowTurn::Write(wake) if self.write_order(replica, wake, now) => return true,
@@ -143,7 +143,7 @@ impl<H: Host> VmState<H> {
 
     /// Asks other VMs for the room that requests here lack.
     fn pass_asks(&self, replica: &mut PoolReplica, now: Timestamp) {
-        for ask in replica.pool.take_asks() {
+        for ask in replica.pool.queues_mut().take_asks() {
             let others = self
                 .vm_slot
                 .vm_table
@@ -192,7 +192,7 @@ impl<H: Host> VmState<H> {
     ) {
         // So this VM knows that the other one holds requests, and wakes it.
         self.receive_loads(replica, now, SharingOccasion::Claim);
-        if !replica.pool.give_room(ask, now) {
+        if !replica.pool.queues_mut().give_room(ask, now) {
             self.pass_ask(&replica.name, ask, left, now);
         }
     }

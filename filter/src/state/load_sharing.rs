@@ -360,8 +360,8 @@ impl LoadSharing {
             pool.recount_load_reports([]);
             pool.estimate_peer_picks(0, 0, Timestamp(0));
             pool.set_peers_unreachable(false);
-            pool.set_flow_peers(false, false);
-            pool.set_alone(0);
+            pool.queues_mut().set_peers(false, false);
+            pool.queues_mut().set_alone(0);
         }
     }
 
@@ -423,7 +423,7 @@ impl LoadSharing {
         let holds = |peer: &PeerVm| {
             peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring)
         };
-        pool.set_flow_peers(
+        pool.queues_mut().set_peers(
             self.picking > 0 || self.remote_peers().proxies > 1,
             self.peers.iter().any(holds),
         );
@@ -464,7 +464,7 @@ impl LoadSharing {
                 .flatten()
                 .map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
         }
-        pool.set_outside(
+        pool.queues_mut().set_outside(
             bands,
             self.outside.report().requests(),
             u64::from(outside.delay_us),

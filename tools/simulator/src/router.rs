@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use pool_state::queues::{FlowArrival, HeldTicket};
 use pool_state::{
-    FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport, PeerLoadReport,
-    Placement, RecordedPick, TokenUsage,
+    DecideBy, FlowAdmission, LedgerHold, LoadReportHead, ManagedPool, OwnLoadReport,
+    PeerLoadReport, Placement, Plan, RecordedPick, TokenUsage,
 };
 use scheduler::flow::BandHeld;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::prefix::{ENTRIES_DEFAULT, blocks_of};
 use scheduler::{
-    Decision, Endpoint, EndpointRef, LocalState, RankedList, Readiness, Request, Route, Snapshot,
-    UnavailableReason,
+    Decision, Endpoint, EndpointRef, LocalState, RankedList, Readiness, Request, Rng, Route,
+    Snapshot, UnavailableReason,
 };
 
 use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
@@ -176,7 +176,8 @@ impl PolicyRouter {
         pool.set_placement_publishing(shares);
         let peers = (0..proxies).map(|_| PeerLoadReport::default()).collect();
         if !shares && proxies > 1 {
-            pool.set_alone(u32::try_from(proxies).unwrap_or(u32::MAX));
+            pool.queues_mut()
+                .set_alone(u32::try_from(proxies).unwrap_or(u32::MAX));
         }
         Self {
             vm: number as u64 + 1,
@@ -244,18 +245,15 @@ impl PolicyRouter {
             ..from.seen_by(policy)
         };
         let time = virtual_time(now);
-        let picked = match policy {
+        let plan = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
-                let arrival = from.arrival(now);
-                let admission = self
-                    .pool
-                    .pick_or_hold(&request, MODEL, &arrival, time, &mut ());
-                match admission {
-                    Ok(FlowAdmission::Held(ticket)) => {
+                let planned = self.pool.plan(&request, time, &mut ());
+                match self.pool.admit(planned, &request, &from.arrival(now), time) {
+                    Ok(FlowAdmission::Go(plan)) => Ok(plan),
+                    Ok(FlowAdmission::Wait(ticket)) => {
                         self.held.push((job.request, ticket));
                         return Ok(None);
                     }
-                    Ok(FlowAdmission::Picked(picked)) => Ok(picked),
                     Err(refusal) => Err(refusal),
                 }
             }
@@ -263,26 +261,29 @@ impl PolicyRouter {
                 self.turn += 1;
                 let turn = self.turn;
                 let memory = &mut self.memory;
-                self.pool
-                    .pick_with(&request, MODEL, time, |snapshot, _, local, rng| {
-                        let view = PolicyView {
-                            snapshot,
-                            local,
-                            job,
-                            engines,
-                            now,
-                            turn,
-                        };
-                        let at = rival.pick(&view, memory, rng);
-                        decision(snapshot, at, rival.pick_prefill(&view, rng))
-                    })
+                let decide = |snapshot: &Snapshot, local: LocalState<'_>, rng: &mut Rng| {
+                    let view = PolicyView {
+                        snapshot,
+                        local,
+                        job,
+                        engines,
+                        now,
+                        turn,
+                    };
+                    decision(
+                        snapshot,
+                        rival.pick(&view, memory, rng),
+                        rival.pick_prefill(&view, rng),
+                    )
+                };
+                self.pool.plan(&request, time, &mut DecideBy(decide))
             }
             RoutingPolicy::Planned(engines) => {
                 let at = engines.get(job.request as usize).copied();
-                self.pool
-                    .pick_with(&request, MODEL, time, |snapshot, _, _, _| {
-                        decision(snapshot, at, None)
-                    })
+                let decide = |snapshot: &Snapshot, _: LocalState<'_>, _: &mut Rng| {
+                    decision(snapshot, at, None)
+                };
+                self.pool.plan(&request, time, &mut DecideBy(decide))
             }
             RoutingPolicy::Clairvoyant => return Err("the plan was not made".to_owned()),
             RoutingPolicy::Gated(..) => {
@@ -291,7 +292,21 @@ impl PolicyRouter {
                 return Ok(None);
             }
         };
-        let picked = picked.map_err(|refusal| format!("no endpoint was picked: {refusal:?}"))?;
+        let plan = plan.map_err(|refusal| format!("no endpoint was picked: {refusal:?}"))?;
+        self.commit(plan, &request, now)
+    }
+
+    fn commit(
+        &mut self,
+        plan: Plan,
+        request: &Request<'_>,
+        now: f64,
+    ) -> Result<Option<SimulatedPick>, String> {
+        let endpoint = plan.endpoint();
+        let picked = self
+            .pool
+            .commit(plan, request, endpoint, virtual_time(now))
+            .map_err(|stale| format!("the pool changed: {stale:?}"))?;
         self.simulated(picked).map(Some)
     }
 
@@ -313,7 +328,7 @@ impl PolicyRouter {
     pub(crate) fn tick(&mut self) {
         self.gate.iter_mut().for_each(RequestGate::tick);
         self.ticks = false;
-        self.pool.look_at_order();
+        self.pool.queues_mut().look_at_order();
     }
 
     /// After which time, in ms, [`Self::tick`] must be called, if the caller does not know that
@@ -350,15 +365,12 @@ impl PolicyRouter {
         };
         self.estimate_peer_picks(now);
         let (_, ticket) = self.held.swap_remove(at);
-        match self.pool.pick_held(
-            &ticket,
-            &from.seen_by(policy),
-            MODEL,
-            virtual_time(now),
-            &mut (),
-        ) {
-            Ok(Some(picked)) => self.simulated(picked).map(Some),
-            Ok(None) => {
+        let request = from.seen_by(policy);
+        let time = virtual_time(now);
+        let planned = self.pool.plan(&request, time, &mut ());
+        match self.pool.admit_queued(ticket, planned, &request, time) {
+            Ok(FlowAdmission::Go(plan)) => self.commit(plan, &request, now),
+            Ok(FlowAdmission::Wait(ticket)) => {
                 self.held.push((from.job.request, ticket));
                 Ok(None)
             }
@@ -487,7 +499,9 @@ impl PolicyRouter {
         }
         let running = self.peers.iter().map(PeerLoadReport::requests).sum();
         self.delay_us = ((now - update.at) * 1e3) as u64;
-        self.pool.set_outside(&all, running, self.delay_us);
+        self.pool
+            .queues_mut()
+            .set_outside(&all, running, self.delay_us);
         self.estimate_peer_picks(now);
     }
 

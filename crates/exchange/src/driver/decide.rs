@@ -3,7 +3,7 @@
 use pool_state::{ManagedPool, Timestamp};
 
 use super::{BodyDelivery, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost};
-use crate::exchange::HeldAttempt;
+use crate::exchange::QueuedAttempt;
 use crate::{
     Exchange, ExchangeStep, HashSettings, LocalReply, ParsedBody, RequestChanges, headers,
 };
@@ -120,16 +120,16 @@ impl<H: RequestHost> RequestDriver<H> {
         let settings = host.settings();
         let held = exchange.held();
         let (attempt, mut due) = host.with_pool(pool, PoolUse::Pick, now, |pool| {
-            (exchange.claim_held(settings, pool, now), pool.has_due())
+            (exchange.try_queued(settings, pool, now), pool.has_due())
         });
         let step = match attempt {
-            HeldAttempt::Nothing => None,
-            HeldAttempt::Step(step) => Some(step),
-            HeldAttempt::Claim(pick) => {
-                let is_claimed = host.claim(pool, now);
+            QueuedAttempt::Nothing => None,
+            QueuedAttempt::Step(step) => Some(step),
+            QueuedAttempt::Claim(claimed) => {
+                let is_first = host.claim(pool, now);
                 let settle = |pool: &mut ManagedPool| {
                     (
-                        exchange.settle_held(settings, pool, (pick, is_claimed), now),
+                        exchange.settle_claim(settings, pool, claimed, is_first, now),
                         pool.has_due(),
                     )
                 };

@@ -163,7 +163,7 @@ pub trait RequestHost {
 
     /// Claims the room of the pick that was made for a held request just now. A host whose pool
     /// shares its queues with other pools ([`pool_state::queues::FlowQueues::is_shared`]) returns
-    /// false if another one claimed first: the pick is taken back, and the request stays held.
+    /// false if another one claimed first: the room is given back, and the request stays held.
     fn claim(&self, _pool: &Self::Pool, _now: Timestamp) -> bool {
         true
     }

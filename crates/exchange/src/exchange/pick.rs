@@ -1,8 +1,8 @@
 //! The pick of an exchange: at once, or when flow control releases the request.
 
-use pool_state::queues::{FlowArrival, HeldReason};
-use pool_state::{FlowAdmission, HeldClaim, ManagedPool, PickRefusal, RecordedPick, Timestamp};
-use scheduler::{FAIRNESS_ID, REQUEST_ID, UnavailableReason};
+use pool_state::queues::{FlowArrival, HeldReason, HeldTicket};
+use pool_state::{Claim, FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Stale, Timestamp};
+use scheduler::{Decision, FAIRNESS_ID, REQUEST_ID, Request, UnavailableReason};
 
 use super::pending_request::PendingRequest;
 use super::phase::ExchangePhase;
@@ -14,27 +14,67 @@ use crate::hint;
 use crate::reply::Refusal;
 use crate::settings::{ExchangeSettings, FairnessHeader};
 
-/// The result of a pick for a held request.
+/// How often a request is planned again because the pool has changed since its plan.
+const REPLANS_MAX: u32 = 2;
+
+/// The result of an attempt to send a queued request.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "one exists at a time, on the stack"
 )]
-pub enum HeldAttempt {
-    /// No request is held.
+pub enum QueuedAttempt {
+    /// No request is queued.
     Nothing,
-    /// The request is refused, or stays held.
+    /// The request is refused, goes on, or stays queued.
     Step(ExchangeStep),
-    /// An endpoint has room: [`Exchange::settle_held`] must follow.
-    Claim(HeldPick),
+    /// An endpoint has room: [`Exchange::settle_claim`] must follow.
+    Claim(ClaimedRequest),
 }
 
-/// A pick for a held request, until it is settled.
+/// A queued request that claims room.
 #[derive(Debug)]
-pub struct HeldPick {
-    claim: HeldClaim,
-    held: Box<QueuedRequest>,
+pub struct ClaimedRequest {
+    claim: Claim,
+    queued: Box<QueuedRequest>,
     is_sampled: bool,
+}
+
+/// A request that was planned and admitted.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one exists at a time, on the stack"
+)]
+enum AdmittedRequest {
+    Sent(RecordedPick),
+    Queued(HeldTicket),
+}
+
+/// Plans a request that arrives, and records its plan, or queues it.
+fn admit(
+    pool: &mut ManagedPool,
+    request: &Request<'_>,
+    arrival: &FlowArrival<'_>,
+    why: &mut DecisionReason,
+    now: Timestamp,
+) -> Result<AdmittedRequest, PickRefusal> {
+    for _ in 0..=REPLANS_MAX {
+        let planned = pool.plan(request, now, why);
+        let plan = match pool.admit(planned, request, arrival, now)? {
+            FlowAdmission::Go(plan) => plan,
+            FlowAdmission::Wait(ticket) => return Ok(AdmittedRequest::Queued(ticket)),
+        };
+        let endpoint = plan.endpoint();
+        match pool.commit(plan, request, endpoint, now) {
+            Ok(picked) => return Ok(AdmittedRequest::Sent(picked)),
+            Err(Stale { queued }) => {
+                if let Some(ticket) = queued {
+                    return Ok(AdmittedRequest::Queued(ticket));
+                }
+            }
+        }
+    }
+    Err(PickRefusal::NoState)
 }
 
 // === impl Exchange ===
@@ -50,12 +90,7 @@ impl Exchange {
         now: Timestamp,
     ) -> ExchangeStep {
         let subset = hint.map(hint::parse);
-        let headers: Vec<(&str, &str)> = self
-            .facts
-            .captured
-            .iter()
-            .map(|(name, value)| (&**name, &**value))
-            .collect();
+        let headers = self.facts.captured_pairs();
         let request = pending.request(subset.as_ref(), &headers, pool);
         let is_recorded = pool.sample_one_in(settings.decision_log.one_in);
         let is_sampled = self.why.record_if(is_recorded, settings, pool, now);
@@ -70,111 +105,123 @@ impl Exchange {
             arrived: self.started,
             ttl_ms: self.facts.ttl_ms,
         };
-        let outcome = pool.pick_or_hold(&request, &pending.model, &arrival, now, &mut self.why);
+        let admitted = admit(pool, &request, &arrival, &mut self.why, now);
         self.why.keep_sample(
-            is_sampled && !matches!(outcome, Ok(FlowAdmission::Held(_))),
+            is_sampled && !matches!(admitted, Ok(AdmittedRequest::Queued(_))),
             is_recorded,
             pool,
         );
-        match outcome {
-            Ok(FlowAdmission::Picked(picked)) => self.send(settings, pool, pending, picked, now),
-            Ok(FlowAdmission::Held(ticket)) => {
-                let number = ticket.number;
-                let request = QueuedRequest {
-                    ticket,
+        match admitted {
+            Ok(AdmittedRequest::Sent(picked)) => self.send(settings, pool, pending, picked, now),
+            Ok(AdmittedRequest::Queued(ticket)) => {
+                let queued = QueuedRequest {
                     pending: pending.without_body(),
                     subset,
                     is_recorded,
                     since: now,
                 };
-                self.queue(Box::new(request));
-                ExchangeStep::Hold { number }
+                self.queue(ticket, Box::new(queued))
             }
             Err(refusal) => self.pick_refused(pool, &pending, refusal),
         }
     }
 
-    /// Picks for the request that [`ExchangeStep::Hold`] holds.
-    pub fn claim_held(
+    /// Tries to send the request that [`ExchangeStep::Hold`] holds.
+    pub fn try_queued(
         &mut self,
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
         now: Timestamp,
-    ) -> HeldAttempt {
-        let ExchangePhase::Queued(held) = std::mem::replace(&mut self.phase, ExchangePhase::Ended)
+    ) -> QueuedAttempt {
+        let ExchangePhase::Queued(ticket, queued) =
+            std::mem::replace(&mut self.phase, ExchangePhase::Ended)
         else {
-            return HeldAttempt::Nothing;
+            return QueuedAttempt::Nothing;
         };
-        let headers: Vec<(&str, &str)> = self
-            .facts
-            .captured
-            .iter()
-            .map(|(name, value)| (&**name, &**value))
-            .collect();
-        let request = held.pending.request(held.subset.as_ref(), &headers, pool);
-        let is_sampled = self.why.record_if(held.is_recorded, settings, pool, now);
-        self.why.held = pool.queues().reason(&held.ticket, now);
-        let outcome = pool.claim_held(
-            &held.ticket,
-            &request,
-            &held.pending.model,
-            now,
-            &mut self.why,
-        );
-        let step = match outcome {
-            Ok(Some(claim)) => {
-                return HeldAttempt::Claim(HeldPick {
-                    claim,
-                    held,
-                    is_sampled,
-                });
+        let is_sampled = self.why.record_if(queued.is_recorded, settings, pool, now);
+        self.why.held = pool.queues().reason(&ticket, now);
+        let headers = self.facts.captured_pairs();
+        let request = queued.request(&headers, pool);
+        let planned = pool.plan(&request, now, &mut self.why);
+        let claimed = match pool.admit_queued(ticket, planned, &request, now) {
+            Ok(FlowAdmission::Go(plan)) => pool.claim(plan, &request, now),
+            Ok(FlowAdmission::Wait(ticket)) => Err(Stale {
+                queued: Some(ticket),
+            }),
+            Err(refusal) => {
+                let step = self.pick_refused(pool, &queued.pending, refusal);
+                self.why.keep_sample(is_sampled, queued.is_recorded, pool);
+                return QueuedAttempt::Step(step);
             }
-            Ok(None) => return HeldAttempt::Step(self.hold_on(pool, held)),
-            Err(refusal) => self.pick_refused(pool, &held.pending, refusal),
         };
-        self.why.keep_sample(is_sampled, held.is_recorded, pool);
-        HeldAttempt::Step(step)
+        match claimed {
+            Ok(claim) => {
+                let claimed = ClaimedRequest {
+                    claim,
+                    queued,
+                    is_sampled,
+                };
+                if pool.queues().has_flow_peers() {
+                    return QueuedAttempt::Claim(claimed);
+                }
+                QueuedAttempt::Step(self.settle_claim(settings, pool, claimed, true, now))
+            }
+            Err(stale) => QueuedAttempt::Step(self.stay_queued(pool, stale, queued)),
+        }
     }
 
     /// Ends the attempt: the request goes on if the host could claim its room, and otherwise stays
-    /// held.
-    pub fn settle_held(
+    /// queued.
+    pub fn settle_claim(
         &mut self,
         settings: &ExchangeSettings,
         pool: &mut ManagedPool,
-        (pick, is_claimed): (HeldPick, bool),
+        claimed: ClaimedRequest,
+        is_first: bool,
         now: Timestamp,
     ) -> ExchangeStep {
-        let HeldPick {
+        let ClaimedRequest {
             claim,
-            held,
+            queued,
             is_sampled,
-        } = pick;
-        match pool.settle_claim(&held.ticket, claim, is_claimed, &held.pending.blocks, now) {
-            Some(picked) => {
-                self.why.keep_sample(is_sampled, held.is_recorded, pool);
-                let held_ms = now.ms_since(held.since);
-                let step = self.send(settings, pool, held.pending, picked, now);
+        } = claimed;
+        if !is_first {
+            let queued_at = Some(pool.give_back(claim));
+            return self.stay_queued(pool, Stale { queued: queued_at }, queued);
+        }
+        let headers = self.facts.captured_pairs();
+        let request = queued.request(&headers, pool);
+        match pool.redeem(claim, &request, now) {
+            Ok(picked) => {
+                self.why.keep_sample(is_sampled, queued.is_recorded, pool);
+                let held_ms = now.ms_since(queued.since);
+                let step = self.send(settings, pool, queued.pending, picked, now);
                 if let ExchangePhase::Routed(routed) = &mut self.phase {
                     routed.set_held(held_ms);
                 }
                 step
             }
-            None => self.hold_on(pool, held),
+            Err(_) => self.pick_refused(pool, &queued.pending, PickRefusal::NoState),
         }
     }
 
-    fn hold_on(&mut self, pool: &mut ManagedPool, held: Box<QueuedRequest>) -> ExchangeStep {
-        let number = held.ticket.number;
-        self.why.keep_sample(false, held.is_recorded, pool);
-        self.queue(held);
-        ExchangeStep::Hold { number }
+    fn stay_queued(
+        &mut self,
+        pool: &mut ManagedPool,
+        stale: Stale,
+        queued: Box<QueuedRequest>,
+    ) -> ExchangeStep {
+        self.why.keep_sample(false, queued.is_recorded, pool);
+        match stale.queued {
+            Some(ticket) => self.queue(ticket, queued),
+            None => self.pick_refused(pool, &queued.pending, PickRefusal::NoState),
+        }
     }
 
     /// Since when the request is held by flow control, and its priority.
     pub(crate) fn held(&self) -> Option<(Timestamp, i32)> {
         match &self.phase {
-            ExchangePhase::Queued(held) => Some((held.since, held.pending.priority)),
+            ExchangePhase::Queued(_, queued) => Some((queued.since, queued.pending.priority)),
             _ => None,
         }
     }
@@ -183,17 +230,19 @@ impl Exchange {
     #[must_use]
     pub fn held_reason(&self, pool: &ManagedPool, now: Timestamp) -> Option<HeldReason> {
         match &self.phase {
-            ExchangePhase::Queued(held) => pool.queues().reason(&held.ticket, now),
+            ExchangePhase::Queued(ticket, _) => pool.queues().reason(ticket, now),
             _ => None,
         }
     }
 
     /// Holds the request. A pick without room is neither explained nor recorded.
-    fn queue(&mut self, request: Box<QueuedRequest>) {
-        self.phase = ExchangePhase::Queued(request);
+    fn queue(&mut self, ticket: HeldTicket, queued: Box<QueuedRequest>) -> ExchangeStep {
+        let number = ticket.number;
+        self.phase = ExchangePhase::Queued(ticket, queued);
         self.why.reasons = None;
         self.why.record = None;
         self.why.candidates = None;
+        ExchangeStep::Hold { number }
     }
 
     fn pick_refused(
@@ -202,6 +251,14 @@ impl Exchange {
         pending: &PendingRequest,
         refusal: PickRefusal,
     ) -> ExchangeStep {
+        if matches!(refusal, PickRefusal::Decision(Decision::Shed(_))) && pending.latency.slo.any()
+        {
+            pool.counters_mut().count_shed(
+                &pending.model,
+                pending.target_model(),
+                pending.priority,
+            );
+        }
         match Refusal::from(refusal) {
             Refusal::Unavailable(UnavailableReason::ModelNotServed)
                 if pending.target.is_none() && !pool.knows_model(&pending.model) =>
@@ -266,6 +323,11 @@ impl Exchange {
 // === impl HeaderFacts ===
 
 impl HeaderFacts {
+    fn captured_pairs(&self) -> Vec<(&str, &str)> {
+        let captured = self.captured.iter();
+        captured.map(|(name, value)| (&**name, &**value)).collect()
+    }
+
     /// The bytes of the captured headers.
     fn captured_bytes(&self) -> usize {
         self.captured

@@ -1,18 +1,27 @@
-//! A request that is held by flow control, without its body.
+//! A request that flow control has queued, without its body.
 
-use pool_state::Timestamp;
-use pool_state::queues::HeldTicket;
-use scheduler::SubsetHint;
+use pool_state::{ManagedPool, Timestamp};
+use scheduler::{Request, SubsetHint};
 
 use super::pending_request::PendingRequest;
 
-/// A held request.
 #[derive(Debug)]
 pub(crate) struct QueuedRequest {
-    pub(super) ticket: HeldTicket,
     pub(super) pending: PendingRequest,
     pub(super) subset: Option<SubsetHint>,
     pub(super) since: Timestamp,
     /// Whether its decision is recorded.
     pub(super) is_recorded: bool,
+}
+
+// === impl QueuedRequest ===
+
+impl QueuedRequest {
+    pub(super) fn request<'q>(
+        &'q self,
+        headers: &'q [(&'q str, &'q str)],
+        pool: &ManagedPool,
+    ) -> Request<'q> {
+        self.pending.request(self.subset.as_ref(), headers, pool)
+    }
 }

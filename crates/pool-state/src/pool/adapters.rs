@@ -27,7 +27,6 @@ pub(super) struct AdapterTable {
     rows: Vec<EndpointAdapters>,
     /// Requests recorded so far, at all endpoints.
     requests: u64,
-    rooms: Vec<AdapterRoom>,
 }
 
 /// The models of an endpoint's requests, least recently used first: the mark of each, and the
@@ -59,7 +58,6 @@ impl AdapterTable {
                     .unwrap_or_default()
             })
             .collect();
-        self.rooms.clear();
     }
 
     /// Records a request for the model of this mark at the endpoint at position `at`.
@@ -76,9 +74,14 @@ impl AdapterTable {
         row.push((mark, self.requests));
     }
 
-    /// Finds which endpoints have room for the adapter; [`Self::rooms`] returns the result.
-    pub(super) fn find_rooms(&mut self, endpoints: &EndpointTable, model: &str) {
-        self.rooms.clear();
+    /// Puts into `rooms` which endpoints have room for the adapter; nothing without adapters.
+    pub(super) fn find_rooms(
+        &self,
+        endpoints: &EndpointTable,
+        model: &str,
+        rooms: &mut Vec<AdapterRoom>,
+    ) {
+        rooms.clear();
         if model.is_empty()
             || !endpoints
                 .metrics()
@@ -97,12 +100,7 @@ impl AdapterTable {
                     .unwrap_or(0),
             )
         };
-        self.rooms
-            .extend(self.rows.iter().zip(endpoints.indices()).map(room));
-    }
-
-    pub(super) fn rooms(&self) -> &[AdapterRoom] {
-        &self.rooms
+        rooms.extend(self.rows.iter().zip(endpoints.indices()).map(room));
     }
 }
 
@@ -136,6 +134,12 @@ mod tests {
         Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec,
         Readiness, Slot, Snapshot, Version,
     };
+
+    fn rooms(adapters: &AdapterTable, endpoints: &Snapshot, model: &str) -> Vec<AdapterRoom> {
+        let mut rooms = Vec::new();
+        adapters.find_rooms(endpoints, model, &mut rooms);
+        rooms
+    }
 
     /// A pool. `places` has the number of adapters that fit at each endpoint, 0 where none are
     /// served.
@@ -198,8 +202,7 @@ mod tests {
         let mut room = |used: &[&str], model: &str| {
             used.iter()
                 .for_each(|used| adapters.record_model(0, model_mark(used)));
-            adapters.find_rooms(&endpoints, model);
-            adapters.rooms().to_vec()
+            rooms(&adapters, &endpoints, model)
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
         assert_eq!(room(&["a"], "a"), [AdapterRoom::Loaded]);
@@ -219,17 +222,17 @@ mod tests {
 
     #[test]
     fn an_endpoint_without_adapters_is_unknown_and_a_pool_of_such_has_no_rooms() {
-        let (mut adapters, endpoints) = pool(&[0, 1]);
-        adapters.find_rooms(&endpoints, "a");
-        assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
-        adapters.find_rooms(&endpoints, "");
+        let (adapters, endpoints) = pool(&[0, 1]);
+        assert_eq!(
+            rooms(&adapters, &endpoints, "a"),
+            [AdapterRoom::Unknown, AdapterRoom::Free]
+        );
         assert!(
-            adapters.rooms().is_empty(),
+            rooms(&adapters, &endpoints, "").is_empty(),
             "a request without a model needs no adapter"
         );
-        let (mut adapters, endpoints) = pool(&[0, 0]);
-        adapters.find_rooms(&endpoints, "a");
-        assert!(adapters.rooms().is_empty());
+        let (adapters, endpoints) = pool(&[0, 0]);
+        assert!(rooms(&adapters, &endpoints, "a").is_empty());
     }
 
     #[test]
@@ -248,7 +251,7 @@ mod tests {
                 ..LoraMetrics::default()
             })
         };
-        let (mut adapters, endpoints) = pool_with(vec![
+        let (adapters, endpoints) = pool_with(vec![
             (lora(&[], &[]), [].into()),
             (lora(&["llama", "llama-alias"], &[]), [].into()),
             (
@@ -260,10 +263,7 @@ mod tests {
                 names(&["llama", "sql"]).into(),
             ),
         ]);
-        let mut rooms = |model| {
-            adapters.find_rooms(&endpoints, model);
-            adapters.rooms().to_vec()
-        };
+        let rooms = |model| rooms(&adapters, &endpoints, model);
         for base in ["llama", "llama-alias"] {
             assert_eq!(
                 rooms(base),
@@ -288,13 +288,14 @@ mod tests {
         let (mut adapters, endpoints) = pool(&[1, 1]);
         adapters.record_model(1, model_mark("a"));
         adapters.remap(&[Some(1), None]);
-        adapters.find_rooms(&endpoints, "a");
-        assert_eq!(adapters.rooms(), [AdapterRoom::Loaded, AdapterRoom::Free]);
+        assert_eq!(
+            rooms(&adapters, &endpoints, "a"),
+            [AdapterRoom::Loaded, AdapterRoom::Free]
+        );
         adapters.record_model(7, model_mark("a"));
         adapters.remap(&[]);
         adapters.record_model(0, model_mark("a"));
-        adapters.find_rooms(&endpoints, "a");
-        assert!(adapters.rooms().is_empty());
+        assert!(rooms(&adapters, &endpoints, "a").is_empty());
     }
 
     #[test]
@@ -302,10 +303,8 @@ mod tests {
         let (mut adapters, endpoints) = pool(&[200]);
         (0..200).for_each(|n| adapters.record_model(0, model_mark(&n.to_string())));
         assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
-        adapters.find_rooms(&endpoints, "199");
-        assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
-        adapters.find_rooms(&endpoints, "0");
-        assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
+        assert_eq!(rooms(&adapters, &endpoints, "199"), [AdapterRoom::Loaded]);
+        assert_eq!(rooms(&adapters, &endpoints, "0"), [AdapterRoom::Free]);
         assert!(
             is_model_mark(model_mark("a")) && !is_model_mark(0) && !is_model_mark(name_hash("a"))
         );

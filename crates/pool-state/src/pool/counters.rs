@@ -281,18 +281,6 @@ impl PoolCounters {
         self.with(endpoint, |e| e.picked += 1);
     }
 
-    /// Takes back a pick that was counted.
-    pub(super) fn uncount_pick(
-        &mut self,
-        endpoint: EndpointRef,
-        prompt_tokens: u64,
-        matched_tokens: u64,
-    ) {
-        self.prompt_tokens = self.prompt_tokens.saturating_sub(prompt_tokens);
-        self.matched_tokens = self.matched_tokens.saturating_sub(matched_tokens);
-        self.with(endpoint, |e| e.picked = e.picked.saturating_sub(1));
-    }
-
     pub(super) fn count_served(&mut self, endpoint: EndpointRef) {
         self.with(endpoint, |e| e.served += 1);
     }

@@ -1,51 +1,61 @@
-//! Flow control of a pool: holds a request whose endpoint has no room, and sends it later.
+//! Flow control of a pool: says whether a planned request may go now, or waits until its endpoint
+//! has room. Without flow control each one may.
 
-use scheduler::flow::{
-    BandHeld, FlowControl, FlowCost, RoomAsk, RoomLimits, SharedOrder, UsageCeiling,
-};
+use scheduler::flow::{FlowControl, FlowCost, RoomLimits, SharedOrder, UsageCeiling};
 use scheduler::{EndpointRef, LocalState, Request, Timestamp};
 
-use super::{DecisionObserver, LedgerHold, ManagedPool, RecordedPick};
-use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket};
+use super::endpoints::Endpoints;
+use super::pick::Reservation;
+use super::plan::FlowUse;
+use super::{LedgerHold, ManagedPool, Plan, RecordedPick, Stale};
+use crate::queues::{
+    ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket, SentFlow, Waiting,
+};
 use crate::refusal::PickRefusal;
 
 /// The result for a request that arrives.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "without flow control every request is picked, and a box would be an allocation for each"
+    reason = "without flow control every request goes, and a box would be an allocation for each"
 )]
 pub enum FlowAdmission {
-    /// An endpoint was picked.
-    Picked(RecordedPick),
-    /// The request is held.
-    Held(HeldTicket),
+    /// The request may go: [`ManagedPool::commit`] records its plan.
+    Go(Plan),
+    /// The request waits.
+    Wait(HeldTicket),
 }
 
-/// A pick for a held request that no other VM may make too: [`ManagedPool::settle_claim`] must
-/// follow.
+/// The room of a queued request, which is its own once the order of all VMs is written. It must be
+/// redeemed or given back.
 #[derive(Debug)]
-pub struct HeldClaim {
-    picked: RecordedPick,
+#[must_use = "the request is in no queue"]
+pub struct Claim {
+    plan: Plan,
+    reservation: Reservation,
+    ticket: HeldTicket,
     entry: ClaimedEntry,
 }
 
-/// The request that seeks room.
+/// Why a request may not go to the planned endpoint now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RoomSeeker {
-    /// A request that arrives. If it needs a claim, it is not sent now.
-    Arrival { needs_claim: bool },
-    /// The held request of this number.
-    Held(u64),
+enum NoRoom {
+    /// The endpoint has no room for any request of the band.
+    Full,
+    /// The endpoint may have room for a smaller request.
+    TooLarge,
+    /// The room is left to others: an older request, or another proxy.
+    Left,
 }
 
-/// The limits for a request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RoomCheck {
-    pub(super) limits: RoomLimits,
-    /// Whether room is left to other proxies for a while.
-    pub(super) is_over_share: bool,
-    pub(super) seeker: RoomSeeker,
+// === impl Claim ===
+
+impl Claim {
+    /// The endpoint that has the room.
+    #[must_use]
+    pub fn endpoint(&self) -> EndpointRef {
+        self.plan.endpoint()
+    }
 }
 
 // === impl ManagedPool ===
@@ -54,7 +64,12 @@ impl ManagedPool {
     /// The rules of flow control; `None` where it is off.
     #[must_use]
     pub fn flow_control(&self) -> Option<&FlowControl> {
-        self.snapshot()?.pipeline().flow_control()
+        flow_control(&self.endpoints)
+    }
+
+    /// The queues, to change them.
+    pub fn queues_mut(&mut self) -> &mut FlowQueues {
+        &mut self.queues
     }
 
     /// The requests held.
@@ -96,7 +111,7 @@ impl ManagedPool {
         limits: RoomLimits,
         now: Timestamp,
     ) -> bool {
-        let Some(state) = &self.state else {
+        let Some(state) = &self.endpoints.state else {
             return false;
         };
         let is_certain = matches!(limits.ceiling, UsageCeiling::Fixed(_))
@@ -112,7 +127,7 @@ impl ManagedPool {
         };
         let local = LocalState {
             metrics_stale: state.metrics_stale(now),
-            ..LocalState::new(&self.in_flight)
+            ..LocalState::new(&self.ledger.in_flight)
         };
         scheduler::is_full(&state.snapshot, local, index, limits)
     }
@@ -121,10 +136,7 @@ impl ManagedPool {
     /// now. Call it until then.
     pub fn next_due(&mut self, now: Timestamp) -> Option<u64> {
         self.look_at_freed(now);
-        let control = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control());
+        let control = flow_control(&self.endpoints);
         match control {
             Some(control) => self.queues.next_due(control, now),
             None => {
@@ -134,95 +146,91 @@ impl ManagedPool {
         }
     }
 
-    /// Picks like [`Self::pick`], or holds the request until its endpoint has room. Without flow
-    /// control, no request is held.
+    /// Says whether a request that arrives, with its plan, may go now.
     ///
     /// # Errors
     /// Why the request is refused.
-    pub fn pick_or_hold(
+    pub fn admit(
         &mut self,
+        planned: Result<Plan, PickRefusal>,
         request: &Request<'_>,
-        model: &str,
         arrival: &FlowArrival<'_>,
         now: Timestamp,
-        observer: &mut impl DecisionObserver,
     ) -> Result<FlowAdmission, PickRefusal> {
         if self.flow_control().is_none() {
-            return self
-                .pick(request, model, now, observer)
-                .map(FlowAdmission::Picked);
+            return planned.map(FlowAdmission::Go);
         }
-        // A request that needs a claim is held first, if only for a moment.
+        // While VMs share an order, each request waits first, if only for a moment.
         let is_shared = self.queues.is_shared();
-        let mut full_at = None;
-        let mut lacks_room = false;
-        let mut is_full = false;
-        if is_shared || self.queues.may_pass(request.priority, now) {
-            match self.pick_with_room(
-                request,
-                model,
-                RoomSeeker::Arrival {
-                    needs_claim: is_shared,
-                },
-                now,
-                observer,
-            ) {
-                Err(PickRefusal::Full(endpoint)) => {
-                    full_at = Some(endpoint);
-                    lacks_room = true;
-                    is_full = true;
+        let is_tried = is_shared || self.queues.may_pass(request.priority, now);
+        let mut no_room = None;
+        let planned = match planned {
+            Err(refusal) if self.is_final(&refusal) => return Err(refusal),
+            Err(refusal) if is_tried && !refusal.is_without_endpoints() => return Err(refusal),
+            Ok(mut plan) if is_tried => match self.find_room(&plan, request, None, now) {
+                Ok(_) => {
+                    plan.flow = FlowUse::Arrival {
+                        flow: arrival.flow_id(),
+                    };
+                    return Ok(FlowAdmission::Go(plan));
                 }
-                Err(PickRefusal::TooLarge(endpoint)) => {
-                    full_at = Some(endpoint);
-                    lacks_room = true;
+                Err(why) => {
+                    no_room = Some((plan.endpoint, why));
+                    Ok(plan)
                 }
-                Err(PickRefusal::Left(endpoint)) => full_at = Some(endpoint),
-                Err(refusal) if refusal.is_without_endpoints() && self.waits_for_first() => {}
-                picked => {
-                    let picked = self.charged(picked?, request, (arrival.flow_id(), true), now);
-                    return Ok(FlowAdmission::Picked(self.watched(picked, None)));
-                }
+            },
+            planned => planned,
+        };
+        let (ticket, is_near) = self.queue(request, arrival, no_room, now)?;
+        // The first of its band was tried just now.
+        if is_shared || !is_near || ticket.is_first {
+            if let Ok(plan) = planned {
+                self.discard(plan);
             }
-        } else {
-            self.check_final(request, now, observer)?;
+            return Ok(FlowAdmission::Wait(ticket));
         }
+        self.admit_queued(ticket, planned, request, now)
+    }
+
+    /// Queues a request that arrives. Returns its ticket, and whether it is near enough to the head
+    /// of its band to be tried at once.
+    fn queue(
+        &mut self,
+        request: &Request<'_>,
+        arrival: &FlowArrival<'_>,
+        no_room: Option<(EndpointRef, NoRoom)>,
+        now: Timestamp,
+    ) -> Result<(HeldTicket, bool), PickRefusal> {
         let cost = FlowCost {
             prompt: f64::from(request.prompt_tokens),
             output: self.expected_output(request),
         };
-        let Some(control) = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control())
-        else {
-            return Err(PickRefusal::NoState);
+        let control = flow_control(&self.endpoints);
+        let waiting = Waiting {
+            priority: request.priority,
+            ttft_slo_us: request.slo.ttft_us,
+            cost,
+            full_at: no_room.map(|(endpoint, _)| endpoint),
         };
-        let held = self.queues.hold(
-            control,
-            (arrival, request.priority, request.slo.ttft_us, cost),
-            full_at,
-            now,
-        );
-        let (ticket, is_near) = held.map_err(PickRefusal::Held)?;
-        match full_at.filter(|_| is_full) {
-            Some(endpoint) => {
-                self.found_full(&ticket, endpoint, now);
+        let queued = self
+            .queues
+            .hold(control.ok_or(PickRefusal::NoState)?, arrival, waiting, now);
+        let (ticket, is_near) = queued.map_err(PickRefusal::Held)?;
+        match no_room {
+            Some((endpoint, NoRoom::Full)) => {
+                self.found_no_room(&ticket, endpoint, NoRoom::Full, now);
                 // Another VM that made room since may not know that this one holds a request.
                 if self.queues.is_shared() {
                     self.queues.room_freed(endpoint);
                 }
             }
-            None => self.queues.look(),
+            Some((endpoint, NoRoom::TooLarge)) => {
+                self.queues.look();
+                self.ask_for_room(&ticket, endpoint, NoRoom::TooLarge, now);
+            }
+            Some((_, NoRoom::Left)) | None => self.queues.look(),
         }
-        if lacks_room {
-            self.ask_for_room(&ticket, (full_at, is_full), now);
-        }
-        // The first of its band was tried just now.
-        if is_shared || !is_near || ticket.is_first {
-            return Ok(FlowAdmission::Held(ticket));
-        }
-        let picked = self.pick_held(&ticket, request, model, now, observer)?;
-        Ok(picked.map_or(FlowAdmission::Held(ticket), FlowAdmission::Picked))
+        Ok((ticket, is_near))
     }
 
     /// Whether requests wait while no endpoint of the pool is ready: a pool that scales from zero.
@@ -233,95 +241,60 @@ impl ManagedPool {
 
     /// Whether waiting cannot help the request. It is refused at once then, with and without flow
     /// control.
-    pub(super) fn is_final(&self, refusal: &PickRefusal) -> bool {
+    fn is_final(&self, refusal: &PickRefusal) -> bool {
         refusal.is_final() || refusal.is_without_endpoints() && !self.waits_for_first()
     }
 
-    /// Picks for a held request, where no other VM picks; `None` if it stays held.
+    /// Says whether a queued request, with its plan, may go now. Nothing changes for it until the
+    /// plan is recorded: while other VMs serve requests ([`FlowQueues::has_flow_peers`]) by
+    /// [`Self::claim`], otherwise by [`Self::commit`].
     ///
     /// # Errors
-    /// Why the request is refused. It is not held any more.
-    pub fn pick_held(
+    /// Why the request is refused. It is not queued any more.
+    pub fn admit_queued(
         &mut self,
-        ticket: &HeldTicket,
+        ticket: HeldTicket,
+        planned: Result<Plan, PickRefusal>,
         request: &Request<'_>,
-        model: &str,
         now: Timestamp,
-        observer: &mut impl DecisionObserver,
-    ) -> Result<Option<RecordedPick>, PickRefusal> {
-        let claim = self.claim_held(ticket, request, model, now, observer)?;
-        Ok(claim.and_then(|claim| self.settle_claim(ticket, claim, true, &[], now)))
-    }
-
-    /// Picks for a held request and publishes nothing: the host does, and says in
-    /// [`Self::settle_claim`] whether the room is this request's. `None` if it stays held.
-    ///
-    /// # Errors
-    /// Why the request is refused. It is not held any more.
-    pub fn claim_held(
-        &mut self,
-        ticket: &HeldTicket,
-        request: &Request<'_>,
-        model: &str,
-        now: Timestamp,
-        observer: &mut impl DecisionObserver,
-    ) -> Result<Option<HeldClaim>, PickRefusal> {
+    ) -> Result<FlowAdmission, PickRefusal> {
         if let Some(refusal) = self.queues.take_refusal(ticket.number) {
             return Err(PickRefusal::Held(refusal));
         }
-        if self.queues.take_to_check(ticket) {
-            let checked = self.check_final(request, now, observer);
-            return checked
-                .map(|()| None)
-                .inspect_err(|refusal| self.given_up(ticket, refusal, now));
-        }
-        match self.pick_with_room(
-            request,
-            model,
-            RoomSeeker::Held(ticket.number),
-            now,
-            observer,
-        ) {
-            Ok(picked) => {
-                let Some(entry) = self.queues.take_for_claim(ticket) else {
-                    self.take_back(picked.hold, &[]);
-                    return Err(PickRefusal::NoState);
-                };
-                let picked = self.charged(picked, request, (ticket.flow_id(), false), now);
-                Ok(Some(HeldClaim { picked, entry }))
-            }
-            Err(PickRefusal::Full(endpoint)) => {
-                self.found_full(ticket, endpoint, now);
-                self.ask_for_room(ticket, (Some(endpoint), true), now);
-                Ok(None)
-            }
-            Err(PickRefusal::TooLarge(endpoint)) => {
-                self.queues.found_full(ticket, Some(endpoint), now);
-                self.ask_for_room(ticket, (Some(endpoint), false), now);
-                Ok(None)
-            }
-            Err(PickRefusal::Left(endpoint)) => {
-                self.queues.found_full(ticket, Some(endpoint), now);
-                Ok(None)
+        let is_checked = self.queues.take_to_check(&ticket);
+        let mut plan = match planned {
+            Ok(plan) => plan,
+            Err(refusal) if is_checked && !self.is_final(&refusal) => {
+                return Ok(FlowAdmission::Wait(ticket));
             }
             Err(refusal)
                 if refusal == PickRefusal::NoState
                     || refusal.is_without_endpoints() && self.waits_for_first() =>
             {
-                self.queues.found_full(ticket, None, now);
-                Ok(None)
+                self.queues.found_full(&ticket, None, now);
+                return Ok(FlowAdmission::Wait(ticket));
             }
             Err(refusal) => {
-                self.given_up(ticket, &refusal, now);
-                Err(refusal)
+                self.given_up(&ticket, &refusal, now);
+                return Err(refusal);
+            }
+        };
+        if !is_checked {
+            match self.find_room(&plan, request, Some(ticket.number), now) {
+                Ok(limits) => {
+                    plan.flow = FlowUse::Queued { ticket, limits };
+                    return Ok(FlowAdmission::Go(plan));
+                }
+                Err(why) => self.found_no_room(&ticket, plan.endpoint, why, now),
             }
         }
+        self.discard(plan);
+        Ok(FlowAdmission::Wait(ticket))
     }
 
-    /// A held request is refused, because waiting cannot help it any more.
+    /// A queued request is refused, because waiting cannot help it any more.
     fn given_up(&mut self, ticket: &HeldTicket, refusal: &PickRefusal, now: Timestamp) {
-        let is_empty = refusal.is_without_endpoints();
-        let outcome = if is_empty {
+        let outcome = if refusal.is_without_endpoints() {
             FlowOutcome::EvictedNoEndpoints
         } else {
             FlowOutcome::EvictedOther
@@ -329,42 +302,103 @@ impl ManagedPool {
         self.queues.remove(ticket, outcome, now);
     }
 
-    /// The endpoint has no room for any request of the band of this one.
-    fn found_full(&mut self, ticket: &HeldTicket, endpoint: EndpointRef, now: Timestamp) {
-        self.queues.found_full(ticket, Some(endpoint), now);
-        self.queues.endpoint_full(endpoint, ticket.priority());
-    }
-
-    /// Ends a claim. Returns the pick if the room is the request's; otherwise it stays held.
-    /// `blocks` are those of its prompt.
-    pub fn settle_claim(
+    /// A queued request may not go to the planned endpoint now.
+    fn found_no_room(
         &mut self,
         ticket: &HeldTicket,
-        claim: HeldClaim,
-        is_claimed: bool,
-        blocks: &[u64],
+        endpoint: EndpointRef,
+        why: NoRoom,
         now: Timestamp,
-    ) -> Option<RecordedPick> {
-        let HeldClaim { picked, entry } = claim;
-        if is_claimed {
-            self.queues.claimed(ticket, &entry, now);
-            return Some(self.watched(picked, Some(ticket.number)));
+    ) {
+        self.queues.found_full(ticket, Some(endpoint), now);
+        if why == NoRoom::Full {
+            self.queues.endpoint_full(endpoint, ticket.priority());
         }
-        self.queues.put_back(ticket, entry);
-        self.take_back(picked.hold, blocks);
-        None
+        if why != NoRoom::Left {
+            self.ask_for_room(ticket, endpoint, why, now);
+        }
     }
 
-    /// A request was sent: with eviction, it may be given up until its first byte. `number` is its
-    /// number, if it was held.
-    fn watched(&mut self, mut picked: RecordedPick, number: Option<u64>) -> RecordedPick {
-        let charge = picked
-            .hold
+    /// Takes the room of a plan that [`Self::admit_queued`] let go: its load counts, and its
+    /// request leaves the queue. The host publishes that, and then writes the order of all VMs, so
+    /// that who reads the order sees the load. If it was the first to write, it redeems the claim,
+    /// and otherwise it gives it back.
+    ///
+    /// # Errors
+    /// [`Stale`]; nothing has changed.
+    pub fn claim(
+        &mut self,
+        mut plan: Plan,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Result<Claim, Stale> {
+        let flow = std::mem::replace(&mut plan.flow, FlowUse::Free);
+        let FlowUse::Queued { ticket, limits } = flow else {
+            plan.flow = flow;
+            return Err(self.discard(plan));
+        };
+        let reserved = (!self.is_stale(&plan))
+            .then(|| self.reserve(&plan, request, now))
+            .flatten();
+        let Some(mut reservation) = reserved else {
+            plan.flow = FlowUse::Queued { ticket, limits };
+            return Err(self.discard(plan));
+        };
+        // The last room is gone: others need not try.
+        if self.is_full(plan.endpoint, limits, now) {
+            self.queues.endpoint_full(plan.endpoint, request.priority);
+        }
+        let Some(entry) = self.queues.take_for_claim(&ticket) else {
+            self.withdraw(reservation);
+            return Err(self.discard(plan));
+        };
+        let flow = ticket.flow_id();
+        self.charge(&mut reservation.hold, request, flow, true, now);
+        Ok(Claim {
+            plan,
+            reservation,
+            ticket,
+            entry,
+        })
+    }
+
+    /// The room of a claim is the request's: records its plan.
+    ///
+    /// # Errors
+    /// [`Stale`], if the pool has no state any more.
+    pub fn redeem(
+        &mut self,
+        claim: Claim,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Result<RecordedPick, Stale> {
+        let Claim {
+            plan,
+            mut reservation,
+            ticket,
+            entry,
+        } = claim;
+        self.queues.claimed(&ticket, &entry, now);
+        self.watch(&mut reservation.hold, Some(ticket.number));
+        self.record(plan, reservation, request, now)
+    }
+
+    /// Another VM was first: the request stays queued.
+    pub fn give_back(&mut self, claim: Claim) -> HeldTicket {
+        self.queues.put_back(&claim.ticket, claim.entry);
+        self.withdraw(claim.reservation);
+        self.discard(claim.plan);
+        claim.ticket
+    }
+
+    /// A request is sent: with eviction, it may be given up until its first byte. `number` is its
+    /// number, if it was queued.
+    pub(super) fn watch(&mut self, hold: &mut LedgerHold, number: Option<u64>) {
+        let charge = hold
             .charge
             .filter(|_| self.flow_control().is_some_and(FlowControl::evicts));
-        picked.hold.revocable =
-            charge.and_then(|charge| self.queues.watch(&charge, picked.hold.endpoint(), number));
-        picked
+        hold.revocable =
+            charge.and_then(|charge| self.queues.watch(&charge, hold.endpoint(), number));
     }
 
     /// The request has its first response byte: it is not given up any more.
@@ -381,12 +415,13 @@ impl ManagedPool {
         self.queues.take_marked(held.revocable?)
     }
 
-    /// A held request found no room at this endpoint: with eviction, a running one may be given up
-    /// for it.
+    /// A queued request found no room at this endpoint: with eviction, a running one may be given
+    /// up for it.
     fn ask_for_room(
         &mut self,
         ticket: &HeldTicket,
-        (endpoint, is_full): (Option<EndpointRef>, bool),
+        endpoint: EndpointRef,
+        why: NoRoom,
         now: Timestamp,
     ) {
         if let Some(pipeline) = self
@@ -394,34 +429,15 @@ impl ManagedPool {
             .map(|snapshot| snapshot.pipeline())
             .filter(|pipeline| pipeline.flow_control().is_some_and(FlowControl::evicts))
         {
-            let endpoint = endpoint.filter(|_| pipeline.needs_room_at_endpoint());
-            self.queues.ask_for_room(ticket, (endpoint, is_full), now);
+            let endpoint = pipeline.needs_room_at_endpoint().then_some(endpoint);
+            self.queues
+                .ask_for_room(ticket, endpoint, why == NoRoom::Full, now);
         }
-    }
-
-    /// Another VM asks for room. False if a further one must be asked: no running request is given
-    /// up here. The caller knows by the load reports whether any request waits.
-    pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
-        !self.queues.any_held() || self.queues.give_up_for(ask, now)
-    }
-
-    /// Takes the asks for room that other VMs of the process must hear.
-    pub fn take_asks(&mut self) -> Vec<RoomAsk> {
-        self.queues.take_asks()
-    }
-
-    /// Sets whether other VMs serve requests, and whether one of them holds any.
-    pub fn set_flow_peers(&mut self, has_peers: bool, others_hold: bool) {
-        self.queues.set_peers(has_peers, others_hold);
     }
 
     /// Reads what the other VMs hold.
     pub fn read_order(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
-        if let Some(control) = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control())
-        {
+        if let Some(control) = flow_control(&self.endpoints) {
             self.queues.read_order(control, order, vm, now);
             self.queues.enter_round(order);
         }
@@ -432,15 +448,12 @@ impl ManagedPool {
     pub fn flow_turn(
         &mut self,
         order: &mut SharedOrder,
-        (vm, may_resume): (u64, bool),
+        vm: u64,
+        may_resume: bool,
         now: Timestamp,
     ) -> FlowTurn {
-        match self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control())
-        {
-            Some(control) => self.queues.turn(control, order, (vm, may_resume), now),
+        match flow_control(&self.endpoints) {
+            Some(control) => self.queues.turn(control, order, vm, may_resume, now),
             None if !may_resume => FlowTurn::WakeSelf,
             None => {
                 self.queues.end_all(now);
@@ -453,34 +466,8 @@ impl ManagedPool {
 
     /// Puts what this VM holds into the order, to be written. Returns the VM to wake after that.
     pub fn write_order(&mut self, order: &mut SharedOrder, vm: u64, now: Timestamp) -> Option<u64> {
-        let control = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control());
+        let control = flow_control(&self.endpoints);
         control.and_then(|control| self.queues.write_order(control, order, vm, now))
-    }
-
-    /// Leaves held requests to the next tick, because the order cannot be read.
-    pub fn rest(&mut self) {
-        self.queues.rest();
-    }
-
-    /// Records whether the order was written.
-    pub fn order_written(&mut self, written: bool) {
-        self.queues.order_written(written);
-    }
-
-    /// A tick: room that was left to other proxies may be this one's now. Not for a wake-up: VMs
-    /// would wake each other for new rounds as long as room is left.
-    pub fn retry_left_room(&mut self) {
-        self.queues.retry_left_room();
-    }
-
-    /// Has the order read soon: another VM woke this one, or a tick has come.
-    pub fn look_at_order(&mut self) {
-        if self.queues.is_shared() {
-            self.queues.look();
-        }
     }
 
     /// Forgets a held request whose client left.
@@ -488,46 +475,42 @@ impl ManagedPool {
         clippy::needless_pass_by_value,
         reason = "taking the ticket is what rules out a second end"
     )]
-    pub fn drop_held(&mut self, ticket: HeldTicket, now: Timestamp) {
+    pub fn drop_queued(&mut self, ticket: HeldTicket, now: Timestamp) {
         self.queues
             .remove(&ticket, FlowOutcome::EvictedContextCancelled, now);
     }
 
-    fn pick_with_room(
+    /// Looks for room where the plan sends a request; `number` is its number, if it is queued.
+    /// Returns the limits that leave the room.
+    fn find_room(
         &mut self,
+        plan: &Plan,
         request: &Request<'_>,
-        model: &str,
-        seeker: RoomSeeker,
+        number: Option<u64>,
         now: Timestamp,
-        observer: &mut impl DecisionObserver,
-    ) -> Result<RecordedPick, PickRefusal> {
-        let control = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control());
+    ) -> Result<RoomLimits, NoRoom> {
+        let priority = request.priority;
+        let control = flow_control(&self.endpoints);
         let limits = control.map_or(RoomLimits::ALL, |control| {
-            self.queues.limits(control, request.priority, now)
+            self.queues.limits(control, priority, now)
         });
-        let is_over_share = self
-            .queues
-            .is_over_share(request.priority, || self.running());
-        let picked = self.pick_observed(
-            request,
-            model,
-            Some(RoomCheck {
-                limits,
-                is_over_share,
-                seeker,
-            }),
-            now,
-            observer,
-        )?;
-        // The last room is gone: others need not try.
-        let endpoint = picked.hold.endpoint();
-        if matches!(seeker, RoomSeeker::Held(_)) && self.is_full(endpoint, limits, now) {
-            self.queues.endpoint_full(endpoint, request.priority);
+        let is_over_share = self.queues.is_over_share(priority, || self.running());
+        if !self.view().has_room(plan, request, limits, now) {
+            let is_full = self.is_full(plan.endpoint, limits, now);
+            return Err(if is_full {
+                NoRoom::Full
+            } else {
+                NoRoom::TooLarge
+            });
         }
-        Ok(picked)
+        let is_left = (number.is_none() && self.queues.is_shared())
+            || self.queues.is_claimed(plan.endpoint, priority, number)
+            || (is_over_share && self.queues.leaves_room(priority, now));
+        if is_left {
+            Err(NoRoom::Left)
+        } else {
+            Ok(limits)
+        }
     }
 
     /// The running requests of all proxies, as far as known.
@@ -537,34 +520,8 @@ impl ManagedPool {
             .map_or(&[][..], |snapshot| snapshot.endpoints());
         endpoints
             .iter()
-            .map(|endpoint| u64::from(self.in_flight.load(endpoint.id).requests))
+            .map(|endpoint| u64::from(self.ledger.in_flight.load(endpoint.id).requests))
             .sum()
-    }
-
-    /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
-    pub fn set_outside(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) {
-        self.queues.set_outside(bands, (running, delay_us));
-    }
-
-    /// Sets how many proxies there are, this one included, if nothing is received from the others;
-    /// 0 otherwise.
-    pub fn set_alone(&mut self, of: u32) {
-        self.queues.set_alone(of);
-    }
-
-    /// Whether an older request that waits has a claim on the endpoint.
-    pub(super) fn is_claimed(
-        &self,
-        endpoint: EndpointRef,
-        priority: i32,
-        check: RoomCheck,
-    ) -> bool {
-        let number = if let RoomSeeker::Held(number) = check.seeker {
-            Some(number)
-        } else {
-            None
-        };
-        self.queues.is_claimed(endpoint, priority, number)
     }
 
     fn expected_output(&self, request: &Request<'_>) -> f64 {
@@ -576,45 +533,37 @@ impl ManagedPool {
             .map_or(mean, |max| mean.min(f64::from(max)))
     }
 
-    /// Charges the flow of a request that was picked; `passes`: without being held.
-    fn charged(
+    /// Charges the flow of a request that is sent.
+    pub(super) fn charge(
         &mut self,
-        mut picked: RecordedPick,
+        hold: &mut LedgerHold,
         request: &Request<'_>,
-        (flow, passes): (u64, bool),
+        flow: u64,
+        was_queued: bool,
         now: Timestamp,
-    ) -> RecordedPick {
+    ) {
         let output = self.expected_output(request);
-        let Some(control) = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control())
-        else {
-            return picked;
+        let Some(control) = flow_control(&self.endpoints) else {
+            return;
         };
         #[expect(
             clippy::cast_precision_loss,
             reason = "token counts stay far below 2^52"
         )]
-        let cost = FlowCost {
-            prompt: picked.hold.load().prefills.uncached_tokens as f64,
-            output,
+        let prompt = hold.load().prefills.uncached_tokens as f64;
+        let sent = SentFlow {
+            flow,
+            priority: request.priority,
+            was_queued,
+            prompt_tokens: request.prompt_tokens,
+            cost: FlowCost { prompt, output },
         };
-        picked.hold.charge = self.queues.charge(
-            control,
-            (flow, request.priority, passes),
-            (request.prompt_tokens, cost),
-            now,
-        );
-        picked
+        hold.charge = self.queues.charge(control, &sent, now);
     }
 
     /// Settles the charge of a request that has ended.
     pub(super) fn settle_charge(&mut self, charge: crate::queues::FlowCharge, context_tokens: u64) {
-        let control = self
-            .state
-            .as_ref()
-            .and_then(|state| state.snapshot.pipeline().flow_control());
+        let control = flow_control(&self.endpoints);
         if let Some(control) = control {
             self.queues.settle(control, charge, context_tokens);
         }
@@ -629,4 +578,9 @@ impl ManagedPool {
             self.queues.room_changed();
         }
     }
+}
+
+/// The rules of flow control; `None` where it is off.
+fn flow_control(endpoints: &Endpoints) -> Option<&FlowControl> {
+    endpoints.snapshot()?.pipeline().flow_control()
 }

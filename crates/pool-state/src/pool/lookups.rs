@@ -1,11 +1,11 @@
 //! The data that a pick looks up for every endpoint, and the endpoints that got prompts cached
 //! nowhere.
 
-use scheduler::EndpointIndex;
 use scheduler::prefix::MatchLength;
+use scheduler::{AdapterRoom, EndpointIndex};
 
-/// The results of the last pick's lookups, parallel to the snapshot's endpoints. The columns keep
-/// their memory from pick to pick.
+/// The results of a plan's lookups, parallel to the snapshot's endpoints. The columns keep their
+/// memory from plan to plan.
 #[derive(Debug, Default)]
 pub(super) struct EndpointLookups {
     /// How many hashes of the prompt the endpoint has cached, and how many blocks they cover.
@@ -17,6 +17,8 @@ pub(super) struct EndpointLookups {
     /// The failure rate of the endpoint minus that of the others; empty when no endpoint fails more
     /// often.
     pub(super) failing: Vec<f32>,
+    /// Whether the endpoint has room for the request's adapter; empty without adapters.
+    pub(super) adapter_rooms: Vec<AdapterRoom>,
 }
 
 /// When each endpoint last got a prompt that was cached nowhere, as a count of such picks, parallel

@@ -1,22 +1,16 @@
 //! Finds where the prompt of a pick is cached, and attributes the tokens that its engine had to
 //! compute: see [`super::cache_places`].
 
-use scheduler::EndpointIndex;
-use scheduler::prefix::{MatchLength, blocks_of};
+use scheduler::prefix::{CacheEstimate, MatchLength, blocks_of};
+use scheduler::{EndpointIndex, Request, Snapshot};
 
+use super::LedgerHold;
+use super::cache::Cache;
 use super::cache_places::CachePlaces;
+use super::lookups::EndpointLookups;
 use super::miss_cause::{MissCause, MissedTokens};
-use super::{LedgerHold, ManagedPool};
+use super::plan::{Plan, serving};
 use crate::usage::TokenUsage;
-use scheduler::Timestamp;
-
-/// How long an endpoint that restarted or was removed is remembered, in ms: longer than a pod takes
-/// to load a large model.
-const REMEMBERED_MS: u64 = 600_000;
-
-/// The most such endpoints. Each keeps an id of the index, which has twice as many ids as
-/// endpoints. New entries may replace the entries of such an endpoint at any time.
-const REMEMBERED_MAX: usize = 64;
 
 // === impl LedgerHold ===
 
@@ -39,37 +33,69 @@ impl LedgerHold {
     }
 }
 
-// === impl ManagedPool ===
+// === impl Cache ===
 
-impl ManagedPool {
-    /// Where the prompt of these hashes is cached, for a request that `endpoint` gets. Call it
-    /// before the placement is recorded.
-    pub(super) fn cache_places(&self, endpoint: EndpointIndex, hashes: &[u64]) -> CachePlaces {
-        let known = &self.lookups.known;
+impl Cache {
+    /// Records that the endpoints of the plan get the prompt. Returns the estimate of what was
+    /// cached before, and where; `None` where the reply has no information about the endpoint that
+    /// computes the prompt.
+    pub(super) fn record_plan(
+        &mut self,
+        snapshot: &Snapshot,
+        plan: &Plan,
+        request: &Request<'_>,
+    ) -> (Option<CacheEstimate>, Option<CachePlaces>) {
+        let serving = serving(&plan.route);
+        let prompting = plan.prompting();
+        let hashes = request.prefix_blocks;
+        let mut places = None;
+        if prompting == serving {
+            let at_pick = self.places(&plan.lookups, serving, hashes);
+            self.evictions.record(&at_pick, request.blocks());
+            places = Some(at_pick);
+        } else {
+            let _ = self.record_prompt(snapshot, plan, prompting, request);
+        }
+        self.conversations
+            .record(plan.lookups.reuse_interval, plan.lookups.is_cold());
+        let estimate = self.record_prompt(snapshot, plan, serving, request);
+        (estimate.filter(|_| prompting == serving), places)
+    }
+
+    fn record_prompt(
+        &mut self,
+        snapshot: &Snapshot,
+        plan: &Plan,
+        at: EndpointIndex,
+        request: &Request<'_>,
+    ) -> Option<CacheEstimate> {
+        let endpoint = snapshot.endpoint(at)?.id;
+        let estimate = self.place(endpoint, request.prefix_blocks, plan.lookups.known(at));
+        self.record_model(snapshot, at, request.model);
+        if plan.lookups.is_cold() {
+            self.cold_picks.record(at);
+        }
+        Some(estimate)
+    }
+
+    /// Where the prompt of these hashes is cached, before `endpoint` gets it.
+    fn places(
+        &self,
+        lookups: &EndpointLookups,
+        endpoint: EndpointIndex,
+        hashes: &[u64],
+    ) -> CachePlaces {
+        let known = &lookups.known;
         let longest =
             |length: fn(&MatchLength) -> u32| known.iter().map(length).max().unwrap_or(0) as usize;
         let recalled = self
             .prefixes
             .recall(hashes, longest(|known| known.maybe_cached));
         CachePlaces {
-            cached: blocks_of(hashes, self.lookups.known(endpoint).cached as usize),
+            cached: blocks_of(hashes, lookups.known(endpoint).cached as usize),
             elsewhere: blocks_of(hashes, longest(|known| known.cached)),
             given: blocks_of(hashes, recalled.given),
             lost: blocks_of(hashes, recalled.lost),
-        }
-    }
-
-    /// Frees the index entries of endpoints that restarted or were removed, a few at each tick,
-    /// when they need not be remembered any longer.
-    pub(super) fn sweep_prefixes(&mut self, buckets: usize, now: Timestamp) {
-        let retired = self.prefixes.retired();
-        if retired == 0 {
-            self.remembered_since = None;
-            return;
-        }
-        let since = *self.remembered_since.get_or_insert(now);
-        if retired > REMEMBERED_MAX || now.ms_since(since) >= REMEMBERED_MS {
-            let _ = self.prefixes.sweep(buckets);
         }
     }
 }

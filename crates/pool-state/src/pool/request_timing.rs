@@ -13,9 +13,10 @@
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
-use scheduler::{EndpointRef, LocalState, Request, Route};
+use scheduler::{EndpointRef, LocalState, Request};
 
 use super::observation::uncached_tokens;
+use super::plan::Plan;
 use super::{LedgerHold, ManagedPool};
 use crate::usage::TokenUsage;
 use proto::observation::EncodedObservation;
@@ -160,13 +161,15 @@ impl ManagedPool {
     pub(super) fn start_timing(
         &self,
         request: &Request<'_>,
-        route: &Route,
+        plan: &Plan,
         now: Timestamp,
     ) -> Option<Box<RequestTiming>> {
+        let route = &plan.route;
         let state = self
+            .endpoints
             .state
             .as_ref()
-            .filter(|_| self.learning.models.is_some() && request.prompt_tokens > 0)?;
+            .filter(|_| self.endpoints.models.is_some() && request.prompt_tokens > 0)?;
         if route.prefill == Some(route.ranked.first())
             || !route.encode.is_empty()
             || route.data_parallel.is_some()
@@ -174,9 +177,9 @@ impl ManagedPool {
             return None;
         }
         let local = LocalState {
-            matched_blocks: &self.lookups.matched,
+            matched_blocks: &plan.lookups.matched,
             metrics_stale: state.metrics_stale(now),
-            ..LocalState::new(&self.in_flight)
+            ..LocalState::new(&self.ledger.in_flight)
         };
         let conditions = |index| {
             Some((
@@ -212,8 +215,8 @@ impl ManagedPool {
 
     /// Whether prompts of other VMs wait or are computed at the endpoint.
     fn has_prompts_of_others(&self, endpoint: EndpointRef) -> bool {
-        self.in_flight.load(endpoint).prefills.prompts
-            != self.in_flight.own(endpoint).prefills.prompts
+        self.ledger.in_flight.load(endpoint).prefills.prompts
+            != self.ledger.in_flight.own(endpoint).prefills.prompts
     }
 
     /// Records the first token. Measures the prefill, unless the endpoint had prompts of other VMs
@@ -224,11 +227,11 @@ impl ManagedPool {
             return;
         };
         let slot = usize::from(endpoint.slot.0);
-        if self.learning.first_tokens.len() <= slot {
-            self.learning.first_tokens.resize(slot + 1, Timestamp(0));
+        if self.ledger.first_tokens.len() <= slot {
+            self.ledger.first_tokens.resize(slot + 1, Timestamp(0));
         }
         let has_others = watch.is_behind_others || self.has_prompts_of_others(endpoint);
-        let Some(last) = self.learning.first_tokens.get_mut(slot) else {
+        let Some(last) = self.ledger.first_tokens.get_mut(slot) else {
             return;
         };
         let before = std::mem::replace(last, now);
@@ -249,7 +252,7 @@ impl ManagedPool {
         let Some(endpoint) = watch.endpoint().filter(|_| is_due) else {
             return;
         };
-        let load = self.in_flight.load(endpoint);
+        let load = self.ledger.in_flight.load(endpoint);
         let quiet = load.prefills.prompts == 0;
         if let Some((began, from)) = watch.gap_began.take() {
             watch.next_gap = watch.tokens.saturating_mul(2);
@@ -287,7 +290,7 @@ impl ManagedPool {
         observed
             .into_iter()
             .flatten()
-            .for_each(|observed| self.learning.observations.push(observed));
+            .for_each(|observed| self.ledger.observations.push(observed));
     }
 }
 

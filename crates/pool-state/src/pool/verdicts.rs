@@ -48,24 +48,25 @@ impl ManagedPool {
     ) {
         // Requests in flight outlive their endpoint; a row for an endpoint that is gone would never
         // be removed.
-        if self.knows(endpoint) {
-            self.counters.count_failed(endpoint);
+        if self.endpoints.knows(endpoint) {
+            self.ledger.counters.count_failed(endpoint);
             self.record_failure(endpoint, held, failure, now);
         }
     }
 
     /// Records that the connection was lost after the prompt of this hash was sent.
     pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
-        if prompt != 0 && self.knows(endpoint) {
+        if prompt != 0 && self.endpoints.knows(endpoint) {
             let mark = crash_correlation::mark(prompt);
-            self.failures.crashing.record(mark, endpoint, now);
-            self.sharing.placements.push(endpoint, &[mark], 0);
+            self.endpoints.failures.crashing.record(mark, endpoint, now);
+            self.cache.placements.push(endpoint, &[mark], 0);
         }
     }
 
     /// Whether the endpoint answered anything within the last second.
     pub fn is_alive(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
-        self.failures
+        self.endpoints
+            .failures
             .health
             .answered_at(endpoint)
             .is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
@@ -74,15 +75,16 @@ impl ManagedPool {
     /// Records that an endpoint answered a request that was sent to it at `sent`. The verdict
     /// follows later.
     pub fn record_answer(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
-        if self.knows(endpoint) {
-            self.failures.health.record_answer(endpoint, now);
+        if self.endpoints.knows(endpoint) {
+            self.endpoints.failures.health.record_answer(endpoint, now);
         }
-        self.sharing.changes += u64::from(
-            self.failures
+        self.ledger.changes += u64::from(
+            self.endpoints
+                .failures
                 .ejections
                 .record_answer(endpoint, false, sent, now),
         );
-        self.counters.count_served(endpoint);
+        self.ledger.counters.count_served(endpoint);
     }
 
     /// Applies the verdict on an endpoint's answer, by the table of [`crate::verdict`].
@@ -94,16 +96,23 @@ impl ManagedPool {
         held: &mut LedgerHold,
         now: Timestamp,
     ) {
-        if !self.knows(endpoint) {
+        if !self.endpoints.knows(endpoint) {
             return;
         }
         match verdict {
             Verdict::Success => {
-                self.failures.accepted.record(sent.kind, endpoint, now);
-                self.failures.accepted.record(sent.client(), endpoint, now);
-                self.failures.crashing.forget(sent.prompt);
+                self.endpoints
+                    .failures
+                    .accepted
+                    .record(sent.kind, endpoint, now);
+                self.endpoints
+                    .failures
+                    .accepted
+                    .record(sent.client(), endpoint, now);
+                self.endpoints.failures.crashing.forget(sent.prompt);
                 self.record_success(endpoint, sent.at, held, now);
-                self.failures
+                self.endpoints
+                    .failures
                     .health
                     .record_success(endpoint, sent.prompt, now);
             }
@@ -126,7 +135,7 @@ impl ManagedPool {
         sent: &SentRequest,
         now: Timestamp,
     ) -> Option<Witness> {
-        let accepted = &self.failures.accepted;
+        let accepted = &self.endpoints.failures.accepted;
         let client = sent.client();
         let is_credentials = matches!(sent.status, 401 | 403);
         let is_possible = match verdict {
@@ -156,12 +165,13 @@ impl ManagedPool {
         now: Timestamp,
     ) {
         if self
+            .endpoints
             .failures
             .ejections
             .record_answer(endpoint, true, sent, now)
         {
-            self.failures.health.reset(endpoint);
-            self.sharing.changes += 1;
+            self.endpoints.failures.health.reset(endpoint);
+            self.ledger.changes += 1;
         }
         held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
     }
@@ -178,19 +188,19 @@ impl ManagedPool {
         failure: RequestFailure,
         now: Timestamp,
     ) {
-        let health = &mut self.failures.health;
-        let ejections = &mut self.failures.ejections;
+        let health = &mut self.endpoints.failures.health;
+        let ejections = &mut self.endpoints.failures.ejections;
         let by_answers = matches!(failure, RequestFailure::Answer(_));
         if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
             // A probe whose failure is no reason stays: its end makes room for the next.
             if health.record_failed_probe(endpoint, failure, now) {
                 held.probe = None;
-                ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
-                self.sharing.changes += 1;
+                ejections.probe_failed(endpoint, by_answers, self.planner.rng.open01(), now);
+                self.ledger.changes += 1;
             }
         } else if health.record_failure(endpoint, failure, now) {
-            let chance = self.rng.open01();
-            self.sharing.changes += u64::from(ejections.eject(endpoint, by_answers, chance, now));
+            let chance = self.planner.rng.open01();
+            self.ledger.changes += u64::from(ejections.eject(endpoint, by_answers, chance, now));
         }
     }
 }

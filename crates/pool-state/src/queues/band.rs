@@ -277,7 +277,8 @@ impl BandQueue {
         &mut self,
         flow: usize,
         fairness: &dyn FairnessPolicy,
-        (cost, rival): (FlowCost, Option<f64>),
+        cost: FlowCost,
+        rival: Option<f64>,
         now: Timestamp,
     ) {
         let waiting = self

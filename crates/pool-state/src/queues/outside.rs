@@ -39,7 +39,7 @@ pub(super) struct OutsideQueues {
 
 impl OutsideQueues {
     /// Sets what the others hold. Returns whether that has changed.
-    pub(super) fn set(&mut self, bands: &[BandHeld], (running, delay_us): (u64, u64)) -> bool {
+    pub(super) fn set(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) -> bool {
         self.running = running;
         self.delay_us = delay_us;
         let is_changed = self.bands != bands;
@@ -133,16 +133,16 @@ mod tests {
     fn a_proxy_takes_its_share_of_the_backlog_at_once() {
         let mut outside = OutsideQueues::default();
         assert!(!outside.is_over_share(0, 5, 100), "the others hold nothing");
-        outside.set(&[held(0, 30)], (4, 0));
+        outside.set(&[held(0, 30)], 4, 0);
         // A quarter of the backlog and a sixteenth more, rounded up: two of six or seven requests.
         assert!(!outside.is_over_share(0, 10, 5) && outside.is_over_share(0, 10, 6));
         assert!(outside.is_over_share(0, 10, 7));
         // A quarter of 1,000 and a sixteenth of that: 266 of them, rounded up.
-        outside.set(&[held(0, 30)], (734, 0));
+        outside.set(&[held(0, 30)], 734, 0);
         assert!(
             !outside.is_over_share(0, 10, 734 + 265) && outside.is_over_share(0, 10, 734 + 267)
         );
-        outside.set(&[held(1, 1)], (0, 0));
+        outside.set(&[held(1, 1)], 0, 0);
         assert!(
             outside.is_over_share(0, 10, 0) && !outside.is_over_share(2, 10, 100),
             "bands are in one order"
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn room_is_left_to_others_for_a_while_only() {
         let mut outside = OutsideQueues::default();
-        outside.set(&[held(1, 1)], (0, 5_000));
+        outside.set(&[held(1, 1)], 0, 5_000);
         let at = |ms: u64| Timestamp(0).plus_ms(1_000 + ms);
         assert!(
             outside.leaves_room(0, at(0)) && outside.leaves_room(0, at(19)) && outside.is_patient()
@@ -182,7 +182,7 @@ mod tests {
             [true, false].map(|holds| outside.stands_for(holds, 3)),
             [3, 3]
         );
-        outside.set(&[held(0, 20)], (0, 0));
+        outside.set(&[held(0, 20)], 0, 0);
         assert_eq!(
             [true, false].map(|holds| outside.stands_for(holds, 3)),
             [0, 3]

@@ -172,7 +172,8 @@ impl FlowQueues {
     pub(crate) fn ask_for_room(
         &mut self,
         ticket: &HeldTicket,
-        (endpoint, is_full): (Option<EndpointRef>, bool),
+        endpoint: Option<EndpointRef>,
+        is_full: bool,
         now: Timestamp,
     ) {
         let priority = ticket.flow.priority;
@@ -196,6 +197,12 @@ impl FlowQueues {
                 self.revocations.asks.push(ask);
             }
         }
+    }
+
+    /// Another VM asks for room. False if a further one must be asked: no running request is given
+    /// up here. The caller knows by the load reports whether any request waits.
+    pub fn give_room(&mut self, ask: RoomAsk, now: Timestamp) -> bool {
+        !self.any_held() || self.give_up_for(ask, now)
     }
 
     /// Gives a running request up. False if there is none, or too many were.

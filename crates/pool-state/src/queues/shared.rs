@@ -191,7 +191,7 @@ impl FlowQueues {
 
     /// Sets whether other VMs serve requests, and whether one of them holds any, as their load
     /// reports say.
-    pub(crate) fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
+    pub fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
         let was_shared = self.is_shared();
         // Another VM may have begun to wait when room was made here. A later one has read of it.
         self.shared.event |=
@@ -230,9 +230,9 @@ impl FlowQueues {
         self.held > 0 || self.shared.others_hold
     }
 
-    /// Sets what other proxies hold, how many requests of theirs run, and the age of that.
-    pub(crate) fn set_outside(&mut self, bands: &[BandHeld], facts: (u64, u64)) {
-        if self.outside.set(bands, facts) {
+    /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
+    pub fn set_outside(&mut self, bands: &[BandHeld], running: u64, delay_us: u64) {
+        if self.outside.set(bands, running, delay_us) {
             self.others_freed();
         }
     }
@@ -250,7 +250,7 @@ impl FlowQueues {
     }
 
     /// Sets how many proxies there are, if nothing is received from the others; 0 otherwise.
-    pub(crate) fn set_alone(&mut self, of: u32) {
+    pub fn set_alone(&mut self, of: u32) {
         self.outside.set_alone(of);
     }
 
@@ -278,7 +278,8 @@ impl FlowQueues {
         self.outside.leaves_room(priority, now)
     }
 
-    /// A tick: room that was left to other proxies may be this one's now.
+    /// A tick: room that was left to other proxies may be this one's now. Not for a wake-up: VMs
+    /// would wake each other for new rounds as long as room is left.
     pub fn retry_left_room(&mut self) {
         if self.outside.is_patient() {
             self.room_changed();
@@ -294,8 +295,15 @@ impl FlowQueues {
         }
     }
 
-    /// The order must be read: another VM woke this one, or a tick has come.
-    pub fn look(&mut self) {
+    /// Has the order read soon: another VM woke this one, or a tick has come.
+    pub fn look_at_order(&mut self) {
+        if self.is_shared() {
+            self.look();
+        }
+    }
+
+    /// The order must be read.
+    pub(crate) fn look(&mut self) {
         self.shared.look = true;
     }
 
@@ -305,7 +313,8 @@ impl FlowQueues {
         &mut self,
         control: &FlowControl,
         order: &mut SharedOrder,
-        (vm, may_resume): (u64, bool),
+        vm: u64,
+        may_resume: bool,
         now: Timestamp,
     ) -> FlowTurn {
         self.read_order(control, order, vm, now);
@@ -376,14 +385,14 @@ impl FlowQueues {
     }
 
     /// Nothing is due until the next tick or event.
-    pub(crate) fn rest(&mut self) {
+    pub fn rest(&mut self) {
         self.shared.event = false;
         self.shared.begun = false;
         self.shared.look = false;
     }
 
     /// The order was written. If not (another VM wrote first), it is read again.
-    pub(crate) fn order_written(&mut self, written: bool) {
+    pub fn order_written(&mut self, written: bool) {
         if !written {
             self.shared.look = true;
             return;

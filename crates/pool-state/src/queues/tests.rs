@@ -8,7 +8,7 @@ use scheduler::{
 };
 
 use super::{FLOW_OUTCOMES, FlowArrival, FlowOutcome, HeldTicket};
-use crate::pool::{FlowAdmission, LedgerHold, ManagedPool};
+use crate::pool::{FlowAdmission, LedgerHold, ManagedPool, RecordedPick};
 use crate::refusal::PickRefusal;
 
 pub(super) fn number(name: &str, number: f64) -> (String, ParameterValue) {
@@ -65,6 +65,54 @@ pub(super) enum QueueClient {
     Gone,
 }
 
+/// A request that was planned and admitted.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a test has few requests")]
+pub(super) enum Admitted {
+    Sent(RecordedPick),
+    Queued(HeldTicket),
+}
+
+/// Plans a request that arrives, and sends or queues it.
+pub(super) fn admit(
+    pool: &mut ManagedPool,
+    request: &Request<'_>,
+    arrival: &FlowArrival<'_>,
+    now: Timestamp,
+) -> Result<Admitted, PickRefusal> {
+    let planned = pool.plan(request, now, &mut ());
+    let admission = pool.admit(planned, request, arrival, now)?;
+    Ok(commit(pool, admission, request, now))
+}
+
+/// Plans a queued request, and sends it if it has room.
+pub(super) fn admit_queued(
+    pool: &mut ManagedPool,
+    ticket: HeldTicket,
+    request: &Request<'_>,
+    now: Timestamp,
+) -> Result<Admitted, PickRefusal> {
+    let planned = pool.plan(request, now, &mut ());
+    let admission = pool.admit_queued(ticket, planned, request, now)?;
+    Ok(commit(pool, admission, request, now))
+}
+
+fn commit(
+    pool: &mut ManagedPool,
+    admission: FlowAdmission,
+    request: &Request<'_>,
+    now: Timestamp,
+) -> Admitted {
+    match admission {
+        FlowAdmission::Wait(ticket) => Admitted::Queued(ticket),
+        FlowAdmission::Go(plan) => {
+            let endpoint = plan.endpoint();
+            let picked = pool.commit(plan, request, endpoint, now);
+            Admitted::Sent(picked.expect("nothing has changed since the plan"))
+        }
+    }
+}
+
 /// A pool and its clients.
 pub(super) struct Drill {
     pub(super) pool: ManagedPool,
@@ -112,12 +160,9 @@ impl Drill {
             ttl_ms: None,
         };
         let request = Self::request(priority, tokens);
-        let client = match self
-            .pool
-            .pick_or_hold(&request, "", &arrival, self.now, &mut ())
-        {
-            Ok(FlowAdmission::Picked(picked)) => self.goes(self.clients.len(), picked.hold),
-            Ok(FlowAdmission::Held(ticket)) => QueueClient::Held(ticket),
+        let client = match admit(&mut self.pool, &request, &arrival, self.now) {
+            Ok(Admitted::Sent(picked)) => self.goes(self.clients.len(), picked.hold),
+            Ok(Admitted::Queued(ticket)) => QueueClient::Held(ticket),
             Err(_) => {
                 self.refused += 1;
                 QueueClient::Gone
@@ -153,12 +198,9 @@ impl Drill {
             let QueueClient::Held(ticket) = std::mem::replace(client, QueueClient::Gone) else {
                 unreachable!()
             };
-            let after = match self
-                .pool
-                .pick_held(&ticket, &request, "", self.now, &mut ())
-            {
-                Ok(Some(picked)) => self.goes(at, picked.hold),
-                Ok(None) => QueueClient::Held(ticket),
+            let after = match admit_queued(&mut self.pool, ticket, &request, self.now) {
+                Ok(Admitted::Sent(picked)) => self.goes(at, picked.hold),
+                Ok(Admitted::Queued(ticket)) => QueueClient::Held(ticket),
                 Err(_) => {
                     self.refused += 1;
                     QueueClient::Gone
@@ -187,7 +229,7 @@ impl Drill {
         match std::mem::replace(client, QueueClient::Gone) {
             QueueClient::Held(ticket) => {
                 self.left += 1;
-                self.pool.drop_held(ticket, self.now);
+                self.pool.drop_queued(ticket, self.now);
             }
             QueueClient::Running(hold) => self.pool.release(hold, self.now),
             QueueClient::Gone => {}
@@ -398,10 +440,10 @@ fn without_flow_control_picks_and_rows_are_those_of_a_pool_that_never_holds() {
             arrived: now,
             ttl_ms: None,
         };
-        let picked = plain.pick(&request, "", now, &mut ());
-        let admitted = with_queues.pick_or_hold(&request, "", &arrival, now, &mut ());
+        let picked = admit(&mut plain, &request, &arrival, now);
+        let admitted = admit(&mut with_queues, &request, &arrival, now);
         let (picked, other) = match (picked, admitted) {
-            (Ok(picked), Ok(FlowAdmission::Picked(other))) => (picked, other),
+            (Ok(Admitted::Sent(picked)), Ok(Admitted::Sent(other))) => (picked, other),
             (picked, admitted) => panic!("{picked:?} but {admitted:?}"),
         };
         assert_eq!(
@@ -450,10 +492,8 @@ fn retry_after_follows_the_rate_of_releases() {
         arrived: drill.now,
         ttl_ms: None,
     };
-    let refused = drill
-        .pool
-        .pick_or_hold(&Drill::request(0, 1), "", &arrival, drill.now, &mut ())
-        .unwrap_err();
+    let request = Drill::request(0, 1);
+    let refused = admit(&mut drill.pool, &request, &arrival, drill.now).unwrap_err();
     let PickRefusal::Held(refusal) = refused else {
         panic!("{refused:?}")
     };

@@ -174,10 +174,16 @@ impl<'w> ScalingWorld<'w> {
             prompt_tokens: prompt,
             ..Request::default()
         };
+        let time = virtual_time(now);
+        let plan = self
+            .pool
+            .plan(&request, time, &mut ())
+            .map_err(|refusal| format!("{refusal:?}"))?;
+        let endpoint = plan.endpoint();
         let picked = self
             .pool
-            .pick(&request, "m", virtual_time(now), &mut ())
-            .map_err(|refusal| format!("{refusal:?}"))?;
+            .commit(plan, &request, endpoint, time)
+            .map_err(|stale| format!("{stale:?}"))?;
         let at = usize::from(
             picked
                 .ranked

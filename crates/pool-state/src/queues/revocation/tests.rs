@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use scheduler::PipelineSpec;
 use scheduler::plugin::ParameterValue;
 
-use super::super::tests::{Drill, QueueClient, number, pipeline};
+use super::super::tests::{Admitted, Drill, QueueClient, admit_queued, number, pipeline};
 use super::*;
 
 /// A pipeline whose endpoints take `seats` requests each, with eviction.
@@ -76,7 +76,7 @@ fn without_the_option_or_after_the_first_byte_nothing_is_given_up() {
 fn a_first_byte_between_the_mark_and_the_end_saves_a_request() {
     let mut drill = Drill::new(1, &evicting(1.0, &[]));
     drill.arrives(-1, "", 10);
-    assert!(drill.pool.give_room(
+    assert!(drill.pool.queues_mut().give_room(
         RoomAsk {
             endpoint: None,
             priority: 0
@@ -155,24 +155,26 @@ fn a_burst_gives_up_so_many_in_a_second() {
 #[test]
 fn an_ask_that_no_other_vm_could_grant_is_repeated() {
     let mut drill = Drill::new(1, &evicting(1.0, &[]));
-    drill.pool.set_flow_peers(true, false);
+    drill.pool.queues_mut().set_peers(true, false);
     drill.arrives(0, "", 10);
     drill.arrives(5, "", 10);
     let mut asks = Vec::new();
     for at in (0..=3_000).step_by(100) {
         if at > 0 {
             drill.now = drill.now.plus_ms(100);
-            let QueueClient::Held(ticket) = &drill.clients[1].2 else {
+            let QueueClient::Held(ticket) =
+                std::mem::replace(&mut drill.clients[1].2, QueueClient::Gone)
+            else {
                 panic!("it is not held")
             };
-            assert!(matches!(
-                drill
-                    .pool
-                    .pick_held(ticket, &Drill::request(5, 10), "", drill.now, &mut ()),
-                Ok(None)
-            ));
+            let request = Drill::request(5, 10);
+            let tried = admit_queued(&mut drill.pool, ticket, &request, drill.now);
+            let Ok(Admitted::Queued(ticket)) = tried else {
+                panic!("{tried:?}")
+            };
+            drill.clients[1].2 = QueueClient::Held(ticket);
         }
-        asks.extend(drill.pool.take_asks().iter().map(|_| at));
+        asks.extend(drill.pool.queues_mut().take_asks().iter().map(|_| at));
     }
     assert_eq!(asks, [0, 1_000, 2_000, 3_000]);
 }

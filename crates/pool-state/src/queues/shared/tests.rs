@@ -9,7 +9,7 @@ use scheduler::flow::RoomAsk;
 use scheduler::plugin::ParameterValue;
 use scheduler::{Request, Snapshot, SubsetHint, Timestamp};
 
-use super::super::tests::{number, pipeline, snapshot};
+use super::super::tests::{Admitted, admit, number, pipeline, snapshot};
 use super::*;
 use crate::LoadReportHead;
 use crate::peers::PeerReport;
@@ -168,7 +168,7 @@ impl Process {
             peer.count(&mut vm.pool, self.now);
             holds |= other_holds;
         }
-        vm.pool.set_flow_peers(true, holds);
+        vm.pool.queues_mut().set_peers(true, holds);
     }
 
     /// Writes the order, unless another VM did, then wakes that VM.
@@ -185,7 +185,7 @@ impl Process {
                 .filter(|vm| Some(vm.id) == wake)
                 .for_each(|vm| vm.woken = true);
         }
-        self.vms[at].pool.order_written(is_written);
+        self.vms[at].pool.queues_mut().order_written(is_written);
         is_written
     }
 
@@ -221,16 +221,13 @@ impl Process {
             ttl_ms: None,
         };
         let mut is_held = false;
-        match vm
-            .pool
-            .pick_or_hold(&job.request(&job.subset()), "", &arrival, now, &mut ())
-        {
-            Ok(FlowAdmission::Picked(picked)) => {
+        match admit(&mut vm.pool, &job.request(&job.subset()), &arrival, now) {
+            Ok(Admitted::Sent(picked)) => {
                 self.sent.push(number);
                 job.running = Some((at, picked.hold));
                 job.held_until = Some(now);
             }
-            Ok(FlowAdmission::Held(ticket)) => {
+            Ok(Admitted::Queued(ticket)) => {
                 vm.held.push((ticket, number));
                 is_held = true;
             }
@@ -298,7 +295,7 @@ impl Process {
             let mut order = self.order.clone();
             let id = self.vms[at].id;
             let now = self.now;
-            match self.vms[at].pool.flow_turn(&mut order, (id, false), now) {
+            match self.vms[at].pool.flow_turn(&mut order, id, false, now) {
                 FlowTurn::Write(wake) if !self.write(at, order, wake) => {}
                 _ => return,
             }
@@ -311,7 +308,7 @@ impl Process {
             self.publish(at);
             self.read(at);
 
-            self.vms[at].pool.look_at_order();
+            self.vms[at].pool.queues_mut().look_at_order();
         }
         self.run();
     }
@@ -339,7 +336,7 @@ impl Process {
         }
         if std::mem::take(&mut self.vms[at].woken) {
             self.read(at);
-            self.vms[at].pool.look_at_order();
+            self.vms[at].pool.queues_mut().look_at_order();
         }
         self.callback(at);
     }
@@ -347,7 +344,7 @@ impl Process {
     /// The VM hears an ask: it gives a request up, or asks the next VM.
     fn hears(&mut self, at: usize, (ask, left, waits): (RoomAsk, usize, usize)) {
         self.read(at);
-        match self.vms[at].pool.give_room(ask, self.now) {
+        match self.vms[at].pool.queues_mut().give_room(ask, self.now) {
             true => self.records_marks(at, waits),
             false => self.passes_ask(at, (ask, left, waits)),
         }
@@ -367,6 +364,7 @@ impl Process {
         let others = self.vms.len() - 1;
         self.vms[at]
             .pool
+            .queues_mut()
             .take_asks()
             .into_iter()
             .for_each(|ask| self.passes_ask(at, (ask, others, job)));
@@ -426,7 +424,7 @@ impl Process {
             let mut order = self.order.clone();
             let id = self.vms[at].id;
             let now = self.now;
-            match self.vms[at].pool.flow_turn(&mut order, (id, true), now) {
+            match self.vms[at].pool.flow_turn(&mut order, id, true, now) {
                 FlowTurn::Rest | FlowTurn::WakeSelf => return,
                 FlowTurn::Write(wake) => {
                     if self.write(at, order, wake) {
@@ -455,36 +453,36 @@ impl Process {
         };
         let (ticket, job) = self.vms[at].held.swap_remove(place);
         let subset = self.jobs[job].subset();
-        match self.vms[at].pool.claim_held(
-            &ticket,
-            &self.jobs[job].request(&subset),
-            "",
-            now,
-            &mut (),
-        ) {
-            Err(_) => self.jobs[job].refused = true,
-            Ok(None) => {
+        let request = self.jobs[job].request(&subset);
+        let pool = &mut self.vms[at].pool;
+        let planned = pool.plan(&request, now, &mut ());
+        let plan = match pool.admit_queued(ticket, planned, &request, now) {
+            Err(_) => {
+                self.jobs[job].refused = true;
+                return;
+            }
+            Ok(FlowAdmission::Wait(ticket)) => {
                 self.vms[at].held.push((ticket, job));
                 self.sends_asks(at, job);
+                return;
             }
-            Ok(Some(claim)) => {
-                self.publish(at);
-                let wake = self.vms[at].pool.write_order(&mut order, id, now);
-                let is_claimed = self.write(at, order, wake);
-                match self.vms[at]
-                    .pool
-                    .settle_claim(&ticket, claim, is_claimed, &[], now)
-                {
-                    Some(picked) => {
-                        self.sent.push(job);
-                        (self.jobs[job].running, self.jobs[job].held_until) =
-                            (Some((at, picked.hold)), Some(now));
-                    }
-                    None => self.vms[at].held.push((ticket, job)),
-                }
-                self.publish(at);
-            }
+            Ok(FlowAdmission::Go(plan)) => plan,
+        };
+        let claim = pool.claim(plan, &request, now).unwrap();
+        self.publish(at);
+        let wake = self.vms[at].pool.write_order(&mut order, id, now);
+        if self.write(at, order, wake) {
+            let subset = self.jobs[job].subset();
+            let request = self.jobs[job].request(&subset);
+            let picked = self.vms[at].pool.redeem(claim, &request, now).unwrap();
+            self.sent.push(job);
+            self.jobs[job].running = Some((at, picked.hold));
+            self.jobs[job].held_until = Some(now);
+        } else {
+            let ticket = self.vms[at].pool.give_back(claim);
+            self.vms[at].held.push((ticket, job));
         }
+        self.publish(at);
     }
 
     fn held(&self) -> usize {
@@ -597,7 +595,7 @@ fn a_claim_that_fails_costs_no_further_patience() {
         process
             .vms
             .iter_mut()
-            .for_each(|vm| vm.pool.set_outside(&[higher], 0, 0));
+            .for_each(|vm| vm.pool.queues_mut().set_outside(&[higher], 0, 0));
         for sent in 3..=10 {
             process.end_oldest();
             assert!(

@@ -121,7 +121,7 @@ impl Process {
             };
         };
         let (ticket, _) = self.vms[at].held.swap_remove(place);
-        self.vms[at].pool.drop_held(ticket, self.now);
+        self.vms[at].pool.drop_queued(ticket, self.now);
         (self.jobs[job].left, self.jobs[job].held_until) = (true, Some(self.now));
         self.publish(at);
         self.looks_at_freed(at);
@@ -134,7 +134,7 @@ impl Process {
             self.vms[at].pool.tick(self.now);
             self.publish(at);
             self.read(at);
-            self.vms[at].pool.look_at_order();
+            self.vms[at].pool.queues_mut().look_at_order();
         }
     }
 

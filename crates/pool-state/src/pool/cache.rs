@@ -1,0 +1,184 @@
+//! The caches of a pool's engines, as a VM estimates them: prompts, adapters, stored answers.
+
+use scheduler::prefix::{CacheEstimate, MatchLength, PrefixIndex};
+use scheduler::{EndpointIndex, EndpointRef, Snapshot, Timestamp};
+
+use super::adapters::{self, AdapterTable};
+use super::conversations::ConversationShare;
+use super::endpoints::Endpoints;
+use super::evictions::EvictionShare;
+use super::lookups::ColdPicks;
+use super::placements::PlacementQueue;
+use super::stored_answers::{self, StoredAnswers};
+use super::token_rate::TokenRate;
+
+/// How long an endpoint that restarted or was removed is remembered, in ms: longer than a pod takes
+/// to load a large model.
+const REMEMBERED_MS: u64 = 600_000;
+
+/// The most such endpoints. Each keeps an id of the index, which has twice as many ids as
+/// endpoints. New entries may replace the entries of such an endpoint at any time.
+const REMEMBERED_MAX: usize = 64;
+
+/// The caches of a pool's engines, as estimated.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pub(super) prefixes: PrefixIndex,
+    /// Since when the index remembers an endpoint that restarted or was removed.
+    remembered_since: Option<Timestamp>,
+    pub(super) evictions: EvictionShare,
+    /// How many requests conversations have.
+    pub(super) conversations: ConversationShare,
+    pub(super) cold_picks: ColdPicks,
+    pub(super) adapters: AdapterTable,
+    pub(super) stored_answers: StoredAnswers,
+    pub(super) token_rate: TokenRate,
+    pub(super) placements: PlacementQueue,
+    /// Whether other proxies pick too and their placements do not arrive here.
+    pub(super) peers_unreachable: bool,
+    /// Grows with every placement.
+    version: u64,
+}
+
+// === impl Cache ===
+
+impl Cache {
+    /// An empty cache. `entries` is the size of its prefix index.
+    pub(super) fn new(entries: usize) -> Self {
+        Self {
+            prefixes: PrefixIndex::with_capacity(entries),
+            remembered_since: None,
+            evictions: EvictionShare::default(),
+            conversations: ConversationShare::default(),
+            cold_picks: ColdPicks::default(),
+            adapters: AdapterTable::default(),
+            stored_answers: StoredAnswers::default(),
+            token_rate: TokenRate::default(),
+            placements: PlacementQueue::default(),
+            peers_unreachable: false,
+            version: 0,
+        }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn forget(&mut self, endpoint: EndpointRef) {
+        self.prefixes.forget(endpoint);
+    }
+
+    /// Moves the rows that are kept by position to the new positions of the endpoints.
+    pub(super) fn remap(&mut self, before: &[EndpointRef], refs: &[EndpointRef]) {
+        let moved: Vec<Option<usize>> = refs
+            .iter()
+            .map(|id| before.iter().position(|other| other == id))
+            .collect();
+        self.cold_picks.remap(&moved);
+        self.adapters.remap(&moved);
+    }
+
+    /// Creates the prefix index if there is none. Returns whether it did.
+    pub(super) fn reserve(&mut self, entries: usize) -> bool {
+        let is_due = self.prefixes.bytes() == 0 && entries > 0;
+        if is_due {
+            self.prefixes = PrefixIndex::with_capacity(entries);
+        }
+        is_due
+    }
+
+    /// Limits the index entries of each endpoint to the blocks that fit into its KV cache.
+    pub(super) fn set_sizes(&mut self, endpoints: &Endpoints) {
+        let Some(state) = &endpoints.state else {
+            return;
+        };
+        for (endpoint, blocks) in state.refs.iter().zip(index_blocks(&state.snapshot)) {
+            self.prefixes.set_capacity(*endpoint, blocks);
+        }
+    }
+
+    /// Records that `endpoint` gets a prompt of these hashes and has `known` of them cached.
+    /// Returns the estimate before.
+    pub(super) fn place(
+        &mut self,
+        endpoint: EndpointRef,
+        hashes: &[u64],
+        known: MatchLength,
+    ) -> CacheEstimate {
+        self.version += 1;
+        self.placements.push(endpoint, hashes, known.cached);
+        self.prefixes.place(endpoint, hashes, known)
+    }
+
+    /// Like [`Self::place`], for an endpoint that was not looked up.
+    pub(super) fn place_unmatched(
+        &mut self,
+        endpoint: EndpointRef,
+        hashes: &[u64],
+    ) -> (CacheEstimate, MatchLength) {
+        let mut known = Vec::new();
+        self.prefixes.matched(hashes, &[endpoint], &mut known);
+        let known = known.first().copied().unwrap_or_default();
+        (self.place(endpoint, hashes, known), known)
+    }
+
+    /// Removes the placement of a prompt that its endpoint never worked on.
+    pub(super) fn undo(&mut self, placed: &CacheEstimate, hashes: &[u64]) {
+        self.version += 1;
+        self.prefixes.undo(placed, hashes);
+    }
+
+    /// Records that another worker or proxy sent a prompt of these blocks to an endpoint.
+    pub(super) fn record_peer(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        self.version += 1;
+        self.prefixes.record(endpoint, blocks);
+    }
+
+    /// Records the model of a request at an endpoint that serves adapters.
+    pub(super) fn record_model(&mut self, snapshot: &Snapshot, at: EndpointIndex, model: &str) {
+        if let Some(endpoint) = snapshot
+            .endpoint(at)
+            .filter(|_| snapshot.adapter_places(at, model).is_some())
+        {
+            let mark = adapters::model_mark(model);
+            self.adapters.record_model(at.get(), mark);
+            self.placements.push(endpoint.id, &[mark], 0);
+        }
+    }
+
+    /// Records that `endpoint` gave an answer that it may keep, whose id has this hash.
+    pub(super) fn record_stored_answer(&mut self, endpoint: EndpointRef, id: u64) {
+        let mark = stored_answers::mark(id);
+        self.stored_answers.record(mark, endpoint);
+        self.placements.push(endpoint, &[mark], 0);
+    }
+
+    /// Frees the index entries of endpoints that restarted or were removed, a few at each tick,
+    /// when they need not be remembered any longer.
+    pub(super) fn sweep(&mut self, buckets: usize, now: Timestamp) {
+        let retired = self.prefixes.retired();
+        if retired == 0 {
+            self.remembered_since = None;
+            return;
+        }
+        let since = *self.remembered_since.get_or_insert(now);
+        if retired > REMEMBERED_MAX || now.ms_since(since) >= REMEMBERED_MS {
+            let _ = self.prefixes.sweep(buckets);
+        }
+    }
+}
+
+/// How many blocks of the index fit into each engine's KV cache.
+fn index_blocks(snapshot: &Snapshot) -> impl Iterator<Item = u32> + '_ {
+    let settings = snapshot.pipeline().production().prefix;
+    snapshot.metrics().iter().map(move |metrics| {
+        let tokens = |blocks: Option<u32>, tokens: Option<u32>| {
+            u64::from(blocks?).checked_mul(u64::from(tokens?))
+        };
+        let known =
+            tokens(metrics.kv_blocks, metrics.kv_block_tokens).filter(|_| settings.auto_tune);
+        let blocks =
+            known.and_then(|tokens| u32::try_from(tokens / u64::from(settings.block_tokens)).ok());
+        blocks.unwrap_or(settings.blocks_per_endpoint)
+    })
+}

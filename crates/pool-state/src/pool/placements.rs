@@ -1,0 +1,80 @@
+//! Prompts that endpoints were sent, until they are published to other workers and proxies.
+
+use std::collections::VecDeque;
+
+use scheduler::EndpointRef;
+
+/// The most hashes in placements that wait to be published. A host takes them after each pick;
+/// otherwise the oldest are dropped and counted.
+const QUEUED_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
+
+/// A prompt that an endpoint was sent, or a mark that other VMs keep for the endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub endpoint: EndpointRef,
+    /// The hashes of the prompt's blocks, first block first. Or one mark, which is no hash: the
+    /// model of a request that the endpoint was sent (`pool/adapters.rs`), or a prompt that cost
+    /// the endpoint its connection (`pool/crash_correlation.rs`), or an answer that the endpoint
+    /// may keep (`pool/stored_answers.rs`). The upper half of a mark is a constant that says which
+    /// of them it is.
+    pub blocks: Box<[u64]>,
+    /// How many of the blocks, from the first, the endpoint had cached before, as estimated.
+    pub known: u32,
+}
+
+/// Placements that wait to be published.
+#[derive(Debug, Default)]
+pub(super) struct PlacementQueue {
+    /// Whether the host publishes them.
+    enabled: bool,
+    placements: VecDeque<Placement>,
+    blocks: usize,
+    /// The number of placements that were dropped for newer ones.
+    dropped: u64,
+}
+
+// === impl PlacementQueue ===
+
+impl PlacementQueue {
+    pub(super) fn push(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+        if !self.enabled {
+            return;
+        }
+        // A placement without blocks still counts as a request: its prompt is not read, or shorter
+        // than a block.
+        self.blocks += blocks.len().max(1);
+        self.placements.push_back(Placement {
+            endpoint,
+            blocks: blocks.into(),
+            known,
+        });
+        while self.blocks > QUEUED_BLOCKS_MAX {
+            let Some(oldest) = self.placements.pop_front() else {
+                return;
+            };
+            self.blocks -= oldest.blocks.len().max(1);
+            self.dropped += 1;
+        }
+    }
+
+    /// Sets whether placements are kept for publishing.
+    pub(super) fn set_enabled(&mut self, wanted: bool) {
+        if self.enabled != wanted {
+            *self = Self {
+                enabled: wanted,
+                dropped: self.dropped,
+                ..Self::default()
+            };
+        }
+    }
+
+    /// The placements since the last call.
+    pub(super) fn take(&mut self) -> VecDeque<Placement> {
+        self.blocks = 0;
+        std::mem::take(&mut self.placements)
+    }
+
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}

@@ -1,0 +1,366 @@
+//! Decides where a request goes. A plan reads the pool and changes nothing; the pool records it by
+//! [`ManagedPool::commit`].
+
+use scheduler::flow::RoomLimits;
+use scheduler::{
+    Decision, EndpointIndex, EndpointRef, LocalState, Request, Rng, Route, Snapshot, SubsetHint,
+    Timestamp,
+};
+
+use super::ManagedPool;
+use super::cache::Cache;
+use super::endpoints::{EndpointFailures, Endpoints, PublishedState};
+use super::ledger::Ledger;
+use super::lookups::EndpointLookups;
+use crate::queues::HeldTicket;
+use crate::refusal::PickRefusal;
+
+/// Makes the decision of a plan.
+pub trait DecisionMaker {
+    /// Decides on a request. May be called twice: first for the endpoint alone that has the stored
+    /// answer which the request names.
+    fn decide(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        local: LocalState<'_>,
+        rng: &mut Rng,
+    ) -> Decision;
+}
+
+/// The scheduler decides.
+impl DecisionMaker for () {
+    fn decide(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        local: LocalState<'_>,
+        rng: &mut Rng,
+    ) -> Decision {
+        scheduler::schedule(snapshot, request, local, rng, None)
+    }
+}
+
+/// A function decides: the simulator compares other policies by this on the same state.
+#[derive(Debug)]
+pub struct DecideBy<F>(pub F);
+
+impl<F> DecisionMaker for DecideBy<F>
+where
+    F: FnMut(&Snapshot, LocalState<'_>, &mut Rng) -> Decision,
+{
+    fn decide(
+        &mut self,
+        snapshot: &Snapshot,
+        _: &Request<'_>,
+        local: LocalState<'_>,
+        rng: &mut Rng,
+    ) -> Decision {
+        (self.0)(snapshot, local, rng)
+    }
+}
+
+/// Where a request goes, and what it takes to record that. A plan that is dropped has changed
+/// nothing.
+#[derive(Debug)]
+pub struct Plan {
+    pub(super) route: Route,
+    /// The endpoint that is charged.
+    pub(super) endpoint: EndpointRef,
+    /// What was looked up of each endpoint.
+    pub(super) lookups: EndpointLookups,
+    /// The version of the pool that it was made for.
+    version: u64,
+    pub(super) flow: FlowUse,
+}
+
+/// How flow control counts a planned request.
+#[derive(Debug)]
+pub(super) enum FlowUse {
+    /// Not at all.
+    Free,
+    /// As one that never waited.
+    Arrival { flow: u64 },
+    /// As one that waits until its plan is recorded.
+    Queued {
+        ticket: HeldTicket,
+        limits: RoomLimits,
+    },
+}
+
+/// What plans of one configuration need beside the pool.
+#[derive(Debug)]
+pub struct Planner {
+    pub(super) rng: Rng,
+    /// Memory for the next plan.
+    pub(super) lookups: EndpointLookups,
+}
+
+/// The pool as a plan sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolReader<'p> {
+    pub(super) endpoints: &'p Endpoints,
+    pub(super) ledger: &'p Ledger,
+    pub(super) cache: &'p Cache,
+}
+
+// === impl Planner ===
+
+impl Planner {
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            rng: Rng::seeded(seed),
+            lookups: EndpointLookups::default(),
+        }
+    }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// The endpoint that is charged with the request.
+    #[must_use]
+    pub fn endpoint(&self) -> EndpointRef {
+        self.endpoint
+    }
+
+    /// The endpoint that computes the prompt.
+    pub(super) fn prompting(&self) -> EndpointIndex {
+        self.route.prefill.unwrap_or(serving(&self.route))
+    }
+
+    /// The prompt tokens that the endpoint which computes the prompt has cached.
+    pub(super) fn matched_tokens(&self, request: &Request<'_>) -> u32 {
+        self.lookups
+            .matched(self.prompting())
+            .saturating_mul(request.prefix_block_tokens)
+            .min(request.prompt_tokens)
+    }
+
+    /// The prompt tokens that the charged endpoint must compute.
+    pub(super) fn uncached_tokens(&self, request: &Request<'_>) -> u32 {
+        if self.prompting() == serving(&self.route) {
+            request
+                .prompt_tokens
+                .saturating_sub(self.matched_tokens(request))
+        } else {
+            0
+        }
+    }
+}
+
+// === impl FlowUse ===
+
+impl FlowUse {
+    pub(super) fn into_ticket(self) -> Option<HeldTicket> {
+        match self {
+            Self::Queued { ticket, .. } => Some(ticket),
+            Self::Free | Self::Arrival { .. } => None,
+        }
+    }
+}
+
+// === impl PoolReader ===
+
+impl<'p> PoolReader<'p> {
+    /// A number that grows with every change that may change a plan.
+    pub(super) fn version(self) -> u64 {
+        self.endpoints.version() + self.ledger.version() + self.cache.version()
+    }
+
+    /// Decides on a request: for the endpoint alone that has the stored answer which the request
+    /// names, if it may serve the request. `planner` is that of one configuration.
+    ///
+    /// # Errors
+    /// Why no endpoint may serve the request now.
+    pub fn plan(
+        self,
+        request: &Request<'_>,
+        now: Timestamp,
+        maker: &mut impl DecisionMaker,
+        planner: &mut Planner,
+    ) -> Result<Plan, PickRefusal> {
+        if let Some(only) = self.stored_answer_hint(request, now) {
+            let request = Request {
+                subset: Some(&only),
+                ..request.clone()
+            };
+            match self.decide(&request, now, maker, planner) {
+                Err(PickRefusal::Decision(Decision::Unavailable(_))) => {}
+                planned => return planned,
+            }
+        }
+        self.decide(request, now, maker, planner)
+    }
+
+    /// A hint that allows only the endpoint that has the stored answer which the request names.
+    /// `None` if there is none, it is gone or ejected, or the proxy does not allow it.
+    fn stored_answer_hint(self, request: &Request<'_>, now: Timestamp) -> Option<SubsetHint> {
+        let endpoint = (request.stored_id != 0)
+            .then(|| self.cache.stored_answers.endpoint(request.stored_id))
+            .flatten()?;
+        let snapshot = self
+            .endpoints
+            .snapshot()
+            .filter(|_| !self.endpoints.failures.ejections.is_ejected(endpoint, now))?;
+        let socket = snapshot.socket(self.endpoints.index(endpoint)?)?;
+        request
+            .subset
+            .is_none_or(|subset| subset.allows_socket(socket))
+            .then(|| SubsetHint::only(socket))
+    }
+
+    #[inline(never)] // two callers, and the wasm module should be small
+    fn decide(
+        self,
+        request: &Request<'_>,
+        now: Timestamp,
+        maker: &mut impl DecisionMaker,
+        planner: &mut Planner,
+    ) -> Result<Plan, PickRefusal> {
+        let Some(state) = &self.endpoints.state else {
+            return Err(PickRefusal::NoState);
+        };
+        self.look_up(state, request, now, &mut planner.lookups)?;
+        let local = self.local(state, &planner.lookups, now);
+        let decision = maker.decide(&state.snapshot, request, local, &mut planner.rng);
+        let Decision::Route(route) = decision else {
+            return Err(PickRefusal::Decision(decision));
+        };
+        let endpoint = state.snapshot.endpoint(serving(&route));
+        Ok(Plan {
+            endpoint: endpoint.ok_or(PickRefusal::NoState)?.id,
+            route,
+            lookups: std::mem::take(&mut planner.lookups),
+            version: self.version(),
+            flow: FlowUse::Free,
+        })
+    }
+
+    /// Looks up what a decision needs of each endpoint.
+    fn look_up(
+        self,
+        state: &PublishedState,
+        request: &Request<'_>,
+        now: Timestamp,
+        lookups: &mut EndpointLookups,
+    ) -> Result<(), PickRefusal> {
+        let EndpointFailures {
+            ejections,
+            health,
+            crashing,
+            ..
+        } = &self.endpoints.failures;
+        let blocks = request.prefix_blocks;
+        if blocks
+            .last()
+            .is_some_and(|&prompt| crashing.is_crashing(prompt, health, now))
+        {
+            return Err(PickRefusal::CrashingPrompt);
+        }
+        let EndpointLookups {
+            known,
+            matched,
+            reuse_interval,
+            ejected,
+            failing,
+            adapter_rooms,
+        } = lookups;
+        health.excess_failures(&state.refs, now, failing);
+        ejections.waive_expired(&state.refs, now, failing);
+        self.cache.prefixes.matched(blocks, &state.refs, known);
+        matched.clear();
+        matched.extend(known.iter().map(|known| known.blocks(blocks)));
+        *reuse_interval = self
+            .cache
+            .prefixes
+            .reuse_interval(blocks, &state.refs, known);
+        ejections.mark_ejected(&state.snapshot, now, ejected);
+        self.cache
+            .adapters
+            .find_rooms(&state.snapshot, request.model, adapter_rooms);
+        Ok(())
+    }
+
+    /// The state of this VM for a decision.
+    fn local<'l>(
+        self,
+        state: &PublishedState,
+        lookups: &'l EndpointLookups,
+        now: Timestamp,
+    ) -> LocalState<'l>
+    where
+        'p: 'l,
+    {
+        LocalState {
+            in_flight: &self.ledger.in_flight,
+            matched_blocks: &lookups.matched,
+            reuse_interval: self.cache.conversations.interval(lookups.reuse_interval),
+            evicted_share: self.cache.evictions.share(),
+            ejected: &lookups.ejected,
+            failing: &lookups.failing,
+            last_answers: self.endpoints.failures.health.last_answers(),
+            last_cold_picks: self.cache.cold_picks.last(),
+            adapter_rooms: &lookups.adapter_rooms,
+            peers_unreachable: self.cache.peers_unreachable,
+            metrics_stale: state.metrics_stale(now),
+        }
+    }
+
+    /// Whether the limits leave room for the request where the plan sends it.
+    pub(super) fn has_room(
+        self,
+        plan: &Plan,
+        request: &Request<'_>,
+        limits: RoomLimits,
+        now: Timestamp,
+    ) -> bool {
+        self.endpoints.state.as_ref().is_none_or(|state| {
+            let local = self.local(state, &plan.lookups, now);
+            scheduler::has_room(&state.snapshot, request, local, &plan.route, limits)
+        })
+    }
+}
+
+// === impl ManagedPool ===
+
+impl ManagedPool {
+    /// The pool as a plan sees it.
+    #[must_use]
+    pub fn view(&self) -> PoolReader<'_> {
+        PoolReader {
+            endpoints: &self.endpoints,
+            ledger: &self.ledger,
+            cache: &self.cache,
+        }
+    }
+
+    /// Decides on a request by the pool's own configuration: see [`PoolReader::plan`].
+    ///
+    /// # Errors
+    /// Why no endpoint may serve the request now.
+    pub fn plan(
+        &mut self,
+        request: &Request<'_>,
+        now: Timestamp,
+        maker: &mut impl DecisionMaker,
+    ) -> Result<Plan, PickRefusal> {
+        let view = PoolReader {
+            endpoints: &self.endpoints,
+            ledger: &self.ledger,
+            cache: &self.cache,
+        };
+        view.plan(request, now, maker, &mut self.planner)
+    }
+
+    /// Whether the pool has changed since the plan.
+    pub(super) fn is_stale(&self, plan: &Plan) -> bool {
+        plan.version != self.view().version()
+    }
+}
+
+/// The endpoint that a route charges: the data-parallel rank, or else the first of the list.
+pub(super) fn serving(route: &Route) -> EndpointIndex {
+    route.data_parallel.unwrap_or(route.ranked.first())
+}
