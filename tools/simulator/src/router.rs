@@ -250,6 +250,10 @@ impl PolicyRouter {
                 let planned = self.pool.plan(&request, time, &mut ());
                 match self.pool.admit(planned, &request, &from.arrival(now), time) {
                     Ok(FlowAdmission::Go(plan)) => Ok(plan),
+                    Ok(FlowAdmission::Claim(claim)) => {
+                        let picked = self.pool.redeem(claim, &request, time);
+                        return self.simulated(picked).map(Some);
+                    }
                     Ok(FlowAdmission::Wait(ticket)) => {
                         self.held.push((job.request, ticket));
                         return Ok(None);
@@ -370,6 +374,10 @@ impl PolicyRouter {
         let planned = self.pool.plan(&request, time, &mut ());
         match self.pool.admit_queued(ticket, planned, &request, time) {
             Ok(FlowAdmission::Go(plan)) => self.commit(plan, &request, now),
+            Ok(FlowAdmission::Claim(claim)) => {
+                let picked = self.pool.redeem(claim, &request, time);
+                self.simulated(picked).map(Some)
+            }
             Ok(FlowAdmission::Wait(ticket)) => {
                 self.held.push((from.job.request, ticket));
                 Ok(None)

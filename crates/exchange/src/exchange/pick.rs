@@ -1,7 +1,7 @@
 //! The pick of an exchange: at once, or when flow control releases the request.
 
 use pool_state::queues::{FlowArrival, HeldReason, HeldTicket};
-use pool_state::{Claim, FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Stale, Timestamp};
+use pool_state::{Claim, FlowAdmission, ManagedPool, PickRefusal, RecordedPick, Timestamp};
 use scheduler::{Decision, FAIRNESS_ID, REQUEST_ID, Request, UnavailableReason};
 
 use super::pending_request::PendingRequest;
@@ -60,18 +60,18 @@ fn admit(
 ) -> Result<AdmittedRequest, PickRefusal> {
     for _ in 0..=REPLANS_MAX {
         let planned = pool.plan(request, now, why);
-        let plan = match pool.admit(planned, request, arrival, now)? {
-            FlowAdmission::Go(plan) => plan,
-            FlowAdmission::Wait(ticket) => return Ok(AdmittedRequest::Queued(ticket)),
-        };
-        let endpoint = plan.endpoint();
-        match pool.commit(plan, request, endpoint, now) {
-            Ok(picked) => return Ok(AdmittedRequest::Sent(picked)),
-            Err(Stale { queued }) => {
-                if let Some(ticket) = queued {
-                    return Ok(AdmittedRequest::Queued(ticket));
+        match pool.admit(planned, request, arrival, now)? {
+            FlowAdmission::Go(plan) => {
+                let endpoint = plan.endpoint();
+                if let Ok(picked) = pool.commit(plan, request, endpoint, now) {
+                    return Ok(AdmittedRequest::Sent(picked));
                 }
             }
+            // No order decides: otherwise a request that arrives waits.
+            FlowAdmission::Claim(claim) => {
+                return Ok(AdmittedRequest::Sent(pool.redeem(claim, request, now)));
+            }
+            FlowAdmission::Wait(ticket) => return Ok(AdmittedRequest::Queued(ticket)),
         }
     }
     Err(PickRefusal::NoState)
@@ -143,30 +143,28 @@ impl Exchange {
         let headers = self.facts.captured_pairs();
         let request = queued.request(&headers, pool);
         let planned = pool.plan(&request, now, &mut self.why);
-        let claimed = match pool.admit_queued(ticket, planned, &request, now) {
-            Ok(FlowAdmission::Go(plan)) => pool.claim(plan, &request, now),
-            Ok(FlowAdmission::Wait(ticket)) => Err(Stale {
-                queued: Some(ticket),
-            }),
-            Err(refusal) => {
+        let claim = match pool.admit_queued(ticket, planned, &request, now) {
+            Ok(FlowAdmission::Claim(claim)) => claim,
+            Ok(FlowAdmission::Wait(ticket)) => {
+                self.why.keep_sample(false, queued.is_recorded, pool);
+                return QueuedAttempt::Step(self.queue(ticket, queued));
+            }
+            refused => {
+                let refusal = refused.err().unwrap_or(PickRefusal::NoState);
                 let step = self.pick_refused(pool, &queued.pending, refusal);
                 self.why.keep_sample(is_sampled, queued.is_recorded, pool);
                 return QueuedAttempt::Step(step);
             }
         };
-        match claimed {
-            Ok(claim) => {
-                let claimed = ClaimedRequest {
-                    claim,
-                    queued,
-                    is_sampled,
-                };
-                if pool.queues().has_flow_peers() {
-                    return QueuedAttempt::Claim(claimed);
-                }
-                QueuedAttempt::Step(self.settle_claim(settings, pool, claimed, true, now))
-            }
-            Err(stale) => QueuedAttempt::Step(self.stay_queued(pool, stale, queued)),
+        let claimed = ClaimedRequest {
+            claim,
+            queued,
+            is_sampled,
+        };
+        if pool.queues().has_flow_peers() {
+            QueuedAttempt::Claim(claimed)
+        } else {
+            QueuedAttempt::Step(self.settle_claim(settings, pool, claimed, true, now))
         }
     }
 
@@ -185,37 +183,19 @@ impl Exchange {
             queued,
             is_sampled,
         } = claimed;
+        self.why
+            .keep_sample(is_first && is_sampled, queued.is_recorded, pool);
         if !is_first {
-            let queued_at = Some(pool.give_back(claim));
-            return self.stay_queued(pool, Stale { queued: queued_at }, queued);
+            return self.queue(pool.give_back(claim), queued);
         }
         let headers = self.facts.captured_pairs();
-        let request = queued.request(&headers, pool);
-        match pool.redeem(claim, &request, now) {
-            Ok(picked) => {
-                self.why.keep_sample(is_sampled, queued.is_recorded, pool);
-                let held_ms = now.ms_since(queued.since);
-                let step = self.send(settings, pool, queued.pending, picked, now);
-                if let ExchangePhase::Routed(routed) = &mut self.phase {
-                    routed.set_held(held_ms);
-                }
-                step
-            }
-            Err(_) => self.pick_refused(pool, &queued.pending, PickRefusal::NoState),
+        let picked = pool.redeem(claim, &queued.request(&headers, pool), now);
+        let held_ms = now.ms_since(queued.since);
+        let step = self.send(settings, pool, queued.pending, picked, now);
+        if let ExchangePhase::Routed(routed) = &mut self.phase {
+            routed.set_held(held_ms);
         }
-    }
-
-    fn stay_queued(
-        &mut self,
-        pool: &mut ManagedPool,
-        stale: Stale,
-        queued: Box<QueuedRequest>,
-    ) -> ExchangeStep {
-        self.why.keep_sample(false, queued.is_recorded, pool);
-        match stale.queued {
-            Some(ticket) => self.queue(ticket, queued),
-            None => self.pick_refused(pool, &queued.pending, PickRefusal::NoState),
-        }
+        step
     }
 
     /// Since when the request is held by flow control, and its priority.

@@ -8,17 +8,14 @@ use scheduler::{
 
 use super::ManagedPool;
 use super::endpoints::PublishedState;
-use super::pick::{LedgerHold, RecordedPick, Reservation, SessionTokenHeader};
-use super::plan::{FlowUse, Plan, PoolReader, serving};
-use crate::queues::{HeldTicket, short_id};
+use super::pick::{LedgerHold, RecordedPick, SessionTokenHeader};
+use super::plan::{Plan, PoolReader, serving};
+use crate::queues::short_id;
 use scheduler::Timestamp;
 
 /// A plan could not be recorded: the pool has changed since it was made. Plan again.
-#[derive(Debug)]
-pub struct Stale {
-    /// The ticket of a request that stays queued.
-    pub queued: Option<HeldTicket>,
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale;
 
 // === impl ManagedPool ===
 
@@ -34,55 +31,45 @@ impl ManagedPool {
         endpoint: EndpointRef,
         now: Timestamp,
     ) -> Result<RecordedPick, Stale> {
-        let one = if endpoint == plan.endpoint {
-            Some(None)
-        } else {
-            self.endpoints
-                .index(endpoint)
-                .map(|at| RankedList::new([at]))
-        };
-        let Some(one) = one.filter(|_| !self.is_stale(&plan)) else {
-            return Err(self.discard(plan));
-        };
-        if let Some(one) = one {
-            plan.route = Route::to(one);
+        if endpoint != plan.endpoint {
+            let at = self.endpoints.index(endpoint).ok_or(Stale)?;
+            plan.route = Route::to(RankedList::new([at]).ok_or(Stale)?);
             plan.endpoint = endpoint;
         }
-        if let FlowUse::Queued { .. } = plan.flow {
-            let claim = self.claim(plan, request, now)?;
-            return self.redeem(claim, request, now);
-        }
-        let Some(mut reservation) = self.reserve(&plan, request, now) else {
-            return Err(self.discard(plan));
+        let picked = (!self.is_stale(&plan))
+            .then(|| self.reserve(&plan, request, now))
+            .flatten();
+        let Some(mut picked) = picked else {
+            self.discard(plan);
+            return Err(Stale);
         };
-        if let FlowUse::Arrival { flow } = plan.flow {
-            self.charge(&mut reservation.hold, request, flow, false, now);
-            self.watch(&mut reservation.hold, None);
+        if let Some(flow) = plan.flow {
+            self.charge(&mut picked.hold, request, flow, false, now);
+            self.watch(&mut picked.hold, None);
         }
-        self.record(plan, reservation, request, now)
+        Ok(self.record(plan, picked, request, now))
     }
 
     /// Drops a plan, and keeps its memory.
-    pub(super) fn discard(&mut self, plan: Plan) -> Stale {
+    pub(super) fn discard(&mut self, plan: Plan) {
         self.planner.lookups = plan.lookups;
-        Stale {
-            queued: plan.flow.into_ticket(),
-        }
     }
 
-    /// Counts the load of a planned request. `None` if an endpoint of the plan is gone.
+    /// Counts the load of a planned request: the part of a pick that others must see before the
+    /// order of all VMs is written. `None` if an endpoint of the plan is gone.
     pub(super) fn reserve(
         &mut self,
         plan: &Plan,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> Option<Reservation> {
+    ) -> Option<RecordedPick> {
         let watch = self.start_timing(request, plan, now);
         let promise = self.view().tracked_slo(request, plan, now);
         let state = self.endpoints.state.as_ref()?;
         let snapshot = &state.snapshot;
         let prompting = snapshot.endpoint(plan.prompting())?.id;
         let prompt_tokens = request.prompt_tokens;
+        let uncached = prompt_tokens.saturating_sub(plan.matched_tokens(request));
         let uncached_here = plan.uncached_tokens(request);
         let step = snapshot.step();
         let expected_ms = step.expected_ms(
@@ -109,21 +96,23 @@ impl ManagedPool {
             .filter_map(|&index| Some(in_flight.admit(snapshot.endpoint(index)?.id, 0)))
             .collect();
         if prompting != plan.endpoint {
-            let uncached = prompt_tokens.saturating_sub(plan.matched_tokens(request));
             stages.push(in_flight.admit_prompt(prompting, prompt_tokens, uncached));
         }
         self.ledger.changes += 1;
-        Some(Reservation {
-            hold: LedgerHold::new(serving, stages, watch),
-            expected_ms,
-        })
+        let hold = LedgerHold::new(serving, stages, watch);
+        let health = &self.endpoints.failures.health;
+        let mut picked = state.picked(plan, hold, expected_ms);
+        let second = picked.ranked.get(1);
+        picked.second_answered =
+            second.is_some_and(|(second, _)| health.answered_at(*second).is_some());
+        Some(picked)
     }
 
-    /// Drops a reservation, because another VM gave the room away first.
-    pub(super) fn withdraw(&mut self, reservation: Reservation) {
+    /// Gives back what [`Self::reserve`] counted.
+    pub(super) fn withdraw(&mut self, picked: RecordedPick) {
         let LedgerHold {
             serving, stages, ..
-        } = reservation.hold;
+        } = picked.hold;
         for ticket in stages.into_iter().chain([serving]) {
             self.ledger.in_flight.release(ticket);
         }
@@ -134,54 +123,26 @@ impl ManagedPool {
     pub(super) fn record(
         &mut self,
         plan: Plan,
-        mut reservation: Reservation,
+        mut picked: RecordedPick,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> Result<RecordedPick, Stale> {
-        let Some(state) = &self.endpoints.state else {
-            self.withdraw(reservation);
-            return Err(self.discard(plan));
-        };
-        let route = &plan.route;
-        let hold = &mut reservation.hold;
-        let (estimate, places) = self.cache.record_plan(&state.snapshot, &plan, request);
-        hold.cache_estimate = estimate;
-        hold.places = places;
+    ) -> RecordedPick {
+        let hold = &mut picked.hold;
+        if let Some(state) = &self.endpoints.state {
+            let (estimate, places) = self.cache.record_plan(&state.snapshot, &plan, request);
+            hold.cache_estimate = estimate;
+            hold.places = places;
+        }
         let ejections = &mut self.endpoints.failures.ejections;
-        hold.probe = ejections
-            .is_probe(plan.endpoint, now)
-            .then_some((plan.endpoint, now));
+        let is_probe = ejections.is_probe(plan.endpoint, now);
+        hold.probe = is_probe.then_some((plan.endpoint, now));
         self.ledger.counters.count_pick(
             plan.endpoint,
             request.prompt_tokens,
             plan.matched_tokens(request),
         );
-        let mut ranked: Vec<(EndpointRef, Box<str>)> = route
-            .ranked
-            .iter()
-            .filter_map(|index| Some((state.snapshot.endpoint(index)?.id, state.address(index)?)))
-            .collect();
-        let second_answered = ranked.get(1).is_some_and(|(second, _)| {
-            let health = &self.endpoints.failures.health;
-            health.answered_at(*second).is_some()
-        });
-        // The data-parallel rank behind the address is charged and judged.
-        if let (Some(_), Some((charged, _))) = (route.data_parallel, ranked.first_mut()) {
-            *charged = plan.endpoint;
-        }
-        let address = |index: EndpointIndex| state.address(index);
-        let picked = RecordedPick {
-            ranked,
-            prefill: route.prefill.and_then(address),
-            encode: route.encode.iter().copied().filter_map(address).collect(),
-            data_parallel: route.data_parallel.and_then(address),
-            tokens: state.tokens(route),
-            expected_ms: reservation.expected_ms,
-            second_answered,
-            hold: reservation.hold,
-        };
-        self.planner.lookups = plan.lookups;
-        Ok(picked)
+        self.discard(plan);
+        picked
     }
 }
 
@@ -206,8 +167,28 @@ impl PoolReader<'_> {
 // === impl PublishedState ===
 
 impl PublishedState {
-    fn address(&self, index: EndpointIndex) -> Option<Box<str>> {
-        Some(self.snapshot.endpoint(index)?.address.clone())
+    /// The endpoints of a plan, with their addresses.
+    fn picked(&self, plan: &Plan, hold: LedgerHold, expected_ms: (f32, f32)) -> RecordedPick {
+        let route = &plan.route;
+        let address = |index| Some(self.snapshot.endpoint(index)?.address.clone());
+        // The data-parallel rank behind the address is charged and judged.
+        let charged = |index| match route.data_parallel {
+            Some(_) => Some(plan.endpoint),
+            None => Some(self.snapshot.endpoint(index)?.id),
+        };
+        let ranked = route.ranked.iter();
+        RecordedPick {
+            ranked: ranked
+                .filter_map(|index| Some((charged(index)?, address(index)?)))
+                .collect(),
+            prefill: route.prefill.and_then(address),
+            encode: route.encode.iter().copied().filter_map(address).collect(),
+            data_parallel: route.data_parallel.and_then(address),
+            tokens: self.tokens(route),
+            expected_ms,
+            second_answered: false,
+            hold,
+        }
     }
 
     /// The value of each session header, for each endpoint of the list.

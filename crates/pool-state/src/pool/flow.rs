@@ -5,9 +5,7 @@ use scheduler::flow::{FlowControl, FlowCost, RoomLimits, SharedOrder, UsageCeili
 use scheduler::{EndpointRef, LocalState, Request, Timestamp};
 
 use super::endpoints::Endpoints;
-use super::pick::Reservation;
-use super::plan::FlowUse;
-use super::{LedgerHold, ManagedPool, Plan, RecordedPick, Stale};
+use super::{LedgerHold, ManagedPool, Plan, RecordedPick};
 use crate::queues::{
     ClaimedEntry, FlowArrival, FlowOutcome, FlowQueues, FlowTurn, HeldTicket, SentFlow, Waiting,
 };
@@ -22,17 +20,20 @@ use crate::refusal::PickRefusal;
 pub enum FlowAdmission {
     /// The request may go: [`ManagedPool::commit`] records its plan.
     Go(Plan),
+    /// The request was queued, and its endpoint has room.
+    Claim(Claim),
     /// The request waits.
     Wait(HeldTicket),
 }
 
-/// The room of a queued request, which is its own once the order of all VMs is written. It must be
-/// redeemed or given back.
+/// The room of a queued request, which has left its queue: its load counts already. The host
+/// publishes that load, and then writes the order of all VMs, so that who reads the order sees the
+/// load. If it was the first to write, it redeems the claim, and otherwise it gives it back.
 #[derive(Debug)]
 #[must_use = "the request is in no queue"]
 pub struct Claim {
     plan: Plan,
-    reservation: Reservation,
+    picked: RecordedPick,
     ticket: HeldTicket,
     entry: ClaimedEntry,
 }
@@ -46,16 +47,6 @@ enum NoRoom {
     TooLarge,
     /// The room is left to others: an older request, or another proxy.
     Left,
-}
-
-// === impl Claim ===
-
-impl Claim {
-    /// The endpoint that has the room.
-    #[must_use]
-    pub fn endpoint(&self) -> EndpointRef {
-        self.plan.endpoint()
-    }
 }
 
 // === impl ManagedPool ===
@@ -169,9 +160,7 @@ impl ManagedPool {
             Err(refusal) if is_tried && !refusal.is_without_endpoints() => return Err(refusal),
             Ok(mut plan) if is_tried => match self.find_room(&plan, request, None, now) {
                 Ok(_) => {
-                    plan.flow = FlowUse::Arrival {
-                        flow: arrival.flow_id(),
-                    };
+                    plan.flow = Some(arrival.flow_id());
                     return Ok(FlowAdmission::Go(plan));
                 }
                 Err(why) => {
@@ -245,9 +234,8 @@ impl ManagedPool {
         refusal.is_final() || refusal.is_without_endpoints() && !self.waits_for_first()
     }
 
-    /// Says whether a queued request, with its plan, may go now. Nothing changes for it until the
-    /// plan is recorded: while other VMs serve requests ([`FlowQueues::has_flow_peers`]) by
-    /// [`Self::claim`], otherwise by [`Self::commit`].
+    /// Says whether a queued request, with its plan, may go now. While other VMs serve requests
+    /// ([`FlowQueues::has_flow_peers`]), that is decided by the order.
     ///
     /// # Errors
     /// Why the request is refused. It is not queued any more.
@@ -262,7 +250,7 @@ impl ManagedPool {
             return Err(PickRefusal::Held(refusal));
         }
         let is_checked = self.queues.take_to_check(&ticket);
-        let mut plan = match planned {
+        let plan = match planned {
             Ok(plan) => plan,
             Err(refusal) if is_checked && !self.is_final(&refusal) => {
                 return Ok(FlowAdmission::Wait(ticket));
@@ -281,10 +269,7 @@ impl ManagedPool {
         };
         if !is_checked {
             match self.find_room(&plan, request, Some(ticket.number), now) {
-                Ok(limits) => {
-                    plan.flow = FlowUse::Queued { ticket, limits };
-                    return Ok(FlowAdmission::Go(plan));
-                }
+                Ok(limits) => return Ok(self.claim(ticket, plan, limits, request, now)),
                 Err(why) => self.found_no_room(&ticket, plan.endpoint, why, now),
             }
         }
@@ -319,74 +304,55 @@ impl ManagedPool {
         }
     }
 
-    /// Takes the room of a plan that [`Self::admit_queued`] let go: its load counts, and its
-    /// request leaves the queue. The host publishes that, and then writes the order of all VMs, so
-    /// that who reads the order sees the load. If it was the first to write, it redeems the claim,
-    /// and otherwise it gives it back.
-    ///
-    /// # Errors
-    /// [`Stale`]; nothing has changed.
-    pub fn claim(
+    fn claim(
         &mut self,
-        mut plan: Plan,
+        ticket: HeldTicket,
+        plan: Plan,
+        limits: RoomLimits,
         request: &Request<'_>,
         now: Timestamp,
-    ) -> Result<Claim, Stale> {
-        let flow = std::mem::replace(&mut plan.flow, FlowUse::Free);
-        let FlowUse::Queued { ticket, limits } = flow else {
-            plan.flow = flow;
-            return Err(self.discard(plan));
-        };
-        let reserved = (!self.is_stale(&plan))
-            .then(|| self.reserve(&plan, request, now))
-            .flatten();
-        let Some(mut reservation) = reserved else {
-            plan.flow = FlowUse::Queued { ticket, limits };
-            return Err(self.discard(plan));
-        };
+    ) -> FlowAdmission {
+        let picked = self.reserve(&plan, request, now);
         // The last room is gone: others need not try.
         if self.is_full(plan.endpoint, limits, now) {
             self.queues.endpoint_full(plan.endpoint, request.priority);
         }
-        let Some(entry) = self.queues.take_for_claim(&ticket) else {
-            self.withdraw(reservation);
-            return Err(self.discard(plan));
-        };
-        let flow = ticket.flow_id();
-        self.charge(&mut reservation.hold, request, flow, true, now);
-        Ok(Claim {
-            plan,
-            reservation,
-            ticket,
-            entry,
-        })
+        match (picked, self.queues.take_for_claim(&ticket)) {
+            (Some(mut picked), Some(entry)) => {
+                self.charge(&mut picked.hold, request, ticket.flow_id(), true, now);
+                FlowAdmission::Claim(Claim {
+                    plan,
+                    picked,
+                    ticket,
+                    entry,
+                })
+            }
+            (picked, _) => {
+                if let Some(picked) = picked {
+                    self.withdraw(picked);
+                }
+                FlowAdmission::Wait(ticket)
+            }
+        }
     }
 
     /// The room of a claim is the request's: records its plan.
-    ///
-    /// # Errors
-    /// [`Stale`], if the pool has no state any more.
-    pub fn redeem(
-        &mut self,
-        claim: Claim,
-        request: &Request<'_>,
-        now: Timestamp,
-    ) -> Result<RecordedPick, Stale> {
+    pub fn redeem(&mut self, claim: Claim, request: &Request<'_>, now: Timestamp) -> RecordedPick {
         let Claim {
             plan,
-            mut reservation,
+            mut picked,
             ticket,
             entry,
         } = claim;
         self.queues.claimed(&ticket, &entry, now);
-        self.watch(&mut reservation.hold, Some(ticket.number));
-        self.record(plan, reservation, request, now)
+        self.watch(&mut picked.hold, Some(ticket.number));
+        self.record(plan, picked, request, now)
     }
 
     /// Another VM was first: the request stays queued.
     pub fn give_back(&mut self, claim: Claim) -> HeldTicket {
         self.queues.put_back(&claim.ticket, claim.entry);
-        self.withdraw(claim.reservation);
+        self.withdraw(claim.picked);
         self.discard(claim.plan);
         claim.ticket
     }

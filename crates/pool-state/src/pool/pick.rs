@@ -57,13 +57,6 @@ pub struct LedgerHold {
     pub(super) probe: Option<(EndpointRef, Timestamp)>,
 }
 
-/// The load of a planned request, which others see already.
-#[derive(Debug)]
-pub(super) struct Reservation {
-    pub(super) hold: LedgerHold,
-    pub(super) expected_ms: (f32, f32),
-}
-
 /// A response header that names an endpoint to the client.
 #[derive(Debug)]
 pub struct SessionTokenHeader {

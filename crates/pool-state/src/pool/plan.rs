@@ -12,7 +12,6 @@ use super::cache::Cache;
 use super::endpoints::{EndpointFailures, Endpoints, PublishedState};
 use super::ledger::Ledger;
 use super::lookups::EndpointLookups;
-use crate::queues::HeldTicket;
 use crate::refusal::PickRefusal;
 
 /// Makes the decision of a plan.
@@ -71,21 +70,8 @@ pub struct Plan {
     pub(super) lookups: EndpointLookups,
     /// The version of the pool that it was made for.
     version: u64,
-    pub(super) flow: FlowUse,
-}
-
-/// How flow control counts a planned request.
-#[derive(Debug)]
-pub(super) enum FlowUse {
-    /// Not at all.
-    Free,
-    /// As one that never waited.
-    Arrival { flow: u64 },
-    /// As one that waits until its plan is recorded.
-    Queued {
-        ticket: HeldTicket,
-        limits: RoomLimits,
-    },
+    /// The flow that is charged for a request which never waited; `None` without flow control.
+    pub(super) flow: Option<u64>,
 }
 
 /// What plans of one configuration need beside the pool.
@@ -146,17 +132,6 @@ impl Plan {
                 .saturating_sub(self.matched_tokens(request))
         } else {
             0
-        }
-    }
-}
-
-// === impl FlowUse ===
-
-impl FlowUse {
-    pub(super) fn into_ticket(self) -> Option<HeldTicket> {
-        match self {
-            Self::Queued { ticket, .. } => Some(ticket),
-            Self::Free | Self::Arrival { .. } => None,
         }
     }
 }
@@ -234,7 +209,7 @@ impl<'p> PoolReader<'p> {
             route,
             lookups: std::mem::take(&mut planner.lookups),
             version: self.version(),
-            flow: FlowUse::Free,
+            flow: None,
         })
     }
 

@@ -110,6 +110,7 @@ fn commit(
             let picked = pool.commit(plan, request, endpoint, now);
             Admitted::Sent(picked.expect("nothing has changed since the plan"))
         }
+        FlowAdmission::Claim(claim) => Admitted::Sent(pool.redeem(claim, request, now)),
     }
 }
 

@@ -456,7 +456,7 @@ impl Process {
         let request = self.jobs[job].request(&subset);
         let pool = &mut self.vms[at].pool;
         let planned = pool.plan(&request, now, &mut ());
-        let plan = match pool.admit_queued(ticket, planned, &request, now) {
+        let claim = match pool.admit_queued(ticket, planned, &request, now) {
             Err(_) => {
                 self.jobs[job].refused = true;
                 return;
@@ -466,15 +466,15 @@ impl Process {
                 self.sends_asks(at, job);
                 return;
             }
-            Ok(FlowAdmission::Go(plan)) => plan,
+            Ok(FlowAdmission::Go(_)) => unreachable!("it is queued"),
+            Ok(FlowAdmission::Claim(claim)) => claim,
         };
-        let claim = pool.claim(plan, &request, now).unwrap();
         self.publish(at);
         let wake = self.vms[at].pool.write_order(&mut order, id, now);
         if self.write(at, order, wake) {
             let subset = self.jobs[job].subset();
             let request = self.jobs[job].request(&subset);
-            let picked = self.vms[at].pool.redeem(claim, &request, now).unwrap();
+            let picked = self.vms[at].pool.redeem(claim, &request, now);
             self.sent.push(job);
             self.jobs[job].running = Some((at, picked.hold));
             self.jobs[job].held_until = Some(now);
