@@ -13,6 +13,7 @@
 
 mod accepted_kinds;
 mod adapters;
+mod admission;
 mod cache;
 mod cache_places;
 mod commit;
@@ -39,6 +40,7 @@ mod stored_answers;
 mod token_rate;
 mod verdicts;
 
+pub use admission::{Claim, FlowAdmission};
 pub use commit::Stale;
 pub use counters::CountedRequest;
 pub use counters::{
@@ -46,7 +48,7 @@ pub use counters::{
     PoolCounters, TokenCounters,
 };
 pub use ejection::{Ejection, Ejections};
-pub use flow::{Claim, FlowAdmission};
+
 pub use health::{RequestFailure, Witness};
 pub use load_report::{LoadReportSum, OwnLoadReport, PeerLoadReport};
 pub use miss_cause::{MISS_CAUSES, MissedTokens};

@@ -15,11 +15,14 @@ mod counters;
 mod outside;
 mod pass;
 mod revocation;
+mod room;
 mod shared;
 
-pub(crate) use arrival::short_id;
 pub use arrival::{DEFAULT_FLOW, FlowArrival};
+pub(crate) use arrival::{Waiting, short_id};
 pub use counters::{BandCounters, FLOW_OUTCOMES, FlowOutcome, HeldReason};
+pub use room::FlowCharge;
+pub(crate) use room::SentFlow;
 
 use std::collections::VecDeque;
 
@@ -28,7 +31,7 @@ use band::{BandQueue, HeldEntry};
 use outside::OutsideQueues;
 use pass::ReleasePass;
 use revocation::Revocations;
-use scheduler::flow::{BandRank, FlowControl, FlowCost, HeldFacts, RoomLimits, TRIES_AT_ENDPOINT};
+use scheduler::flow::{FlowControl, TRIES_AT_ENDPOINT};
 use scheduler::{EndpointRef, Timestamp};
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
@@ -36,14 +39,6 @@ use shared::SharedQueues;
 
 /// The most bands. Priorities come from objectives; further ones share the nearest band.
 const BANDS_MAX: usize = 64;
-
-/// How long a band counts as in use after its last request, in ms. The highest band in use may fill
-/// an endpoint completely; after a pause of this length, the next lower band may.
-const BAND_IDLE_MS: u64 = 60_000;
-
-/// The most tokens that a band behind higher bands saves up from its minimum share: a few long
-/// prompts.
-const CREDIT_TOKENS_MAX: f64 = 50_000.0;
 
 /// The time over which the rate of releases is averaged, in ms.
 const RATE_MS: f64 = 10_000.0;
@@ -88,37 +83,6 @@ pub struct HeldTicket {
     pub(crate) is_first: bool,
 }
 
-/// The charge of a request that was sent, until it ends.
-#[derive(Clone, Copy, Debug)]
-pub struct FlowCharge {
-    flow: FlowRef,
-    prompt_tokens: u32,
-    output: f64,
-    /// Whether it was sent for its band's minimum share.
-    owed: bool,
-}
-
-/// A request that is to be queued.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
-    pub(crate) priority: i32,
-    pub(crate) ttft_slo_us: Option<u32>,
-    pub(crate) cost: FlowCost,
-    /// The endpoint that had no room for it.
-    pub(crate) full_at: Option<EndpointRef>,
-}
-
-/// A request that is sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SentFlow {
-    /// The hash of the fairness id.
-    pub(crate) flow: u64,
-    pub(crate) priority: i32,
-    pub(crate) was_queued: bool,
-    pub(crate) prompt_tokens: u32,
-    pub(crate) cost: FlowCost,
-}
-
 /// Why a request that was held, or would have to be, is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldRefusal {
@@ -137,14 +101,6 @@ impl HeldTicket {
     /// The hash of the fairness id.
     pub(crate) fn flow_id(&self) -> u64 {
         self.flow.id
-    }
-}
-
-// === impl FlowCharge ===
-
-impl FlowCharge {
-    pub(crate) fn is_owed(&self) -> bool {
-        self.owed
     }
 }
 
@@ -241,122 +197,6 @@ impl FlowQueues {
         band.held == 0 && !higher_first
     }
 
-    /// Queues a request. Returns its ticket, and whether it is near enough to the head of its band
-    /// to be tried at once.
-    ///
-    /// # Errors
-    /// The request itself is the one that the limits leave out.
-    pub(crate) fn hold(
-        &mut self,
-        control: &FlowControl,
-        arrival: &FlowArrival<'_>,
-        waiting: Waiting,
-        now: Timestamp,
-    ) -> Result<(HeldTicket, bool), HeldRefusal> {
-        let priority = waiting.priority;
-        let Some(rules) = control.band(priority) else {
-            return Err(self.refusal(FlowOutcome::RejectedOther, priority));
-        };
-        let band = self.band_mut(priority);
-        band.seen = now;
-        let own = band.priority;
-        let held = band.held as u64;
-        let bytes = band.bytes;
-        let elsewhere = self.shared.held(own);
-        let band = self.band_mut(own);
-        if held + elsewhere.requests >= rules.max_requests
-            || bytes + elsewhere.bytes + arrival.bytes > rules.max_bytes
-        {
-            band.counters.count(FlowOutcome::RejectedCapacity, 0);
-            return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
-        }
-        let (max_requests, max_bytes) = control.limits();
-        loop {
-            let elsewhere = self.shared.held_in_all();
-            let held = self.held as u64 + elsewhere.requests;
-            let bytes = self.bytes + elsewhere.bytes;
-            if held < max_requests && bytes.saturating_add(arrival.bytes) <= max_bytes {
-                break;
-            }
-            if !self.evict_below(own, now) && !self.shared.evict_below(own, self.lowest()) {
-                self.band_mut(own)
-                    .counters
-                    .count(FlowOutcome::RejectedCapacity, 0);
-                return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
-            }
-        }
-        self.last += 1;
-        let number = self.last;
-        let arrived = arrival.arrived;
-        let ttl_ms = |of_band: u64| arrival.ttl_ms.map_or(of_band, |ttl| ttl.min(of_band));
-        let expires = arrived.plus_ms(ttl_ms(rules.ttl_ms));
-        let entry = HeldEntry {
-            key: rules.ordering.key(&HeldFacts {
-                arrived,
-                expires,
-                ttft_slo_us: waiting.ttft_slo_us,
-            }),
-            number,
-            since: now,
-            expires,
-            gives_up: arrived.plus_ms(ttl_ms(control.no_endpoint_ttl_ms())),
-            bytes: arrival.bytes,
-            cost: waiting.cost,
-            full_at: waiting.full_at,
-            nowhere: false,
-            asked: None,
-            to_check: false,
-            request_id: short_id(arrival.request_id).into(),
-        };
-        let key = entry.key;
-        self.held += 1;
-        self.bytes = self.bytes.saturating_add(arrival.bytes);
-        // While a pass is due, the requests before this one are tried first.
-        let is_due = self.pass.is_due();
-        let band = self.band_mut(own);
-        let is_first = band.held == 0;
-        let flow = band.flow_ref(arrival.flow_id());
-        band.push(flow.at, rules.fairness, entry);
-        Ok((
-            HeldTicket {
-                number,
-                flow,
-                key,
-                is_first,
-            },
-            !is_due && band.held <= pass::LOOK_AHEAD,
-        ))
-    }
-
-    /// The lowest band that holds requests.
-    fn lowest(&self) -> Option<i32> {
-        self.bands
-            .iter()
-            .rev()
-            .find(|band| band.held > 0)
-            .map(|band| band.priority)
-    }
-
-    /// Removes the newest request of the lowest band, if that is below `priority` and no other VM
-    /// holds a lower one. False if it is not.
-    fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
-        let elsewhere = self.shared.lowest();
-        let is_lowest = |own: i32| own < priority && elsewhere.is_none_or(|other| own <= other);
-        self.lowest().is_some_and(is_lowest) && self.evict_newest(now)
-    }
-
-    /// Removes the newest request of the lowest band. False if nothing is held.
-    fn evict_newest(&mut self, now: Timestamp) -> bool {
-        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else {
-            return false;
-        };
-        let (lowest, Some(entry)) = (band.priority, band.take_newest()) else {
-            return false;
-        };
-        self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
-        true
-    }
-
     /// Puts a request that left its band among those to refuse.
     fn leaves(&mut self, priority: i32, entry: &HeldEntry, outcome: FlowOutcome, now: Timestamp) {
         let refusal = self.refusal(outcome, priority);
@@ -451,55 +291,6 @@ impl FlowQueues {
         self.to_resume.pop_front()
     }
 
-    /// The limits for a request of this priority, and whether its band is tried for its minimum
-    /// share.
-    pub(crate) fn limits(
-        &mut self,
-        control: &FlowControl,
-        priority: i32,
-        now: Timestamp,
-    ) -> RoomLimits {
-        let in_use = |band: &&BandQueue| band.held > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
-        let highest = self
-            .bands
-            .iter()
-            .filter(in_use)
-            .map(|band| band.priority)
-            .max()
-            .unwrap_or(priority)
-            .max(priority);
-        let lowest = self
-            .bands
-            .iter()
-            .filter(in_use)
-            .map(|band| band.priority)
-            .min()
-            .unwrap_or(priority)
-            .min(priority);
-        let rank = BandRank {
-            higher: self
-                .bands
-                .iter()
-                .filter(in_use)
-                .filter(|band| band.priority > priority)
-                .count(),
-            bands: self.bands.iter().filter(in_use).count().max(1),
-            priorities: (priority, highest, lowest),
-        };
-        let band = self.bands.iter_mut().find(|band| band.priority == priority);
-        let (owed, turn) = band.map_or((false, 0), BandQueue::next_turn);
-        let ceiling = control
-            .usage_limit()
-            .filter(|_| !owed)
-            .map(|policy| policy.ceiling(rank, turn));
-        let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
-        RoomLimits {
-            critical: priority >= highest || owed,
-            ceiling,
-            share: self.outside.share(),
-        }
-    }
-
     /// Whether an older request of at least this priority waits for room at `endpoint`.
     pub(crate) fn is_claimed(
         &self,
@@ -529,75 +320,6 @@ impl FlowQueues {
         });
         self.pass
             .found_full(ticket.number, endpoint, priority, waited_ms);
-    }
-
-    /// Charges the flow of a request that is sent now.
-    pub(crate) fn charge(
-        &mut self,
-        control: &FlowControl,
-        sent: &SentFlow,
-        now: Timestamp,
-    ) -> Option<FlowCharge> {
-        let SentFlow { priority, cost, .. } = *sent;
-        let rules = control.band(priority)?;
-        let tokens = cost.tokens();
-        let at = self.bands.partition_point(|band| band.priority > priority);
-        for band in self
-            .bands
-            .iter_mut()
-            .skip(at)
-            .filter(|band| band.priority < priority && band.held > 0)
-        {
-            let share = control
-                .band(band.priority)
-                .map_or(0.0, |rules| rules.fairness.minimum_share());
-            // A share of all tokens, its own among them.
-            band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
-        }
-        let since_ms = now.us_since(self.sent.1) as f64 / 1_000.0;
-        self.sent = (self.sent.0 * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0, now);
-        let rival = self.shared.lowest_rank(priority);
-        if !sent.was_queued {
-            self.outside.took_room(priority);
-        }
-        let band = self.band_mut(priority);
-        band.seen = now;
-        let owed = band.tried_owed;
-        band.credit = (band.credit - tokens).max(0.0);
-        let flow = band.flow_ref(sent.flow);
-        if !sent.was_queued {
-            band.counters.count(FlowOutcome::Dispatched, 0);
-            band.pass(flow.at, rules.fairness);
-        }
-        band.charge(flow.at, rules.fairness, cost, rival, now);
-        Some(FlowCharge {
-            flow,
-            prompt_tokens: sent.prompt_tokens,
-            output: cost.output,
-            owed,
-        })
-    }
-
-    /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
-    /// 0 if it had no first token.
-    pub(crate) fn settle(
-        &mut self,
-        control: &FlowControl,
-        charge: FlowCharge,
-        context_tokens: u64,
-    ) {
-        let output = context_tokens.saturating_sub(u64::from(charge.prompt_tokens));
-        if context_tokens == 0 {
-            return;
-        }
-        let rules = control.band(charge.flow.priority);
-        let band = self
-            .bands
-            .iter_mut()
-            .find(|band| band.priority == charge.flow.priority);
-        if let (Some(band), Some(rules)) = (band, rules) {
-            band.settle(charge.flow, rules.fairness, output as f64 - charge.output);
-        }
     }
 
     /// Ends the wait of requests whose time is over. `is_empty`: no endpoint of the pool is ready.

@@ -1,6 +1,11 @@
-//! A request that arrives, as the queues see it.
+//! A request that arrives, and how it is queued.
 
-use scheduler::{Timestamp, name_hash};
+use scheduler::flow::{FlowControl, FlowCost, HeldFacts};
+use scheduler::{EndpointRef, Timestamp, name_hash};
+
+use super::band::HeldEntry;
+use super::pass::LOOK_AHEAD;
+use super::{FlowOutcome, FlowQueues, HeldRefusal, HeldTicket};
 
 /// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies
 /// make UUIDs of 36 bytes.
@@ -24,6 +29,16 @@ pub struct FlowArrival<'a> {
     pub ttl_ms: Option<u64>,
 }
 
+/// A request that is to be queued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) priority: i32,
+    pub(crate) ttft_slo_us: Option<u32>,
+    pub(crate) cost: FlowCost,
+    /// The endpoint that had no room for it.
+    pub(crate) full_at: Option<EndpointRef>,
+}
+
 /// As much of a request's id as is kept.
 pub(crate) fn short_id(id: &str) -> &str {
     if id.len() > REQUEST_ID_BYTES_MAX {
@@ -43,5 +58,133 @@ impl FlowArrival<'_> {
         } else {
             self.flow
         })
+    }
+}
+
+// === impl FlowQueues ===
+
+impl FlowQueues {
+    /// Queues a request. Returns its ticket, and whether it is near enough to the head of its band
+    /// to be tried at once.
+    ///
+    /// # Errors
+    /// The request itself is the one that the limits leave out.
+    pub(crate) fn hold(
+        &mut self,
+        control: &FlowControl,
+        arrival: &FlowArrival<'_>,
+        waiting: Waiting,
+        now: Timestamp,
+    ) -> Result<(HeldTicket, bool), HeldRefusal> {
+        let priority = waiting.priority;
+        let Some(rules) = control.band(priority) else {
+            return Err(self.refusal(FlowOutcome::RejectedOther, priority));
+        };
+        let band = self.band_mut(priority);
+        band.seen = now;
+        let own = band.priority;
+        let here = band.held_here();
+        let elsewhere = self.shared.held(own);
+        let fits_band = here.requests + elsewhere.requests < rules.max_requests
+            && here.bytes + elsewhere.bytes + arrival.bytes <= rules.max_bytes;
+        if !fits_band || !self.make_room(control, arrival.bytes, own, now) {
+            let counters = &mut self.band_mut(own).counters;
+            counters.count(FlowOutcome::RejectedCapacity, 0);
+            return Err(self.refusal(FlowOutcome::RejectedCapacity, own));
+        }
+        self.last += 1;
+        let number = self.last;
+        let arrived = arrival.arrived;
+        let ttl_ms = |of_band: u64| arrival.ttl_ms.map_or(of_band, |ttl| ttl.min(of_band));
+        let expires = arrived.plus_ms(ttl_ms(rules.ttl_ms));
+        let entry = HeldEntry {
+            key: rules.ordering.key(&HeldFacts {
+                arrived,
+                expires,
+                ttft_slo_us: waiting.ttft_slo_us,
+            }),
+            number,
+            since: now,
+            expires,
+            gives_up: arrived.plus_ms(ttl_ms(control.no_endpoint_ttl_ms())),
+            bytes: arrival.bytes,
+            cost: waiting.cost,
+            full_at: waiting.full_at,
+            nowhere: false,
+            asked: None,
+            to_check: false,
+            request_id: short_id(arrival.request_id).into(),
+        };
+        let key = entry.key;
+        self.held += 1;
+        self.bytes = self.bytes.saturating_add(arrival.bytes);
+        // While a pass is due, the requests before this one are tried first.
+        let is_due = self.pass.is_due();
+        let band = self.band_mut(own);
+        let is_first = band.held == 0;
+        let flow = band.flow_ref(arrival.flow_id());
+        band.push(flow.at, rules.fairness, entry);
+        Ok((
+            HeldTicket {
+                number,
+                flow,
+                key,
+                is_first,
+            },
+            !is_due && band.held <= LOOK_AHEAD,
+        ))
+    }
+
+    /// Refuses requests of lower bands until one of this size fits into the queues of all VMs. False
+    /// if it cannot.
+    fn make_room(
+        &mut self,
+        control: &FlowControl,
+        bytes: u64,
+        priority: i32,
+        now: Timestamp,
+    ) -> bool {
+        let (max_requests, max_bytes) = control.limits();
+        loop {
+            let elsewhere = self.shared.held_in_all();
+            let held = self.held as u64 + elsewhere.requests;
+            let held_bytes = self.bytes + elsewhere.bytes;
+            if held < max_requests && held_bytes.saturating_add(bytes) <= max_bytes {
+                return true;
+            }
+            if !self.evict_below(priority, now) && !self.shared.evict_below(priority, self.lowest())
+            {
+                return false;
+            }
+        }
+    }
+
+    /// The lowest band that holds requests.
+    fn lowest(&self) -> Option<i32> {
+        self.bands
+            .iter()
+            .rev()
+            .find(|band| band.held > 0)
+            .map(|band| band.priority)
+    }
+
+    /// Removes the newest request of the lowest band, if that is below `priority` and no other VM
+    /// holds a lower one. False if it is not.
+    fn evict_below(&mut self, priority: i32, now: Timestamp) -> bool {
+        let elsewhere = self.shared.lowest();
+        let is_lowest = |own: i32| own < priority && elsewhere.is_none_or(|other| own <= other);
+        self.lowest().is_some_and(is_lowest) && self.evict_newest(now)
+    }
+
+    /// Removes the newest request of the lowest band. False if nothing is held.
+    pub(super) fn evict_newest(&mut self, now: Timestamp) -> bool {
+        let Some(band) = self.bands.iter_mut().rev().find(|band| band.held > 0) else {
+            return false;
+        };
+        let (lowest, Some(entry)) = (band.priority, band.take_newest()) else {
+            return false;
+        };
+        self.leaves(lowest, &entry, FlowOutcome::RejectedCapacity, now);
+        true
     }
 }

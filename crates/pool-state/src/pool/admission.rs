@@ -1,0 +1,383 @@
+//! Says whether a planned request may go now, or waits until its endpoint has room. Without flow
+//! control each one may go.
+
+use scheduler::flow::{FlowControl, FlowCost, RoomLimits};
+use scheduler::{EndpointRef, Request, Timestamp};
+
+use super::flow::flow_control;
+use super::{LedgerHold, ManagedPool, Plan, RecordedPick};
+use crate::queues::{ClaimedEntry, FlowArrival, FlowOutcome, HeldTicket, SentFlow, Waiting};
+use crate::refusal::PickRefusal;
+
+/// The result for a request that arrives.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "without flow control every request goes, and a box would be an allocation for each"
+)]
+pub enum FlowAdmission {
+    /// The request may go: [`ManagedPool::commit`] records its plan.
+    Go(Plan),
+    /// The request was queued, and its endpoint has room.
+    Claim(Claim),
+    /// The request waits.
+    Wait(HeldTicket),
+}
+
+/// The room of a queued request, which has left its queue: its load counts already. The host
+/// publishes that load, and then writes the order of all VMs, so that who reads the order sees the
+/// load. If it was the first to write, it redeems the claim, and otherwise it gives it back.
+#[derive(Debug)]
+#[must_use = "the request is in no queue"]
+pub struct Claim {
+    plan: Plan,
+    picked: RecordedPick,
+    ticket: HeldTicket,
+    entry: ClaimedEntry,
+}
+
+/// Why a request may not go to the planned endpoint now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoRoom {
+    /// The endpoint has no room for any request of the band.
+    Full,
+    /// The endpoint may have room for a smaller request.
+    TooLarge,
+    /// The room is left to others: an older request, or another proxy.
+    Left,
+}
+
+// === impl ManagedPool ===
+
+impl ManagedPool {
+    /// Says whether a request that arrives, with its plan, may go now.
+    ///
+    /// # Errors
+    /// Why the request is refused.
+    pub fn admit(
+        &mut self,
+        planned: Result<Plan, PickRefusal>,
+        request: &Request<'_>,
+        arrival: &FlowArrival<'_>,
+        now: Timestamp,
+    ) -> Result<FlowAdmission, PickRefusal> {
+        if self.flow_control().is_none() {
+            return planned.map(FlowAdmission::Go);
+        }
+        // While VMs share an order, each request waits first, if only for a moment.
+        let is_shared = self.queues.is_shared();
+        let is_tried = is_shared || self.queues.may_pass(request.priority, now);
+        let mut no_room = None;
+        let planned = match planned {
+            Err(refusal) if self.is_final(&refusal) => return Err(refusal),
+            Err(refusal) if is_tried && !refusal.is_without_endpoints() => return Err(refusal),
+            Ok(mut plan) if is_tried => match self.find_room(&plan, request, None, now) {
+                Ok(_) => {
+                    plan.flow = Some(arrival.flow_id());
+                    return Ok(FlowAdmission::Go(plan));
+                }
+                Err(why) => {
+                    no_room = Some((plan.endpoint, why));
+                    Ok(plan)
+                }
+            },
+            planned => planned,
+        };
+        let (ticket, is_near) = self.queue(request, arrival, no_room, now)?;
+        // The first of its band was tried just now.
+        if is_shared || !is_near || ticket.is_first {
+            if let Ok(plan) = planned {
+                self.discard(plan);
+            }
+            return Ok(FlowAdmission::Wait(ticket));
+        }
+        self.admit_queued(ticket, planned, request, now)
+    }
+
+    /// Queues a request that arrives. Returns its ticket, and whether it is near enough to the head
+    /// of its band to be tried at once.
+    fn queue(
+        &mut self,
+        request: &Request<'_>,
+        arrival: &FlowArrival<'_>,
+        no_room: Option<(EndpointRef, NoRoom)>,
+        now: Timestamp,
+    ) -> Result<(HeldTicket, bool), PickRefusal> {
+        let cost = FlowCost {
+            prompt: f64::from(request.prompt_tokens),
+            output: self.expected_output(request),
+        };
+        let control = flow_control(&self.endpoints);
+        let waiting = Waiting {
+            priority: request.priority,
+            ttft_slo_us: request.slo.ttft_us,
+            cost,
+            full_at: no_room.map(|(endpoint, _)| endpoint),
+        };
+        let queued = self
+            .queues
+            .hold(control.ok_or(PickRefusal::NoState)?, arrival, waiting, now);
+        let (ticket, is_near) = queued.map_err(PickRefusal::Held)?;
+        match no_room {
+            Some((endpoint, NoRoom::Full)) => {
+                self.found_no_room(&ticket, endpoint, NoRoom::Full, now);
+                // Another VM that made room since may not know that this one holds a request.
+                if self.queues.is_shared() {
+                    self.queues.room_freed(endpoint);
+                }
+            }
+            Some((endpoint, NoRoom::TooLarge)) => {
+                self.queues.look();
+                self.ask_for_room(&ticket, endpoint, NoRoom::TooLarge, now);
+            }
+            Some((_, NoRoom::Left)) | None => self.queues.look(),
+        }
+        Ok((ticket, is_near))
+    }
+
+    /// Whether requests wait while no endpoint of the pool is ready: a pool that scales from zero.
+    fn waits_for_first(&self) -> bool {
+        self.flow_control()
+            .is_some_and(|control| control.no_endpoint_ttl_ms() > 0)
+    }
+
+    /// Whether waiting cannot help the request. It is refused at once then, with and without flow
+    /// control.
+    fn is_final(&self, refusal: &PickRefusal) -> bool {
+        refusal.is_final() || refusal.is_without_endpoints() && !self.waits_for_first()
+    }
+
+    /// Says whether a queued request, with its plan, may go now. While other VMs serve requests
+    /// ([`FlowQueues::has_flow_peers`]), that is decided by the order.
+    ///
+    /// # Errors
+    /// Why the request is refused. It is not queued any more.
+    pub fn admit_queued(
+        &mut self,
+        ticket: HeldTicket,
+        planned: Result<Plan, PickRefusal>,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Result<FlowAdmission, PickRefusal> {
+        if let Some(refusal) = self.queues.take_refusal(ticket.number) {
+            return Err(PickRefusal::Held(refusal));
+        }
+        let is_checked = self.queues.take_to_check(&ticket);
+        let plan = match planned {
+            Ok(plan) => plan,
+            Err(refusal) if is_checked && !self.is_final(&refusal) => {
+                return Ok(FlowAdmission::Wait(ticket));
+            }
+            Err(refusal)
+                if refusal == PickRefusal::NoState
+                    || refusal.is_without_endpoints() && self.waits_for_first() =>
+            {
+                self.queues.found_full(&ticket, None, now);
+                return Ok(FlowAdmission::Wait(ticket));
+            }
+            Err(refusal) => {
+                self.given_up(&ticket, &refusal, now);
+                return Err(refusal);
+            }
+        };
+        if !is_checked {
+            match self.find_room(&plan, request, Some(ticket.number), now) {
+                Ok(limits) => return Ok(self.claim(ticket, plan, limits, request, now)),
+                Err(why) => self.found_no_room(&ticket, plan.endpoint, why, now),
+            }
+        }
+        self.discard(plan);
+        Ok(FlowAdmission::Wait(ticket))
+    }
+
+    /// A queued request is refused, because waiting cannot help it any more.
+    fn given_up(&mut self, ticket: &HeldTicket, refusal: &PickRefusal, now: Timestamp) {
+        let outcome = if refusal.is_without_endpoints() {
+            FlowOutcome::EvictedNoEndpoints
+        } else {
+            FlowOutcome::EvictedOther
+        };
+        self.queues.remove(ticket, outcome, now);
+    }
+
+    /// A queued request may not go to the planned endpoint now.
+    fn found_no_room(
+        &mut self,
+        ticket: &HeldTicket,
+        endpoint: EndpointRef,
+        why: NoRoom,
+        now: Timestamp,
+    ) {
+        self.queues.found_full(ticket, Some(endpoint), now);
+        if why == NoRoom::Full {
+            self.queues.endpoint_full(endpoint, ticket.priority());
+        }
+        if why != NoRoom::Left {
+            self.ask_for_room(ticket, endpoint, why, now);
+        }
+    }
+
+    fn claim(
+        &mut self,
+        ticket: HeldTicket,
+        plan: Plan,
+        limits: RoomLimits,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> FlowAdmission {
+        let picked = self.reserve(&plan, request, now);
+        // The last room is gone: others need not try.
+        if self.is_full(plan.endpoint, limits, now) {
+            self.queues.endpoint_full(plan.endpoint, request.priority);
+        }
+        match (picked, self.queues.take_for_claim(&ticket)) {
+            (Some(mut picked), Some(entry)) => {
+                self.charge(&mut picked.hold, request, ticket.flow_id(), true, now);
+                FlowAdmission::Claim(Claim {
+                    plan,
+                    picked,
+                    ticket,
+                    entry,
+                })
+            }
+            (picked, _) => {
+                if let Some(picked) = picked {
+                    self.withdraw(picked);
+                }
+                FlowAdmission::Wait(ticket)
+            }
+        }
+    }
+
+    /// The room of a claim is the request's: records its plan.
+    pub fn redeem(&mut self, claim: Claim, request: &Request<'_>, now: Timestamp) -> RecordedPick {
+        let Claim {
+            plan,
+            mut picked,
+            ticket,
+            entry,
+        } = claim;
+        self.queues.claimed(&ticket, &entry, now);
+        self.watch(&mut picked.hold, Some(ticket.number));
+        self.record(plan, picked, request, now)
+    }
+
+    /// Another VM was first: the request stays queued.
+    pub fn give_back(&mut self, claim: Claim) -> HeldTicket {
+        self.queues.put_back(&claim.ticket, claim.entry);
+        self.withdraw(claim.picked);
+        self.discard(claim.plan);
+        claim.ticket
+    }
+
+    /// A request is sent: with eviction, it may be given up until its first byte. `number` is its
+    /// number, if it was queued.
+    pub(super) fn watch(&mut self, hold: &mut LedgerHold, number: Option<u64>) {
+        let charge = hold
+            .charge
+            .filter(|_| self.flow_control().is_some_and(FlowControl::evicts));
+        hold.revocable =
+            charge.and_then(|charge| self.queues.watch(&charge, hold.endpoint(), number));
+    }
+
+    /// A queued request found no room at this endpoint: with eviction, a running one may be given
+    /// up for it.
+    fn ask_for_room(
+        &mut self,
+        ticket: &HeldTicket,
+        endpoint: EndpointRef,
+        why: NoRoom,
+        now: Timestamp,
+    ) {
+        if let Some(pipeline) = self
+            .snapshot()
+            .map(|snapshot| snapshot.pipeline())
+            .filter(|pipeline| pipeline.flow_control().is_some_and(FlowControl::evicts))
+        {
+            let endpoint = pipeline.needs_room_at_endpoint().then_some(endpoint);
+            self.queues
+                .ask_for_room(ticket, endpoint, why == NoRoom::Full, now);
+        }
+    }
+
+    /// Looks for room where the plan sends a request; `number` is its number, if it is queued.
+    /// Returns the limits that leave the room.
+    fn find_room(
+        &mut self,
+        plan: &Plan,
+        request: &Request<'_>,
+        number: Option<u64>,
+        now: Timestamp,
+    ) -> Result<RoomLimits, NoRoom> {
+        let priority = request.priority;
+        let control = flow_control(&self.endpoints);
+        let limits = control.map_or(RoomLimits::ALL, |control| {
+            self.queues.limits(control, priority, now)
+        });
+        let is_over_share = self.queues.is_over_share(priority, || self.running());
+        if !self.view().has_room(plan, request, limits, now) {
+            let is_full = self.is_full(plan.endpoint, limits, now);
+            return Err(if is_full {
+                NoRoom::Full
+            } else {
+                NoRoom::TooLarge
+            });
+        }
+        let is_left = (number.is_none() && self.queues.is_shared())
+            || self.queues.is_claimed(plan.endpoint, priority, number)
+            || (is_over_share && self.queues.leaves_room(priority, now));
+        if is_left {
+            Err(NoRoom::Left)
+        } else {
+            Ok(limits)
+        }
+    }
+
+    /// The running requests of all proxies, as far as known.
+    fn running(&self) -> u64 {
+        let endpoints = self
+            .snapshot()
+            .map_or(&[][..], |snapshot| snapshot.endpoints());
+        endpoints
+            .iter()
+            .map(|endpoint| u64::from(self.ledger.in_flight.load(endpoint.id).requests))
+            .sum()
+    }
+
+    fn expected_output(&self, request: &Request<'_>) -> f64 {
+        let mean = self
+            .snapshot()
+            .map_or(0.0, |snapshot| f64::from(snapshot.step().output_tokens()));
+        request
+            .max_tokens
+            .map_or(mean, |max| mean.min(f64::from(max)))
+    }
+
+    /// Charges the flow of a request that is sent.
+    pub(super) fn charge(
+        &mut self,
+        hold: &mut LedgerHold,
+        request: &Request<'_>,
+        flow: u64,
+        was_queued: bool,
+        now: Timestamp,
+    ) {
+        let output = self.expected_output(request);
+        let Some(control) = flow_control(&self.endpoints) else {
+            return;
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "token counts stay far below 2^52"
+        )]
+        let prompt = hold.load().prefills.uncached_tokens as f64;
+        let sent = SentFlow {
+            flow,
+            priority: request.priority,
+            was_queued,
+            prompt_tokens: request.prompt_tokens,
+            cost: FlowCost { prompt, output },
+        };
+        hold.charge = self.queues.charge(control, &sent, now);
+    }
+}

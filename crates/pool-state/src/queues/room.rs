@@ -1,0 +1,166 @@
+//! The room that a request of a band may take, and what its flow is charged for it.
+
+use scheduler::Timestamp;
+use scheduler::flow::{BandRank, FlowControl, FlowCost, RoomLimits};
+
+use super::band::{BandQueue, FlowRef};
+use super::{FlowOutcome, FlowQueues, RATE_MS};
+
+/// How long a band counts as in use after its last request, in ms. The highest band in use may fill
+/// an endpoint completely; after a pause of this length, the next lower band may.
+const BAND_IDLE_MS: u64 = 60_000;
+
+/// The most tokens that a band behind higher bands saves up from its minimum share: a few long
+/// prompts.
+const CREDIT_TOKENS_MAX: f64 = 50_000.0;
+
+/// A request that is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentFlow {
+    /// The hash of the fairness id.
+    pub(crate) flow: u64,
+    pub(crate) priority: i32,
+    pub(crate) was_queued: bool,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cost: FlowCost,
+}
+
+/// The charge of a request that was sent, until it ends.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowCharge {
+    pub(super) flow: FlowRef,
+    prompt_tokens: u32,
+    output: f64,
+    /// Whether it was sent for its band's minimum share.
+    pub(super) owed: bool,
+}
+
+// === impl FlowCharge ===
+
+impl FlowCharge {
+    pub(crate) fn is_owed(&self) -> bool {
+        self.owed
+    }
+}
+
+// === impl FlowQueues ===
+
+impl FlowQueues {
+    /// The limits for a request of this priority, and whether its band is tried for its minimum
+    /// share.
+    pub(crate) fn limits(
+        &mut self,
+        control: &FlowControl,
+        priority: i32,
+        now: Timestamp,
+    ) -> RoomLimits {
+        let in_use = |band: &&BandQueue| band.held > 0 || now.ms_since(band.seen) < BAND_IDLE_MS;
+        let highest = self
+            .bands
+            .iter()
+            .filter(in_use)
+            .map(|band| band.priority)
+            .max()
+            .unwrap_or(priority)
+            .max(priority);
+        let lowest = self
+            .bands
+            .iter()
+            .filter(in_use)
+            .map(|band| band.priority)
+            .min()
+            .unwrap_or(priority)
+            .min(priority);
+        let rank = BandRank {
+            higher: self
+                .bands
+                .iter()
+                .filter(in_use)
+                .filter(|band| band.priority > priority)
+                .count(),
+            bands: self.bands.iter().filter(in_use).count().max(1),
+            priorities: (priority, highest, lowest),
+        };
+        let band = self.bands.iter_mut().find(|band| band.priority == priority);
+        let (owed, turn) = band.map_or((false, 0), BandQueue::next_turn);
+        let ceiling = control
+            .usage_limit()
+            .filter(|_| !owed)
+            .map(|policy| policy.ceiling(rank, turn));
+        let ceiling = ceiling.unwrap_or(RoomLimits::ALL.ceiling);
+        RoomLimits {
+            critical: priority >= highest || owed,
+            ceiling,
+            share: self.outside.share(),
+        }
+    }
+
+    /// Charges the flow of a request that is sent now.
+    pub(crate) fn charge(
+        &mut self,
+        control: &FlowControl,
+        sent: &SentFlow,
+        now: Timestamp,
+    ) -> Option<FlowCharge> {
+        let SentFlow { priority, cost, .. } = *sent;
+        let rules = control.band(priority)?;
+        let tokens = cost.tokens();
+        let at = self.bands.partition_point(|band| band.priority > priority);
+        for band in self
+            .bands
+            .iter_mut()
+            .skip(at)
+            .filter(|band| band.priority < priority && band.held > 0)
+        {
+            let share = control
+                .band(band.priority)
+                .map_or(0.0, |rules| rules.fairness.minimum_share());
+            // A share of all tokens, its own among them.
+            band.credit = (band.credit + share / (1.0 - share) * tokens).min(CREDIT_TOKENS_MAX);
+        }
+        let since_ms = now.us_since(self.sent.1) as f64 / 1_000.0;
+        self.sent = (self.sent.0 * (1.0 - since_ms / RATE_MS).max(0.0) + 1.0, now);
+        let rival = self.shared.lowest_rank(priority);
+        if !sent.was_queued {
+            self.outside.took_room(priority);
+        }
+        let band = self.band_mut(priority);
+        band.seen = now;
+        let owed = band.tried_owed;
+        band.credit = (band.credit - tokens).max(0.0);
+        let flow = band.flow_ref(sent.flow);
+        if !sent.was_queued {
+            band.counters.count(FlowOutcome::Dispatched, 0);
+            band.pass(flow.at, rules.fairness);
+        }
+        band.charge(flow.at, rules.fairness, cost, rival, now);
+        Some(FlowCharge {
+            flow,
+            prompt_tokens: sent.prompt_tokens,
+            output: cost.output,
+            owed,
+        })
+    }
+
+    /// Corrects the charge of a request that has ended with `context_tokens` of prompt and output;
+    /// 0 if it had no first token.
+    pub(crate) fn settle(
+        &mut self,
+        control: &FlowControl,
+        charge: FlowCharge,
+        context_tokens: u64,
+    ) {
+        let output = context_tokens.saturating_sub(u64::from(charge.prompt_tokens));
+        if context_tokens == 0 {
+            return;
+        }
+        let rules = control.band(charge.flow.priority);
+        let band = self
+            .bands
+            .iter_mut()
+            .find(|band| band.priority == charge.flow.priority);
+        if let (Some(band), Some(rules)) = (band, rules) {
+            band.settle(charge.flow, rules.fairness, output as f64 - charge.output);
+        }
+    }
+}
