@@ -167,29 +167,14 @@ impl ProxyPeers {
         self.has_peers() && (is_changed || (!is_idle && now.ms_since(self.sent_at) >= REPEAT_MS))
     }
 
-    /// The message with a load report and placements; `stamp` comes back in [`state::PeerLoad`],
-    /// 0 for none.
-    pub fn report(
-        &mut self,
-        pool: &str,
-        (mut row, placements): (Vec<u8>, Vec<u8>),
-        backlog: Vec<u8>,
-        stamp: u64,
-        now: Timestamp,
-    ) -> state::LoadReport {
+    /// Stamps a message that is sent now.
+    pub fn stamp(&mut self, report: &mut state::LoadReport, now: Timestamp) {
         self.sent_at = now;
         LoadReportHead {
             written: now,
             ..LoadReportHead::default()
         }
-        .stamp(&mut row);
-        state::LoadReport {
-            pool: pool.to_owned(),
-            row,
-            placements,
-            backlog,
-            stamp,
-        }
+        .stamp(&mut report.row);
     }
 }
 
@@ -282,10 +267,15 @@ impl LocalPeer {
                 .unwrap_or_default();
             append_placement(&mut placements, endpoint, new);
         }
-        Some(
-            self.peers
-                .report(name, (row, placements), pool.queues().backlog(), 0, now),
-        )
+        let mut report = state::LoadReport {
+            pool: name.to_owned(),
+            row,
+            placements,
+            backlog: pool.queues().backlog(),
+            stamp: 0,
+        };
+        self.peers.stamp(&mut report, now);
+        Some(report)
     }
 }
 
@@ -309,17 +299,12 @@ mod tests {
         assert!(!peers.is_due(true, false, at(0)), "no other proxy");
         peers.receive(&message(2, Vec::new()));
         assert!(peers.is_due(true, true, at(0)) && !peers.is_due(false, true, at(0)));
-        let report = peers.report(
-            "p",
-            (vec![0; LoadReportHead::BYTES], Vec::new()),
-            Vec::new(),
-            9,
-            at(0),
-        );
-        assert_eq!(
-            (report.stamp, report.row[8..16].to_vec()),
-            (9, at(0).0.to_le_bytes().to_vec())
-        );
+        let mut report = state::LoadReport {
+            row: vec![0; LoadReportHead::BYTES],
+            ..state::LoadReport::default()
+        };
+        peers.stamp(&mut report, at(0));
+        assert_eq!(report.row[8..16], at(0).0.to_le_bytes());
         assert!(!peers.is_due(false, false, at(REPEAT_MS - 1)));
         assert!(
             peers.is_due(false, false, at(REPEAT_MS)) && !peers.is_due(false, true, at(REPEAT_MS))

@@ -9,9 +9,11 @@
 //! endpoint for each and says whether it has room. A request that does not fit lets others pass
 //! that go elsewhere, within [`LOOK_AHEAD`].
 
+mod accounts;
 mod arrival;
 mod band;
 mod counters;
+mod other_vms;
 mod outside;
 mod pass;
 mod revocation;
@@ -28,6 +30,7 @@ use std::collections::VecDeque;
 
 pub use band::FlowRef;
 use band::{BandQueue, HeldEntry};
+use other_vms::SharedQueues;
 use outside::OutsideQueues;
 use pass::ReleasePass;
 use revocation::Revocations;
@@ -35,7 +38,6 @@ use scheduler::flow::{FlowControl, TRIES_AT_ENDPOINT};
 use scheduler::{EndpointRef, Timestamp};
 pub(crate) use shared::ClaimedEntry;
 pub use shared::FlowTurn;
-use shared::SharedQueues;
 
 /// The most bands. Priorities come from objectives; further ones share the nearest band.
 const BANDS_MAX: usize = 64;
@@ -146,11 +148,11 @@ impl FlowQueues {
     /// again.
     pub fn room_changed(&mut self) {
         if self.is_shared() {
-            self.shared.room_changed();
+            self.shared.round.room_changed();
         } else if self.held > 0 {
             self.pass.begin();
         } else {
-            self.shared.room_changed_for_none();
+            self.shared.room_unclaimed = true;
         }
     }
 

@@ -153,10 +153,15 @@ impl PeerPublisher {
         // The oldest change may be from right after the last reading. A repeated report has no
         // change, so it has no stamp.
         let stamp = if is_changed { read_at.0 } else { 0 };
-        (
-            Some(self.peers.report(name, (row, placements), held, stamp, now)),
-            lost,
-        )
+        let mut report = state::LoadReport {
+            pool: name.to_owned(),
+            row,
+            placements,
+            backlog: held,
+            stamp,
+        };
+        self.peers.stamp(&mut report, now);
+        (Some(report), lost)
     }
 
     fn placements<H: Host>(

@@ -3,6 +3,7 @@
 use scheduler::objects::ModelRequest;
 
 use super::pending_request::{self, ParsedBody, PendingRequest, PromptFacts};
+use super::slo::RequestedSlo;
 use super::{Exchange, ExchangeStep};
 use crate::api::RequestApi;
 use crate::body::{self, BodyError, BodyReader};
@@ -11,6 +12,7 @@ use crate::reply::Refusal;
 use crate::rewrite;
 use crate::settings::ExchangeSettings;
 use pool_state::{ManagedPool, Timestamp};
+use scheduler::Snapshot;
 
 impl Exchange {
     /// The first step of [`Self::decide`]: reads the body, and sums its prompt with these settings
@@ -68,12 +70,8 @@ impl Exchange {
             .requested_slo(pool)
             .map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.reads_body();
-        let named = self
-            .facts
-            .model
-            .as_deref()
-            .filter(|_| unseen)
-            .map(str::to_owned);
+        let named = self.facts.model.as_deref().filter(|_| unseen);
+        let named = named.map(str::to_owned);
         let model = parsed
             .as_ref()
             .map(|parsed| parsed.model.as_str())
@@ -101,12 +99,8 @@ impl Exchange {
             .or(named)
             .unwrap_or_default();
         // A client may declare any length.
-        let unseen_bytes = self
-            .facts
-            .declared_bytes
-            .filter(|_| unseen)
-            .unwrap_or(0)
-            .min(settings.body_limit_bytes);
+        let declared = self.facts.declared_bytes.filter(|_| unseen).unwrap_or(0);
+        let unseen_bytes = declared.min(settings.body_limit_bytes);
         Ok(PendingRequest {
             prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
@@ -126,6 +120,24 @@ impl Exchange {
                 stored_id
             },
         })
+    }
+
+    /// Returns the SLOs of the request; none if the pool does not predict latency, or if the path
+    /// is no inference path.
+    fn requested_slo(&self, pool: &ManagedPool) -> Result<RequestedSlo, Refusal> {
+        let predicting = pool
+            .snapshot()
+            .map(Snapshot::pipeline)
+            .filter(|pipeline| pipeline.predicts() && self.api.is_inference());
+        let Some(pipeline) = predicting else {
+            return Ok(RequestedSlo::default());
+        };
+        let requested = self.facts.latency?;
+        if pipeline.demands_slo() && !requested.slo.any() {
+            Err(Refusal::SloMissing)
+        } else {
+            Ok(requested)
+        }
     }
 
     /// Refuses a body that cannot be read. If it is no JSON and no form, but encoded, that is why.

@@ -14,14 +14,19 @@ const SLO_MS_MAX: f64 = 3_600_000.0;
 /// The values of the headers, as they came.
 #[derive(Debug, Default)]
 pub(super) struct SloHeaders<'h> {
-    ttft: SloHeaderValue<'h>,
-    tpot: SloHeaderValue<'h>,
-    prediction_based: SloHeaderValue<'h>,
+    ttft: Option<SloHeaderValue<'h>>,
+    tpot: Option<SloHeaderValue<'h>>,
+    prediction_based: Option<SloHeaderValue<'h>>,
 }
 
-/// A header that has two names: the rank of the name it came under (the current name first), that
-/// name, and the value.
-type SloHeaderValue<'h> = Option<(usize, &'static str, &'h [u8])>;
+/// A header that has two names.
+#[derive(Clone, Copy, Debug)]
+struct SloHeaderValue<'h> {
+    /// The rank of the name it came under: the current name first.
+    rank: usize,
+    header: &'static str,
+    value: &'h [u8],
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestedSlo {
@@ -46,13 +51,17 @@ impl<'h> SloHeaders<'h> {
             (headers::SLO_TPOT, &mut self.tpot),
             (headers::PREDICTION_BASED, &mut self.prediction_based),
         ] {
-            if let Some((rank, known)) = names
+            if let Some((rank, header)) = names
                 .into_iter()
                 .enumerate()
                 .find(|(_, known)| known.as_bytes() == name)
-                && slot.is_none_or(|(before, ..)| rank < before)
+                && slot.is_none_or(|before| rank < before.rank)
             {
-                *slot = Some((rank, known, value));
+                *slot = Some(SloHeaderValue {
+                    rank,
+                    header,
+                    value,
+                });
             }
         }
     }
@@ -73,8 +82,8 @@ impl<'h> SloHeaders<'h> {
     }
 }
 
-fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, InvalidSloHeader> {
-    let ms = number::parse(value.trim_ascii()).filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX);
+fn micros(given: SloHeaderValue<'_>) -> Result<u32, InvalidSloHeader> {
+    let ms = number::parse(given.value.trim_ascii()).filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -82,18 +91,18 @@ fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, Inval
     )]
     let us = ms.map(|ms| ((ms * 1_000.0) as u32).max(1));
     us.ok_or(InvalidSloHeader {
-        header,
+        header: given.header,
         must_be: "a number of milliseconds above 0 and up to 3600000",
     })
 }
 
 /// Reads a boolean in Go's syntax.
-fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, InvalidSloHeader> {
-    match value.trim_ascii() {
+fn flag(given: SloHeaderValue<'_>) -> Result<bool, InvalidSloHeader> {
+    match given.value.trim_ascii() {
         b"1" | b"t" | b"T" | b"true" | b"True" | b"TRUE" => Ok(true),
         b"0" | b"f" | b"F" | b"false" | b"False" | b"FALSE" => Ok(false),
         _ => Err(InvalidSloHeader {
-            header,
+            header: given.header,
             must_be: "true or false",
         }),
     }

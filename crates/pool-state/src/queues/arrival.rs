@@ -135,8 +135,8 @@ impl FlowQueues {
         ))
     }
 
-    /// Refuses requests of lower bands until one of this size fits into the queues of all VMs. False
-    /// if it cannot.
+    /// Refuses requests of lower bands until one of this size fits into the queues of all VMs.
+    /// False if it cannot.
     fn make_room(
         &mut self,
         control: &FlowControl,

@@ -299,28 +299,9 @@ impl BandQueue {
         fairness.charge(&mut flow.account, &mut self.account, cost, now);
     }
 
-    /// The accounts of the band and of a flow.
-    pub(super) fn accounts(&self, flow: usize) -> (BandAccount, FlowAccount) {
-        (
-            self.account,
-            self.flows
-                .get(flow)
-                .map(|flow| flow.account)
-                .unwrap_or_default(),
-        )
-    }
-
-    /// Undoes what was charged since [`Self::accounts`].
-    pub(super) fn set_accounts(
-        &mut self,
-        flow: usize,
-        (band, account): (BandAccount, FlowAccount),
-    ) {
-        self.account = band;
-        self.flows
-            .get_mut(flow)
-            .into_iter()
-            .for_each(|flow| flow.account = account);
+    /// The account of a flow, to put it back.
+    pub(super) fn flow_mut(&mut self, flow: usize) -> Option<&mut FlowAccount> {
+        self.flows.get_mut(flow).map(|flow| &mut flow.account)
     }
 
     pub(super) fn settle(&mut self, flow: FlowRef, fairness: &dyn FairnessPolicy, output: f64) {

@@ -6,12 +6,13 @@
 //! [`FlowQueues::order_written`], or [`FlowQueues::put_back`] if another VM wrote first.
 
 use scheduler::flow::{
-    BandAccount, BandHeld, BandService, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder,
+    BandAccount, BandHeld, FlowAccount, FlowControl, OrderRow, OrderStep, SharedOrder,
 };
 use scheduler::{EndpointRef, Timestamp};
 
 use super::band::{BandQueue, HeldEntry};
 use super::counters::FlowOutcome;
+use super::other_vms::{OtherVms, RoundState, SharedQueues};
 use super::pass::{ReleasePass, SCAN_MAX};
 use super::{FlowQueues, HeldTicket};
 
@@ -41,171 +42,47 @@ pub enum FlowTurn {
 /// The most endpoints of a row.
 const ROW_ENDPOINTS_MAX: usize = 8;
 
-/// What is known of the other VMs.
-#[derive(Debug, Default)]
-pub(super) struct SharedQueues {
-    /// Whether other VMs serve requests.
-    has_peers: bool,
-    /// Whether one of them holds any.
-    others_hold: bool,
-    /// Something may have made room; no round has begun for it yet.
-    event: bool,
-    /// Since the reports of the others were last read, room was made that no VM was known to wait
-    /// for.
-    unheard: bool,
-    /// A round has begun that is not written yet.
-    begun: bool,
-    /// A load report of another VM has changed since the last round.
-    rows_changed: bool,
-    /// Whether the order must be read.
-    look: bool,
-    /// The requests that the others hold, by band, and the lowest rank there.
-    bands: Vec<(BandHeld, f64)>,
-    /// Requests that other VMs must refuse, until they are asked to.
-    evict: u64,
-    /// How many requests others asked this VM to refuse, and it has.
-    evicted: u64,
-}
-
-// === impl SharedQueues ===
-
-impl SharedQueues {
-    pub(super) fn is_due(&self) -> bool {
-        self.event || self.look
-    }
-
-    pub(super) fn room_changed(&mut self) {
-        self.event = true;
-    }
-
-    pub(super) fn room_changed_for_none(&mut self) {
-        self.unheard = true;
-    }
-
-    /// The requests that the others hold of a band.
-    pub(super) fn held(&self, priority: i32) -> BandHeld {
-        self.bands
-            .iter()
-            .map(|(band, _)| *band)
-            .find(|band| band.priority == priority)
-            .unwrap_or_default()
-    }
-
-    /// The requests that the others hold in all.
-    pub(super) fn held_in_all(&self) -> BandHeld {
-        let add = |sum: BandHeld, (band, _): &(BandHeld, f64)| BandHeld {
-            requests: sum.requests.saturating_add(band.requests),
-            bytes: sum.bytes.saturating_add(band.bytes),
-            ..sum
-        };
-        self.bands.iter().fold(BandHeld::default(), add)
-    }
-
-    /// The requests that the others hold of this priority or a higher one.
-    pub(super) fn held_from(&self, priority: i32) -> u64 {
-        self.bands
-            .iter()
-            .filter(|(band, _)| band.priority >= priority)
-            .map(|(band, _)| band.requests)
-            .sum()
-    }
-
-    /// The lowest band that another VM holds.
-    pub(super) fn lowest(&self) -> Option<i32> {
-        self.bands
-            .iter()
-            .filter(|(band, _)| band.requests > 0)
-            .map(|(band, _)| band.priority)
-            .min()
-    }
-
-    /// The lowest rank of a band in another VM.
-    pub(super) fn lowest_rank(&self, priority: i32) -> Option<f64> {
-        self.bands
-            .iter()
-            .find(|(band, rank)| band.priority == priority && rank.is_finite())
-            .map(|(_, rank)| *rank)
-    }
-
-    /// Has another VM refuse the newest request of its lowest band, if that is below `priority` and
-    /// the lowest of all. False if there is none.
-    pub(super) fn evict_below(&mut self, priority: i32, own_lowest: Option<i32>) -> bool {
-        let lowest = self
-            .bands
-            .iter_mut()
-            .map(|(band, _)| band)
-            .filter(|band| band.requests > 0)
-            .min_by_key(|band| band.priority);
-        let Some(band) = lowest.filter(|band| {
-            band.priority < priority && own_lowest.is_none_or(|own| band.priority < own)
-        }) else {
-            return false;
-        };
-        let bytes = band.bytes / band.requests;
-        band.requests -= 1;
-        band.bytes -= bytes;
-        self.evict += 1;
-        true
-    }
-
-    /// Takes what the other rows say.
-    fn read(&mut self, order: &SharedOrder, vm: u64, now: Timestamp) {
-        self.bands.clear();
-        for row in order.rivals(vm, now) {
-            for held in &row.bands {
-                let rank = row
-                    .first
-                    .filter(|tag| tag.priority == held.priority)
-                    .map_or(f64::INFINITY, |tag| tag.rank);
-                match self
-                    .bands
-                    .iter_mut()
-                    .find(|(band, _)| band.priority == held.priority)
-                {
-                    Some((band, lowest)) => {
-                        band.requests = band.requests.saturating_add(held.requests);
-                        band.bytes = band.bytes.saturating_add(held.bytes);
-                        *lowest = lowest.min(rank);
-                    }
-                    None => self.bands.push((*held, rank)),
-                }
-            }
-        }
-    }
-}
-
 // === impl FlowQueues ===
 
 impl FlowQueues {
     /// Whether the order of all VMs counts: another VM serves requests, and one of them holds some.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.shared.has_peers && (self.held > 0 || self.shared.others_hold)
+        match self.shared.others {
+            OtherVms::None => false,
+            OtherVms::Idle => self.held > 0,
+            OtherVms::Holding => true,
+        }
     }
 
     /// Whether other VMs serve requests.
     #[must_use]
     pub fn has_flow_peers(&self) -> bool {
-        self.shared.has_peers
+        self.shared.others != OtherVms::None
     }
 
     /// Sets whether other VMs serve requests, and whether one of them holds any, as their load
     /// reports say.
     pub fn set_peers(&mut self, has_peers: bool, others_hold: bool) {
         let was_shared = self.is_shared();
+        let before = self.shared.others;
+        let others = match (has_peers, others_hold) {
+            (true, true) => OtherVms::Holding,
+            (true, false) => OtherVms::Idle,
+            (false, _) => OtherVms::None,
+        };
+        self.shared.others = others;
+        let holds = others == OtherVms::Holding;
         // Another VM may have begun to wait when room was made here. A later one has read of it.
-        self.shared.event |=
-            std::mem::take(&mut self.shared.unheard) && others_hold && !self.shared.others_hold;
-        self.shared.has_peers = has_peers;
-        self.shared.others_hold = others_hold;
-        if !others_hold {
-            self.shared.bands.clear();
+        if std::mem::take(&mut self.shared.room_unclaimed) && holds && before != others {
+            self.shared.round.room_changed();
+        }
+        if !holds {
+            self.shared.forget_bands();
         }
         if was_shared && !self.is_shared() {
-            self.shared = SharedQueues {
-                has_peers,
-                ..SharedQueues::default()
-            };
+            self.shared = SharedQueues::default();
+            self.shared.others = others;
             if self.held > 0 {
                 self.room_changed();
             }
@@ -227,7 +104,7 @@ impl FlowQueues {
     /// Whether this VM or another one of the process holds requests.
     #[must_use]
     pub fn any_held(&self) -> bool {
-        self.held > 0 || self.shared.others_hold
+        self.held > 0 || self.shared.others == OtherVms::Holding
     }
 
     /// Sets what other proxies hold, how many requests of theirs run, and the age of that in µs.
@@ -329,15 +206,14 @@ impl FlowQueues {
             return FlowTurn::Resume(number);
         }
         if std::mem::take(&mut self.shared.rows_changed) && now.ms_since(order.began) >= ROUND_MS {
-            self.shared.event = true;
+            self.shared.round.room_changed();
         }
-        // The order was read again: what was begun and not written is not in it.
-        self.shared.event |= std::mem::take(&mut self.shared.begun);
+        self.shared.round.reread();
         self.write_accounts(control, order, vm, now);
         let next = self.begin_round(control, order, now);
         let step = order.step(
             self.row(control, order, vm, now),
-            self.shared.begun || self.shared.evict > 0,
+            self.shared.round.is_begun() || self.shared.evict > 0,
         );
         self.shared.look = step == OrderStep::Try;
         match step {
@@ -386,8 +262,7 @@ impl FlowQueues {
 
     /// Nothing is due until the next tick or event.
     pub fn rest(&mut self) {
-        self.shared.event = false;
-        self.shared.begun = false;
+        self.shared.round = RoundState::Quiet;
         self.shared.look = false;
     }
 
@@ -397,7 +272,7 @@ impl FlowQueues {
             self.shared.look = true;
             return;
         }
-        self.shared.begun = false;
+        self.shared.round.written();
         self.shared.evict = 0;
         for flow in self.bands.iter_mut().flat_map(|band| band.flows_mut()) {
             flow.passed = false;
@@ -413,10 +288,13 @@ impl FlowQueues {
                 .take(ticket.flow.at, ticket.key, ticket.number)?;
         self.held = self.held.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(entry.bytes);
-        let accounts = self.band_mut(ticket.flow.priority).accounts(ticket.flow.at);
+        let band = self.band_mut(ticket.flow.priority);
+        let band_account = band.account;
+        let flow_account = band.flow_mut(ticket.flow.at).copied().unwrap_or_default();
         Some(ClaimedEntry {
             entry,
-            accounts,
+            band_account,
+            flow_account,
             sent: self.sent,
         })
     }
@@ -434,59 +312,22 @@ impl FlowQueues {
     pub(crate) fn put_back(&mut self, ticket: &HeldTicket, claimed: ClaimedEntry) {
         let ClaimedEntry {
             entry,
-            accounts,
+            band_account,
+            flow_account,
             sent,
         } = claimed;
         self.held += 1;
         self.bytes = self.bytes.saturating_add(entry.bytes);
         self.sent = sent;
         let band = self.band_mut(ticket.flow.priority);
-        band.set_accounts(ticket.flow.at, accounts);
+        band.account = band_account;
+        if let Some(account) = band.flow_mut(ticket.flow.at) {
+            *account = flow_account;
+        }
         band.put_back(ticket.flow.at, entry);
         // The claim may have marked the endpoint as full.
         self.pass.begin();
-        self.shared.event = true;
-    }
-
-    /// Takes over the accounts of the order, with what was charged here without a claim, and what
-    /// the others hold.
-    pub(crate) fn read_order(
-        &mut self,
-        control: &FlowControl,
-        order: &SharedOrder,
-        vm: u64,
-        now: Timestamp,
-    ) {
-        self.shared.read(order, vm, now);
-        for band in &mut self.bands {
-            let service = order
-                .bands
-                .iter()
-                .find(|service| service.priority == band.priority);
-            let Some((service, rules)) = service.zip(control.band(band.priority)) else {
-                continue;
-            };
-            let before = std::mem::replace(&mut band.account, service.account);
-            band.credit = service.credit;
-            for flow in band.flows_mut() {
-                let known = service.flow(flow.id);
-                if std::mem::take(&mut flow.passed) {
-                    // Virtual times of VMs that shared nothing are not comparable: the lead is.
-                    flow.joins_at = Some(
-                        service.account.virtual_time
-                            + (flow.account.start - before.virtual_time).max(0.0),
-                    );
-                }
-                let mut account = known.unwrap_or(service.idle_flow());
-                rules.fairness.settle(&mut account, flow.settled);
-                if let Some(start) = flow.joins_at {
-                    account.start = account.start.max(start);
-                    account.attained = account.attained.max(flow.account.attained);
-                    account.attained_at = account.attained_at.max(flow.account.attained_at);
-                }
-                flow.account = account;
-            }
-        }
+        self.shared.round.room_changed();
     }
 
     fn begin_round(
@@ -495,10 +336,9 @@ impl FlowQueues {
         order: &mut SharedOrder,
         now: Timestamp,
     ) -> Option<super::pass::Candidate> {
-        if self.shared.event && !self.shared.begun {
+        if self.shared.round == RoundState::Due {
             order.begin_round(now);
-            self.shared.event = false;
-            self.shared.begun = true;
+            self.shared.round = RoundState::Begun;
         }
         self.pass.follow(order);
         self.pass.peek(&self.bands, control, now)
@@ -567,55 +407,6 @@ impl FlowQueues {
             row.evict += self.shared.evict;
         }
     }
-
-    /// Writes the accounts, and what they change in the rows of the other VMs.
-    fn write_accounts(
-        &self,
-        control: &FlowControl,
-        order: &mut SharedOrder,
-        vm: u64,
-        now: Timestamp,
-    ) {
-        for band in self.bands.iter().filter(|band| !band.flows().is_empty()) {
-            let at = order
-                .bands
-                .iter()
-                .position(|service| service.priority == band.priority)
-                .unwrap_or_else(|| {
-                    order.bands.push(BandService {
-                        priority: band.priority,
-                        ..BandService::default()
-                    });
-                    order.bands.len() - 1
-                });
-            let rank = |account: &FlowAccount| {
-                Some(
-                    control
-                        .band(band.priority)?
-                        .fairness
-                        .rank(account, &band.account, 0.0, now),
-                )
-            };
-            let SharedOrder { rows, bands, .. } = order;
-            let Some(service) = bands.get_mut(at) else {
-                continue;
-            };
-            for flow in band.flows() {
-                let before = rank(&service.flow(flow.id).unwrap_or(service.idle_flow()));
-                if let Some((before, after)) = before
-                    .zip(rank(&flow.account))
-                    .filter(|(before, after)| before != after)
-                {
-                    let others = rows.iter_mut().filter(|row| row.vm != vm);
-                    others.for_each(|row| row.change_rank((band.priority, flow.id), before, after));
-                }
-                service.set_flow(flow.id, flow.account);
-            }
-            service.account = band.account;
-            service.credit = band.credit;
-            service.trim();
-        }
-    }
 }
 
 /// A request that is taken out of its queue for the time of its claim.
@@ -623,7 +414,8 @@ impl FlowQueues {
 pub(crate) struct ClaimedEntry {
     entry: HeldEntry,
     /// The accounts of its band and flow before it was charged.
-    accounts: (BandAccount, FlowAccount),
+    band_account: BandAccount,
+    flow_account: FlowAccount,
     /// The rate of releases before.
     sent: (f64, Timestamp),
 }

@@ -1,0 +1,100 @@
+//! The accounts of bands and flows, as a part of the order of all VMs.
+
+use scheduler::Timestamp;
+use scheduler::flow::{BandService, FlowAccount, FlowControl, SharedOrder};
+
+use super::FlowQueues;
+
+// === impl FlowQueues ===
+
+impl FlowQueues {
+    /// Takes over the accounts of the order, with what was charged here without a claim, and what
+    /// the others hold.
+    pub(crate) fn read_order(
+        &mut self,
+        control: &FlowControl,
+        order: &SharedOrder,
+        vm: u64,
+        now: Timestamp,
+    ) {
+        self.shared.read(order, vm, now);
+        for band in &mut self.bands {
+            let service = order
+                .bands
+                .iter()
+                .find(|service| service.priority == band.priority);
+            let Some((service, rules)) = service.zip(control.band(band.priority)) else {
+                continue;
+            };
+            let before = std::mem::replace(&mut band.account, service.account);
+            band.credit = service.credit;
+            for flow in band.flows_mut() {
+                let known = service.flow(flow.id);
+                if std::mem::take(&mut flow.passed) {
+                    // Virtual times of VMs that shared nothing are not comparable: the lead is.
+                    flow.joins_at = Some(
+                        service.account.virtual_time
+                            + (flow.account.start - before.virtual_time).max(0.0),
+                    );
+                }
+                let mut account = known.unwrap_or(service.idle_flow());
+                rules.fairness.settle(&mut account, flow.settled);
+                if let Some(start) = flow.joins_at {
+                    account.start = account.start.max(start);
+                    account.attained = account.attained.max(flow.account.attained);
+                    account.attained_at = account.attained_at.max(flow.account.attained_at);
+                }
+                flow.account = account;
+            }
+        }
+    }
+
+    /// Writes the accounts, and what they change in the rows of the other VMs.
+    pub(super) fn write_accounts(
+        &self,
+        control: &FlowControl,
+        order: &mut SharedOrder,
+        vm: u64,
+        now: Timestamp,
+    ) {
+        for band in self.bands.iter().filter(|band| !band.flows().is_empty()) {
+            let at = order
+                .bands
+                .iter()
+                .position(|service| service.priority == band.priority)
+                .unwrap_or_else(|| {
+                    order.bands.push(BandService {
+                        priority: band.priority,
+                        ..BandService::default()
+                    });
+                    order.bands.len() - 1
+                });
+            let rank = |account: &FlowAccount| {
+                Some(
+                    control
+                        .band(band.priority)?
+                        .fairness
+                        .rank(account, &band.account, 0.0, now),
+                )
+            };
+            let SharedOrder { rows, bands, .. } = order;
+            let Some(service) = bands.get_mut(at) else {
+                continue;
+            };
+            for flow in band.flows() {
+                let before = rank(&service.flow(flow.id).unwrap_or(service.idle_flow()));
+                if let Some((before, after)) = before
+                    .zip(rank(&flow.account))
+                    .filter(|(before, after)| before != after)
+                {
+                    let others = rows.iter_mut().filter(|row| row.vm != vm);
+                    others.for_each(|row| row.change_rank((band.priority, flow.id), before, after));
+                }
+                service.set_flow(flow.id, flow.account);
+            }
+            service.account = band.account;
+            service.credit = band.credit;
+            service.trim();
+        }
+    }
+}
