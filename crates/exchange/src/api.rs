@@ -9,46 +9,6 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// An API whose bodies are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RequestApi {
-    /// OpenAI `/v1/chat/completions`.
-    ChatCompletions,
-    /// OpenAI `/v1/completions`.
-    Completions,
-    /// OpenAI `/v1/responses`.
-    Responses,
-    /// OpenAI `/v1/conversations`.
-    Conversations,
-    /// OpenAI `/v1/embeddings`.
-    Embeddings,
-    /// OpenAI `/v1/images/generations`.
-    Images,
-    /// vLLM `/invocations`, SageMaker's name for all APIs: a chat, a completion or an embedding,
-    /// depending on the body.
-    Invocations,
-    /// vLLM `…/completions/render`: applies the chat template and generates nothing.
-    Render,
-    /// Anthropic `/v1/messages`.
-    Messages,
-    /// Anthropic `/v1/messages/count_tokens`: generates nothing.
-    CountTokens,
-    /// vLLM `/inference/v1/generate`: tokens in, tokens out.
-    VllmGenerate,
-    SglangGenerate,
-    /// Vertex AI's gRPC method for chats: OpenAI JSON inside protobuf.
-    VertexChat,
-    /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
-    VertexPredict,
-    /// Only the `model` of its body is read: a JSON object or a form ([`crate::body::form`]).
-    Task,
-    /// Any other path: its body is opaque, but an endpoint is picked for it.
-    Other {
-        /// The shape its errors must have.
-        family: ApiFamily,
-    },
-}
-
 /// The family of APIs, which decides the shape of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ApiFamily {
@@ -58,142 +18,125 @@ pub enum ApiFamily {
     Anthropic,
 }
 
-/// A known path.
+/// Everything about an API but how its body and its events are read.
 struct ApiRow {
-    /// The end of the path.
-    suffix: &'static str,
-    api: RequestApi,
-    whose: &'static str,
+    /// The maker of the engine or API, and the end of the path.
+    paths: &'static [(&'static str, &'static str)],
     /// Where the prompt is in the body; empty where there is none.
     prompt: &'static str,
+    /// The type of the parser plugin for its requests.
+    parser: &'static str,
+    family: ApiFamily,
+    /// Whether the body is a gRPC message.
+    is_grpc: bool,
+    /// Whether the API generates tokens, so that a stream has tokens and ends with a mark.
+    generates: bool,
+    /// Whether the body must name a model. The other APIs have one model for each engine, or name
+    /// the model elsewhere.
+    needs_model: bool,
+    /// Whether the engine may keep the answer in memory, for requests that name its id.
+    stores: bool,
 }
 
-/// All known paths. [`RequestApi::needs_model`] says which need a `model`.
-const APIS: [ApiRow; 26] = [
-    row(
-        "/chat/completions",
-        RequestApi::ChatCompletions,
-        "OpenAI",
-        "`tools`, `messages`",
-    ),
-    row(
-        "/completions",
-        RequestApi::Completions,
-        "OpenAI",
-        "`prompt`",
-    ),
-    row(
-        "/responses",
-        RequestApi::Responses,
-        "OpenAI",
-        "`tools`, `instructions`, `input`",
-    ),
-    row(
-        "/conversations",
-        RequestApi::Conversations,
-        "OpenAI",
-        "`items`",
-    ),
-    row(
-        "/embeddings",
-        RequestApi::Embeddings,
-        "OpenAI",
-        "`input` or `messages`",
-    ),
-    row(
-        "/images/generations",
-        RequestApi::Images,
-        "OpenAI",
-        "`prompt`",
-    ),
-    row("/chat/completions/render", RequestApi::Render, "vLLM", ""),
-    row("/completions/render", RequestApi::Render, "vLLM", ""),
-    row(
-        "/messages",
-        RequestApi::Messages,
-        "Anthropic",
-        "`tools`, `system`, `messages`",
-    ),
-    row(
-        "/messages/count_tokens",
-        RequestApi::CountTokens,
-        "Anthropic",
-        "",
-    ),
-    row(
-        "/inference/v1/generate",
-        RequestApi::VllmGenerate,
-        "vLLM",
-        "`features`, `token_ids`",
-    ),
-    row(
-        "/invocations",
-        RequestApi::Invocations,
-        "vLLM",
-        "`tools`, `messages` or `prompt` or `input`",
-    ),
-    row(
-        "/generate",
-        RequestApi::SglangGenerate,
-        "SGLang",
-        "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`",
-    ),
-    row(
-        "PredictionService/ChatCompletions",
-        RequestApi::VertexChat,
-        "Vertex AI",
-        "as OpenAI chats, inside protobuf",
-    ),
-    row(
-        "PredictionService/RawPredict",
-        RequestApi::VertexPredict,
-        "Vertex AI",
-        "as OpenAI responses, inside protobuf",
-    ),
-    row(
-        "PredictionService/StreamRawPredict",
-        RequestApi::VertexPredict,
-        "Vertex AI",
-        "as OpenAI responses, inside protobuf",
-    ),
-    row("/audio/speech", RequestApi::Task, "OpenAI", "not read"),
-    row(
-        "/audio/transcriptions",
-        RequestApi::Task,
-        "OpenAI",
-        "not read",
-    ),
-    row(
-        "/audio/translations",
-        RequestApi::Task,
-        "OpenAI",
-        "not read",
-    ),
-    row("/images/edits", RequestApi::Task, "OpenAI", "not read"),
-    row("/tokenize", RequestApi::Task, "vLLM", "not read"),
-    row("/detokenize", RequestApi::Task, "vLLM", "not read"),
-    row("/pooling", RequestApi::Task, "vLLM", "not read"),
-    row("/classify", RequestApi::Task, "vLLM", "not read"),
-    row("/score", RequestApi::Task, "vLLM", "not read"),
-    row("/rerank", RequestApi::Task, "vLLM", "not read"),
-];
+/// An API that generates nothing from a JSON body with a `model`.
+const OPENAI: ApiRow = ApiRow {
+    paths: &[],
+    prompt: "",
+    parser: "openai-parser",
+    family: ApiFamily::OpenAi,
+    is_grpc: false,
+    generates: false,
+    needs_model: true,
+    stores: false,
+};
+
+const ANTHROPIC: ApiRow = ApiRow {
+    parser: "anthropic-parser",
+    family: ApiFamily::Anthropic,
+    ..OPENAI
+};
+
+const VERTEX: ApiRow = ApiRow {
+    parser: "vertexai-parser",
+    is_grpc: true,
+    needs_model: false,
+    ..OPENAI
+};
+
+/// The row of [`RequestApi::Other`].
+static UNKNOWN: ApiRow = ApiRow {
+    needs_model: false,
+    ..OPENAI
+};
+
+/// Defines the APIs: the variant of [`RequestApi`], who defined which ends of paths, where the
+/// prompt is in the body (empty where there is none), and the other columns.
+macro_rules! apis {
+    ($($(#[$about:meta])* $api:ident: $($whose:literal [$($end:literal),*])*, $prompt:literal, { $($columns:tt)* })*) => {
+        /// An API whose bodies are read.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum RequestApi {
+            $($(#[$about])* $api,)*
+            /// Any other path: its body is opaque, but an endpoint is picked for it.
+            Other {
+                /// The shape its errors must have.
+                family: ApiFamily,
+            },
+        }
+
+        static APIS: &[(RequestApi, ApiRow)] = &[$((
+            RequestApi::$api,
+            ApiRow { paths: &[$($(($whose, $end)),*),*], prompt: $prompt, $($columns)* },
+        )),*];
+    };
+}
+
+apis! {
+    /// OpenAI `/v1/chat/completions`.
+    ChatCompletions: "OpenAI" ["/chat/completions"],
+        "`tools`, `messages`", { generates: true, ..OPENAI }
+    /// OpenAI `/v1/completions`.
+    Completions: "OpenAI" ["/completions"], "`prompt`", { generates: true, ..OPENAI }
+    /// OpenAI `/v1/responses`.
+    Responses: "OpenAI" ["/responses"],
+        "`tools`, `instructions`, `input`", { generates: true, stores: true, ..OPENAI }
+    /// OpenAI `/v1/conversations`.
+    Conversations: "OpenAI" ["/conversations"], "`items`", { stores: true, ..OPENAI }
+    /// OpenAI `/v1/embeddings`.
+    Embeddings: "OpenAI" ["/embeddings"], "`input` or `messages`", { ..OPENAI }
+    /// OpenAI `/v1/images/generations`.
+    Images: "OpenAI" ["/images/generations"], "`prompt`", { ..OPENAI }
+    /// vLLM `…/completions/render`: applies the chat template and generates nothing.
+    Render: "vLLM" ["/chat/completions/render", "/completions/render"], "", { ..OPENAI }
+    /// Anthropic `/v1/messages`.
+    Messages: "Anthropic" ["/messages"],
+        "`tools`, `system`, `messages`", { generates: true, ..ANTHROPIC }
+    /// Anthropic `/v1/messages/count_tokens`: generates nothing.
+    CountTokens: "Anthropic" ["/messages/count_tokens"], "", { needs_model: false, ..ANTHROPIC }
+    /// vLLM `/inference/v1/generate`: tokens in, tokens out.
+    VllmGenerate: "vLLM" ["/inference/v1/generate"],
+        "`features`, `token_ids`", { parser: "vllmhttp-parser", generates: true, ..OPENAI }
+    /// vLLM `/invocations`, SageMaker's name for all APIs: a chat, a completion or an embedding,
+    /// depending on the body.
+    Invocations: "vLLM" ["/invocations"],
+        "`tools`, `messages` or `prompt` or `input`", { generates: true, needs_model: false, ..OPENAI }
+    SglangGenerate: "SGLang" ["/generate"],
+        "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`", { parser: "sglanghttp-parser", generates: true, needs_model: false, ..OPENAI }
+    /// Vertex AI's gRPC method for chats: OpenAI JSON inside protobuf.
+    VertexChat: "Vertex AI" ["PredictionService/ChatCompletions"],
+        "as OpenAI chats, inside protobuf", { ..VERTEX }
+    /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
+    VertexPredict: "Vertex AI" ["PredictionService/RawPredict", "PredictionService/StreamRawPredict"],
+        "as OpenAI responses, inside protobuf", { ..VERTEX }
+    /// Only the `model` of its body is read: a JSON object or a form ([`crate::body::form`]).
+    Task:
+        "OpenAI" ["/audio/speech", "/audio/transcriptions", "/audio/translations", "/images/edits"]
+        "vLLM" ["/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank"],
+        "not read", { needs_model: false, ..OPENAI }
+}
 
 /// Where engines keep what they answered, in memory: the answer's id is the next part of the path.
 const STORES: [&[u8]; 2] = [b"/responses/", b"/conversations/"];
-
-const fn row(
-    suffix: &'static str,
-    api: RequestApi,
-    whose: &'static str,
-    prompt: &'static str,
-) -> ApiRow {
-    ApiRow {
-        suffix,
-        api,
-        whose,
-        prompt,
-    }
-}
 
 /// The common part of all paths of Anthropic's API (`/v1/messages/batches`).
 const ANTHROPIC_PATH: &[u8] = b"/v1/messages";
@@ -204,23 +147,38 @@ impl RequestApi {
     pub fn of(method: &[u8], path: &[u8]) -> Self {
         let path = plain(path);
         let trimmed = path.strip_suffix(b"/").unwrap_or(&path);
-        let fitting = APIS
-            .iter()
-            .filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
-        match fitting.max_by_key(|row| row.suffix.len()) {
-            Some(row) => row.api,
-            None if method == b"POST" && stored_id(&path).is_some() => Self::Task,
-            None => Self::Other {
-                family: ApiFamily::of_path(&path),
-            },
+        let mut longest = 0;
+        let mut api = Self::Other {
+            family: ApiFamily::of_path(&path),
+        };
+        if method != b"POST" {
+            return api;
         }
+        for (known, row) in APIS {
+            for (_, end) in row.paths {
+                if end.len() > longest && trimmed.ends_with(end.as_bytes()) {
+                    longest = end.len();
+                    api = *known;
+                }
+            }
+        }
+        if longest == 0 && stored_id(&path).is_some() {
+            api = Self::Task;
+        }
+        api
     }
 
-    /// A number of the API, the same for all its paths.
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn row(self) -> &'static ApiRow {
+        let known = APIS.iter().find(|(api, _)| *api == self);
+        known.map_or(&UNKNOWN, |(_, row)| row)
+    }
+
+    /// A number of the API, the same for all its paths; 0 for [`Self::Other`].
     pub(crate) fn number(self) -> u8 {
         (1..)
-            .zip(&APIS)
-            .find(|(_, row)| row.api == self)
+            .zip(APIS)
+            .find(|(_, (api, _))| *api == self)
             .map_or(0, |(number, _)| number)
     }
 
@@ -238,68 +196,45 @@ impl RequestApi {
 
     /// Whether a path of the API may name a stored answer. Most requests are spared the search.
     pub(crate) fn may_name_stored(self) -> bool {
-        matches!(self, Self::Task | Self::Other { .. })
+        !self.is_inference()
     }
 
     /// Whether the engine may keep the answer in memory, for requests that name its id.
     #[must_use]
     pub fn stores(self) -> bool {
-        matches!(self, Self::Responses | Self::Conversations)
+        self.row().stores
     }
 
     /// Whether the API generates tokens, so that a stream has tokens and ends with a mark.
     #[must_use]
     pub fn generates(self) -> bool {
-        matches!(
-            self,
-            Self::ChatCompletions
-                | Self::Completions
-                | Self::Responses
-                | Self::Invocations
-                | Self::Messages
-                | Self::VllmGenerate
-                | Self::SglangGenerate
-        )
+        self.row().generates
     }
 
-    /// Whether the body must name a model. The other APIs have one model for each engine, or name
-    /// the model elsewhere.
+    /// Whether the body must name a model.
     #[must_use]
     pub fn needs_model(self) -> bool {
-        self.is_inference()
-            && !self.is_grpc()
-            && !matches!(
-                self,
-                Self::CountTokens | Self::SglangGenerate | Self::Invocations
-            )
+        self.row().needs_model
     }
 
     /// Whether the body is a gRPC message.
     #[must_use]
     pub fn is_grpc(self) -> bool {
-        matches!(self, Self::VertexChat | Self::VertexPredict)
+        self.row().is_grpc
     }
 
     /// The type of the parser plugin for requests of this API; `None` for [`Self::Other`].
     #[must_use]
     pub fn parser(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Messages | Self::CountTokens => "anthropic-parser",
-            Self::VllmGenerate => "vllmhttp-parser",
-            Self::SglangGenerate => "sglanghttp-parser",
-            Self::VertexChat | Self::VertexPredict => "vertexai-parser",
-            Self::Other { .. } => return None,
-            _ => "openai-parser",
-        })
+        self.reads_body().then(|| self.row().parser)
     }
 
     /// The family whose error shape applies.
     #[must_use]
     pub fn error_family(self) -> ApiFamily {
         match self {
-            Self::Messages | Self::CountTokens => ApiFamily::Anthropic,
             Self::Other { family } => family,
-            _ => ApiFamily::OpenAi,
+            api => api.row().family,
         }
     }
 }
@@ -363,8 +298,8 @@ fn unescaped(path: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn reference() -> String {
     let mut out = "| path ends with | API | `model` | the prompt |\n|---|---|---|---|\n".to_owned();
-    for row in &APIS {
-        let model = if row.api.needs_model() {
+    for (_, row) in APIS {
+        let model = if row.needs_model {
             "required"
         } else {
             "optional"
@@ -374,11 +309,9 @@ pub fn reference() -> String {
         } else {
             row.prompt
         };
-        let _ = writeln!(
-            out,
-            "| `{}` | {} | {model} | {prompt} |",
-            row.suffix, row.whose
-        ); // writing to a String cannot fail
+        for (whose, end) in row.paths {
+            let _ = writeln!(out, "| `{end}` | {whose} | {model} | {prompt} |"); // writing to a String cannot fail
+        }
     }
     out
 }
@@ -523,15 +456,15 @@ mod tests {
 
     #[test]
     fn every_api_is_read_by_the_parser_of_whoever_made_it() {
-        for row in &APIS {
-            let expected = match row.api {
+        for (api, _) in APIS {
+            let expected = match api {
                 RequestApi::Messages | RequestApi::CountTokens => "anthropic-parser",
                 RequestApi::VllmGenerate => "vllmhttp-parser",
                 RequestApi::SglangGenerate => "sglanghttp-parser",
                 RequestApi::VertexChat | RequestApi::VertexPredict => "vertexai-parser",
                 _ => "openai-parser",
             };
-            assert_eq!(row.api.parser(), Some(expected), "{}", row.suffix);
+            assert_eq!(api.parser(), Some(expected), "{api:?}");
             let kind = scheduler::registry::lookup(expected).map(|parser| parser.kind);
             assert_eq!(
                 kind,
