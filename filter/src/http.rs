@@ -13,7 +13,7 @@ use proxy_wasm::types::Action;
 use self::http_stream::HttpStream;
 use crate::config::FilterConfig;
 use crate::host::Host;
-use crate::state::VmState;
+use crate::vm::VmState;
 
 /// The context of the proxy. While the request is parked, the VM also holds the stream in it.
 pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);

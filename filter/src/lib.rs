@@ -1,7 +1,7 @@
 //! The proxy-wasm filter: [`exchange`] on a real host, and a replica of the daemon's state.
 //!
 //! `http` passes each callback of a stream to the exchange, and each step back to the proxy. `root`
-//! passes ticks, wake-ups and the daemon's messages to `state`, which belongs to the VM. Only
+//! passes ticks, wake-ups and the daemon's messages to `vm`. Only
 //! `host` calls the proxy. Endpoints are picked in `scheduler`, not here.
 #![deny(
     clippy::indexing_slicing,
@@ -30,12 +30,9 @@ pub mod http;
 pub mod metrics;
 pub mod pairs;
 pub mod root;
-#[cfg(feature = "drill")]
-pub mod sharing_cost;
-pub mod state;
+pub mod shared_data;
 pub mod state_link;
-#[cfg(feature = "drill")]
-pub mod vm_time;
+pub mod vm;
 
 #[cfg(target_arch = "wasm32")]
 mod entry {
@@ -45,7 +42,7 @@ mod entry {
     use crate::allocator::SlabAllocator;
     use crate::host::{ProxyWasm, install_logger};
     use crate::root::FilterRoot;
-    use crate::state::VmState;
+    use crate::vm::VmState;
 
     #[global_allocator]
     static ALLOCATOR: SlabAllocator = SlabAllocator::new();
@@ -60,7 +57,7 @@ mod entry {
         proxy_wasm::set_root_context(|id| {
             let root = FilterRoot::new(id, ProxyWasm, VM.with(Rc::clone));
             #[cfg(feature = "drill")]
-            let root = crate::vm_time::TimedRoot::new(root, ProxyWasm);
+            let root = crate::drill::vm_time::TimedRoot::new(root, ProxyWasm);
             Box::new(root)
         });
     }}

@@ -10,9 +10,9 @@ use proxy_wasm::types::ContextType;
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::http::HttpStreamContext;
-use crate::state::parked_request::ParkedRequest;
-use crate::state::{TICK_MS, VmState};
 use crate::state_link::CallResponse;
+use crate::vm::parked_request::ParkedRequest;
+use crate::vm::{TICK_MS, VmState};
 
 /// A root context: one plugin configuration in one VM.
 pub struct FilterRoot<H: Host> {

@@ -12,6 +12,7 @@
 //! answered with the reason.
 
 mod connection;
+pub mod peer_publisher;
 
 use exchange::Timestamp;
 use pool_state::{Applied, DaemonUpdate, RejectedMessage, wire_version};
@@ -22,16 +23,16 @@ use proto::state::{self, proxy_message};
 use crate::config::{FilterConfig, StateConfig};
 use crate::host::{Host, WriteCondition};
 use crate::metrics::{FilterMetrics, Stat};
-use crate::state::crash_guard::CrashGuard;
-use crate::state::load_sharing::{SharingOccasion, VmContext};
-use crate::state::peer_publisher::PeerPublisher;
-use crate::state::replica::{PoolReplica, decode};
-use crate::state::report;
-use crate::state::snapshot_store::PublishError;
-use crate::state::vm_table::VmTable;
+use crate::shared_data::counters;
+use crate::shared_data::crash_guard::CrashGuard;
+use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
+use crate::shared_data::snapshot_store::PublishError;
+use crate::shared_data::vm_table::VmTable;
+use crate::vm::replica::{PoolReplica, decode};
 use connection::{ConnectionFailure, StateConnection};
 
 pub use connection::CallResponse;
+use peer_publisher::PeerPublisher;
 
 /// The first pause after a failure, in ms; it doubles with each further failure.
 const BACKOFF_MS: u64 = 100;
@@ -469,7 +470,7 @@ impl StateLink {
         }
         self.reported = leader.now;
         let gather = |replica: &&mut PoolReplica| {
-            report::gather(leader.host, &replica.name, leader.vm_table, leader.now)
+            counters::gather(leader.host, &replica.name, leader.vm_table, leader.now)
         };
         let reports = leader
             .replicas

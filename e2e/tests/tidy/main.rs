@@ -40,7 +40,7 @@ rules! {
     ];
     cells_are_opened_where_callbacks_enter: [
         "filter/src/state_link.rs" => "for replica in lead.replicas { self.send(replica.borrow_mut().share()); }",
-        "filter/src/state/placement_ring.rs" => "use std::cell::RefCell;",
+        "filter/src/shared_data/placement_ring.rs" => "use std::cell::RefCell;",
     ];
     adapter_is_thin: ["filter/src/http.rs" => "let x = 1;\n".repeat(901)];
     scheduler_is_pure: ["crates/scheduler/Cargo.toml" => "[dependencies]\nserde.workspace = true\n"];

@@ -13,7 +13,7 @@ const ADAPTER: &[&str] = &[
 ];
 const HOST: &str = "filter/src/host.rs";
 /// Wraps the adapter's contexts, in test builds only.
-const WRAPPER: &str = "filter/src/vm_time.rs";
+const WRAPPER: &str = "filter/src/drill/vm_time.rs";
 /// Hands out raw memory.
 const ALLOCATOR: &str = "filter/src/allocator.rs";
 
@@ -109,10 +109,10 @@ const CELLS: &[&str] = &[
     "filter/src/root.rs",
     "filter/src/http.rs",
     "filter/src/http/http_stream.rs",
-    "filter/src/state.rs",
+    "filter/src/vm.rs",
     // Tests and drills.
     "filter/src/drill.rs",
-    "filter/src/sharing_cost.rs",
+    "filter/src/drill/sharing_cost.rs",
     "filter/src/fake.rs",
 ];
 

@@ -12,8 +12,8 @@ use switchpoint::config::FilterConfig;
 use switchpoint::fake::{FakeHost, pool_update_message};
 use switchpoint::host::{BodyBuffer, Host};
 use switchpoint::http::HttpStreamContext;
-use switchpoint::state::VmState;
-use switchpoint::state::snapshot_store::SharedSnapshotStore;
+use switchpoint::vm::VmState;
+use switchpoint::shared_data::snapshot_store::SharedSnapshotStore;
 
 #[derive(Arbitrary, Debug)]
 struct Step {

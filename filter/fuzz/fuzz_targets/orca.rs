@@ -11,8 +11,8 @@ use switchpoint::config::FilterConfig;
 use switchpoint::fake::{FakeHost, metrics_message, pool_update_message};
 use switchpoint::host::Host;
 use switchpoint::http::HttpStreamContext;
-use switchpoint::state::VmState;
-use switchpoint::state::snapshot_store::SharedSnapshotStore;
+use switchpoint::vm::VmState;
+use switchpoint::shared_data::snapshot_store::SharedSnapshotStore;
 
 fuzz_target!(|report: &[u8]| {
     let host = FakeHost::new();

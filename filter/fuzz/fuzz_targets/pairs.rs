@@ -12,8 +12,8 @@ use switchpoint::fake::{FakeHost, pool_update_message};
 use switchpoint::host::Host;
 use switchpoint::http::HttpStreamContext;
 use switchpoint::pairs::{HeaderPairs, serialize};
-use switchpoint::state::VmState;
-use switchpoint::state::snapshot_store::SharedSnapshotStore;
+use switchpoint::vm::VmState;
+use switchpoint::shared_data::snapshot_store::SharedSnapshotStore;
 
 const HINT: &str =
     "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";

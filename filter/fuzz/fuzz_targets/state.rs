@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use switchpoint::config::FilterConfig;
 use switchpoint::fake::{FakeHost, metrics_message, pool_update_message};
 use switchpoint::host::{BodyBuffer, Host, WriteCondition};
-use switchpoint::state::VmState;
+use switchpoint::vm::VmState;
 use switchpoint::state_link::CallResponse;
 
 #[derive(Arbitrary, Debug)]

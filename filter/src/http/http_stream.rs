@@ -19,10 +19,10 @@ use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError};
 use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
-use crate::state::VmState;
-use crate::state::load_sharing::SharingOccasion;
-use crate::state::parked_request::ParkedRequest;
-use crate::state::replica::PoolReplica;
+use crate::shared_data::load_sharing::SharingOccasion;
+use crate::vm::VmState;
+use crate::vm::parked_request::ParkedRequest;
+use crate::vm::replica::PoolReplica;
 
 /// The property of a recorded decision. The access log shows it as
 /// `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
@@ -69,7 +69,7 @@ struct FilterHost<H: Host> {
     /// Envoy then allows no change of them.
     headers_went_on: bool,
     #[cfg(feature = "drill")]
-    watch: std::cell::Cell<Option<crate::sharing_cost::DrillTimer>>,
+    watch: std::cell::Cell<Option<crate::drill::sharing_cost::DrillTimer>>,
 }
 
 // === impl HttpStream ===
@@ -115,7 +115,7 @@ impl<H: Host> HttpStream<H> {
         #[cfg(feature = "drill")]
         crate::drill::obey(&bytes);
         #[cfg(feature = "drill")]
-        if let Some(cost) = crate::sharing_cost::cost(&host.proxy, &bytes) {
+        if let Some(cost) = crate::drill::sharing_cost::cost(&host.proxy, &bytes) {
             return driver.answer(
                 host,
                 LocalReply {
@@ -517,7 +517,7 @@ impl<H: Host> FilterHost<H> {
         if usage == PoolUse::Resolve {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
             #[cfg(feature = "drill")]
-            let watch = crate::sharing_cost::DrillTimer::of(&self.proxy);
+            let watch = crate::drill::sharing_cost::DrillTimer::of(&self.proxy);
             self.vm
                 .borrow()
                 .receive_loads(replica, now, SharingOccasion::Pick);

@@ -53,7 +53,7 @@ impl HttpWorld {
         };
         let replica = self.vm.borrow().replica(pool).unwrap();
         let pool_update = pool_update_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
-        crate::state::snapshot_store::SharedSnapshotStore::new(&replica.borrow().name)
+        crate::shared_data::snapshot_store::SharedSnapshotStore::new(&replica.borrow().name)
             .publish_pool_update(&self.host, 1, version, &pool_update, Timestamp(1))
             .unwrap();
         replica.borrow_mut().refresh(&self.host).unwrap();
@@ -729,14 +729,14 @@ fn the_ready_path_tells_of_all_pools() {
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
     // With more workers than VM slots, the VM serves requests too, and the ready reply has the
     // number.
-    for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
+    for vm_slot in 0..crate::shared_data::vm_table::VM_SLOTS_MAX as u64 + 2 {
         let row = proto::shared_data::VmEntry {
             vm: 1_000 + vm_slot,
             heartbeat: world.host.now(),
             queue: 0,
             serves: true,
         };
-        crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
+        crate::shared_data::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
     // A VM that serves requests leaves a free lease to the other VMs for a while.
     for _ in 0..2 {

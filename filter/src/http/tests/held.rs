@@ -6,7 +6,7 @@ use proto::state::{self, daemon_message::Message::PoolUpdate};
 use super::*;
 use crate::fake::{FakeCall, encode};
 use crate::root::release_held;
-use crate::state::load_sharing::SharingOccasion;
+use crate::shared_data::load_sharing::SharingOccasion;
 
 const SEATS: f64 = 1.0;
 const LOADED: &str = "10.0.0.1:8000";
@@ -59,7 +59,7 @@ impl Workers {
             term: 1,
             sequence: 1,
         };
-        let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
+        let store = crate::shared_data::snapshot_store::SharedSnapshotStore::new("default");
         store
             .publish_pool_update(&first.host, 1, version, &update(version), Timestamp(1))
             .unwrap();

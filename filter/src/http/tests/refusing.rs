@@ -6,7 +6,7 @@ use proto::state::{self, daemon_message};
 
 use super::*;
 use crate::fake::{FakeCall, encode, metrics_message};
-use crate::state::crash_guard::CrashGuard;
+use crate::shared_data::crash_guard::CrashGuard;
 use crate::state_link::CallResponse;
 
 const CALLS: [FakeCall; 23] = [

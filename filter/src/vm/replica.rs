@@ -17,14 +17,16 @@ use proto::shared_data::VmEntry;
 use proto::state::{self, daemon_message};
 use scheduler::Version;
 
-use super::flow_order::FlowOrder;
-use super::load_sharing::LoadSharing;
-use super::observation_ring::{ObservationRingReader, ObservationRingWriter};
 use super::parked_request::ParkedRequest;
-use super::peer_publisher::PeerPublisher;
-use super::snapshot_store::{HeadReading, PublishError, SharedSnapshotStore, StoredMessage};
-use super::vm_table::VmTable;
 use crate::host::{Host, Result};
+use crate::shared_data::flow_order::FlowOrder;
+use crate::shared_data::load_sharing::LoadSharing;
+use crate::shared_data::observation_ring::{ObservationRingReader, ObservationRingWriter};
+use crate::shared_data::snapshot_store::{
+    HeadReading, PublishError, SharedSnapshotStore, StoredMessage,
+};
+use crate::shared_data::vm_table::VmTable;
+use crate::state_link::peer_publisher::PeerPublisher;
 
 #[derive(Debug)]
 pub struct PoolReplica {

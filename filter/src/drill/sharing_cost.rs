@@ -9,9 +9,9 @@ use scheduler::Version;
 
 use crate::fake::{endpoints, pool_update_message};
 use crate::host::{Host, WriteCondition};
-use crate::state::load_sharing::{SharingOccasion, VmContext};
-use crate::state::replica::{PoolReplica, decode};
-use crate::state::vm_table::VmTable;
+use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
+use crate::shared_data::vm_table::VmTable;
+use crate::vm::replica::{PoolReplica, decode};
 
 /// The request header that requests the cost of sharing in place of a normal reply. Its value is
 /// `peers/endpoints`.

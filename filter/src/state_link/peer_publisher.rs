@@ -9,9 +9,9 @@ use pool_state::peers::append_placement;
 use pool_state::{LoadReportHead, LoadReportSum, ProxyPeers};
 use proto::state;
 
-use super::load_sharing::LoadSharing;
-use super::placement_ring::{PlacementRingReader, ReadBudget};
 use crate::host::Host;
+use crate::shared_data::load_sharing::LoadSharing;
+use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
 /// The most blocks of placements in one message, apart from the last record: 1.6 to 3 MB per second
 /// at most. With more traffic, ring segments are overwritten before they are read, which is

@@ -295,7 +295,7 @@ fn heartbeat(world: &SharingWorld, sequence: u64) {
         term: 1,
         sequence: 1,
     };
-    let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
+    let store = crate::shared_data::snapshot_store::SharedSnapshotStore::new("default");
     let metrics = crate::fake::metrics_message("default", version, sequence, &[0.0; 3]);
     store
         .publish_metrics(

@@ -6,19 +6,9 @@
 //! Background work happens only in the ticks of the newest root context. A temporary VM, which
 //! never ticks, also reads each configuration, and its work would be lost.
 
-pub mod crash_guard;
-pub mod flow_order;
 mod held_release;
-pub mod lease;
-pub mod load_sharing;
-pub mod observation_ring;
 pub mod parked_request;
-pub mod peer_publisher;
-pub mod placement_ring;
 pub mod replica;
-pub mod report;
-pub mod snapshot_store;
-pub mod vm_table;
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -29,14 +19,15 @@ use proto::shared_data::{VmEntry, room_ask};
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::metrics::{FilterMetrics, Stat};
+use crate::shared_data::counters;
+use crate::shared_data::lease::LeaderElection;
+use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
+use crate::shared_data::snapshot_store::PublishError;
+use crate::shared_data::vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 use crate::state_link::{CallResponse, LeaderContext, StateLink};
 use held_release::HELD_WAKE;
-use lease::LeaderElection;
-use load_sharing::{SharingOccasion, VmContext};
 use parked_request::ParkedRequest;
 use replica::PoolReplica;
-use snapshot_store::PublishError;
-use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
 
 /// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
 /// answered, or a free lease is taken. A tick takes a few µs.
@@ -557,7 +548,7 @@ impl<H: Host> VmState<H> {
     fn write_counters(&self) {
         if let Some(slot) = self.vm_slot.slot {
             for replica in &self.replicas {
-                report::write(&self.host, self.id, slot, &mut replica.borrow_mut());
+                counters::write(&self.host, self.id, slot, &mut replica.borrow_mut());
             }
         }
     }
@@ -718,6 +709,7 @@ mod tests {
     use super::*;
     use crate::fake::{FakeHost, encode, metrics_message, pool_update_message};
     use crate::host::WriteCondition;
+    use crate::shared_data::{crash_guard, observation_ring, snapshot_store};
     use prost::Message;
     use proto::shared_data::LeaseValue;
     use proto::state::{self, proxy_message};

@@ -11,9 +11,9 @@ use proto::state;
 use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
 
-use super::replica::PoolReplica;
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
+use crate::vm::replica::PoolReplica;
 
 /// The most bytes of rows in one report: half of the protocol's limit, so that one more row always
 /// fits.

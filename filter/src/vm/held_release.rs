@@ -7,11 +7,11 @@ use pool_state::queues::FlowTurn;
 use proto::shared_data::room_ask;
 use scheduler::flow::RoomAsk;
 
-use super::load_sharing::SharingOccasion;
 use super::parked_request::ParkedRequest;
 use super::replica::PoolReplica;
 use super::{HeldRelease, VmState};
 use crate::host::Host;
+use crate::shared_data::load_sharing::SharingOccasion;
 
 /// The message that wakes a VM whose held request is next.
 pub(super) const HELD_WAKE: &[u8] = b"held";

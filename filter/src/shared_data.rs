@@ -1,0 +1,12 @@
+//! What the VMs of a process share: values in the proxy's shared data, by fixed keys. The layouts
+//! of their bytes are in [`proto::shared_data`].
+
+pub mod counters;
+pub mod crash_guard;
+pub mod flow_order;
+pub mod lease;
+pub mod load_sharing;
+pub mod observation_ring;
+pub mod placement_ring;
+pub mod snapshot_store;
+pub mod vm_table;
