@@ -9,11 +9,16 @@
     reason = "part of tests: it fails by panicking"
 )]
 
+mod calls;
+mod messages;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+pub use calls::{FakeCall, RecordedCall};
 use exchange::Timestamp;
+pub use messages::{encode, endpoints, metrics_message, pool_update_message};
 
 use crate::host::{
     BodyBuffer, HeaderMap, Host, HostError, MetricKind, Result, SharedValue, WriteCondition,
@@ -21,47 +26,6 @@ use crate::host::{
 use crate::pairs;
 
 type FakeHook = Box<dyn FnOnce()>;
-
-/// A kind of host call. A test can make each fail, except for the clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FakeCall {
-    Clock,
-    Shared,
-    Share,
-    QueueRegister,
-    QueuePush,
-    QueuePop,
-    StreamOpen,
-    StreamSend,
-    StreamCancel,
-    Call,
-    Property,
-    PropertySet,
-    Headers,
-    HeaderSet,
-    HeaderRemove,
-    Buffer,
-    BufferReplace,
-    Reply,
-    ResumeRequest,
-    Focus,
-    TickPeriod,
-    Metric,
-    MetricAdd,
-    MetricRecord,
-}
-
-/// One successful call, with the bytes that it passes between the module and the proxy.
-#[derive(Clone, Debug)]
-pub struct RecordedCall {
-    pub call: FakeCall,
-    /// The name of the header, property, buffer, statistic or shared value.
-    pub name: String,
-    /// Bytes of names and values to the proxy.
-    pub sent: usize,
-    /// Bytes from the proxy, which the module copies into its memory.
-    pub received: usize,
-}
 
 #[derive(Clone, Default)]
 pub struct FakeHost(Rc<FakeProcess>);
@@ -515,115 +479,4 @@ impl Host for FakeHost {
     }
 
     fn follow_log_level(&self) {}
-}
-
-fn slot(address: &str) -> u32 {
-    address
-        .bytes()
-        .fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
-}
-
-/// Returns this many addresses with different slots.
-pub fn endpoints(count: usize) -> Vec<String> {
-    let mut slots = std::collections::BTreeSet::new();
-    (1..u16::MAX)
-        .map(|port| format!("10.0.0.1:{port}"))
-        .filter(|address| slots.insert(slot(address)))
-        .take(count)
-        .collect()
-}
-
-/// Returns a pool update with ready endpoints at these addresses. An address always has the same
-/// identity. The model `alias` is sent as `served`.
-pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
-    use proto::state::{self, daemon_message::Message::PoolUpdate};
-    let endpoint = |address: &&str| state::Endpoint {
-        slot: slot(address),
-        generation: 1,
-        name: (*address).into(),
-        address: (*address).into(),
-        ready: true,
-        age_ms: 60_000,
-        ..state::Endpoint::default()
-    };
-    let plugin = |kind: &str| state::Plugin {
-        r#type: kind.into(),
-        name: kind.into(),
-        parameters: vec![],
-    };
-    let part = |name: &str| state::ProfilePlugin {
-        name: name.into(),
-        weight: 1.0,
-    };
-    let profile = state::Profile {
-        name: "test".into(),
-        plugins: vec![
-            part("queue-scorer"),
-            part("prefix-cache-scorer"),
-            part("max-score-picker"),
-        ],
-    };
-    let pipeline = state::Pipeline {
-        plugins: vec![
-            plugin("queue-scorer"),
-            plugin("prefix-cache-scorer"),
-            plugin("max-score-picker"),
-        ],
-        profiles: vec![profile],
-        ranked_max: 3,
-        ..state::Pipeline::default()
-    };
-    let target = state::Target {
-        model: "served".into(),
-        weight: None,
-    };
-    let rewrite = state::Rewrite {
-        models: vec!["alias".into()],
-        targets: vec![target],
-    };
-    let pool_update = state::PoolUpdate {
-        pool: pool.into(),
-        version: Some(state::Version {
-            term: version.term,
-            sequence: version.sequence,
-        }),
-        endpoints: addresses.iter().map(endpoint).collect(),
-        pipeline: Some(pipeline),
-        objects: Some(state::Objects {
-            rewrites: vec![rewrite],
-            ..state::Objects::default()
-        }),
-        hash_secret: 1,
-        staleness_max_ms: 2_000,
-        ..state::PoolUpdate::default()
-    };
-    encode(PoolUpdate(pool_update))
-}
-
-/// Returns a metrics message with these queue depths.
-pub fn metrics_message(
-    pool: &str,
-    version: scheduler::Version,
-    sequence: u64,
-    queues: &[f32],
-) -> Vec<u8> {
-    use proto::state::daemon_message::Message::Metrics;
-    let metrics = |queue: &f32| scheduler::EndpointMetrics {
-        queue_depth: Some(*queue),
-        running_requests: Some(0.0),
-        kv_cache_utilization: Some(0.0),
-        kv_block_tokens: Some(16),
-        kv_blocks: Some(1_000),
-        ..scheduler::EndpointMetrics::default()
-    };
-    let metrics: Vec<_> = queues.iter().map(metrics).collect();
-    encode(Metrics(proto::encode_metrics(
-        pool, version, sequence, &metrics,
-    )))
-}
-
-pub fn encode(message: proto::state::daemon_message::Message) -> Vec<u8> {
-    prost::Message::encode_to_vec(&proto::state::DaemonMessage {
-        message: Some(message),
-    })
 }

@@ -1,4 +1,4 @@
-//! What the VMs of a process share: values in the proxy's shared data, by fixed keys. The layouts
+//! Values in the proxy's shared data, by fixed keys: the state of all VMs of a process. The layouts
 //! of their bytes are in [`proto::shared_data`].
 
 pub mod counters;

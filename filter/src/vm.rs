@@ -7,27 +7,27 @@
 //! never ticks, also reads each configuration, and its work would be lost.
 
 mod held_release;
+mod leading;
 pub mod parked_request;
 pub mod replica;
+mod vm_slot;
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use exchange::Timestamp;
-use proto::shared_data::{VmEntry, room_ask};
+use proto::shared_data::room_ask;
 
 use crate::config::FilterConfig;
-use crate::host::{BodyBuffer, Host};
+use crate::host::Host;
 use crate::metrics::{FilterMetrics, Stat};
-use crate::shared_data::counters;
 use crate::shared_data::lease::LeaderElection;
 use crate::shared_data::load_sharing::{SharingOccasion, VmContext};
-use crate::shared_data::snapshot_store::PublishError;
-use crate::shared_data::vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
-use crate::state_link::{CallResponse, LeaderContext, StateLink};
+use crate::state_link::StateLink;
 use held_release::HELD_WAKE;
 use parked_request::ParkedRequest;
 use replica::PoolReplica;
+use vm_slot::VmSlot;
 
 /// Tick period. It is the longest delay until a lost wake-up is noticed, a parked request is
 /// answered, or a free lease is taken. A tick takes a few µs.
@@ -84,17 +84,6 @@ struct TickTimer {
 struct RootConfig {
     id: u32,
     config: Rc<FilterConfig>,
-}
-
-/// The VM's place among the VMs of the process.
-#[derive(Debug, Default)]
-struct VmSlot {
-    slot: Option<u16>,
-    queue: u32,
-    /// The root context that the VM's queue wakes.
-    root: u32,
-    heartbeat: Option<Timestamp>,
-    vm_table: VmTable,
 }
 
 struct ParkingEntry {
@@ -393,62 +382,6 @@ impl<H: Host> VmState<H> {
             .for_each(|replica| replica.borrow_mut().pool.queues_mut().look_at_order());
     }
 
-    /// Handles a message on a stream.
-    pub fn on_stream_message(
-        &mut self,
-        root: u32,
-        stream: u32,
-        size: usize,
-    ) -> Vec<Rc<dyn ParkedRequest>> {
-        let now = self.host.now();
-        if !self.link.is(stream) {
-            return Vec::new();
-        }
-        let bytes = match self.host.buffer(BodyBuffer::StreamMessage, 0, size) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                self.host_error("a message of the daemon", error);
-                return Vec::new();
-            }
-        };
-        let outcome = self.with_leader(root, now, |link, leader| link.on_message(leader, &bytes));
-        if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
-            self.step_down(root);
-        }
-        self.take_due(now)
-    }
-
-    /// Handles a stream that the other side closed.
-    pub fn on_stream_closed(&mut self, root: u32, stream: u32, why: &str) {
-        let now = self.host.now();
-        if !self.link.is(stream) {
-            let _ = self.host.stream_cancel(stream);
-        } else if self
-            .with_leader(root, now, |link, leader| link.on_closed(leader, why))
-            .is_none()
-        {
-            self.step_down(root);
-        }
-    }
-
-    /// Handles the answer to a call, perhaps to the daemon. Its `status` is `None` if there was no
-    /// answer.
-    pub fn on_call_response(
-        &mut self,
-        root: u32,
-        call: u32,
-        answer: CallResponse,
-    ) -> Vec<Rc<dyn ParkedRequest>> {
-        let now = self.host.now();
-        let outcome = self.with_leader(root, now, |link, leader| {
-            link.on_response(leader, call, answer)
-        });
-        if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
-            self.step_down(root);
-        }
-        self.take_due(now)
-    }
-
     /// Makes one replica for each pool of any configuration in force, and drops the other replicas.
     fn match_pools(&mut self) {
         let named = |name: &str| {
@@ -469,90 +402,6 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// Writes the heartbeat of this VM, and makes its queue wake the root context of this tick.
-    fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
-        let due = self
-            .vm_slot
-            .heartbeat
-            .is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
-        if due {
-            self.host.follow_log_level();
-            self.write_heartbeat(now);
-            self.write_counters();
-        } else if let Ok(vm_table) = VmTable::read(&self.host) {
-            // So a new VM counts from now on, not from the next heartbeat.
-            self.vm_slot.vm_table = vm_table;
-        }
-        if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
-            match self
-                .host
-                .queue_register(&format!("switchpoint/1/wake/{slot}"))
-            {
-                Ok(queue) => {
-                    self.vm_slot.root = root;
-                    if std::mem::replace(&mut self.vm_slot.queue, queue) != queue {
-                        self.write_heartbeat(now);
-                    }
-                }
-                Err(error) => self.host_error("a queue", error),
-            }
-        }
-    }
-
-    fn write_heartbeat(&mut self, now: Timestamp) {
-        let row = VmEntry {
-            vm: self.id,
-            heartbeat: now,
-            queue: self.vm_slot.queue,
-            serves: self.serves,
-        };
-        let before = self.vm_slot.slot;
-        let known = self.vm_slot.heartbeat.is_some();
-        match VmTable::write_heartbeat(&self.host, row) {
-            Some((slot, vm_table)) => {
-                self.vm_slot = VmSlot {
-                    slot,
-                    vm_table,
-                    heartbeat: Some(now),
-                    ..std::mem::take(&mut self.vm_slot)
-                };
-                if slot.is_none() && (before.is_some() || !known) {
-                    let vm_slots = VM_SLOTS_MAX;
-                    log::warn!(
-                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by its own state only, until a slot is free",
-                        self.id
-                    );
-                }
-            }
-            // The next tick tries again. No other VM takes the slot until the last heartbeat has
-            // expired.
-            None if self
-                .vm_slot
-                .heartbeat
-                .is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
-            None => self.vm_slot.slot = None,
-        }
-        if self.vm_slot.slot != before {
-            // A new slot has a new queue.
-            self.vm_slot.queue = 0;
-            self.vm_slot.root = 0;
-        }
-    }
-
-    /// The number of VMs of the process without a VM slot, by the VM table that was last read.
-    #[must_use]
-    pub fn without_vm_slot(&self) -> usize {
-        self.vm_slot.vm_table.without_vm_slot(self.host.now())
-    }
-
-    fn write_counters(&self) {
-        if let Some(slot) = self.vm_slot.slot {
-            for replica in &self.replicas {
-                counters::write(&self.host, self.id, slot, &mut replica.borrow_mut());
-            }
-        }
-    }
-
     /// Prepares the pools at a tick, so that no request waits for it. Creating a prefix index takes
     /// milliseconds. A VM that does not lead serves requests and needs the index. With several
     /// pools, the VM may never serve some of them, so it creates their indexes at their first
@@ -569,89 +418,6 @@ impl<H: Host> VmState<H> {
             self.receive_loads(replica, now, SharingOccasion::Tick);
             self.publish_load(replica, now, SharingOccasion::Tick);
         }
-    }
-
-    /// Takes, keeps or loses the lease, and does the leader's work.
-    fn contend_for_leader(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
-        let before = self.epoch;
-        self.epoch = self
-            .lease
-            .poll(&self.host, self.serves, config.lease_ms, now);
-        if self.epoch.is_none() && before.is_some() {
-            self.step_down(root);
-        } else if self.epoch != before {
-            self.metrics.count(Stat::LeadersElected);
-            log::debug!("VM {:016x} leads", self.id);
-            self.with_leader(root, now, |link, leader| link.begin(leader));
-        }
-        let successor = self.successor(now);
-        if let (Some(successor), true) = (successor, self.epoch.is_some()) {
-            self.lease
-                .hand_over(&self.host, successor.vm, config.lease_ms, now);
-            self.step_down(root);
-            let _ = self.host.queue_push(successor.queue, b"leader");
-        }
-        self.with_leader(root, now, |link, leader| link.drive(leader));
-    }
-
-    /// Returns the VM that this leader should hand over to. A leader that serves requests hands
-    /// over to a VM that does not.
-    fn successor(&self, now: Timestamp) -> Option<VmEntry> {
-        if !self.serves || !self.lease.can_hand_over(now) {
-            return None;
-        }
-        self.vm_slot
-            .vm_table
-            .alive(now)
-            .map(|(_, row)| row)
-            .find(|row| row.vm != self.id && !row.serves && row.queue != 0)
-    }
-
-    fn step_down(&mut self, root: u32) {
-        self.epoch = None;
-        self.link.close(&self.host, root);
-    }
-
-    /// Calls `act` as the leader; `None` if this VM does not lead.
-    fn with_leader<R>(
-        &mut self,
-        root: u32,
-        now: Timestamp,
-        act: impl FnOnce(&mut StateLink, &mut LeaderContext<'_, H>) -> R,
-    ) -> Option<R> {
-        let (Some(epoch), Some(newest)) = (
-            self.epoch.filter(|_| self.lease.holds(now)),
-            self.roots.last(),
-        ) else {
-            return None;
-        };
-        let me = self
-            .vm_slot
-            .slot
-            .filter(|_| newest.config.sharing)
-            .map(|vm_slot| VmContext {
-                vm: self.id,
-                vm_slot,
-                vm_table: &self.vm_slot.vm_table,
-            });
-        let mut replicas: Vec<_> = self
-            .replicas
-            .iter()
-            .map(|replica| replica.borrow_mut())
-            .collect();
-        let mut leader = LeaderContext {
-            host: &self.host,
-            vm: self.id,
-            root,
-            epoch,
-            now,
-            config: &newest.config,
-            replicas: replicas.iter_mut().map(|replica| &mut **replica).collect(),
-            me,
-            vm_table: &self.vm_slot.vm_table,
-            metrics: &self.metrics,
-        };
-        Some(act(&mut self.link, &mut leader))
     }
 
     fn refresh(&self) {
@@ -708,10 +474,14 @@ impl std::fmt::Debug for ParkingEntry {
 mod tests {
     use super::*;
     use crate::fake::{FakeHost, encode, metrics_message, pool_update_message};
+    use crate::host::BodyBuffer;
     use crate::host::WriteCondition;
+    use crate::shared_data::vm_table::VmTable;
     use crate::shared_data::{crash_guard, observation_ring, snapshot_store};
+    use crate::state_link::CallResponse;
     use prost::Message;
     use proto::shared_data::LeaseValue;
+    use proto::shared_data::VmEntry;
     use proto::state::{self, proxy_message};
     use scheduler::Version;
     use scheduler::latency::step::StepModel;

@@ -1,7 +1,7 @@
 //! Measures the cost of sharing for a pick, in test builds only (feature `drill`). It runs in a
 //! worker's VM, with the real host's shared data.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use exchange::{Exchange, ExchangeSettings, Timestamp};
 use pool_state::{LoadReportHead, OwnLoadReport};
@@ -30,57 +30,62 @@ const CHANGES: usize = 6;
 thread_local! {
     /// Cost of sharing for each of the last picks, in ns.
     static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// The time that the current pick has spent on sharing so far, in ns.
+    static PENDING: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Measures the time that a pick spends on sharing, without the time of reading the clock.
+/// Measures one of the two times that a pick spends on sharing, without the time of reading the
+/// clock, until it is dropped.
 #[derive(Debug)]
-pub struct DrillTimer {
-    since: Timestamp,
-    spent_ns: u64,
+pub struct PickTimer<'h, H: Host> {
+    host: &'h H,
+    began: Timestamp,
     reading_ns: u64,
+    /// Whether the pick was made before.
+    is_last: bool,
 }
 
-impl DrillTimer {
-    /// Starts the measurement.
-    pub fn of<H: Host>(host: &H) -> Self {
+// === impl PickTimer ===
+
+impl<'h, H: Host> PickTimer<'h, H> {
+    /// Measures the reading before a pick.
+    pub fn before_pick(host: &'h H) -> Self {
+        PENDING.set(0);
+        Self::start(host, false)
+    }
+
+    /// Measures the writing after a pick.
+    pub fn after_pick(host: &'h H) -> Self {
+        Self::start(host, true)
+    }
+
+    fn start(host: &'h H, is_last: bool) -> Self {
         let before = host.now();
-        let since = host.now();
+        let began = host.now();
         Self {
-            since,
-            spent_ns: 0,
-            reading_ns: since.0.saturating_sub(before.0),
+            host,
+            began,
+            reading_ns: began.0.saturating_sub(before.0),
+            is_last,
         }
     }
+}
 
-    /// Pauses the measurement.
-    pub fn paused<H: Host>(self, host: &H) -> Self {
-        let spent_ns = host
-            .now()
-            .0
-            .saturating_sub(self.since.0)
-            .saturating_sub(self.reading_ns);
-        Self {
-            spent_ns: self.spent_ns.saturating_add(spent_ns),
-            ..self
+impl<H: Host> Drop for PickTimer<'_, H> {
+    fn drop(&mut self) {
+        let passed_ns = self.host.now().0.saturating_sub(self.began.0);
+        let spent_ns = PENDING
+            .get()
+            .saturating_add(passed_ns.saturating_sub(self.reading_ns));
+        PENDING.set(spent_ns);
+        if self.is_last {
+            PICKS.with_borrow_mut(|picks| {
+                if picks.len() >= PICKS_MAX {
+                    picks.clear();
+                }
+                picks.push(spent_ns);
+            });
         }
-    }
-
-    /// Continues the measurement.
-    pub fn resumed<H: Host>(self, host: &H) -> Self {
-        Self {
-            since: host.now(),
-            ..self
-        }
-    }
-
-    /// Ends the measurement and keeps it.
-    pub fn done(self) {
-        PICKS.with_borrow_mut(|picks| {
-            if picks.len() >= PICKS_MAX {
-                picks.clear();
-            }
-            picks.push(self.spent_ns);
-        });
     }
 }
 
@@ -126,98 +131,105 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let (peers, count) = std::str::from_utf8(value).ok()?.split_once('/')?;
     let peers = peers.parse::<u16>().ok()?;
     let count = count.parse::<usize>().ok()?;
-    let addresses = endpoints(count);
-    let version = Version {
-        term: 1,
-        sequence: 1,
-    };
-    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let mut replica = PoolReplica::new("drill", 1);
-    replica.apply(
-        decode(&pool_update_message("drill", version, &addresses), |_| {
-            None::<&PoolReplica>
-        })
-        .ok()?,
-        host.now(),
-    );
+    let mut replica = replica(host, count)?;
     let _kept = picks(&mut replica, count.saturating_mul(8));
-    let vm_of = |vm_slot: u16| u64::from(vm_slot).saturating_add(1);
-    let now = host.now();
     let mut vm_table = VmTable::default();
-    (0..=peers).for_each(|vm_slot| {
+    for vm_slot in 0..=peers {
         vm_table.insert(proto::shared_data::VmEntry {
             vm: vm_of(vm_slot),
-            heartbeat: now,
+            heartbeat: host.now(),
             queue: 0,
             serves: true,
-        })
-    });
+        });
+    }
     let me = VmContext {
         vm: vm_of(peers),
         vm_slot: peers,
         vm_table: &vm_table,
     };
+    Some(measure(host, me, &mut replica))
+}
+
+fn vm_of(vm_slot: u16) -> u64 {
+    u64::from(vm_slot).saturating_add(1)
+}
+
+/// Returns a pool with this many endpoints.
+fn replica<H: Host>(host: &H, count: usize) -> Option<PoolReplica> {
+    let addresses = endpoints(count);
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let version = Version {
+        term: 1,
+        sequence: 1,
+    };
+    let message = pool_update_message("drill", version, &addresses);
+    let update = decode(&message, |_| None::<&PoolReplica>).ok()?;
+    let mut replica = PoolReplica::new("drill", 1);
+    replica.apply(update, host.now());
+    Some(replica)
+}
+
+/// Measures the calls of `me`, while the VMs in the slots before it change their reports.
+fn measure<H: Host>(host: &H, me: VmContext<'_>, replica: &mut PoolReplica) -> String {
     let mut row = replica
         .pool
         .write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default())
         .to_vec();
     let rows = replica.pool.in_flight().rows().count();
-    let mut tell = Vec::new();
-    let mut hear = Vec::new();
-    let mut same = Vec::new();
-    let mut clock = Vec::new();
+    let now = host.now();
     let timed = |times: &mut Vec<u64>, act: &mut dyn FnMut()| {
         let began = host.now();
         act();
         times.push(host.now().0.saturating_sub(began.0));
     };
+    let mut publish = Vec::new();
+    let mut receive = Vec::new();
+    let mut receive_same = Vec::new();
+    let mut clock = Vec::new();
     for round in 0..ROUNDS {
         let at = Timestamp(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
-        for vm_slot in 0..peers {
+        for vm_slot in 0..me.vm_slot {
             let head = [vm_of(vm_slot).to_le_bytes(), at.0.to_le_bytes()];
             row.iter_mut()
                 .zip(head.as_flattened())
                 .for_each(|(to, byte)| *to = *byte);
             change_loads(&mut row, rows, round as usize);
-            let _ = host.share(
-                &format!("switchpoint/1/pool/drill/row/{vm_slot}"),
-                &row,
-                WriteCondition::Any,
-            );
+            let key = format!("switchpoint/1/pool/drill/row/{vm_slot}");
+            let _ = host.share(&key, &row, WriteCondition::Any);
         }
-        let mut exchanges = picks(&mut replica, 1);
-        let PoolReplica { sharing, pool, .. } = &mut replica;
-        sharing.reset();
-        timed(&mut hear, &mut || {
-            _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick)
-        });
-        sharing.reset();
-        timed(&mut same, &mut || {
-            _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick)
-        });
-        timed(&mut tell, &mut || {
-            sharing.publish(host, me, pool, at, SharingOccasion::Pick)
+        let mut exchanges = picks(replica, 1);
+        let PoolReplica { sharing, pool, .. } = replica;
+        for times in [&mut receive, &mut receive_same] {
+            sharing.reset();
+            timed(times, &mut || {
+                _ = sharing.receive(host, me, pool, at, SharingOccasion::Pick);
+            });
+        }
+        timed(&mut publish, &mut || {
+            sharing.publish(host, me, pool, at, SharingOccasion::Pick);
         });
         timed(&mut clock, &mut || {});
-        exchanges
-            .iter_mut()
-            .for_each(|exchange| _ = exchange.end(pool, at));
+        for exchange in &mut exchanges {
+            let _ = exchange.end(pool, at);
+        }
     }
-    // Use the median: a mean would mostly measure the moments when another process had the core.
-    let median = |times: &mut Vec<u64>| {
-        times.sort_unstable();
-        times.get(times.len() / 2).copied().unwrap_or(0)
-    };
-    let clock = median(&mut clock);
+    let clock = median(clock);
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
-    let us = |mut times: Vec<u64>| median(&mut times).saturating_sub(clock) as f64 / 1_000.0;
-    Some(format!(
-        r#"{{"peers":{peers},"endpoints":{rows},"row_bytes":{},"hear_us":{:.2},"hear_nothing_new_us":{:.2},"tell_us":{:.2}}}"#,
+    let us = |times| median(times).saturating_sub(clock) as f64 / 1_000.0;
+    format!(
+        r#"{{"peers":{},"endpoints":{rows},"row_bytes":{},"hear_us":{:.2},"hear_nothing_new_us":{:.2},"tell_us":{:.2}}}"#,
+        me.vm_slot,
         row.len(),
-        us(hear),
-        us(same),
-        us(tell)
-    ))
+        us(receive),
+        us(receive_same),
+        us(publish)
+    )
+}
+
+/// A mean would mostly measure the moments when another process had the core.
+fn median(mut times: Vec<u64>) -> u64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or(0)
 }
 
 /// Changes a few loads of a load report, like a few picks and ends since the last reading.

@@ -1,13 +1,16 @@
 //! Measures the time that a VM spends in the module, in test builds only (feature `drill`): from
 //! each call of the proxy until the module returns, host calls included. What the proxy does after
-//! that, for example to resume a request, does not count.
+//! that, for example to resume a request, does not count. Requests with the headers of drills are
+//! answered here.
 
 use std::cell::Cell;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType};
 
-use crate::host::{Host, MetricKind};
+use super::sharing_cost;
+use crate::host::{HeaderMap, Host, MetricKind};
+use crate::pairs;
 use crate::root::FilterRoot;
 
 /// Counter: the time in all VMs, in ns, without calls of at least [`INTERRUPTED_NS`].
@@ -83,20 +86,20 @@ impl<H: Host> Context for TimedRoot<H> {
 
     fn on_grpc_stream_message(&mut self, stream: u32, size: usize) {
         timed(&self.host, || {
-            self.context.on_grpc_stream_message(stream, size)
+            self.context.on_grpc_stream_message(stream, size);
         });
     }
 
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
         timed(&self.host, || {
-            self.context.on_grpc_stream_close(stream, code)
+            self.context.on_grpc_stream_close(stream, code);
         });
     }
 
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, trailers: usize) {
         timed(&self.host, || {
             self.context
-                .on_http_call_response(call, headers, size, trailers)
+                .on_http_call_response(call, headers, size, trailers);
         });
     }
 }
@@ -138,6 +141,14 @@ impl<H: Host> Context for TimedStream<H> {
 
 impl<H: Host> HttpContext for TimedStream<H> {
     fn on_http_request_headers(&mut self, count: usize, end_of_stream: bool) -> Action {
+        let bytes = self.host.headers(HeaderMap::Request).unwrap_or_default();
+        super::obey(&bytes);
+        if let Some(cost) = sharing_cost::cost(&self.host, &bytes) {
+            let _ = self
+                .host
+                .reply(200, &pairs::serialize(&[]), cost.as_bytes());
+            return Action::Pause;
+        }
         timed(&self.host, || {
             self.context.on_http_request_headers(count, end_of_stream)
         })

@@ -14,42 +14,20 @@
 //! hundred endpoints with two numbers each costs 15 µs as gauges, and a VM that traps would leave
 //! its share in the gauges for ever.
 
+mod receive;
+
 use exchange::{ManagedPool, Timestamp};
 use pool_state::peers::take_peer_report;
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, PeerReport};
 use proto::shared_data::{RemotePeers, RingPosition};
-use proto::{backlog, placements, state};
+use proto::{placements, state};
 use scheduler::flow::BandHeld;
 
-use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget};
+use super::placement_ring::PlacementRingWriter;
 use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
-
-/// A report that was not written for this long (ten ticks), in ms, does not count. A VM with load
-/// writes at each tick. So the load of a VM that trapped with open streams disappears.
-pub const ROW_EXPIRY_MS: u64 = 1_000;
-/// At a pick, reports of other VMs are read again if the last reading is this old, in ms ...
-const ROWS_MS: u64 = 2;
-/// ... and at the end of a request, when no request waits, if the last reading is this old ...
-const ROWS_AT_END_MS: u64 = 1;
-/// ... but no more than this many reports per millisecond, which matters with more than 64 workers.
-/// A report costs 1 to 2 µs, so reading takes at most a twentieth of a worker's time. With 192
-/// workers the last reading is up to 6 ms old, with 511 up to 15 ms.
-const ROWS_A_MS: u64 = 32;
-/// Reports of VMs that do not pick, and of all other proxies together, are read no more often than
-/// the daemon sends them.
-const SLOW_ROWS_MS: u64 = 5;
-/// At a pick, rings are read again if the last reading is this old, in ms ...
-const RINGS_AT_PICK_MS: u64 = 10;
-/// ... and at the end of a request, when no request waits, if the last reading is this old.
-const RINGS_AT_END_MS: u64 = 5;
-/// The most blocks read at a pick, which takes up to 50 µs. The next reading takes the rest.
-const BLOCKS_AT_PICK: usize = 2_048;
-/// The most blocks read at the end of a request, which takes up to 0.2 ms.
-const BLOCKS_AT_END: usize = 8_192;
-/// The most blocks read at a tick. It takes up to 2 ms in a VM that has just started and reads the
-/// rings of all other VMs.
-const BLOCKS_AT_TICK: usize = 65_536;
+use receive::PeerVm;
+pub use receive::ROW_EXPIRY_MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingOccasion {
@@ -116,27 +94,6 @@ struct ReadTimes {
     /// All other reports.
     slow_reports: Option<Timestamp>,
     rings: Option<Timestamp>,
-}
-
-/// Which reports are read beside those of VMs that pick.
-#[derive(Clone, Copy, Debug)]
-struct SlowReports {
-    /// The reports of VMs that do not pick.
-    idle: bool,
-    /// The report of the other proxies.
-    outside: bool,
-}
-
-/// Another VM.
-#[derive(Debug)]
-struct PeerVm {
-    key: String,
-    /// The token of the last write that was read.
-    token: Option<u32>,
-    report: PeerReport,
-    /// Whether the VM is known to pick.
-    serves: bool,
-    ring: PlacementRingReader,
 }
 
 // === impl LoadSharing ===
@@ -297,61 +254,6 @@ impl LoadSharing {
         RemotePeers::of_word(self.outside.report().head().ring)
     }
 
-    /// Reads the reports and rings of the other VMs that are due. Returns the number of ring
-    /// segments that were lost.
-    pub fn receive<H: Host>(
-        &mut self,
-        host: &H,
-        me: VmContext<'_>,
-        pool: &mut ManagedPool,
-        now: Timestamp,
-        moment: SharingOccasion,
-    ) -> u32 {
-        let due = |at: Option<Timestamp>, ms: u64| {
-            moment == SharingOccasion::Tick || at.is_none_or(|at| now.ms_since(at) >= ms)
-        };
-        let spread_ms = self.picking / ROWS_A_MS;
-        let (rows_ms, rings_ms) = if moment == SharingOccasion::End {
-            (ROWS_AT_END_MS, RINGS_AT_END_MS)
-        } else {
-            (ROWS_MS, RINGS_AT_PICK_MS)
-        };
-        let rings = due(self.read.rings, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
-        if rings
-            || moment == SharingOccasion::Claim
-            || due(self.read.reports, rows_ms.max(spread_ms))
-        {
-            self.read.reports = Some(now);
-            // Without other proxies, this only has to notice when one appears.
-            let slow_ms = if self.remote_peers().proxies > 1 {
-                SLOW_ROWS_MS
-            } else {
-                RINGS_AT_PICK_MS
-            };
-            let slow = rings || due(self.read.slow_reports, slow_ms) || !self.summed;
-            if slow {
-                self.read.slow_reports = Some(now);
-            }
-            let claims = moment == SharingOccasion::Claim;
-            let outside = slow || (claims && self.remote_peers().proxies > 1);
-            self.receive_load_reports(
-                host,
-                me,
-                pool,
-                now,
-                SlowReports {
-                    idle: slow || claims,
-                    outside,
-                },
-            );
-        }
-        if rings {
-            self.receive_placements(host, pool, now, moment)
-        } else {
-            0
-        }
-    }
-
     /// Drops the load of the other VMs, because this VM no longer shares, or has no VM slot.
     #[cold]
     pub fn forget_peers(&mut self, pool: &mut ManagedPool) {
@@ -384,130 +286,6 @@ impl LoadSharing {
         }
         self.own.ring.set_vm_slot(me.vm, me.vm_slot);
     }
-
-    /// Reads the reports of VMs that pick, and the `slow` ones that are due.
-    fn receive_load_reports<H: Host>(
-        &mut self,
-        host: &H,
-        me: VmContext<'_>,
-        pool: &mut ManagedPool,
-        now: Timestamp,
-        slow: SlowReports,
-    ) {
-        for peer in &mut self.peers {
-            peer.report.set_writer(0);
-        }
-        self.picking = 0;
-        for (vm_slot, row) in me.vm_table.alive(now).filter(|(_, row)| row.vm != me.vm) {
-            while self.peers.len() <= usize::from(vm_slot) {
-                let vm_slot = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
-                self.peers.push(PeerVm::new(
-                    key(&self.pool, vm_slot),
-                    PeerReport::of_vm(ROW_EXPIRY_MS),
-                ));
-            }
-            self.picking = self.picking.saturating_add(u64::from(row.serves));
-            if let Some(peer) = self.peers.get_mut(usize::from(vm_slot)) {
-                peer.report.set_writer(row.vm);
-                peer.serves = row.serves;
-            }
-        }
-        let mut slos = false;
-        let read_before = self.outside.token;
-        for peer in &mut self.peers {
-            slos |= peer.receive(host, pool, now, slow.idle);
-        }
-        slos |= self.outside.receive(host, pool, now, slow.outside);
-        let is_news = self.outside.token != read_before;
-        self.receive_backlog(host, pool, is_news, now);
-        let holds = |peer: &PeerVm| {
-            peer.report.is_current(now) && RingPosition::is_marked(peer.report().head().ring)
-        };
-        pool.queues_mut().set_peers(
-            self.picking > 0 || self.remote_peers().proxies > 1,
-            self.peers.iter().any(holds),
-        );
-        let outside = self.remote_peers();
-        let stands_for = if self.outside.report.is_current(now) {
-            outside.active
-        } else {
-            0
-        };
-        pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
-        let reports = self.peers.iter().chain([&self.outside]).map(PeerVm::report);
-        if !std::mem::replace(&mut self.summed, true) {
-            pool.recount_load_reports(reports);
-        } else if slos {
-            pool.recompute_peer_slos(reports);
-        }
-    }
-
-    /// Reads the requests that the other proxies hold.
-    fn receive_backlog<H: Host>(
-        &mut self,
-        host: &H,
-        pool: &mut ManagedPool,
-        is_news: bool,
-        now: Timestamp,
-    ) {
-        let outside = self.remote_peers();
-        let (bands, key) = &mut self.outside_held;
-        if !outside.holds || !self.outside.report.is_current(now) {
-            if bands.is_empty() {
-                return;
-            }
-            bands.clear();
-        } else if is_news {
-            *bands = host
-                .shared(key)
-                .ok()
-                .flatten()
-                .map_or_else(Vec::new, |shared| backlog::read(&shared.bytes));
-        }
-        pool.queues_mut().set_outside(
-            bands,
-            self.outside.report().requests(),
-            u64::from(outside.delay_us),
-        );
-    }
-
-    fn receive_placements<H: Host>(
-        &mut self,
-        host: &H,
-        pool: &mut ManagedPool,
-        now: Timestamp,
-        moment: SharingOccasion,
-    ) -> u32 {
-        let blocks = match moment {
-            SharingOccasion::Pick | SharingOccasion::Claim => BLOCKS_AT_PICK,
-            SharingOccasion::End => BLOCKS_AT_END,
-            SharingOccasion::Tick => BLOCKS_AT_TICK,
-        };
-        let mut budget = ReadBudget { blocks, gaps: 0 };
-        let mut all = true;
-        for (vm_slot, peer) in (0_u16..).zip(&mut self.peers) {
-            if peer.report.is_from_writer() {
-                let end = peer.ring_position();
-                all &= peer.ring.read(
-                    host,
-                    (&self.pool, vm_slot, peer.report.writer()),
-                    end,
-                    &mut budget,
-                    |record| {
-                        pool.record_peer_placement(record.endpoint, record.blocks, now);
-                        record.blocks.len()
-                    },
-                );
-            }
-        }
-        if all {
-            self.read.rings = Some(now);
-        }
-        if budget.gaps > 0 {
-            self.lost_at = Some(now);
-        }
-        budget.gaps
-    }
 }
 
 fn is_long_since(at: Option<Timestamp>, now: Timestamp) -> bool {
@@ -517,53 +295,6 @@ fn is_long_since(at: Option<Timestamp>, now: Timestamp) -> bool {
 /// Returns the key of the report of the VM in `vm_slot`.
 fn key(pool: &str, vm_slot: u16) -> String {
     format!("switchpoint/1/pool/{pool}/row/{vm_slot}")
-}
-
-// === impl PeerVm ===
-
-impl PeerVm {
-    fn new(key: String, report: PeerReport) -> Self {
-        Self {
-            key,
-            token: None,
-            report,
-            serves: false,
-            ring: PlacementRingReader::default(),
-        }
-    }
-
-    fn report(&self) -> &PeerLoadReport {
-        self.report.report()
-    }
-
-    fn ring_position(&self) -> RingPosition {
-        RingPosition::of_word(self.report().head().ring)
-    }
-
-    /// Reads the report if it was written since the last time. The report of a VM that does not
-    /// pick is read only if `slow`. Returns whether SLOs must be computed again.
-    fn receive<H: Host>(
-        &mut self,
-        host: &H,
-        pool: &mut ManagedPool,
-        now: Timestamp,
-        slow: bool,
-    ) -> bool {
-        let writer = self.report.writer();
-        let is_slow = writer == LoadReportHead::OUTSIDE
-            || (!self.serves && self.token.is_some() && self.report().is_idle());
-        let shared = if writer == 0 || (is_slow && !slow) {
-            None
-        } else {
-            host.shared(&self.key).ok().flatten()
-        };
-        let mut slos = false;
-        if let Some(shared) = shared.filter(|shared| self.token != Some(shared.token)) {
-            self.token = Some(shared.token);
-            slos = self.report.read(pool, shared.bytes, now);
-        }
-        self.report.count(pool, now) | slos
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use scheduler::in_flight::EndpointLoad;
 use scheduler::{EndpointRef, Version};
 
+use super::receive::*;
 use super::*;
 use crate::config::FilterConfig;
 use crate::fake::{FakeHost, pool_update_message};

@@ -1,0 +1,42 @@
+//! The calls that a test records, or makes fail.
+
+/// A kind of host call. A test can make each fail, except for the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FakeCall {
+    Clock,
+    Shared,
+    Share,
+    QueueRegister,
+    QueuePush,
+    QueuePop,
+    StreamOpen,
+    StreamSend,
+    StreamCancel,
+    Call,
+    Property,
+    PropertySet,
+    Headers,
+    HeaderSet,
+    HeaderRemove,
+    Buffer,
+    BufferReplace,
+    Reply,
+    ResumeRequest,
+    Focus,
+    TickPeriod,
+    Metric,
+    MetricAdd,
+    MetricRecord,
+}
+
+/// One successful call, with the bytes that it passes between the module and the proxy.
+#[derive(Clone, Debug)]
+pub struct RecordedCall {
+    pub call: FakeCall,
+    /// The name of the header, property, buffer, statistic or shared value.
+    pub name: String,
+    /// Bytes of names and values to the proxy.
+    pub sent: usize,
+    /// Bytes from the proxy, which the module copies into its memory.
+    pub received: usize,
+}

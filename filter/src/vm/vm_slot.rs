@@ -1,0 +1,108 @@
+//! The place of a VM among the VMs of its process.
+
+use exchange::Timestamp;
+use proto::shared_data::VmEntry;
+
+use super::VmState;
+use crate::host::Host;
+use crate::shared_data::counters;
+use crate::shared_data::vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmTable};
+
+/// The VM's place among the VMs of the process.
+#[derive(Debug, Default)]
+pub(super) struct VmSlot {
+    pub(super) slot: Option<u16>,
+    pub(super) queue: u32,
+    /// The root context that the VM's queue wakes.
+    pub(super) root: u32,
+    heartbeat: Option<Timestamp>,
+    pub(super) vm_table: VmTable,
+}
+
+// === impl VmState ===
+
+impl<H: Host> VmState<H> {
+    /// Writes the heartbeat of this VM, and makes its queue wake the root context of this tick.
+    pub(super) fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
+        let due = self
+            .vm_slot
+            .heartbeat
+            .is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
+        if due {
+            self.host.follow_log_level();
+            self.write_heartbeat(now);
+            self.write_counters();
+        } else if let Ok(vm_table) = VmTable::read(&self.host) {
+            // So a new VM counts from now on, not from the next heartbeat.
+            self.vm_slot.vm_table = vm_table;
+        }
+        if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
+            match self
+                .host
+                .queue_register(&format!("switchpoint/1/wake/{slot}"))
+            {
+                Ok(queue) => {
+                    self.vm_slot.root = root;
+                    if std::mem::replace(&mut self.vm_slot.queue, queue) != queue {
+                        self.write_heartbeat(now);
+                    }
+                }
+                Err(error) => self.host_error("a queue", error),
+            }
+        }
+    }
+
+    pub(super) fn write_heartbeat(&mut self, now: Timestamp) {
+        let row = VmEntry {
+            vm: self.id,
+            heartbeat: now,
+            queue: self.vm_slot.queue,
+            serves: self.serves,
+        };
+        let before = self.vm_slot.slot;
+        let known = self.vm_slot.heartbeat.is_some();
+        match VmTable::write_heartbeat(&self.host, row) {
+            Some((slot, vm_table)) => {
+                self.vm_slot = VmSlot {
+                    slot,
+                    vm_table,
+                    heartbeat: Some(now),
+                    ..std::mem::take(&mut self.vm_slot)
+                };
+                if slot.is_none() && (before.is_some() || !known) {
+                    let vm_slots = VM_SLOTS_MAX;
+                    log::warn!(
+                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by its own state only, until a slot is free",
+                        self.id
+                    );
+                }
+            }
+            // The next tick tries again. No other VM takes the slot until the last heartbeat has
+            // expired.
+            None if self
+                .vm_slot
+                .heartbeat
+                .is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
+            None => self.vm_slot.slot = None,
+        }
+        if self.vm_slot.slot != before {
+            // A new slot has a new queue.
+            self.vm_slot.queue = 0;
+            self.vm_slot.root = 0;
+        }
+    }
+
+    /// The number of VMs of the process without a VM slot, by the VM table that was last read.
+    #[must_use]
+    pub fn without_vm_slot(&self) -> usize {
+        self.vm_slot.vm_table.without_vm_slot(self.host.now())
+    }
+
+    pub(super) fn write_counters(&self) {
+        if let Some(slot) = self.vm_slot.slot {
+            for replica in &self.replicas {
+                counters::write(&self.host, self.id, slot, &mut replica.borrow_mut());
+            }
+        }
+    }
+}
