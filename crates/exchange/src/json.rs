@@ -17,6 +17,7 @@ use std::ops::Range;
 pub(crate) mod push;
 pub mod scan;
 mod utf8;
+pub(crate) mod visitor;
 pub mod write;
 
 /// The most containers that may be open at once, as many as a `u128` has bits. Real bodies (tool

@@ -1,5 +1,7 @@
 //! Replies that Switchpoint makes itself, in the error shape of the API that was called.
 
+use std::borrow::Cow;
+
 use pool_state::PickRefusal;
 use pool_state::queues::{FlowOutcome, HeldRefusal};
 use scheduler::{Decision, ShedReason, UnavailableReason};
@@ -15,6 +17,11 @@ const RETRY_AFTER_S: u32 = 1;
 
 /// How much of a header's value an error message repeats, in bytes: enough to recognise it.
 const QUOTED_BYTES_MAX: usize = 64;
+
+/// Drop reasons of several refusals.
+const INVALID: &str = "invalid-request";
+const NO_ENDPOINTS: &str = "rejected-no-endpoints";
+const SATURATED: &str = "rejected-saturated";
 
 /// A complete local reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +81,7 @@ struct RefusalRow {
     status: u16,
     code: &'static str,
     reason: &'static str,
-    message: String,
+    message: Cow<'static, str>,
 }
 
 // === impl Refusal ===
@@ -131,98 +138,53 @@ impl Refusal {
     }
 
     fn row(&self) -> RefusalRow {
-        let row = |status, code, reason, message: &str| RefusalRow {
-            status,
-            code,
-            reason,
-            message: message.to_owned(),
-        };
         match self {
-            Self::Body(error) => row(400, code(error), "invalid-request", &error.to_string()),
-            Self::Encoded(encoding) => {
-                let message = format!(
+            Self::Body(error) => row(400, code(error), INVALID, error.to_string()),
+            Self::Encoded(encoding) => row(
+                415,
+                "unsupported_encoding",
+                INVALID,
+                format!(
                     "content-encoding {:?} is not read here; send the body without it",
                     shortened(encoding)
-                );
-                row(415, "unsupported_encoding", "invalid-request", &message)
-            }
+                ),
+            ),
             Self::TooLarge(limit) => row(
                 413,
                 "request_too_large",
                 "request-too-large",
-                &format!("request body is larger than the limit of {limit} bytes"),
-            ),
-            Self::Unavailable(UnavailableReason::NoReadyEndpoint) => row(
-                503,
-                "no_ready_endpoint",
-                "rejected-no-endpoints",
-                "no model server is ready",
-            ),
-            Self::Unavailable(UnavailableReason::SubsetEmpty) => row(
-                503,
-                "no_eligible_endpoint",
-                "rejected-no-endpoints",
-                "no ready model server is in the subset allowed for this request",
-            ),
-            Self::Unavailable(UnavailableReason::ModelNotServed) => row(
-                503,
-                "no_eligible_endpoint",
-                "rejected-no-endpoints",
-                "no ready model server serves this model now; try again",
-            ),
-            Self::Unavailable(UnavailableReason::Filtered) => row(
-                503,
-                "no_eligible_endpoint",
-                "rejected-no-endpoints",
-                "no ready model server is eligible for this request",
-            ),
-            Self::Shed(ShedReason::Saturated) => row(
-                429,
-                "saturated",
-                "rejected-saturated",
-                "the model servers are saturated; try again later",
-            ),
-            Self::Shed(ShedReason::Slo) => row(
-                429,
-                "slo_unattainable",
-                "rejected-saturated",
-                "no model server could serve the request within the SLOs now; try again later",
-            ),
-            Self::Shed(ShedReason::Admitter) => row(
-                429,
-                "not_admitted",
-                "rejected-saturated",
-                "the request was not admitted; try again later",
+                format!("request body is larger than the limit of {limit} bytes"),
             ),
             Self::UnknownProfile(name) => row(
                 400,
                 "unknown_profile",
-                "invalid-request",
-                &format!("no scheduling profile is named {:?}", shortened(name)),
+                INVALID,
+                format!("no scheduling profile is named {:?}", shortened(name)),
             ),
             Self::UnknownModel(model) => row(
                 404,
                 "model_not_found",
                 "unknown-model",
-                &format!("the model {:?} does not exist here", shortened(model)),
+                format!("the model {:?} does not exist here", shortened(model)),
             ),
             Self::Header { name, must_be } => row(
                 400,
                 "invalid_header",
-                "invalid-request",
-                &format!("the header {name} must be {must_be}"),
+                INVALID,
+                format!("the header {name} must be {must_be}"),
             ),
             Self::SloMissing => {
                 let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
                 row(
                     400,
                     "missing_slo",
-                    "invalid-request",
-                    &format!(
-                        "every request here must say its SLO in ms: by {ttft}, {tpot} or both"
-                    ),
+                    INVALID,
+                    format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both"),
                 )
             }
+            Self::Unavailable(why) => unavailable_row(*why),
+            Self::Shed(why) => shed_row(*why),
+            Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
             Self::CrashingPrompt => row(
                 502,
                 "crashing_prompt",
@@ -235,7 +197,6 @@ impl Refusal {
                 "proxy-failed",
                 "the gateway could not send the request under its model's name",
             ),
-            Self::Held(HeldRefusal { outcome, .. }) => held_row(*outcome),
             // llm-d says so whatever the cause.
             Self::GivenUp { .. } => row(
                 429,
@@ -246,46 +207,91 @@ impl Refusal {
             Self::NoState => row(
                 503,
                 "not_ready",
-                "rejected-no-endpoints",
+                NO_ENDPOINTS,
                 "the gateway does not know its model servers yet; try again",
             ),
         }
     }
 }
 
+fn row(
+    status: u16,
+    code: &'static str,
+    reason: &'static str,
+    message: impl Into<Cow<'static, str>>,
+) -> RefusalRow {
+    RefusalRow {
+        status,
+        code,
+        reason,
+        message: message.into(),
+    }
+}
+
+fn unavailable_row(why: UnavailableReason) -> RefusalRow {
+    let (code, message) = match why {
+        UnavailableReason::NoReadyEndpoint => ("no_ready_endpoint", "no model server is ready"),
+        UnavailableReason::SubsetEmpty => (
+            "no_eligible_endpoint",
+            "no ready model server is in the subset allowed for this request",
+        ),
+        UnavailableReason::ModelNotServed => (
+            "no_eligible_endpoint",
+            "no ready model server serves this model now; try again",
+        ),
+        UnavailableReason::Filtered => (
+            "no_eligible_endpoint",
+            "no ready model server is eligible for this request",
+        ),
+    };
+    row(503, code, NO_ENDPOINTS, message)
+}
+
+fn shed_row(why: ShedReason) -> RefusalRow {
+    let (code, message) = match why {
+        ShedReason::Saturated => (
+            "saturated",
+            "the model servers are saturated; try again later",
+        ),
+        ShedReason::Slo => (
+            "slo_unattainable",
+            "no model server could serve the request within the SLOs now; try again later",
+        ),
+        ShedReason::Admitter => (
+            "not_admitted",
+            "the request was not admitted; try again later",
+        ),
+    };
+    row(429, code, SATURATED, message)
+}
+
 /// The row of a request that flow control gave up.
 fn held_row(outcome: FlowOutcome) -> RefusalRow {
-    let (status, code, reason, message) = match outcome {
-        FlowOutcome::RejectedCapacity => (
+    match outcome {
+        FlowOutcome::RejectedCapacity => row(
             429,
             "saturated",
-            "rejected-saturated",
+            SATURATED,
             "too many requests wait; try again later",
         ),
-        FlowOutcome::EvictedTtl => (
+        FlowOutcome::EvictedTtl => row(
             429,
             "queue_timeout",
             "rejected-ttl-expired",
             "the request waited too long; try again later",
         ),
-        FlowOutcome::RejectedNoEndpoints | FlowOutcome::EvictedNoEndpoints => (
+        FlowOutcome::RejectedNoEndpoints | FlowOutcome::EvictedNoEndpoints => row(
             503,
             "no_ready_endpoint",
-            "rejected-no-endpoints",
+            NO_ENDPOINTS,
             "no model server became ready in time",
         ),
-        _ => (
+        _ => row(
             503,
             "not_queued",
             "rejected-shutting-down",
             "the gateway gave up its queue; try again",
         ),
-    };
-    RefusalRow {
-        status,
-        code,
-        reason,
-        message: message.to_owned(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::prompt_sink::{PromptSection, PromptSink};
 use crate::api::RequestApi;
-use crate::json::push::{JsonVisitor, Wanted};
+use crate::json::visitor::{JsonVisitor, Wanted};
 use crate::json::write::JsonWriter;
 use crate::json::{JsonKind, JsonStr};
 use crate::number;
@@ -260,6 +260,24 @@ impl<P: PromptSink> BodyFields<P> {
         }
     }
 
+    /// Forgets the value that a field had before, as engines do. Ids are remembered: several fields
+    /// may name one.
+    fn reset(&mut self, field: Field, kind: JsonKind) {
+        match field {
+            Field::Body => self.is_object = kind == JsonKind::Object,
+            Field::Model => self.model = ModelField::NotAString,
+            Field::Stream => self.flags.stream = false,
+            Field::StreamOptions | Field::IncludeUsage => self.flags.include_usage = false,
+            Field::MaxCompletionTokens => self.max_completion_tokens = None,
+            Field::MaxTokens | Field::SamplingParams => self.max_tokens = None,
+            Field::CacheSalt => self.cache_salt.clear(),
+            Field::StoredId | Field::StoredPrompt => {
+                self.flags.names_id |= kind != JsonKind::Null;
+            }
+            Field::Content(..) | Field::Text(_) | Field::Media(_) | Field::Other => {}
+        }
+    }
+
     fn walk(&mut self, container: Walked) -> Wanted {
         self.walked.push(container);
         Wanted::Inside
@@ -329,79 +347,23 @@ impl<P: PromptSink> JsonVisitor for BodyFields<P> {
             }
             _ => self.next,
         };
-        let whole = |known: JsonKind| {
-            if kind == known {
-                Wanted::Whole
-            } else {
-                Wanted::Nothing
-            }
-        };
-        let walks = kind == JsonKind::Object;
+        self.reset(field, kind);
         match field {
-            Field::Body => {
-                self.is_object = walks;
-                if walks {
-                    self.walk(Walked::Body)
-                } else {
-                    Wanted::Nothing
-                }
+            Field::Body if kind == JsonKind::Object => self.walk(Walked::Body),
+            Field::StreamOptions if kind == JsonKind::Object => self.walk(Walked::StreamOptions),
+            Field::SamplingParams if kind == JsonKind::Object => self.walk(Walked::SamplingParams),
+            Field::StoredId if kind == JsonKind::Object => self.walk(Walked::Conversation),
+            Field::Model | Field::CacheSalt | Field::StoredId if kind == JsonKind::String => {
+                Wanted::Whole
             }
-            Field::Model => {
-                self.model = ModelField::NotAString;
-                whole(JsonKind::String)
-            }
-            Field::Stream => {
-                self.flags.stream = false;
-                whole(JsonKind::Boolean)
-            }
-            Field::StoredPrompt => {
-                self.flags.names_id |= kind != JsonKind::Null;
-                Wanted::Nothing
-            }
-            Field::StreamOptions => {
-                self.flags.include_usage = false;
-                if walks {
-                    self.walk(Walked::StreamOptions)
-                } else {
-                    Wanted::Nothing
-                }
-            }
-            Field::IncludeUsage => {
-                self.flags.include_usage = false;
-                whole(JsonKind::Boolean)
-            }
-            Field::MaxCompletionTokens => {
-                self.max_completion_tokens = None;
-                whole(JsonKind::Number)
-            }
-            Field::MaxTokens => {
-                self.max_tokens = None;
-                whole(JsonKind::Number)
-            }
-            Field::SamplingParams => {
-                self.max_tokens = None;
-                if walks {
-                    self.walk(Walked::SamplingParams)
-                } else {
-                    Wanted::Nothing
-                }
-            }
-            Field::CacheSalt => {
-                self.cache_salt.clear();
-                whole(JsonKind::String)
-            }
-            Field::StoredId => {
-                self.flags.names_id |= kind != JsonKind::Null;
-                if walks {
-                    self.walk(Walked::Conversation)
-                } else {
-                    whole(JsonKind::String)
-                }
+            Field::Stream | Field::IncludeUsage if kind == JsonKind::Boolean => Wanted::Whole,
+            Field::MaxCompletionTokens | Field::MaxTokens if kind == JsonKind::Number => {
+                Wanted::Whole
             }
             Field::Content(section, level) => self.content(kind, first, section, level),
             Field::Text(section) => self.text(kind, section),
             Field::Media(section) => self.piece(kind, RawPiece::Media(section)),
-            Field::Other => Wanted::Nothing,
+            _ => Wanted::Nothing,
         }
     }
 

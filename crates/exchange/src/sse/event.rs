@@ -22,7 +22,7 @@ use super::held_event::HeldEvent;
 use super::{ResponseFacts, read_error, read_first_id, read_id, status};
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};
-use crate::usage::{self, TokenUsage};
+use crate::usage;
 
 /// The end mark of most APIs' streams, instead of JSON.
 const DONE: &[u8] = b"[DONE]";
@@ -75,6 +75,16 @@ pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) 
     }
 }
 
+/// Reads the members of an event or body.
+struct EventReader<'s> {
+    api: RequestApi,
+    seen: &'s mut ResponseFacts,
+    content: bool,
+    /// Whether a member says that it is an error, and the HTTP status that another one names.
+    is_error: bool,
+    code: Option<u16>,
+}
+
 /// Reads an object, or an array of them; true if any has content. Reads nothing else.
 pub(super) fn read_json(
     api: RequestApi,
@@ -82,199 +92,208 @@ pub(super) fn read_json(
     seen: &mut ResponseFacts,
 ) -> Result<bool, JsonError> {
     let mut reader = JsonReader::new(data);
-    let mut content = false;
+    let mut event = EventReader {
+        api,
+        seen,
+        content: false,
+        is_error: false,
+        code: None,
+    };
     match reader.peek()? {
-        JsonKind::Object => read_object(api, &mut reader, seen, &mut content)?,
+        JsonKind::Object => event.object(&mut reader)?,
         JsonKind::Array => {
-            let usage = seen.usage;
-            reader.elements(|reader| read_object(api, reader, seen, &mut content))?;
-            seen.usage = usage;
-            seen.unclear = !seen.explained;
+            let usage = event.seen.usage;
+            reader.elements(|reader| event.object(reader))?;
+            event.seen.usage = usage;
+            event.seen.unclear = !event.seen.explained;
         }
         _ => {
-            seen.unclear = true;
+            event.seen.unclear = true;
             reader.skip().map(drop)?;
         }
     }
     reader.end()?;
-    seen.generated |= content;
-    Ok(content)
+    event.seen.generated |= event.content;
+    Ok(event.content)
 }
 
-#[inline(never)] // several callers, and the wasm module should be small
-fn read_object(
-    api: RequestApi,
-    reader: &mut JsonReader<'_>,
-    seen: &mut ResponseFacts,
-    content: &mut bool,
-) -> Result<(), JsonError> {
-    let mut is_error = false;
-    let mut code = None;
-    reader.members(|reader, key| {
-        let name = key.name();
-        let known = seen.explained;
-        seen.explained = true;
-        match (name.as_ref(), api) {
-            (b"usage", _) => usage::read(&mut seen.usage, reader),
+// === impl EventReader ===
+
+impl EventReader<'_> {
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn object(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        self.is_error = false;
+        self.code = None;
+        reader.members(|reader, key| self.member(reader, &key.name()))?;
+        if self.is_error {
+            self.seen.error = Some(self.code);
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, reader: &mut JsonReader<'_>, name: &[u8]) -> Result<(), JsonError> {
+        let known = self.seen.explained;
+        self.seen.explained = true;
+        match (name, self.api) {
+            (b"usage", _) => usage::read(&mut self.seen.usage, reader),
+            (b"text" | b"output_ids" | b"generated_text", RequestApi::SglangGenerate)
+            | (b"data" | b"results" | b"outputs" | b"embedding" | b"embeddings", _) => {
+                self.value_with_content(reader)
+            }
             (b"meta_info", RequestApi::SglangGenerate) => {
                 reader
                     .clone()
                     .members(|reader, key| match key.name().as_ref() {
-                        b"finish_reason" => read_reason(reader, seen),
+                        b"finish_reason" => self.reason(reader),
                         _ => reader.skip().map(drop),
                     })?;
-                usage::read(&mut seen.usage, reader)
-            }
-            (b"text" | b"output_ids" | b"generated_text", RequestApi::SglangGenerate)
-            | (b"data" | b"results" | b"outputs" | b"embedding" | b"embeddings", _) => {
-                value_with_content(reader, content)
+                usage::read(&mut self.seen.usage, reader)
             }
             (b"type", RequestApi::Messages | RequestApi::Responses) => {
                 let kind = reader.string()?;
-                seen.finished |= kind.is_some_and(|kind| LAST.contains(&kind.raw()));
-                is_error |= kind.is_some_and(|kind| kind.raw() == FAILED);
-                Ok(())
-            }
-            (b"status", RequestApi::Responses) => {
-                seen.unclear |= reader
-                    .string()?
-                    .is_some_and(|status| LATER.contains(&status.raw()));
-                Ok(())
-            }
-            (b"output", RequestApi::Responses) => reader.elements(|reader| {
-                reader.members(|reader, key| match key.name().as_ref() {
-                    b"content" => reader.elements(|reader| object_with_content(reader, content)),
-                    b"name" | b"summary" | b"result" => value_with_content(reader, content),
-                    _ => reader.skip().map(drop),
-                })
-            }),
-            (b"delta", RequestApi::Responses) => string_with_content(reader, content),
-            (b"response", RequestApi::Responses) => {
-                nested_facts(reader, &mut seen.usage, &mut seen.stored_id)
-            }
-            (b"content", RequestApi::Messages) => {
-                reader.elements(|reader| object_with_content(reader, content))
-            }
-            (b"delta" | b"content_block", RequestApi::Messages) => {
-                object_with_content(reader, content)
-            }
-            (b"message", RequestApi::Messages) => {
-                // Its count of generated tokens is from the moment when the stream opened.
-                let completion_tokens = seen.usage.completion_tokens;
-                nested_facts(reader, &mut seen.usage, &mut seen.stored_id)?;
-                seen.usage.completion_tokens = completion_tokens;
+                self.seen.finished |= kind.is_some_and(|kind| LAST.contains(&kind.raw()));
+                self.is_error |= kind.is_some_and(|kind| kind.raw() == FAILED);
                 Ok(())
             }
             (b"id", RequestApi::Responses | RequestApi::Conversations) => {
-                read_id(reader, &mut seen.stored_id)
+                read_id(reader, &mut self.seen.stored_id)
             }
-            (b"choices", _) => reader.elements(|reader| read_choice(api, reader, seen, content)),
-            (name, _) => {
-                seen.explained = known || REPLY.contains(&name);
+            (b"choices", _) => reader.elements(|reader| self.choice(reader)),
+            (b"status" | b"output" | b"delta" | b"response", RequestApi::Responses) => {
+                self.responses_member(reader, name)
+            }
+            (b"content" | b"delta" | b"content_block" | b"message", RequestApi::Messages) => {
+                self.messages_member(reader, name)
+            }
+            _ => {
+                self.seen.explained = known || REPLY.contains(&name);
                 match name {
                     // Older engines, and SGLang: `{"object": "error", ..., "code": 400}`.
                     b"object" => {
-                        is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
+                        self.is_error |=
+                            reader.string()?.is_some_and(|kind| kind.raw() == b"error");
                         Ok(())
                     }
-                    b"code" => status(reader, &mut code),
+                    b"code" => status(reader, &mut self.code),
                     // The second is FastAPI's name.
-                    b"error" | b"detail" => read_error(reader, &mut seen.error),
+                    b"error" | b"detail" => read_error(reader, &mut self.seen.error),
                     _ => reader.skip().map(drop),
                 }
             }
         }
-    })?;
-    if is_error {
-        seen.error = Some(code);
     }
-    Ok(())
-}
 
-fn read_choice(
-    api: RequestApi,
-    reader: &mut JsonReader<'_>,
-    seen: &mut ResponseFacts,
-    content: &mut bool,
-) -> Result<(), JsonError> {
-    reader.members(|reader, key| match key.name().as_ref() {
-        b"delta" | b"message" => object_with_content(reader, content),
-        b"text" => string_with_content(reader, content),
-        b"finish_reason" => read_reason(reader, seen),
-        b"token_ids" if api == RequestApi::VllmGenerate => value_with_content(reader, content),
-        _ => reader.skip().map(drop),
-    })
-}
+    fn responses_member(
+        &mut self,
+        reader: &mut JsonReader<'_>,
+        name: &[u8],
+    ) -> Result<(), JsonError> {
+        match name {
+            b"status" => {
+                let status = reader.string()?;
+                self.seen.unclear |= status.is_some_and(|status| LATER.contains(&status.raw()));
+                Ok(())
+            }
+            b"output" => reader.elements(|reader| {
+                reader.members(|reader, key| match key.name().as_ref() {
+                    b"content" => reader.elements(|reader| self.object_with_content(reader)),
+                    b"name" | b"summary" | b"result" => self.value_with_content(reader),
+                    _ => reader.skip().map(drop),
+                })
+            }),
+            b"delta" => self.string_with_content(reader),
+            _ => self.nested_facts(reader),
+        }
+    }
 
-/// Reads a finish reason: a text, or SGLang's object with the text in `type`.
-#[inline(never)] // several callers, and the wasm module should be small
-fn read_reason(reader: &mut JsonReader<'_>, seen: &mut ResponseFacts) -> Result<(), JsonError> {
-    let mut reason = |reader: &mut JsonReader<'_>| {
-        seen.aborted |= reader
-            .string()?
-            .is_some_and(|reason| ABORTED.contains(&reason.raw()));
+    fn messages_member(
+        &mut self,
+        reader: &mut JsonReader<'_>,
+        name: &[u8],
+    ) -> Result<(), JsonError> {
+        match name {
+            b"content" => reader.elements(|reader| self.object_with_content(reader)),
+            b"message" => {
+                // Its count of generated tokens is from the moment when the stream opened.
+                let completion_tokens = self.seen.usage.completion_tokens;
+                self.nested_facts(reader)?;
+                self.seen.usage.completion_tokens = completion_tokens;
+                Ok(())
+            }
+            _ => self.object_with_content(reader),
+        }
+    }
+
+    fn choice(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        reader.members(|reader, key| match key.name().as_ref() {
+            b"delta" | b"message" => self.object_with_content(reader),
+            b"text" => self.string_with_content(reader),
+            b"finish_reason" => self.reason(reader),
+            b"token_ids" if self.api == RequestApi::VllmGenerate => self.value_with_content(reader),
+            _ => reader.skip().map(drop),
+        })
+    }
+
+    /// Reads a finish reason: a text, or SGLang's object with the text in `type`.
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn reason(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        let mut reason = |reader: &mut JsonReader<'_>| {
+            let reason = reader.string()?;
+            self.seen.aborted |= reason.is_some_and(|reason| ABORTED.contains(&reason.raw()));
+            Ok(())
+        };
+        match reader.peek()? {
+            JsonKind::Null => return reader.skip().map(drop),
+            JsonKind::Object => reader.members(|reader, key| match key.name().as_ref() {
+                b"type" => reason(reader),
+                _ => reader.skip().map(drop),
+            })?,
+            _ => reason(reader)?,
+        }
+        self.seen.finished = true;
         Ok(())
-    };
-    match reader.peek()? {
-        JsonKind::Null => return reader.skip().map(drop),
-        JsonKind::Object => {
-            reader.members(|reader, key| {
-                if key.name().as_ref() == b"type" {
-                    reason(reader)
-                } else {
-                    reader.skip().map(drop)
-                }
-            })?;
-        }
-        _ => reason(reader)?,
     }
-    seen.finished = true;
-    Ok(())
-}
 
-#[inline(never)] // several callers, and the wasm module should be small
-fn nested_facts(
-    reader: &mut JsonReader<'_>,
-    usage: &mut TokenUsage,
-    id: &mut u64,
-) -> Result<(), JsonError> {
-    reader.members(|reader, key| match key.name().as_ref() {
-        b"usage" => usage::read(usage, reader),
-        b"id" => read_id(reader, id),
-        _ => reader.skip().map(drop),
-    })
-}
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn nested_facts(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        reader.members(|reader, key| match key.name().as_ref() {
+            b"usage" => usage::read(&mut self.seen.usage, reader),
+            b"id" => read_id(reader, &mut self.seen.stored_id),
+            _ => reader.skip().map(drop),
+        })
+    }
 
-#[inline(never)] // several callers, and the wasm module should be small
-fn object_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
-    reader.members(|reader, key| match key.name().as_ref() {
-        b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls"
-        | b"function_call" | b"audio" | b"text" | b"thinking" | b"partial_json" | b"name" => {
-            value_with_content(reader, content)
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn object_with_content(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        reader.members(|reader, key| match key.name().as_ref() {
+            b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls"
+            | b"function_call" | b"audio" | b"text" | b"thinking" | b"partial_json" | b"name" => {
+                self.value_with_content(reader)
+            }
+            _ => reader.skip().map(drop),
+        })
+    }
+
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn string_with_content(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        self.content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
+        Ok(())
+    }
+
+    /// Notices content if the next value is a string, array or object that is not empty.
+    #[inline(never)] // several callers, and the wasm module should be small
+    fn value_with_content(&mut self, reader: &mut JsonReader<'_>) -> Result<(), JsonError> {
+        match reader.peek()? {
+            JsonKind::String => self.string_with_content(reader),
+            JsonKind::Array => reader.elements(|reader| {
+                self.content = true;
+                reader.skip().map(drop)
+            }),
+            JsonKind::Object => reader.members(|reader, _| {
+                self.content = true;
+                reader.skip().map(drop)
+            }),
+            JsonKind::Number | JsonKind::Boolean | JsonKind::Null => reader.skip().map(drop),
         }
-        _ => reader.skip().map(drop),
-    })
-}
-
-#[inline(never)] // several callers, and the wasm module should be small
-fn string_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
-    *content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
-    Ok(())
-}
-
-/// Sets `content` if the next value is a string, array or object that is not empty.
-#[inline(never)] // several callers, and the wasm module should be small
-fn value_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
-    match reader.peek()? {
-        JsonKind::String => string_with_content(reader, content),
-        JsonKind::Array => reader.elements(|reader| {
-            *content = true;
-            reader.skip().map(drop)
-        }),
-        JsonKind::Object => reader.members(|reader, _| {
-            *content = true;
-            reader.skip().map(drop)
-        }),
-        JsonKind::Number | JsonKind::Boolean | JsonKind::Null => reader.skip().map(drop),
     }
 }
