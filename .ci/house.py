@@ -398,7 +398,8 @@ def modules_for_tests(tree: Tree) -> set[str]:
         folder = name.removesuffix("/lib.rs").removesuffix("/main.rs").removesuffix(".rs")
         for match in re.finditer(r"#\[cfg\([^\]]*\btest\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?mod (\w+);", tree.text(name)):
             out.add(f"{folder}/{match[1]}.rs")
-    return out
+    folders = tuple(name.removesuffix(".rs") + "/" for name in out)
+    return out | {name for name in tree.rust() if name.startswith(folders)}
 
 
 def functions(tree: Tree, of_tests: bool) -> list[tuple[int, str]]:

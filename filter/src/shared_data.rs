@@ -10,3 +10,12 @@ pub mod observation_ring;
 pub mod placement_ring;
 pub mod snapshot_store;
 pub mod vm_table;
+
+/// The VM that writes a ring, and the ring's pool.
+#[derive(Clone, Copy, Debug)]
+pub struct RingOwner<'p> {
+    pub pool: &'p str,
+    pub vm_slot: u16,
+    /// The VM's random number.
+    pub vm: u64,
+}

@@ -1404,7 +1404,11 @@ mod tests {
             );
             writer.append(
                 host,
-                ("default", vm_slot, vm),
+                crate::shared_data::RingOwner {
+                    pool: "default",
+                    vm_slot,
+                    vm,
+                },
                 (0..512).map(|_| [7; proto::observation::OBSERVATION_BYTES]),
             );
         }

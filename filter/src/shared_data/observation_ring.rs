@@ -10,6 +10,7 @@ use proto::observation::OBSERVATION_BYTES;
 use proto::shared_data::{OBSERVATION_SEGMENT_ROWS as SEGMENT_ROWS, SegmentHead};
 use proto::state;
 
+use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
 /// Segments of a ring. With reads every 100 ms, it has room for 5,000 requests per second in each
@@ -41,13 +42,14 @@ fn key(pool: &str, vm_slot: u16, number: u64) -> String {
 // === impl ObservationRingWriter ===
 
 impl ObservationRingWriter {
-    /// Appends `rows` for the VM and its slot, and writes the segment.
+    /// Appends `rows` of the owner, and writes the segment.
     pub fn append<H: Host>(
         &mut self,
         host: &H,
-        (pool, vm_slot, vm): (&str, u16, u64),
+        owner: RingOwner<'_>,
         rows: impl IntoIterator<Item = [u8; OBSERVATION_BYTES]>,
     ) {
+        let RingOwner { pool, vm_slot, vm } = owner;
         if (self.vm, self.vm_slot) != (vm, vm_slot) {
             *self = Self {
                 vm,
@@ -89,13 +91,10 @@ impl ObservationRingWriter {
 // === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// Returns the observations that the VM `vm` in `vm_slot` wrote since the last time, at most
+    /// Returns the observations that the VM wrote since the last time, at most
     /// the whole ring; `None` if there are none.
-    pub fn read<H: Host>(
-        &mut self,
-        host: &H,
-        (pool, vm_slot, vm): (&str, u16, u64),
-    ) -> Option<state::Observations> {
+    pub fn read<H: Host>(&mut self, host: &H, owner: RingOwner<'_>) -> Option<state::Observations> {
+        let RingOwner { pool, vm_slot, vm } = owner;
         if self.vm != vm {
             *self = Self { vm, next: 0 };
         }
@@ -159,7 +158,11 @@ mod tests {
     use crate::fake::FakeHost;
     use proptest::prelude::*;
 
-    const AT: (&str, u16, u64) = ("p", 2, 7);
+    const AT: RingOwner<'_> = RingOwner {
+        pool: "p",
+        vm_slot: 2,
+        vm: 7,
+    };
 
     fn row(number: u64) -> [u8; OBSERVATION_BYTES] {
         let mut row = [0; OBSERVATION_BYTES];
@@ -244,13 +247,11 @@ mod tests {
         write(&host, &mut old, 0..50);
         read(&host, &mut reader);
         let mut new = ObservationRingWriter::default();
-        new.append(&host, ("p", 2, 8), [row(900)]);
+        new.append(&host, RingOwner { vm: 8, ..AT }, [row(900)]);
         assert_eq!(
-            reader.read(&host, ("p", 2, 8)).map(|message| (
-                message.vm_id,
-                message.first,
-                message.rows.len()
-            )),
+            reader
+                .read(&host, RingOwner { vm: 8, ..AT })
+                .map(|message| (message.vm_id, message.first, message.rows.len())),
             Some((8, 0, OBSERVATION_BYTES))
         );
         assert_eq!(

@@ -12,6 +12,7 @@ use proto::shared_data::{
 };
 use scheduler::EndpointRef;
 
+use super::RingOwner;
 use crate::host::{Host, WriteCondition};
 
 /// The most bytes of a segment. Its VM writes the segment again with each placement, which takes
@@ -171,13 +172,13 @@ impl PlacementRingWriter {
 // === impl PlacementRingReader ===
 
 impl PlacementRingReader {
-    /// Reads the placements that the VM `vm` in `vm_slot` wrote since the last time, up to `end`
+    /// Reads the placements that the VM wrote since the last time, up to `end`
     /// and within the budget; for a new VM, from its oldest segment on. `take` returns the cost of
     /// a record in blocks. True if nothing was left.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
-        (pool, vm_slot, vm): (&str, u16, u64),
+        owner: RingOwner<'_>,
         end: RingPosition,
         budget: &mut ReadBudget,
         mut take: impl FnMut(PlacementRecord<'_>) -> usize,
@@ -186,9 +187,9 @@ impl PlacementRingReader {
             .segment
             .saturating_sub(SEGMENTS.saturating_sub(1))
             .max(1);
-        if self.vm != vm {
+        if self.vm != owner.vm {
             *self = Self {
-                vm,
+                vm: owner.vm,
                 at: RingPosition {
                     segment: oldest,
                     bytes: 0,
@@ -213,7 +214,7 @@ impl PlacementRingReader {
             budget.blocks = budget.blocks.saturating_sub(LOOK_BLOCKS);
             match self.segment(
                 host,
-                &key(pool, vm_slot, self.at.segment),
+                &key(owner.pool, owner.vm_slot, self.at.segment),
                 budget,
                 &mut take,
             ) {
@@ -289,6 +290,12 @@ mod tests {
 
     const PLENTY: usize = 1 << 30;
 
+    const OWNER: RingOwner<'_> = RingOwner {
+        pool: "p",
+        vm_slot: 2,
+        vm: 7,
+    };
+
     fn at(slot: u16) -> EndpointRef {
         EndpointRef {
             slot: Slot(slot),
@@ -316,7 +323,7 @@ mod tests {
     ) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
         let mut budget = ReadBudget { blocks, gaps: 0 };
         let mut read = Vec::new();
-        let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
+        let all = reader.read(host, OWNER, end, &mut budget, |record| {
             read.push((record.endpoint.slot.0, record.blocks.to_vec()));
             record.blocks.len()
         });
@@ -502,16 +509,10 @@ mod tests {
                 gaps: 0,
             };
             let mut counts = (0, 0);
-            reader.read(
-                &host,
-                ("p", 2, 7),
-                writer.position(),
-                &mut budget,
-                |record| {
-                    counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
-                    record.blocks.len()
-                },
-            );
+            reader.read(&host, OWNER, writer.position(), &mut budget, |record| {
+                counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
+                record.blocks.len()
+            });
             assert_eq!(counts, (2_500, new), "{known}");
         }
     }
@@ -538,7 +539,13 @@ mod tests {
             read.push(record.endpoint.slot.0);
             record.blocks.len()
         };
-        assert!(reader.read(&host, ("p", 2, 8), new.position(), &mut budget, &mut take));
+        assert!(reader.read(
+            &host,
+            RingOwner { vm: 8, ..OWNER },
+            new.position(),
+            &mut budget,
+            &mut take
+        ));
         assert_eq!((read, budget.gaps), (vec![4], 0));
     }
 

@@ -62,7 +62,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
             return Ok(None);
         };
         let ack = update.ack();
-        match replica.publish(self.host, self.epoch, (&update, bytes), self.now) {
+        match replica.publish(self.host, self.epoch, &update, bytes, self.now) {
             Ok(()) => {
                 let stat = match replica.apply(update, self.now) {
                     Applied::PoolUpdate => {

@@ -10,6 +10,7 @@ use pool_state::{LoadReportHead, LoadReportSum, ProxyPeers};
 use proto::state;
 
 use crate::host::Host;
+use crate::shared_data::RingOwner;
 use crate::shared_data::load_sharing::LoadSharing;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
@@ -180,10 +181,16 @@ impl PeerPublisher {
                 self.published.push(PlacementRingReader::default());
             }
             if let Some(reader) = self.published.get_mut(usize::from(vm_slot)) {
-                reader.read(host, (pool, vm_slot, vm), end, &mut budget, |record| {
-                    append_placement(&mut placements, record.endpoint, record.new);
-                    record.new.len()
-                });
+                reader.read(
+                    host,
+                    RingOwner { pool, vm_slot, vm },
+                    end,
+                    &mut budget,
+                    |record| {
+                        append_placement(&mut placements, record.endpoint, record.new);
+                        record.new.len()
+                    },
+                );
             }
         }
         (placements, budget.gaps)

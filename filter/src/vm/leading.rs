@@ -1,4 +1,4 @@
-//! What a VM does while it leads: the lease, and the link to the daemon.
+//! The work of a leader: it keeps the lease, and drives the link to the daemon.
 
 use std::rc::Rc;
 

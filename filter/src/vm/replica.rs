@@ -19,6 +19,7 @@ use scheduler::Version;
 
 use super::parked_request::ParkedRequest;
 use crate::host::{Host, Result};
+use crate::shared_data::RingOwner;
 use crate::shared_data::flow_order::FlowOrder;
 use crate::shared_data::load_sharing::LoadSharing;
 use crate::shared_data::observation_ring::{ObservationRingReader, ObservationRingWriter};
@@ -243,7 +244,8 @@ impl PoolReplica {
         &self,
         host: &H,
         epoch: u64,
-        (update, message): (&DaemonUpdate, &[u8]),
+        update: &DaemonUpdate,
+        message: &[u8],
         now: Timestamp,
     ) -> Result<(), PublishError> {
         match update {
@@ -363,9 +365,14 @@ impl PoolReplica {
             while readers.len() <= usize::from(vm_slot) {
                 readers.push(ObservationRingReader::default());
             }
-            readers
-                .get_mut(usize::from(vm_slot))?
-                .read(host, (name, vm_slot, row.vm))
+            readers.get_mut(usize::from(vm_slot))?.read(
+                host,
+                RingOwner {
+                    pool: name,
+                    vm_slot,
+                    vm: row.vm,
+                },
+            )
         };
         vm_table.alive(now).filter_map(read).collect()
     }
@@ -375,7 +382,11 @@ impl PoolReplica {
         let (_, rows) = self.pool.take_observations();
         self.observations.own.append(
             host,
-            (&self.name, vm_slot, vm),
+            RingOwner {
+                pool: &self.name,
+                vm_slot,
+                vm,
+            },
             rows.iter().map(EncodedObservation::to_bytes),
         );
     }

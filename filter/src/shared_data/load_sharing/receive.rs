@@ -7,6 +7,7 @@ use proto::shared_data::RingPosition;
 
 use super::{LoadSharing, SharingOccasion, VmContext, key};
 use crate::host::Host;
+use crate::shared_data::RingOwner;
 use crate::shared_data::placement_ring::{PlacementRingReader, ReadBudget};
 
 /// A report that was not written for this long (ten ticks), in ms, does not count. A VM with load
@@ -219,7 +220,11 @@ impl LoadSharing {
                 let end = peer.ring_position();
                 all &= peer.ring.read(
                     host,
-                    (&self.pool, vm_slot, peer.report.writer()),
+                    RingOwner {
+                        pool: &self.pool,
+                        vm_slot,
+                        vm: peer.report.writer(),
+                    },
                     end,
                     &mut budget,
                     |record| {
