@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use exchange::Timestamp;
+use pool_state::Applied;
 use proto::shared_data::room_ask;
 
 use crate::config::FilterConfig;
@@ -425,7 +426,7 @@ impl<H: Host> VmState<H> {
             let mut replica = replica.borrow_mut();
             match replica.refresh(&self.host) {
                 Err(error) => self.host_error("the snapshot store", error),
-                Ok(refreshed) if refreshed.refused => {
+                Ok(applied) if applied.contains(&Applied::Nothing) => {
                     self.metrics.count(Stat::Refused);
                     log::error!(
                         "pool {}: a message in the snapshot store cannot be read here",

@@ -9,6 +9,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use scheduler::plugin::readable;
+
 /// The family of APIs, which decides the shape of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ApiFamily {
@@ -86,7 +88,7 @@ macro_rules! apis {
 
         static APIS: &[(RequestApi, ApiRow)] = &[$((
             RequestApi::$api,
-            ApiRow { paths: &[$($(($whose, $end)),*),*], prompt: $prompt, $($columns)* },
+            ApiRow { paths: &[$($((readable($whose), $end)),*),*], prompt: readable($prompt), $($columns)* },
         )),*];
     };
 }

@@ -81,19 +81,6 @@ struct ObservationRings {
     readers: Vec<ObservationRingReader>,
 }
 
-/// The result of reading the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RefreshOutcome {
-    /// Whether a pool update was applied.
-    pub pool_update: bool,
-    /// Whether metrics were applied.
-    pub metrics: bool,
-    /// Whether learned models were applied.
-    pub learned: bool,
-    /// Whether the store has a message that could not be decoded.
-    pub refused: bool,
-}
-
 // === impl FollowedStore ===
 
 impl FollowedStore {
@@ -286,23 +273,22 @@ impl PoolReplica {
         applied
     }
 
-    /// Applies what is new in the stores. A message that cannot be decoded stays there, and the
-    /// current state stays in force.
+    /// Applies what is new in the stores, and returns what it was, in order. A message that cannot
+    /// be decoded counts as [`Applied::Nothing`]: it stays there, and the current state in force.
     ///
     /// # Errors
     /// The error of the host.
-    pub fn refresh<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
-        let mut refreshed = RefreshOutcome::default();
-        self.refresh_models(host, &mut refreshed)?;
+    pub fn refresh<H: Host>(&mut self, host: &H) -> Result<Vec<Applied>> {
+        let mut applied = Vec::from_iter(self.refresh_models(host)?);
         let Some(seen) = self.snapshots.changed_head(host)? else {
-            return Ok(refreshed);
+            return Ok(applied);
         };
         // A side that is being replaced is read again later. A side that cannot be decoded is not.
         let mut settled = true;
         if seen.head.version > self.version() {
             match self.snapshots.store.pool_update(host, seen.head)? {
                 None => settled = false,
-                Some(stored) => self.apply_stored(&stored, &mut refreshed),
+                Some(stored) => applied.extend(self.apply_stored(&stored)),
             }
         }
         if seen.head.version == self.version()
@@ -310,16 +296,16 @@ impl PoolReplica {
         {
             match self.snapshots.store.metrics(host, seen.head)? {
                 None => settled = false,
-                Some(stored) => self.apply_stored(&stored, &mut refreshed),
+                Some(stored) => applied.extend(self.apply_stored(&stored)),
             }
         }
         self.snapshots.head = settled.then_some(seen);
-        Ok(refreshed)
+        Ok(applied)
     }
 
-    fn refresh_models<H: Host>(&mut self, host: &H, refreshed: &mut RefreshOutcome) -> Result<()> {
+    fn refresh_models<H: Host>(&mut self, host: &H) -> Result<Option<Applied>> {
         let Some(seen) = self.models.changed_head(host)? else {
-            return Ok(());
+            return Ok(None);
         };
         let is_newer = seen.head.version > self.applied.models();
         let stored = if is_newer {
@@ -328,23 +314,15 @@ impl PoolReplica {
             None
         };
         self.models.head = (stored.is_some() || !is_newer).then_some(seen);
-        stored
-            .iter()
-            .for_each(|stored| self.apply_stored(stored, refreshed));
-        Ok(())
+        Ok(stored.and_then(|stored| self.apply_stored(&stored)))
     }
 
-    fn apply_stored(&mut self, stored: &StoredMessage, refreshed: &mut RefreshOutcome) {
-        let applied = match decode(stored.message(), |_| Some(&*self)) {
+    fn apply_stored(&mut self, stored: &StoredMessage) -> Option<Applied> {
+        match decode(stored.message(), |_| Some(&*self)) {
             // A leader that did not know better models yet has stored it.
-            Ok(DaemonUpdate::Outweighed(_)) => return,
-            update => update.map(|update| self.apply(update, stored.received)),
-        };
-        match applied {
-            Ok(Applied::PoolUpdate) => refreshed.pool_update = true,
-            Ok(Applied::Metrics) => refreshed.metrics = true,
-            Ok(Applied::Models) => refreshed.learned = true,
-            Ok(Applied::Nothing) | Err(_) => refreshed.refused = true,
+            Ok(DaemonUpdate::Outweighed(_)) => None,
+            Ok(update) => Some(self.apply(update, stored.received)),
+            Err(_) => Some(Applied::Nothing),
         }
     }
 
@@ -425,7 +403,7 @@ mod tests {
     fn a_replica_follows_the_store_whole() {
         let host = FakeHost::new();
         let mut replica = PoolReplica::new("default", 1);
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
+        assert_eq!(replica.refresh(&host).unwrap(), []);
         assert!(!replica.has_state());
 
         let v1 = Version {
@@ -456,21 +434,13 @@ mod tests {
             .unwrap();
         assert_eq!(
             replica.refresh(&host).unwrap(),
-            RefreshOutcome {
-                pool_update: true,
-                metrics: true,
-                ..RefreshOutcome::default()
-            }
+            [Applied::PoolUpdate, Applied::Metrics]
         );
         assert_eq!(
             (replica.version(), queues(&replica)),
             (v1, vec![Some(1.0), Some(2.0)])
         );
-        assert_eq!(
-            replica.refresh(&host).unwrap(),
-            RefreshOutcome::default(),
-            "nothing new"
-        );
+        assert_eq!(replica.refresh(&host).unwrap(), [], "nothing new");
 
         let v2 = Version {
             term: 3,
@@ -487,13 +457,7 @@ mod tests {
                 host.now(),
             )
             .unwrap();
-        assert_eq!(
-            replica.refresh(&host).unwrap(),
-            RefreshOutcome {
-                pool_update: true,
-                ..RefreshOutcome::default()
-            }
-        );
+        assert_eq!(replica.refresh(&host).unwrap(), [Applied::PoolUpdate]);
         assert_eq!(
             queues(&replica),
             [None, Some(2.0)],
@@ -535,8 +499,8 @@ mod tests {
                 host.now(),
             )
             .unwrap();
-        assert!(replica.refresh(&host).unwrap().refused);
+        assert_eq!(replica.refresh(&host).unwrap(), [Applied::Nothing]);
         assert_eq!(replica.version(), v1);
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
+        assert_eq!(replica.refresh(&host).unwrap(), []);
     }
 }
