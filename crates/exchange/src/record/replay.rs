@@ -64,9 +64,8 @@ impl ParsedRecord {
     /// Returns the endpoints that the recorded decision picked, if the record has them.
     #[must_use]
     pub fn was_picked(&self) -> Vec<&str> {
-        self.value
-            .get("picked")
-            .and_then(Value::as_array)
+        self.value["picked"]
+            .as_array()
             .into_iter()
             .flatten()
             .filter_map(Value::as_str)
@@ -108,8 +107,8 @@ impl ParsedRecord {
             last_answers: &pool.last_answers,
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
-            reuse_interval: real(self.value.get("reuse_interval")).unwrap_or(REQUESTED_ONCE),
-            evicted_share: real(self.value.get("evicted_share")).unwrap_or(0.0),
+            reuse_interval: real(&self.value["reuse_interval"]).unwrap_or(REQUESTED_ONCE),
+            evicted_share: real(&self.value["evicted_share"]).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
             // `peers_unreachable` stays false: it matters only for the rendezvous endpoint, which
             // follows from prompt hashes, and records leave hashes out.
@@ -170,15 +169,10 @@ impl<'a> RecordedRequest<'a> {
             .unwrap_or(usize::MAX)
             .min(scheduler::prefix::BLOCKS_MAX);
         let blocks = vec![0; count];
-        let subset = value
-            .get("subset")
-            .and_then(Value::as_str)
+        let subset = value["subset"]
+            .as_str()
             .map(|text| SubsetHint::parse(text.split(',')));
-        let headers = value
-            .get("headers")
-            .and_then(Value::as_object)
-            .into_iter()
-            .flatten();
+        let headers = value["headers"].as_object().into_iter().flatten();
         let headers = headers
             .filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)))
             .collect();
@@ -191,24 +185,13 @@ impl<'a> RecordedRequest<'a> {
     }
 
     fn with<R>(&self, decide: impl FnOnce(&Request<'_>) -> R) -> R {
-        let count = |name| {
-            self.value
-                .get(name)
-                .and_then(Value::as_u64)
-                .and_then(|n| u32::try_from(n).ok())
-        };
+        let count = |name| count(self.value, name);
         decide(&Request {
-            model: self
-                .value
-                .get("model")
-                .and_then(Value::as_str)
-                .unwrap_or_default(),
+            model: self.value["model"].as_str().unwrap_or_default(),
             subset: self.subset.as_ref(),
-            priority: self
-                .value
-                .get("priority")
-                .and_then(Value::as_i64)
-                .and_then(|n| i32::try_from(n).ok())
+            priority: self.value["priority"]
+                .as_i64()
+                .and_then(|n| n.try_into().ok())
                 .unwrap_or(0),
             prompt_tokens: count("prompt_tokens").unwrap_or(0),
             prefix_blocks: &self.blocks,
@@ -220,11 +203,7 @@ impl<'a> RecordedRequest<'a> {
                 ttft_us: count("slo_ttft_us"),
                 tpot_us: count("slo_tpot_us"),
             },
-            prediction_based: self
-                .value
-                .get("prediction_based")
-                .and_then(Value::as_bool)
-                .unwrap_or(false),
+            prediction_based: self.value["prediction_based"].as_bool().unwrap_or(false),
             stored_id: 0, // the subset has the endpoint that it led to
         })
     }
@@ -234,14 +213,10 @@ impl<'a> RecordedRequest<'a> {
 
 impl RecordedPool {
     fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
-        let rows = value
-            .get("endpoints")
-            .and_then(Value::as_array)
+        let rows = value["endpoints"]
+            .as_array()
             .ok_or(InvalidRecord::Field("endpoints"))?;
-        let version = value
-            .get("version")
-            .and_then(Value::as_array)
-            .map(Vec::as_slice);
+        let version = value["version"].as_array().map(Vec::as_slice);
         let Some([term, sequence]) = version else {
             return Err(InvalidRecord::Field("version"));
         };
@@ -253,9 +228,8 @@ impl RecordedPool {
             ..Self::default()
         };
         for row in rows {
-            let address = row
-                .get("endpoint")
-                .and_then(Value::as_str)
+            let address = row["endpoint"]
+                .as_str()
                 .ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
             if !without.iter().any(|gone| gone == address) {
                 pool.push(address, row, live)?;
@@ -278,11 +252,7 @@ impl RecordedPool {
                 slot: scheduler::Slot(number(row, "slot").unwrap_or(position)),
                 generation: scheduler::Generation(number(row, "generation").unwrap_or(0)),
             },
-            name: row
-                .get("name")
-                .and_then(Value::as_str)
-                .unwrap_or(address)
-                .into(),
+            name: row["name"].as_str().unwrap_or(address).into(),
             address: address.into(),
             readiness: ready,
             labels: known.map(|e| e.labels.clone()).unwrap_or_default(),
@@ -299,18 +269,14 @@ impl RecordedPool {
             tpot_slo_us: count(row, "tpot_slo_us"),
         });
         self.matched_blocks.push(number(row, "matched_blocks")?);
-        self.ejected
-            .push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
-        self.failing.push(real(row.get("failing")).unwrap_or(0.0));
+        self.ejected.push(row["ejected"].as_bool().unwrap_or(false));
+        self.failing.push(real(&row["failing"]).unwrap_or(0.0));
         self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
         // Older records have no last picks; equal costs are then decided at random.
         self.last_picks.push(number(row, "last_pick").unwrap_or(0));
-        self.adapter_rooms.push(
-            row.get("adapter_room")
-                .map(read_adapter_room)
-                .unwrap_or_default(),
-        );
+        self.adapter_rooms
+            .push(read_adapter_room(&row["adapter_room"]));
         self.predicted.push(prediction(row));
         Ok(())
     }
@@ -335,14 +301,12 @@ impl RecordedPool {
 }
 
 fn prediction(row: &Value) -> Option<Prediction> {
-    #[expect(clippy::cast_possible_truncation, reason = "written from an f32")]
-    let ms = |value: &Value| value.as_f64().map(|ms| ms as f32);
-    match row.get("predicted")?.as_array()?.as_slice() {
+    match row["predicted"].as_array()?.as_slice() {
         [ttft, tpot, ttft_p90, tpot_p90] => Some(Prediction {
-            ttft_ms: ms(ttft)?,
-            tpot_ms: ms(tpot)?,
-            ttft_p90_ms: ms(ttft_p90)?,
-            tpot_p90_ms: ms(tpot_p90)?,
+            ttft_ms: real(ttft)?,
+            tpot_ms: real(tpot)?,
+            ttft_p90_ms: real(ttft_p90)?,
+            tpot_p90_ms: real(tpot_p90)?,
         }),
         _ => None,
     }
@@ -359,7 +323,7 @@ fn read_adapter_room(value: &Value) -> AdapterRoom {
 
 /// Reads the pending prefills; 0 for values that an older release did not record.
 fn prefills(row: &Value) -> PendingPrefills {
-    let sum = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let sum = |name| number(row, name).unwrap_or(0);
     PendingPrefills {
         prompts: count(row, "prefill_prompts").unwrap_or(0),
         prompt_tokens: sum("prefill_prompt_tokens"),
@@ -369,28 +333,19 @@ fn prefills(row: &Value) -> PendingPrefills {
 }
 
 fn metrics(row: &Value) -> EndpointMetrics {
-    let names = |value: Option<&Value>| -> Box<[Box<str>]> {
-        value
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .map(Into::into)
-            .collect()
+    let names = |value: &Value| -> Box<[Box<str>]> {
+        let names = value.as_array().into_iter().flatten();
+        names.filter_map(Value::as_str).map(Into::into).collect()
     };
     let lora = row.get("lora").map(|lora| LoraMetrics {
-        running: names(lora.get("running")),
-        waiting: names(lora.get("waiting")),
+        running: names(&lora["running"]),
+        waiting: names(&lora["waiting"]),
         max: count(lora, "max").unwrap_or(0),
-        base_models: names(lora.get("base_models")),
+        base_models: names(&lora["base_models"]),
     });
-    let attributes = row
-        .get("attributes")
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten();
+    let attributes = row["attributes"].as_object().into_iter().flatten();
     let attributes = attributes
-        .filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?)))
+        .filter_map(|(key, value)| Some((key.as_str().into(), real(value)?)))
         .collect();
     let mut metrics = EndpointMetrics {
         lora,
@@ -399,35 +354,31 @@ fn metrics(row: &Value) -> EndpointMetrics {
     };
     METRICS
         .iter()
-        .for_each(|metric| (metric.set)(&mut metrics, real(row.get(metric.name))));
+        .for_each(|metric| (metric.set)(&mut metrics, real(&row[metric.name])));
     metrics
 }
 
 fn number<T: TryFrom<u64>>(row: &Value, name: &'static str) -> Result<T, InvalidRecord> {
-    row.get(name)
-        .and_then(Value::as_u64)
+    row[name]
+        .as_u64()
         .and_then(|n| T::try_from(n).ok())
         .ok_or(InvalidRecord::Field(name))
 }
 
-fn count(row: &Value, name: &str) -> Option<u32> {
-    row.get(name)
-        .and_then(Value::as_u64)
-        .and_then(|n| u32::try_from(n).ok())
+fn count(row: &Value, name: &'static str) -> Option<u32> {
+    number(row, name).ok()
 }
 
 fn flag(row: &Value, name: &'static str) -> Result<bool, InvalidRecord> {
-    row.get(name)
-        .and_then(Value::as_bool)
-        .ok_or(InvalidRecord::Field(name))
+    row[name].as_bool().ok_or(InvalidRecord::Field(name))
 }
 
 #[expect(
     clippy::cast_possible_truncation,
     reason = "it was written from an f32"
 )]
-fn real(value: Option<&Value>) -> Option<f32> {
-    value.and_then(Value::as_f64).map(|number| number as f32)
+fn real(value: &Value) -> Option<f32> {
+    value.as_f64().map(|number| number as f32)
 }
 
 // === impl InvalidRecord ===
