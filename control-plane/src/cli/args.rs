@@ -7,7 +7,7 @@ mod ports;
 mod queries;
 mod scaling;
 mod values;
-pub use endpoints::{EndpointTlsArgs, EndpointsArgs, ObjectsArgs, ScrapeArgs};
+pub use endpoints::{EndpointTlsArgs, EndpointsArgs, ScrapeArgs};
 pub use ext_proc::{
     DestinationFormatArg, ExchangeArgs, ExtProcArgs, FailureModeArg, ObjectiveHeaderArg,
 };
@@ -32,6 +32,7 @@ use crate::cli::logging::LogArgs;
 use crate::cli::register::{InstancesArgs, RegisterArgs};
 use crate::config::STRATEGY_VARIABLE;
 use crate::daemon::lease::LeaseArgs;
+use crate::pool::objects::ObjectsSource;
 
 /// Discovers model servers, scrapes them, and sends their state to the Switchpoint filters in
 /// Envoy.
@@ -103,7 +104,7 @@ pub struct ServeArgs {
 
     /// Models, rewrites and objectives.
     #[command(flatten)]
-    pub objects: ObjectsArgs,
+    pub objects: ObjectsSource,
 
     /// Leader election among several daemons.
     #[command(flatten)]

@@ -164,7 +164,7 @@ async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict)
     let (report, config) = if gateway::is_gateway_file(&text) {
         (gateway::report(&text), None)
     } else if objects::holds_objects(&text) {
-        (objects::report(&text), None)
+        (objects::read(&text).0, None)
     } else {
         config::read(&text)
     };

@@ -1,11 +1,9 @@
 //! Prints `docs/reference/plugins.md` from the tables that the reader uses.
 
-use std::fmt::Write;
-
 use scheduler::registry::reference_markdown;
 
 use super::older;
-use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, PARAMETERS, ReferencePlugin};
+use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport, PARAMETERS};
 
 const HEAD: &str = "\
 # Plugins and configuration
@@ -87,56 +85,19 @@ unlike prompts is up to a half longer. For the most requests within their SLOs: 
 #[must_use]
 pub fn reference_page() -> String {
     let mut page = format!("{HEAD}\n{}{COST}", reference_markdown());
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        page,
-        "## Types that are not plugins here\n\n| type | what it configures |\n|---|---|"
-    );
-    for row in FOREIGN {
-        if let ItemSupport::Implemented(what) = row.support {
-            let _ = writeln!(page, "| `{}` | {what} |", row.name);
-        }
-    }
-    let _ = writeln!(
-        page,
-        "\n## Types of llm-d-router without effect here\n\n| types | why |\n|---|---|"
-    );
-    let no_effect = FOREIGN.iter().filter_map(|row| {
-        if let ItemSupport::NoEffect(why) = row.support {
-            Some((row.name, why.to_owned()))
-        } else {
-            None
-        }
+    let configured = FOREIGN.iter().filter_map(|row| match row.support {
+        ItemSupport::Implemented(what) => Some((row.name.to_owned(), what.to_owned())),
+        _ => None,
     });
-    page.push_str(&rows_by_reason(no_effect));
-    let _ = writeln!(page, "\n## Types of llm-d-router that are refused");
-    let refusal = |row: &ReferencePlugin| {
-        if let ItemSupport::Refused(why, instead) = row.support {
-            Some((why, instead))
-        } else {
-            None
-        }
-    };
-    let mut reasons: Vec<&str> = FOREIGN
-        .iter()
-        .filter_map(|row| refusal(row).map(|(why, _)| why))
-        .collect();
-    reasons.dedup(); // `FOREIGN` keeps the types with one reason together
-    for reason in reasons {
-        let _ = writeln!(
-            page,
-            "\nReason: {reason}.\n\n| types | instead |\n|---|---|"
-        );
-        let types = FOREIGN.iter().filter_map(|row| {
-            let (why, instead) = refusal(row)?;
-            (why == reason).then(|| (row.name, instead.to_owned()))
-        });
-        page.push_str(&rows_by_reason(types));
-    }
-    let _ = writeln!(
-        page,
-        "\n## Parameters of llm-d-router that the plugins here do not have\n\n| parameters | result |\n|---|---|"
-    );
+    let title = "## Types that are not plugins here";
+    add_table(&mut page, title, "type | what it configures", configured);
+    let no_effect = FOREIGN.iter().filter_map(|row| match row.support {
+        ItemSupport::NoEffect(why) => Some((row.name.to_owned(), why.to_owned())),
+        _ => None,
+    });
+    let title = "\n## Types of llm-d-router without effect here";
+    add_table(&mut page, title, "types | why", no_effect);
+    add_refusals(&mut page);
     let moved = older::moved_names().map(|(plugin_type, name, now)| {
         (format!("{plugin_type}.{name}"), format!("read as {now}"))
     });
@@ -151,19 +112,59 @@ pub fn reference_page() -> String {
             format!("{usual}{}", answer(row.support)),
         )
     });
-    let rows: Vec<(String, String)> = moved.chain(answered).collect();
-    page.push_str(&rows_by_reason(
-        rows.iter()
-            .map(|(name, answer)| (name.as_str(), answer.clone())),
-    ));
-    let _ = writeln!(
-        page,
-        "\n## Feature gates, when on\n\n| gate | result |\n|---|---|"
+    let title = "\n## Parameters of llm-d-router that the plugins here do not have";
+    add_table(
+        &mut page,
+        title,
+        "parameters | result",
+        moved.chain(answered),
     );
-    for (name, fate) in FEATURE_GATES {
-        let _ = writeln!(page, "| `{name}` | {} |", answer(*fate));
-    }
+    let gates = FEATURE_GATES
+        .iter()
+        .map(|(name, support)| ((*name).to_owned(), answer(*support)));
+    let title = "\n## Feature gates, when on";
+    add_table(&mut page, title, "gates | result", gates);
     page
+}
+
+fn add_refusals(page: &mut String) {
+    page.push_str("\n## Types of llm-d-router that are refused\n");
+    let refused = || {
+        FOREIGN.iter().filter_map(|row| match row.support {
+            ItemSupport::Refused(why, instead) => Some((row.name, why, instead)),
+            _ => None,
+        })
+    };
+    let mut reasons: Vec<&str> = refused().map(|(_, why, _)| why).collect();
+    reasons.dedup(); // `FOREIGN` keeps the types with one reason together
+    for reason in reasons {
+        let types = refused()
+            .filter(|(_, why, _)| *why == reason)
+            .map(|(name, _, instead)| (name.to_owned(), instead.to_owned()));
+        let title = format!("\nReason: {reason}.");
+        add_table(page, &title, "types | instead", types);
+    }
+}
+
+/// Adds a table with a row for each reason, and the names that share it.
+fn add_table(
+    page: &mut String,
+    title: &str,
+    columns: &str,
+    rows: impl Iterator<Item = (String, String)>,
+) {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for (name, reason) in rows {
+        let name = format!("`{name}`");
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    page.push_str(&format!("{title}\n\n| {columns} |\n|---|---|\n"));
+    for (reason, names) in reasons {
+        page.push_str(&format!("| {} | {reason} |\n", names.join(", ")));
+    }
 }
 
 /// An answer as one phrase.
@@ -173,20 +174,4 @@ fn answer(support: ItemSupport) -> String {
         ItemSupport::NoEffect(why) => format!("no effect: {why}"),
         ItemSupport::Refused(why, instead) => format!("refused: {why}; instead: {instead}"),
     }
-}
-
-/// Table rows, one for each reason, with the names that share it.
-fn rows_by_reason<'a>(types: impl Iterator<Item = (&'a str, String)>) -> String {
-    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
-    for (name, reason) in types {
-        let name = format!("`{name}`");
-        match reasons.iter_mut().find(|(known, _)| *known == reason) {
-            Some((_, names)) => names.push(name),
-            None => reasons.push((reason, vec![name])),
-        }
-    }
-    reasons
-        .iter()
-        .map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", ")))
-        .collect()
 }

@@ -344,6 +344,25 @@ impl LlmdParameter {
     }
 }
 
+/// The name of a kind of plugins.
+pub fn kind_name(kind: PluginKind) -> &'static str {
+    match kind {
+        PluginKind::Filter => "filter",
+        PluginKind::Scorer => "scorer",
+        PluginKind::Picker => "picker",
+        PluginKind::ProfileHandler => "profile handler",
+        PluginKind::Decider => "decider",
+        PluginKind::Detector => "detector",
+        PluginKind::Admitter => "admitter",
+        PluginKind::Fairness => "fairness policy",
+        PluginKind::Ordering => "ordering policy",
+        PluginKind::UsageLimit => "usage limit policy",
+        PluginKind::FlowControl => "flow control",
+        PluginKind::Producer => "producer",
+        PluginKind::Parser => "parser",
+    }
+}
+
 // === impl PluginRole ===
 
 impl PluginRole {
@@ -380,19 +399,17 @@ impl PluginRole {
 impl fmt::Display for PluginRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Scheduling(PluginKind::Filter) => "a filter",
-            Self::Scheduling(PluginKind::Scorer) => "a scorer",
-            Self::Scheduling(PluginKind::Picker) => "a picker",
-            Self::Scheduling(PluginKind::ProfileHandler) => "a profile handler",
-            Self::Scheduling(PluginKind::Decider) => "a decider",
             Self::Scheduling(PluginKind::Detector) => "a saturation detector",
-            Self::Scheduling(PluginKind::Admitter) => "an admitter",
-            Self::Scheduling(PluginKind::Fairness) => "a fairness policy",
-            Self::Scheduling(PluginKind::Ordering) => "an ordering policy",
-            Self::Scheduling(PluginKind::UsageLimit) => "a usage limit policy",
             Self::Scheduling(PluginKind::FlowControl) => "the section flowControl",
-            Self::Scheduling(PluginKind::Producer) => "a producer",
-            Self::Scheduling(PluginKind::Parser) => "a parser",
+            Self::Scheduling(kind) => {
+                let kind = kind_name(*kind);
+                let article = if kind.starts_with(['a', 'o']) {
+                    "an"
+                } else {
+                    "a"
+                };
+                return write!(f, "{article} {kind}");
+            }
             Self::Source => "a data source",
             Self::Extractor => "an extractor",
             Self::Discovery => "a discovery plugin",

@@ -9,6 +9,8 @@ use scheduler::registry::{self, PluginKind, PluginType};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
 use serde::Serialize;
 
+use super::reference_items::kind_name;
+
 /// A complete pipeline.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ResolvedConfig {
@@ -132,7 +134,7 @@ impl ResolvedConfig {
             if !has_picker(profile) {
                 parts.push(ResolvedProfilePlugin {
                     name: picker.to_owned(),
-                    kind: word(PluginKind::Picker),
+                    kind: kind_name(PluginKind::Picker),
                     weight: None,
                 });
             }
@@ -155,55 +157,36 @@ impl ResolvedConfig {
     /// The pipeline as readable text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let mut text = String::new(); // writing to a String cannot fail
-        let Self {
-            profile_handler,
-            saturation_detector,
-            ranked_max,
-            profiles,
-            plugins,
-        } = self;
-        let _ = writeln!(text, "profile handler      {profile_handler}");
-        let _ = writeln!(text, "saturation detector  {saturation_detector}");
-        let _ = writeln!(text, "ranked list          {ranked_max} endpoints");
-        for ResolvedProfile { name, plugins } in profiles {
-            let _ = writeln!(text, "profile {name}");
-            for ResolvedProfilePlugin { name, kind, weight } in plugins {
-                let weight = weight
-                    .map(|weight| format!(" * {weight}"))
-                    .unwrap_or_default();
-                let _ = writeln!(text, "  {kind:<7} {name}{weight}");
+        let mut text = format!(
+            "profile handler      {}\nsaturation detector  {}\nranked list          {} endpoints\n",
+            self.profile_handler, self.saturation_detector, self.ranked_max
+        );
+        // Writing to a String cannot fail.
+        for profile in &self.profiles {
+            let _ = writeln!(text, "profile {}", profile.name);
+            for ResolvedProfilePlugin { name, kind, weight } in &profile.plugins {
+                let weight = weight.map(|weight| format!(" * {weight}"));
+                let _ = writeln!(text, "  {kind:<7} {name}{}", weight.unwrap_or_default());
             }
         }
-        for ResolvedPlugin {
-            name,
-            plugin_type,
-            kind,
-            auto_created,
-            parameters,
-            needs,
-        } in plugins
-        {
-            let called = if name == plugin_type {
-                String::new()
-            } else {
-                format!(" ({plugin_type})")
-            };
-            let made = if *auto_created {
+        for plugin in &self.plugins {
+            text.push_str("plugin ");
+            text.push_str(&plugin.name);
+            if plugin.name != plugin.plugin_type {
+                let _ = write!(text, " ({})", plugin.plugin_type);
+            }
+            let made = if plugin.auto_created {
                 ", created by default"
             } else {
                 ""
             };
-            let _ = writeln!(text, "plugin {name}{called}: {kind}{made}");
-            if !needs.is_empty() {
-                let _ = writeln!(text, "  needs {}", needs.join("; "));
+            let _ = writeln!(text, ": {}{made}", plugin.kind);
+            if !plugin.needs.is_empty() {
+                let _ = writeln!(text, "  needs {}", plugin.needs.join("; "));
             }
-            for ResolvedParameter { name, value, given } in parameters {
-                let _ = writeln!(
-                    text,
-                    "  {name} = {value}{}",
-                    if *given { "" } else { " (default)" }
-                );
+            for ResolvedParameter { name, value, given } in &plugin.parameters {
+                let default = if *given { "" } else { " (default)" };
+                let _ = writeln!(text, "  {name} = {value}{default}");
             }
         }
         text
@@ -232,7 +215,7 @@ fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
     Some(ResolvedPlugin {
         name: spec.name().to_owned(),
         plugin_type: spec.plugin_type.clone(),
-        kind: word(*kind),
+        kind: kind_name(*kind),
         auto_created,
         parameters: parameters.collect(),
         needs: needs.iter().map(ToString::to_string).collect(),
@@ -243,7 +226,7 @@ fn part_of(spec: &PipelineSpec, name: &str, weight: f64) -> ResolvedProfilePlugi
     let kind = kind(spec, name);
     ResolvedProfilePlugin {
         name: name.to_owned(),
-        kind: kind.map_or("unknown", word),
+        kind: kind.map_or("unknown", kind_name),
         weight: (kind == Some(PluginKind::Scorer)).then_some(weight),
     }
 }
@@ -251,24 +234,6 @@ fn part_of(spec: &PipelineSpec, name: &str, weight: f64) -> ResolvedProfilePlugi
 fn kind(spec: &PipelineSpec, name: &str) -> Option<PluginKind> {
     let plugin = spec.plugins.iter().find(|plugin| plugin.name() == name)?;
     registry::lookup(&plugin.plugin_type).map(|row| row.kind)
-}
-
-fn word(kind: PluginKind) -> &'static str {
-    match kind {
-        PluginKind::Filter => "filter",
-        PluginKind::Scorer => "scorer",
-        PluginKind::Picker => "picker",
-        PluginKind::ProfileHandler => "profile handler",
-        PluginKind::Decider => "decider",
-        PluginKind::Detector => "detector",
-        PluginKind::Admitter => "admitter",
-        PluginKind::Fairness => "fairness policy",
-        PluginKind::Ordering => "ordering policy",
-        PluginKind::UsageLimit => "usage limit policy",
-        PluginKind::FlowControl => "flow control",
-        PluginKind::Producer => "producer",
-        PluginKind::Parser => "parser",
-    }
 }
 
 fn json_of(value: &ParameterValue) -> serde_json::Value {

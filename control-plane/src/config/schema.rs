@@ -7,6 +7,8 @@
 use scheduler::registry::PluginKind;
 
 use super::reference_items::{ItemSupport, PluginRole};
+use ItemSupport::{FlowControl, NoEffect, Refused};
+use SchemaShape::{Duration, Flag, Integer, List, Map, Number, Own, Quantity, Reference};
 
 /// A dialect of the file, by `apiVersion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,35 +69,32 @@ pub enum SchemaShape {
     Map(&'static [SchemaField]),
 }
 
-const SCRAPES: ItemSupport = ItemSupport::NoEffect("the daemon scrapes every endpoint by itself");
-const SHARES: ItemSupport = ItemSupport::NoEffect("proxies share their state through the daemon");
+const SCRAPES: ItemSupport = NoEffect("the daemon scrapes every endpoint by itself");
+const SHARES: ItemSupport = NoEffect("proxies share their state through the daemon");
 const DISCOVERS: ItemSupport =
-    ItemSupport::NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
+    NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
 
 pub const FILE: &[SchemaField] = &[
     own("apiVersion"),
     own("kind"),
     field(
         "metadata",
-        SchemaShape::Own,
-        ItemSupport::NoEffect("the file is no Kubernetes object"),
+        Own,
+        NoEffect("the file is no Kubernetes object"),
     ),
     own("featureGates"),
     own("plugins"),
     own("schedulingProfiles"),
-    answered_within("dataLayer", SchemaShape::Map(DATA_LAYER)),
-    answered_within("flowControl", SchemaShape::Map(FLOW_CONTROL)),
-    answered_within("requestHandler", SchemaShape::Map(REQUEST_HANDLER)),
+    answered_within("dataLayer", Map(DATA_LAYER)),
+    answered_within("flowControl", Map(FLOW_CONTROL)),
+    answered_within("requestHandler", Map(REQUEST_HANDLER)),
     SchemaField {
         only: Some((ConfigDialect::V1Alpha1, "flowControl.saturationDetector")),
         ..answered_within("saturationDetector", OLDER_DETECTOR)
     },
     older(
         "data",
-        SchemaShape::Map(&[answered_within(
-            "sources",
-            SchemaShape::List(&SchemaShape::Map(SOURCE)),
-        )]),
+        Map(&[answered_within("sources", List(&Map(SOURCE)))]),
         SCRAPES,
         "dataLayer",
     ),
@@ -106,40 +105,36 @@ pub const FILE: &[SchemaField] = &[
 ];
 
 const DATA_LAYER: &[SchemaField] = &[
-    field("injectDefaults", SchemaShape::Flag, SCRAPES),
-    field(
-        "sources",
-        SchemaShape::List(&SchemaShape::Map(SOURCE)),
-        SCRAPES,
-    ),
-    answered_within("discovery", SchemaShape::Map(DISCOVERY)),
+    field("injectDefaults", Flag, SCRAPES),
+    field("sources", List(&Map(SOURCE)), SCRAPES),
+    answered_within("discovery", Map(DISCOVERY)),
     older(
         "peerDiscovery",
-        SchemaShape::Map(&[reference("pluginRef", PluginRole::Peers)]),
+        Map(&[reference("pluginRef", PluginRole::Peers)]),
         SHARES,
         "dataLayer.discovery.peers",
     ),
     older(
         "crossReplicaSyncerPluginRef",
-        SchemaShape::Reference(PluginRole::Syncer),
+        Reference(PluginRole::Syncer),
         SHARES,
         "dataLayer.crossReplica.syncerPluginRef",
     ),
     older(
         "crossReplicaSyncInterval",
-        SchemaShape::Duration,
+        Duration,
         SHARES,
         "dataLayer.crossReplica.syncInterval",
     ),
     older(
         "crossReplicaPublishTimeout",
-        SchemaShape::Duration,
+        Duration,
         SHARES,
         "dataLayer.crossReplica.publishTimeout",
     ),
     newer(
         "crossReplica",
-        SchemaShape::Map(CROSS_REPLICA),
+        Map(CROSS_REPLICA),
         SHARES,
         "dataLayer.crossReplicaSyncerPluginRef and its neighbours",
     ),
@@ -149,29 +144,26 @@ const SOURCE: &[SchemaField] = &[
     reference("pluginRef", PluginRole::Source),
     answered_within(
         "extractors",
-        SchemaShape::List(&SchemaShape::Map(&[reference(
-            "pluginRef",
-            PluginRole::Extractor,
-        )])),
+        List(&Map(&[reference("pluginRef", PluginRole::Extractor)])),
     ),
 ];
 
 const DISCOVERY: &[SchemaField] = &[
     older(
         "pluginRef",
-        SchemaShape::Reference(PluginRole::Discovery),
+        Reference(PluginRole::Discovery),
         DISCOVERS,
         "dataLayer.discovery.endpoints.pluginRef",
     ),
     newer(
         "endpoints",
-        SchemaShape::Map(&[reference("pluginRef", PluginRole::Discovery)]),
+        Map(&[reference("pluginRef", PluginRole::Discovery)]),
         DISCOVERS,
         "dataLayer.discovery.pluginRef",
     ),
     newer(
         "peers",
-        SchemaShape::Map(&[reference("pluginRef", PluginRole::Peers)]),
+        Map(&[reference("pluginRef", PluginRole::Peers)]),
         SHARES,
         "dataLayer.peerDiscovery",
     ),
@@ -179,59 +171,59 @@ const DISCOVERY: &[SchemaField] = &[
 
 const CROSS_REPLICA: &[SchemaField] = &[
     optional("syncerPluginRef", PluginRole::Syncer),
-    answered_within("syncInterval", SchemaShape::Duration),
-    answered_within("publishTimeout", SchemaShape::Duration),
+    answered_within("syncInterval", Duration),
+    answered_within("publishTimeout", Duration),
 ];
 
 const FLOW_CONTROL: &[SchemaField] = &[
     field(
         "maxBytes",
-        SchemaShape::Quantity,
-        ItemSupport::FlowControl("the most bytes of bodies held in all, in each worker"),
+        Quantity,
+        FlowControl("the most bytes of bodies held in all, in each worker"),
     ),
     field(
         "maxRequests",
-        SchemaShape::Quantity,
-        ItemSupport::FlowControl("the most requests held in all, in each worker"),
+        Quantity,
+        FlowControl("the most requests held in all, in each worker"),
     ),
     field(
         "defaultRequestTTL",
-        SchemaShape::Duration,
-        ItemSupport::FlowControl("the longest wait of a request, then 429"),
+        Duration,
+        FlowControl("the longest wait of a request, then 429"),
     ),
     field(
         "noEndpointRequestTTL",
-        SchemaShape::Duration,
-        ItemSupport::FlowControl("the longest wait while no endpoint is ready, then 503"),
+        Duration,
+        FlowControl("the longest wait while no endpoint is ready, then 503"),
     ),
     field(
         "defaultPriorityBand",
-        SchemaShape::Map(BAND),
-        ItemSupport::FlowControl("the rules of bands that are not listed"),
+        Map(BAND),
+        FlowControl("the rules of bands that are not listed"),
     ),
     field(
         "defaultNegativePriorityBand",
-        SchemaShape::Map(BAND),
-        ItemSupport::FlowControl("the rules of bands below 0 that are not listed"),
+        Map(BAND),
+        FlowControl("the rules of bands below 0 that are not listed"),
     ),
     field(
         "priorityBands",
-        SchemaShape::List(&SchemaShape::Map(BAND)),
-        ItemSupport::FlowControl("the rules of each band"),
+        List(&Map(BAND)),
+        FlowControl("the rules of each band"),
     ),
     field(
         "usageLimitPolicyPluginRef",
-        SchemaShape::Reference(PluginRole::Scheduling(PluginKind::UsageLimit)),
-        ItemSupport::FlowControl("how much of the pool each band may fill"),
+        Reference(PluginRole::Scheduling(PluginKind::UsageLimit)),
+        FlowControl("how much of the pool each band may fill"),
     ),
     answered_within("saturationDetector", DETECTOR),
-    answered_within("enableEviction", SchemaShape::Flag),
+    answered_within("enableEviction", Flag),
 ];
 
 const BAND: &[SchemaField] = &[
-    answered_within("priority", SchemaShape::Integer),
-    answered_within("maxBytes", SchemaShape::Quantity),
-    answered_within("maxRequests", SchemaShape::Quantity),
+    answered_within("priority", Integer),
+    answered_within("maxBytes", Quantity),
+    answered_within("maxRequests", Quantity),
     optional(
         "fairnessPolicyRef",
         PluginRole::Scheduling(PluginKind::Fairness),
@@ -240,45 +232,41 @@ const BAND: &[SchemaField] = &[
         "orderingPolicyRef",
         PluginRole::Scheduling(PluginKind::Ordering),
     ),
-    answered_within("defaultRequestTTL", SchemaShape::Duration),
+    answered_within("defaultRequestTTL", Duration),
 ];
 
 const REQUEST_HANDLER: &[SchemaField] = &[
-    answered_within("parsers", SchemaShape::List(&PARSER)),
+    answered_within("parsers", List(&PARSER)),
     newer(
         "propagatePriority",
-        SchemaShape::Flag,
-        ItemSupport::NoEffect("headers of a client's priority stay on the request; none is added"),
+        Flag,
+        NoEffect("headers of a client's priority stay on the request; none is added"),
         "",
     ),
 ];
 
-const DETECTOR: SchemaShape = SchemaShape::Map(&[optional(
+const DETECTOR: SchemaShape = Map(&[optional(
     "pluginRef",
     PluginRole::Scheduling(PluginKind::Detector),
 )]);
 /// With the thresholds that it had in the Inference Extension up to v1.4.
-const OLDER_DETECTOR: SchemaShape = SchemaShape::Map(&[
+const OLDER_DETECTOR: SchemaShape = Map(&[
     optional("pluginRef", PluginRole::Scheduling(PluginKind::Detector)),
-    field("queueDepthThreshold", SchemaShape::Integer, THRESHOLD),
-    field("kvCacheUtilThreshold", SchemaShape::Number, THRESHOLD),
-    field(
-        "metricsStalenessThreshold",
-        SchemaShape::Duration,
-        THRESHOLD,
-    ),
+    field("queueDepthThreshold", Integer, THRESHOLD),
+    field("kvCacheUtilThreshold", Number, THRESHOLD),
+    field("metricsStalenessThreshold", Duration, THRESHOLD),
 ]);
-const THRESHOLD: ItemSupport = ItemSupport::Refused(
+const THRESHOLD: ItemSupport = Refused(
     "a field of the Inference Extension up to v1.4",
     "a plugin of the type utilization-detector with this parameter, which applies once it is declared",
 );
-const PARSER: SchemaShape = SchemaShape::Map(&[reference(
+const PARSER: SchemaShape = Map(&[reference(
     "pluginRef",
     PluginRole::Scheduling(PluginKind::Parser),
 )]);
 
 const fn own(name: &'static str) -> SchemaField {
-    answered_within(name, SchemaShape::Own)
+    answered_within(name, Own)
 }
 
 const fn answered_within(name: &'static str, shape: SchemaShape) -> SchemaField {
@@ -306,7 +294,7 @@ const fn reference(name: &'static str, role: PluginRole) -> SchemaField {
 }
 
 const fn optional(name: &'static str, role: PluginRole) -> SchemaField {
-    answered_within(name, SchemaShape::Reference(role))
+    answered_within(name, Reference(role))
 }
 
 const fn older(

@@ -11,15 +11,13 @@ use std::time::Duration;
 
 use discovery::backend::AppProtocol;
 
-use crate::cli::args::{
-    EndpointTlsArgs, ObjectsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls,
-};
+use crate::cli::args::{EndpointTlsArgs, OptionalAddress, ScrapeArgs, ServeArgs, StateTls};
 use crate::config::LatencyOptions;
 use crate::error::FatalError;
 use crate::learn::latency::{self, ModelFile};
 use crate::pool::discovery_source::{self, FollowedEndpoints, WatchedComponents};
 use crate::pool::event_loop::AdoptionSender;
-use crate::pool::objects::{ObjectsSource, PoolName};
+use crate::pool::objects::PoolName;
 use crate::pool::pools_file::PoolSource;
 use crate::pool::sources;
 use crate::pool::startup::{PoolTask, ScrapeSettings};
@@ -239,7 +237,7 @@ async fn follow_sources(
     let pool = args.pool.clone();
     let config = args.config.clone();
     let mut sources = Vec::new();
-    for pool in sources::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
+    for pool in sources::pools(endpoints, pool, config, args.objects.clone()).await? {
         let source = sources::open(pool.endpoints.clone()).await?;
         sources.push((pool, source));
     }
@@ -259,19 +257,6 @@ async fn prepare(
         pools.push(PoolTask::prepare(source, endpoints, saved, scrape, latency, &served).await?);
     }
     Ok(pools)
-}
-
-fn objects_of(args: ObjectsArgs) -> ObjectsSource {
-    let ObjectsArgs {
-        objects,
-        objects_kubernetes,
-        strict_models,
-    } = args;
-    ObjectsSource {
-        path: objects,
-        kubernetes: objects_kubernetes,
-        strict_models,
-    }
 }
 
 fn state_files(args: StateTls) -> Option<TlsFiles> {

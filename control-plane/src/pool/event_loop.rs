@@ -191,7 +191,7 @@ impl PoolFeed {
         match &objects {
             Ok(objects) => objects.log(pool),
             Err(why) => {
-                tracing::error!(pool, why, "objects cannot be used; the last good ones stay")
+                tracing::error!(pool, why, "objects cannot be used; the last good ones stay");
             }
         }
         self.pool.set_objects(objects, WallAndMonotonic::read());

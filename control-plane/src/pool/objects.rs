@@ -21,27 +21,39 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use clap::Args;
 use discovery::file_watcher::{FileSet, FileSetWatcher};
 use discovery::kubernetes::{self, CustomKind, follow_objects};
 use futures::stream::{BoxStream, StreamExt};
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, RewriteSpec};
 use serde_json::Value;
 
-use crate::config::ConfigReport;
-
 mod reader;
 
 pub use reader::{ObjectKind, read};
 
 /// The source of a pool's objects.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectsSource {
-    /// A folder of files, or one file.
+    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a
+    /// folder, or one file; read again when they change. Only objects whose poolRef names the pool
+    /// apply.
+    #[arg(id = "objects", long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
     pub path: Option<PathBuf>,
-    /// A namespace of the Kubernetes cluster that the daemon runs in, or of the kubeconfig.
+
+    /// The same objects from this namespace of the API server (in-cluster, or of the kubeconfig).
+    #[arg(
+        id = "objects_kubernetes",
+        long,
+        env = "SWITCHPOINT_OBJECTS_KUBERNETES",
+        value_name = "NAMESPACE",
+        conflicts_with = "objects"
+    )]
     pub kubernetes: Option<String>,
-    /// Whether a model that no object and no metadata names is unknown, even without any
-    /// InferenceModel.
+
+    /// Answer 404 to a model that neither an object nor an endpoint's metadata names, even if there
+    /// is no InferenceModel.
+    #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
     pub strict_models: bool,
 }
 
@@ -418,12 +430,6 @@ pub fn holds_objects(text: &str) -> bool {
         .map(|rest| rest.trim_matches(|c: char| !c.is_ascii_alphanumeric()))
         .next();
     first.is_some_and(|kind| kind == "List" || ObjectKind::nearest(kind).is_some())
-}
-
-/// The report of `check` on a file of objects.
-#[must_use]
-pub fn report(text: &str) -> ConfigReport {
-    read(text).0
 }
 
 // === impl PoolName ===

@@ -83,27 +83,3 @@ pub struct EndpointTlsArgs {
     #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_INSECURE")]
     pub endpoint_tls_insecure: bool,
 }
-
-/// Models, rewrites and objectives.
-#[derive(Clone, Debug, Args)]
-pub struct ObjectsArgs {
-    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a
-    /// folder, or one file; read again when they change. Only objects whose poolRef names the pool
-    /// apply.
-    #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
-    pub objects: Option<PathBuf>,
-
-    /// The same objects from this namespace of the API server (in-cluster, or of the kubeconfig).
-    #[arg(
-        long,
-        env = "SWITCHPOINT_OBJECTS_KUBERNETES",
-        value_name = "NAMESPACE",
-        conflicts_with = "objects"
-    )]
-    pub objects_kubernetes: Option<String>,
-
-    /// Answer 404 to a model that neither an object nor an endpoint's metadata names, even if there
-    /// is no InferenceModel.
-    #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
-    pub strict_models: bool,
-}

@@ -401,7 +401,7 @@ fn limits_of_a_pool_are_those_of_the_scheduler() {
 
 #[test]
 fn each_object_is_described_in_one_line() {
-    let items = report(&ALL.replace(", weight: 2", "")).items;
+    let items = read(&ALL.replace(", weight: 2", "")).0.items;
     let said: Vec<String> = items
         .iter()
         .map(|item| format!("{} {}", item.path, item.reason))
