@@ -216,6 +216,7 @@ impl Exchange {
     }
 
     /// Holds the request. A pick without room is neither explained nor recorded.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn queue(&mut self, ticket: HeldTicket, queued: Box<QueuedRequest>) -> ExchangeStep {
         let number = ticket.number;
         self.phase = ExchangePhase::Queued(ticket, queued);
@@ -303,6 +304,7 @@ impl Exchange {
 // === impl HeaderFacts ===
 
 impl HeaderFacts {
+    #[inline(never)] // several callers, and the wasm module should be small
     fn captured_pairs(&self) -> Vec<(&str, &str)> {
         let captured = self.captured.iter();
         captured.map(|(name, value)| (&**name, &**value)).collect()

@@ -17,6 +17,7 @@ pub(crate) struct QueuedRequest {
 // === impl QueuedRequest ===
 
 impl QueuedRequest {
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn request<'q>(
         &'q self,
         headers: &'q [(&'q str, &'q str)],

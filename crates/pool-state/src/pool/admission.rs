@@ -201,6 +201,7 @@ impl ManagedPool {
     }
 
     /// A queued request may not go to the planned endpoint now.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn found_no_room(
         &mut self,
         ticket: &HeldTicket,
@@ -250,6 +251,7 @@ impl ManagedPool {
     }
 
     /// The room of a claim is the request's: records its plan.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub fn redeem(&mut self, claim: Claim, request: &Request<'_>, now: Timestamp) -> RecordedPick {
         let Claim {
             plan,
@@ -272,6 +274,7 @@ impl ManagedPool {
 
     /// A request is sent: with eviction, it may be given up until its first byte. `number` is its
     /// number, if it was queued.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn watch(&mut self, hold: &mut LedgerHold, number: Option<u64>) {
         let charge = hold
             .charge
@@ -302,6 +305,7 @@ impl ManagedPool {
 
     /// Looks for room where the plan sends a request; `number` is its number, if it is queued.
     /// Returns the limits that leave the room.
+    #[inline(never)] // several callers, and the wasm module should be small
     fn find_room(
         &mut self,
         plan: &Plan,
@@ -344,6 +348,7 @@ impl ManagedPool {
             .sum()
     }
 
+    #[inline(never)] // several callers, and the wasm module should be small
     fn expected_output(&self, request: &Request<'_>) -> f64 {
         let mean = self
             .snapshot()
@@ -354,6 +359,7 @@ impl ManagedPool {
     }
 
     /// Charges the flow of a request that is sent.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn charge(
         &mut self,
         hold: &mut LedgerHold,

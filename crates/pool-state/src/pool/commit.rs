@@ -51,12 +51,14 @@ impl ManagedPool {
     }
 
     /// Drops a plan, and keeps its memory.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn discard(&mut self, plan: Plan) {
         self.planner.lookups = plan.lookups;
     }
 
     /// Counts the load of a planned request: the part of a pick that others must see before the
     /// order of all VMs is written. `None` if an endpoint of the plan is gone.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn reserve(
         &mut self,
         plan: &Plan,
@@ -109,6 +111,7 @@ impl ManagedPool {
     }
 
     /// Gives back what [`Self::reserve`] counted.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn withdraw(&mut self, picked: RecordedPick) {
         let LedgerHold {
             serving, stages, ..
@@ -120,6 +123,7 @@ impl ManagedPool {
     }
 
     /// Records a plan whose load counts already.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn record(
         &mut self,
         plan: Plan,

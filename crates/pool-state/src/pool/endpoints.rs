@@ -86,6 +86,7 @@ impl Endpoints {
     }
 
     /// The position of the endpoint in the snapshot.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn index(&self, endpoint: EndpointRef) -> Option<EndpointIndex> {
         let state = self.state.as_ref()?;
         let mut known = state.snapshot.table().indices().zip(&state.refs);

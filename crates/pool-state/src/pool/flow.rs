@@ -54,6 +54,7 @@ impl ManagedPool {
 
     /// Whether no request fits at the endpoint, however small. False where that is not certain:
     /// with stages at several endpoints, and with a limit that differs from try to try.
+    #[inline(never)] // several callers, and the wasm module should be small
     pub(super) fn is_full(
         &self,
         endpoint: EndpointRef,

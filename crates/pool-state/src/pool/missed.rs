@@ -62,6 +62,7 @@ impl Cache {
         (estimate.filter(|_| prompting == serving), places)
     }
 
+    #[inline(never)] // several callers, and the wasm module should be small
     fn record_prompt(
         &mut self,
         snapshot: &Snapshot,
