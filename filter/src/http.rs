@@ -7,7 +7,7 @@ mod http_stream;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use exchange::RequestFlow;
+use exchange::FilterStatus;
 pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
@@ -28,10 +28,10 @@ impl<H: Host> HttpStreamContext<H> {
     }
 }
 
-fn action(flow: RequestFlow) -> Action {
-    match flow {
-        RequestFlow::Go => Action::Continue,
-        RequestFlow::Hold => Action::Pause,
+fn action(status: FilterStatus) -> Action {
+    match status {
+        FilterStatus::Go => Action::Continue,
+        FilterStatus::Hold => Action::Pause,
     }
 }
 

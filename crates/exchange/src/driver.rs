@@ -39,7 +39,7 @@
 //!
 //! | event | call | afterwards |
 //! |---|---|---|
-//! | request headers | [`RequestDriver::request_headers`] | follow the [`RequestFlow`] |
+//! | request headers | [`RequestDriver::request_headers`] | follow the [`FilterStatus`] |
 //! | piece of the request body | [`RequestDriver::request_body`], the size so far | follow |
 //! | request trailers | [`RequestDriver::request_trailers`] | follow |
 //! | state arrived, a time that the driver gave, or a held request is due | [`RequestDriver::resume`] | on `Go`, resume |
@@ -65,7 +65,7 @@
 //!
 //! # What a host must never do
 //!
-//! - Let a request go on while the last flow was [`RequestFlow::Hold`].
+//! - Let a request go on while the last flow was [`FilterStatus::Hold`].
 //! - Call the driver from one of its own methods, or block in one.
 //! - Leave out [`RequestDriver::end`]: the endpoint would seem loaded for ever. A second call does
 //!   no harm.
@@ -78,7 +78,7 @@
 mod decide;
 mod host;
 mod reading;
-pub use host::{BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError};
+pub use host::{BodyProgress, FilterStatus, PoolUse, RequestCount, RequestHost, RewriteError};
 
 use pool_state::Timestamp;
 
@@ -144,7 +144,7 @@ impl<H: RequestHost> RequestDriver<H> {
         host: &mut H,
         pairs: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
         end_of_stream: bool,
-    ) -> RequestFlow {
+    ) -> FilterStatus {
         self.end(host); // a proxy that begins twice must not leak the first pick
         *self = Self {
             exchange: Exchange::new(host.now()),
@@ -156,14 +156,14 @@ impl<H: RequestHost> RequestDriver<H> {
             .request_headers(host.settings(), pairs.clone(), end_of_stream);
         if step == HeadersStep::Ready {
             host.reply(host.ready_reply());
-            return RequestFlow::Hold;
+            return FilterStatus::Hold;
         }
         self.pool = host.find_pool();
         self.exchange.set_traced(host.is_traced(pairs.clone()));
         let Some(pool) = &self.pool else {
             self.exchange.phase = ExchangePhase::Passed;
             host.count(None, RequestCount::Passed);
-            return RequestFlow::Go;
+            return FilterStatus::Go;
         };
         let exchange = &mut self.exchange;
         let (queues, hashing) = host.with_pool(pool, PoolUse::Capture, Timestamp(0), |pool| {
@@ -175,7 +175,7 @@ impl<H: RequestHost> RequestDriver<H> {
             exchange.set_flow(host.flow_id().as_deref());
         }
         match step {
-            HeadersStep::Buffer if host.wait_for_body() => RequestFlow::Hold,
+            HeadersStep::Buffer if host.wait_for_body() => FilterStatus::Hold,
             HeadersStep::Buffer => {
                 self.exchange.set_body_unavailable();
                 self.decide(host)
@@ -191,7 +191,7 @@ impl<H: RequestHost> RequestDriver<H> {
         host: &mut H,
         size: usize,
         progress: BodyProgress,
-    ) -> RequestFlow {
+    ) -> FilterStatus {
         self.body_bytes = size;
         if self.pieces == BodyDelivery::None {
             self.pieces = BodyDelivery::InStep;
@@ -209,11 +209,11 @@ impl<H: RequestHost> RequestDriver<H> {
             }
             BodyProgress::Partial if self.awaits_body() => {
                 self.reading.read_some(&self.exchange, host, size);
-                RequestFlow::Hold
+                FilterStatus::Hold
             }
             BodyProgress::CutOff | BodyProgress::Partial => self.flow(),
         };
-        if flow == RequestFlow::Go {
+        if flow == FilterStatus::Go {
             self.piece_goes_on(host)
         } else {
             flow
@@ -221,7 +221,7 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Handles the request trailers. The held part of the body goes on before them.
-    pub fn request_trailers(&mut self, host: &mut H) -> RequestFlow {
+    pub fn request_trailers(&mut self, host: &mut H) -> FilterStatus {
         if self.pieces == BodyDelivery::HoldNext {
             self.pieces = BodyDelivery::InStep;
         }
@@ -229,15 +229,15 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Decides again, because the pool has state, or the time of [`RequestHost::park`] or
-    /// [`RequestHost::resume_after`] has come. On [`RequestFlow::Go`], the request goes on with the
+    /// [`RequestHost::resume_after`] has come. On [`FilterStatus::Go`], the request goes on with the
     /// held part of its body.
-    pub fn resume(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+    pub fn resume(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
         if self.is_revocable() && self.give_up(host, now) {
-            return RequestFlow::Hold;
+            return FilterStatus::Hold;
         }
         if matches!(self.exchange.phase, ExchangePhase::Queued(..)) {
-            if self.decide_held(host, now) == RequestFlow::Hold {
-                return RequestFlow::Hold;
+            if self.decide_held(host, now) == FilterStatus::Hold {
+                return FilterStatus::Hold;
             }
         } else if matches!(self.exchange.phase, ExchangePhase::Parked) {
             if let Some(pool) = &self.pool {
@@ -247,21 +247,21 @@ impl<H: RequestHost> RequestDriver<H> {
                     );
             }
             let body = self.body(host);
-            if self.decide_at(host, body, now) == RequestFlow::Hold {
-                return RequestFlow::Hold;
+            if self.decide_at(host, body, now) == FilterStatus::Hold {
+                return FilterStatus::Hold;
             }
         }
         if H::IS_FILTER && self.pieces != BodyDelivery::None {
             self.pieces = BodyDelivery::Ahead;
         }
-        RequestFlow::Go
+        FilterStatus::Go
     }
 
     /// Handles the response headers, from an endpoint or from the proxy.
-    pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> RequestFlow {
+    pub fn response_headers(&mut self, host: &mut H, head: &ResponseHead<'_>) -> FilterStatus {
         let Some(pool) = self.pool.as_ref().filter(|_| self.is_routed()) else {
             host.send_response_headers(ResponseStep::default());
-            return RequestFlow::Go;
+            return FilterStatus::Go;
         };
         let exchange = &mut self.exchange;
         let now = host.now();
@@ -274,19 +274,19 @@ impl<H: RequestHost> RequestDriver<H> {
         self.response = step.body;
         host.send_response_headers(step);
         if self.response == ResponseBody::Hold && !head.end_of_stream {
-            RequestFlow::Hold
+            FilterStatus::Hold
         } else {
-            RequestFlow::Go
+            FilterStatus::Go
         }
     }
 
     /// Handles a piece of the response body. `size` is its length; if the body is held, the length
     /// of the whole body so far.
-    pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> RequestFlow {
+    pub fn response_body(&mut self, host: &mut H, size: usize, last: bool) -> FilterStatus {
         match self.response {
             ResponseBody::Hold if !last => {
                 self.response_bytes = size;
-                return RequestFlow::Hold;
+                return FilterStatus::Hold;
             }
             ResponseBody::Ignore => {}
             ResponseBody::Read if size == 0 && !last => {}
@@ -294,7 +294,7 @@ impl<H: RequestHost> RequestDriver<H> {
                 self.read_response(host, size, last);
             }
         }
-        RequestFlow::Go
+        FilterStatus::Go
     }
 
     /// Handles the response trailers.
@@ -342,11 +342,11 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Ends the request with a reply of the host's own.
-    pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
+    pub fn answer(&mut self, host: &mut H, reply: LocalReply) -> FilterStatus {
         self.end(host);
         self.exchange.phase = ExchangePhase::Answered { uncounted: None };
         host.reply(reply);
-        RequestFlow::Hold
+        FilterStatus::Hold
     }
 
     /// Whether [`Self::resume`] must still be called, at the time that the driver gave.
@@ -415,21 +415,21 @@ impl<H: RequestHost> RequestDriver<H> {
 
     /// Returns the flow of the current phase. Only a request that is decided, or needs no decision,
     /// goes on.
-    fn flow(&self) -> RequestFlow {
+    fn flow(&self) -> FilterStatus {
         match self.exchange.phase {
             ExchangePhase::Started
             | ExchangePhase::Routed(_)
             | ExchangePhase::Passed
-            | ExchangePhase::Ended => RequestFlow::Go,
+            | ExchangePhase::Ended => FilterStatus::Go,
             ExchangePhase::Buffering
             | ExchangePhase::Parked
             | ExchangePhase::Queued(..)
-            | ExchangePhase::Answered { .. } => RequestFlow::Hold,
+            | ExchangePhase::Answered { .. } => FilterStatus::Hold,
         }
     }
 
     /// Handles the last byte of the request.
-    fn request_complete(&mut self, host: &mut H) -> RequestFlow {
+    fn request_complete(&mut self, host: &mut H) -> FilterStatus {
         self.is_whole = true;
         if self.awaits_body() {
             self.decide(host)
@@ -438,16 +438,16 @@ impl<H: RequestHost> RequestDriver<H> {
         }
     }
 
-    fn piece_goes_on(&mut self, host: &mut H) -> RequestFlow {
+    fn piece_goes_on(&mut self, host: &mut H) -> FilterStatus {
         match &self.pool {
             Some(pool) if self.pieces == BodyDelivery::Ahead => {
                 self.pieces = BodyDelivery::HoldNext;
                 host.resume_after(pool, host.now());
-                RequestFlow::Hold
+                FilterStatus::Hold
             }
             _ => {
                 self.pieces = BodyDelivery::InStep;
-                RequestFlow::Go
+                FilterStatus::Go
             }
         }
     }

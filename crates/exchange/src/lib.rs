@@ -15,7 +15,7 @@ pub use exchange::{
 
 pub mod driver;
 pub use driver::{
-    BodyProgress, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost, RewriteError,
+    BodyProgress, FilterStatus, PoolUse, RequestCount, RequestDriver, RequestHost, RewriteError,
 };
 
 mod settings;

@@ -7,9 +7,9 @@ use std::rc::{Rc, Weak};
 
 use exchange::usage::TokenUsage;
 use exchange::{
-    ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, PoolUse, RequestChanges,
-    RequestCount, RequestFlow, RequestHost, ResponseOrigin, ResponseStep, RewriteError, Timestamp,
-    headers, ready_reply, trace,
+    ExchangeOutcome, ExchangeSettings, FilterStatus, LocalReply, ManagedPool, PoolUse,
+    RequestChanges, RequestCount, RequestHost, ResponseOrigin, ResponseStep, RewriteError,
+    Timestamp, headers, ready_reply, trace,
 };
 
 use crate::config::FilterConfig;
@@ -413,12 +413,12 @@ impl<H: Host> FilterHost<H> {
     /// Lets the headers go on to the buffer filter after this one. That filter writes the length of
     /// the body, which may change before. A filter behind it makes headers of the properties that
     /// [`Self::forward`] sets.
-    pub(super) fn let_headers_go(&mut self) -> RequestFlow {
+    pub(super) fn let_headers_go(&mut self) -> FilterStatus {
         self.headers_went_on = true;
         self.proxy
             .header_remove(HeaderMap::Request, headers::CONTENT_LENGTH)
             .unwrap_or_else(|e| self.failed("the length", e));
-        RequestFlow::Go
+        FilterStatus::Go
     }
 
     /// Removes the headers that a client must not set.

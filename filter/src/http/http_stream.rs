@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use exchange::{BodyProgress, RequestDriver, RequestFlow, ResponseHead, ResponseOrigin};
+use exchange::{BodyProgress, FilterStatus, RequestDriver, ResponseHead, ResponseOrigin};
 
 use super::filter_host::FilterHost;
 use crate::config::FilterConfig;
@@ -57,7 +57,7 @@ impl<H: Host> HttpStream<H> {
     }
 
     /// Handles the request headers.
-    pub fn request_headers(&self, end_of_stream: bool) -> RequestFlow {
+    pub fn request_headers(&self, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.vm.borrow_mut().mark_serving();
         let bytes = host
@@ -65,16 +65,16 @@ impl<H: Host> HttpStream<H> {
             .headers(HeaderMap::Request)
             .unwrap_or_else(|e| host.failed("request headers", e));
         host.strip_headers(&bytes);
-        let flow = driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream);
+        let status = driver.request_headers(host, HeaderPairs::new(&bytes), end_of_stream);
         if host.config.hold_headers || !driver.awaits_body() {
-            flow
+            status
         } else {
             host.let_headers_go()
         }
     }
 
     /// Handles a piece of the request body, which is `size` bytes long so far.
-    pub fn request_body(&self, size: usize, end_of_stream: bool) -> RequestFlow {
+    pub fn request_body(&self, size: usize, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.request_body(
             host,
@@ -88,16 +88,16 @@ impl<H: Host> HttpStream<H> {
     }
 
     /// Handles the request trailers.
-    pub fn request_trailers(&self) -> RequestFlow {
+    pub fn request_trailers(&self) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         driver.request_trailers(host)
     }
 
     /// Handles the response headers, from an endpoint or from the proxy.
-    pub fn response_headers(&self, end_of_stream: bool) -> RequestFlow {
+    pub fn response_headers(&self, end_of_stream: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         if !driver.is_routed() {
-            return RequestFlow::Go;
+            return FilterStatus::Go;
         }
         let bytes = host
             .proxy
@@ -127,7 +127,7 @@ impl<H: Host> HttpStream<H> {
 
     /// Handles a piece of the response body. `size` is its length; if the body is held, the length
     /// of the whole body so far.
-    pub fn response_body(&self, size: usize, last: bool) -> RequestFlow {
+    pub fn response_body(&self, size: usize, last: bool) -> FilterStatus {
         let StreamParts { driver, host } = &mut *self.0.borrow_mut();
         host.is_ending = last;
         driver.response_body(host, size, last)
@@ -159,7 +159,7 @@ impl<H: Host> ParkedRequest for HttpStream<H> {
             return;
         }
         let now = host.proxy.now();
-        if driver.resume(host, now) == RequestFlow::Go && is_held {
+        if driver.resume(host, now) == FilterStatus::Go && is_held {
             host.proxy
                 .resume_request()
                 .unwrap_or_else(|e| host.failed("a resumption", e));

@@ -2,7 +2,7 @@
 
 use pool_state::{ManagedPool, Timestamp};
 
-use super::{BodyDelivery, PoolUse, RequestCount, RequestDriver, RequestFlow, RequestHost};
+use super::{BodyDelivery, FilterStatus, PoolUse, RequestCount, RequestDriver, RequestHost};
 use crate::exchange::QueuedAttempt;
 use crate::{
     Exchange, ExchangeStep, HashSettings, LocalReply, ParsedBody, RequestChanges, headers,
@@ -18,7 +18,7 @@ fn log_decision(exchange: &mut Exchange, host: &mut impl RequestHost) {
 }
 
 impl<H: RequestHost> RequestDriver<H> {
-    pub(super) fn decide(&mut self, host: &mut H) -> RequestFlow {
+    pub(super) fn decide(&mut self, host: &mut H) -> FilterStatus {
         let now = host.now();
         if self.is_whole
             && let Some(read) = self.reading.finish(host, self.body_bytes)
@@ -36,7 +36,7 @@ impl<H: RequestHost> RequestDriver<H> {
         host: &mut H,
         body: Option<H::RequestBody>,
         now: Timestamp,
-    ) -> RequestFlow {
+    ) -> FilterStatus {
         let read = self.exchange.read(
             body.as_ref().map_or(&[], AsRef::as_ref),
             self.reading.hashing(),
@@ -51,9 +51,9 @@ impl<H: RequestHost> RequestDriver<H> {
         read: ParsedBody,
         mut body: Option<H::RequestBody>,
         now: Timestamp,
-    ) -> RequestFlow {
+    ) -> FilterStatus {
         let Some(pool) = &self.pool else {
-            return RequestFlow::Go;
+            return FilterStatus::Go;
         };
         let exchange = &mut self.exchange;
         let settings = host.settings();
@@ -97,11 +97,11 @@ impl<H: RequestHost> RequestDriver<H> {
             ExchangeStep::Hold { number } => {
                 host.hold(pool, number);
                 body.into_iter().for_each(|body| host.keep_body(body));
-                RequestFlow::Hold
+                FilterStatus::Hold
             }
             ExchangeStep::Park { deadline } if host.park(pool, deadline) => {
                 body.into_iter().for_each(|body| host.keep_body(body));
-                RequestFlow::Hold
+                FilterStatus::Hold
             }
             // Too many wait already: decide as at the deadline.
             ExchangeStep::Park { deadline } => {
@@ -112,9 +112,9 @@ impl<H: RequestHost> RequestDriver<H> {
     }
 
     /// Decides on a held request. Its body was read before; the host needs it only to change it.
-    pub(super) fn decide_held(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+    pub(super) fn decide_held(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
         let Some(pool) = &self.pool else {
-            return RequestFlow::Go;
+            return FilterStatus::Go;
         };
         let exchange = &mut self.exchange;
         let settings = host.settings();
@@ -150,7 +150,9 @@ impl<H: RequestHost> RequestDriver<H> {
         match step {
             Some(ExchangeStep::Forward(forward)) => self.forward(host, forward, None, now),
             Some(ExchangeStep::Reply(reply)) => self.refuse(host, reply),
-            Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => RequestFlow::Hold,
+            Some(ExchangeStep::Hold { .. } | ExchangeStep::Park { .. }) | None => {
+                FilterStatus::Hold
+            }
         }
     }
 
@@ -160,7 +162,7 @@ impl<H: RequestHost> RequestDriver<H> {
         mut forward: RequestChanges,
         body: Option<H::RequestBody>,
         since: Timestamp,
-    ) -> RequestFlow {
+    ) -> FilterStatus {
         // For a retry, Envoy's router keeps the body in the same buffer as the part that is held
         // for a filter. A retry of a request that was resumed in the middle of its body would send
         // that part twice (Envoy 1.40). So such a request has one attempt.
@@ -195,7 +197,7 @@ impl<H: RequestHost> RequestDriver<H> {
             RequestCount::FailedOpen
         };
         host.count(self.pool.as_ref(), counted);
-        RequestFlow::Go
+        FilterStatus::Go
     }
 
     /// Answers a request that ran, if the pool gives it up. The proxy then ends it upstream.
@@ -216,9 +218,9 @@ impl<H: RequestHost> RequestDriver<H> {
         true
     }
 
-    fn abandon(&mut self, host: &mut H, now: Timestamp) -> RequestFlow {
+    fn abandon(&mut self, host: &mut H, now: Timestamp) -> FilterStatus {
         let Some(pool) = &self.pool else {
-            return RequestFlow::Go;
+            return FilterStatus::Go;
         };
         let exchange = &mut self.exchange;
         let reply = host.with_pool(pool, PoolUse::Release, now, |pool| {
@@ -227,7 +229,7 @@ impl<H: RequestHost> RequestDriver<H> {
         self.refuse(host, reply)
     }
 
-    pub(super) fn refuse(&mut self, host: &mut H, reply: LocalReply) -> RequestFlow {
+    pub(super) fn refuse(&mut self, host: &mut H, reply: LocalReply) -> FilterStatus {
         let counted = match reply.status {
             429 => RequestCount::Shed,
             400..=499 => RequestCount::Invalid,
@@ -235,6 +237,6 @@ impl<H: RequestHost> RequestDriver<H> {
         };
         host.count(self.pool.as_ref(), counted);
         host.reply(reply);
-        RequestFlow::Hold
+        FilterStatus::Hold
     }
 }

@@ -8,7 +8,7 @@ use crate::{ExchangeOutcome, ExchangeSettings, LocalReply, RequestChanges, Respo
 
 /// Whether the headers or bytes of an event go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestFlow {
+pub enum FilterStatus {
     /// The host lets the headers or bytes go on.
     Go,
     /// The host holds the headers or bytes.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use exchange::driver::{RequestDriver, RequestFlow};
+use exchange::driver::{FilterStatus, RequestDriver};
 use exchange::{FairnessHeader, ManagedPool, ObjectiveHeader, Timestamp};
 use scheduler::objects::{ObjectiveSpec, Objects, ObjectsSpec};
 use scheduler::plugin::ParameterValue;
@@ -52,7 +52,7 @@ fn pool(section: &[(&str, f64)]) -> Rc<RefCell<ManagedPool>> {
 struct HeldClient {
     host: MemoryHost,
     driver: RequestDriver<MemoryHost>,
-    flow: RequestFlow,
+    flow: FilterStatus,
 }
 
 impl HeldClient {
@@ -108,10 +108,10 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
     assert_eq!(
         clients.iter().map(|client| client.flow).collect::<Vec<_>>(),
         [
-            RequestFlow::Go,
-            RequestFlow::Hold,
-            RequestFlow::Hold,
-            RequestFlow::Hold
+            FilterStatus::Go,
+            FilterStatus::Hold,
+            FilterStatus::Hold,
+            FilterStatus::Hold
         ]
     );
     assert_eq!(clients[3].host.log, ["hold"]);
@@ -122,7 +122,7 @@ fn chat_is_released_before_a_batch_that_came_earlier() {
         release(&pool, &mut clients, now);
         assert_eq!(
             (clients[goes].flow, clients[goes].driver.is_routed()),
-            (RequestFlow::Go, true),
+            (FilterStatus::Go, true),
             "client {goes}"
         );
         let log = &clients[goes].host.log;

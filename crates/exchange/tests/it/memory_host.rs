@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use exchange::driver::{
-    BodyProgress, PoolUse, RequestCount, RequestFlow, RequestHost, RewriteError,
+    BodyProgress, FilterStatus, PoolUse, RequestCount, RequestHost, RewriteError,
 };
 use exchange::{
     ExchangeOutcome, ExchangeSettings, LocalReply, ManagedPool, RequestChanges, RequestDriver,
@@ -53,7 +53,7 @@ impl MemoryHost {
         }
     }
 
-    fn send(&mut self) -> (RequestDriver<Self>, RequestFlow) {
+    fn send(&mut self) -> (RequestDriver<Self>, FilterStatus) {
         self.send_with(&[])
     }
 
@@ -61,7 +61,7 @@ impl MemoryHost {
     pub(crate) fn send_with(
         &mut self,
         headers: &[(&[u8], &[u8])],
-    ) -> (RequestDriver<Self>, RequestFlow) {
+    ) -> (RequestDriver<Self>, FilterStatus) {
         let mut driver = RequestDriver::default();
         let _ = driver.request_headers(
             self,
@@ -82,9 +82,9 @@ impl MemoryHost {
             attempts: 1,
             ..ResponseHead::default()
         };
-        assert_eq!(driver.response_headers(self, &head), RequestFlow::Go);
+        assert_eq!(driver.response_headers(self, &head), FilterStatus::Go);
         let size = self.response.len();
-        assert_eq!(driver.response_body(self, size, true), RequestFlow::Go);
+        assert_eq!(driver.response_body(self, size, true), FilterStatus::Go);
         driver.end(self);
     }
 }
@@ -279,7 +279,7 @@ fn a_request_is_routed_and_released() {
             driver.is_routed(),
             in_flight(&pool).iter().sum::<u32>()
         ),
-        (RequestFlow::Go, true, 1)
+        (FilterStatus::Go, true, 1)
     );
     let forwarded = host.log.first().cloned().unwrap_or_default();
     let first = forwarded
@@ -311,12 +311,12 @@ fn a_request_waits_for_the_first_state() {
     let (mut driver, flow) = host.send();
     assert_eq!(
         (flow, driver.waits(), host.log.as_slice()),
-        (RequestFlow::Hold, true, &["park".to_owned()][..])
+        (FilterStatus::Hold, true, &["park".to_owned()][..])
     );
     pool.borrow_mut().install(pool_update(2, 1), 7, 1_000);
     host.now = host.now.plus_ms(10);
     let now = host.now;
-    assert_eq!(driver.resume(&mut host, now), RequestFlow::Go);
+    assert_eq!(driver.resume(&mut host, now), FilterStatus::Go);
     assert!(
         host.log[1].starts_with("forward 60 bytes"),
         "{:?}",
@@ -334,7 +334,7 @@ fn an_invalid_body_is_refused() {
     assert_eq!(
         (flow, driver.is_answered(), host.log.as_slice()),
         (
-            RequestFlow::Hold,
+            FilterStatus::Hold,
             true,
             &["Invalid".into(), "reply 400".into()][..]
         )
@@ -356,18 +356,18 @@ fn in_two_pieces(between: impl FnOnce(&mut ManagedPool)) -> [usize; 2] {
     let _ = driver.request_headers(&mut host, HEADERS.into_iter(), false);
     assert_eq!(
         driver.request_body(&mut host, 50_000, BodyProgress::Partial),
-        RequestFlow::Hold
+        FilterStatus::Hold
     );
     between(&mut pool.borrow_mut());
     assert_eq!(
         driver.request_body(&mut host, body.len(), BodyProgress::Whole),
-        RequestFlow::Go
+        FilterStatus::Go
     );
     let entries = || pool.borrow().prefixes().stats().entries;
     let once = entries();
     assert_eq!(
         MemoryHost::new(&pool, body.as_bytes()).send().1,
-        RequestFlow::Go
+        FilterStatus::Go
     );
     [once, entries()]
 }

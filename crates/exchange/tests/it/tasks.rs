@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use exchange::{
-    BodyProgress, Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPool,
-    RequestChanges, RequestFlow, ResponseBody, ResponseHead, ResponseOrigin, Timestamp,
+    BodyProgress, Exchange, ExchangeSettings, ExchangeStep, FilterStatus, HeadersStep, ManagedPool,
+    RequestChanges, ResponseBody, ResponseHead, ResponseOrigin, Timestamp,
 };
 use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{EndpointMetrics, Pipeline, PipelineSpec, Snapshot, Version};
@@ -348,13 +348,13 @@ fn a_large_form_is_read_piece_by_piece() {
     for size in (100_000..body.len()).step_by(100_000) {
         assert_eq!(
             driver.request_body(&mut host, size, BodyProgress::Partial),
-            RequestFlow::Hold
+            FilterStatus::Hold
         );
         assert!(driver.memory() < 16_384);
     }
     assert_eq!(
         driver.request_body(&mut host, body.len(), BodyProgress::Whole),
-        RequestFlow::Go
+        FilterStatus::Go
     );
     assert_eq!(
         host.log.first().map(String::as_str),
