@@ -289,7 +289,7 @@ def mutants_steps() -> list[Step]:
     """`MUTANTS_SHARD` is `all`, or a part as `7/80`: the eighth of 80."""
     shard = os.environ.get("MUTANTS_SHARD") or f"{date.today().toordinal() % MUTANTS_SHARDS}/{MUTANTS_SHARDS}"
     part, seconds_max = ("", MUTANTS_ALL_SECONDS_MAX) if shard == "all" else (f" --sharding round-robin --shard {shard}", MUTANTS_SECONDS_MAX)
-    mutants = ".tools/bin/cargo-mutants mutants -p scheduler -p pool-state -p exchange"
+    mutants = ".tools/bin/cargo-mutants mutants -p scheduler -p learning -p pool-state -p exchange"
     count = f'echo "$({mutants} --list | wc -l) mutants in all; this run tests part {shard}"'
     return [Step(f"mutants: {shard}", f"{count} && PROPTEST_CASES=32 {mutants} -o target{part}", no_survivor, seconds_max)]
 

@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use discovery::InstanceState;
-use scheduler::latency::step::StepModel;
-use scheduler::scaling::{
+use learning::scaling::{
     EngineSeats, OutstandingWork, ReportedRequests, RequestMix, ScalingGoal, ScalingGroup,
     ScalingRole, ScalingSignal, TrafficTotals, TrafficWindow, signal,
 };
+use scheduler::latency::step::StepModel;
 use scheduler::{EndpointMetrics, Pipeline, ROLE_LABEL};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};

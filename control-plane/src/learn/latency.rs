@@ -60,8 +60,7 @@ pub fn spawn(
 #[cfg(test)]
 mod tests {
     use pool_state::EncodedObservation;
-    use scheduler::latency::Conditions;
-    use scheduler::latency::learn::{Observation, RequestEnd};
+    use scheduler::latency::{Conditions, Observation, RequestEnd};
     use scheduler::{EndpointRef, Generation, Slot};
 
     use std::sync::atomic::Ordering;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use learning::scaling::ScalingGoal;
 use scheduler::ENDPOINTS_MAX;
-use scheduler::scaling::ScalingGoal;
 
 use super::EndpointGroup;
 use crate::cli::args::{duration, spare};

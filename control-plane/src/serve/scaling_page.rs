@@ -3,7 +3,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use scheduler::scaling::ScalingGoal;
+use learning::scaling::ScalingGoal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -36,7 +36,7 @@ pub async fn scaling(State(AdminServer { shared, .. }): State<AdminServer>) -> J
 
 fn group_row(pool: &str, group: &EndpointGroup, goal: &ScalingGoal) -> Value {
     let signal = group.signal(goal);
-    let sum = |of: fn(&scheduler::scaling::OutstandingWork) -> f64| {
+    let sum = |of: fn(&learning::scaling::OutstandingWork) -> f64| {
         group.endpoints.iter().map(of).sum::<f64>()
     };
     json!({

@@ -11,9 +11,7 @@
 //! Words of 32 bits, least significant byte first. From word 3 on each is an `f32`, and NaN means
 //! unknown.
 
-use scheduler::latency::learn::{Observation, RequestEnd};
-use scheduler::latency::step::{FirstToken, TokenGap};
-use scheduler::latency::{Conditions, Prediction};
+use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 /// The most observations in a message, and the most that a VM keeps until its host takes them: a

@@ -11,9 +11,9 @@ use std::hint::black_box;
 use std::io::Write;
 use std::time::Instant;
 
+use learning::LatencyLearner;
 use scheduler::in_flight::InFlight;
-use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
-use scheduler::latency::{Conditions, LatencyModel};
+use scheduler::latency::{Conditions, LatencyModel, Observation, RequestEnd};
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{

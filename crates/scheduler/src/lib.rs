@@ -54,7 +54,6 @@ pub use local_state::{AdapterRoom, LocalState};
 mod predictions;
 pub use predictions::{EndpointPrediction, Headroom};
 mod candidates;
-pub mod scaling;
 pub use candidates::Candidates;
 mod decision;
 pub use decision::{

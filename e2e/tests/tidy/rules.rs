@@ -65,8 +65,9 @@ const DEPENDENCIES_MAX: &[(&str, usize)] = &[
     ("filter/Cargo.toml", 8),
 ];
 
-/// Crates that need an operating system.
+/// Crates that need an operating system, and `learning`, which only the daemon runs.
 const DAEMON_CRATES: &[&str] = &[
+    "learning",
     "tokio",
     "tonic",
     "hyper",

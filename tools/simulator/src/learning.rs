@@ -3,9 +3,11 @@
 
 use std::collections::VecDeque;
 
+use learning::StepLearner;
 use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
-use scheduler::latency::step::{FirstToken, StepLearner, StepModel, TokenGap};
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{FirstToken, TokenGap};
 
 use crate::engine::StepTimeModel;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
+use learning::scaling::ScalingGoal;
 use scheduler::ENDPOINTS_MAX;
-use scheduler::scaling::ScalingGoal;
 
 use super::OptionalAddress;
 use super::values::{duration, listen};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use proto::observation::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use proto::state;
-use scheduler::latency::learn::RequestEnd;
+use scheduler::latency::RequestEnd;
 
 /// VMs whose numbers are remembered: the workers of a few hundred proxies. Beyond that the VM seen
 /// longest ago is forgotten.

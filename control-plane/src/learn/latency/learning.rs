@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use learning::{LatencyLearner, LearnerStatus, ObservationVerdict};
 use pool_state::EncodedObservation;
 use proto::{LearnedModels, state};
 use scheduler::EndpointRef;
-use scheduler::latency::learn::{LatencyLearner, LearnerStatus, ObservationVerdict};
 use scheduler::latency::{FEATURES, NoPrediction, SAMPLES_MIN};
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -552,10 +552,8 @@ fn lacks_prediction(observed: &EncodedObservation) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use scheduler::latency::Prediction;
-    use scheduler::latency::learn::Observation;
+    use scheduler::latency::{LatencyModel, Observation, Prediction};
 
-    use scheduler::latency::LatencyModel;
     use scheduler::latency::step::StepModel;
 
     use super::super::tests::observed;

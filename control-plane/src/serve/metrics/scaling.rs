@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use scheduler::scaling::ScalingSignal;
+use learning::scaling::ScalingSignal;
 use tokio::time::Instant;
 
 use super::page::{MetricLabels, MetricsPage};

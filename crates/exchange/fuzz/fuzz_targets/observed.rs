@@ -7,7 +7,7 @@
 use libfuzzer_sys::fuzz_target;
 use proto::observation::{EncodedObservation, OBSERVATION_BYTES};
 use scheduler::latency::LatencyModel;
-use scheduler::latency::learn::LatencyLearner;
+use learning::LatencyLearner;
 
 fuzz_target!(|data: &[u8]| {
     let mut learner = LatencyLearner::default();

@@ -6,7 +6,7 @@ use pool_state::{
     ms_between,
 };
 use scheduler::Slo;
-use scheduler::latency::learn::RequestEnd;
+use scheduler::latency::RequestEnd;
 
 use super::routed_request::RoutedRequest;
 use crate::sse::ResponseReader;

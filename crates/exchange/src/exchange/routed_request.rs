@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use scheduler::EndpointRef;
+use scheduler::latency::RequestEnd;
 
 use super::response_head::{ResponseHead, ResponseOrigin};
 use crate::api::RequestApi;

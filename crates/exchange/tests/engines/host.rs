@@ -14,8 +14,8 @@ use std::collections::{BinaryHeap, VecDeque};
 use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
 };
+use learning::StepLearner;
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
-use scheduler::latency::step::StepLearner;
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng,
     Slot, Snapshot, Version,

@@ -10,7 +10,7 @@ use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
 };
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
-use scheduler::latency::learn::RequestEnd;
+use scheduler::latency::RequestEnd;
 use scheduler::latency::step::StepModel;
 
 use crate::release::pool_update;

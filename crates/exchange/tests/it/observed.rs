@@ -5,9 +5,8 @@ use exchange::{
     Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp,
 };
 use pool_state::{EncodedObservation, OBSERVATIONS_MAX};
-use scheduler::latency::learn::RequestEnd;
 use scheduler::latency::step::StepModel;
-use scheduler::latency::{Conditions, LatencyModel};
+use scheduler::latency::{Conditions, LatencyModel, RequestEnd};
 use scheduler::{EndpointMetrics, EndpointRef, Version};
 
 use crate::release::{pool_update, pool_update_of_stages};

@@ -10,9 +10,7 @@
 //! of a prompt that did not wait; of prompts that follow each other it is not. The times of the
 //! whole request belong to neither.
 
-use scheduler::latency::learn::{Observation, RequestEnd};
-use scheduler::latency::step::{FirstToken, TokenGap};
-use scheduler::latency::{Conditions, Prediction};
+use scheduler::latency::{Conditions, FirstToken, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{EndpointRef, LocalState, Request};
 
 use super::observation::uncached_tokens;

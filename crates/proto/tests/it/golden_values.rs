@@ -20,9 +20,8 @@ use scheduler::flow::{
     SharedOrder,
 };
 use scheduler::in_flight::{EndpointLoad, PendingPrefills};
-use scheduler::latency::learn::{Observation, RequestEnd};
-use scheduler::latency::step::{FirstToken, StepModel, TokenGap};
-use scheduler::latency::{Conditions, LatencyModel};
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{Conditions, FirstToken, LatencyModel, Observation, RequestEnd, TokenGap};
 use scheduler::{EndpointRef, Generation, Slot, Timestamp, Version};
 
 const VM: u64 = 0x00ab_cdef;

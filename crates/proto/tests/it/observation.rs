@@ -2,8 +2,7 @@
 
 use proptest::prelude::*;
 use proto::observation::{EncodedObservation, OBSERVATION_BYTES};
-use scheduler::latency::Conditions;
-use scheduler::latency::learn::RequestEnd;
+use scheduler::latency::{Conditions, RequestEnd};
 use scheduler::{EndpointRef, Generation, Slot};
 
 fn maybe(range: std::ops::RangeInclusive<f32>) -> impl Strategy<Value = Option<f32>> {
@@ -19,7 +18,7 @@ prop_compose! {
         tokens in (prop::option::of(0..1_000_000_u32), prop::option::of(0..1_000_000_u32), prop::option::of(0..1_000_000_u32)),
         parts in (maybe(0.01..=1e5), maybe(0.01..=1e5), maybe(0.01..=1e5)),
     ) -> EncodedObservation {
-        use scheduler::latency::{Prediction, learn::Observation, step::{FirstToken, TokenGap}};
+        use scheduler::latency::{FirstToken, Observation, Prediction, TokenGap};
         let (requests, prefill_tokens, context_tokens, prompt_tokens, uncached) = ledger;
         let uncached_tokens = prompt_tokens * uncached;
         let conditions = Conditions {

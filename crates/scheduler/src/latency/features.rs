@@ -80,7 +80,7 @@ pub const FEATURES: [Feature; 10] = [
 ];
 
 /// Inputs of the linear part of each of the two times.
-pub(super) const TERMS: usize = 8;
+pub const TERMS: usize = 8;
 
 /// The features under these conditions. Unknown values count as 0, except running requests, which
 /// the ledger also knows.
@@ -103,7 +103,7 @@ pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
 }
 
 /// The terms whose weighted sum, with non-negative weights, is the TTFT.
-pub(super) fn ttft_terms(x: &Features) -> [f32; TERMS] {
+pub fn ttft_terms(x: &Features) -> [f32; TERMS] {
     let &[
         own,
         step,
@@ -130,7 +130,7 @@ pub(super) fn ttft_terms(x: &Features) -> [f32; TERMS] {
 
 /// The terms whose weighted sum is the TPOT. It does not grow with a queue without bound: an engine
 /// mixes at most one chunk of prefill into a step, so the terms of a queue saturate.
-pub(super) fn tpot_terms(x: &Features) -> [f32; TERMS] {
+pub fn tpot_terms(x: &Features) -> [f32; TERMS] {
     let &[
         _own,
         step,

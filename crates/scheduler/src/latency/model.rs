@@ -23,30 +23,30 @@ pub const BEYOND_TIMES: f32 = 4.0;
 pub struct LatencyModel {
     /// The step model behind [`features()`]. All its endpoints are alike; their differences are in
     /// `offsets`.
-    pub(super) step: StepModel,
-    pub(super) ttft: TargetPredictor,
-    pub(super) tpot: TargetPredictor,
+    pub step: StepModel,
+    pub ttft: TargetPredictor,
+    pub tpot: TargetPredictor,
     /// The largest value of each feature that it predicts for.
-    pub(super) limits: Features,
+    pub limits: Features,
     /// Offsets by slot.
-    pub(super) offsets: Box<[EndpointOffset]>,
+    pub offsets: Box<[EndpointOffset]>,
 }
 
 /// The predictor of one of the two times.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct TargetPredictor {
+pub struct TargetPredictor {
     /// Number of requests it was learned from.
-    pub(super) samples: u32,
-    pub(super) shape: LatencyShape,
-    pub(super) spread: P90Spread,
+    pub samples: u32,
+    pub shape: LatencyShape,
+    pub spread: P90Spread,
 }
 
 /// How far one endpoint deviates, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct EndpointOffset {
-    pub(super) generation: Generation,
-    pub(super) ttft: f32,
-    pub(super) tpot: f32,
+pub struct EndpointOffset {
+    pub generation: Generation,
+    pub ttft: f32,
+    pub tpot: f32,
 }
 
 /// The factors of one endpoint in a model.
@@ -77,7 +77,7 @@ const LAYOUT: u32 = 0x4c33;
 const MS_MAX: f32 = 86_400_000.0;
 
 /// Valid range of an endpoint's offset, as a logarithm: about 150 times as fast or slow.
-pub(super) const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
+pub const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
 
 // === impl LatencyModel ===
 

@@ -18,56 +18,56 @@ pub(super) const LANES: usize = 8;
 pub(super) type FeatureColumns = [[f32; LANES]; FEATURES_COUNT];
 
 /// Depth of a tree: its number of questions.
-pub(super) const DEPTH: usize = 3;
+pub const DEPTH: usize = 3;
 
 /// Maximum trees of one time; this bounds the cost of evaluation at a pick.
-pub(super) const TREES_MAX: usize = 8;
+pub const TREES_MAX: usize = 8;
 
 /// Number of bins, by length of the median, with a p90 factor of their own.
-pub(super) const BINS: usize = 8;
+pub const BINS: usize = 8;
 
 /// The least prediction, ms.
-pub(super) const MS_MIN: f32 = 0.01;
+pub const MS_MIN: f32 = 0.01;
 
 /// The function from features to one time.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct LatencyShape {
-    pub(super) weights: [f32; TERMS],
-    pub(super) trees: Box<[DecisionTree]>,
+pub struct LatencyShape {
+    pub weights: [f32; TERMS],
+    pub trees: Box<[DecisionTree]>,
 }
 
 /// Three questions, and a correction of the logarithm for each of their eight answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct DecisionTree {
+pub struct DecisionTree {
     /// The feature of each question.
-    pub(super) features: [u8; DEPTH],
+    pub features: [u8; DEPTH],
     /// The answer is yes if the feature is above this.
-    pub(super) thresholds: [f32; DEPTH],
-    pub(super) leaves: [f32; 1 << DEPTH],
+    pub thresholds: [f32; DEPTH],
+    pub leaves: [f32; 1 << DEPTH],
 }
 
 /// p90 as a function of the median: a factor by the length of the median, plus a level.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct P90Spread {
+pub struct P90Spread {
     /// Upper end of each bin but the last, ms.
-    pub(super) ends: [f32; BINS - 1],
+    pub ends: [f32; BINS - 1],
     /// Factor on the median, by bin.
-    pub(super) factors: [f32; BINS],
+    pub factors: [f32; BINS],
     /// Level that is added, ms.
-    pub(super) level: f32,
+    pub level: f32,
 }
 
 const WEIGHTS: RangeInclusive<f32> = 0.0..=1e9;
 const THRESHOLDS: RangeInclusive<f32> = f32::MIN..=f32::MAX;
-pub(super) const LEAVES: RangeInclusive<f32> = -5.0..=5.0;
-pub(super) const FACTORS: RangeInclusive<f32> = 0.0..=1_000.0;
-pub(super) const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
+pub const LEAVES: RangeInclusive<f32> = -5.0..=5.0;
+pub const FACTORS: RangeInclusive<f32> = 0.0..=1_000.0;
+pub const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 
 // === impl LatencyShape ===
 
 impl LatencyShape {
     /// The sum of the terms alone, ms.
-    pub(super) fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
+    pub fn base_ms(&self, terms: &[f32; TERMS]) -> f32 {
         terms
             .iter()
             .zip(&self.weights)
@@ -86,7 +86,7 @@ impl LatencyShape {
     }
 
     /// The correction by the trees, as a logarithm.
-    pub(super) fn correction(&self, x: &Features) -> f32 {
+    pub fn correction(&self, x: &Features) -> f32 {
         self.trees.iter().map(|tree| tree.leaf(x)).sum()
     }
 
@@ -113,7 +113,7 @@ impl LatencyShape {
 // === impl DecisionTree ===
 
 impl DecisionTree {
-    pub(super) fn leaf(&self, x: &Features) -> f32 {
+    pub fn leaf(&self, x: &Features) -> f32 {
         let mut at = 0;
         for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate()
         {
@@ -157,7 +157,7 @@ impl DecisionTree {
 
 impl P90Spread {
     /// A spread with the same factor for all bins.
-    pub(super) fn of(factor: f32) -> Self {
+    pub fn of(factor: f32) -> Self {
         Self {
             ends: [f32::MAX; BINS - 1],
             factors: [factor; BINS],
@@ -166,7 +166,7 @@ impl P90Spread {
     }
 
     /// p90 where the median is `ms`.
-    pub(super) fn p90_ms(&self, ms: f32) -> f32 {
+    pub fn p90_ms(&self, ms: f32) -> f32 {
         ms * self.factor(ms) + self.level
     }
 

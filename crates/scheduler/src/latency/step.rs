@@ -1,13 +1,9 @@
-//! The cost of the steps of an engine, and how it is learned from first tokens and from the gaps
-//! between tokens.
+//! The cost of the steps of an engine.
 //!
 //! A prefill of `u` uncached of `n` prompt tokens takes `c0 + c1 u + c2 (n² - (n-u)²)` ms: a
 //! constant, the work for each token, and its attention to all tokens before it. A decode step of a
 //! batch of `B` requests with `K` context tokens takes `e0 + e1 B + e2 K` ms. Each is multiplied by
 //! a relative speed of the endpoint.
-
-mod learner;
-pub use learner::{FirstToken, StepLearner, TokenGap};
 
 use std::ops::RangeInclusive;
 
@@ -47,11 +43,11 @@ const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
 const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
 
 /// Valid range of the mean output, tokens.
-const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
+pub const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 
 /// Valid range of a relative speed. A value outside is an error, not an accelerator, and must not
 /// make one endpoint attract all requests or never get one again.
-const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
+pub const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
 const AVERAGE: EndpointSpeed = EndpointSpeed {
     generation: Generation(0),

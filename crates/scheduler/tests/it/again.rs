@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use learning::LatencyLearner;
 use scheduler::in_flight::InFlight;
-use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
-use scheduler::latency::step::{StepModel, TokenGap};
-use scheduler::latency::{Conditions, LatencyModel, Prediction};
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{Conditions, LatencyModel, Observation, Prediction, RequestEnd, TokenGap};
 use scheduler::{
     Explanation, LocalState, Request, Rng, Slo, Snapshot, predict, schedule_again, tracked_slo,
 };

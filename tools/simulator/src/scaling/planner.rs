@@ -2,7 +2,7 @@
 //! lower bound from the throughput of the last interval, and a faster loop that adds or removes one
 //! replica at a time. It has exact step times here, where the real one has a profile.
 
-use scheduler::scaling::{RequestMix, TrafficWindow};
+use learning::scaling::{RequestMix, TrafficWindow};
 
 use super::limits::{TPOT_SLO_S, TTFT_SLO_S};
 use super::rules::{Autoscaler, EngineSample, PoolSample};

@@ -5,12 +5,12 @@
 
 use std::collections::VecDeque;
 
-use scheduler::in_flight::EndpointLoad;
-use scheduler::latency::step::StepModel;
-use scheduler::scaling::{
+use learning::scaling::{
     OutstandingWork, ReportedRequests, ScalingGoal, ScalingGroup, ScalingRole, TrafficTotals,
     TrafficWindow, signal,
 };
+use scheduler::in_flight::EndpointLoad;
+use scheduler::latency::step::StepModel;
 
 use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
 use super::planner::ThroughputPlanner;

@@ -1,9 +1,9 @@
 //! The traffic of the scaling campaign: requests whose rate changes within minutes.
 
-use scheduler::latency::step::StepModel;
-use scheduler::scaling::{
+use learning::scaling::{
     EngineSeats, OutstandingWork, RequestMix, ScalingGoal, ScalingGroup, ScalingRole, signal,
 };
+use scheduler::latency::step::StepModel;
 
 use crate::hardware::QWEN_32B_H200;
 use crate::workload::Sampler;

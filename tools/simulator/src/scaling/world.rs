@@ -5,6 +5,7 @@
 //!  every 5 s: the autoscaler reads the pool and orders replicas, which are ready `startup` later
 //! ```
 
+use learning::scaling::TrafficTotals;
 use pool_state::{LedgerHold, ManagedPool};
 use scheduler::scaling::TrafficTotals;
 use scheduler::{EndpointMetrics, EndpointRef, Pipeline, PipelineSpec, Request, Snapshot, Version};

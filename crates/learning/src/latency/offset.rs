@@ -11,9 +11,10 @@
 //! outcomes for a long time. So each outcome also moves it a little, until half of outcomes are
 //! above it.
 
-use super::super::model::OFFSETS;
+use scheduler::latency::OFFSETS;
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation};
+
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// With fewer outcomes than this between a pick and its own, the prediction at the pick is the one
 /// that would be made now.

@@ -22,31 +22,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use speed::{IDLE_MS, SpeedEvidence, SpeedNoise};
 
-use super::super::least_squares::solve;
-use super::{AVERAGE, COEFFICIENTS, EndpointSpeed, OUTPUT_TOKENS, SPEEDS, StepModel, nearest};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
+use scheduler::latency::step::{OUTPUT_TOKENS, SPEEDS, StepModel};
+use scheduler::latency::{FirstToken, TokenGap};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
-/// A first token as a sample of a prefill: of the request that had waited longest at its endpoint.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FirstToken {
-    /// Prompt tokens that were prefilled.
-    pub uncached_tokens: f32,
-    pub prompt_tokens: f32,
-    /// Time to this first token from the pick, or from the endpoint's previous first token if that
-    /// was later, ms.
-    pub service_ms: f32,
-}
-
-/// A gap between two tokens of one stream, while no request at its endpoint waited for a first
-/// token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenGap {
-    /// Requests decoding at the endpoint.
-    pub batch: f32,
-    pub context_tokens: f32,
-    /// The gap, ms per token.
-    pub gap_ms: f32,
-}
+use crate::least_squares::solve;
 
 /// Learns a [`StepModel`].
 #[derive(Clone, Debug)]
@@ -187,9 +167,9 @@ impl StepLearner {
     #[must_use]
     pub fn starting_from(model: &StepModel) -> Self {
         Self {
-            prefill: LeastSquaresFit::new(model.prefill, PREFILL_KEEP),
-            decode: LeastSquaresFit::new(model.decode, DECODE_KEEP),
-            output_tokens: f64::from(model.output_tokens),
+            prefill: LeastSquaresFit::new(model.prefill(), PREFILL_KEEP),
+            decode: LeastSquaresFit::new(model.decode(), DECODE_KEEP),
+            output_tokens: f64::from(model.output_tokens()),
             endpoints: Vec::new(),
             now_ms: 0,
         }
@@ -300,33 +280,29 @@ impl StepLearner {
     /// The model as learned so far.
     #[must_use]
     pub fn model(&self) -> StepModel {
-        let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
         let prefill = self.pool(|row| row.prefill);
         let decode = self.pool(|row| row.decode);
-        let speed = |row: &EndpointEvidence| EndpointSpeed {
-            generation: row.generation,
-            prefill: nearest(narrow(self.prefill.speed(row.prefill, prefill)), &SPEEDS),
-            decode: nearest(narrow(self.decode.speed(row.decode, decode)), &SPEEDS),
-        };
-        let known = self.endpoints.iter().rposition(|row| {
-            speed(row)
-                != EndpointSpeed {
-                    generation: row.generation,
-                    ..AVERAGE
-                }
+        let speeds = self.endpoints.iter().enumerate().map(|(slot, row)| {
+            let endpoint = EndpointRef {
+                slot: Slot(u16::try_from(slot).unwrap_or(u16::MAX)),
+                generation: row.generation,
+            };
+            let prefill = narrow(self.prefill.speed(row.prefill, prefill));
+            let decode = narrow(self.decode.speed(row.decode, decode));
+            (endpoint, prefill, decode)
         });
-        let speeds = self
-            .endpoints
-            .iter()
-            .take(known.map_or(0, |last| last + 1))
-            .map(speed)
-            .collect();
-        StepModel {
-            prefill: PREFILL_FLOORS.under(self.prefill.weights()),
-            decode: DECODE_FLOORS.under(self.decode.weights()),
-            output_tokens,
-            speeds,
-        }
+        let costs = StepModel::of(
+            PREFILL_FLOORS.under(self.prefill.weights()),
+            DECODE_FLOORS.under(self.decode.weights()),
+            narrow(self.output_tokens),
+        );
+        // The last slot comes first, so the model's table grows once.
+        speeds
+            .rev()
+            .skip_while(|(_, prefill, decode)| (*prefill, *decode) == (1.0, 1.0))
+            .fold(costs, |model, (endpoint, prefill, decode)| {
+                model.with_speed(endpoint, prefill, decode)
+            })
     }
 
     /// The evidence of all endpoints, of one of the two times.
@@ -400,7 +376,7 @@ impl LeastSquaresFit {
     fn weights(&self) -> [f32; 3] {
         let [w0, w1, w2] = self.prior;
         let [t0, t1, t2] = self.theta;
-        [w0 * t0, w1 * t1, w2 * t2].map(|weight| nearest(narrow(weight), &COEFFICIENTS))
+        [w0 * t0, w1 * t1, w2 * t2].map(narrow)
     }
 
     /// The prior's terms for these inputs, ms; never all zero.

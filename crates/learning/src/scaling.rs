@@ -37,8 +37,8 @@ mod traffic;
 pub use staffing::staffed;
 pub use traffic::{TrafficTotals, TrafficWindow};
 
-use crate::latency::step::StepModel;
-use crate::metrics::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE};
+use scheduler::latency::step::StepModel;
+use scheduler::metrics::{EndpointMetrics, SEQUENCES_MAX_ATTRIBUTE};
 
 /// The sequences that an engine runs at once if it does not report a limit: vLLM's default.
 const SEQUENCES_DEFAULT: f64 = 256.0;
@@ -233,7 +233,7 @@ fn known(number: f64) -> f64 {
 // === impl ScalingRole ===
 
 impl ScalingRole {
-    /// The role of endpoints with this value of [`ROLE_LABEL`](crate::ROLE_LABEL). `None`: they
+    /// The role of endpoints with this value of [`ROLE_LABEL`](scheduler::ROLE_LABEL). `None`: they
     /// serve no stage that has a step model.
     #[must_use]
     pub fn of(label: Option<&str>) -> Option<Self> {

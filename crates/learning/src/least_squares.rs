@@ -4,7 +4,7 @@
 /// Improves `weights` in turn towards the non-negative ones with the least squared error. `normal`
 /// holds the sums of products of inputs, `seen` the sums of inputs times target. `ridge` gets an
 /// input's sum of squares and returns how strongly its weight is pulled, and towards which value.
-pub(super) fn solve<const N: usize>(
+pub(crate) fn solve<const N: usize>(
     normal: &[[f64; N]; N],
     seen: &[f64; N],
     weights: &mut [f64; N],

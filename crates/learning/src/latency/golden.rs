@@ -8,15 +8,15 @@
 use std::fmt::Write;
 
 use super::*;
-use crate::endpoint::Slot;
-use crate::latency::Calibration;
-use crate::rng::Rng;
+use crate::Calibration;
+use scheduler::latency::{Conditions, FirstToken, TokenGap};
+use scheduler::{Rng, Slot};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/latency/learned.txt");
 
 const HEAD: &str = "\
 # What the latency learner learns from fixed streams of outcomes; times are in ms. An endpoint is written slot.generation.
-# To accept the present result: UPDATE_GOLDENS=1 cargo test -p scheduler --lib golden
+# To accept the present result: UPDATE_GOLDENS=1 cargo test -p learning --lib golden
 ";
 
 /// Endpoints of the pool.

@@ -13,7 +13,9 @@
 
 use std::collections::VecDeque;
 
-use super::super::shape::{BINS, FACTORS, LEVELS, P90Spread};
+use scheduler::latency::shape::{BINS, FACTORS, LEVELS, P90Spread};
+use scheduler::sort::sort_by;
+
 use super::p90::{CoverageIntegrator, LogOutcome, P90Tracker, PinballLosses, SHARE};
 
 /// The newest errors of one time, and the candidates for its p90.
@@ -163,7 +165,7 @@ impl ErrorWindow {
             return;
         }
         let mut sorted: Vec<(f32, f32)> = self.errors.iter().copied().collect();
-        crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
+        sort_by(&mut sorted, |a, b| a.0 < b.0);
         let end = |bin: usize| (bin + 1) * sorted.len() / bins;
         let mut spread = P90Spread::of(1.0);
         for (bin, factor) in spread.factors.iter_mut().enumerate() {
@@ -187,7 +189,7 @@ impl ErrorWindow {
 /// Quantile `share` of the errors: the ⌈(n+1)·share⌉-th of n, so that the next error is below it
 /// with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
-    crate::sort::sort_by(&mut errors, |a, b| a < b);
+    sort_by(&mut errors, |a, b| a < b);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -3,8 +3,8 @@
 
 use super::p90::CoverageIntegrator;
 use super::*;
-use crate::endpoint::Slot;
-use crate::rng::Rng;
+use scheduler::latency::Conditions;
+use scheduler::{Rng, Slot};
 
 const POD: EndpointRef = EndpointRef {
     slot: Slot(0),

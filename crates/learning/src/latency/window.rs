@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 
-use super::super::Conditions;
-use crate::endpoint::EndpointRef;
+use scheduler::EndpointRef;
+use scheduler::latency::Conditions;
+use scheduler::sort::sort_by;
 
 /// One of the two learned times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +87,7 @@ impl SampleWindow {
     /// All samples, oldest first.
     pub(super) fn by_age(&self) -> Vec<RequestSample> {
         let mut samples: Vec<RequestSample> = self.strata.iter().flatten().copied().collect();
-        crate::sort::sort_by(&mut samples, |a, b| a.number < b.number);
+        sort_by(&mut samples, |a, b| a.number < b.number);
         samples
     }
 

@@ -1,7 +1,6 @@
 use super::*;
-use crate::endpoint::Slot;
-use crate::rng::Rng;
 use proptest::prelude::*;
+use scheduler::{Rng, Slot};
 
 fn endpoint(slot: u16, generation: u32) -> EndpointRef {
     EndpointRef {

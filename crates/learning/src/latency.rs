@@ -31,66 +31,15 @@ use fit::FitRow;
 use offset::{DELAY_FRESH, EndpointOffsets};
 use window::{LatencyTarget, RequestSample, SampleWindow};
 
-use super::features::{
-    FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms,
+use scheduler::latency::shape::LatencyShape;
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{
+    BEYOND_TIMES, EndpointOffset, FEATURES, FEATURES_COUNT, Features, LatencyModel, Observation,
+    Prediction, RequestEnd, TERMS, TargetPredictor, features, tpot_terms, ttft_terms,
 };
-use super::model::{BEYOND_TIMES, EndpointOffset, LatencyModel, TargetPredictor};
-use super::shape::LatencyShape;
-use super::step::{self, FirstToken, StepModel, TokenGap};
-use super::{Conditions, Prediction};
-use crate::endpoint::{EndpointRef, Generation};
+use scheduler::{EndpointRef, Generation};
 
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestEnd {
-    /// The last token was sent.
-    Done,
-    /// The client disconnected before the last token. The full latency is unknown, so the request
-    /// is not learned from.
-    Aborted,
-    /// The endpoint failed the request. This says nothing about its speed.
-    Failed,
-}
-
-/// The measured times of one finished request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observation {
-    /// The served endpoint.
-    pub endpoint: EndpointRef,
-    /// The conditions of that endpoint and this request at the pick.
-    pub conditions: Conditions,
-    /// How the request ended.
-    pub ended: RequestEnd,
-    /// Time from sending the request to its first token, ms; `None` if the response was not
-    /// streamed.
-    pub ttft_ms: Option<f32>,
-    /// Mean time per output token after the first, ms; `None` if the response was not streamed or
-    /// had only one token.
-    pub tpot_ms: Option<f32>,
-    /// Output tokens; `None` if unknown.
-    pub output_tokens: Option<u32>,
-    /// The first token as a sample of a prefill, if it can serve as one.
-    pub first_token: Option<FirstToken>,
-    /// A gap of the token stream as a sample of a decode step, if there was one.
-    pub gap: Option<TokenGap>,
-}
-
-/// A request whose TTFT exceeds its service time by more than this waited for the prefills of other
-/// requests, ms.
-const QUEUED_MS: f32 = 0.5;
-
-impl Observation {
-    /// Returns whether first tokens of other requests came at this endpoint between the pick and
-    /// this request's first token. For a request that was not streamed: whether prompts waited for
-    /// prefill there at the pick.
-    #[must_use]
-    pub fn queued(&self) -> bool {
-        match (self.ttft_ms, self.first_token) {
-            (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,
-            _ => self.conditions.prefill_tokens > 0.0,
-        }
-    }
-}
+use crate::step::StepLearner;
 
 /// The learner's use of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +74,7 @@ pub struct LearnerStatus {
 /// argument.
 #[derive(Clone, Debug, Default)]
 pub struct LatencyLearner {
-    steps: step::StepLearner,
+    steps: StepLearner,
     /// The step model that the shapes in force were fitted with.
     step: StepModel,
     ttft: TargetModel,
@@ -194,7 +143,7 @@ impl LatencyLearner {
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
         let mut learner = Self {
-            steps: step::StepLearner::starting_from(step),
+            steps: StepLearner::starting_from(step),
             step: step.without_speeds(),
             ..Self::default()
         };
@@ -378,7 +327,7 @@ impl LatencyLearner {
         })
     }
 
-    /// As [`step::StepLearner::has_compared`].
+    /// As [`StepLearner::has_compared`].
     #[must_use]
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         self.steps.has_compared(endpoint)

@@ -1,6 +1,7 @@
 //! Chooses what a shape consists of, and measures the errors of the choice by cross-validation.
 
-use super::super::shape::{LatencyShape, TREES_MAX};
+use scheduler::latency::shape::{LatencyShape, TREES_MAX};
+
 use super::fit::{self, FitRow};
 
 /// With fewer samples than this no trees are tried: they would fit noise.

@@ -1,10 +1,12 @@
 use super::choice::TREES_SAMPLES_MIN;
 use super::p90::{LogOutcome, P90Tracker};
 use super::*;
-use crate::endpoint::{ENDPOINTS_MAX, Slot};
-use crate::latency::{InvalidModel, NoPrediction, SAMPLES_MIN, WORDS_MAX};
-use crate::rng::Rng;
+use crate::Calibration;
 use proptest::prelude::*;
+use scheduler::latency::{
+    Conditions, FirstToken, InvalidModel, NoPrediction, SAMPLES_MIN, WORDS_MAX,
+};
+use scheduler::{ENDPOINTS_MAX, Rng, Slot};
 
 const ENDPOINTS: u16 = 4;
 
@@ -166,7 +168,7 @@ fn the_model_starts_empty_then_has_too_little_data_then_predicts() {
 
 #[test]
 fn predictions_are_within_the_noise_and_nine_of_ten_outcomes_within_p90() {
-    let mut calibration = [crate::latency::Calibration::default(); 2];
+    let mut calibration = [Calibration::default(); 2];
     for seed in 2..6 {
         let mut world = LearnerWorld::new(seed);
         world.run(1_500, 1, 0);

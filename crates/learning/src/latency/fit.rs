@@ -1,9 +1,11 @@
 //! Fits one time to samples: the linear part by robust relative least squares, then small trees on
 //! the residual.
 
-use super::super::features::{FEATURES_COUNT, Features, TERMS};
-use super::super::least_squares::solve;
-use super::super::shape::{DEPTH, DecisionTree, LatencyShape, MS_MIN};
+use scheduler::latency::shape::{DEPTH, DecisionTree, LatencyShape, MS_MIN};
+use scheduler::latency::{FEATURES_COUNT, Features, TERMS};
+use scheduler::sort::sort_by;
+
+use crate::least_squares::solve;
 
 /// One sample of one time.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +96,7 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
 /// A shape with the same time for all requests: the weighted median.
 pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
     let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
-    crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
+    sort_by(&mut sorted, |a, b| a.0 < b.0);
     let half = sorted.iter().map(|(_, weight)| weight).sum::<f32>() / 2.0;
     let mut below = 0.0;
     let middle = sorted.iter().find(|(_, weight)| {
@@ -151,7 +153,7 @@ fn cuts(rows: &[FitRow]) -> [Vec<f32>; FEATURES_COUNT] {
             .iter()
             .filter_map(|row| row.x.get(feature).copied())
             .collect();
-        crate::sort::sort_by(&mut values, |a, b| a < b);
+        sort_by(&mut values, |a, b| a < b);
         let mut cuts: Vec<f32> = (1..=CUTS)
             .filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied())
             .collect();

@@ -1,0 +1,78 @@
+//! What a proxy measures of a finished request: a sample for the learners.
+
+use super::Conditions;
+use crate::endpoint::EndpointRef;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestEnd {
+    /// The last token was sent.
+    Done,
+    /// The client disconnected before the last token. The full latency is unknown, so the request
+    /// is not learned from.
+    Aborted,
+    /// The endpoint failed the request. This says nothing about its speed.
+    Failed,
+}
+
+/// The measured times of one finished request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observation {
+    /// The served endpoint.
+    pub endpoint: EndpointRef,
+    /// The conditions of that endpoint and this request at the pick.
+    pub conditions: Conditions,
+    /// How the request ended.
+    pub ended: RequestEnd,
+    /// Time from sending the request to its first token, ms; `None` if the response was not
+    /// streamed.
+    pub ttft_ms: Option<f32>,
+    /// Mean time per output token after the first, ms; `None` if the response was not streamed or
+    /// had only one token.
+    pub tpot_ms: Option<f32>,
+    /// Output tokens; `None` if unknown.
+    pub output_tokens: Option<u32>,
+    /// The first token as a sample of a prefill, if it can serve as one.
+    pub first_token: Option<FirstToken>,
+    /// A gap of the token stream as a sample of a decode step, if there was one.
+    pub gap: Option<TokenGap>,
+}
+
+/// A request whose TTFT exceeds its service time by more than this waited for the prefills of other
+/// requests, ms.
+const QUEUED_MS: f32 = 0.5;
+
+impl Observation {
+    /// Returns whether first tokens of other requests came at this endpoint between the pick and
+    /// this request's first token. For a request that was not streamed: whether prompts waited for
+    /// prefill there at the pick.
+    #[must_use]
+    pub fn queued(&self) -> bool {
+        match (self.ttft_ms, self.first_token) {
+            (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,
+            _ => self.conditions.prefill_tokens > 0.0,
+        }
+    }
+}
+
+/// A first token as a sample of a prefill: of the request that had waited longest at its endpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstToken {
+    /// Prompt tokens that were prefilled.
+    pub uncached_tokens: f32,
+    pub prompt_tokens: f32,
+    /// Time to this first token from the pick, or from the endpoint's previous first token if that
+    /// was later, ms.
+    pub service_ms: f32,
+}
+
+/// A gap between two tokens of one stream, while no request at its endpoint waited for a first
+/// token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenGap {
+    /// Requests decoding at the endpoint.
+    pub batch: f32,
+    pub context_tokens: f32,
+    /// The gap, ms per token.
+    pub gap_ms: f32,
+}
