@@ -511,7 +511,8 @@ def words(text: str) -> int:
     return len(re.findall(r"[A-Za-z][A-Za-z'-]*", text))
 
 
-NOT_IMPERATIVE = re.compile(r"^\w+(ed|ing)\b")
+# The area may come first: its name is no verb.
+NOT_IMPERATIVE = re.compile(r"^(?:[\w-]+: )?(?![\w-]+: )\w+(ed|ing)\b")
 
 
 def bad_subjects() -> list[str]:

@@ -23,10 +23,14 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
+mod metadata_fetches;
+use metadata_fetches::KnownMetadata;
+pub use metadata_fetches::{METADATA_POLL_INTERVAL, METADATA_RETRY_FIRST};
+pub(crate) use metadata_fetches::{MetadataRequest, MetadataResponse};
+
 use crate::backend::{InstanceReadiness, InstanceRecord, MetadataSource};
 use crate::event::{ClockReading, InstanceEvent, InstanceState, InstanceSummary, MetadataPolicy};
 use crate::instance::{Instance, validate_instance};
-use crate::metadata::Metadata;
 
 /// How long a mass disappearance is delayed. An API server that restarts with cold caches, or an
 /// etcd whose leases expired together, is complete again within this time. Meanwhile, requests to
@@ -37,41 +41,11 @@ pub const HOLD: Duration = Duration::from_secs(10);
 /// disappear at once.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
-/// How often metadata is fetched again without an event. It may change without one, for example
-/// when a LoRA adapter is loaded.
-pub const METADATA_POLL_INTERVAL: Duration = Duration::from_secs(30);
-
-/// The first wait after metadata could not be fetched. It doubles up to [`METADATA_POLL_INTERVAL`].
-pub const METADATA_RETRY_FIRST: Duration = Duration::from_millis(250);
-
 /// The most removed instances kept for display.
 const GONE_MAX: usize = 256;
 
-/// A request for the metadata of an instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MetadataRequest {
-    pub(crate) id: Arc<str>,
-    pub(crate) generation: String,
-    pub(crate) address: SocketAddr,
-    /// The entity tag of the known metadata.
-    pub(crate) etag: Option<String>,
-}
-
-/// The result of a [`MetadataRequest`].
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum MetadataResponse {
-    /// The metadata with its entity tag.
-    Is(Arc<Metadata>, Option<String>),
-    /// Not modified.
-    Unchanged,
-    /// The instance has no metadata.
-    Absent,
-    /// The metadata could not be fetched, for this reason.
-    Failed(String),
-}
-
 /// The instances of a component.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct InstanceTable {
     policy: MetadataPolicy,
     rows: BTreeMap<Arc<str>, InstanceRow>,
@@ -81,6 +55,8 @@ pub(crate) struct InstanceTable {
     removed: VecDeque<InstanceSummary>,
     hold: Option<RemovalHold>,
     published_count: usize,
+    /// Changes of the published set that subscribers do not have yet.
+    events: Vec<InstanceEvent>,
 }
 
 type AddressClaim = (u64, String, Arc<str>);
@@ -98,20 +74,6 @@ struct InstanceRow {
     since: SystemTime,
 }
 
-/// The metadata that an instance serves.
-#[derive(Debug, Default)]
-struct KnownMetadata {
-    /// The last good answer; `Some(None)` means that the instance has none.
-    answer: Option<Option<Arc<Metadata>>>,
-    etag: Option<String>,
-    failure: Option<String>,
-    failures: u32,
-    due: Option<Instant>,
-    fetching: bool,
-    /// Whether to fetch again when the current fetch ends.
-    again: bool,
-}
-
 #[derive(Debug)]
 struct RemovalHold {
     until: Instant,
@@ -123,16 +85,15 @@ struct RemovalHold {
 
 impl InstanceTable {
     pub(crate) fn new(policy: MetadataPolicy) -> Self {
-        let (rows, claims, due, gone) = Default::default();
         Self {
             policy,
-            rows,
-            claims,
-            due,
-            removed: gone,
-            hold: None,
-            published_count: 0,
+            ..Self::default()
         }
+    }
+
+    /// The changes of the published set since the last call.
+    pub(crate) fn take_events(&mut self) -> Vec<InstanceEvent> {
+        std::mem::take(&mut self.events)
     }
 
     /// Applies the whole set. `after_outage` says that the backend could not be reached before.
@@ -142,18 +103,14 @@ impl InstanceTable {
         records: Vec<Arc<InstanceRecord>>,
         after_outage: bool,
         now: ClockReading,
-        events: &mut Vec<InstanceEvent>,
     ) -> bool {
-        let mut new: BTreeMap<Arc<str>, Arc<InstanceRecord>> = BTreeMap::new();
-        for record in records {
-            new.insert(record.name().into(), record);
-        }
-        let told = self
-            .rows
-            .iter()
-            .filter(|(_, row)| row.published.is_some())
-            .map(|(id, _)| id);
-        let lost: Vec<Arc<str>> = told
+        let mut new: BTreeMap<Arc<str>, Arc<InstanceRecord>> = records
+            .into_iter()
+            .map(|record| (record.name().into(), record))
+            .collect();
+        let lost: Vec<Arc<str>> = self
+            .published_instances()
+            .map(|(id, _)| id)
             .filter(|id| new.get(*id).is_none_or(|r| !r.readiness.may_serve()))
             .cloned()
             .collect();
@@ -176,10 +133,10 @@ impl InstanceTable {
             .cloned()
             .collect();
         for id in absent {
-            self.remove(&id, now, events);
+            self.remove(&id, now);
         }
         for (id, record) in new {
-            self.put(&id, record, now, events);
+            self.put(&id, record, now);
         }
         for id in self.hold.iter().flat_map(|hold| hold.doomed.keys()) {
             if let Some(row) = self.rows.get_mut(id) {
@@ -190,64 +147,28 @@ impl InstanceTable {
     }
 
     /// Applies a new record, or a new value of a known one.
-    pub(crate) fn apply(
-        &mut self,
-        record: Arc<InstanceRecord>,
-        now: ClockReading,
-        events: &mut Vec<InstanceEvent>,
-    ) {
+    pub(crate) fn apply(&mut self, record: Arc<InstanceRecord>, now: ClockReading) {
         let id: Arc<str> = record.name().into();
         self.release(&id);
-        self.put(&id, record, now, events);
+        self.put(&id, record, now);
     }
 
     /// Removes a record.
-    pub(crate) fn delete(&mut self, id: &str, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn delete(&mut self, id: &str, now: ClockReading) {
         self.release(id);
-        self.remove(id, now, events);
+        self.remove(id, now);
     }
 
     /// Ends a hold that is due.
-    pub(crate) fn tick(&mut self, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn tick(&mut self, now: ClockReading) {
         let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else {
             return;
         };
         for (id, fate) in hold.doomed {
             match fate {
-                Some(record) => self.put(&id, record, now, events),
-                None => self.remove(&id, now, events),
+                Some(record) => self.put(&id, record, now),
+                None => self.remove(&id, now),
             }
-        }
-    }
-
-    /// The next metadata fetch that is due, if any. An instance has at most one fetch at a time.
-    pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<MetadataRequest> {
-        loop {
-            let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
-            self.due.remove(&due);
-            let (_, id) = due;
-            let Some(row) = self.rows.get_mut(&id) else {
-                continue;
-            };
-            row.metadata.due = None;
-            let MetadataSource::At(address) = row.record.metadata else {
-                continue;
-            };
-            if !row.record.readiness.may_serve() {
-                continue; // fetched when it becomes ready
-            }
-            if std::mem::replace(&mut row.metadata.fetching, true) {
-                row.metadata.again = true;
-                continue;
-            }
-            let generation = row.record.instance.generation.clone();
-            let etag = row.metadata.etag.clone();
-            return Some(MetadataRequest {
-                id,
-                generation,
-                address,
-                etag,
-            });
         }
     }
 
@@ -262,68 +183,11 @@ impl InstanceTable {
             .min()
     }
 
-    /// Applies the result of a fetch; ignores that of an older generation.
-    pub(crate) fn fetched(
-        &mut self,
-        fetch: &MetadataRequest,
-        fetched: MetadataResponse,
-        now: ClockReading,
-        events: &mut Vec<InstanceEvent>,
-    ) {
-        let Some(row) = self.rows.get_mut(&fetch.id) else {
-            return;
-        };
-        let same_life = row.record.instance.generation == fetch.generation
-            && row.record.metadata == MetadataSource::At(fetch.address);
-        if !same_life || !row.metadata.fetching {
-            return;
-        }
-        let known = &mut row.metadata;
-        known.fetching = false;
-        let again = std::mem::take(&mut known.again).then_some(now.instant);
-        match fetched {
-            MetadataResponse::Is(metadata, etag) => {
-                known.answer = Some(Some(metadata));
-                known.etag = etag;
-            }
-            MetadataResponse::Absent => (known.answer, known.etag) = (Some(None), None),
-            MetadataResponse::Unchanged => {}
-            MetadataResponse::Failed(why) => {
-                let wait = METADATA_RETRY_FIRST
-                    .saturating_mul(1 << known.failures.min(16))
-                    .min(METADATA_POLL_INTERVAL);
-                known.failures += 1;
-                known.failure = Some(why);
-                self.schedule(
-                    &fetch.id,
-                    again.unwrap_or(now.instant + jittered(wait, &fetch.id)),
-                );
-                return self.refresh(&fetch.id, now, events);
-            }
-        }
-        known.failure = None;
-        known.failures = 0;
-        self.schedule(
-            &fetch.id,
-            again.unwrap_or(now.instant + jittered(METADATA_POLL_INTERVAL, &fetch.id)),
-        );
-        self.refresh(&fetch.id, now, events);
-    }
-
     /// The published instances, by id.
     pub(crate) fn published_instances(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
         self.rows
             .iter()
             .filter_map(|(id, row)| row.published.as_ref().map(|instance| (id, instance)))
-    }
-
-    /// Whether a ready instance waits for the first result of a metadata fetch, good or bad.
-    pub(crate) fn is_asking(&self) -> bool {
-        self.rows.values().any(|row| {
-            matches!(row.state, InstanceState::Pending(_))
-                && row.metadata.answer.is_none()
-                && row.metadata.failure.is_none()
-        })
     }
 
     /// All recently seen instances.
@@ -354,13 +218,7 @@ impl InstanceTable {
         }
     }
 
-    fn put(
-        &mut self,
-        id: &Arc<str>,
-        record: Arc<InstanceRecord>,
-        now: ClockReading,
-        events: &mut Vec<InstanceEvent>,
-    ) {
+    fn put(&mut self, id: &Arc<str>, record: Arc<InstanceRecord>, now: ClockReading) {
         let wants_fetch = record.readiness.may_serve()
             && matches!(record.metadata, MetadataSource::At(_))
             && self.policy != MetadataPolicy::Ignored;
@@ -394,10 +252,10 @@ impl InstanceTable {
         if wants_fetch && changed {
             self.schedule(id, now.instant);
         }
-        self.refresh(id, now, events);
+        self.refresh(id, now);
     }
 
-    fn remove(&mut self, id: &str, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+    fn remove(&mut self, id: &str, now: ClockReading) {
         let Some(mut row) = self.rows.remove(id) else {
             return;
         };
@@ -407,12 +265,12 @@ impl InstanceTable {
         }
         if row.published.take().is_some() {
             self.published_count -= 1;
-            events.push(InstanceEvent::Removed(Arc::clone(&id)));
+            self.events.push(InstanceEvent::Removed(Arc::clone(&id)));
         }
         if let Some((address, claim)) = row.claim.take()
             && let Some(heir) = self.withdraw(address, &claim)
         {
-            self.settle(&heir, now, events);
+            self.settle(&heir, now);
         }
         let Instance {
             generation,
@@ -429,18 +287,8 @@ impl InstanceTable {
         });
     }
 
-    fn schedule(&mut self, id: &Arc<str>, at: Instant) {
-        let Some(row) = self.rows.get_mut(id) else {
-            return;
-        };
-        if let Some(before) = row.metadata.due.replace(at) {
-            self.due.remove(&(before, Arc::clone(id)));
-        }
-        self.due.insert((at, Arc::clone(id)));
-    }
-
     /// Updates a row, and the rows that compete for its address.
-    fn refresh(&mut self, id: &Arc<str>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+    fn refresh(&mut self, id: &Arc<str>, now: ClockReading) {
         let Some(row) = self.rows.get_mut(id) else {
             return;
         };
@@ -467,18 +315,17 @@ impl InstanceTable {
             .iter()
             .chain([id])
             .chain(&heir)
-            .partition(|id| self.owns_its_address(id));
+            .partition(|id| self.owner(id) == Some(id));
         for id in losing.into_iter().chain(gaining) {
-            self.settle(id, now, events);
+            self.settle(id, now);
         }
     }
 
-    /// Whether the claim of a row is the greatest on its address.
-    fn owns_its_address(&self, id: &Arc<str>) -> bool {
-        let claim = self.rows.get(id).and_then(|row| row.claim.as_ref());
-        claim.is_some_and(|(address, claim)| {
-            self.claims.get(address).and_then(BTreeSet::last) == Some(claim)
-        })
+    /// The id with the greatest claim on the address of a row.
+    fn owner(&self, id: &str) -> Option<&Arc<str>> {
+        let (address, _) = self.rows.get(id)?.claim.as_ref()?;
+        let (_, _, owner) = self.claims.get(address)?.last()?;
+        Some(owner)
     }
 
     /// Removes a claim and returns the id that has the address now.
@@ -493,23 +340,19 @@ impl InstanceTable {
     }
 
     /// Publishes the change of a row, if there is one.
-    fn settle(&mut self, id: &Arc<str>, now: ClockReading, events: &mut Vec<InstanceEvent>) {
+    fn settle(&mut self, id: &Arc<str>, now: ClockReading) {
         let held = self.is_held(id);
+        let owner = self.owner(id).cloned();
         let Some(row) = self.rows.get_mut(id) else {
             return;
         };
-        let owner = row
-            .claim
-            .as_ref()
-            .and_then(|(address, _)| self.claims.get(address)?.last())
-            .map(|(_, _, id)| id);
-        let (tell, state) = match &row.candidate {
+        let (published, state) = match &row.candidate {
             Err(state) => (None, state.clone()),
-            Ok(_) if owner != Some(id) => (
+            Ok(_) if owner.as_ref() != Some(id) => (
                 None,
                 InstanceState::Refused(format!(
                     "a newer instance has its address: {:?}",
-                    owner.map_or("", |o| &**o)
+                    owner.as_deref().unwrap_or_default()
                 )),
             ),
             Ok(candidate) => (Some(Arc::clone(candidate)), row.published_state(candidate)),
@@ -522,13 +365,13 @@ impl InstanceTable {
             },
             now,
         );
-        if row.published == tell {
+        if row.published == published {
             return;
         }
-        self.published_count = self.published_count + usize::from(tell.is_some())
+        self.published_count = self.published_count + usize::from(published.is_some())
             - usize::from(row.published.is_some());
-        row.published = tell;
-        events.push(match &row.published {
+        row.published = published;
+        self.events.push(match &row.published {
             Some(instance) => InstanceEvent::Added(Arc::clone(instance)),
             None => InstanceEvent::Removed(Arc::clone(id)),
         });
@@ -609,16 +452,6 @@ impl InstanceRow {
         }
         self.state = state;
     }
-}
-
-/// Lengthens a wait by up to a quarter, always the same for the same id, so that the instances of a
-/// pool are not fetched at the same moment and tests know the time.
-fn jittered(wait: Duration, id: &str) -> Duration {
-    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-    }); // FNV-1a
-    wait + wait
-        .mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)
 }
 
 #[cfg(test)]

@@ -250,11 +250,10 @@ impl HubState {
     }
 
     /// Changes the table and publishes the resulting events, under one lock.
-    fn change(&self, change: impl FnOnce(&mut InstanceTable, &mut Vec<InstanceEvent>)) {
+    fn change(&self, change: impl FnOnce(&mut InstanceTable)) {
         let mut table = self.table();
-        let mut events = Vec::new();
-        change(&mut table, &mut events);
-        for event in events {
+        change(&mut table);
+        for event in table.take_events() {
             let _ = self.events.send(event); // there may be no subscriber
         }
     }
@@ -267,16 +266,16 @@ impl HubState {
         match event {
             BackendEvent::Reset(records) => {
                 synced = true;
-                self.change(|table, events| {
-                    if table.reset(records, after_outage, now, events) {
+                self.change(|table| {
+                    if table.reset(records, after_outage, now) {
                         self.relist.notify_one();
                     }
                 });
             }
             BackendEvent::Apply(record) => {
-                self.change(|table, events| table.apply(record, now, events));
+                self.change(|table| table.apply(record, now));
             }
-            BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
+            BackendEvent::Delete(id) => self.change(|table| table.delete(&id, now)),
             BackendEvent::Failed(why) => error = Some(why),
             BackendEvent::Requirements(asked) => {
                 self.status
@@ -319,11 +318,11 @@ async fn drive(shared: Arc<HubState>, mut backend: BoxStream<'static, BackendEve
                 None => return shared.apply(BackendEvent::Failed("the backend ended".to_owned())),
             },
             Some((fetch, fetched)) = fetches.next(), if !fetches.is_empty() => {
-                shared.change(|table, events| table.fetched(&fetch, fetched, ClockReading::read(), events));
+                shared.change(|table| table.fetched(&fetch, fetched, ClockReading::read()));
             }
             () = wait, if fetches.len() < FETCHES_MAX => {}
         }
-        shared.change(|table, events| table.tick(ClockReading::read(), events));
+        shared.change(|table| table.tick(ClockReading::read()));
         while fetches.len() < FETCHES_MAX
             && let Some(fetch) = shared.table().next_fetch(Instant::now())
         {

@@ -3,7 +3,8 @@
 
 use futures::future::BoxFuture;
 
-use super::{EtcdConfig, EtcdConnection, KvClient, api, within};
+use super::api::{self, kv_client::KvClient};
+use super::connection::{EtcdConfig, EtcdConnection, within};
 use crate::lease::{LeaseRecord, LeaseStore};
 
 /// A lease in etcd.

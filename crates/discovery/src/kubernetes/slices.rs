@@ -11,7 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -202,7 +202,20 @@ fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
 /// The records of one slice, without entries that cannot be used (without an address, or with a
 /// name instead).
 fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
+    // Slices of type FQDN have no defined semantics and are deprecated.
+    if !["IPv4", "IPv6"].contains(&slice.address_type.as_str()) {
+        return Vec::new();
+    }
+    let template = template(slice);
     let port = port(slice.ports.as_deref().unwrap_or_default(), rule);
+    let endpoints = slice.endpoints.iter().flatten();
+    endpoints
+        .filter_map(|endpoint| record(endpoint, &template, port).map(Arc::new))
+        .collect()
+}
+
+/// What all endpoints of a slice have in common. The name is that of the Service.
+fn template(slice: &EndpointSlice) -> InstanceRecord {
     let service = slice
         .labels()
         .get("kubernetes.io/service-name")
@@ -211,75 +224,72 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         .annotations()
         .get(TRIGGER_TIME)
         .and_then(|t| t.parse::<Timestamp>().ok());
-    let freshness = trigger
-        .and_then(|t| u64::try_from(t.as_microsecond()).ok())
-        .unwrap_or(0);
-    let shared: Vec<(String, String)> = slice
-        .labels()
-        .iter()
-        .filter(|(key, _)| {
-            !key.starts_with(SLICE_LABEL_PREFIX) && !SLICE_LABELS.contains(&key.as_str())
-        })
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    let kube_namespace = slice
-        .namespace()
-        .unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
-    let record = |endpoint: &Endpoint| {
-        let ip: IpAddr = endpoint.addresses.first()?.parse().ok()?; // further addresses have no meaning
-        let pod = endpoint
-            .target_ref
-            .as_ref()
-            .filter(|r| r.kind.as_deref() == Some("Pod"));
-        let name = pod
-            .and_then(|r| r.name.clone())
-            .unwrap_or_else(|| format!("{service}-{ip}").replace(':', "-"));
-        let mut labels = shared.clone();
-        labels.extend(
-            endpoint
-                .zone
-                .iter()
-                .map(|zone| (ZONE_LABEL.to_owned(), zone.clone())),
-        );
-        labels.extend(
-            endpoint
-                .node_name
-                .iter()
-                .map(|node| (NODE_LABEL.to_owned(), node.clone())),
-        );
-        labels.sort_unstable();
-        labels.dedup_by(|a, b| a.0 == b.0);
-        let address = SocketAddr::new(ip, port.unwrap_or(0));
-        let instance = Instance {
-            namespace: pod
-                .and_then(|r| r.namespace.clone())
-                .unwrap_or_else(|| kube_namespace.clone()),
-            generation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
-            labels,
-            ..Instance::new(name, address)
-        };
-        let readiness = match port {
-            None => InstanceReadiness::NotReady(
-                "its slice has no such port, and no port is configured".to_owned(),
-            ),
-            Some(_) => readiness(endpoint.conditions.as_ref()),
-        };
-        Some(Arc::new(InstanceRecord {
-            instance,
-            readiness,
-            metadata: MetadataSource::At(address),
-            freshness,
-        }))
+    let labels = slice.labels().iter().filter(|(key, _)| {
+        !key.starts_with(SLICE_LABEL_PREFIX) && !SLICE_LABELS.contains(&key.as_str())
+    });
+    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    InstanceRecord {
+        instance: Instance {
+            namespace: slice
+                .namespace()
+                .unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
+            labels: labels
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
+            ..Instance::new(service, address)
+        },
+        readiness: InstanceReadiness::Ready,
+        metadata: MetadataSource::None,
+        freshness: trigger
+            .and_then(|t| u64::try_from(t.as_microsecond()).ok())
+            .unwrap_or(0),
+    }
+}
+
+/// The record of one endpoint, at this port of its slice.
+fn record(
+    endpoint: &Endpoint,
+    template: &InstanceRecord,
+    port: Option<u16>,
+) -> Option<InstanceRecord> {
+    let ip: IpAddr = endpoint.addresses.first()?.parse().ok()?; // further addresses have no meaning
+    let address = SocketAddr::new(ip, port.unwrap_or(0));
+    let mut instance = template.instance.clone();
+    instance.address = address;
+    let places = [
+        (ZONE_LABEL, &endpoint.zone),
+        (NODE_LABEL, &endpoint.node_name),
+    ];
+    for (label, place) in places {
+        instance
+            .labels
+            .extend(place.iter().map(|place| (label.to_owned(), place.clone())));
+    }
+    instance.labels.sort_unstable();
+    instance.labels.dedup_by(|a, b| a.0 == b.0);
+    let pod = endpoint
+        .target_ref
+        .as_ref()
+        .filter(|target| target.kind.as_deref() == Some("Pod"))
+        .cloned()
+        .unwrap_or_default();
+    instance.name = pod
+        .name
+        .unwrap_or_else(|| format!("{}-{ip}", instance.name).replace(':', "-"));
+    instance.namespace = pod.namespace.unwrap_or(instance.namespace);
+    instance.generation = pod.uid.unwrap_or_default();
+    let readiness = match port {
+        None => InstanceReadiness::NotReady(
+            "its slice has no such port, and no port is configured".to_owned(),
+        ),
+        Some(_) => readiness(endpoint.conditions.as_ref()),
     };
-    // Slices of type FQDN have no defined semantics and are deprecated.
-    let slices_of_addresses = ["IPv4", "IPv6"].contains(&slice.address_type.as_str());
-    slice
-        .endpoints
-        .iter()
-        .flatten()
-        .filter(|_| slices_of_addresses)
-        .filter_map(record)
-        .collect()
+    Some(InstanceRecord {
+        instance,
+        readiness,
+        metadata: MetadataSource::At(address),
+        freshness: template.freshness,
+    })
 }
 
 /// Reads the readiness. `ready` alone is not enough: with `publishNotReadyAddresses` it is always

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::metadata::Metadata;
 
 const AT: &str = "10.0.0.1:8000";
 
@@ -57,13 +58,10 @@ impl TableHarness {
         }
     }
 
-    fn run(
-        &mut self,
-        verb: impl FnOnce(&mut InstanceTable, ClockReading, &mut Vec<InstanceEvent>),
-    ) -> String {
+    fn run(&mut self, verb: impl FnOnce(&mut InstanceTable, ClockReading)) -> String {
         let now = self.now();
-        let mut events = Vec::new();
-        verb(&mut self.table, now, &mut events);
+        verb(&mut self.table, now);
+        let events = self.table.take_events();
         let text = |event: &InstanceEvent| match event {
             InstanceEvent::Added(i) => format!("+{}@{}", i.name, i.address.port()),
             InstanceEvent::Removed(id) => format!("-{id}"),
@@ -72,17 +70,17 @@ impl TableHarness {
     }
 
     fn apply(&mut self, record: InstanceRecord) -> String {
-        self.run(|table, now, events| table.apply(Arc::new(record), now, events))
+        self.run(|table, now| table.apply(Arc::new(record), now))
     }
 
     fn delete(&mut self, id: &str) -> String {
-        self.run(|table, now, events| table.delete(id, now, events))
+        self.run(|table, now| table.delete(id, now))
     }
 
     fn reset(&mut self, records: Vec<InstanceRecord>, after_outage: bool) -> String {
         let records = records.into_iter().map(Arc::new).collect();
-        self.run(|table, now, events| {
-            table.reset(records, after_outage, now, events);
+        self.run(|table, now| {
+            table.reset(records, after_outage, now);
         })
     }
 
@@ -91,12 +89,12 @@ impl TableHarness {
             .table
             .next_fetch(self.now().instant)
             .expect("a fetch is due");
-        self.run(|table, now, events| table.fetched(&fetch, fetched, now, events))
+        self.run(|table, now| table.fetched(&fetch, fetched, now))
     }
 
     fn wait(&mut self, elapsed: Duration) -> String {
         self.ms += u64::try_from(elapsed.as_millis()).unwrap();
-        self.run(|table, now, events| table.tick(now, events))
+        self.run(|table, now| table.tick(now))
     }
 
     fn state(&self, id: &str) -> InstanceState {
@@ -204,12 +202,7 @@ fn the_last_good_metadata_counts_while_it_is_the_same_life() {
         "a conditional request"
     );
     assert_eq!(
-        rig.run(|t, now, events| t.fetched(
-            &fetch,
-            MetadataResponse::Failed("reset".to_owned()),
-            now,
-            events
-        )),
+        rig.run(|t, now| t.fetched(&fetch, MetadataResponse::Failed("reset".to_owned()), now)),
         ""
     );
     assert_eq!(
@@ -225,12 +218,7 @@ fn the_last_good_metadata_counts_while_it_is_the_same_life() {
         "the new generation has no metadata yet"
     );
     assert_eq!(
-        rig.run(|t, now, events| t.fetched(
-            &fetch,
-            MetadataResponse::Is(model("old"), None),
-            now,
-            events
-        )),
+        rig.run(|t, now| t.fetched(&fetch, MetadataResponse::Is(model("old"), None), now)),
         "",
         "the answer of the old generation"
     );
@@ -260,12 +248,7 @@ fn changed_metadata_is_published_and_a_change_during_a_fetch_causes_another_fetc
         "one fetch at a time"
     );
     assert_eq!(
-        rig.run(|t, now, events| t.fetched(
-            &fetch,
-            MetadataResponse::Is(model("m"), None),
-            now,
-            events
-        )),
+        rig.run(|t, now| t.fetched(&fetch, MetadataResponse::Is(model("m"), None), now)),
         "+a@8000"
     );
     assert_eq!(
@@ -345,7 +328,7 @@ fn a_mass_disappearance_after_an_outage_is_held_and_then_believed() {
     let asks = {
         let now = rig.now();
         let few = all(1).into_iter().map(Arc::new).collect();
-        rig.table.reset(few, true, now, &mut Vec::new())
+        rig.table.reset(few, true, now)
     };
     assert!(asks, "the backend should list again");
     assert_eq!(
@@ -464,15 +447,14 @@ proptest! {
         let mut replayed: BTreeMap<String, Arc<Instance>> = BTreeMap::new();
         for step in steps {
             let now = rig.now();
-            let mut events = Vec::new();
             match step {
                 TableStep::Apply(name, port, ready, freshness) => {
-                    rig.table.apply(Arc::new(InstanceRecord { freshness, ..make(name, port, ready) }), now, &mut events);
+                    rig.table.apply(Arc::new(InstanceRecord { freshness, ..make(name, port, ready) }), now);
                 }
-                TableStep::Delete(name) => rig.table.delete(&format!("e{name}"), now, &mut events),
+                TableStep::Delete(name) => rig.table.delete(&format!("e{name}"), now),
                 TableStep::Reset(all, outage) => {
                     let all = all.into_iter().map(|(name, port, ready)| Arc::new(make(name, port, ready))).collect();
-                    rig.table.reset(all, outage, now, &mut events);
+                    rig.table.reset(all, outage, now);
                 }
                 TableStep::Answer(kind) => {
                     let fetched = match kind {
@@ -482,15 +464,15 @@ proptest! {
                         _ => MetadataResponse::Is(model("m"), None),
                     };
                     if let Some(fetch) = rig.table.next_fetch(now.instant) {
-                        rig.table.fetched(&fetch, fetched, now, &mut events);
+                        rig.table.fetched(&fetch, fetched, now);
                     }
                 }
                 TableStep::Wait(ms) => {
                     rig.ms += ms;
-                    rig.table.tick(rig.now(), &mut events);
+                    rig.table.tick(rig.now());
                 }
             }
-            for event in events {
+            for event in rig.table.take_events() {
                 match event {
                     InstanceEvent::Added(instance) => {
                         let taken = replayed.values().any(|other| other.address == instance.address && other.name != instance.name);

@@ -57,8 +57,8 @@ impl WatchHarness {
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
-            shared.change(|table, events| {
-                table.fetched(&fetch, fetched, ClockReading::read(), events);
+            shared.change(|table| {
+                table.fetched(&fetch, fetched, ClockReading::read());
             });
         });
     }

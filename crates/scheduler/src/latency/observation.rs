@@ -1,4 +1,4 @@
-//! What a proxy measures of a finished request: a sample for the learners.
+//! The measurements of a finished request, from which the daemon learns.
 
 use super::Conditions;
 use crate::endpoint::EndpointRef;

@@ -455,7 +455,7 @@ fn ten_thousand_endpoints_fit_in_64_megabytes() {
             let BackendEvent::Apply(record) = event else {
                 panic!("{event:?}")
             };
-            table.apply(record, ClockReading::read(), &mut Vec::new());
+            table.apply(record, ClockReading::read());
         }
     }
     let held = resident().saturating_sub(before);
