@@ -21,25 +21,21 @@ mod errors;
 mod fit;
 mod offset;
 mod p90;
+mod target;
 mod window;
 
 use std::ops::RangeInclusive;
 
-use choice::{chosen, errors};
-use errors::ErrorWindow;
-use fit::FitRow;
-use offset::{DELAY_FRESH, EndpointOffsets};
-use window::{LatencyTarget, RequestSample, SampleWindow};
-
-use scheduler::latency::shape::LatencyShape;
 use scheduler::latency::step::StepModel;
 use scheduler::latency::{
     BEYOND_TIMES, EndpointOffset, FEATURES, FEATURES_COUNT, Features, LatencyModel, Observation,
-    Prediction, RequestEnd, TERMS, TargetPredictor, features, tpot_terms, ttft_terms,
+    Prediction, RequestEnd, features,
 };
 use scheduler::{EndpointRef, Generation};
 
 use crate::step::StepLearner;
+use target::TargetModel;
+use window::{LatencyTarget, RequestSample, SampleWindow};
 
 /// The learner's use of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +68,7 @@ pub struct LearnerStatus {
 
 /// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. Has one writer; time is an
 /// argument.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LatencyLearner {
     steps: StepLearner,
     /// The step model that the shapes in force were fitted with.
@@ -91,88 +87,54 @@ pub struct LatencyLearner {
     changed: bool,
 }
 
-/// The learned state of one of the two times, TTFT or TPOT.
-#[derive(Clone, Debug, Default)]
-struct TargetModel {
-    /// The shape in force.
-    shape: Option<LatencyShape>,
-    offsets: EndpointOffsets,
-    errors: ErrorWindow,
-    samples: u32,
-    /// Samples since the last fit.
-    fresh: usize,
-}
-
 /// Valid range of TTFT, ms. The maximum is one hour: a request that takes longer hangs.
 const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
 /// Valid range of TPOT, ms.
 const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
-
-/// A fit needs at least `FRESH_MIN` new samples and one new sample in `FRESH_PART` of all: a fit
-/// costs some ms of the daemon's time.
-const FRESH_MIN: usize = 32;
-const FRESH_PART: usize = 8;
 
 /// Least interval between two fits, and between two publications, ms. Every proxy decodes each
 /// publication.
 const FIT_INTERVAL_MS: u64 = 1_000;
 const PUBLISH_INTERVAL_MS: u64 = 500;
 
-/// One in this many of all samples, the newest, chooses the base and the number of trees of a
-/// shape.
-const NEWEST_PART: usize = 4;
-
-/// The age, in samples, at which the weight of a sample has fallen to 1/e: older samples say less
-/// about what the engine does now.
-const FORGET_SAMPLES: f32 = 3_000.0;
-
-/// The pool as a whole has changed when the mean offset exceeds `DRIFT`, as a logarithm (about a
-/// fifth). Samples from before the change then get the weight `BEFORE_DRIFT`.
-const DRIFT: f32 = 0.2;
-const BEFORE_DRIFT: f32 = 0.1;
-
-/// Outcomes over which `LatencyLearner::delay` is averaged. Below [`DELAY_FRESH`], the prediction
+/// Outcomes over which `LatencyLearner::delay` is averaged. Below `DELAY_FRESH`, the prediction
 /// at the pick equals the one that would be made now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
 // === impl LatencyLearner ===
+
+impl Default for LatencyLearner {
+    fn default() -> Self {
+        Self::starting_from(&StepModel::default(), None)
+    }
+}
 
 impl LatencyLearner {
     /// Creates a learner from an earlier result: `model` is in force until a better one is found,
     /// and `step` is the prior of the step model.
     #[must_use]
     pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
-        let mut learner = Self {
-            steps: StepLearner::starting_from(step),
-            step: step.without_speeds(),
-            ..Self::default()
-        };
-        if let Some(model) = model {
-            learner.step = model.step.without_speeds();
-            learner.ttft = TargetModel {
-                shape: Some(model.ttft.shape.clone()),
-                samples: model.ttft.samples,
-                ..TargetModel::default()
-            };
-            learner.tpot = TargetModel {
-                shape: Some(model.tpot.shape.clone()),
-                samples: model.tpot.samples,
-                ..TargetModel::default()
-            };
-            for ((most, limit), feature) in
-                learner.most.iter_mut().zip(&model.limits).zip(&FEATURES)
-            {
-                *most = if *limit > feature.usual {
-                    limit / BEYOND_TIMES
-                } else {
-                    0.0
-                };
+        let in_force = model.map_or(step, |model| &model.step);
+        let mut most = Features::default();
+        let limits = model.map_or(most, |model| model.limits);
+        for ((most, limit), feature) in most.iter_mut().zip(&limits).zip(&FEATURES) {
+            if *limit > feature.usual {
+                *most = limit / BEYOND_TIMES;
             }
-            learner.ttft.errors.assume(&model.ttft.spread);
-            learner.tpot.errors.assume(&model.tpot.spread);
-            learner.changed = true;
         }
-        learner
+        Self {
+            steps: StepLearner::starting_from(step),
+            step: in_force.without_speeds(),
+            ttft: TargetModel::new(LatencyTarget::Ttft, model.map(|model| &model.ttft)),
+            tpot: TargetModel::new(LatencyTarget::Tpot, model.map(|model| &model.tpot)),
+            window: SampleWindow::default(),
+            most,
+            standing: LearnerStatus::default(),
+            delay: 0.0,
+            fitted_at_ms: None,
+            published_at_ms: None,
+            changed: model.is_some(),
+        }
     }
 
     /// Learns from one finished request. `predicted` is the prediction made at its pick, if there
@@ -254,21 +216,10 @@ impl LatencyLearner {
             ttft_ms.map(libm::logf),
             tpot_ms.map(libm::logf),
         );
-        let said = |of: fn(&Prediction) -> [f32; 2]| {
-            predicted.map(|predicted| of(predicted).map(libm::logf))
-        };
-        self.standing.drifts += u64::from(self.ttft.observe(
-            &mut sample,
-            LatencyTarget::Ttft,
-            &x,
-            (said(|p| [p.ttft_ms, p.ttft_p90_ms]), self.delay),
-        ));
-        self.standing.drifts += u64::from(self.tpot.observe(
-            &mut sample,
-            LatencyTarget::Tpot,
-            &x,
-            (said(|p| [p.tpot_ms, p.tpot_p90_ms]), self.delay),
-        ));
+        for target in [&mut self.ttft, &mut self.tpot] {
+            let drifted = target.observe(&mut sample, &x, predicted, self.delay);
+            self.standing.drifts += u64::from(drifted);
+        }
         self.window.push(sample);
         self.changed = true;
     }
@@ -295,8 +246,8 @@ impl LatencyLearner {
     /// The model in force; `None` before there is one.
     #[must_use]
     pub fn model(&self) -> Option<LatencyModel> {
-        let ttft = self.ttft.head()?;
-        let tpot = self.tpot.head()?;
+        let ttft = self.ttft.predictor()?;
+        let tpot = self.tpot.predictor()?;
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
             let ttft = self.ttft.offsets.published(slot);
@@ -357,12 +308,8 @@ impl LatencyLearner {
         }
         let step = self.steps.model().without_speeds();
         let mut samples = self.window.by_age();
-        let ttft = self
-            .ttft
-            .candidate(LatencyTarget::Ttft, &samples, (&self.step, &step));
-        let tpot = self
-            .tpot
-            .candidate(LatencyTarget::Tpot, &samples, (&self.step, &step));
+        let ttft = self.ttft.candidate(&samples, &self.step, &step);
+        let tpot = self.tpot.candidate(&samples, &self.step, &step);
         let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
         // Both shapes use the same step model, so they are adopted or rejected together, by the sum
         // of their gains.
@@ -372,14 +319,11 @@ impl LatencyLearner {
         } else {
             self.standing.adopted += 1;
             self.step = step;
-            for (target, which, candidate) in [
-                (&mut self.ttft, LatencyTarget::Ttft, ttft),
-                (&mut self.tpot, LatencyTarget::Tpot, tpot),
-            ] {
+            for (target, candidate) in [(&mut self.ttft, ttft), (&mut self.tpot, tpot)] {
                 if candidate.shape.is_some() {
                     target.shape = candidate.shape;
                     target.errors.start(&candidate.errors);
-                    target.replay(which, &mut samples, (&self.step, self.delay));
+                    target.replay(&mut samples, &self.step, self.delay);
                 }
             }
             self.window.refresh(&samples);
@@ -389,200 +333,6 @@ impl LatencyLearner {
         self.tpot.fresh = 0;
         true
     }
-}
-
-/// A shape that may replace the one in force.
-struct ShapeCandidate {
-    /// The shape, fitted to all samples; `None` if there were too few.
-    shape: Option<LatencyShape>,
-    /// The reduction of the loss on the newest samples, for a fit without them; a relative error.
-    gain: f32,
-    /// For each sample, the prediction of a fit without that sample's fold, and its error, both as
-    /// logarithms.
-    errors: Vec<(f32, f32)>,
-}
-
-// === impl TargetModel ===
-
-impl TargetModel {
-    /// Learns from a sample. `said` are the median and p90 that were predicted for it, as
-    /// logarithms; `delay` is the number of outcomes that came in between. Returns whether a change
-    /// of the endpoint was detected.
-    fn observe(
-        &mut self,
-        sample: &mut RequestSample,
-        which: LatencyTarget,
-        x: &Features,
-        (said, delay): (Option<[f32; 2]>, f32),
-    ) -> bool {
-        let Some(log) = sample.log(which) else {
-            return false;
-        };
-        self.samples = self.samples.saturating_add(1);
-        self.fresh += 1;
-        let Some(shape) = &self.shape else {
-            return false;
-        };
-        let middle = log_of(shape, which, x);
-        match said.filter(|said| said.iter().all(|log| log.is_finite())) {
-            Some([said, ninth]) => {
-                self.offsets
-                    .confirm(sample.endpoint, said - middle, log - middle);
-                self.errors.push(
-                    said,
-                    log - said,
-                    (delay < DELAY_FRESH).then_some(log > ninth),
-                    delay,
-                );
-            }
-            None => {
-                let would_say = middle + self.offsets.trust() * self.offsets.of(sample.endpoint);
-                self.errors.push(would_say, log - would_say, None, delay);
-            }
-        }
-        let changed = self.offsets.push(sample.endpoint, log - middle, delay);
-        *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
-        changed
-    }
-
-    fn due(&self) -> bool {
-        let samples = usize::try_from(self.samples).unwrap_or(usize::MAX);
-        self.fresh >= FRESH_MIN.max(samples.min(window::SAMPLES_MAX) / FRESH_PART)
-    }
-
-    /// Fits the best candidate. The newest quarter, left out of the fit, chooses base and trees;
-    /// the samples since the last fit judge the result.
-    fn candidate(
-        &self,
-        which: LatencyTarget,
-        samples: &[RequestSample],
-        (in_force, step): (&StepModel, &StepModel),
-    ) -> ShapeCandidate {
-        let drifted = self.offsets.mean().abs() > DRIFT;
-        let of = |step: &StepModel| {
-            rows(
-                samples,
-                which,
-                step,
-                if drifted { self.fresh } else { usize::MAX },
-            )
-        };
-        let rows = of(step);
-        let fresh = self.fresh.min(rows.len());
-        let (old, newest) =
-            rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
-        if old.len() < FRESH_MIN {
-            // The first fit: there is no shape to compare with.
-            let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
-            return ShapeCandidate {
-                shape: enough.then(|| fit::base(&rows, None)),
-                gain: 0.0,
-                errors: Vec::new(),
-            };
-        }
-        let chosen = chosen(old, newest, fresh);
-        let now = self.shape.as_ref().map(|shape| {
-            let rows = of(in_force);
-            fit::loss(
-                shape,
-                rows.get(rows.len() - fresh..).unwrap_or_default(),
-                self.offsets.trust() * self.offsets.mean(),
-            )
-        });
-        let gain = now.map_or(f32::INFINITY, |now| now - chosen.loss);
-        let shape = fit::with_trees(
-            &chosen.base.fit(&rows, Some(&chosen.shape)),
-            &rows,
-            chosen.trees,
-        );
-        ShapeCandidate {
-            shape: Some(shape),
-            gain,
-            errors: errors(&rows, &chosen),
-        }
-    }
-
-    /// Recomputes the offsets of all endpoints against the shape in force.
-    fn replay(
-        &mut self,
-        which: LatencyTarget,
-        samples: &mut [RequestSample],
-        (step, delay): (&StepModel, f32),
-    ) {
-        let Some(shape) = &self.shape else { return };
-        self.offsets = EndpointOffsets::afresh(&self.offsets);
-        for sample in samples {
-            let Some(log) = sample.log(which) else {
-                continue;
-            };
-            let x = features(&sample.conditions, step);
-            self.offsets
-                .push(sample.endpoint, log - log_of(shape, which, &x), delay);
-            *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
-        }
-    }
-
-    /// The predictor to publish: the mean offset of all endpoints is folded into the weights of the
-    /// shape; what an endpoint differs from the mean is its own offset.
-    fn head(&self) -> Option<TargetPredictor> {
-        let shape = self.shape.as_ref()?;
-        let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
-        let shape = LatencyShape {
-            weights: shape.weights.map(|weight| weight * factor),
-            trees: shape.trees.clone(),
-        };
-        Some(TargetPredictor {
-            samples: self.samples,
-            shape,
-            spread: self.errors.spread(),
-        })
-    }
-}
-
-fn log_of(shape: &LatencyShape, which: LatencyTarget, x: &Features) -> f32 {
-    libm::logf(shape.base_ms(&terms(which, x))) + shape.correction(x)
-}
-
-fn terms(which: LatencyTarget, x: &Features) -> [f32; TERMS] {
-    match which {
-        LatencyTarget::Ttft => ttft_terms(x),
-        LatencyTarget::Tpot => tpot_terms(x),
-    }
-}
-
-/// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
-/// Rows older than the last `since` get little weight.
-#[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
-fn rows(
-    samples: &[RequestSample],
-    which: LatencyTarget,
-    step: &StepModel,
-    since: usize,
-) -> Vec<FitRow> {
-    let count = samples
-        .iter()
-        .filter(|sample| sample.log(which).is_some())
-        .count();
-    let known = samples
-        .iter()
-        .filter_map(|sample| sample.log(which).map(|log| (sample, log)));
-    let row = |(at, (sample, log)): (usize, (&RequestSample, f32))| {
-        let x = features(&sample.conditions, step);
-        let age = (count - at) as f32;
-        let before = if count - at > since {
-            BEFORE_DRIFT
-        } else {
-            1.0
-        };
-        let weight = before * libm::expf(-age / FORGET_SAMPLES);
-        FitRow {
-            x,
-            terms: terms(which, &x),
-            log: log - sample.relative(which),
-            weight,
-        }
-    };
-    known.enumerate().map(row).collect()
 }
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let ready: f64 = group
         .endpoints
         .iter()
-        .map(|endpoint| cost.capacity(endpoint.speed))
+        .map(|endpoint| cost.capacity(endpoint))
         .sum();
     let starting = group.starting.len() as f64;
     let capacity = ready + starting;
@@ -397,8 +397,9 @@ impl RequestCost {
         own + others * self.decode_s + others_waiting * self.prefill_s
     }
 
-    /// The capacity of an endpoint with these relative times, in average replicas.
-    fn capacity(&self, (prefill, decode): (f32, f32)) -> f64 {
+    /// The capacity of an endpoint, in average replicas.
+    fn capacity(&self, endpoint: &OutstandingWork) -> f64 {
+        let (prefill, decode) = endpoint.speed;
         let [prefill, decode] =
             [prefill, decode].map(|times| f64::from(times).max(f64::from(f32::EPSILON)));
         let request_s = self.request_s();

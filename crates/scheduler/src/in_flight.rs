@@ -15,6 +15,10 @@
 //! The load of other workers and proxies is kept separately ([`PeerLoads`]) and added when a load
 //! is read.
 
+mod endpoint_load;
+pub use endpoint_load::{ATTENTION_UNIT, EndpointLoad, PendingPrefills};
+use endpoint_load::{NO_PREFILLS, NOTHING};
+
 mod last_picks;
 use last_picks::LastPicks;
 
@@ -32,44 +36,6 @@ pub use since_scrape::requests_now;
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndpointLoad {
-    /// Requests that were picked and have not ended.
-    pub requests: u32,
-    /// Uncached prompt tokens of requests without a first token, and, where configured, the
-    /// expected output of all requests.
-    pub prefill_tokens: u64,
-    /// Tokens of requests that decode: prompt and output after the first token.
-    pub decode_tokens: u64,
-    /// The prompts of requests without a first token.
-    pub prefills: PendingPrefills,
-    /// The lowest TTFT SLO of requests without a first token, µs; `None` when none has one.
-    pub ttft_slo_us: Option<u32>,
-    /// The lowest TPOT SLO of all requests, µs per token, those without a first token included.
-    /// `None` when none has one.
-    pub tpot_slo_us: Option<u32>,
-}
-
-/// Prompts that wait for their prefill or are in it, as the sums from which a linear step model
-/// computes their time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PendingPrefills {
-    /// The number of prompts that have uncached tokens.
-    pub prompts: u32,
-    /// The tokens of all these prompts, cached or not.
-    pub prompt_tokens: u64,
-    /// The uncached tokens of these prompts, as estimated.
-    pub uncached_tokens: u64,
-    /// The attention of these prompts: for a prompt of n tokens, u of them uncached, n^2 - (n -
-    /// u)^2, in units of [`ATTENTION_UNIT`].
-    pub attention: u64,
-}
-
-/// Pairs of tokens in one unit of [`PendingPrefills::attention`]: the attention of a prompt of 256
-/// tokens takes a fraction of a millisecond. With it, thousands of the longest prompts fit into 32
-/// bits on the wire.
-pub const ATTENTION_UNIT: u64 = 65_536;
 
 /// The ledger. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
@@ -121,104 +87,6 @@ const EMPTY: LedgerRow = LedgerRow {
     load: NOTHING,
     changed: false,
 };
-
-const NOTHING: EndpointLoad = EndpointLoad {
-    requests: 0,
-    prefill_tokens: 0,
-    decode_tokens: 0,
-    prefills: NO_PREFILLS,
-    ttft_slo_us: None,
-    tpot_slo_us: None,
-};
-
-const NO_PREFILLS: PendingPrefills = PendingPrefills {
-    prompts: 0,
-    prompt_tokens: 0,
-    uncached_tokens: 0,
-    attention: 0,
-};
-
-// === impl PendingPrefills ===
-
-impl PendingPrefills {
-    /// The prefill of one prompt with these tokens; `uncached_tokens` above `prompt_tokens` counts
-    /// as `prompt_tokens`.
-    #[must_use]
-    pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
-        let prompt = u64::from(prompt_tokens);
-        let uncached = u64::from(uncached_tokens.min(prompt_tokens));
-        let attention = prompt.pow(2) - (prompt - uncached).pow(2);
-        Self {
-            prompts: u32::from(uncached > 0),
-            prompt_tokens: prompt,
-            uncached_tokens: uncached,
-            attention: attention.div_ceil(ATTENTION_UNIT),
-        }
-    }
-
-    /// The sum of both.
-    #[must_use]
-    pub fn with(self, other: Self) -> Self {
-        Self {
-            prompts: self.prompts.saturating_add(other.prompts),
-            prompt_tokens: self.prompt_tokens.saturating_add(other.prompt_tokens),
-            uncached_tokens: self.uncached_tokens.saturating_add(other.uncached_tokens),
-            attention: self.attention.saturating_add(other.attention),
-        }
-    }
-
-    /// The difference of both.
-    #[must_use]
-    pub fn without(self, other: Self) -> Self {
-        Self {
-            prompts: self.prompts.saturating_sub(other.prompts),
-            prompt_tokens: self.prompt_tokens.saturating_sub(other.prompt_tokens),
-            uncached_tokens: self.uncached_tokens.saturating_sub(other.uncached_tokens),
-            attention: self.attention.saturating_sub(other.attention),
-        }
-    }
-
-    /// This load, `count` times.
-    #[must_use]
-    pub fn times(self, count: u32) -> Self {
-        Self {
-            prompts: self.prompts.saturating_mul(count),
-            prompt_tokens: self.prompt_tokens.saturating_mul(u64::from(count)),
-            uncached_tokens: self.uncached_tokens.saturating_mul(u64::from(count)),
-            attention: self.attention.saturating_mul(u64::from(count)),
-        }
-    }
-}
-
-// === impl EndpointLoad ===
-
-impl EndpointLoad {
-    /// The sum of both.
-    #[must_use]
-    pub fn with(self, other: Self) -> Self {
-        let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
-        Self {
-            requests: self.requests.saturating_add(other.requests),
-            prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
-            decode_tokens: self.decode_tokens.saturating_add(other.decode_tokens),
-            prefills: self.prefills.with(other.prefills),
-            ttft_slo_us: lowest(self.ttft_slo_us, other.ttft_slo_us),
-            tpot_slo_us: lowest(self.tpot_slo_us, other.tpot_slo_us),
-        }
-    }
-
-    /// This load, `count` times, with the same SLOs.
-    #[must_use]
-    pub fn times(self, count: u32) -> Self {
-        Self {
-            requests: self.requests.saturating_mul(count),
-            prefill_tokens: self.prefill_tokens.saturating_mul(u64::from(count)),
-            decode_tokens: self.decode_tokens.saturating_mul(u64::from(count)),
-            prefills: self.prefills.times(count),
-            ..self
-        }
-    }
-}
 
 // === impl InFlight ===
 
@@ -341,7 +209,7 @@ impl InFlight {
             request_id = queues.remove(slot, entry.id);
         });
         if self.current_epoch(to) == NOWHERE
-            && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load)
+            && self.row(to.slot).is_none_or(|row| row.load == NOTHING)
         {
             self.start_row(to);
         }
@@ -384,7 +252,7 @@ impl InFlight {
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
-            .map_or(EMPTY.load, |row| row.load)
+            .map_or(NOTHING, |row| row.load)
     }
 
     /// Records a pick of `endpoint`, by this worker or another one.
@@ -447,7 +315,7 @@ impl InFlight {
         };
         (0_u16..)
             .zip(&self.rows)
-            .filter(|(_, row)| row.load != EMPTY.load)
+            .filter(|(_, row)| row.load != NOTHING)
             .map(endpoint)
     }
 

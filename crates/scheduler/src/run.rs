@@ -244,9 +244,10 @@ impl<'r> SchedulingRun<'r> {
                 .filters
                 .iter()
                 .map(|(name, filter)| (&**name, &**filter));
-            for filter in first.into_iter().chain(second).chain(configured) {
+            for (name, filter) in first.into_iter().chain(second).chain(configured) {
                 narrow(
                     &self.context,
+                    name,
                     filter,
                     &mut left,
                     self.rng,
@@ -267,7 +268,8 @@ impl<'r> SchedulingRun<'r> {
 /// Runs one filter and records the endpoints that it dropped.
 pub(crate) fn narrow(
     context: &Context<'_>,
-    (name, filter): (&str, &dyn Filter),
+    name: &str,
+    filter: &dyn Filter,
     candidates: &mut Candidates,
     rng: &mut Rng,
     dropped: Option<&mut Vec<DroppedEndpoint>>,

@@ -211,7 +211,8 @@ fn decide(
     for (name, filter, unavailable) in STRUCTURAL {
         narrow(
             &context,
-            (name, filter),
+            name,
+            filter,
             &mut allowed,
             rng,
             explanation.as_deref_mut().map(|e| &mut e.dropped),

@@ -75,7 +75,8 @@ pub(super) fn base(rows: &[FitRow], near: Option<&LatencyShape>) -> LatencyShape
             // the larger of both, or a far too low prediction would weigh without bound.
             let scale = expected.max(ms);
             add(
-                (&mut normal, &mut seen),
+                &mut normal,
+                &mut seen,
                 &row.terms.map(|term| f64::from(term) / scale),
                 ms / scale,
                 f64::from(row.weight) / error,
@@ -111,7 +112,8 @@ pub(super) fn constant(rows: &[FitRow]) -> LatencyShape {
 }
 
 fn add(
-    (normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]),
+    normal: &mut [[f64; TERMS]; TERMS],
+    seen: &mut [f64; TERMS],
     inputs: &[f64; TERMS],
     target: f64,
     weight: f64,
@@ -189,7 +191,7 @@ fn tree(
     for level in 0..DEPTH {
         let mut best = (0.0, None);
         for (feature, cuts) in cuts.iter().enumerate() {
-            let histogram = histogram(rows, binned, left, (&leaves, feature));
+            let histogram = histogram(rows, binned, left, &leaves, feature);
             for cut in 0..cuts.len() {
                 let gain = gain(&histogram, cut);
                 if gain > best.0 {
@@ -210,7 +212,8 @@ fn tree(
         if let (Some(at), Some(value)) =
             (tree.features.get_mut(level), tree.thresholds.get_mut(level))
         {
-            (*at, *value) = (u8::try_from(feature).unwrap_or(0), threshold);
+            *at = u8::try_from(feature).unwrap_or(0);
+            *value = threshold;
         }
     }
     let mut sums = [(0.0_f32, 0.0_f32); 1 << DEPTH];
@@ -230,7 +233,8 @@ fn histogram(
     rows: &[FitRow],
     binned: &[[u8; FEATURES_COUNT]],
     left: &[f32],
-    (leaves, feature): (&[u8], usize),
+    leaves: &[u8],
+    feature: usize,
 ) -> FitHistogram {
     let mut histogram = [[(0.0, 0.0); CUTS + 1]; 1 << DEPTH];
     for (((row, bins), left), leaf) in rows.iter().zip(binned).zip(left).zip(leaves) {

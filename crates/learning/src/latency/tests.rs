@@ -1,10 +1,13 @@
-use super::choice::TREES_SAMPLES_MIN;
+use super::choice::{TREES_SAMPLES_MIN, chosen};
+use super::fit::FitRow;
+use super::offset::EndpointOffsets;
 use super::p90::{LogOutcome, P90Tracker};
+use super::target::FRESH_MIN;
 use super::*;
 use crate::Calibration;
 use proptest::prelude::*;
 use scheduler::latency::{
-    Conditions, FirstToken, InvalidModel, NoPrediction, SAMPLES_MIN, WORDS_MAX,
+    Conditions, FirstToken, InvalidModel, NoPrediction, SAMPLES_MIN, TERMS, WORDS_MAX,
 };
 use scheduler::{ENDPOINTS_MAX, Rng, Slot};
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use scheduler::EndpointRef;
-use scheduler::latency::Conditions;
+use scheduler::latency::{Conditions, Prediction};
 use scheduler::sort::sort_by;
 
 /// One of the two learned times.
@@ -98,6 +98,18 @@ impl SampleWindow {
             if let Ok(at) = samples.binary_search_by(|other| other.number.cmp(&sample.number)) {
                 *sample = samples.get(at).copied().unwrap_or(*sample);
             }
+        }
+    }
+}
+
+// === impl LatencyTarget ===
+
+impl LatencyTarget {
+    /// The predicted median and p90, ms.
+    pub(super) fn of(self, prediction: &Prediction) -> [f32; 2] {
+        match self {
+            Self::Ttft => [prediction.ttft_ms, prediction.ttft_p90_ms],
+            Self::Tpot => [prediction.tpot_ms, prediction.tpot_p90_ms],
         }
     }
 }

@@ -112,7 +112,8 @@ impl SpeedEvidence {
         &mut self,
         pool: Self,
         noise: &mut SpeedNoise,
-        (observed_ms, expected_ms): (f64, f64),
+        observed_ms: f64,
+        expected_ms: f64,
     ) {
         let samples = self.samples();
         let known = if samples > 0.0 {

@@ -14,7 +14,8 @@ fn endpoint(slot: u16, generation: u32) -> EndpointRef {
 fn taught(
     learner: &mut StepLearner,
     truth: &StepModel,
-    (seed, samples): (u64, usize),
+    seed: u64,
+    samples: usize,
     factor: impl Fn(u16) -> f32,
 ) {
     let mut rng = Rng::seeded(seed);
@@ -75,13 +76,13 @@ fn h100() -> StepModel {
 #[test]
 fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
     let mut learner = StepLearner::default();
-    taught(&mut learner, &h100(), (1, 60), |_| 1.0);
+    taught(&mut learner, &h100(), 1, 60, |_| 1.0);
     assert!(
         off(&learner.model(), &h100()) < 0.25,
         "{:?}",
         learner.model()
     );
-    taught(&mut learner, &h100(), (2, 1_000), |_| 1.0);
+    taught(&mut learner, &h100(), 2, 1_000, |_| 1.0);
     assert!(
         off(&learner.model(), &h100()) < 0.05,
         "{:?}",
@@ -103,14 +104,14 @@ fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
     );
     assert!(!learner.has_compared(endpoint(1, 2)) && !learner.has_compared(endpoint(99, 1)));
     let qwen = StepModel::of([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
-    taught(&mut learner, &qwen, (3, 4_000), |_| 1.0);
+    taught(&mut learner, &qwen, 3, 4_000, |_| 1.0);
     assert!(off(&learner.model(), &qwen) < 0.1, "{:?}", learner.model());
 }
 
 #[test]
 fn a_slow_endpoint_is_learned_and_its_successor_starts_clean() {
     let mut learner = StepLearner::default();
-    taught(&mut learner, &h100(), (1, 2_000), |slot| {
+    taught(&mut learner, &h100(), 1, 2_000, |slot| {
         if slot == 2 { 2.0 } else { 1.0 }
     });
     let model = learner.model();
@@ -175,7 +176,7 @@ fn an_endpoint_that_alone_gets_a_kind_of_prompt_is_not_faster_for_it() {
 #[test]
 fn impossible_samples_teach_nothing_and_a_stall_little() {
     let mut learner = StepLearner::default();
-    taught(&mut learner, &h100(), (1, 500), |_| 1.0);
+    taught(&mut learner, &h100(), 1, 500, |_| 1.0);
     let before = learner.model();
     let good = FirstToken {
         uncached_tokens: 10.0,
@@ -244,7 +245,7 @@ fn impossible_samples_teach_nothing_and_a_stall_little() {
 fn one_in_fifty_that_stalls_for_ten_seconds_does_not_spoil_it() {
     let mut learner = StepLearner::default();
     for round in 0..100_u16 {
-        taught(&mut learner, &h100(), (u64::from(round), 50), |_| 1.0);
+        taught(&mut learner, &h100(), u64::from(round), 50, |_| 1.0);
         let tokens = f32::from(round % 10) * 400.0;
         let sample = FirstToken {
             uncached_tokens: tokens,

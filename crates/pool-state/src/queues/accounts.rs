@@ -88,7 +88,7 @@ impl FlowQueues {
                     .filter(|(before, after)| before != after)
                 {
                     let others = rows.iter_mut().filter(|row| row.vm != vm);
-                    others.for_each(|row| row.change_rank((band.priority, flow.id), before, after));
+                    others.for_each(|row| row.change_rank(band.priority, flow.id, before, after));
                 }
                 service.set_flow(flow.id, flow.account);
             }

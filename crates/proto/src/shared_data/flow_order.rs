@@ -107,66 +107,17 @@ pub fn read(bytes: &[u8]) -> Option<SharedOrder> {
         began: Timestamp(words.next()?),
         ..SharedOrder::default()
     };
-    let ((rows, bands), full) = (unpair(words.next()?), words.next()?);
+    let (rows, bands) = unpair(words.next()?);
+    let full = words.next()?;
     for _ in 0..rows {
-        let mut row = OrderRow {
-            vm: words.next()?,
-            written: Timestamp(words.next()?),
-            woken: Timestamp(words.next()?),
-            round: words.next()?,
-            ..OrderRow::default()
-        };
-        let (evict, kinds) = unpair(words.next()?);
-        row.evict = evict.into();
-        row.first = words.tag()?;
-        row.next = words.tag()?;
-        for _ in 0..kinds {
-            let priority = unpair(words.next()?).0.cast_signed();
-            row.bands.push(BandHeld {
-                priority,
-                requests: words.next()?,
-                bytes: words.next()?,
-            });
-        }
-        for _ in 0..words.next()? {
-            let endpoint = words::endpoint(words.next()?)?.0;
-            let priority = unpair(words.next()?).0;
-            row.endpoints.push((endpoint, priority.cast_signed()));
-        }
-        order.rows.push(row);
+        order.rows.push(words.row()?);
     }
     for _ in 0..bands {
-        let (priority, flows) = unpair(words.next()?);
-        let mut band = BandService {
-            priority: priority.cast_signed(),
-            credit: words.float()?,
-            ..BandService::default()
-        };
-        band.account = BandAccount {
-            virtual_time: words.float()?,
-            turn: words.next()?,
-        };
-        for _ in 0..flows {
-            let id = words.next()?;
-            let start = words.float()?;
-            let turn = words.next()?;
-            let attained = words.float()?;
-            let attained_at = Timestamp(words.next()?);
-            band.flows.push((
-                id,
-                FlowAccount {
-                    start,
-                    turn,
-                    attained,
-                    attained_at,
-                },
-            ));
-        }
-        order.bands.push(band);
+        order.bands.push(words.band()?);
     }
     for _ in 0..full {
-        let ((endpoint, _), (priority, tries)) =
-            (words::endpoint(words.next()?)?, unpair(words.next()?));
+        let endpoint = words::endpoint(words.next()?)?.0;
+        let (priority, tries) = unpair(words.next()?);
         order.full.push(FullEndpoint {
             endpoint,
             priority: priority.cast_signed(),
@@ -188,20 +139,66 @@ impl Words<'_> {
         self.next().map(f64::from_bits)
     }
 
+    fn row(&mut self) -> Option<OrderRow> {
+        let mut row = OrderRow {
+            vm: self.next()?,
+            written: Timestamp(self.next()?),
+            woken: Timestamp(self.next()?),
+            round: self.next()?,
+            ..OrderRow::default()
+        };
+        let (evict, kinds) = unpair(self.next()?);
+        row.evict = evict.into();
+        row.first = self.tag()?;
+        row.next = self.tag()?;
+        for _ in 0..kinds {
+            row.bands.push(BandHeld {
+                priority: unpair(self.next()?).0.cast_signed(),
+                requests: self.next()?,
+                bytes: self.next()?,
+            });
+        }
+        for _ in 0..self.next()? {
+            let endpoint = words::endpoint(self.next()?)?.0;
+            let priority = unpair(self.next()?).0;
+            row.endpoints.push((endpoint, priority.cast_signed()));
+        }
+        Some(row)
+    }
+
+    fn band(&mut self) -> Option<BandService> {
+        let (priority, flows) = unpair(self.next()?);
+        let mut band = BandService {
+            priority: priority.cast_signed(),
+            credit: self.float()?,
+            account: BandAccount {
+                virtual_time: self.float()?,
+                turn: self.next()?,
+            },
+            ..BandService::default()
+        };
+        for _ in 0..flows {
+            let id = self.next()?;
+            let account = FlowAccount {
+                start: self.float()?,
+                turn: self.next()?,
+                attained: self.float()?,
+                attained_at: Timestamp(self.next()?),
+            };
+            band.flows.push((id, account));
+        }
+        Some(band)
+    }
+
     /// A tag, if there is one; `None` without enough words.
     fn tag(&mut self) -> Option<Option<HeldTag>> {
-        let ((priority, owed), flow, rank, key) = (
-            unpair(self.next()?),
-            self.next()?,
-            self.float()?,
-            self.next()?,
-        );
+        let (priority, owed) = unpair(self.next()?);
         let tag = HeldTag {
             owed: owed & 1 == 1,
             priority: priority.cast_signed(),
-            flow,
-            rank,
-            key,
+            flow: self.next()?,
+            rank: self.float()?,
+            key: self.next()?,
         };
         Some((owed & EXISTS == EXISTS).then_some(tag))
     }

@@ -128,7 +128,8 @@ impl BacklogDetector {
         context: &Context<'_>,
         endpoint: EndpointIndex,
         load: &EndpointLoad,
-        (more, uncached): (u32, u32),
+        more: u32,
+        uncached: u32,
     ) -> Option<f64> {
         let metrics = context.table.metrics_of(endpoint)?;
         let capacity = f64::from(metrics.kv_blocks?) * f64::from(metrics.kv_block_tokens?);
@@ -172,13 +173,11 @@ impl BacklogDetector {
         let without = |reserve: f64| {
             ceiling.min(if limits.critical { 1.0 } else { 1.0 - reserve }) * limits.share
         };
-        let prompt = (
-            context.request.prompt_tokens,
-            context.uncached_tokens(endpoint),
-        );
+        let prompt = context.request.prompt_tokens;
+        let uncached = context.uncached_tokens(endpoint);
         Self::sequences(context, endpoint, load.requests)
             .is_none_or(|used| used < without(self.sequence_reserve))
-            && Self::kv_cache(context, endpoint, &load, prompt)
+            && Self::kv_cache(context, endpoint, &load, prompt, uncached)
                 .is_none_or(|used| used <= without(self.reserve) * self.kv_cache_share)
     }
 
@@ -189,7 +188,7 @@ impl BacklogDetector {
             Self::backlog_ms(context, endpoint, &load) / self.critical_max_backlog_ms.max(1.0);
         let sequences = Self::sequences(context, endpoint, load.requests).unwrap_or(0.0);
         let kv_cache =
-            Self::kv_cache(context, endpoint, &load, (0, 0)).unwrap_or(0.0) / self.kv_cache_share;
+            Self::kv_cache(context, endpoint, &load, 0, 0).unwrap_or(0.0) / self.kv_cache_share;
         backlog.max(sequences).max(kv_cache)
     }
 }
@@ -258,7 +257,7 @@ mod tests {
 
     /// How many requests with prompts of so many tokens go to the endpoint, each at its first
     /// token when the next one comes.
-    fn admitted(tokens: u32, (critical, share): (bool, f64)) -> usize {
+    fn admitted(tokens: u32, critical: bool, share: f64) -> usize {
         let snapshot = snapshot();
         let mut ledger = InFlight::default();
         let at = snapshot.endpoints()[0].id;
@@ -284,12 +283,12 @@ mod tests {
     #[test]
     fn lower_bands_leave_a_quarter_of_sequences_and_a_tenth_of_the_cache() {
         assert_eq!(
-            [true, false].map(|critical| admitted(10, (critical, 1.0))),
+            [true, false].map(|critical| admitted(10, critical, 1.0)),
             [20, 15]
         );
         // 95 % of 1,600 tokens, and nine tenths of that.
         assert_eq!(
-            [true, false].map(|critical| admitted(100, (critical, 1.0))),
+            [true, false].map(|critical| admitted(100, critical, 1.0)),
             [16, 14]
         );
     }
@@ -297,11 +296,11 @@ mod tests {
     #[test]
     fn a_proxy_alone_fills_its_share_and_its_lower_bands_leave_the_reserve_of_that() {
         assert_eq!(
-            [true, false].map(|critical| admitted(10, (critical, 0.5))),
+            [true, false].map(|critical| admitted(10, critical, 0.5)),
             [10, 8]
         );
         assert_eq!(
-            [true, false].map(|critical| admitted(100, (critical, 0.5))),
+            [true, false].map(|critical| admitted(100, critical, 0.5)),
             [8, 7]
         );
     }

@@ -185,7 +185,7 @@ impl OrderRow {
 
     /// The rank of a flow has changed from `before` to `after`: so have the tags of the row, which
     /// its VM wrote some time ago. Otherwise that VM would be woken, and pass the turn on at once.
-    pub fn change_rank(&mut self, (priority, flow): (i32, u64), before: f64, after: f64) {
+    pub fn change_rank(&mut self, priority: i32, flow: u64, before: f64, after: f64) {
         let tags = [&mut self.first, &mut self.next].into_iter().flatten();
         for tag in tags.filter(|tag| tag.priority == priority && tag.flow == flow) {
             // Exactly the rank that its VM will compute, so that equal ranks stay equal.

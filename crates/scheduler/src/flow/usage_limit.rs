@@ -161,7 +161,8 @@ mod tests {
         plugin: &PluginType,
         given: &[(&str, ParameterValue)],
         priorities: &[i32],
-        (saturation, turn): (f64, u64),
+        saturation: f64,
+        turn: u64,
     ) -> Vec<f64> {
         let given: Vec<(String, ParameterValue)> = given
             .iter()
@@ -196,7 +197,7 @@ mod tests {
         given: &[(&str, ParameterValue)],
         priorities: &[i32],
     ) -> Vec<f64> {
-        ceilings_at(plugin, given, priorities, (0.5, 0))
+        ceilings_at(plugin, given, priorities, 0.5, 0)
     }
 
     #[test]
@@ -226,8 +227,7 @@ mod tests {
     /// 0.2: both pass in every fourth turn.
     #[test]
     fn a_soft_ceiling_lets_every_few_requests_pass() {
-        let at =
-            |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], (saturation, turn));
+        let at = |saturation, turn| ceilings_at(&REFLECTIVE, &[], &[100, 0, -10], saturation, turn);
         assert_eq!(at(0.4, 1), [1.0, 1.0, 1.0]);
         assert_eq!(
             at(0.65, 1),
@@ -241,7 +241,7 @@ mod tests {
             [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
         );
         assert_eq!(
-            ceilings_at(&REFLECTIVE, &[], &[7], (2.0, 1)),
+            ceilings_at(&REFLECTIVE, &[], &[7], 2.0, 1),
             [1.0],
             "the only band is the highest"
         );

@@ -141,14 +141,9 @@ impl LatencyModel {
         conditions: &Conditions,
     ) -> Result<Prediction, NoPrediction> {
         let x = features(conditions, &self.step);
-        self.say(
-            endpoint,
-            &x,
-            (
-                self.ttft.shape.correction(&x),
-                self.tpot.shape.correction(&x),
-            ),
-        )
+        let ttft = self.ttft.shape.correction(&x);
+        let tpot = self.tpot.shape.correction(&x);
+        self.say(endpoint, &x, ttft, tpot)
     }
 
     /// [`Self::predict`] for many at once: `out` is cleared and then runs parallel to `rows`.
@@ -197,7 +192,7 @@ impl LatencyModel {
             block
                 .iter()
                 .zip(corrections)
-                .map(|((endpoint, x), corrections)| self.say(*endpoint, x, corrections)),
+                .map(|((endpoint, x), (ttft, tpot))| self.say(*endpoint, x, ttft, tpot)),
         );
     }
 
@@ -207,7 +202,8 @@ impl LatencyModel {
         &self,
         endpoint: EndpointRef,
         x: &Features,
-        (ttft, tpot): (f32, f32),
+        ttft: f32,
+        tpot: f32,
     ) -> Result<Prediction, NoPrediction> {
         if self.samples() < SAMPLES_MIN {
             return Err(NoPrediction::TooLittleData);

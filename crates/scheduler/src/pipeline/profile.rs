@@ -4,6 +4,7 @@ use super::spec::{
     InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such,
 };
 use crate::picker;
+use crate::plugin::{Filter, Scorer};
 use crate::plugin_type::Plugin;
 use crate::run::Profile;
 use crate::settings::ProducerSetting;
@@ -36,24 +37,18 @@ pub(super) fn build(
             .find(|plugin| plugin.name() == part.name);
         let plugin = plugin.ok_or_else(|| no_such("plugin", &part.name, &by()))?;
         let (made, parameters) = plugin.build()?;
+        let mut filter: Option<Box<dyn Filter>> = None;
+        let mut scorer: Option<Box<dyn Scorer>> = None;
         match made.split().0 {
-            Plugin::Filter(filter) => built.filters.push((part.name.as_str().into(), filter)),
-            Plugin::Detector(detector) => built.filters.push((part.name.as_str().into(), detector)),
-            Plugin::Scorer(scorer) => {
-                built
-                    .scorers
-                    .push((part.name.as_str().into(), part.weight()?, scorer));
+            Plugin::Filter(made) => filter = Some(made),
+            Plugin::Detector(made) => filter = Some(made),
+            Plugin::Scorer(made) => scorer = Some(made),
+            Plugin::FilteringScorer(first, second) => {
+                filter = Some(first);
+                scorer = Some(second);
             }
-            Plugin::FilteringScorer(filter, scorer) => {
-                built.filters.push((part.name.as_str().into(), filter));
-                built
-                    .scorers
-                    .push((part.name.as_str().into(), part.weight()?, scorer));
-            }
-            Plugin::SheddingScorer(scorer, shedder) => {
-                built
-                    .scorers
-                    .push((part.name.as_str().into(), part.weight()?, scorer));
+            Plugin::SheddingScorer(made, shedder) => {
+                scorer = Some(made);
                 built.shedders.push(shedder);
             }
             Plugin::Picker(picker) => {
@@ -69,18 +64,14 @@ pub(super) fn build(
             }
             // llm-d's configuration files name these in profiles.
             Plugin::Producer(ProducerSetting::Latency(_) | ProducerSetting::Tracker) => {}
-            Plugin::ProfileHandler(_)
-            | Plugin::Decider(_)
-            | Plugin::Admitter(_)
-            | Plugin::Fairness(_)
-            | Plugin::Ordering(_)
-            | Plugin::UsageLimit(_)
-            | Plugin::FlowControl(_)
-            | Plugin::Producer(_)
-            | Plugin::Parser(_)
-            | Plugin::WithHeaders(..) => {
-                return Err(no_such("filter, scorer or picker", &part.name, &by()));
-            }
+            _ => return Err(no_such("filter, scorer or picker", &part.name, &by())),
+        }
+        let name: Box<str> = part.name.as_str().into();
+        built
+            .filters
+            .extend(filter.map(|filter| (name.clone(), filter)));
+        if let Some(scorer) = scorer {
+            built.scorers.push((name, part.weight()?, scorer));
         }
     }
     built.ranked_max = built.listed.unwrap_or(ranked_max);

@@ -102,24 +102,14 @@ impl IndexLookup<'_> {
         let whole = end.maybe_cached & any.maybe_cached;
         perhaps.note(end, whole);
         perhaps.set(whole, last + 1);
-        self.bisect(
-            (1, last),
-            any.maybe_cached & !whole,
-            HOLES_MAX,
-            &mut perhaps,
-        );
+        self.bisect(1, last, any.maybe_cached & !whole, HOLES_MAX, &mut perhaps);
         let mut surely = MatchBounds {
             cached: true,
             lengths: perhaps.lengths,
             stale: 0,
         };
         surely.set(perhaps.stale, 0);
-        self.bisect(
-            (1, last),
-            perhaps.stale & any.cached,
-            HOLES_MAX,
-            &mut surely,
-        );
+        self.bisect(1, last, perhaps.stale & any.cached, HOLES_MAX, &mut surely);
         for (found, (held, may_hold)) in found
             .iter_mut()
             .zip(surely.lengths.into_iter().zip(perhaps.lengths))
@@ -135,7 +125,8 @@ impl IndexLookup<'_> {
     /// most `high`.
     fn bisect(
         &self,
-        (mut low, mut high): (usize, usize),
+        mut low: usize,
+        mut high: usize,
         wanted: u8,
         holes_left: u32,
         reach: &mut MatchBounds,
@@ -152,8 +143,8 @@ impl IndexLookup<'_> {
                 low = middle + 1;
             } else {
                 if beyond != 0 {
-                    self.bisect((middle + 1, high), beyond, holes_left, reach);
-                    return self.bisect((low, middle), wanted & !beyond, holes_left, reach);
+                    self.bisect(middle + 1, high, beyond, holes_left, reach);
+                    return self.bisect(low, middle, wanted & !beyond, holes_left, reach);
                 }
                 high = middle;
             }
@@ -166,7 +157,7 @@ impl IndexLookup<'_> {
             reach.note(seen, holed);
         }
         reach.set(wanted & !holed, low);
-        self.bisect((low + 2, last), holed, holes_left.saturating_sub(1), reach);
+        self.bisect(low + 2, last, holed, holes_left.saturating_sub(1), reach);
     }
 
     /// [`Self::seen`] for places outside the inner loop; not inlined, to keep the code small.

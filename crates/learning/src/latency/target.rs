@@ -1,0 +1,244 @@
+//! The learned state of one of the two times: the shape in force, the offsets of endpoints, and the
+//! errors.
+
+use scheduler::latency::shape::LatencyShape;
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{
+    Features, Prediction, TERMS, TargetPredictor, features, tpot_terms, ttft_terms,
+};
+
+use super::choice::{chosen, errors};
+use super::errors::ErrorWindow;
+use super::fit::{self, FitRow};
+use super::offset::{DELAY_FRESH, EndpointOffsets};
+use super::window::{LatencyTarget, RequestSample, SAMPLES_MAX};
+
+/// The learned state of one of the two times, TTFT or TPOT.
+#[derive(Clone, Debug)]
+pub(super) struct TargetModel {
+    target: LatencyTarget,
+    /// The shape in force.
+    pub(super) shape: Option<LatencyShape>,
+    pub(super) offsets: EndpointOffsets,
+    pub(super) errors: ErrorWindow,
+    samples: u32,
+    /// Samples since the last fit.
+    pub(super) fresh: usize,
+}
+
+/// A fit needs at least `FRESH_MIN` new samples and one new sample in `FRESH_PART` of all: a fit
+/// costs some ms of the daemon's time.
+pub(super) const FRESH_MIN: usize = 32;
+const FRESH_PART: usize = 8;
+
+/// One in this many of all samples, the newest, chooses the base and the number of trees of a
+/// shape.
+const NEWEST_PART: usize = 4;
+
+/// The age, in samples, at which the weight of a sample has fallen to 1/e: older samples say less
+/// about what the engine does now.
+const FORGET_SAMPLES: f32 = 3_000.0;
+
+/// The pool as a whole has changed when the mean offset exceeds `DRIFT`, as a logarithm (about a
+/// fifth). Samples from before the change then get the weight `BEFORE_DRIFT`.
+const DRIFT: f32 = 0.2;
+const BEFORE_DRIFT: f32 = 0.1;
+
+/// A shape that may replace the one in force.
+pub(super) struct ShapeCandidate {
+    /// The shape, fitted to all samples; `None` if there were too few.
+    pub(super) shape: Option<LatencyShape>,
+    /// The reduction of the loss on the newest samples, for a fit without them; a relative error.
+    pub(super) gain: f32,
+    /// For each sample, the prediction of a fit without that sample's fold, and its error, both as
+    /// logarithms.
+    pub(super) errors: Vec<(f32, f32)>,
+}
+
+// === impl TargetModel ===
+
+impl TargetModel {
+    /// A model without samples, or with what an earlier run learned.
+    pub(super) fn new(target: LatencyTarget, earlier: Option<&TargetPredictor>) -> Self {
+        let mut errors = ErrorWindow::default();
+        if let Some(earlier) = earlier {
+            errors.assume(&earlier.spread);
+        }
+        Self {
+            target,
+            shape: earlier.map(|earlier| earlier.shape.clone()),
+            offsets: EndpointOffsets::default(),
+            errors,
+            samples: earlier.map_or(0, |earlier| earlier.samples),
+            fresh: 0,
+        }
+    }
+
+    /// Learns from a sample. `predicted` is the prediction at its pick, and `delay` the number of
+    /// outcomes that came in between. Returns whether a change of the endpoint was detected.
+    pub(super) fn observe(
+        &mut self,
+        sample: &mut RequestSample,
+        x: &Features,
+        predicted: Option<&Prediction>,
+        delay: f32,
+    ) -> bool {
+        let Some(log) = sample.log(self.target) else {
+            return false;
+        };
+        self.samples = self.samples.saturating_add(1);
+        self.fresh += 1;
+        let Some(shape) = &self.shape else {
+            return false;
+        };
+        let middle = log_of(shape, self.target, x);
+        let predicted = predicted.map(|predicted| self.target.of(predicted).map(libm::logf));
+        match predicted.filter(|logs| logs.iter().all(|log| log.is_finite())) {
+            Some([median, p90]) => {
+                self.offsets
+                    .confirm(sample.endpoint, median - middle, log - middle);
+                self.errors.push(
+                    median,
+                    log - median,
+                    (delay < DELAY_FRESH).then_some(log > p90),
+                    delay,
+                );
+            }
+            None => {
+                let median = middle + self.offsets.trust() * self.offsets.of(sample.endpoint);
+                self.errors.push(median, log - median, None, delay);
+            }
+        }
+        let changed = self.offsets.push(sample.endpoint, log - middle, delay);
+        *sample.relative_mut(self.target) = self.offsets.relative(sample.endpoint);
+        changed
+    }
+
+    pub(super) fn due(&self) -> bool {
+        let samples = usize::try_from(self.samples).unwrap_or(usize::MAX);
+        self.fresh >= FRESH_MIN.max(samples.min(SAMPLES_MAX) / FRESH_PART)
+    }
+
+    /// Fits the best candidate. The newest quarter, left out of the fit, chooses base and trees;
+    /// the samples since the last fit judge the result.
+    pub(super) fn candidate(
+        &self,
+        samples: &[RequestSample],
+        in_force: &StepModel,
+        step: &StepModel,
+    ) -> ShapeCandidate {
+        let drifted = self.offsets.mean().abs() > DRIFT;
+        let since = if drifted { self.fresh } else { usize::MAX };
+        let rows_with = |step: &StepModel| rows(samples, self.target, step, since);
+        let rows = rows_with(step);
+        let fresh = self.fresh.min(rows.len());
+        let (old, newest) =
+            rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
+        if old.len() < FRESH_MIN {
+            // The first fit: there is no shape to compare with.
+            let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
+            return ShapeCandidate {
+                shape: enough.then(|| fit::base(&rows, None)),
+                gain: 0.0,
+                errors: Vec::new(),
+            };
+        }
+        let chosen = chosen(old, newest, fresh);
+        let now = self.shape.as_ref().map(|shape| {
+            let rows = rows_with(in_force);
+            fit::loss(
+                shape,
+                rows.get(rows.len() - fresh..).unwrap_or_default(),
+                self.offsets.trust() * self.offsets.mean(),
+            )
+        });
+        let gain = now.map_or(f32::INFINITY, |now| now - chosen.loss);
+        let shape = fit::with_trees(
+            &chosen.base.fit(&rows, Some(&chosen.shape)),
+            &rows,
+            chosen.trees,
+        );
+        ShapeCandidate {
+            shape: Some(shape),
+            gain,
+            errors: errors(&rows, &chosen),
+        }
+    }
+
+    /// Recomputes the offsets of all endpoints against the shape in force.
+    pub(super) fn replay(&mut self, samples: &mut [RequestSample], step: &StepModel, delay: f32) {
+        let Some(shape) = &self.shape else { return };
+        self.offsets = EndpointOffsets::afresh(&self.offsets);
+        for sample in samples {
+            let Some(log) = sample.log(self.target) else {
+                continue;
+            };
+            let x = features(&sample.conditions, step);
+            self.offsets
+                .push(sample.endpoint, log - log_of(shape, self.target, &x), delay);
+            *sample.relative_mut(self.target) = self.offsets.relative(sample.endpoint);
+        }
+    }
+
+    /// The predictor to publish: the mean offset of all endpoints is folded into the weights of the
+    /// shape; what an endpoint differs from the mean is its own offset.
+    pub(super) fn predictor(&self) -> Option<TargetPredictor> {
+        let shape = self.shape.as_ref()?;
+        let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
+        let shape = LatencyShape {
+            weights: shape.weights.map(|weight| weight * factor),
+            trees: shape.trees.clone(),
+        };
+        Some(TargetPredictor {
+            samples: self.samples,
+            shape,
+            spread: self.errors.spread(),
+        })
+    }
+}
+
+fn log_of(shape: &LatencyShape, target: LatencyTarget, x: &Features) -> f32 {
+    libm::logf(shape.base_ms(&terms(target, x))) + shape.correction(x)
+}
+
+fn terms(target: LatencyTarget, x: &Features) -> [f32; TERMS] {
+    match target {
+        LatencyTarget::Ttft => ttft_terms(x),
+        LatencyTarget::Tpot => tpot_terms(x),
+    }
+}
+
+/// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
+/// Rows older than the last `since` get little weight.
+#[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
+fn rows(
+    samples: &[RequestSample],
+    target: LatencyTarget,
+    step: &StepModel,
+    since: usize,
+) -> Vec<FitRow> {
+    let count = samples
+        .iter()
+        .filter(|sample| sample.log(target).is_some())
+        .count();
+    let known = samples
+        .iter()
+        .filter_map(|sample| sample.log(target).map(|log| (sample, log)));
+    let row = |(at, (sample, log)): (usize, (&RequestSample, f32))| {
+        let x = features(&sample.conditions, step);
+        let age = (count - at) as f32;
+        let before = if count - at > since {
+            BEFORE_DRIFT
+        } else {
+            1.0
+        };
+        let weight = before * libm::expf(-age / FORGET_SAMPLES);
+        FitRow {
+            x,
+            terms: terms(target, &x),
+            log: log - sample.relative(target),
+            weight,
+        }
+    };
+    known.enumerate().map(row).collect()
+}

@@ -1,0 +1,114 @@
+//! Why a parameter was refused, as text that names the way out.
+
+use std::fmt;
+
+use super::super::closest::closest;
+use super::{Parameter, VALUE_DEPTH_MAX, VALUES_MAX};
+
+/// Why a parameter was refused. The configuration has to change.
+#[derive(Clone, Debug, PartialEq)]
+pub enum InvalidParameter {
+    /// The plugin has no such parameter.
+    Unknown {
+        /// The name given.
+        name: String,
+        /// The parameters that the plugin has.
+        known: &'static [Parameter],
+    },
+    /// The parameter is given more than once.
+    Duplicate(String),
+    /// The parameter has no default and is not given.
+    Missing(String),
+    /// Lists and maps deeper than [`VALUE_DEPTH_MAX`] or with more values than [`VALUES_MAX`].
+    TooLarge(String),
+    /// A value inside a structured parameter.
+    Within {
+        /// The path to it, such as `conditions[1]`.
+        path: String,
+        /// The error there.
+        error: Box<InvalidParameter>,
+    },
+    /// The value has another type.
+    WrongType {
+        name: String,
+        /// The type it takes.
+        expected: &'static str,
+    },
+    /// The value is not finite, or outside its range.
+    OutOfRange {
+        name: String,
+        /// The allowed range.
+        allowed: &'static str,
+    },
+}
+
+/// The error of a value of another type.
+pub(super) fn wrong_type(name: &str, expected: &'static str) -> InvalidParameter {
+    InvalidParameter::WrongType {
+        name: name.to_owned(),
+        expected,
+    }
+}
+
+/// The error of a value inside a structured one.
+pub(super) fn within(path: String, error: InvalidParameter) -> InvalidParameter {
+    InvalidParameter::Within {
+        path,
+        error: Box::new(error),
+    }
+}
+
+/// The error of a number out of range.
+pub(super) fn out_of_range(parameter: &Parameter) -> InvalidParameter {
+    InvalidParameter::OutOfRange {
+        name: parameter.name.to_owned(),
+        allowed: parameter.doc,
+    }
+}
+
+// === impl InvalidParameter ===
+
+impl fmt::Display for InvalidParameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { name, known } => {
+                write!(f, "unknown parameter `{name}`")?;
+                write_known(f, name, known.iter().map(|parameter| parameter.name))
+            }
+            Self::Duplicate(name) => write!(f, "parameter `{name}` is given twice"),
+            Self::Missing(name) => write!(f, "parameter `{name}` must be given"),
+            Self::TooLarge(name) => {
+                write!(
+                    f,
+                    "parameter `{name}` is too large: {VALUES_MAX} values in {VALUE_DEPTH_MAX} levels are allowed"
+                )
+            }
+            Self::Within { path, error } => write!(f, "in `{path}`: {error}"),
+            Self::WrongType { name, expected } => write!(f, "parameter `{name}` takes {expected}"),
+            Self::OutOfRange { name, allowed } => {
+                write!(f, "parameter `{name}` is out of range: {allowed}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for InvalidParameter {}
+
+/// Writes the most likely name and all known names, after an unknown name.
+pub(crate) fn write_known(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    known: impl Iterator<Item = &'static str> + Clone,
+) -> fmt::Result {
+    if let Some(near) = closest(name, known.clone()) {
+        write!(f, "; did you mean `{near}`?")?;
+    }
+    let mut known = known.peekable();
+    if known.peek().is_none() {
+        return f.write_str("; it has none");
+    }
+    f.write_str("; known:")?;
+    known
+        .enumerate()
+        .try_for_each(|(at, name)| write!(f, "{} `{name}`", if at == 0 { "" } else { "," }))
+}
