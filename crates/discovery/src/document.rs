@@ -52,7 +52,7 @@ impl InstanceDocument {
             address: registrant.address,
             ready: said.status == InstanceStatus::Ready,
             heartbeat_seconds: None,
-            labels: registrant.labels.clone(),
+            labels: BTreeMap::new(),
             metadata: said.metadata.map().clone(),
         }
     }

@@ -28,6 +28,7 @@ use crate::backend::{
 use crate::document::InstanceDocument;
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
+use crate::wait::wait_after;
 use crate::watch::Discovery;
 
 use api::kv_client::KvClient;
@@ -38,7 +39,7 @@ mod lease;
 mod registry;
 
 pub use connection::{EtcdConfig, PING_INTERVAL, PING_TIMEOUT, PREFIX_DEFAULT};
-use connection::{EtcdConnection, wait_after, within};
+use connection::{EtcdConnection, within};
 pub use lease::EtcdLease;
 pub use registry::{EtcdRegistry, LEASE};
 

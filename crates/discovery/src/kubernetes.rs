@@ -35,6 +35,7 @@ use tokio::time::Instant;
 use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, stream};
 use crate::event::MetadataPolicy;
 use crate::registry::{InstanceHandle, RegisterError, Registration, ServiceRegistry};
+use crate::wait::sleep_until;
 use crate::watch::Discovery;
 
 mod labels;
@@ -47,7 +48,7 @@ mod slices;
 
 use labels::PodLabels;
 pub use lease::KubernetesLease;
-use listing::{ObjectWatch, ObjectWatchEvent};
+use listing::{ObjectWatch, ObjectWatchEvent, next_of};
 pub use objects::{CustomKind, follow_objects};
 pub use pool::{InferencePools, PoolGroup};
 pub use slices::{PortRule, SliceIndex};
@@ -206,29 +207,11 @@ struct KubernetesFollower {
 
 impl ComponentFollower for KubernetesFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
-        Some(self.step().await)
-    }
-}
-
-impl KubernetesFollower {
-    async fn step(&mut self) -> Vec<BackendEvent> {
-        let slices = async {
-            match &mut self.listing {
-                Some(listing) => listing.next().await,
-                None => std::future::pending().await,
-            }
-        };
-        let waited = async {
-            match self.withheld {
-                Some(until) => tokio::time::sleep_until(until).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
+        Some(tokio::select! {
             event = self.services.next() => self.service(event),
-            event = slices => self.slice(event),
+            event = next_of(&mut self.listing) => self.slice(event),
             event = self.pods.next() => self.pod(event),
-            () = waited => self.labelled(),
+            () = sleep_until(self.withheld) => self.labelled(),
             () = self.relist.notified() => {
                 self.services.restart();
                 self.pods.restart();
@@ -237,9 +220,11 @@ impl KubernetesFollower {
                 }
                 Vec::new()
             }
-        }
+        })
     }
+}
 
+impl KubernetesFollower {
     /// Updates the Services that select the component. When they change, the slices are listed
     /// again; until then the old set stays in force.
     fn service(&mut self, event: ObjectWatchEvent<Service>) -> Vec<BackendEvent> {

@@ -62,6 +62,7 @@ mod document;
 pub mod event;
 mod fetch;
 pub mod table;
+mod wait;
 pub mod watch;
 
 pub mod directory;

@@ -4,7 +4,6 @@
 //! backend follows it, and only the handle writes it. So metadata can be read as soon as it is set,
 //! whether the instance is ready or not.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -41,12 +40,11 @@ pub enum InstanceStatus {
     NotReady,
 }
 
-/// The process to register, in a registry that stores instances: its address, name and labels.
+/// The process to register, in a registry that stores instances: its address and name.
 #[derive(Clone, Debug)]
 pub struct Registrant {
     pub(crate) address: SocketAddr,
     name: Option<String>,
-    pub(crate) labels: BTreeMap<String, String>,
 }
 
 /// Why an instance could not be registered.
@@ -99,7 +97,6 @@ impl From<SocketAddr> for Registrant {
         Self {
             address,
             name: None,
-            labels: BTreeMap::new(),
         }
     }
 }
@@ -111,15 +108,6 @@ impl Registrant {
     pub fn with_name(self, name: impl Into<String>) -> Self {
         Self {
             name: Some(name.into()),
-            ..self
-        }
-    }
-
-    /// Returns the registrant with these labels.
-    #[must_use]
-    pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self {
-            labels: labels.into_iter().collect(),
             ..self
         }
     }

@@ -25,6 +25,7 @@ use crate::event::{ClockReading, InstanceEvent, InstanceSummary, MetadataPolicy}
 use crate::fetch::{FETCHES_MAX, MetadataFetcher};
 use crate::instance::Instance;
 use crate::table::InstanceTable;
+use crate::wait::sleep_until;
 use crate::{SetChange, SetChanges};
 
 /// How many events a follower may lag behind before it gets the current table instead: the
@@ -306,12 +307,6 @@ async fn drive(shared: Arc<HubState>, mut backend: BoxStream<'static, BackendEve
     let mut fetches = FuturesUnordered::new();
     loop {
         let due = shared.table().next_due();
-        let wait = async {
-            match due {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             event = backend.next() => match event {
                 Some(event) => shared.apply(event),
@@ -320,7 +315,7 @@ async fn drive(shared: Arc<HubState>, mut backend: BoxStream<'static, BackendEve
             Some((fetch, fetched)) = fetches.next(), if !fetches.is_empty() => {
                 shared.change(|table| table.fetched(&fetch, fetched, ClockReading::read()));
             }
-            () = wait, if fetches.len() < FETCHES_MAX => {}
+            () = sleep_until(due), if fetches.len() < FETCHES_MAX => {}
         }
         shared.change(|table| table.tick(ClockReading::read()));
         while fetches.len() < FETCHES_MAX
@@ -449,12 +444,6 @@ impl SetFeed {
 
     async fn next(&mut self) -> SetChange {
         loop {
-            let wait = async {
-                match self.due {
-                    Some(at) if self.synced => tokio::time::sleep_until(at).await,
-                    _ => std::future::pending().await,
-                }
-            };
             // Events first: when the status says `synced`, all events of the first set have been
             // sent.
             tokio::select! {
@@ -479,7 +468,7 @@ impl SetFeed {
                         }
                     }
                 }
-                () = wait => {
+                () = sleep_until(self.due.filter(|_| self.synced)) => {
                     let now = Instant::now();
                     if self.first.is_some_and(|until| now < until) && self.events.hub.shared.table().is_asking() {
                         self.due = Some(now + GATHER);

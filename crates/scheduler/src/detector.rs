@@ -7,22 +7,15 @@ pub(crate) mod backlog;
 pub(crate) mod concurrency;
 pub(crate) mod utilization;
 
-use crate::plugin::{
-    InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, producer_name};
 
-const HEADROOM: Parameter = Parameter {
-    name: "headroom",
-    default: ParameterDefault::Number(0.0),
-    doc: readable(
-        "as a filter: how far an endpoint may exceed the thresholds, as a share of them, 0 or more",
-    ),
-};
+const HEADROOM: Parameter = Parameter::number(
+    "headroom",
+    0.0,
+    "as a filter: how far an endpoint may exceed the thresholds, as a share of them, 0 or more",
+);
 
-const IN_FLIGHT_PRODUCER: Parameter = Parameter {
-    name: "inFlightLoadProducerName",
-    ..PRODUCER_NAME
-};
+const IN_FLIGHT_PRODUCER: Parameter = producer_name("inFlightLoadProducerName");
 
 /// The headroom as a factor of the threshold.
 fn relaxed(parameters: &Parameters<'_>) -> Result<f32, InvalidParameter> {

@@ -13,16 +13,16 @@ use std::cmp::Ordering;
 use crate::candidates::Candidates;
 use crate::decision::{RANKED_MAX, RankedList};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, Parameter, Parameters};
 use crate::rng::Rng;
 
 /// The parameter of every picker. [`crate::Pipeline::build`] reads it, since the length of the list
 /// applies to the whole profile.
-pub(crate) const LIST_LENGTH: Parameter = Parameter {
-    name: "maxNumOfEndpoints",
-    default: ParameterDefault::Number(0.0),
-    doc: readable("length of the ranked list, integer from 1 to 8; 0 uses the profile's length"),
-};
+pub(crate) const LIST_LENGTH: Parameter = Parameter::number(
+    "maxNumOfEndpoints",
+    0.0,
+    "length of the ranked list, integer from 1 to 8; 0 uses the profile's length",
+);
 
 /// The length of the ranked list in a picker's parameters; `None` uses the profile's.
 pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {

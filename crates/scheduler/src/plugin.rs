@@ -20,7 +20,7 @@ pub use parameters::{
     InvalidParameter, Parameter, ParameterDefault, ParameterValue, Parameters, VALUE_DEPTH_MAX,
     VALUES_MAX,
 };
-pub(crate) use references::{METRICS_EXTRACTOR, PRODUCER_NAME, attribute_key};
+pub(crate) use references::{METRICS_EXTRACTOR, attribute_key, producer_name};
 pub(crate) use show::{PluginDebug, debug_by_show};
 pub use state::RequiredState;
 

@@ -132,27 +132,4 @@ impl Plugin {
             (self, ClientHeaders::default())
         }
     }
-
-    /// The phase it works in.
-    #[must_use]
-    pub fn kind(&self) -> PluginKind {
-        match self {
-            Self::Filter(_) => PluginKind::Filter,
-            Self::Scorer(_) | Self::FilteringScorer(..) | Self::SheddingScorer(..) => {
-                PluginKind::Scorer
-            }
-            Self::Picker(_) => PluginKind::Picker,
-            Self::ProfileHandler(_) => PluginKind::ProfileHandler,
-            Self::Decider(_) => PluginKind::Decider,
-            Self::Detector(_) => PluginKind::Detector,
-            Self::Admitter(_) => PluginKind::Admitter,
-            Self::Fairness(_) => PluginKind::Fairness,
-            Self::Ordering(_) => PluginKind::Ordering,
-            Self::UsageLimit(_) => PluginKind::UsageLimit,
-            Self::FlowControl(_) => PluginKind::FlowControl,
-            Self::Producer(_) => PluginKind::Producer,
-            Self::Parser(_) => PluginKind::Parser,
-            Self::WithHeaders(_, plugin) => plugin.kind(),
-        }
-    }
 }

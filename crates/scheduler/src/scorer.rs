@@ -22,17 +22,14 @@ pub(crate) mod session_affinity;
 pub(crate) mod token_load;
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{PRODUCER_NAME, Parameter};
+use crate::plugin::{Parameter, producer_name};
 
 /// The score of all candidates when no metric is known: the middle, so that a sampling picker
 /// weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// The name of the prefix index that a plugin reads.
-pub(crate) const PREFIX_PRODUCER: Parameter = Parameter {
-    name: "prefixMatchInfoProducerName",
-    ..PRODUCER_NAME
-};
+pub(crate) const PREFIX_PRODUCER: Parameter = producer_name("prefixMatchInfoProducerName");
 
 /// Writes the `rating` of each endpoint into the score column; where it is `None`, the mean of the
 /// known ratings.

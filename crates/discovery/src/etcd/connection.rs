@@ -10,7 +10,6 @@ use tonic::{Request, Status};
 
 use super::api::{self, auth_client::AuthClient};
 use crate::backend::Component;
-use crate::registry::chance;
 
 /// The default prefix of the keys of instances.
 pub const PREFIX_DEFAULT: &str = "/switchpoint/instances";
@@ -23,12 +22,6 @@ pub const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long one request may take; a keep-alive has to fit into a third of the lease.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
-
-/// The first wait after an error. It doubles up to [`RETRY_MAX`]; up to half of it is random.
-const RETRY_FIRST: Duration = Duration::from_millis(250);
-
-/// The longest wait after an error.
-const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// How to reach etcd.
 #[derive(Clone, Debug, Default)]
@@ -164,12 +157,4 @@ pub(super) async fn within<T>(
     Ok(answer
         .map_err(|_| Status::deadline_exceeded(format!("no answer within {REQUEST_DEADLINE:?}")))??
         .into_inner())
-}
-
-/// The wait after this many errors in a row.
-pub(super) fn wait_after(failures: u32) -> Duration {
-    RETRY_FIRST
-        .saturating_mul(1 << failures.min(16))
-        .min(RETRY_MAX)
-        .mul_f64(0.5 + chance() / 2.0)
 }

@@ -8,13 +8,14 @@ use tokio::sync::{Mutex, watch};
 use tonic::Status;
 
 use super::api::{self, kv_client::KvClient, lease_client::LeaseClient};
-use super::connection::{EtcdConfig, EtcdConnection, REQUEST_DEADLINE, wait_after, within};
+use super::connection::{EtcdConfig, EtcdConnection, REQUEST_DEADLINE, within};
 use crate::backend::Component;
 use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::registry::{
     Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry,
     new_generation,
 };
+use crate::wait::wait_after;
 
 /// How long an instance stays registered after its last keep-alive. Ten seconds is a common choice,
 /// but with it a slow DNS or a leader election removed whole deployments.

@@ -16,6 +16,8 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use crate::wait::wait_after;
+
 /// After this many seconds a watch ends and starts again.
 const WATCH_SECONDS: u32 = 30;
 
@@ -36,13 +38,6 @@ pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(300);
 
 /// How long a list may take; ten thousand endpoints are 5 MB.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
-
-/// The first wait after an error. It doubles up to [`RETRY_MAX`].
-const RETRY_FIRST: Duration = Duration::from_millis(250);
-
-/// The longest wait after an error. An outage may last this long after the API server has
-/// recovered.
-const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// The objects of one kind that a label selector matches.
 pub(super) struct ObjectWatch<K> {
@@ -197,7 +192,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
                 // The set is right until the list says otherwise. If that fails, it is an outage.
                 Some(ListWatchEvent::EndedEarly) => self.rest_longer(),
                 Some(ListWatchEvent::UnknownKind(_)) if self.optional => {
-                    self.rest(RETRY_MAX);
+                    self.rest(u32::MAX);
                     return ObjectWatchEvent::All(Vec::new());
                 }
                 Some(ListWatchEvent::UnknownKind(why) | ListWatchEvent::Failed(why)) => {
@@ -214,18 +209,25 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> ObjectWatc
     }
 
     fn rest_longer(&mut self) {
-        let wait = RETRY_FIRST
-            .saturating_mul(1 << self.failures.min(16))
-            .min(RETRY_MAX);
+        self.rest(self.failures);
         self.failures += 1;
-        self.rest(wait);
     }
 
-    fn rest(&mut self, wait: Duration) {
-        // Half of the wait is random, so that not all daemons come back at once.
+    /// Waits as after this many errors, then lists again.
+    fn rest(&mut self, errors: u32) {
         self.state = ObjectWatchState::Resting;
-        self.until = Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0);
+        self.until = Instant::now() + wait_after(errors);
         self.watch = futures::stream::pending().boxed();
+    }
+}
+
+/// The next event of a watch; waits for good where there is none.
+pub(super) async fn next_of<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
+    watch: &mut Option<ObjectWatch<K>>,
+) -> ObjectWatchEvent<K> {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -17,7 +17,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::listing::{ObjectWatch, ObjectWatchEvent};
+use super::listing::{ObjectWatch, ObjectWatchEvent, next_of};
 use super::pods::PodIndex;
 use crate::backend::{
     AppProtocol, Backend, BackendEvent, Component, ComponentFollower, PickerFailureMode,
@@ -116,21 +116,9 @@ impl Backend for InferencePools {
 
 impl ComponentFollower for PoolFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
-        Some(self.step().await)
-    }
-}
-
-impl PoolFollower {
-    async fn step(&mut self) -> Vec<BackendEvent> {
-        let pods = async {
-            match &mut self.listing {
-                Some(listing) => listing.next().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
+        Some(tokio::select! {
             event = self.pool.next() => self.pool(event),
-            event = pods => match event {
+            event = next_of(&mut self.listing) => match event {
                 ObjectWatchEvent::All(pods) => vec![BackendEvent::Reset(self.index.reset(&pods))],
                 ObjectWatchEvent::Applied(pod) => self.index.apply(&pod),
                 ObjectWatchEvent::Deleted(pod) => self.index.delete(&pod.name_any()),
@@ -142,9 +130,11 @@ impl PoolFollower {
                 }
                 Vec::new()
             }
-        }
+        })
     }
+}
 
+impl PoolFollower {
     fn pool(&mut self, event: ObjectWatchEvent<DynamicObject>) -> Vec<BackendEvent> {
         let pool = match event {
             ObjectWatchEvent::All(pools) => pools.into_iter().next(),

@@ -3,10 +3,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::KV_CACHE_UTILIZATION;
-use crate::plugin::{
-    Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, RequiredState,
-    readable,
-};
+use crate::plugin::{Admitter, Context, RequiredState, producer_name, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
 
@@ -19,10 +16,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         prevents the refusal.",
     ),
     source: readable("llm-d-router, admitter/latencyslo"),
-    parameters: &[Parameter {
-        name: "latencyPredictionInfoProducerName",
-        ..PRODUCER_NAME
-    }],
+    parameters: &[producer_name("latencyPredictionInfoProducerName")],
     needs: &[
         RequiredState::Latency,
         RequiredState::InFlight,
@@ -30,7 +24,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         RequiredState::PrefixIndex,
         RequiredState::Prompt,
     ],
-    build,
+    build: |_| Ok(Plugin::Admitter(Box::new(LatencySloAdmitter))),
 };
 
 /// An endpoint with lower KV cache use is cold: predictions for it do not justify a refusal.
@@ -39,10 +33,6 @@ const COLD_KV_CACHE: f32 = 0.02;
 
 #[derive(Debug)]
 struct LatencySloAdmitter;
-
-fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Admitter(Box::new(LatencySloAdmitter)))
-}
 
 impl Admitter for LatencySloAdmitter {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], _: &mut Rng) -> bool {

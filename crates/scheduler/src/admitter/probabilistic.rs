@@ -5,8 +5,7 @@ use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, UtilizationThresholds}
 use crate::endpoint::EndpointIndex;
 use crate::metrics;
 use crate::plugin::{
-    Admitter, Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
-    readable,
+    Admitter, Context, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -22,16 +21,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
-        Parameter {
-            name: "power",
-            default: ParameterDefault::Number(5.0),
-            doc: readable("higher values start refusals later, above 0"),
-        },
-        Parameter {
-            name: "k",
-            default: ParameterDefault::Number(300.0),
-            doc: readable("higher values make refusals rise faster, above 0"),
-        },
+        Parameter::number("power", 5.0, "higher values start refusals later, above 0"),
+        Parameter::number(
+            "k",
+            300.0,
+            "higher values make refusals rise faster, above 0",
+        ),
     ],
     needs: &[
         RequiredState::Metric(&metrics::QUEUE_DEPTH),

@@ -3,8 +3,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Decider, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
-    readable,
+    Context, Decider, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
@@ -17,16 +16,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[
-        Parameter {
-            name: "nonCachedTokens",
-            default: ParameterDefault::Number(0.0),
-            doc: readable("tokens, integer; 0: never"),
-        },
-        Parameter {
-            name: "promptTokens",
-            default: ParameterDefault::Number(0.0),
-            doc: readable("tokens, integer; 0: any prompt"),
-        },
+        Parameter::number("nonCachedTokens", 0.0, "tokens, integer; 0: never"),
+        Parameter::number("promptTokens", 0.0, "tokens, integer; 0: any prompt"),
     ],
     needs: &[RequiredState::PrefixIndex, RequiredState::Prompt],
     build,

@@ -10,8 +10,7 @@ use crate::flow::RoomLimits;
 use crate::in_flight::EndpointLoad;
 use crate::metrics::{self, SEQUENCES_MAX_ATTRIBUTE};
 use crate::plugin::{
-    Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters,
-    RequiredState, readable,
+    Context, Detector, Filter, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -29,35 +28,31 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("Switchpoint"),
     parameters: &[
-        Parameter {
-            name: "maxBacklogMs",
-            default: ParameterDefault::Number(50.0),
-            doc: readable(
-                "prefill backlog at which an endpoint is full for lower bands, ms, 0 or more",
-            ),
-        },
-        Parameter {
-            name: "criticalMaxBacklogMs",
-            default: ParameterDefault::Number(250.0),
-            doc: readable(
-                "prefill backlog at which an endpoint is full for the highest band, ms, 0 or more",
-            ),
-        },
-        Parameter {
-            name: "reserve",
-            default: ParameterDefault::Number(0.1),
-            doc: readable("share of the KV cache that lower bands leave free, 0 to 0.9"),
-        },
-        Parameter {
-            name: "sequenceReserve",
-            default: ParameterDefault::Number(SEQUENCE_RESERVE),
-            doc: readable("share of sequences that lower bands leave free, 0 to 0.9"),
-        },
-        Parameter {
-            name: "kvCacheShare",
-            default: ParameterDefault::Number(0.95),
-            doc: readable("share of the KV cache that requests may fill, above 0 to 1"),
-        },
+        Parameter::number(
+            "maxBacklogMs",
+            50.0,
+            "prefill backlog at which an endpoint is full for lower bands, ms, 0 or more",
+        ),
+        Parameter::number(
+            "criticalMaxBacklogMs",
+            250.0,
+            "prefill backlog at which an endpoint is full for the highest band, ms, 0 or more",
+        ),
+        Parameter::number(
+            "reserve",
+            0.1,
+            "share of the KV cache that lower bands leave free, 0 to 0.9",
+        ),
+        Parameter::number(
+            "sequenceReserve",
+            SEQUENCE_RESERVE,
+            "share of sequences that lower bands leave free, 0 to 0.9",
+        ),
+        Parameter::number(
+            "kvCacheShare",
+            0.95,
+            "share of the KV cache that requests may fill, above 0 to 1",
+        ),
     ],
     needs: &[
         RequiredState::InFlight,

@@ -7,8 +7,7 @@ use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics::SEQUENCES_MAX_ATTRIBUTE;
 use crate::plugin::{
-    Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters,
-    RequiredState, readable,
+    Context, Detector, Filter, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -24,21 +23,17 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, saturationdetector/concurrency"),
     parameters: &[
-        Parameter {
-            name: "concurrencyMode",
-            default: ParameterDefault::Text("requests"),
-            doc: readable("requests, tokens or hybrid"),
-        },
-        Parameter {
-            name: "maxConcurrency",
-            default: ParameterDefault::Number(100.0),
-            doc: readable("requests that one endpoint can take, integer from 1"),
-        },
-        Parameter {
-            name: "maxTokenConcurrency",
-            default: ParameterDefault::Number(1_000_000.0),
-            doc: readable("prompt tokens in flight that one endpoint can take, integer from 1"),
-        },
+        Parameter::text("concurrencyMode", "requests", "requests, tokens or hybrid"),
+        Parameter::number(
+            "maxConcurrency",
+            100.0,
+            "requests that one endpoint can take, integer from 1",
+        ),
+        Parameter::number(
+            "maxTokenConcurrency",
+            1_000_000.0,
+            "prompt tokens in flight that one endpoint can take, integer from 1",
+        ),
         HEADROOM,
         IN_FLIGHT_PRODUCER,
     ],

@@ -6,8 +6,7 @@ use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics;
 use crate::plugin::{
-    Context, Detector, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters,
-    RequiredState, readable,
+    Context, Detector, Filter, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -26,11 +25,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         QUEUE_DEPTH,
         KV_CACHE,
         HEADROOM,
-        Parameter {
-            name: "metricsStalenessThreshold",
-            default: ParameterDefault::Text("200ms"),
-            doc: readable("no effect: --staleness-max applies to all plugins"),
-        },
+        Parameter::text(
+            "metricsStalenessThreshold",
+            "200ms",
+            "no effect: --staleness-max applies to all plugins",
+        ),
         IN_FLIGHT_PRODUCER,
     ],
     needs: &[
@@ -41,18 +40,18 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// Requests waiting at which an endpoint is full.
-pub(crate) const QUEUE_DEPTH: Parameter = Parameter {
-    name: "queueDepthThreshold",
-    default: ParameterDefault::Number(5.0),
-    doc: readable("requests waiting at which an endpoint is full, integer from 1"),
-};
+pub(crate) const QUEUE_DEPTH: Parameter = Parameter::number(
+    "queueDepthThreshold",
+    5.0,
+    "requests waiting at which an endpoint is full, integer from 1",
+);
 
 /// Cache use at which an endpoint is full.
-pub(crate) const KV_CACHE: Parameter = Parameter {
-    name: "kvCacheUtilThreshold",
-    default: ParameterDefault::Number(0.8),
-    doc: readable("share of the KV cache in use at which an endpoint is full, above 0 to 1"),
-};
+pub(crate) const KV_CACHE: Parameter = Parameter::number(
+    "kvCacheUtilThreshold",
+    0.8,
+    "share of the KV cache in use at which an endpoint is full, above 0 to 1",
+);
 
 /// The thresholds at which an endpoint is full.
 #[derive(Debug)]

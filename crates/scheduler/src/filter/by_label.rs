@@ -2,9 +2,7 @@
 //! filters.
 
 use crate::filter::label_selector::LabelSelectorFilter;
-use crate::plugin::{
-    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -16,21 +14,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, filter/bylabel"),
     parameters: &[
-        Parameter {
-            name: "label",
-            default: ParameterDefault::Required,
-            doc: readable("the label"),
-        },
-        Parameter {
-            name: "validValues",
-            default: ParameterDefault::Structured("[VALUE]"),
-            doc: readable("at least one, unless allowsNoLabel is set"),
-        },
-        Parameter {
-            name: "allowsNoLabel",
-            default: ParameterDefault::Flag(false),
-            doc: readable("keep endpoints without the label"),
-        },
+        Parameter::required("label", "the label"),
+        Parameter::structured(
+            "validValues",
+            "[VALUE]",
+            "at least one, unless allowsNoLabel is set",
+        ),
+        Parameter::flag("allowsNoLabel", false, "keep endpoints without the label"),
     ],
     needs: &[RequiredState::Labels],
     build,

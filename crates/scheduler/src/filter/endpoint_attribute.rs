@@ -6,8 +6,8 @@ use std::cmp::Ordering;
 use crate::candidates::Candidates;
 use crate::filter::keep;
 use crate::plugin::{
-    Context, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, ParameterDefault, Parameters,
-    RequiredState, attribute_key, readable,
+    Context, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, RequiredState,
+    attribute_key, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -18,61 +18,37 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: readable("Keeps endpoints whose attribute satisfies the threshold."),
     source: readable("llm-d-router, filter/endpointattribute"),
     parameters: &[
-        Parameter {
-            name: "attribute",
-            default: ParameterDefault::Required,
-            doc: readable(
-                "name of the attribute, as in customMetrics; if it contains a / the producer is required",
-            ),
-        },
+        Parameter::required(
+            "attribute",
+            "name of the attribute, as in customMetrics; if it contains a / the producer is required",
+        ),
         METRICS_EXTRACTOR,
-        Parameter {
-            name: "onMissing",
-            default: ParameterDefault::Text("Pass"),
-            doc: readable("endpoints without the attribute: Pass keeps them, Fail drops them"),
-        },
-        Parameter {
-            name: "fallbackOnEmpty",
-            default: ParameterDefault::Flag(false),
-            doc: readable("keep all if all would be dropped"),
-        },
-        Parameter {
-            name: "algorithm",
-            default: ParameterDefault::Structured(
-                "{type: threshold, threshold: {operator: LessThan | LessThanOrEqual | GreaterThan | GreaterThanOrEqual | Equal | NotEqual, value}}",
-            ),
-            doc: readable("the comparison, required"),
-        },
+        Parameter::text(
+            "onMissing",
+            "Pass",
+            "endpoints without the attribute: Pass keeps them, Fail drops them",
+        ),
+        Parameter::flag("fallbackOnEmpty", false, "keep all if all would be dropped"),
+        Parameter::structured(
+            "algorithm",
+            "{type: threshold, threshold: {operator: LessThan | LessThanOrEqual | GreaterThan | GreaterThanOrEqual | Equal | NotEqual, value}}",
+            "the comparison, required",
+        ),
     ],
     needs: &[RequiredState::Attributes],
     build,
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter {
-        name: "type",
-        default: ParameterDefault::Required,
-        doc: readable("threshold"),
-    },
-    Parameter {
-        name: "threshold",
-        default: ParameterDefault::Structured("{operator, value}"),
-        doc: readable("the comparison"),
-    },
+    Parameter::required("type", "threshold"),
+    Parameter::structured("threshold", "{operator, value}", "the comparison"),
 ];
 const THRESHOLD: &[Parameter] = &[
-    Parameter {
-        name: "operator",
-        default: ParameterDefault::Required,
-        doc: readable(
-            "LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual",
-        ),
-    },
-    Parameter {
-        name: "value",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("what the attribute is compared with"),
-    },
+    Parameter::required(
+        "operator",
+        "LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual",
+    ),
+    Parameter::number("value", 0.0, "what the attribute is compared with"),
 ];
 
 /// Whether the condition holds if the attribute is less than the value, equal to it, or greater.

@@ -3,8 +3,7 @@
 
 use crate::candidates::Candidates;
 use crate::plugin::{
-    Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
-    readable,
+    Context, Filter, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -18,18 +17,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, filter/bylabel; Kubernetes, labels and selectors"),
     parameters: &[
-        Parameter {
-            name: "matchLabels",
-            default: ParameterDefault::Structured("{LABEL: VALUE}"),
-            doc: readable("labels and the value that each must have"),
-        },
-        Parameter {
-            name: "matchExpressions",
-            default: ParameterDefault::Structured(
-                "[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]",
-            ),
-            doc: readable("one condition per label; values only for In and NotIn"),
-        },
+        Parameter::structured(
+            "matchLabels",
+            "{LABEL: VALUE}",
+            "labels and the value that each must have",
+        ),
+        Parameter::structured(
+            "matchExpressions",
+            "[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]",
+            "one condition per label; values only for In and NotIn",
+        ),
     ],
     needs: &[RequiredState::Labels],
     build,
@@ -43,21 +40,13 @@ pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType {
 };
 
 const EXPRESSION: &[Parameter] = &[
-    Parameter {
-        name: "key",
-        default: ParameterDefault::Required,
-        doc: readable("a label"),
-    },
-    Parameter {
-        name: "operator",
-        default: ParameterDefault::Required,
-        doc: readable("In, NotIn, Exists or DoesNotExist"),
-    },
-    Parameter {
-        name: "values",
-        default: ParameterDefault::Structured("[VALUE]"),
-        doc: readable("one at least for In and NotIn, none for the others"),
-    },
+    Parameter::required("key", "a label"),
+    Parameter::required("operator", "In, NotIn, Exists or DoesNotExist"),
+    Parameter::structured(
+        "values",
+        "[VALUE]",
+        "one at least for In and NotIn, none for the others",
+    ),
 ];
 
 /// Conditions that must all hold.

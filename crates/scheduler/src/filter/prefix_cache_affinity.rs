@@ -4,8 +4,8 @@
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters,
-    RequiredState, readable,
+    Context, Filter, InvalidParameter, Parameter, Parameters, RequiredState, producer_name,
+    readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -22,46 +22,34 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, filter/prefixcacheaffinity"),
     parameters: &[
-        Parameter {
-            name: "affinityThreshold",
-            default: ParameterDefault::Number(0.8),
-            doc: readable("share of the prompt's blocks that must be cached, 0 to 1; 0 keeps all"),
-        },
-        Parameter {
-            name: "explorationProbability",
-            default: ParameterDefault::Number(0.0),
-            doc: readable("how often to keep all, 0 to 1"),
-        },
-        Parameter {
-            name: "maxTTFTPenaltyMs",
-            default: ParameterDefault::Number(18_000.0),
-            doc: readable(
-                "highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit",
-            ),
-        },
-        Parameter {
-            name: "ttftSource",
-            default: ParameterDefault::Text("prefillThroughput"),
-            doc: readable(
-                "prefillThroughput, or latencyPredictor, which compares endpoints with a prediction only",
-            ),
-        },
-        Parameter {
-            name: "peakPrefillThroughput",
-            default: ParameterDefault::Number(15_928.0),
-            doc: readable(
-                "prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0",
-            ),
-        },
+        Parameter::number(
+            "affinityThreshold",
+            0.8,
+            "share of the prompt's blocks that must be cached, 0 to 1; 0 keeps all",
+        ),
+        Parameter::number(
+            "explorationProbability",
+            0.0,
+            "how often to keep all, 0 to 1",
+        ),
+        Parameter::number(
+            "maxTTFTPenaltyMs",
+            18_000.0,
+            "highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit",
+        ),
+        Parameter::text(
+            "ttftSource",
+            "prefillThroughput",
+            "prefillThroughput, or latencyPredictor, which compares endpoints with a prediction only",
+        ),
+        Parameter::number(
+            "peakPrefillThroughput",
+            15_928.0,
+            "prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0",
+        ),
         PREFIX_PRODUCER,
-        Parameter {
-            name: "inFlightLoadProducerName",
-            ..PRODUCER_NAME
-        },
-        Parameter {
-            name: "latencyPredictionInfoProducerName",
-            ..PRODUCER_NAME
-        },
+        producer_name("inFlightLoadProducerName"),
+        producer_name("latencyPredictionInfoProducerName"),
     ],
     needs: &[
         RequiredState::PrefixIndex,

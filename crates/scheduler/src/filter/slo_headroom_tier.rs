@@ -4,8 +4,7 @@
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
-    readable,
+    Context, Filter, InvalidParameter, Parameter, Parameters, RequiredState, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::EndpointPrediction;
@@ -21,11 +20,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         group.",
     ),
     source: readable("llm-d-router, filter/sloheadroomtier"),
-    parameters: &[Parameter {
-        name: "epsilonExploreNeg",
-        default: ParameterDefault::Number(0.01),
-        doc: readable("how often the endpoints without headroom are kept instead, 0 to 1"),
-    }],
+    parameters: &[Parameter::number(
+        "epsilonExploreNeg",
+        0.01,
+        "how often the endpoints without headroom are kept instead, 0 to 1",
+    )],
     needs: &[
         RequiredState::Latency,
         RequiredState::InFlight,

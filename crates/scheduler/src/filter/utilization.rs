@@ -5,8 +5,8 @@ use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::metrics::{KV_CACHE_UTILIZATION, QUEUE_DEPTH, RUNNING_REQUESTS};
 use crate::plugin::{
-    Context, Filter, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters,
-    RequiredState, readable,
+    Context, Filter, InvalidParameter, Parameter, Parameters, RequiredState, producer_name,
+    readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -20,22 +20,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, filter/utilization"),
     parameters: &[
-        Parameter {
-            name: "conditions",
-            default: ParameterDefault::Structured(
-                "[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]",
-            ),
-            doc: readable("at least one condition; kv-cache-utilization is a share from 0 to 1"),
-        },
-        Parameter {
-            name: "fallbackOnEmpty",
-            default: ParameterDefault::Flag(false),
-            doc: readable("keep all if all would be dropped"),
-        },
-        Parameter {
-            name: "inFlightLoadProducerName",
-            ..PRODUCER_NAME
-        },
+        Parameter::structured(
+            "conditions",
+            "[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]",
+            "at least one condition; kv-cache-utilization is a share from 0 to 1",
+        ),
+        Parameter::flag("fallbackOnEmpty", false, "keep all if all would be dropped"),
+        producer_name("inFlightLoadProducerName"),
     ],
     needs: &[
         RequiredState::Metric(&QUEUE_DEPTH),
@@ -47,16 +38,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const CONDITION: &[Parameter] = &[
-    Parameter {
-        name: "metric",
-        default: ParameterDefault::Required,
-        doc: readable("active-requests, running-requests, waiting-queue or kv-cache-utilization"),
-    },
-    Parameter {
-        name: "maxValue",
-        default: ParameterDefault::RequiredNumber,
-        doc: readable("0 or more; at most 1 for kv-cache-utilization"),
-    },
+    Parameter::required(
+        "metric",
+        "active-requests, running-requests, waiting-queue or kv-cache-utilization",
+    ),
+    Parameter::required_number("maxValue", "0 or more; at most 1 for kv-cache-utilization"),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq)]

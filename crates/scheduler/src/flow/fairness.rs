@@ -2,7 +2,7 @@
 
 use super::settings::FAIRNESS_DEFAULT;
 use super::{BandAccount, FairnessPolicy, FlowAccount, FlowCost};
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::time::Timestamp;
 
@@ -61,40 +61,24 @@ pub(crate) const TOKENS: PluginType = PluginType {
 };
 
 const LEAST_SERVICE_PARAMETERS: &[Parameter] = &[
-    Parameter {
-        name: "strategy",
-        default: ParameterDefault::Text("las"),
-        doc: readable("las, the only one"),
-    },
-    Parameter {
-        name: "lasWeightService",
-        default: ParameterDefault::Number(0.8),
-        doc: readable("weight of the service, 0 or more"),
-    },
-    Parameter {
-        name: "lasWeightHeadWait",
-        default: ParameterDefault::Number(0.2),
-        doc: readable("weight of the wait, 0 or more"),
-    },
-    Parameter {
-        name: "lasHalfLifeSeconds",
-        default: ParameterDefault::Number(60.0),
-        doc: readable("time in which service counts half, above 0"),
-    },
-    Parameter {
-        name: "evictionTtlSeconds",
-        default: ParameterDefault::Number(3_600.0),
-        doc: readable(
-            "no effect: the oldest flow without requests is dropped when there are too many",
-        ),
-    },
-    Parameter {
-        name: "evictionSweepSeconds",
-        default: ParameterDefault::Number(300.0),
-        doc: readable(
-            "no effect: the oldest flow without requests is dropped when there are too many",
-        ),
-    },
+    Parameter::text("strategy", "las", "las, the only one"),
+    Parameter::number("lasWeightService", 0.8, "weight of the service, 0 or more"),
+    Parameter::number("lasWeightHeadWait", 0.2, "weight of the wait, 0 or more"),
+    Parameter::number(
+        "lasHalfLifeSeconds",
+        60.0,
+        "time in which service counts half, above 0",
+    ),
+    Parameter::number(
+        "evictionTtlSeconds",
+        3_600.0,
+        "no effect: the oldest flow without requests is dropped when there are too many",
+    ),
+    Parameter::number(
+        "evictionSweepSeconds",
+        300.0,
+        "no effect: the oldest flow without requests is dropped when there are too many",
+    ),
 ];
 
 /// An output token takes a step of the engine, a prompt token a fraction of one. llm-d's weight.
@@ -106,13 +90,11 @@ const SERVICE_UNIT: f64 = 1_000.0;
 /// The share of a band that waits behind higher ones, where nothing else is configured.
 pub(super) const MINIMUM_SHARE_DEFAULT: f64 = 0.05;
 
-pub(super) const MINIMUM_SHARE: Parameter = Parameter {
-    name: "minimumShare",
-    default: ParameterDefault::Number(MINIMUM_SHARE_DEFAULT),
-    doc: readable(
-        "share of all tokens that a band gets while it waits behind higher ones, 0 to 0.5",
-    ),
-};
+pub(super) const MINIMUM_SHARE: Parameter = Parameter::number(
+    "minimumShare",
+    MINIMUM_SHARE_DEFAULT,
+    "share of all tokens that a band gets while it waits behind higher ones, 0 to 0.5",
+);
 
 #[derive(Debug)]
 struct StrictFairness;

@@ -1,6 +1,6 @@
 //! The settings of flow control as given, with policies by name.
 
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, Parameter, Parameters};
 
 /// The policies of bands and pools that name none.
 pub(crate) const FAIRNESS_DEFAULT: &str = "token-fairness-policy";
@@ -21,91 +21,41 @@ const TTL_MS_MAX: f64 = 86_400_000.0;
 const TTL_MS: f64 = 60_000.0;
 
 pub(super) const SECTION: &[Parameter] = &[
-    Parameter {
-        name: "maxRequests",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("requests held in all; 0: no limit"),
-    },
-    Parameter {
-        name: "maxBytes",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("bytes of bodies held in all; 0: no limit"),
-    },
-    Parameter {
-        name: "ttlMs",
-        default: ParameterDefault::Number(TTL_MS),
-        doc: readable("longest wait, ms; 0: no limit"),
-    },
-    Parameter {
-        name: "noEndpointTtlMs",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("longest wait while no endpoint is ready, ms; 0: none, 503 at once"),
-    },
-    Parameter {
-        name: "usageLimit",
-        default: ParameterDefault::Text(USAGE_LIMIT_DEFAULT),
-        doc: readable("usage limit policy"),
-    },
-    Parameter {
-        name: "minimumShare",
-        default: ParameterDefault::Number(super::fairness::MINIMUM_SHARE_DEFAULT),
-        doc: readable("minimumShare of token-fairness-policy where it is not declared, 0 to 0.5"),
-    },
-    Parameter {
-        name: "defaultBand",
-        default: ParameterDefault::Structured("{maxRequests, ...}"),
-        doc: readable("other bands"),
-    },
-    Parameter {
-        name: "defaultNegativeBand",
-        default: ParameterDefault::Structured("{maxRequests, ...}"),
-        doc: readable("other bands of negative priority"),
-    },
-    Parameter {
-        name: "eviction",
-        default: ParameterDefault::Flag(false),
-        doc: readable(
-            "running requests of negative priority are given up before their first byte, for requests of higher priority that wait",
-        ),
-    },
-    Parameter {
-        name: "bands",
-        default: ParameterDefault::Structured("[{priority, ...}]"),
-        doc: readable("the bands by priority"),
-    },
+    Parameter::number("maxRequests", 0.0, "requests held in all; 0: no limit"),
+    Parameter::number("maxBytes", 0.0, "bytes of bodies held in all; 0: no limit"),
+    Parameter::number("ttlMs", TTL_MS, "longest wait, ms; 0: no limit"),
+    Parameter::number(
+        "noEndpointTtlMs",
+        0.0,
+        "longest wait while no endpoint is ready, ms; 0: none, 503 at once",
+    ),
+    Parameter::text("usageLimit", USAGE_LIMIT_DEFAULT, "usage limit policy"),
+    Parameter::number(
+        "minimumShare",
+        super::fairness::MINIMUM_SHARE_DEFAULT,
+        "minimumShare of token-fairness-policy where it is not declared, 0 to 0.5",
+    ),
+    Parameter::structured("defaultBand", "{maxRequests, ...}", "other bands"),
+    Parameter::structured(
+        "defaultNegativeBand",
+        "{maxRequests, ...}",
+        "other bands of negative priority",
+    ),
+    Parameter::flag(
+        "eviction",
+        false,
+        "running requests of negative priority are given up before their first byte, for requests of higher priority that wait",
+    ),
+    Parameter::structured("bands", "[{priority, ...}]", "the bands by priority"),
 ];
 
 const BAND: &[Parameter] = &[
-    Parameter {
-        name: "priority",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("whole number"),
-    },
-    Parameter {
-        name: "maxRequests",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("requests held; 0: the default"),
-    },
-    Parameter {
-        name: "maxBytes",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("bytes held; 0: the default"),
-    },
-    Parameter {
-        name: "ttlMs",
-        default: ParameterDefault::Number(-1.0),
-        doc: readable("longest wait, ms; 0: no limit; -1: as above"),
-    },
-    Parameter {
-        name: "fairness",
-        default: ParameterDefault::Text(FAIRNESS_DEFAULT),
-        doc: readable("fairness policy"),
-    },
-    Parameter {
-        name: "ordering",
-        default: ParameterDefault::Text(ORDERING_DEFAULT),
-        doc: readable("ordering policy"),
-    },
+    Parameter::number("priority", 0.0, "whole number"),
+    Parameter::number("maxRequests", 0.0, "requests held; 0: the default"),
+    Parameter::number("maxBytes", 0.0, "bytes held; 0: the default"),
+    Parameter::number("ttlMs", -1.0, "longest wait, ms; 0: no limit; -1: as above"),
+    Parameter::text("fairness", FAIRNESS_DEFAULT, "fairness policy"),
+    Parameter::text("ordering", ORDERING_DEFAULT, "ordering policy"),
 ];
 
 /// The section as given; policies by name.

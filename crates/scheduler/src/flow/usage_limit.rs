@@ -2,7 +2,7 @@
 
 use super::settings::USAGE_LIMIT_DEFAULT;
 use super::{BandRank, UsageCeiling, UsageLimitPolicy};
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
 pub(crate) const STATIC: PluginType = PluginType {
@@ -10,11 +10,11 @@ pub(crate) const STATIC: PluginType = PluginType {
     kind: PluginKind::UsageLimit,
     doc: readable("All bands may fill the pool up to the threshold. The default."),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
-    parameters: &[Parameter {
-        name: "threshold",
-        default: ParameterDefault::Number(1.0),
-        doc: readable("saturation from which on requests are held, above 0 to 1"),
-    }],
+    parameters: &[Parameter::number(
+        "threshold",
+        1.0,
+        "saturation from which on requests are held, above 0 to 1",
+    )],
     needs: &[],
     build: build_static,
 };
@@ -28,26 +28,10 @@ pub(crate) const HOLDBACK: PluginType = PluginType {
     ),
     source: readable("llm-d-router, flowcontrol/usagelimits"),
     parameters: &[
-        Parameter {
-            name: "minCeiling",
-            default: ParameterDefault::RequiredNumber,
-            doc: readable("ceiling of the lowest band, 0 to 1"),
-        },
-        Parameter {
-            name: "maxCeiling",
-            default: ParameterDefault::Number(1.0),
-            doc: readable("ceiling of the highest band, 0 to 1"),
-        },
-        Parameter {
-            name: "shape",
-            default: ParameterDefault::Text("linear"),
-            doc: readable("linear, the only one"),
-        },
-        Parameter {
-            name: "domain",
-            default: ParameterDefault::Text("rank"),
-            doc: readable("rank or value"),
-        },
+        Parameter::required_number("minCeiling", "ceiling of the lowest band, 0 to 1"),
+        Parameter::number("maxCeiling", 1.0, "ceiling of the highest band, 0 to 1"),
+        Parameter::text("shape", "linear", "linear, the only one"),
+        Parameter::text("domain", "rank", "rank or value"),
     ],
     needs: &[],
     build: build_holdback,

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use crate::decision::{Decision, RankedList, Route};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
@@ -24,13 +24,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable(
         "llm-d-router, profilehandler/dataparallel (deprecated: list every rank's port instead)",
     ),
-    parameters: &[Parameter {
-        name: "primaryPort",
-        default: ParameterDefault::Number(8000.0),
-        doc: readable(
-            "port that receives the requests for all ranks of a pod, integer from 1 to 65535",
-        ),
-    }],
+    parameters: &[Parameter::number(
+        "primaryPort",
+        8000.0,
+        "port that receives the requests for all ranks of a pod, integer from 1 to 65535",
+    )],
     needs: &[],
     build,
 };

@@ -8,7 +8,7 @@
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{InvalidParameter, Parameter, ParameterDefault, Parameters, readable};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun, Stage};
 
@@ -21,52 +21,30 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, profilehandler/disagg"),
     parameters: &[
-        Parameter {
-            name: "profiles",
-            default: ParameterDefault::Structured(
-                "{decode: decode, prefill: prefill, encode: encode}",
-            ),
-            doc: readable("profile name of each stage"),
-        },
-        Parameter {
-            name: "deciders",
-            default: ParameterDefault::Structured("{prefill: PLUGIN, encode: PLUGIN}"),
-            doc: readable("decider of each stage; a stage without one never runs elsewhere"),
-        },
+        Parameter::structured(
+            "profiles",
+            "{decode: decode, prefill: prefill, encode: encode}",
+            "profile name of each stage",
+        ),
+        Parameter::structured(
+            "deciders",
+            "{prefill: PLUGIN, encode: PLUGIN}",
+            "decider of each stage; a stage without one never runs elsewhere",
+        ),
     ],
     needs: &[],
     build,
 };
 
 const PROFILES: &[Parameter] = &[
-    Parameter {
-        name: "decode",
-        default: ParameterDefault::Text("decode"),
-        doc: readable("a profile"),
-    },
-    Parameter {
-        name: "prefill",
-        default: ParameterDefault::Text("prefill"),
-        doc: readable("a profile"),
-    },
-    Parameter {
-        name: "encode",
-        default: ParameterDefault::Text("encode"),
-        doc: readable("a profile"),
-    },
+    Parameter::text("decode", "decode", "a profile"),
+    Parameter::text("prefill", "prefill", "a profile"),
+    Parameter::text("encode", "encode", "a profile"),
 ];
 
 const DECIDERS: &[Parameter] = &[
-    Parameter {
-        name: "prefill",
-        default: ParameterDefault::Text(""),
-        doc: readable("a decider"),
-    },
-    Parameter {
-        name: "encode",
-        default: ParameterDefault::Text(""),
-        doc: readable("a decider"),
-    },
+    Parameter::text("prefill", "", "a decider"),
+    Parameter::text("encode", "", "a decider"),
 ];
 
 #[derive(Debug)]

@@ -2,9 +2,7 @@
 //! the stages of a request one after another.
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{
-    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
@@ -17,16 +15,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, profilehandler/headerprofile"),
     parameters: &[
-        Parameter {
-            name: "headerName",
-            default: ParameterDefault::Text("EPP-Profile"),
-            doc: readable("the header, case-insensitive"),
-        },
-        Parameter {
-            name: "defaultProfile",
-            default: ParameterDefault::Text("decode"),
-            doc: readable("profile for requests without the header"),
-        },
+        Parameter::text("headerName", "EPP-Profile", "the header, case-insensitive"),
+        Parameter::text(
+            "defaultProfile",
+            "decode",
+            "profile for requests without the header",
+        ),
     ],
     needs: &[RequiredState::Headers],
     build,

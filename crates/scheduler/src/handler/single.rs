@@ -1,7 +1,7 @@
 //! `single-profile-handler`: one profile for every request.
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{InvalidParameter, Parameters, readable};
+use crate::plugin::readable;
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
@@ -12,15 +12,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable("llm-d-router, profilehandler/single"),
     parameters: &[],
     needs: &[],
-    build,
+    build: |_| Ok(Plugin::ProfileHandler(Box::new(SingleProfileHandler))),
 };
 
 #[derive(Debug)]
 pub(crate) struct SingleProfileHandler;
-
-fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::ProfileHandler(Box::new(SingleProfileHandler)))
-}
 
 impl ProfileHandler for SingleProfileHandler {
     fn references(&self) -> Vec<Reference<'_>> {

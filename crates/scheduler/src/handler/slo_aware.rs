@@ -9,9 +9,7 @@
 //! | on | some | true | the SLO profile |
 
 use crate::decision::{Decision, Route};
-use crate::plugin::{
-    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::run::{ProfileHandler, Reference, SchedulingRun};
 
@@ -25,24 +23,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("Gateway API Inference Extension, issue 1323"),
     parameters: &[
-        Parameter {
-            name: "defaultProfile",
-            default: ParameterDefault::Text("default"),
-            doc: readable("profile for other requests"),
-        },
-        Parameter {
-            name: "sloProfile",
-            default: ParameterDefault::Text("slo"),
-            doc: readable("profile for requests with an SLO"),
-        },
-        Parameter {
-            name: "sloMissing",
-            default: ParameterDefault::Text("refuse"),
-            doc: readable(
-                "requests without an SLO while latency is predicted: refuse (400), or default \
+        Parameter::text("defaultProfile", "default", "profile for other requests"),
+        Parameter::text("sloProfile", "slo", "profile for requests with an SLO"),
+        Parameter::text(
+            "sloMissing",
+            "refuse",
+            "requests without an SLO while latency is predicted: refuse (400), or default \
                 (runs defaultProfile)",
-            ),
-        },
+        ),
     ],
     needs: &[RequiredState::Headers, RequiredState::Latency],
     build,

@@ -11,6 +11,8 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use crate::text::readable;
+
 mod invalid;
 pub use invalid::InvalidParameter;
 pub(crate) use invalid::write_known;
@@ -77,6 +79,52 @@ enum ParameterSource<'a> {
     Flag(bool),
     Text(&'a str),
     Structured(Option<&'a ParameterValue>),
+}
+
+// === impl Parameter ===
+
+impl Parameter {
+    const fn new(name: &'static str, default: ParameterDefault, doc: &'static str) -> Self {
+        Self {
+            name,
+            default,
+            doc: readable(doc),
+        }
+    }
+
+    /// A number with this default.
+    pub(crate) const fn number(name: &'static str, default: f64, doc: &'static str) -> Self {
+        Self::new(name, ParameterDefault::Number(default), doc)
+    }
+
+    /// A number that must be given.
+    pub(crate) const fn required_number(name: &'static str, doc: &'static str) -> Self {
+        Self::new(name, ParameterDefault::RequiredNumber, doc)
+    }
+
+    /// true or false.
+    pub(crate) const fn flag(name: &'static str, default: bool, doc: &'static str) -> Self {
+        Self::new(name, ParameterDefault::Flag(default), doc)
+    }
+
+    /// Text with this default.
+    pub(crate) const fn text(name: &'static str, default: &'static str, doc: &'static str) -> Self {
+        Self::new(name, ParameterDefault::Text(default), doc)
+    }
+
+    /// Text that must be given.
+    pub(crate) const fn required(name: &'static str, doc: &'static str) -> Self {
+        Self::new(name, ParameterDefault::Required, doc)
+    }
+
+    /// A list or map of this shape.
+    pub(crate) const fn structured(
+        name: &'static str,
+        shape: &'static str,
+        doc: &'static str,
+    ) -> Self {
+        Self::new(name, ParameterDefault::Structured(shape), doc)
+    }
 }
 
 // === impl ParameterValue ===

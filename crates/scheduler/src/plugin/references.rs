@@ -1,22 +1,23 @@
 //! Parameters that name a producer.
 
-use super::parameters::{InvalidParameter, Parameter, ParameterDefault, Parameters};
-use crate::text::readable;
+use super::parameters::{InvalidParameter, Parameter, Parameters};
 
 /// A reference from a plugin to the producer of its data. Each kind of producer exists once here,
 /// declared or not, so the name has no effect.
-pub(crate) const PRODUCER_NAME: Parameter = Parameter {
-    name: "",
-    default: ParameterDefault::Text(""),
-    doc: readable("no effect: each producer exists once, declared or not"),
-};
+pub(crate) const fn producer_name(name: &'static str) -> Parameter {
+    Parameter::text(
+        name,
+        "",
+        "no effect: each producer exists once, declared or not",
+    )
+}
 
 /// The producer of an endpoint's attributes.
-pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
-    name: "producer",
-    default: ParameterDefault::Text(""),
-    doc: readable("core-metrics-extractor or empty: no other plugin produces attributes"),
-};
+pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter::text(
+    "producer",
+    "",
+    "core-metrics-extractor or empty: no other plugin produces attributes",
+);
 
 /// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match
 /// nothing; it is refused unless the producer is given.

@@ -13,7 +13,7 @@
 //! mappings to increase hit rates", 1998.
 
 use super::context::Context;
-use super::parameters::{InvalidParameter, Parameter, ParameterDefault, Parameters};
+use super::parameters::{InvalidParameter, Parameter, Parameters};
 use crate::endpoint::EndpointIndex;
 use crate::rng::Rng;
 use crate::session::{SessionToken, decode_token, name_hash};
@@ -23,70 +23,58 @@ pub(crate) const SOURCE: &str = readable("llm-d-router, scheduling/util/sessiona
 
 /// The parameters of both the scorer and the filter.
 pub(crate) const PARAMETERS: &[Parameter] = &[
-    Parameter {
-        name: "strategy",
-        default: ParameterDefault::Text("encoded_endpoint_header"),
-        doc: readable("encoded_endpoint_header or session_id"),
-    },
-    Parameter {
-        name: "encodedEndpointHeaderConfig",
-        default: ParameterDefault::Structured("{header: x-session-token}"),
-        doc: readable("request and response header that carries the token"),
-    },
-    Parameter {
-        name: "sessionIdConfig",
-        default: ParameterDefault::Structured(
-            "{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}",
-        ),
-        doc: readable(
-            "sources of the id, first present wins: {header: NAME} or {attribute: agent-identity}; eviction settings have no effect",
-        ),
-    },
-    Parameter {
-        name: "profileName",
-        default: ParameterDefault::Text(""),
-        doc: readable("profile whose pick the token names; empty: the served endpoint"),
-    },
+    Parameter::text(
+        "strategy",
+        "encoded_endpoint_header",
+        "encoded_endpoint_header or session_id",
+    ),
+    Parameter::structured(
+        "encodedEndpointHeaderConfig",
+        "{header: x-session-token}",
+        "request and response header that carries the token",
+    ),
+    Parameter::structured(
+        "sessionIdConfig",
+        "{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}",
+        "sources of the id, first present wins: {header: NAME} or {attribute: agent-identity}; eviction settings have no effect",
+    ),
+    Parameter::text(
+        "profileName",
+        "",
+        "profile whose pick the token names; empty: the served endpoint",
+    ),
 ];
 
-const TOKEN_HEADER: &[Parameter] = &[Parameter {
-    name: "header",
-    default: ParameterDefault::Text("x-session-token"),
-    doc: readable("a header name"),
-}];
+const TOKEN_HEADER: &[Parameter] = &[Parameter::text(
+    "header",
+    "x-session-token",
+    "a header name",
+)];
 const SESSION_ID: &[Parameter] = &[
-    Parameter {
-        name: "sources",
-        default: ParameterDefault::Structured("[{header: NAME} or {attribute: agent-identity}]"),
-        doc: readable("in order of priority"),
-    },
-    Parameter {
-        name: "evictionTtlSeconds",
-        default: ParameterDefault::Number(300.0),
-        doc: readable("no effect: nothing is remembered; above 0"),
-    },
-    Parameter {
-        name: "evictionSweepSeconds",
-        default: ParameterDefault::Number(10.0),
-        doc: readable("no effect: nothing is remembered; above 0"),
-    },
+    Parameter::structured(
+        "sources",
+        "[{header: NAME} or {attribute: agent-identity}]",
+        "in order of priority",
+    ),
+    Parameter::number(
+        "evictionTtlSeconds",
+        300.0,
+        "no effect: nothing is remembered; above 0",
+    ),
+    Parameter::number(
+        "evictionSweepSeconds",
+        10.0,
+        "no effect: nothing is remembered; above 0",
+    ),
 ];
 const ID_SOURCE: &[Parameter] = &[
-    Parameter {
-        name: "header",
-        default: ParameterDefault::Text(""),
-        doc: readable("a header name; exactly one of header and attribute must be given"),
-    },
-    Parameter {
-        name: "attribute",
-        default: ParameterDefault::Text(""),
-        doc: readable("agent-identity; there is no other"),
-    },
-    Parameter {
-        name: "producer",
-        default: ParameterDefault::Text(""),
-        doc: readable("empty, or agent-identity"),
-    },
+    Parameter::text(
+        "header",
+        "",
+        "a header name; exactly one of header and attribute must be given",
+    ),
+    Parameter::text("attribute", "", "agent-identity; there is no other"),
+    Parameter::text("producer", "", "empty, or agent-identity"),
 ];
 
 const ID_HEADER: &str = "x-session-id";

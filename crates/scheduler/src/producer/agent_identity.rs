@@ -1,8 +1,6 @@
 //! `agent-identity`: the headers that identify an agent's session.
 
-use crate::plugin::{
-    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{IdentitySettings, ProducerSetting};
 
@@ -14,11 +12,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
     ),
     source: readable("llm-d-router, requestheader/agentidentity"),
-    parameters: &[Parameter {
-        name: "additionalSessionHeaders",
-        default: ParameterDefault::Structured("[HEADER]"),
-        doc: readable("header names to read first"),
-    }],
+    parameters: &[Parameter::structured(
+        "additionalSessionHeaders",
+        "[HEADER]",
+        "header names to read first",
+    )],
     needs: &[RequiredState::Headers],
     build,
 };

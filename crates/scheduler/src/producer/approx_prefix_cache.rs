@@ -1,9 +1,7 @@
 //! `approx-prefix-cache-producer`: how prompts are cut into blocks, and how many blocks the prefix
 //! index keeps.
 
-use crate::plugin::{
-    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
 use crate::settings::{BYTES_PER_TOKEN, PrefixSettings, ProducerSetting};
@@ -17,37 +15,31 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, dataproducer/approximateprefix"),
     parameters: &[
-        Parameter {
-            name: "blockSizeTokens",
-            default: ParameterDefault::Number(16.0),
-            doc: readable("tokens per block, integer; less than 64 counts as 64"),
-        },
-        Parameter {
-            name: "maxPrefixTokensToMatch",
-            default: ParameterDefault::Number(1_048_576.0),
-            doc: readable("tokens of a prompt to look up, integer; 0: use maxPrefixBlocksToMatch"),
-        },
-        Parameter {
-            name: "maxPrefixBlocksToMatch",
-            default: ParameterDefault::Number(2048.0),
-            doc: readable(
-                "blocks of a prompt to look up if maxPrefixTokensToMatch is 0, integer; 0: the maximum",
-            ),
-        },
-        Parameter {
-            name: "lruCapacityPerServer",
-            default: ParameterDefault::Number(31_250.0),
-            doc: readable(
-                "blocks to remember for an endpoint whose KV cache size is unknown, integer from 1",
-            ),
-        },
-        Parameter {
-            name: "autoTune",
-            default: ParameterDefault::Flag(true),
-            doc: readable(
-                "remember as many blocks as the KV cache has, if the engine reports its size",
-            ),
-        },
+        Parameter::number(
+            "blockSizeTokens",
+            16.0,
+            "tokens per block, integer; less than 64 counts as 64",
+        ),
+        Parameter::number(
+            "maxPrefixTokensToMatch",
+            1_048_576.0,
+            "tokens of a prompt to look up, integer; 0: use maxPrefixBlocksToMatch",
+        ),
+        Parameter::number(
+            "maxPrefixBlocksToMatch",
+            2048.0,
+            "blocks of a prompt to look up if maxPrefixTokensToMatch is 0, integer; 0: the maximum",
+        ),
+        Parameter::number(
+            "lruCapacityPerServer",
+            31_250.0,
+            "blocks to remember for an endpoint whose KV cache size is unknown, integer from 1",
+        ),
+        Parameter::flag(
+            "autoTune",
+            true,
+            "remember as many blocks as the KV cache has, if the engine reports its size",
+        ),
     ],
     needs: &[RequiredState::Prompt],
     build,

@@ -1,8 +1,7 @@
 //! `inflight-load-producer`: how much load a request counts for while it is in flight.
 
 use crate::plugin::{
-    InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState,
-    readable,
+    InvalidParameter, Parameter, Parameters, RequiredState, producer_name, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{LoadSettings, ProducerSetting};
@@ -17,30 +16,27 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, dataproducer/inflightload"),
     parameters: &[
-        Parameter {
-            name: "addEstimatedOutputTokens",
-            default: ParameterDefault::Flag(false),
-            doc: readable("also count expected output tokens"),
-        },
-        Parameter {
-            name: "outputRatio",
-            default: ParameterDefault::Number(1.5),
-            doc: readable("expected output tokens per prompt token, 0 to 1000"),
-        },
-        Parameter {
-            name: "maxEstimatedOutputTokens",
-            default: ParameterDefault::Number(0.0),
-            doc: readable("upper bound of expected output tokens, integer; 0: no limit"),
-        },
-        Parameter {
-            name: "syncCrossReplicaState",
-            default: ParameterDefault::Flag(true),
-            doc: readable("no effect: proxies always share load"),
-        },
-        Parameter {
-            name: "prefixMatchInfoProducerName",
-            ..PRODUCER_NAME
-        },
+        Parameter::flag(
+            "addEstimatedOutputTokens",
+            false,
+            "also count expected output tokens",
+        ),
+        Parameter::number(
+            "outputRatio",
+            1.5,
+            "expected output tokens per prompt token, 0 to 1000",
+        ),
+        Parameter::number(
+            "maxEstimatedOutputTokens",
+            0.0,
+            "upper bound of expected output tokens, integer; 0: no limit",
+        ),
+        Parameter::flag(
+            "syncCrossReplicaState",
+            true,
+            "no effect: proxies always share load",
+        ),
+        producer_name("prefixMatchInfoProducerName"),
     ],
     needs: &[RequiredState::Prompt],
     build,

@@ -5,8 +5,7 @@
 //! declared one changes settings. The daemon's flag switches prediction on.
 
 use crate::plugin::{
-    InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters, RequiredState,
-    readable,
+    InvalidParameter, Parameter, Parameters, RequiredState, producer_name, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{LatencySettings, PredictionPercentile, ProducerSetting};
@@ -22,54 +21,48 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, dataproducer/predictedlatency"),
     parameters: &[
-        Parameter {
-            name: "sloBufferFactor",
-            default: ParameterDefault::Number(1.0),
-            doc: readable("usable share of the TPOT SLO, 0.001 to 10"),
-        },
-        Parameter {
-            name: "percentile",
-            default: ParameterDefault::Text("p90"),
-            doc: readable("which prediction must meet the SLO: p90 or mean"),
-        },
-        Parameter {
-            name: "predictInProduce",
-            default: ParameterDefault::Flag(true),
-            doc: readable("predict; if false, the model learns but does not predict"),
-        },
-        Parameter {
-            name: "streamingMode",
-            default: ParameterDefault::Flag(false),
-            doc: readable("no effect: each reply shows whether it is streamed"),
-        },
-        Parameter {
-            name: "endpointRoleLabel",
-            default: ParameterDefault::Text(""),
-            doc: readable("no effect: each endpoint has its own factors"),
-        },
-        Parameter {
-            name: "useEncoderCacheFeatures",
-            default: ParameterDefault::Flag(false),
-            doc: readable("no effect: the features of the model are fixed"),
-        },
-        Parameter {
-            name: "samplingMean",
-            default: ParameterDefault::Number(1000.0),
-            doc: readable("no effect: all tokens of a reply are measured, up to 1e9"),
-        },
-        Parameter {
-            name: "maxDecodeTokenSamplesForPrediction",
-            default: ParameterDefault::Number(0.0),
-            doc: readable("no effect: all tokens of a reply are measured, integer"),
-        },
-        Parameter {
-            name: "prefixMatchInfoProducerName",
-            ..PRODUCER_NAME
-        },
-        Parameter {
-            name: "inFlightLoadProducerName",
-            ..PRODUCER_NAME
-        },
+        Parameter::number(
+            "sloBufferFactor",
+            1.0,
+            "usable share of the TPOT SLO, 0.001 to 10",
+        ),
+        Parameter::text(
+            "percentile",
+            "p90",
+            "which prediction must meet the SLO: p90 or mean",
+        ),
+        Parameter::flag(
+            "predictInProduce",
+            true,
+            "predict; if false, the model learns but does not predict",
+        ),
+        Parameter::flag(
+            "streamingMode",
+            false,
+            "no effect: each reply shows whether it is streamed",
+        ),
+        Parameter::text(
+            "endpointRoleLabel",
+            "",
+            "no effect: each endpoint has its own factors",
+        ),
+        Parameter::flag(
+            "useEncoderCacheFeatures",
+            false,
+            "no effect: the features of the model are fixed",
+        ),
+        Parameter::number(
+            "samplingMean",
+            1000.0,
+            "no effect: all tokens of a reply are measured, up to 1e9",
+        ),
+        Parameter::number(
+            "maxDecodeTokenSamplesForPrediction",
+            0.0,
+            "no effect: all tokens of a reply are measured, integer",
+        ),
+        producer_name("prefixMatchInfoProducerName"),
+        producer_name("inFlightLoadProducerName"),
     ],
     needs: &[
         RequiredState::Latency,

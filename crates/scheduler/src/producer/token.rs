@@ -2,9 +2,7 @@
 //! bytes per token is right within a factor of two over languages and code, replies correct it, and
 //! plugins only compare endpoints for the same prompt.
 
-use crate::plugin::{
-    InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, readable,
-};
+use crate::plugin::{InvalidParameter, Parameter, Parameters, RequiredState, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::settings::{ProducerSetting, TokenSettings};
 
@@ -18,74 +16,46 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, dataproducer/tokenizer"),
     parameters: &[
-        Parameter {
-            name: "estimate",
-            default: ParameterDefault::Structured(
-                "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
-            ),
-            doc: readable("tokens of an image"),
-        },
-        Parameter {
-            name: "modelName",
-            default: ParameterDefault::Text(""),
-            doc: readable(
-                "leave it out: it requires a tokenizer server; Switchpoint estimates tokens",
-            ),
-        },
+        Parameter::structured(
+            "estimate",
+            "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
+            "tokens of an image",
+        ),
+        Parameter::text(
+            "modelName",
+            "",
+            "leave it out: it requires a tokenizer server; Switchpoint estimates tokens",
+        ),
     ],
     needs: &[RequiredState::Prompt],
     build,
 };
 
-const ESTIMATE: &[Parameter] = &[Parameter {
-    name: "image",
-    default: ParameterDefault::Structured("{mode, defaultResolution, dynamic, static}"),
-    doc: readable("tokens of an image"),
-}];
+const ESTIMATE: &[Parameter] = &[Parameter::structured(
+    "image",
+    "{mode, defaultResolution, dynamic, static}",
+    "tokens of an image",
+)];
 const IMAGE: &[Parameter] = &[
-    Parameter {
-        name: "mode",
-        default: ParameterDefault::Text("dynamic"),
-        doc: readable("dynamic or static"),
-    },
-    Parameter {
-        name: "defaultResolution",
-        default: ParameterDefault::Structured("{width: 640, height: 360}"),
-        doc: readable("pixels; images are not looked into"),
-    },
-    Parameter {
-        name: "dynamic",
-        default: ParameterDefault::Structured("{factor: 1024}"),
-        doc: readable("pixels for each token"),
-    },
-    Parameter {
-        name: "static",
-        default: ParameterDefault::Structured("{staticToken: 0}"),
-        doc: readable("tokens of an image"),
-    },
+    Parameter::text("mode", "dynamic", "dynamic or static"),
+    Parameter::structured(
+        "defaultResolution",
+        "{width: 640, height: 360}",
+        "pixels; images are not looked into",
+    ),
+    Parameter::structured("dynamic", "{factor: 1024}", "pixels for each token"),
+    Parameter::structured("static", "{staticToken: 0}", "tokens of an image"),
 ];
 const RESOLUTION: &[Parameter] = &[
-    Parameter {
-        name: "width",
-        default: ParameterDefault::Number(640.0),
-        doc: readable("pixels, integer up to 65536"),
-    },
-    Parameter {
-        name: "height",
-        default: ParameterDefault::Number(360.0),
-        doc: readable("pixels, integer up to 65536"),
-    },
+    Parameter::number("width", 640.0, "pixels, integer up to 65536"),
+    Parameter::number("height", 360.0, "pixels, integer up to 65536"),
 ];
-const DYNAMIC: &[Parameter] = &[Parameter {
-    name: "factor",
-    default: ParameterDefault::Number(1024.0),
-    doc: readable("pixels for each token, integer from 1"),
-}];
-const STATIC: &[Parameter] = &[Parameter {
-    name: "staticToken",
-    default: ParameterDefault::Number(0.0),
-    doc: readable("tokens, integer"),
-}];
+const DYNAMIC: &[Parameter] = &[Parameter::number(
+    "factor",
+    1024.0,
+    "pixels for each token, integer from 1",
+)];
+const STATIC: &[Parameter] = &[Parameter::number("staticToken", 0.0, "tokens, integer")];
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     TokenSettings::read(parameters)

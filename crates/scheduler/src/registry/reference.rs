@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::PLUGINS;
-use crate::plugin::{PRODUCER_NAME, Parameter};
+use crate::plugin::{Parameter, producer_name};
 use crate::plugin_type::{PluginKind, PluginType};
 
 /// The sections of the page, in order.
@@ -68,7 +68,7 @@ fn write_plugin(page: &mut String, plugin: &PluginType, earlier: &[&PluginType])
     let parameters = plugin
         .parameters
         .iter()
-        .filter(|parameter| parameter.doc != PRODUCER_NAME.doc);
+        .filter(|parameter| parameter.doc != producer_name("").doc);
     let (idle, active): (Vec<&Parameter>, Vec<&Parameter>) =
         parameters.partition(|parameter| parameter.doc.starts_with(NO_EFFECT));
     let shared = |other: &PluginType| {
@@ -123,7 +123,7 @@ fn introduction() -> String {
     for parameter in PLUGINS
         .iter()
         .flat_map(|plugin| plugin.parameters)
-        .filter(|parameter| parameter.doc == PRODUCER_NAME.doc)
+        .filter(|parameter| parameter.doc == producer_name("").doc)
     {
         if !names.contains(&parameter.name) {
             names.push(parameter.name);
@@ -269,7 +269,7 @@ mod tests {
                 "{section}"
             );
             for parameter in plugin.parameters {
-                let place = if parameter.doc == PRODUCER_NAME.doc {
+                let place = if parameter.doc == producer_name("").doc {
                     page.as_str()
                 } else {
                     section

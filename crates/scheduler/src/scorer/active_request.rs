@@ -3,8 +3,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
@@ -16,16 +15,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/activerequest"),
     parameters: &[
-        Parameter {
-            name: "idleThreshold",
-            default: ParameterDefault::Number(0.0),
-            doc: readable("highest number of requests in flight that counts as idle, integer"),
-        },
-        Parameter {
-            name: "maxBusyScore",
-            default: ParameterDefault::Number(1.0),
-            doc: readable("upper bound of the score of a busy endpoint, 0 to 1"),
-        },
+        Parameter::number(
+            "idleThreshold",
+            0.0,
+            "highest number of requests in flight that counts as idle, integer",
+        ),
+        Parameter::number(
+            "maxBusyScore",
+            1.0,
+            "upper bound of the score of a busy endpoint, 0 to 1",
+        ),
     ],
     needs: &[RequiredState::InFlight],
     build,

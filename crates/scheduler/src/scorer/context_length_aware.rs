@@ -8,8 +8,7 @@
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Filter, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState,
-    Scorer, readable,
+    Context, Filter, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::rng::Rng;
@@ -26,18 +25,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/contextlengthaware"),
     parameters: &[
-        Parameter {
-            name: "label",
-            default: ParameterDefault::Text("llm-d.ai/context-length-range"),
-            doc: readable("label with the range of prompt tokens, min-max"),
-        },
-        Parameter {
-            name: "enableFiltering",
-            default: ParameterDefault::Flag(false),
-            doc: readable(
-                "also drop endpoints whose range excludes the prompt; endpoints without the label stay",
-            ),
-        },
+        Parameter::text(
+            "label",
+            "llm-d.ai/context-length-range",
+            "label with the range of prompt tokens, min-max",
+        ),
+        Parameter::flag(
+            "enableFiltering",
+            false,
+            "also drop endpoints whose range excludes the prompt; endpoints without the label stay",
+        ),
     ],
     needs: &[RequiredState::Labels, RequiredState::Prompt],
     build,

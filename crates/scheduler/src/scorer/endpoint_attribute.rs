@@ -2,8 +2,8 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, InvalidParameter, METRICS_EXTRACTOR, Parameter, ParameterDefault, Parameters,
-    RequiredState, Scorer, attribute_key, readable,
+    Context, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, RequiredState, Scorer,
+    attribute_key, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{rate, rate_by_load};
@@ -17,63 +17,36 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/endpointattribute"),
     parameters: &[
-        Parameter {
-            name: "attributeKey",
-            default: ParameterDefault::Required,
-            doc: readable(
-                "name of the attribute, as in customMetrics; if it contains a / the producer is required",
-            ),
-        },
+        Parameter::required(
+            "attributeKey",
+            "name of the attribute, as in customMetrics; if it contains a / the producer is required",
+        ),
         METRICS_EXTRACTOR,
-        Parameter {
-            name: "algorithm",
-            default: ParameterDefault::Structured(
-                "{type: linear_lower_is_better | linear_higher_is_better, normalization: {adaptiveRange: {}} | {fixedRange: {min, max}}}",
-            ),
-            doc: readable(
-                "which direction is better (required), and the range; by default that of the candidates",
-            ),
-        },
+        Parameter::structured(
+            "algorithm",
+            "{type: linear_lower_is_better | linear_higher_is_better, normalization: {adaptiveRange: {}} | {fixedRange: {min, max}}}",
+            "which direction is better (required), and the range; by default that of the candidates",
+        ),
     ],
     needs: &[RequiredState::Attributes],
     build,
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter {
-        name: "type",
-        default: ParameterDefault::Required,
-        doc: readable("linear_lower_is_better or linear_higher_is_better"),
-    },
-    Parameter {
-        name: "normalization",
-        default: ParameterDefault::Structured("{adaptiveRange: {}} or {fixedRange: {min, max}}"),
-        doc: readable("at most one of the two"),
-    },
+    Parameter::required("type", "linear_lower_is_better or linear_higher_is_better"),
+    Parameter::structured(
+        "normalization",
+        "{adaptiveRange: {}} or {fixedRange: {min, max}}",
+        "at most one of the two",
+    ),
 ];
 const NORMALIZATION: &[Parameter] = &[
-    Parameter {
-        name: "adaptiveRange",
-        default: ParameterDefault::Structured("{}"),
-        doc: readable("the range of the candidates' values"),
-    },
-    Parameter {
-        name: "fixedRange",
-        default: ParameterDefault::Structured("{min, max}"),
-        doc: readable("a range of its own"),
-    },
+    Parameter::structured("adaptiveRange", "{}", "the range of the candidates' values"),
+    Parameter::structured("fixedRange", "{min, max}", "a range of its own"),
 ];
 const FIXED_RANGE: &[Parameter] = &[
-    Parameter {
-        name: "min",
-        default: ParameterDefault::Number(0.0),
-        doc: readable("below max"),
-    },
-    Parameter {
-        name: "max",
-        default: ParameterDefault::RequiredNumber,
-        doc: readable("above min"),
-    },
+    Parameter::number("min", 0.0, "below max"),
+    Parameter::required_number("max", "above min"),
 ];
 
 #[derive(Debug)]

@@ -2,8 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{ClientHeaders, Plugin, PluginKind, PluginType};
 
@@ -15,16 +14,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/headerlabelaffinity"),
     parameters: &[
-        Parameter {
-            name: "headerName",
-            default: ParameterDefault::Required,
-            doc: readable("request header, case-insensitive"),
-        },
-        Parameter {
-            name: "labelKey",
-            default: ParameterDefault::Required,
-            doc: readable("endpoint label"),
-        },
+        Parameter::required("headerName", "request header, case-insensitive"),
+        Parameter::required("labelKey", "endpoint label"),
     ],
     needs: &[RequiredState::Headers, RequiredState::Labels],
     build,

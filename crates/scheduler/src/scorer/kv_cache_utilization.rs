@@ -2,7 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::KV_CACHE_UTILIZATION;
-use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{Context, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate;
 
@@ -13,15 +13,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable("llm-d-router, scorer/kvcacheutilization"),
     parameters: &[],
     needs: &[RequiredState::Metric(&KV_CACHE_UTILIZATION)],
-    build,
+    build: |_| Ok(Plugin::Scorer(Box::new(KvCacheUtilizationScorer))),
 };
 
 #[derive(Debug)]
 struct KvCacheUtilizationScorer;
-
-fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(KvCacheUtilizationScorer)))
-}
 
 impl Scorer for KvCacheUtilizationScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {

@@ -22,47 +22,39 @@ use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
 use crate::metrics::{KV_CACHE_UTILIZATION, QUEUE_DEPTH};
 use crate::plugin::{
-    Context, InvalidParameter, PRODUCER_NAME, Parameter, ParameterDefault, Parameters,
-    RequiredState, Scorer, Shedder, readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, Shedder,
+    producer_name, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
 /// How headroom becomes a preference. Where it is not given, the daemon takes it from the
 /// environment.
-const STRATEGY: Parameter = Parameter {
-    name: "headroomSelectionStrategy",
-    default: ParameterDefault::Text("least"),
-    doc: readable(
-        "where SLOs are met: least (lowest) headroom first, or most (highest); default from the \
+const STRATEGY: Parameter = Parameter::text(
+    "headroomSelectionStrategy",
+    "least",
+    "where SLOs are met: least (lowest) headroom first, or most (highest); default from the \
         daemon's HEADROOM_SELECTION_STRATEGY",
-    ),
-};
-const TTFT_WEIGHT: Parameter = Parameter {
-    name: "ttftWeight",
-    default: ParameterDefault::Number(0.8),
-    doc: readable("weight of TTFT headroom, 0 to 1e6"),
-};
-const TPOT_WEIGHT: Parameter = Parameter {
-    name: "tpotWeight",
-    default: ParameterDefault::Number(0.2),
-    doc: readable("weight of TPOT headroom, 0 to 1e6"),
-};
-const COMPOSITE_KV: Parameter = Parameter {
-    name: "compositeKVWeight",
-    default: ParameterDefault::Number(1.0),
-    doc: readable("without predictions: weight of free KV cache, 0 to 1e6"),
-};
-const COMPOSITE_QUEUE: Parameter = Parameter {
-    name: "compositeQueueWeight",
-    default: ParameterDefault::Number(1.0),
-    doc: readable("without predictions: weight of a short queue, 0 to 1e6"),
-};
-const COMPOSITE_PREFIX: Parameter = Parameter {
-    name: "compositePrefixWeight",
-    default: ParameterDefault::Number(1.0),
-    doc: readable("without predictions: weight of the cached share of the prompt, 0 to 1e6"),
-};
+);
+const TTFT_WEIGHT: Parameter =
+    Parameter::number("ttftWeight", 0.8, "weight of TTFT headroom, 0 to 1e6");
+const TPOT_WEIGHT: Parameter =
+    Parameter::number("tpotWeight", 0.2, "weight of TPOT headroom, 0 to 1e6");
+const COMPOSITE_KV: Parameter = Parameter::number(
+    "compositeKVWeight",
+    1.0,
+    "without predictions: weight of free KV cache, 0 to 1e6",
+);
+const COMPOSITE_QUEUE: Parameter = Parameter::number(
+    "compositeQueueWeight",
+    1.0,
+    "without predictions: weight of a short queue, 0 to 1e6",
+);
+const COMPOSITE_PREFIX: Parameter = Parameter::number(
+    "compositePrefixWeight",
+    1.0,
+    "without predictions: weight of the cached share of the prompt, 0 to 1e6",
+);
 
 pub(crate) const LATENCY: PluginType = PluginType {
     name: "latency-scorer",
@@ -81,10 +73,7 @@ pub(crate) const LATENCY: PluginType = PluginType {
         COMPOSITE_KV,
         COMPOSITE_QUEUE,
         COMPOSITE_PREFIX,
-        Parameter {
-            name: "latencyPredictionInfoProducerName",
-            ..PRODUCER_NAME
-        },
+        producer_name("latencyPredictionInfoProducerName"),
         PREFIX_PRODUCER,
     ],
     needs: NEEDS,
@@ -105,20 +94,16 @@ pub(crate) const SLO: PluginType = PluginType {
         STRATEGY,
         TTFT_WEIGHT,
         TPOT_WEIGHT,
-        Parameter {
-            name: "explorationShare",
-            default: ParameterDefault::Number(0.01),
-            doc: readable(
-                "how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5",
-            ),
-        },
-        Parameter {
-            name: "shedBelowPriority",
-            default: ParameterDefault::Number(1.0),
-            doc: readable(
-                "requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1",
-            ),
-        },
+        Parameter::number(
+            "explorationShare",
+            0.01,
+            "how often a weighted pick takes an endpoint outside the best tier, 0 to 0.5",
+        ),
+        Parameter::number(
+            "shedBelowPriority",
+            1.0,
+            "requests of lower priority are shed if no endpoint is valid, integer from 0; Critical is 1",
+        ),
         COMPOSITE_KV,
         COMPOSITE_QUEUE,
         COMPOSITE_PREFIX,

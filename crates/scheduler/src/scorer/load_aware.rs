@@ -4,8 +4,7 @@
 use crate::endpoint::EndpointIndex;
 use crate::metrics::QUEUE_DEPTH;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate;
@@ -15,11 +14,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     kind: PluginKind::Scorer,
     doc: readable("0.5 * (1 - min(q, threshold) / threshold), q = requests waiting in the engine."),
     source: readable("llm-d-router, scorer/loadaware"),
-    parameters: &[Parameter {
-        name: "threshold",
-        default: ParameterDefault::Number(128.0),
-        doc: readable("requests waiting at which an endpoint counts as full, integer from 1"),
-    }],
+    parameters: &[Parameter::number(
+        "threshold",
+        128.0,
+        "requests waiting at which an endpoint counts as full, integer from 1",
+    )],
     needs: &[RequiredState::Metric(&QUEUE_DEPTH)],
     build,
 };

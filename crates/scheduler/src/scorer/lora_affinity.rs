@@ -10,7 +10,7 @@
 use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
 use crate::metrics::LoraMetrics;
-use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{Context, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{rate, share_before};
 use crate::sort::sort_by;
@@ -27,7 +27,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable("llm-d-router, scorer/loraaffinity; the eviction rule is Switchpoint's"),
     parameters: &[],
     needs: &[RequiredState::Adapters, RequiredState::AdapterRooms],
-    build,
+    build: |_| Ok(Plugin::Scorer(Box::new(LoraAffinityScorer))),
 };
 
 const LOADED: f32 = 1.0;
@@ -48,10 +48,6 @@ enum AdapterReport {
     Room,
     Waiting,
     Full,
-}
-
-fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(LoraAffinityScorer)))
 }
 
 // === impl AdapterReport ===

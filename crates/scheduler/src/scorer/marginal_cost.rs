@@ -31,8 +31,7 @@ use crate::endpoint::EndpointIndex;
 use crate::local_state::AdapterRoom;
 use crate::metrics::KV_CACHE_UTILIZATION;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
@@ -46,32 +45,26 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("Switchpoint; [routing-quality.md](routing-quality.md)"),
     parameters: &[
-        Parameter {
-            name: "ttftWeight",
-            default: ParameterDefault::Number(4.0),
-            doc: readable(
-                "cost of one ms until the first token, relative to one ms of decoding, 0 to 100",
-            ),
-        },
-        Parameter {
-            name: "queueExternality",
-            default: ParameterDefault::Number(0.2),
-            doc: readable(
-                "cost of one ms of waiting for each request in flight (half here, half the mean of the pool), 0 to 100",
-            ),
-        },
-        Parameter {
-            name: "adapterLoadMs",
-            default: ParameterDefault::Number(100.0),
-            doc: readable(
-                "time to load a LoRA adapter, ms; sixteen times that where another is evicted; 0 to 600000",
-            ),
-        },
-        Parameter {
-            name: "failureMs",
-            default: ParameterDefault::Number(10_000.0),
-            doc: readable("cost of a failure in excess of the other endpoints, ms, 0 to 600000"),
-        },
+        Parameter::number(
+            "ttftWeight",
+            4.0,
+            "cost of one ms until the first token, relative to one ms of decoding, 0 to 100",
+        ),
+        Parameter::number(
+            "queueExternality",
+            0.2,
+            "cost of one ms of waiting for each request in flight (half here, half the mean of the pool), 0 to 100",
+        ),
+        Parameter::number(
+            "adapterLoadMs",
+            100.0,
+            "time to load a LoRA adapter, ms; sixteen times that where another is evicted; 0 to 600000",
+        ),
+        Parameter::number(
+            "failureMs",
+            10_000.0,
+            "cost of a failure in excess of the other endpoints, ms, 0 to 600000",
+        ),
         without_effect("externality"),
         without_effect("ownBatchShare"),
         without_effect("arrivalExternality"),
@@ -95,13 +88,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 /// A parameter of the version before, which configurations may still have.
 const fn without_effect(name: &'static str) -> Parameter {
-    Parameter {
+    Parameter::number(
         name,
-        default: ParameterDefault::Number(0.0),
-        doc: readable(
-            "no effect: measured or derived now, and refused by the next version; 0 to 1000",
-        ),
-    }
+        0.0,
+        "no effect: measured or derived now, and refused by the next version; 0 to 1000",
+    )
 }
 
 /// Loading an adapter that evicts another counts this many times.

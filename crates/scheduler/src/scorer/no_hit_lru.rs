@@ -7,8 +7,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
@@ -23,11 +22,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/nohitlru"),
     parameters: &[
-        Parameter {
-            name: "lruSize",
-            default: ParameterDefault::Number(1024.0),
-            doc: readable("endpoints to remember; older ones count as never used; integer from 1"),
-        },
+        Parameter::number(
+            "lruSize",
+            1024.0,
+            "endpoints to remember; older ones count as never used; integer from 1",
+        ),
         PREFIX_PRODUCER,
     ],
     needs: &[RequiredState::PrefixIndex, RequiredState::ColdPicks],

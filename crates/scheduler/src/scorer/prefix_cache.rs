@@ -2,8 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
@@ -16,18 +15,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     ),
     source: readable("llm-d-router, scorer/prefix"),
     parameters: &[
-        Parameter {
-            name: "matchLengthWeight",
-            default: ParameterDefault::Number(0.0),
-            doc: readable(
-                "weight of the length of the match; the rest is the weight of its ratio, 0 to 1",
-            ),
-        },
-        Parameter {
-            name: "matchLengthScaleTokens",
-            default: ParameterDefault::Number(8192.0),
-            doc: readable("matched tokens that give the full score for length, integer from 1"),
-        },
+        Parameter::number(
+            "matchLengthWeight",
+            0.0,
+            "weight of the length of the match; the rest is the weight of its ratio, 0 to 1",
+        ),
+        Parameter::number(
+            "matchLengthScaleTokens",
+            8192.0,
+            "matched tokens that give the full score for length, integer from 1",
+        ),
         PREFIX_PRODUCER,
     ],
     needs: &[RequiredState::PrefixIndex],

@@ -2,7 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::QUEUE_DEPTH;
-use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{Context, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate_by_load;
 
@@ -15,15 +15,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable("llm-d-router, scorer/queuedepth"),
     parameters: &[],
     needs: &[RequiredState::Metric(&QUEUE_DEPTH)],
-    build,
+    build: |_| Ok(Plugin::Scorer(Box::new(QueueScorer))),
 };
 
 #[derive(Debug)]
 struct QueueScorer;
-
-fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(QueueScorer)))
-}
 
 impl Scorer for QueueScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {

@@ -2,7 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::metrics::RUNNING_REQUESTS;
-use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
+use crate::plugin::{Context, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::rate_by_load;
 
@@ -16,15 +16,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     source: readable("llm-d-router, scorer/runningrequests"),
     parameters: &[],
     needs: &[RequiredState::Metric(&RUNNING_REQUESTS)],
-    build,
+    build: |_| Ok(Plugin::Scorer(Box::new(RunningRequestsSizeScorer))),
 };
 
 #[derive(Debug)]
 struct RunningRequestsSizeScorer;
-
-fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(RunningRequestsSizeScorer)))
-}
 
 impl Scorer for RunningRequestsSizeScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {

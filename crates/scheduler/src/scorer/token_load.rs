@@ -3,8 +3,7 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer,
-    readable,
+    Context, InvalidParameter, Parameter, Parameters, RequiredState, Scorer, readable,
 };
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 
@@ -15,13 +14,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         "1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens.",
     ),
     source: readable("llm-d-router, scorer/tokenload"),
-    parameters: &[Parameter {
-        name: "queueThresholdTokens",
-        default: ParameterDefault::Number(4_194_304.0),
-        doc: readable(
-            "prompt tokens in flight at which an endpoint counts as full, integer from 1",
-        ),
-    }],
+    parameters: &[Parameter::number(
+        "queueThresholdTokens",
+        4_194_304.0,
+        "prompt tokens in flight at which an endpoint counts as full, integer from 1",
+    )],
     needs: &[
         RequiredState::InFlight,
         RequiredState::PrefixIndex,
