@@ -174,13 +174,11 @@ impl Component {
     }
 
     /// The namespace of the component.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
     /// The name of the component in its namespace.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -209,7 +207,6 @@ pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
 
 impl InstanceReadiness {
     /// Whether the instance may get traffic.
-    #[must_use]
     pub fn may_serve(&self) -> bool {
         !matches!(self, Self::NotReady(_))
     }
@@ -219,7 +216,6 @@ impl InstanceReadiness {
 
 impl InstanceRecord {
     /// The name of the instance.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.instance.name
     }

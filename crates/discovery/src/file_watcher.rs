@@ -85,7 +85,6 @@ impl<C: Readable> PathWatcher<C> {
     }
 
     /// The path that is followed.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -94,7 +94,6 @@ impl Instance {
     /// The metadata of the instance; empty if it has none, like plain vLLM. It came with the
     /// instance, so reading it cannot fail. A change of it causes another `Added` event with the
     /// new value.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }

@@ -101,19 +101,16 @@ impl Metadata {
     }
 
     /// The whole object.
-    #[must_use]
     pub fn map(&self) -> &Map<String, Value> {
         &self.map
     }
 
     /// The value of a key.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key)
     }
 
     /// The keys that are interpreted here, with their values.
-    #[must_use]
     pub fn understood(&self) -> Map<String, Value> {
         let understood =
             |key: &str| ["Model", "model", "models", "Transport", "transport"].contains(&key);
@@ -125,7 +122,6 @@ impl Metadata {
     }
 
     /// The models that the instance serves; empty if it names none.
-    #[must_use]
     pub fn models(&self) -> Vec<ModelCard> {
         self.try_models().unwrap_or_default()
     }

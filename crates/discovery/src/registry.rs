@@ -149,7 +149,6 @@ impl InstanceHandle {
     }
 
     /// The unique id of the instance in the registry. In Kubernetes it is the name of the pod.
-    #[must_use]
     pub fn instance_id(&self) -> &str {
         &self.id
     }
@@ -179,7 +178,6 @@ impl InstanceHandle {
     }
 
     /// Follows the current state and every change of it.
-    #[must_use]
     pub fn follow(&self) -> watch::Receiver<Announcement> {
         self.announcement.subscribe()
     }

@@ -223,13 +223,11 @@ pub struct WatchedComponent(Arc<ComponentHub>);
 
 impl WatchedComponent {
     /// Follows the status of the backend and every change of it.
-    #[must_use]
     pub fn status(&self) -> watch::Receiver<BackendStatus> {
         self.0.shared.status.subscribe()
     }
 
     /// All recently seen instances, published or not, with the reason.
-    #[must_use]
     pub fn seen(&self) -> Vec<InstanceSummary> {
         self.0.shared.table().seen()
     }

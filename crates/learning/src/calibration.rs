@@ -27,27 +27,23 @@ impl Calibration {
     }
 
     /// Number of outcomes.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
     /// Mean absolute error of the median, as a share of the actual time (MAPE); `None` without
     /// outcomes.
-    #[must_use]
     pub fn mape(&self) -> Option<f64> {
         self.mean(self.relative_error)
     }
 
     /// Mean pinball loss of p90, ms: 0.9 of the amount by which outcomes are above it, 0.1 of the
     /// amount by which they are below. The true p90 has the least. `None` without outcomes.
-    #[must_use]
     pub fn pinball90_ms(&self) -> Option<f64> {
         self.mean(self.pinball)
     }
 
     /// The share of outcomes within p90; 0.9 is right. `None` without outcomes.
-    #[must_use]
     pub fn coverage90(&self) -> Option<f64> {
         self.mean(count(self.covered))
     }
@@ -57,7 +53,7 @@ impl Calibration {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+// Counts far below 2^52.
 fn count(count: u64) -> f64 {
     count as f64
 }

@@ -244,7 +244,6 @@ impl LatencyLearner {
     }
 
     /// The model in force; `None` before there is one.
-    #[must_use]
     pub fn model(&self) -> Option<LatencyModel> {
         let ttft = self.ttft.predictor()?;
         let tpot = self.tpot.predictor()?;
@@ -279,7 +278,6 @@ impl LatencyLearner {
     }
 
     /// As [`StepLearner::has_compared`].
-    #[must_use]
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         self.steps.has_compared(endpoint)
     }
@@ -292,7 +290,6 @@ impl LatencyLearner {
     }
 
     /// The counters of the learner.
-    #[must_use]
     pub fn standing(&self) -> LearnerStatus {
         LearnerStatus {
             window: self.window.len(),

@@ -174,7 +174,7 @@ struct RequestCost {
 
 /// The signal of `group` for `goal`. Numbers that are negative or not finite count as 0.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "thousands of endpoints at most")]
+// Thousands of endpoints at most.
 pub fn signal(group: &ScalingGroup<'_>, goal: &ScalingGoal) -> ScalingSignal {
     let cost = RequestCost::of(group);
     let [least, most] = [goal.replicas.0, goal.replicas.1.max(goal.replicas.0)].map(f64::from);

@@ -195,7 +195,6 @@ impl StepLearner {
 
     /// Whether both times of `endpoint` were compared with those of others. The model leaves out an
     /// endpoint of average speed.
-    #[must_use]
     pub fn has_compared(&self, endpoint: EndpointRef) -> bool {
         let row = self
             .endpoints
@@ -205,7 +204,6 @@ impl StepLearner {
     }
 
     /// The model as learned so far.
-    #[must_use]
     pub fn model(&self) -> StepModel {
         let prefill = self.pool(|row| row.prefill);
         let decode = self.pool(|row| row.decode);
@@ -284,7 +282,7 @@ impl WeightFloors {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+// Rounding is meant.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

@@ -56,7 +56,7 @@ pub fn encode_pool_update(pool: PoolState<'_>) -> state::PoolUpdate {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+// The lower half.
 fn low(secret: u128) -> u64 {
     secret as u64
 }

@@ -172,21 +172,18 @@ impl LoadReportLayout {
     }
 
     /// The loads in the bytes that this layout was read from.
-    #[must_use]
     pub fn loads<'r>(&self, report: &'r [u8]) -> &'r [[u8; LOAD_BYTES]] {
         report
             .get(HEAD_BYTES..self.slos_at())
             .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
-    #[must_use]
     pub fn slos<'r>(&self, report: &'r [u8]) -> &'r [[u8; SLOS_BYTES]] {
         report
             .get(self.slos_at()..self.failures_at())
             .map_or(&[], |bytes| bytes.as_chunks().0)
     }
 
-    #[must_use]
     pub fn failures<'r>(&self, report: &'r [u8]) -> &'r [[u8; FAILURE_BYTES]] {
         report
             .get(self.failures_at()..)

@@ -48,7 +48,6 @@ pub struct EncodedObservation {
 
 impl EncodedObservation {
     /// Encodes the observation as little-endian words at fixed places.
-    #[must_use]
     pub fn to_bytes(&self) -> [u8; OBSERVATION_BYTES] {
         let Self {
             observation,
@@ -245,18 +244,14 @@ fn within_ms(ms: Option<f32>) -> Option<Option<f32>> {
     ms.is_none_or(is_ms).then_some(ms)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "checked just before"
-)]
+// Checked just before.
 fn whole(count: Option<f32>) -> Option<Option<u32>> {
     count
         .is_none_or(|count| (0.0..=COUNT_MAX).contains(&count))
         .then(|| count.map(|count| count as u32))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "at most 2^24")]
+// At most 2^24.
 fn narrow(count: u32) -> f32 {
     const MAX: u32 = 1 << f32::MANTISSA_DIGITS;
     count.min(MAX) as f32

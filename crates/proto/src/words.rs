@@ -79,7 +79,7 @@ pub fn pair(low: u32, high: u32) -> u64 {
 /// The halves of a word, low one first.
 #[must_use]
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+// Halves of a word.
 pub fn unpair(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
@@ -96,7 +96,7 @@ pub fn of_endpoint(endpoint: EndpointRef, number: u16) -> u64 {
 #[inline]
 pub fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
     let (low, generation) = unpair(word);
-    #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
+    // Halves of a half.
     let slot = low as u16;
     let number = (low >> 16) as u16;
     (usize::from(slot) < ENDPOINTS_MAX).then_some((

@@ -18,25 +18,21 @@ impl Candidates {
     }
 
     /// The remaining endpoints.
-    #[must_use]
     pub fn indices(&self) -> &[EndpointIndex] {
         &self.indices
     }
 
     /// The score of each, parallel to [`Self::indices`]. Always finite.
-    #[must_use]
     pub fn scores(&self) -> &[f32] {
         &self.scores
     }
 
     /// The number of remaining endpoints.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.indices.len()
     }
 
     /// Whether no endpoint remains.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
     }

@@ -171,7 +171,6 @@ impl RankedList {
     }
 
     /// The picked endpoint.
-    #[must_use]
     pub fn first(&self) -> EndpointIndex {
         self.first
     }
@@ -182,7 +181,6 @@ impl RankedList {
     }
 
     /// The number of endpoints; never 0.
-    #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "never empty by construction")]
     pub fn len(&self) -> usize {
         1 + self.rest.len()

@@ -19,10 +19,7 @@ const IN_FLIGHT_PRODUCER: Parameter = producer_name("inFlightLoadProducerName");
 
 /// The headroom as a factor of the threshold.
 fn relaxed(parameters: &Parameters<'_>) -> Result<f32, InvalidParameter> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "within the range of an f32"
-    )]
+    // Within the range of an f32.
     let headroom = parameters.number(HEADROOM.name, 0.0..=1e6)? as f32;
     Ok(1.0 + headroom)
 }

@@ -81,7 +81,6 @@ impl Endpoint {
             .is_ok()
     }
 
-    #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         let at = self
             .labels
@@ -91,7 +90,6 @@ impl Endpoint {
     }
 
     /// Whether it may get whole requests: not if its [`ROLE_LABEL`] names only earlier stages.
-    #[must_use]
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }

@@ -135,62 +135,52 @@ impl EndpointTable {
     }
 
     /// All endpoints, ready or not.
-    #[must_use]
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
 
     /// Metrics, parallel to [`Self::endpoints`].
-    #[must_use]
     pub fn metrics(&self) -> &[EndpointMetrics] {
         &self.metrics
     }
 
     /// The objects (models, rewrites, objectives) of this pool.
-    #[must_use]
     pub fn objects(&self) -> &Arc<Objects> {
         &self.objects
     }
 
     /// The step model of the pool's engines.
-    #[must_use]
     pub fn step(&self) -> &StepModel {
         &self.step
     }
 
     /// The latency model; `None` where none was learned or prediction is off.
-    #[must_use]
     pub fn latency(&self) -> Option<&LatencyModel> {
         self.latency.as_deref()
     }
 
     /// The endpoint at a position; `None` for a position of a larger snapshot.
-    #[must_use]
     pub fn endpoint(&self, index: EndpointIndex) -> Option<&Endpoint> {
         self.endpoints.get(index.get())
     }
 
     /// The identity of the endpoint at a position.
-    #[must_use]
     pub fn id(&self, index: EndpointIndex) -> Option<EndpointRef> {
         self.ids.get(index.get()).copied()
     }
 
     /// The metrics at a position.
-    #[must_use]
     pub fn metrics_of(&self, index: EndpointIndex) -> Option<&EndpointMetrics> {
         self.metrics.get(index.get())
     }
 
     /// The parsed address at a position; `None` where it is not `ip:port` and so cannot be in a
     /// subset hint.
-    #[must_use]
     pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
         self.sockets.get(index.get()).copied().flatten()
     }
 
     /// A hash of the endpoint's name, equal in every snapshot and on every host.
-    #[must_use]
     pub fn name_hash(&self, index: EndpointIndex) -> u64 {
         self.name_hashes.get(index.get()).copied().unwrap_or(0)
     }
@@ -200,35 +190,30 @@ impl EndpointTable {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
     }
 
-    #[must_use]
     pub fn has_ready(&self) -> bool {
         self.endpoints
             .iter()
             .any(|endpoint| endpoint.readiness == Readiness::Ready)
     }
 
-    #[must_use]
     pub fn all_ready(&self) -> bool {
         self.all_ready
     }
 
     /// Whether every endpoint may serve this model. True for an empty name (an opaque body), and
     /// for the target of an object that no metadata names.
-    #[must_use]
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {
         model.is_empty() || (self.objects.targets(model) && !self.is_named(model))
     }
 
     /// Whether any endpoint names this model as one that it serves.
-    #[must_use]
     pub fn is_named(&self, model: &str) -> bool {
         self.endpoints.iter().any(|endpoint| endpoint.names(model))
     }
 
     /// Whether this endpoint may serve this model: its metadata names it or names none, or its
     /// engine reports it as an adapter.
-    #[must_use]
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
         let lora = || {
@@ -244,7 +229,6 @@ impl EndpointTable {
     /// these places. `None` if the engine serves no adapters, or if it or the endpoint's metadata
     /// names the model as a base model. The models of an endpoint have adapters too, so they count
     /// only where the engine names no base model: there, what it reports as an adapter is one.
-    #[must_use]
     pub fn adapter_places(&self, index: EndpointIndex, model: &str) -> Option<u32> {
         let lora = self.metrics_of(index)?.lora.as_ref()?;
         let is_named =
@@ -255,7 +239,6 @@ impl EndpointTable {
     }
 
     /// Whether any endpoint names the models it serves.
-    #[must_use]
     pub fn names_models(&self) -> bool {
         self.names_models
     }

@@ -180,11 +180,7 @@ impl UsageCeiling {
         if share <= 0.0 || saturation < 1.0 - share * saturation {
             return 1.0;
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "positive, and a greater period is as good as the greatest"
-        )]
+        // Positive, and a greater period is as good as the greatest.
         let period = libm::round(saturation / (1.0 - saturation)).max(1.0) as u64;
         if saturation < 1.0 && turn.is_multiple_of(period) {
             1.0

@@ -180,7 +180,6 @@ impl InFlight {
     }
 
     /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
-    #[must_use]
     pub fn running(&self, endpoint: EndpointRef) -> &[RunningRequest] {
         if self.current_epoch(endpoint) == NOWHERE {
             &[]
@@ -232,13 +231,11 @@ impl InFlight {
     }
 
     /// The load of `endpoint`: our own and that of others.
-    #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.own(endpoint).with(self.others.load(endpoint))
     }
 
     /// The number of requests in [`Self::load`].
-    #[must_use]
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         let own = self
             .row(endpoint.slot)
@@ -248,7 +245,6 @@ impl InFlight {
     }
 
     /// Our own load at `endpoint`; empty for another generation than the row's.
-    #[must_use]
     pub fn own(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint.slot)
             .filter(|row| row.is_of(endpoint))
@@ -267,7 +263,6 @@ impl InFlight {
 
     /// The number of the last pick of `endpoint`, in numbers that grow with every pick; 0 if it was
     /// never picked.
-    #[must_use]
     pub fn last_pick(&self, endpoint: EndpointRef) -> u64 {
         self.last_picks.of(endpoint)
     }
@@ -290,7 +285,6 @@ impl InFlight {
 
     /// The number of requests at `endpoint` now: the engine's last report (`metrics`, running and
     /// queued together) and the changes since; see [`requests_now`].
-    #[must_use]
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
         let said = metrics
             .running_requests
@@ -444,19 +438,16 @@ impl InFlight {
 // === impl InFlightTicket ===
 
 impl InFlightTicket {
-    #[must_use]
     pub fn endpoint(&self) -> EndpointRef {
         self.endpoint
     }
 
     /// The load that the request adds.
-    #[must_use]
     pub fn load(&self) -> EndpointLoad {
         self.load
     }
 
     /// The SLO of the request, if it is in a queue.
-    #[must_use]
     pub fn slo(&self) -> Slo {
         self.entry.map_or(Slo::default(), |entry| entry.promise.slo)
     }

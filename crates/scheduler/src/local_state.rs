@@ -81,19 +81,16 @@ impl<'a> LocalState<'a> {
     }
 
     /// Cached prefix blocks of the request at this endpoint, as estimated.
-    #[must_use]
     pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
     }
 
     /// When this endpoint last got a request whose prefix was cached nowhere; 0 is never.
-    #[must_use]
     pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
 
     /// This endpoint's room for the request's adapter, as estimated.
-    #[must_use]
     pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
         self.adapter_rooms
             .get(index.get())
@@ -102,7 +99,6 @@ impl<'a> LocalState<'a> {
     }
 
     /// When the endpoint in this slot last answered a request of this proxy; 0 is never.
-    #[must_use]
     pub fn last_answer(&self, slot: Slot) -> u64 {
         self.last_answers
             .get(usize::from(slot.0))
@@ -111,7 +107,6 @@ impl<'a> LocalState<'a> {
     }
 
     /// The failure rate of this endpoint minus that of the others, 0 to 1.
-    #[must_use]
     pub fn failing(&self, index: EndpointIndex) -> f32 {
         self.failing
             .get(index.get())
@@ -120,7 +115,6 @@ impl<'a> LocalState<'a> {
     }
 
     /// Whether this endpoint is ejected now.
-    #[must_use]
     pub fn ejected(&self, index: EndpointIndex) -> bool {
         self.ejected.get(index.get()).copied().unwrap_or(false)
     }

@@ -145,7 +145,6 @@ pub struct LoraMetrics {
 // === impl EndpointMetrics ===
 
 impl EndpointMetrics {
-    #[must_use]
     pub fn attribute(&self, key: &str) -> Option<f32> {
         let at = self
             .attributes

@@ -295,14 +295,12 @@ impl Objects {
     }
 
     /// Whether an `InferenceModel` names this model.
-    #[must_use]
     pub fn names(&self, model: &str) -> bool {
         find(&self.models, model).is_some()
     }
 
     /// Whether an object has this model as a target. An `InferenceModel` without targets is its
     /// own.
-    #[must_use]
     pub fn targets(&self, model: &str) -> bool {
         find(&self.targets, model).is_some()
     }
@@ -380,7 +378,6 @@ impl WeightedTargets {
 
 impl ObjectsSpec {
     /// Whether there are no objects, so that every request passes as it is.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -26,7 +26,7 @@ pub(crate) const LIST_LENGTH: Parameter = Parameter::number(
 
 /// The length of the ranked list in a picker's parameters; `None` uses the profile's.
 pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {
-    #[expect(clippy::cast_possible_truncation, reason = "a single digit")]
+    // A single digit.
     let length = parameters.integer(LIST_LENGTH.name, 0..=RANKED_MAX as u32)?;
     Ok(usize::try_from(length).ok().filter(|&length| length > 0))
 }

@@ -153,14 +153,12 @@ impl Pipeline {
     }
 
     /// Flow control; `None` where it is off.
-    #[must_use]
     pub fn flow_control(&self) -> Option<&FlowControl> {
         self.flow_control.as_ref()
     }
 
     /// The most requests that one endpoint may have at once: flow control holds further ones.
     /// `None` without flow control, and if its detector has no such limit.
-    #[must_use]
     pub fn requests_max(&self) -> Option<f64> {
         self.flow_control
             .as_ref()
@@ -178,7 +176,6 @@ impl Pipeline {
     }
 
     /// Whether a request needs room at its own endpoint, not just in the pool.
-    #[must_use]
     pub fn needs_room_at_endpoint(&self) -> bool {
         self.detector.is_per_endpoint()
     }
@@ -190,32 +187,27 @@ impl Pipeline {
 
     /// Whether requests of this parser's API are read. Without a declared parser, all APIs are
     /// read.
-    #[must_use]
     pub fn reads(&self, parser: &str) -> bool {
         self.parsers.is_empty() || self.parsers.contains(&parser)
     }
 
     /// Lower-case names of the request headers that its plugins read: [`crate::Request::headers`]
     /// needs no others.
-    #[must_use]
     pub fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
     /// The settings of producers, declared or by default.
-    #[must_use]
     pub fn production(&self) -> &ProducerSettings {
         &self.production
     }
 
     /// Response headers that name an endpoint to the client, which sends them back.
-    #[must_use]
     pub fn session_tokens(&self) -> &[SessionToken] {
         &self.session_tokens
     }
 
     /// Whether latency is predicted. Without predictions SLOs have no effect.
-    #[must_use]
     pub fn predicts(&self) -> bool {
         self.predicts
     }
@@ -226,20 +218,17 @@ impl Pipeline {
     }
 
     /// Whether every inference request must have an SLO.
-    #[must_use]
     pub fn demands_slo(&self) -> bool {
         self.predicts && self.handler.demands_slo()
     }
 
     /// Whether a request may be split among endpoints of several roles. Then endpoints that never
     /// decode are no destination for the proxy.
-    #[must_use]
     pub fn disaggregates(&self) -> bool {
         self.handler.disaggregates()
     }
 
     /// The part of a request that the profile of this name picks for.
-    #[must_use]
     pub fn stage_of(&self, profile: &str) -> Stage {
         self.handler.stage_of(profile)
     }

@@ -74,13 +74,11 @@ impl Headroom {
 impl EndpointPrediction {
     /// Whether the request and all requests at the endpoint would keep their SLOs. An endpoint
     /// without requests in flight is always valid.
-    #[must_use]
     pub fn is_valid(&self) -> bool {
         self.idle || self.meets()
     }
 
     /// Whether the prediction is within all SLOs that count.
-    #[must_use]
     pub fn meets(&self) -> bool {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
     }

@@ -39,13 +39,11 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// The number of blocks that the request's hashes cover.
-    #[must_use]
     pub fn blocks(&self) -> u32 {
         blocks_of(self.prefix_blocks, self.prefix_blocks.len())
     }
 
     /// The value of a header, its name in any case; the first if it occurs more than once.
-    #[must_use]
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers
             .iter()
@@ -93,7 +91,6 @@ impl SubsetHint {
     }
 
     /// Whether the hint allows this `ip:port`.
-    #[must_use]
     pub fn allows(&self, address: &str) -> bool {
         address
             .parse()
@@ -101,7 +98,6 @@ impl SubsetHint {
     }
 
     /// Whether the hint allows this parsed address.
-    #[must_use]
     pub fn allows_socket(&self, socket: SocketAddr) -> bool {
         self.entries
             .binary_search(&SubsetEntry::Socket(socket))
@@ -113,7 +109,6 @@ impl SubsetHint {
     }
 
     /// Whether the hint allows no endpoint.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

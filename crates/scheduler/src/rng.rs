@@ -15,7 +15,6 @@ impl Rng {
     }
 
     /// The state, which is a seed for the same future.
-    #[must_use]
     pub const fn state(&self) -> u64 {
         self.0
     }
@@ -45,10 +44,7 @@ impl Rng {
 /// The middle of one of 2^23 equal parts of (0, 1). With 2^24 parts the half would not fit the
 /// mantissa, and the last part would round to 1.
 fn open_unit(bits: u64) -> f32 {
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "23 bits and a half fit an f32 mantissa exactly"
-    )]
+    // 23 bits and a half fit an f32 mantissa exactly.
     let part = (bits >> 41) as f32;
     (part + 0.5) / 8_388_608.0
 }

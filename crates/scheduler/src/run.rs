@@ -104,25 +104,21 @@ impl<'r> SchedulingRun<'r> {
     }
 
     /// The state that plugins read.
-    #[must_use]
     pub fn context(&self) -> &Context<'r> {
         &self.context
     }
 
     /// The endpoints that the decision may name: ready, and allowed by the proxy.
-    #[must_use]
     pub fn allowed(&self) -> &[EndpointIndex] {
         self.allowed.indices()
     }
 
     /// The number of profiles.
-    #[must_use]
     pub fn profiles(&self) -> usize {
         self.profiles.count()
     }
 
     /// Whether there is a profile of this name.
-    #[must_use]
     pub fn has_profile(&self, name: &str) -> bool {
         self.profiles.get(name).is_some()
     }
@@ -178,7 +174,6 @@ impl<'r> SchedulingRun<'r> {
     }
 
     /// Whether this decider wants the request disaggregated, with `decode` for the rest.
-    #[must_use]
     pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
         self.profiles
             .decider(decider)

@@ -77,12 +77,8 @@ pub(crate) fn rate_by_load(
 /// `moment` included. 0 if there is no other.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a pool has far fewer endpoints than an f32 has digits"
-    )]
-    let share = before as f32 / sorted.len().saturating_sub(1).max(1) as f32;
-    share
+    // A pool has far fewer endpoints than an f32 has digits.
+    before as f32 / sorted.len().saturating_sub(1).max(1) as f32
 }
 
 /// Writes one finite number for each endpoint into the column, NaN where it is unknown.
@@ -105,10 +101,7 @@ fn give_unknown_the_mean(scores: &mut [f32]) {
     let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| {
         (sum + f64::from(score), count + 1)
     });
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a mean of f32 numbers from 0 to 1"
-    )]
+    // A mean of f32 numbers from 0 to 1.
     let mean = if count == 0 {
         UNKNOWN
     } else {

@@ -106,7 +106,6 @@ impl ProducerSettings {
 
 impl PrefixSettings {
     /// Bytes in one block.
-    #[must_use]
     pub fn block_bytes(&self) -> usize {
         usize::try_from(self.block_tokens)
             .unwrap_or(usize::MAX)
@@ -118,13 +117,8 @@ impl PrefixSettings {
 
 impl LoadSettings {
     /// Output tokens that a request counts for from its pick to its end, beside its prompt.
-    #[must_use]
     pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and saturating above"
-        )]
+        // Not negative, and saturating above.
         let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
         expected
             .min(self.output_tokens_max)

@@ -44,10 +44,7 @@ impl Slo {
 }
 
 /// Microseconds as milliseconds.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "the last digits of minutes in microseconds do not count"
-)]
+// The last digits of minutes in microseconds do not count.
 pub(crate) fn ms(us: u32) -> f32 {
     us as f32 / 1_000.0
 }

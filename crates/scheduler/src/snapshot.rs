@@ -109,19 +109,16 @@ impl Snapshot {
         })
     }
 
-    #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
 
     /// The pipeline for requests of this pool.
-    #[must_use]
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }
 
     /// The endpoints of the pool, with everything that plugins read about them.
-    #[must_use]
     pub fn table(&self) -> &EndpointTable {
         &self.table
     }

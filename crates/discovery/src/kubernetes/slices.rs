@@ -95,7 +95,6 @@ impl SliceIndex {
     }
 
     /// The whole set.
-    #[must_use]
     pub fn all(&self) -> Vec<Arc<InstanceRecord>> {
         self.endpoints
             .values()
@@ -105,7 +104,6 @@ impl SliceIndex {
     }
 
     /// The merged record of one endpoint.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<InstanceRecord>> {
         self.endpoints
             .get(name)

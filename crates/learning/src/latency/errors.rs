@@ -190,11 +190,7 @@ impl ErrorWindow {
 /// with that probability.
 fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
     sort_by(&mut errors, |a, b| a < b);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a share of some hundreds"
-    )]
+    // A share of some hundreds.
     let place = (count(errors.len() + 1) * share).ceil() as usize;
     errors
         .get(place.clamp(1, errors.len().max(1)) - 1)
@@ -202,7 +198,7 @@ fn quantile(mut errors: Vec<f32>, share: f32) -> f32 {
         .unwrap_or(0.0)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "some hundreds")]
+// Some hundreds.
 fn count(count: usize) -> f32 {
     count as f32
 }

@@ -285,7 +285,7 @@ pub(super) fn loss(shape: &LatencyShape, rows: &[FitRow], shift: f32) -> f32 {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+// Rounding is meant.
 fn narrow(number: f64) -> f32 {
     number as f32
 }

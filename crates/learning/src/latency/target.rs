@@ -210,7 +210,7 @@ fn terms(target: LatencyTarget, x: &Features) -> [f32; TERMS] {
 
 /// The samples of one time as rows to fit, oldest first, without the differences between endpoints.
 /// Rows older than the last `since` get little weight.
-#[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
+// Some thousands of samples.
 fn rows(
     samples: &[RequestSample],
     target: LatencyTarget,

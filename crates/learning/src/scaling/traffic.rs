@@ -61,7 +61,6 @@ impl TrafficWindow {
 
     /// The mean of the requests in the window. The rate is the higher one of the whole window and
     /// of its newest part. `output_tokens` is the mean output where no request ended yet.
-    #[must_use]
     pub fn mix(&self, output_tokens: f64) -> RequestMix {
         let Some((_, newest)) = self.samples.back() else {
             return RequestMix {
@@ -92,7 +91,6 @@ impl TrafficWindow {
     }
 
     /// Whether the samples are of long enough to notice what arrives.
-    #[must_use]
     pub fn is_measured(&self) -> bool {
         self.samples
             .front()

@@ -95,7 +95,6 @@ impl CrashRecord {
     }
 
     /// Encodes the record.
-    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let words: Vec<u64> = std::iter::once(self.lost_at.0)
             .chain(self.digests.iter().copied())

@@ -90,7 +90,6 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 /// Converts a count of tokens or requests, which stay far below 2^52.
-#[expect(clippy::cast_precision_loss, reason = "said above")]
 fn wide(count: u64) -> f64 {
     count as f64
 }

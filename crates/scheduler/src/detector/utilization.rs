@@ -74,11 +74,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl UtilizationThresholds {
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        reason = "thresholds need no more digits than an f32 has"
-    )]
+    // Thresholds need no more digits than an f32 has.
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
         Ok(Self {
             queue_depth: parameters.integer(QUEUE_DEPTH.name, 1..=u32::MAX)? as f32,

@@ -115,10 +115,7 @@ impl PrefixCacheAffinityFilter {
             return false;
         };
         let cost = |endpoint: EndpointIndex| match penalty {
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "tokens in flight stay far below 2^52"
-            )]
+            // Tokens in flight stay far below 2^52.
             AffinityPenalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
             AffinityPenalty::Ms(_) => context
                 .prediction(endpoint)

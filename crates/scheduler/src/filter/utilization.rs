@@ -76,7 +76,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         } else {
             f64::from(f32::MAX)
         };
-        #[expect(clippy::cast_possible_truncation, reason = "metrics are f32")]
+        // Metrics are f32.
         let max = condition.number("maxValue", 0.0..=max)? as f32;
         Ok((metric, max))
     })?;
@@ -92,7 +92,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl UtilizationMetric {
     fn read(self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         match self {
-            #[expect(clippy::cast_precision_loss, reason = "exact up to 16 million")]
+            // Exact up to 16 million.
             Self::ActiveRequests => Some(context.requests(endpoint) as f32),
             Self::RunningRequests => context.metric(endpoint, |m| m.running_requests),
             Self::WaitingQueue => context.metric(endpoint, |m| m.queue_depth),

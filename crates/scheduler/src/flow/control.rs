@@ -118,7 +118,6 @@ impl FlowControl {
     }
 
     /// The rules of the band of this priority.
-    #[must_use]
     pub fn band(&self, priority: i32) -> Option<BandRules<'_>> {
         let [default, negative] = &self.settings.templates;
         let template = if priority < 0 { negative } else { default };
@@ -138,19 +137,16 @@ impl FlowControl {
     }
 
     /// The most requests and bytes held in all.
-    #[must_use]
     pub fn limits(&self) -> (u64, u64) {
         (self.settings.max_requests, self.settings.max_bytes)
     }
 
     /// The longest wait while no endpoint is ready, in ms; 0: such a request is refused at once.
-    #[must_use]
     pub fn no_endpoint_ttl_ms(&self) -> u64 {
         self.settings.no_endpoint_ttl_ms
     }
 
     /// The longest wait of any request, in ms.
-    #[must_use]
     pub fn longest_wait_ms(&self) -> u64 {
         let of_bands = self
             .settings
@@ -163,13 +159,11 @@ impl FlowControl {
     }
 
     /// Whether running requests are given up for requests of higher priority that wait.
-    #[must_use]
     pub fn evicts(&self) -> bool {
         self.settings.eviction
     }
 
     /// Says how much of the pool a band may fill.
-    #[must_use]
     pub fn usage_limit(&self) -> Option<&dyn UsageLimitPolicy> {
         named(&self.policies.usage_limit, &self.settings.usage_limit)
     }

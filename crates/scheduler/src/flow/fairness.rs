@@ -142,7 +142,7 @@ impl FairnessPolicy for StrictFairness {
 }
 
 impl FairnessPolicy for RoundRobinFairness {
-    #[expect(clippy::cast_precision_loss, reason = "turns stay far below 2^52")]
+    // Turns stay far below 2^52.
     fn rank(&self, flow: &FlowAccount, _: &BandAccount, _: f64, _: Timestamp) -> f64 {
         flow.turn as f64
     }
@@ -156,10 +156,7 @@ impl FairnessPolicy for RoundRobinFairness {
 }
 
 impl LeastServiceFairness {
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "milliseconds stay far below 2^52"
-    )]
+    // Milliseconds stay far below 2^52.
     fn attained(&self, flow: &FlowAccount, now: Timestamp) -> f64 {
         flow.attained * libm::exp2(-(now.ms_since(flow.attained_at) as f64) / self.half_life_ms)
     }

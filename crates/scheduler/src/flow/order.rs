@@ -135,7 +135,6 @@ pub struct SharedOrder {
 
 impl HeldTag {
     /// The smallest goes first.
-    #[must_use]
     pub fn compare(&self, other: &Self) -> Ordering {
         let bands = other
             .owed
@@ -151,7 +150,6 @@ impl HeldTag {
 
 impl FullEndpoint {
     /// Whether no further request of this priority is tried at the endpoint in this round.
-    #[must_use]
     pub fn stops(&self, endpoint: EndpointRef, priority: i32) -> bool {
         self.endpoint == endpoint && self.priority >= priority && self.tries >= TRIES_AT_ENDPOINT
     }
@@ -217,7 +215,6 @@ impl SharedOrder {
         self.full.clear();
     }
 
-    #[must_use]
     pub fn row(&self, vm: u64) -> Option<&OrderRow> {
         self.rows.iter().find(|row| row.vm == vm)
     }
@@ -320,7 +317,6 @@ impl SharedOrder {
 
 impl BandService {
     /// The account of a flow, if it is in the order.
-    #[must_use]
     pub fn flow(&self, id: u64) -> Option<FlowAccount> {
         self.flows
             .iter()
@@ -329,7 +325,6 @@ impl BandService {
     }
 
     /// The account of a flow that is not in the order.
-    #[must_use]
     pub fn idle_flow(&self) -> FlowAccount {
         FlowAccount {
             start: self.account.virtual_time,

@@ -88,11 +88,7 @@ pub(super) struct BandSettings {
 /// Reads a limit; 0 is `zero`.
 fn limit(parameters: &Parameters<'_>, name: &str, zero: f64) -> Result<u64, InvalidParameter> {
     let given = parameters.number(name, 0.0..=1e18)?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "within 0 and 1e18, or saturating"
-    )]
+    // Within 0 and 1e18, or saturating.
     let whole = (if given > 0.0 { given } else { zero }) as u64;
     Ok(whole)
 }
@@ -164,10 +160,7 @@ impl BandSettings {
         } else {
             Some(ttl(parameters, "ttlMs")?)
         };
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "whole, and within the range of i32"
-        )]
+        // Whole, and within the range of i32.
         let priority = priority as i32;
         Ok(Self {
             priority,

@@ -113,7 +113,7 @@ impl UsageLimitPolicy for SoftReflectiveCeiling {
 
 impl BandRank {
     /// 0 for the highest band, 1 for the lowest, those between in equal steps.
-    #[expect(clippy::cast_precision_loss, reason = "there are few bands")]
+    // There are few bands.
     fn share_by_rank(self) -> f64 {
         share(self.higher as f64, self.bands.saturating_sub(1) as f64)
     }

@@ -120,7 +120,6 @@ impl PeerLoads {
     }
 
     /// Whether picks made here count for another proxy.
-    #[must_use]
     pub fn picks_stand(&self) -> bool {
         self.stands_for > 0
     }
@@ -140,13 +139,11 @@ impl PeerLoads {
     }
 
     /// The load of all others together at `endpoint`.
-    #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint).copied().unwrap_or_default()
     }
 
     /// The requests of [`Self::load`].
-    #[must_use]
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         self.row(endpoint).map_or(0, |load| load.requests)
     }

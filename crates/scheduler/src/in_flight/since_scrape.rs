@@ -24,10 +24,7 @@ pub(super) struct ScrapeBaseline {
 /// Picks between the scrape and its arrival here, some tens of ms, are missing: the result can be
 /// too low by those, but counts nothing twice.
 #[must_use]
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "counts of requests, far below 2^24"
-)]
+// Counts of requests, far below 2^24.
 pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
     match scraped.filter(|scraped| scraped.is_finite()) {
         None => now as f32,

@@ -226,19 +226,16 @@ impl LatencyModel {
     }
 
     /// Number of requests it was learned from: the smaller of the counts of the two times.
-    #[must_use]
     pub fn samples(&self) -> u32 {
         self.ttft.samples.min(self.tpot.samples)
     }
 
     /// Number of trees that correct TTFT and TPOT.
-    #[must_use]
     pub fn trees(&self) -> (usize, usize) {
         (self.ttft.shape.trees.len(), self.tpot.shape.trees.len())
     }
 
     /// The largest value of each feature, in the order of [`FEATURES`], that it predicts for.
-    #[must_use]
     pub fn limits(&self) -> &Features {
         &self.limits
     }
@@ -260,7 +257,6 @@ impl LatencyModel {
 
     /// The model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX), as sent to proxies and
     /// written to files.
-    #[must_use]
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
         self.step.put_costs(&mut words);
@@ -278,7 +274,6 @@ impl LatencyModel {
     }
 
     /// The encoded size of the model, in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         4 * self.words().len()
     }

@@ -46,7 +46,6 @@ impl Observation {
     /// Returns whether first tokens of other requests came at this endpoint between the pick and
     /// this request's first token. For a request that was not streamed: whether prompts waited for
     /// prefill there at the pick.
-    #[must_use]
     pub fn queued(&self) -> bool {
         match (self.ttft_ms, self.first_token) {
             (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,

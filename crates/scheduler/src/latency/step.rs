@@ -111,7 +111,6 @@ impl StepModel {
     }
 
     /// Returns the model with all endpoints alike.
-    #[must_use]
     pub fn without_speeds(&self) -> Self {
         Self {
             speeds: Box::default(),
@@ -120,7 +119,6 @@ impl StepModel {
     }
 
     /// Time of a prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
-    #[must_use]
     pub fn prefill_ms(&self, uncached: f32, prompt: f32) -> f32 {
         let [c0, c1, c2] = self.prefill;
         c0 + uncached * (c1 + c2 * (prompt + prompt - uncached))
@@ -128,7 +126,6 @@ impl StepModel {
 
     /// Time of a decode step of `batch` requests with `context_tokens` in total at an average
     /// endpoint, ms.
-    #[must_use]
     pub fn decode_ms(&self, batch: f32, context_tokens: f32) -> f32 {
         let [e0, e1, e2] = self.decode;
         e0 + e1 * batch + e2 * context_tokens
@@ -137,11 +134,7 @@ impl StepModel {
     /// Expected latency, beside the load in flight, of a request of `prompt` tokens, `uncached` of
     /// which are not cached at `endpoint`: time to the first token, and time to the end of `output`
     /// tokens, ms.
-    #[must_use]
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "times are no better known than to seven digits"
-    )]
+    // Times are no better known than to seven digits.
     pub fn expected_ms(
         &self,
         endpoint: EndpointRef,
@@ -163,11 +156,7 @@ impl StepModel {
 
     /// Time to compute prompts that wait at an average endpoint, ms. Prompts are computed together
     /// in steps, so the constant of a prefill counts once.
-    #[must_use]
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "times are no better known than to seven digits"
-    )]
+    // Times are no better known than to seven digits.
     pub fn backlog_ms(&self, pending: &PendingPrefills) -> f32 {
         let [_, per_token, per_pair] = self.prefill;
         per_token * pending.uncached_tokens as f32
@@ -175,32 +164,27 @@ impl StepModel {
     }
 
     /// `c0`, `c1`, `c2`.
-    #[must_use]
     pub fn prefill(&self) -> [f32; 3] {
         self.prefill
     }
 
     /// `e0`, `e1`, `e2`.
-    #[must_use]
     pub fn decode(&self) -> [f32; 3] {
         self.decode
     }
 
     /// Mean output tokens of a request.
-    #[must_use]
     pub fn output_tokens(&self) -> f32 {
         self.output_tokens
     }
 
     /// Relative speeds of `endpoint` for a prefill and for a decode step, as multiples of an
     /// average endpoint's time. 1 if this generation is unknown.
-    #[must_use]
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         self.learned_speed(endpoint).unwrap_or((1.0, 1.0))
     }
 
     /// As [`Self::speed`]; `None` if this generation is unknown.
-    #[must_use]
     pub fn learned_speed(&self, endpoint: EndpointRef) -> Option<(f32, f32)> {
         let speed = self
             .speeds
@@ -210,7 +194,6 @@ impl StepModel {
     }
 
     /// The model as 32-bit words, as sent to proxies and written to files.
-    #[must_use]
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
         self.put_costs(&mut words);

@@ -85,10 +85,7 @@ impl ProfilePlugin {
                 plugin: self.name.clone(),
             });
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a weight has no more digits than an f32"
-        )]
+        // A weight has no more digits than an f32.
         let weight = self.weight as f32;
         Ok(weight)
     }

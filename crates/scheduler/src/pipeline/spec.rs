@@ -153,7 +153,6 @@ impl PluginSpec {
     }
 
     /// The name by which profiles refer to the plugin.
-    #[must_use]
     pub fn name(&self) -> &str {
         if self.name.is_empty() {
             &self.plugin_type

@@ -32,7 +32,6 @@ pub struct Context<'a> {
 
 impl<'a> Context<'a> {
     /// The engine's last report; `None` if it is too old.
-    #[must_use]
     pub fn metrics(&self, endpoint: EndpointIndex) -> Option<&EndpointMetrics> {
         if self.local.metrics_stale {
             None
@@ -42,7 +41,6 @@ impl<'a> Context<'a> {
     }
 
     /// One number of the engine's last report; `None` if unknown, stale, negative or not finite.
-    #[must_use]
     pub fn metric(
         &self,
         endpoint: EndpointIndex,
@@ -54,7 +52,6 @@ impl<'a> Context<'a> {
     }
 
     /// A number that `customMetrics` configures; `None` if unknown, stale or not finite.
-    #[must_use]
     pub fn attribute(&self, endpoint: EndpointIndex, key: &str) -> Option<f32> {
         self.metrics(endpoint)?
             .attribute(key)
@@ -62,13 +59,11 @@ impl<'a> Context<'a> {
     }
 
     /// The value of a label of the endpoint.
-    #[must_use]
     pub fn label(&self, endpoint: EndpointIndex, key: &str) -> Option<&str> {
         self.table.endpoint(endpoint)?.label(key)
     }
 
     /// The agent's session: the first header of agent-identity that is present and not blank.
-    #[must_use]
     pub fn agent_identity(&self) -> Option<&str> {
         let headers = &self.settings.identity.headers;
         headers
@@ -79,7 +74,6 @@ impl<'a> Context<'a> {
     }
 
     /// The load in flight at the endpoint, of this proxy and its peers.
-    #[must_use]
     pub fn load(&self, endpoint: EndpointIndex) -> EndpointLoad {
         self.table
             .id(endpoint)
@@ -88,7 +82,6 @@ impl<'a> Context<'a> {
     }
 
     /// The requests of [`Self::load`].
-    #[must_use]
     pub fn requests(&self, endpoint: EndpointIndex) -> u32 {
         self.table
             .id(endpoint)
@@ -97,7 +90,6 @@ impl<'a> Context<'a> {
     }
 
     /// Prompt tokens of the request that are estimated not to be cached at the endpoint.
-    #[must_use]
     pub fn uncached_tokens(&self, endpoint: EndpointIndex) -> u32 {
         self.tokens_without(self.local.matched_blocks(endpoint))
     }
@@ -106,7 +98,6 @@ impl<'a> Context<'a> {
     /// rendezvous endpoint also the blocks that other proxies may have placed there. For plugins
     /// that weigh caches. The work left at an endpoint, and its time, follow from the cached blocks
     /// alone.
-    #[must_use]
     pub fn affinity_blocks(&self, endpoint: EndpointIndex) -> u32 {
         self.affinity_blocks
             .get(endpoint.get())
@@ -115,7 +106,6 @@ impl<'a> Context<'a> {
     }
 
     /// Prompt tokens of the request beyond [`Self::affinity_blocks`].
-    #[must_use]
     pub fn tokens_without_affinity(&self, endpoint: EndpointIndex) -> u32 {
         self.tokens_without(self.affinity_blocks(endpoint))
     }
@@ -128,7 +118,6 @@ impl<'a> Context<'a> {
 
     /// The predicted latency at the endpoint; `None` where nothing is predicted, or the model
     /// abstains.
-    #[must_use]
     pub fn prediction(&self, endpoint: EndpointIndex) -> Option<&'a EndpointPrediction> {
         self.predictions
             .get(self.table, self.request, &self.local)

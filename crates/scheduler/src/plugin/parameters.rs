@@ -131,7 +131,6 @@ impl Parameter {
 
 impl ParameterValue {
     /// Whether the value is within [`VALUE_DEPTH_MAX`] and [`VALUES_MAX`].
-    #[must_use]
     pub fn within_bounds(&self) -> bool {
         let mut left = VALUES_MAX;
         self.fits(VALUE_DEPTH_MAX, &mut left)
@@ -228,7 +227,7 @@ impl<'a> Parameters<'a> {
     /// [`InvalidParameter`] if it is not finite or too large, or the parameter is not a number.
     pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
         let max = f64::from(f32::MAX);
-        #[expect(clippy::cast_possible_truncation, reason = "within the range of f32")]
+        // Within the range of f32.
         self.number(name, -max..=max).map(|number| number as f32)
     }
 
@@ -241,11 +240,7 @@ impl<'a> Parameters<'a> {
         if number.fract() > 0.0 {
             return Err(wrong_type(name, "a whole number"));
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "whole, and within a range of u32"
-        )]
+        // Whole, and within a range of u32.
         let whole = number as u32;
         Ok(whole)
     }
@@ -429,7 +424,6 @@ impl<'a> Parameters<'a> {
     }
 
     /// The error for a value that a plugin finds not allowed beside the others.
-    #[must_use]
     pub fn out_of_range(&self, name: &str) -> InvalidParameter {
         find(self.known, name).map_or_else(|unknown| unknown, out_of_range)
     }

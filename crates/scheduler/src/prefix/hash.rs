@@ -175,7 +175,6 @@ impl SectionSums {
     }
 
     /// The memory of the sums, in bytes.
-    #[must_use]
     pub fn memory(&self) -> usize {
         self.sums.capacity() * size_of::<u64>()
     }

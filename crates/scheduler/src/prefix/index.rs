@@ -110,7 +110,6 @@ impl PrefixIndex {
     }
 
     /// Allocated memory, bytes; constant.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.table.bytes() + self.owners.bytes()
     }
@@ -220,7 +219,6 @@ impl PrefixIndex {
     }
 
     /// How long ago `endpoint` was given this block; `None` if it is not known to have been.
-    #[must_use]
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<ReuseDistance> {
         let owner = self.owners.get(endpoint)?;
         let (_, entry) = self
@@ -233,7 +231,6 @@ impl PrefixIndex {
     /// prompts of this length that each of `endpoints` is given between two requests for it.
     /// [`REQUESTED_ONCE`] if there was no second one. `known` is the result of
     /// [`matched`](Self::matched), parallel to `endpoints`.
-    #[must_use]
     pub fn reuse_interval(
         &self,
         blocks: &[u64],
@@ -285,7 +282,6 @@ impl PrefixIndex {
 
     /// Estimated capacity of `endpoint`, blocks: set by [`Self::set_capacity`], corrected by
     /// [`Self::learn`].
-    #[must_use]
     pub fn capacity(&self, endpoint: EndpointRef) -> Option<u32> {
         self.owners.capacity(self.owners.get(endpoint)?)
     }
@@ -309,13 +305,11 @@ impl PrefixIndex {
     }
 
     /// Former generations whose entries are not swept yet.
-    #[must_use]
     pub fn retired(&self) -> usize {
         self.owners.retired()
     }
 
     /// The fill level. Walks the owners, not the entries.
-    #[must_use]
     pub fn stats(&self) -> PrefixStats {
         let (owners, entries) = self.owners.totals();
         PrefixStats {

@@ -68,10 +68,7 @@ impl Scorer for ActiveRequestScorer {
 }
 
 /// A count as an f32: exact up to 16 million, and in order beyond.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "no proxy has so many requests in flight"
-)]
+// No proxy has so many requests in flight.
 fn whole(count: u32) -> f32 {
     count as f32
 }

@@ -103,9 +103,8 @@ impl ContextLengthRange {
             let fit = WIDTH_SHARE / (1.0 + width / WIDTH_SCALE_TOKENS) + (1.0 - WIDTH_SHARE) * room;
             OUT_OF_RANGE_BELOW + (1.0 - OUT_OF_RANGE_BELOW) * fit
         };
-        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
-        let score = score as f32;
-        score
+        // A score, 0 to 1.
+        score as f32
     }
 }
 

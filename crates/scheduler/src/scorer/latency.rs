@@ -194,7 +194,7 @@ impl LatencyScorer {
             number(&COMPOSITE_PREFIX)?,
         ];
         let sum: f64 = weights.iter().sum();
-        #[expect(clippy::cast_possible_truncation, reason = "shares of 1")]
+        // Shares of 1.
         let composite = if sum > 0.0 {
             weights.map(|weight| (weight / sum) as f32)
         } else {
@@ -292,10 +292,7 @@ impl LatencyScorer {
                 }
             })
         };
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "prompts have far fewer blocks than an f32 has digits"
-        )]
+        // Prompts have far fewer blocks than an f32 has digits.
         let held = |endpoint| {
             Some(if blocks == 0 {
                 0.0
@@ -334,11 +331,7 @@ impl Scorer for SloScorer {
         let others = scores.iter().filter(|score| **score <= 0.0).count();
         if others > 0 {
             // The other endpoints together have this share of all weights, in equal parts.
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_precision_loss,
-                reason = "a share of at most 1, over an endpoint count"
-            )]
+            // A share of at most 1, over an endpoint count.
             let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total)
                 / others as f64) as f32;
             scores
@@ -406,7 +399,7 @@ fn size(headroom: Headroom) -> f64 {
 }
 
 /// Rounds a preference to hundredths, at least one.
-#[expect(clippy::cast_possible_truncation, reason = "1 to 101")]
+// 1 to 101.
 fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32
 }

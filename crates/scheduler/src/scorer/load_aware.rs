@@ -33,10 +33,7 @@ struct LoadAwareScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "no queue is so long that the last digits of it count"
-    )]
+    // No queue is so long that the last digits of it count.
     let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
     Ok(Plugin::Scorer(Box::new(LoadAwareScorer { threshold })))
 }

@@ -114,10 +114,7 @@ struct MarginalCostScorer {
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "small numbers of a few digits"
-    )]
+    // Small numbers of a few digits.
     let number = |name, max| {
         parameters
             .number(name, 0.0..=max)

@@ -52,10 +52,8 @@ impl PrefixCacheScorer {
         let ratio = f64::from(matched_blocks.min(blocks)) / f64::from(blocks);
         let matched_tokens = f64::from(matched_blocks.min(blocks)) * f64::from(block_tokens);
         let length = (matched_tokens / f64::from(self.length_scale_tokens)).min(1.0);
-        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
-        let score =
-            (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32;
-        score
+        // A score, 0 to 1.
+        (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32
     }
 }
 

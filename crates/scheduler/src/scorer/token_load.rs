@@ -43,9 +43,8 @@ impl TokenLoadScorer {
         let over = u32::try_from(tokens)
             .unwrap_or(u32::MAX)
             .min(self.threshold_tokens);
-        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
-        let score = (1.0 - f64::from(over) / f64::from(self.threshold_tokens)) as f32;
-        score
+        // A score, 0 to 1.
+        (1.0 - f64::from(over) / f64::from(self.threshold_tokens)) as f32
     }
 }
 

@@ -323,10 +323,7 @@ impl KvMemory {
 }
 
 /// A count as an f32.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "costs need far fewer than the seven digits of an f32"
-)]
+// Costs need far fewer than the seven digits of an f32.
 pub(super) fn float(count: u64) -> f32 {
     count as f32
 }
