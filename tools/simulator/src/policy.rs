@@ -4,11 +4,9 @@
 mod baseline;
 mod gate;
 mod gateway;
-mod oracle;
 pub(crate) use baseline::{BaselinePolicy, PolicyView, has_roles};
 pub(crate) use gate::{GateFairness, GateRule, RequestGate};
 pub(crate) use gateway::PolicyMemory;
-pub(crate) use oracle::greedy_cost;
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
@@ -27,10 +25,6 @@ pub(crate) enum RoutingPolicy {
     Exact(PipelineSpec),
     /// A policy that is no plugin.
     Rival(BaselinePolicy),
-    /// Knows the whole workload before it starts: see [`crate::world::clairvoyant`].
-    Clairvoyant,
-    /// The position of each request's engine, by request.
-    Planned(Vec<usize>),
     /// A policy behind the queue of another router.
     Gated(Box<RoutingPolicy>, GateRule),
 }
@@ -40,9 +34,6 @@ pub(crate) const OURS: &str = "ours";
 
 /// Our policy with exact step times: the difference to [`OURS`] is the cost of learning them.
 pub(crate) const EXACT: &str = "ours-exact";
-
-/// The policy that knows the arrivals: see [`crate::world::clairvoyant`].
-pub(crate) const CLAIRVOYANT: &str = "clairvoyant";
 
 // === impl RoutingPolicy ===
 
@@ -64,10 +55,8 @@ impl RoutingPolicy {
         Ok(match name {
             EXACT => Self::Exact(of_cost(parameters)),
             OURS => Self::Config(of_cost(parameters)),
-            "2/2/3" => Self::beside_load("prefix-cache-scorer"),
-            "session-affinity" => Self::beside_load("session-affinity-scorer"),
+            "2/2/3" => Self::weighted(),
             "affinity+token-load" => Self::affinity(parameters),
-            CLAIRVOYANT => Self::Clairvoyant,
             _ => Self::Rival(
                 BaselinePolicy::named(name)
                     .ok_or_else(|| format!("no policy is called `{name}`"))?,
@@ -75,12 +64,12 @@ impl RoutingPolicy {
         })
     }
 
-    /// llm-d's scorers of load, and this one, with the weights 2, 2 and 3.
-    fn beside_load(affinity: &str) -> Self {
+    /// llm-d's default scorers and weights.
+    fn weighted() -> Self {
         let scorers = [
             ("queue-scorer", 2.0),
             ("kv-cache-utilization-scorer", 2.0),
-            (affinity, 3.0),
+            ("prefix-cache-scorer", 3.0),
         ];
         let plugins = scorers.map(|(kind, weight)| (PluginSpec::of_type(kind), weight));
         Self::Config(PipelineSpec::of_one_profile("simulated", plugins.into(), 1))
@@ -169,7 +158,7 @@ impl RoutingPolicy {
             Self::Rival(rival) if split && !rival.knows_roles() => {
                 Err(format!("{rival:?} picks one engine for a request, not two"))
             }
-            Self::Rival(_) | Self::Clairvoyant | Self::Planned(_) => Ok(PipelineSpec::default()),
+            Self::Rival(_) => Ok(PipelineSpec::default()),
             Self::Gated(picks, _) => picks.pipeline(split),
         }
     }
@@ -183,12 +172,12 @@ impl RoutingPolicy {
         }
     }
 
-    /// The prompt tokens of a request, as far as the policy knows them. Rivals and the oracle count
-    /// them; our proxy and llm-d's picker estimate them from bytes.
+    /// The prompt tokens of a request, as far as the policy knows them. Rivals count them; our
+    /// proxy and llm-d's picker estimate them from bytes.
     pub(crate) fn prompt_tokens(&self, job: &EngineJob<'_>, class: RequestClass) -> u32 {
         match self {
             Self::Config(_) => class.estimate(job.request, job.prompt),
-            Self::Exact(_) | Self::Rival(_) | Self::Clairvoyant | Self::Planned(_) => job.prompt,
+            Self::Exact(_) | Self::Rival(_) => job.prompt,
             Self::Gated(picks, _) => picks.prompt_tokens(job, class),
         }
     }

@@ -14,7 +14,7 @@ use clap::Subcommand;
 use engine_sim::EngineProfile;
 use race_cells::{Cell, CellChange, CellEngines, EngineSpeed};
 
-use crate::policy::{CLAIRVOYANT, OURS, RoutingPolicy};
+use crate::policy::{OURS, RoutingPolicy};
 use crate::results;
 use crate::workload::SESSION_BLOCK_TOKENS;
 use crate::world::{Failover, PoolSetting, SettingChange, SharingMode};
@@ -222,7 +222,7 @@ const SHARING_MS: f64 = 10.0;
 /// The pool of a cell, and its gateways. Gateways with our picker share their state; any other
 /// gateway knows only what it sent itself.
 fn cell_setting(cell: &Cell, router: &str, arrivals_ms: f64) -> PoolSetting {
-    let is_ours = router.starts_with(OURS) || router.starts_with("llm-d") || router == CLAIRVOYANT;
+    let is_ours = router.starts_with(OURS) || router.starts_with("llm-d");
     let sharing = if is_ours {
         SharingMode::After(SHARING_MS)
     } else {

@@ -54,21 +54,13 @@ pub(crate) struct SimulatedPick {
     /// The position of the engine that computes the prompt before, if it is another one.
     pub(crate) prefill: Option<usize>,
     pub(crate) hold: LedgerHold,
-    /// The session header that the client gets, if the policy has one.
-    pub(crate) session: Option<SessionHeader>,
 }
-
-/// A header that a client sends back with its session's next request: name and value.
-#[derive(Clone, Debug)]
-pub(crate) struct SessionHeader(Box<str>, String);
 
 /// A request as a proxy gets it.
 #[derive(Clone, Copy)]
 pub(crate) struct ProxyRequest<'r, 'w> {
     pub(crate) job: &'r EngineJob<'w>,
     pub(crate) class: RequestClass,
-    /// The header that its client sends.
-    pub(crate) session: Option<&'r SessionHeader>,
 }
 
 /// The data that a proxy publishes to the others after a change.
@@ -233,17 +225,9 @@ impl PolicyRouter {
         engines: &[SimulatedEngine<'w>],
         now: f64,
     ) -> Result<Option<SimulatedPick>, String> {
-        let ProxyRequest {
-            job,
-            class,
-            session,
-        } = from;
+        let ProxyRequest { job, class } = from;
         self.estimate_peer_picks(now);
-        let header = session.map(|SessionHeader(name, value)| (&**name, value.as_str()));
-        let request = Request {
-            headers: header.as_slice(),
-            ..from.seen_by(policy)
-        };
+        let request = from.seen_by(policy);
         let time = virtual_time(now);
         let plan = match policy {
             RoutingPolicy::Config(_) | RoutingPolicy::Exact(_) => {
@@ -282,14 +266,6 @@ impl PolicyRouter {
                 };
                 self.pool.plan(&request, time, &mut DecideBy(decide))
             }
-            RoutingPolicy::Planned(engines) => {
-                let at = engines.get(job.request as usize).copied();
-                let decide = |snapshot: &Snapshot, _: LocalState<'_>, _: &mut Rng| {
-                    decision(snapshot, at, None)
-                };
-                self.pool.plan(&request, time, &mut DecideBy(decide))
-            }
-            RoutingPolicy::Clairvoyant => return Err("the plan was not made".to_owned()),
             RoutingPolicy::Gated(..) => {
                 let gate = self.gate.iter_mut();
                 gate.for_each(|gate| gate.hold(job.request, class));
@@ -398,18 +374,10 @@ impl PolicyRouter {
                 .iter()
                 .position(|endpoint| endpoint.address == address)
         });
-        let session = picked.tokens.into_iter().next();
-        let session = session.and_then(|token| {
-            Some(SessionHeader(
-                token.header,
-                token.values.into_iter().next()?,
-            ))
-        });
         Ok(SimulatedPick {
             at,
             prefill,
             hold: picked.hold,
-            session,
         })
     }
 

@@ -2,7 +2,6 @@
 //! that take 30 s to 5 min to start.
 
 mod limits;
-mod planner;
 mod rules;
 mod traffic;
 mod world;

@@ -9,7 +9,6 @@
 //! ```
 
 mod change;
-pub(crate) mod clairvoyant;
 mod closed;
 mod endpoints;
 mod held;
@@ -32,7 +31,7 @@ use crate::engine::{EngineJob, SimulatedEngine};
 use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
-use crate::router::{PolicyRouter, ProxyRequest, ProxyUpdate, SessionHeader, SimulatedPick};
+use crate::router::{PolicyRouter, ProxyRequest, ProxyUpdate, SimulatedPick};
 use crate::workload::{Sampler, Workload};
 
 /// The outcome of a request. Times in ms, counts in tokens.
@@ -126,8 +125,6 @@ struct Simulation<'w> {
     snapshot: Snapshot,
     learning: SimulatedLearner,
     records: Vec<RequestOutcome>,
-    /// The session header that each session's client has, by the session's first request.
-    sessions: Vec<Option<SessionHeader>>,
     /// The requests in flight, by number.
     in_flight: Vec<Option<SimulatedRequest>>,
     events: EventQueue<WorldEvent>,
@@ -148,10 +145,6 @@ pub(crate) fn run(
     setting: &PoolSetting,
     seed: u64,
 ) -> Result<Vec<RequestOutcome>, String> {
-    if let RoutingPolicy::Clairvoyant = policy {
-        let plan = clairvoyant::plan(workload, setting, seed)?;
-        return run(workload, &RoutingPolicy::Planned(plan), setting, seed);
-    }
     let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?)
         .map_err(|error| error.to_string())?;
     let mut world = Simulation::new(workload, policy, setting, pipeline, seed)?;
@@ -177,7 +170,7 @@ impl<'w> Simulation<'w> {
         let shares = matches!(setting.sharing, SharingMode::After(_));
         let router = |number| {
             PolicyRouter::new(
-                seed * 1_000 + number as u64,
+                seed.wrapping_mul(1_000) + number as u64,
                 number,
                 setting.proxies,
                 shares,
@@ -195,7 +188,6 @@ impl<'w> Simulation<'w> {
             snapshot,
             learning: SimulatedLearner::new(count),
             records: vec![RequestOutcome::default(); requests],
-            sessions: vec![None; requests],
             in_flight: (0..requests).map(|_| None).collect(),
             events: EventQueue::default(),
         };
@@ -304,18 +296,11 @@ impl<'w> Simulation<'w> {
         else {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
-        let session = self
-            .workload
-            .requests()
-            .get(request as usize)
-            .and_then(|of| self.sessions.get(of.session as usize));
-        let header = session.and_then(Option::as_ref);
         let picked = router.pick(
             self.policy,
             ProxyRequest {
                 job: &job,
                 class: self.workload.class(request),
-                session: header,
             },
             &self.engines,
             now,
@@ -353,21 +338,8 @@ impl<'w> Simulation<'w> {
         picked: SimulatedPick,
         now: f64,
     ) -> Result<(), String> {
-        let SimulatedPick {
-            at,
-            prefill,
-            hold,
-            session: new,
-        } = picked;
+        let SimulatedPick { at, prefill, hold } = picked;
         let request = job.request;
-        let session = self
-            .workload
-            .requests()
-            .get(request as usize)
-            .and_then(|of| self.sessions.get_mut(of.session as usize));
-        session
-            .into_iter()
-            .for_each(|session| *session = new.clone());
         let uncached = u32::try_from(hold.uncached_tokens()).unwrap_or(job.prompt);
         let prompt_tokens = self
             .policy
@@ -405,7 +377,6 @@ impl<'w> Simulation<'w> {
             .engines
             .get_mut(to)
             .ok_or("an engine that is not there was picked")?;
-        engine.announce(job);
         let arrives = now + engine.spec().api_ms;
         self.events.plan(
             arrives,

@@ -5,15 +5,12 @@ use scheduler::in_flight::EndpointLoad;
 use scheduler::{Endpoint, EndpointMetrics, LocalState, Readiness, Rng, Snapshot};
 
 use super::gateway::{self, PolicyMemory};
-use super::greedy_cost;
 use crate::engine::{BLOCK_TOKENS, EngineJob, SimulatedEngine};
 
 /// A policy that picks without the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BaselinePolicy {
     RoundRobin,
-    /// (Uncached tokens waiting + those of the request) x (requests in flight + 1): OSDI'26.
-    LMetric,
     /// Blocks to prefill + blocks in use: NVIDIA Dynamo's KV router at temperature 0. Where engines
     /// have roles, blocks to prefill among those that prefill, and blocks in use among the others.
     Dynamo,
@@ -21,9 +18,6 @@ pub(crate) enum BaselinePolicy {
     Smg,
     /// vllm-router 0.1.17, policy `cache_aware`: see [`gateway`].
     VllmRouter,
-    /// Sees the engines and the output lengths of their requests, and picks the engine where all
-    /// requests together end soonest: see [`greedy_cost`].
-    Oracle,
 }
 
 /// The inputs of a policy.
@@ -44,11 +38,9 @@ impl BaselinePolicy {
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "round-robin" => Self::RoundRobin,
-            "lmetric" => Self::LMetric,
             "dynamo" => Self::Dynamo,
             "smg" => Self::Smg,
             "vllm-router" => Self::VllmRouter,
-            "oracle" => Self::Oracle,
             _ => return None,
         })
     }
@@ -76,10 +68,6 @@ impl BaselinePolicy {
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| lowest(&ready, cost, rng);
         match self {
             Self::RoundRobin => ready.get(view.turn % ready.len().max(1)).copied(),
-            Self::LMetric => lowest(
-                &|at| (view.waiting(at) + view.uncached(at)) * (view.requests(at) + 1.0),
-                rng,
-            ),
             // Prefixes cached where others prefill save nothing.
             Self::Dynamo if has_roles(view.snapshot) => lowest(&|at| view.context(at), rng),
             Self::Dynamo => lowest(
@@ -93,7 +81,6 @@ impl BaselinePolicy {
             ),
             Self::Smg => memory.pick_smg(view, &ready, rng),
             Self::VllmRouter => gateway::pick_vllm_router(view, &ready),
-            Self::Oracle => lowest(&|at| view.greedy_cost(at), rng),
         }
     }
 }
@@ -115,10 +102,6 @@ impl PolicyView<'_, '_> {
         endpoint
             .map(|endpoint| self.local.in_flight.load(endpoint.id))
             .unwrap_or_default()
-    }
-
-    pub(super) fn requests(&self, at: usize) -> f64 {
-        f64::from(self.load(at).requests)
     }
 
     /// Requests in flight that this proxy has sent.
@@ -149,13 +132,6 @@ impl PolicyView<'_, '_> {
     /// Tokens of all requests in flight.
     fn context(&self, at: usize) -> f64 {
         (self.load(at).decode_tokens + self.load(at).prefills.prompt_tokens) as f64
-    }
-
-    fn greedy_cost(&self, at: usize) -> f64 {
-        let engine = self.engines.get(at);
-        engine.map_or(f64::INFINITY, |engine| {
-            greedy_cost(engine, self.job, self.requests(at), self.now)
-        })
     }
 
     /// Tokens of the prompt that are not cached there, as estimated.

@@ -1,7 +1,7 @@
 //! The compared signals, and the autoscaler that follows them.
 //!
-//! Ours and llm-d's signals go to a horizontal pod autoscaler with its default behaviour. Dynamo's
-//! planner and the oracle order replicas themselves.
+//! Ours and llm-d's signals go to a horizontal pod autoscaler with its default behaviour. The
+//! oracle orders replicas itself.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,6 @@ use scheduler::in_flight::EndpointLoad;
 use scheduler::latency::step::StepModel;
 
 use super::limits::{REPLICAS_MAX, REPLICAS_MIN, TTFT_SLO_S};
-use super::planner::ThroughputPlanner;
 use super::traffic::{ArrivingRequest, LASTING_S, TrafficShape, seats, seconds};
 use crate::hardware::QWEN_32B_H200;
 
@@ -34,10 +33,6 @@ pub(crate) enum ScalingRule {
     /// llm-d's `request_running`, for each replica.
     #[value(name = "llm-d-running-requests")]
     RunningRequests,
-    /// Dynamo's planner for aggregated engines. The setting is the part of the SLOs that is planned
-    /// for.
-    #[value(name = "dynamo-planner")]
-    Planner,
     /// Knows all future requests. The setting is the utilization.
     Oracle,
 }
@@ -87,7 +82,6 @@ pub(super) struct Autoscaler {
     setting: ScalingSetting,
     startup_s: f64,
     window: TrafficWindow,
-    planner: ThroughputPlanner,
     /// For the oracle: the work of the requests that arrive in each [`Self::TICK_S`].
     future: Vec<f64>,
     /// The HPA's recommendations of the stabilization window: time and replicas.
@@ -123,7 +117,6 @@ impl ScalingRule {
             Self::Saturation => (&[0.8, 0.6, 0.4, 0.2], &[0.8, 0.6, 0.4, 0.2]),
             Self::TokenBacklog => (&[1.5, 0.75, 0.4, 0.15], &[1.5, 0.75, 0.4, 0.15]),
             Self::RunningRequests => (&[64.0, 48.0, 32.0, 16.0], &[64.0, 48.0, 32.0, 16.0]),
-            Self::Planner => return with(&[1.0, 0.75, 0.6, 0.45], 0.0),
             Self::Oracle => return with(&[1.1, 0.95, 0.8, 0.65], 0.0),
         };
         [
@@ -156,7 +149,7 @@ impl ScalingSetting {
 // === impl Autoscaler ===
 
 impl Autoscaler {
-    /// The time between two looks at the pool: that of our daemon and of the planner's load loop.
+    /// The time between two looks at the pool: that of our daemon.
     pub(super) const TICK_S: f64 = 5.0;
 
     /// The HPA looks at every third tick: its default sync period is 15 s.
@@ -182,13 +175,11 @@ impl Autoscaler {
             }
         }
         let window = TrafficWindow::default();
-        let planner = ThroughputPlanner::new(setting.value);
         Self {
             rule,
             setting,
             startup_s,
             window,
-            planner,
             future,
             recommended: VecDeque::new(),
         }
@@ -199,7 +190,6 @@ impl Autoscaler {
         let ordered = pool.engines.len() + pool.starting.len();
         self.window.record(pool.now_s, pool.totals);
         let wanted = match self.rule {
-            ScalingRule::Planner => self.planner.replicas(&self.window, pool),
             ScalingRule::Oracle => self.foreseen(pool.now_s),
             _ if !tick.is_multiple_of(Self::HPA_TICKS) => ordered,
             _ => {
@@ -243,7 +233,7 @@ impl Autoscaler {
                 sum(|e| f64::from(e.load.requests)),
                 self.setting.value,
             )],
-            ScalingRule::Planner | ScalingRule::Oracle => Vec::new(),
+            ScalingRule::Oracle => Vec::new(),
         }
     }
 

@@ -18,7 +18,6 @@ impl Simulation<'_> {
                 let from = ProxyRequest {
                     job: &job,
                     class: self.workload.class(request),
-                    session: None,
                 };
                 let Some(router) = self.routers.get_mut(proxy) else {
                     continue;
