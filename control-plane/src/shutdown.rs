@@ -29,4 +29,10 @@ impl Shutdown {
     pub async fn begun(&mut self) {
         let _ = self.0.wait_for(|begun| *begun).await; // an error means a dropped trigger: shut down too
     }
+
+    /// A receiver that becomes true with the signal.
+    #[must_use]
+    pub fn receiver(&self) -> watch::Receiver<bool> {
+        self.0.clone()
+    }
 }

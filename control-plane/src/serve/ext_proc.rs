@@ -12,6 +12,7 @@
 mod answers;
 mod authority;
 mod counts;
+mod daemon_link;
 mod ext_proc_stream;
 mod framing;
 mod held_body;
@@ -31,7 +32,7 @@ pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
 pub use open_streams::ExpiringStream;
 pub use serve::ExtProcListener;
-pub use server::{ExtProcServer, ServedPool, ServedPoolState};
+pub use server::{ExtProcServer, ServedPool, ServedPoolState, ServiceDirectory};
 pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
 pub use span::{RequestSpan, SpanCounts, SpanQueue};
 
@@ -47,15 +48,12 @@ use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use prost::bytes::Bytes;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::metadata::{GRPC_CONTENT_TYPE, MetadataMap};
 use tonic::server::NamedService;
-
-use crate::serve::health;
-use crate::shutdown::Shutdown;
 
 /// The gRPC metadata that names the pool of a stream (`initial_metadata` in Envoy's
 /// `grpc_service`). It is not needed where there is one pool, nor where the stream's authority is
@@ -96,7 +94,7 @@ pub struct ExtProcService {
     single: Arc<ExchangeSettings>,
     list: Arc<ExchangeSettings>,
     format: DestinationFormat,
-    shutdown: Shutdown,
+    stopping: watch::Receiver<bool>,
 }
 
 /// A stream, and the source of its bytes.
@@ -105,19 +103,20 @@ struct StreamTransport {
     server: Arc<ExtProcServer>,
     pool: Arc<ServedPool>,
     inbound: Body,
-    shutdown: Shutdown,
+    stopping: watch::Receiver<bool>,
     ended: bool,
 }
 
 // === impl ExtProcService ===
 
 impl ExtProcService {
-    /// Creates the service; decisions use the state of `server`.
+    /// Creates the service; decisions use the state of `server`. `stopping` becomes true, or closes,
+    /// when the daemon stops.
     #[must_use]
     pub fn new(
         server: Arc<ExtProcServer>,
         settings: &ExchangeSettings,
-        shutdown: Shutdown,
+        stopping: watch::Receiver<bool>,
     ) -> Self {
         let with = |format| {
             let mut settings = settings.clone();
@@ -131,7 +130,7 @@ impl ExtProcService {
             single,
             list,
             format: settings.destination.format,
-            shutdown,
+            stopping,
         }
     }
 
@@ -211,7 +210,7 @@ impl ExtProcService {
             server: Arc::clone(&self.server),
             pool,
             inbound,
-            shutdown: self.shutdown.clone(),
+            stopping: self.stopping.clone(),
             ended: false,
         })
     }
@@ -276,7 +275,7 @@ impl StreamTransport {
             () = self.session.wait_for_wake() => {}
             () = self.session.wait_for_revocation() => { self.session.retry(self.server.now()); }
             // If the stream ends without an error, the proxy continues without the picker.
-            () = self.shutdown.begun(), if self.session.is_dispensable() => self.session.close(),
+            () = stops(&mut self.stopping), if self.session.is_dispensable() => self.session.close(),
         }
     }
 
@@ -311,6 +310,11 @@ impl StreamTransport {
     }
 }
 
+/// Waits until the daemon stops. Cancel-safe.
+async fn stops(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stopping| *stopping).await; // an error means the same
+}
+
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if status.add_header(&mut trailers).is_err() {
@@ -322,7 +326,6 @@ fn trailers(status: &Status) -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shutdown;
 
     #[tokio::test]
     async fn more_streams_than_are_served_are_refused_at_once() {
@@ -330,7 +333,7 @@ mod tests {
         let mut service = ExtProcService::new(
             Arc::clone(&server),
             &ExchangeSettings::default(),
-            shutdown::channel().1,
+            watch::channel(false).1,
         );
         let mut status = async || {
             let request = http::Request::post(METHOD).body(Body::empty()).unwrap();

@@ -11,13 +11,60 @@
 //! | Envoy Gateway | `switchpointd.prod:9002` |
 //! | a cluster or an authority written by hand | `switchpointd.prod.svc.cluster.local:9002` |
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use discovery::BackendStatus;
 use discovery::backend::PickerService;
+use tokio::sync::watch;
+
+use super::ServiceDirectory;
+use crate::pool::watched::WatchedComponents;
+
+/// For each pool that is discovered, the requirements of its source, with the picker's Service.
+#[derive(Debug)]
+pub struct PickerServices(Vec<(Arc<str>, watch::Receiver<BackendStatus>)>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceAuthority<'a> {
     name: &'a str,
     namespace: &'a str,
     port: Option<u16>,
+}
+
+// === impl PickerServices ===
+
+impl PickerServices {
+    #[must_use]
+    pub fn new(components: &BTreeMap<Arc<str>, WatchedComponents>) -> Self {
+        let of_pool = |(name, components): (&Arc<str>, &WatchedComponents)| {
+            let sources = components.iter();
+            sources
+                .map(|(_, followed)| (Arc::clone(name), followed.status()))
+                .collect::<Vec<_>>()
+        };
+        Self(components.iter().flat_map(of_pool).collect())
+    }
+}
+
+impl ServiceDirectory for PickerServices {
+    fn pool_of_service(&self, authority: &str) -> Option<Arc<str>> {
+        let service = ServiceAuthority::parse(authority)?;
+        let is_picker = |status: &watch::Receiver<BackendStatus>| {
+            let status = status.borrow();
+            let picker = status
+                .requirements
+                .as_ref()
+                .and_then(|of_pool| of_pool.picker.as_ref());
+            picker.is_some_and(|picker| service.names_service(picker))
+        };
+        let mut pools = self
+            .0
+            .iter()
+            .filter(|(_, status)| is_picker(status))
+            .map(|(pool, _)| Arc::clone(pool));
+        pools.next().filter(|_| pools.next().is_none())
+    }
 }
 
 // === impl ServiceAuthority ===

@@ -11,12 +11,15 @@ use exchange::{
 use reqwest::Url;
 use tokio::task::JoinSet;
 
+use super::authority::PickerServices;
+use super::daemon_link::DaemonLink;
 use super::{
     CONNECTION_WINDOW_BYTES, ExtProcServer, ExtProcService, METADATA_BYTES_MAX,
-    STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue, health::HealthChecks, otlp,
+    STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, SpanQueue, otlp,
 };
 use crate::cli::args::{self, ExtProcArgs};
 use crate::error::FatalError;
+use crate::serve::health::HealthChecks;
 use crate::serve::listen::{IncomingConnections, ListenerName, ServerTls, TlsFiles, identify};
 use crate::serve::monitoring::{ended, open, server};
 use crate::shutdown::Shutdown;
@@ -76,7 +79,7 @@ impl ExtProcListener {
         let ext_proc_server =
             ExtProcServer::with_namespace(&shared.pool_names, destination_namespace);
         if let Some(components) = shared.discovery.components.get() {
-            ext_proc_server.follow(components);
+            ext_proc_server.find_by(Box::new(PickerServices::new(components)));
         }
         let _ = shared
             .ext_proc
@@ -94,7 +97,7 @@ impl ExtProcListener {
             });
         }
         let service =
-            ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.clone());
+            ExtProcService::new(Arc::clone(&ext_proc_server), &settings, shutdown.receiver());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .http2_max_header_list_size(METADATA_BYTES_MAX)
@@ -112,10 +115,10 @@ impl ExtProcListener {
                 "ext_proc listener",
             )
         });
-        let shared = Arc::clone(shared);
+        let link = DaemonLink::new(ext_proc_server, Arc::clone(shared));
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            ext_proc_server.follow_state(shared, stop, health).await;
+            link.follow_state(stop, health).await;
             "the ext_proc server"
         });
     }

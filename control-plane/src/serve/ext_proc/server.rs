@@ -1,20 +1,17 @@
 //! The state of the ext_proc server: one [`ManagedPool`] for each pool, as each worker of a proxy
 //! has one.
 //!
-//! The ext_proc server is a proxy of the daemon itself. It receives the messages that proxies
-//! receive, from a [`StateSession`] like theirs. It refuses and acknowledges messages as a proxy
-//! does, so that the daemon reuses no slot that is still in use here, and it reports the same
-//! counters. The daemon does not know the EDS streams of its gateways, so the server receives a new
-//! endpoint after the delay that replaces an acknowledgement.
+//! The server applies the messages that proxies receive. It refuses and acknowledges them as a proxy
+//! does, so that the daemon reuses no slot that is still in use here.
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never
 //! across a wait.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use discovery::BackendStatus;
 use exchange::{ManagedPool, Timestamp};
 use pool_state::{
     Applied, AppliedVersions, CountHistogram, DURATION_BOUNDS_MS, DaemonUpdate, EncodedObservation,
@@ -23,55 +20,38 @@ use pool_state::{
 use proto::state;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 
-use super::authority::ServiceAuthority;
 use super::counts::StreamCounts;
 use super::open_streams::OpenStreams;
 use super::span::SpanQueue;
 use super::wire;
-use crate::pool::discovery_source::WatchedComponents;
-use crate::serve::health::HealthChecks;
-use crate::serve::state_stream::StateSession;
-use crate::shutdown::Shutdown;
-use crate::state::counters::CounterTotals;
-use crate::state::peer::{Origin, ProxyProcess};
-use crate::state::peer_relay::SHARE_INTERVAL;
-use crate::state::shared::DaemonState;
 
 /// The most requests that wait for a pool's first state at once, each with its body; further
 /// requests are answered at once.
 const PARKED_MAX: usize = 1_024;
 
-/// The interval of a pool's housekeeping: a slice of the prefix index, and the ejections.
-const TICK: Duration = Duration::from_millis(100);
-
 /// After this time the server is ready as soon as one pool has state. A reachable source is read
 /// within seconds; one that cannot be read must not keep the daemon from the other pools.
 const ALL_POOLS_WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// How often counters are reported: as often as filters do.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The list of streams whose requests were held is pruned once it is longer than this plus twice
 /// the number of requests held now: a stream whose request was sent leaves the list only then.
 const ENDED_STREAMS_MAX: usize = 64;
 
-/// A moment in the far future, for timers that must not fire.
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(3600)
+/// Knows which pool a gateway wants by the Service that it calls.
+pub trait ServiceDirectory: Debug + Send + Sync {
+    /// The pool whose picker is the Service of this authority, if exactly one pool names it.
+    fn pool_of_service(&self, authority: &str) -> Option<Arc<str>>;
 }
-
-/// The node id of the ext_proc server; no Envoy has it.
-const NODE: &str = "switchpointd/ext_proc";
 
 /// The ext_proc server, shared by its streams.
 #[derive(Debug)]
 pub struct ExtProcServer {
     pools: BTreeMap<Arc<str>, Arc<ServedPool>>,
     destination_namespace: String,
-    /// For each pool that is discovered, the requirements of its source, with the picker's Service.
-    sources: OnceLock<Vec<(Arc<ServedPool>, watch::Receiver<BackendStatus>)>>,
+    /// Finds pools by their Services; unset if no pool has one.
+    services: OnceLock<Box<dyn ServiceDirectory>>,
     began: Instant,
     /// Places for requests that wait for state.
     parking: Arc<Semaphore>,
@@ -122,7 +102,7 @@ impl ExtProcServer {
             pools,
             destination_namespace: destination_namespace
                 .unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
-            sources: OnceLock::new(),
+            services: OnceLock::new(),
             began: Instant::now(),
             parking: Arc::new(Semaphore::new(PARKED_MAX)),
             streams: Arc::default(),
@@ -158,38 +138,21 @@ impl ExtProcServer {
         }
     }
 
-    /// Makes [`Self::pool_of_service`] find pools by the Services that their InferencePools name.
-    pub fn follow(&self, components: &BTreeMap<Arc<str>, WatchedComponents>) {
-        let of_pool = |(name, pool): (&Arc<str>, &Arc<ServedPool>)| {
-            let components = components.get(name).into_iter().flatten();
-            components
-                .map(|(_, followed)| (Arc::clone(pool), followed.status()))
-                .collect::<Vec<_>>()
-        };
-        let _ = self
-            .sources
-            .set(self.pools.iter().flat_map(of_pool).collect()); // it is set only once, because a process has one daemon
+    /// Makes [`Self::pool_of_service`] ask `services`.
+    pub fn find_by(&self, services: Box<dyn ServiceDirectory>) {
+        let _ = self.services.set(services); // it is set only once, at the start
     }
 
     /// The pool whose picker is the Service of this authority, if exactly one pool names it.
     #[must_use]
     pub fn pool_of_service(&self, authority: &str) -> Option<&Arc<ServedPool>> {
-        let service = ServiceAuthority::parse(authority)?;
-        let is_picker = |status: &watch::Receiver<BackendStatus>| {
-            status
-                .borrow()
-                .requirements
-                .as_ref()
-                .and_then(|of_pool| of_pool.picker.as_ref())
-                .is_some_and(|picker| service.names_service(picker))
-        };
-        let mut pools = self
-            .sources
-            .get()?
-            .iter()
-            .filter(|(_, status)| is_picker(status))
-            .map(|(pool, _)| pool);
-        pools.next().filter(|_| pools.next().is_none())
+        let name = self.services.get()?.pool_of_service(authority)?;
+        self.pools.get(&name)
+    }
+
+    /// All pools, by name.
+    pub fn pools(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<ServedPool>)> {
+        self.pools.iter()
     }
 
     /// Whether requests can be decided: every pool has state, or has had time enough and one has.
@@ -235,70 +198,6 @@ impl ExtProcServer {
         self.open_streams.expire(self.now());
     }
 
-    /// Follows the daemon's state until `shutdown`, and reports to `health` whether every pool has
-    /// state.
-    pub async fn follow_state(
-        self: Arc<Self>,
-        shared: Arc<DaemonState>,
-        mut shutdown: Shutdown,
-        health: HealthChecks,
-    ) {
-        // 0 means no process.
-        let process_id = rand::random::<u64>().max(1);
-        let mut session = StateSession::new(
-            ProxyProcess::ext_proc_server(NODE, process_id),
-            self.pools.keys().map(ToString::to_string),
-            Instant::now(),
-        );
-        let mut pools = shared.pools.subscribe();
-        let mut relayed = shared.peers.relayed.subscribe();
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut reported = Instant::now();
-        let mut ready = false;
-        loop {
-            let views = pools.borrow_and_update().clone();
-            // A change is marked as seen only when it may be forwarded. An earlier change wakes
-            // this task later.
-            if session.relay_at(Instant::now()) <= Instant::now() {
-                relayed.borrow_and_update();
-            }
-            while let Some(message) = session.next(&shared, Instant::now()) {
-                if let Some(ack) = self.apply(message) {
-                    session.ack(ack, Instant::now());
-                }
-                shared.set_ext_proc_pools(session.status());
-            }
-            if self.is_ready() != ready {
-                ready = !ready;
-                health.ready(ready).await;
-            }
-            let relay_at = session.relay_at(Instant::now());
-            let share_at = if self.publish(&shared, process_id) {
-                Instant::now() + SHARE_INTERVAL
-            } else {
-                far()
-            };
-            tokio::select! {
-                changed = pools.changed() => if changed.is_err() { return },
-                // Other proxies report hundreds of times a second, so this task does not wake
-                // before a report may be forwarded.
-                changed = async { tokio::time::sleep_until(relay_at).await; relayed.changed().await } => if changed.is_err() { return },
-                () = tokio::time::sleep_until(share_at) => {}
-                () = tokio::time::sleep_until(session.wake_at(&views, Instant::now())) => {}
-                _ = tick.tick() => {
-                    self.tick(&shared, process_id);
-                    if reported.elapsed() >= REPORT_INTERVAL {
-                        reported = Instant::now();
-                        self.report(&shared);
-                        self.expire();
-                    }
-                }
-                () = shutdown.begun() => return,
-            }
-        }
-    }
-
     /// Applies a message completely or not at all, as a proxy does. Returns the acknowledgement.
     pub fn apply(&self, message: state::DaemonMessage) -> Option<state::Ack> {
         let update = match DaemonUpdate::decode(message, |name| {
@@ -330,66 +229,6 @@ impl ExtProcServer {
         state.release_next(self.now());
         ack
     }
-
-    fn tick(&self, shared: &DaemonState, process_id: u64) {
-        let now = self.now();
-        for (name, pool) in &self.pools {
-            let mut state = pool.lock();
-            state.pool.tick(now);
-            state.release_next(now);
-            let ServedPoolState {
-                pool, peers, used, ..
-            } = &mut *state;
-            peers.expire(pool, now);
-            observations(name, pool)
-                .into_iter()
-                .for_each(|observations| shared.observed(process_id, observations));
-            // Proxies share only with proxies that pick. A server that no gateway uses does not
-            // join.
-            if *used && peers.join() {
-                shared
-                    .relay()
-                    .join(name, (process_id, &Origin::default()), Instant::now());
-                shared.peers.relayed.send_replace(());
-            }
-        }
-    }
-
-    /// Reports the changes of each pool to the other proxies. Returns whether there are other
-    /// proxies.
-    fn publish(&self, shared: &DaemonState, process_id: u64) -> bool {
-        let mut has_peers = false;
-        for (name, pool) in &self.pools {
-            let share = {
-                let ServedPoolState { pool, peers, .. } = &mut *pool.lock();
-                has_peers |= peers.has_peers();
-                peers.next_report(name, pool, self.now())
-            };
-            if let Some(share) = share {
-                shared.relay().receive(process_id, share, Instant::now());
-                shared.peers.relayed.send_replace(());
-            }
-        }
-        has_peers
-    }
-
-    fn report(&self, shared: &DaemonState) {
-        for (name, pool) in &self.pools {
-            let told = {
-                let inner = &mut *pool.lock();
-                inner.used.then(|| {
-                    (
-                        CounterTotals::from_pool(&inner.pool, &inner.pick_us),
-                        inner.pool.take_sample(),
-                    )
-                })
-            };
-            if let Some((totals, decision)) = told {
-                shared.record_ext_proc_counters(name, totals, Instant::now());
-                shared.keep_decision(name, "ext_proc", &decision, Instant::now());
-            }
-        }
-    }
 }
 
 /// Logs why a message was refused. Returns the refusal for the daemon.
@@ -401,19 +240,6 @@ fn refuse(rejected: RejectedMessage) -> Option<state::Ack> {
         "the ext_proc server refuses a message of the daemon; the current state stays in force"
     );
     rejected.ack()
-}
-
-/// Takes the observations of requests that ended since the last call. The ext_proc server counts as
-/// one VM of its process.
-fn observations(name: &str, pool: &mut ManagedPool) -> Option<state::Observations> {
-    let (first, rows) = pool.take_observations();
-    let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
-    (!rows.is_empty()).then(|| state::Observations {
-        pool: name.to_owned(),
-        vm_id: 0,
-        first,
-        rows,
-    })
 }
 
 // === impl ServedPool ===
@@ -460,6 +286,46 @@ impl AsRef<ManagedPool> for ServedPoolState {
 }
 
 impl ServedPoolState {
+    /// The periodic work: a slice of the prefix index, the ejections, and requests that may have
+    /// room. Returns whether the pool has joined the proxies that share their load.
+    pub fn tick(&mut self, now: Timestamp) -> bool {
+        self.pool.tick(now);
+        self.release_next(now);
+        self.peers.expire(&mut self.pool, now);
+        // Proxies share only with proxies that pick. A server that no gateway uses does not join.
+        self.used && self.peers.join()
+    }
+
+    /// Takes the observations of requests that ended since the last call. The ext_proc server
+    /// counts as one VM of its process.
+    pub fn take_observations(&mut self, name: &str) -> Option<state::Observations> {
+        let (first, rows) = self.pool.take_observations();
+        let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
+        (!rows.is_empty()).then(|| state::Observations {
+            pool: name.to_owned(),
+            vm_id: 0,
+            first,
+            rows,
+        })
+    }
+
+    /// The changes that other proxies have not received, if any.
+    pub fn next_report(&mut self, name: &str, now: Timestamp) -> Option<state::LoadReport> {
+        self.peers.next_report(name, &mut self.pool, now)
+    }
+
+    /// Whether other proxies share their load with this server.
+    #[must_use]
+    pub fn has_peers(&self) -> bool {
+        self.peers.has_peers()
+    }
+
+    /// The times of picks, in µs; `None` if no request has come.
+    #[must_use]
+    pub fn pick_times(&self) -> Option<&CountHistogram> {
+        self.used.then_some(&self.pick_us)
+    }
+
     /// Creates the prefix index before the first decision, so that a pool that is never used has
     /// none.
     pub(super) fn prepare_index(&mut self) {

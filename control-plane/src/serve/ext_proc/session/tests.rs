@@ -11,7 +11,7 @@ use futures::stream;
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use proptest::prelude::*;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tonic::Code;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -20,7 +20,6 @@ use super::super::ext_proc_stream::tests::{SERVER, holding, server, under_way};
 use super::super::memory::HELD_BYTES_MAX;
 use super::super::{ExtProcService, METHOD};
 use super::*;
-use crate::shutdown::{self, ShutdownTrigger};
 
 const DUPLEX: i32 = 4;
 const BUFFERED: i32 = 2;
@@ -126,7 +125,7 @@ struct OpenStream {
     proxy: Option<mpsc::UnboundedSender<Result<Frame<Bytes>, Status>>>,
     answers: Body,
     /// The server stops when this is dropped.
-    _runs: ShutdownTrigger,
+    _runs: watch::Sender<bool>,
 }
 
 impl OpenStream {
@@ -135,7 +134,7 @@ impl OpenStream {
         settings: &ExchangeSettings,
         messages: &[ProcessingRequest],
     ) -> Self {
-        let (runs, stop) = shutdown::channel();
+        let (runs, stop) = watch::channel(false);
         let mut service = ExtProcService::new(Arc::clone(server), settings, stop);
         let (proxy, inbound) = mpsc::unbounded_channel();
         let inbound = stream::unfold(inbound, async |mut inbound| {
